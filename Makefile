@@ -26,7 +26,7 @@ export PATH := $(PATH):$(BIN)
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: demo test proof service-proof engine-proof vllm trainers harnesses lint types client docs bench clean help
+.PHONY: demo test proof service-proof engine-proof vllm trainers harnesses lint types client docs bench mutants clean help
 
 help:
 	@echo "make demo    train a small policy to use bash, through the whole service (about two minutes)"
@@ -40,6 +40,7 @@ help:
 	@echo "make client  generate the blocking client from the asyncio one"
 	@echo "make docs    build the documentation, strictly, into site/"
 	@echo "make bench   all benchmarks in full; rewrites bench/README.md"
+	@echo "make mutants  see that tests notice small faults (about ten minutes); MUTANTS=\"NAME …\" for some"
 	@echo "make clean   remove what the others made"
 
 demo: $(VENV)/.server
@@ -82,6 +83,10 @@ docs: $(VENV)/.docs
 
 bench: $(VENV)/.bench
 	$(BIN)/python bench/run_all.py
+
+# One fault after the other in a copy of the tree, which is imported from there; see tests/mutants/run.py.
+mutants: $(VENV)/.test
+	@$(BIN)/python tests/mutants/run.py $(MUTANTS)
 
 # Installed as a wheel, so that what is tested is what a user gets. build/ would carry deleted files into it.
 $(VENV)/.server: $(SOURCES) | $(BIN)/python

@@ -3,8 +3,8 @@
 A broker that is killed may have read an event without writing it down. So the process keeps each event, with its
 trajectory, until `EventsNoted` names it. Every report says that the job ended here, which renews the job's lease. The
 event is resent to a broker that welcomes the process, and when no answer came for a while. The broker recognises a
-repeat by its attempt. There are at most as many events as slots, since the broker fills a slot only after it noted the
-slot's event.
+repeat by its attempt. There are hardly more events than slots: the broker names an event some milliseconds after it
+has written down what the event changed.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ class EventOutbox:
 
     def __init__(self) -> None:
         self._events: dict[int, _Unnoted] = {}
+        self._of_job: dict[str, list[int]] = {}
+        """The numbers of each job's events."""
         self._numbers = count(1)
 
     def __len__(self) -> int:
@@ -62,18 +64,26 @@ class EventOutbox:
     def add(self, event: PhaseDone | PhaseFailed, block: Any, now: float) -> list[Frame]:
         """Number and keep an event; return its frames, to be sent."""
         number = next(self._numbers)
-        header = codec.encode(msgspec.structs.replace(event, number=number))
+        header = codec.encode(msgspec.structs.replace(event, number=number), is_plain=True)
         frames: list[Frame] = [header] if block is None else [header, block]
         self._events[number] = _Unnoted(event.job_id, event.attempt, event.origin, frames, now + FIRST_RESEND_S)
+        self._of_job.setdefault(event.job_id, []).append(number)
         return frames
 
     def noted(self, numbers: Iterable[int]) -> None:
         for number in numbers:
-            self._events.pop(number, None)
+            event = self._events.pop(number, None)
+            if event is not None:
+                left = self._of_job[event.job_id]
+                left.remove(number)
+                if not left:
+                    del self._of_job[event.job_id]
 
     def started(self, job_id: str, attempt: int) -> None:
         """Forget the events of an earlier job that had this id: those of the same job have lower attempts."""
-        self.noted([key for key, one in self._events.items() if one.job_id == job_id and one.attempt >= attempt])
+        numbers = self._of_job.get(job_id)
+        if numbers is not None:
+            self.noted([number for number in numbers if self._events[number].attempt >= attempt])
 
     def due(self, now: float) -> list[list[Frame]]:
         """Return the frames of the events to resend now."""

@@ -302,12 +302,24 @@ def load_handlers(names: Iterable[str] = (), warn: Callable[[str], None] = log.w
 
 def _handler(task: str) -> AgentHandler[Any]:
     base = f"{AgentHandler.__module__}:{AgentHandler.__qualname__}"
-    kind: type[AgentHandler[Any]] = load_plugin(ENTRY_POINT_GROUP, task, "task", key="task", base=base)
+    return make_handler(task, load_plugin(ENTRY_POINT_GROUP, task, "task", key="task", base=base))
+
+
+def make_handler(task: str, given: AgentHandler[Any] | type[AgentHandler[Any]]) -> AgentHandler[Any]:
+    """Return the handler of a task from its class, or check one that was made already.
+
+    Raises:
+        ConfigError: it is no `AgentHandler`, the class raises, its instances cannot be described, or it is of another
+            task.
+    """
+    kind = given if isinstance(given, type) else type(given)
+    what = f"the handler of task {task} ({kind.__module__}:{kind.__qualname__})"
+    if not issubclass(kind, AgentHandler):
+        raise ConfigError(f"{what} is not a subclass of {AgentHandler.__module__}:AgentHandler", key="task")
     try:
-        handler = kind()
+        handler: AgentHandler[Any] = kind() if isinstance(given, type) else given
         named = handler.describe().name
     except Exception as error:
-        what = f"the handler of task {task} ({kind.__module__}:{kind.__qualname__})"
         raise ConfigError(f"{what} does not work: {type(error).__name__}: {error}", key="task") from error
     if named != task:
         raise ConfigError(f"the handler of task {task} has task = {named!r}; write {task!r}", key="task")

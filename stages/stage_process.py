@@ -19,6 +19,7 @@ import contextlib
 import logging
 import signal
 import time
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import PurePath
@@ -71,7 +72,7 @@ from .phase_runner import PhaseRunner
 from .sandbox_handoff import SandboxHandoff
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Callable, Coroutine, Iterator, Mapping
     from pathlib import Path
 
     from ..wire.messages.jobs import SandboxKind
@@ -81,7 +82,6 @@ if TYPE_CHECKING:
     from .handler import AgentHandler
 
 SHUTDOWN_S = 10.0
-"""How long phases may take to stop before the process ends without them."""
 CLOSE_S = 5.0
 """How long the handlers' `close` may take, all of them together."""
 FIRST_REPORT_S = 0.5
@@ -114,6 +114,8 @@ class StageOptions:
     """Allow plaintext TCP beyond loopback."""
     keys: Path | None = None
     """The key folder; None: that of `$PRORL_KEYS`, or none."""
+    shutdown_s: float = SHUTDOWN_S
+    """How long phases may take to stop before the process ends without them."""
 
 
 @dataclass(slots=True)
@@ -133,22 +135,24 @@ class _Running:
 
 
 class StageProcess:
-    """`run` serves until SIGTERM, SIGINT or `stop`. `handlers` are the tasks that the process serves, by name."""
+    """A stage process: `run` is a process's main, `serve` its part that any event loop can run.
 
-    def __init__(self, options: StageOptions, handlers: dict[str, AgentHandler[Any]]) -> None:
+    Args:
+        options: what it serves, and where.
+        handlers: the tasks that it serves, by name.
+        sandboxes: where it makes sandboxes; the caller closes them. None: its own.
+    """
+
+    def __init__(
+        self, options: StageOptions, handlers: Mapping[str, AgentHandler[Any]], sandboxes: Sandboxes | None = None
+    ) -> None:
         self.stage_id = f"{options.role}-{new_id()[:12]}"
         self._options = options
         self._process = f"stage_{options.role}"
         self._handlers = handlers
         self._tasks = tuple(handler.describe() for handler in handlers.values())
-        self._sandboxes = Sandboxes(
-            options.sandbox,
-            options.run_dir / "sandboxes",
-            options.node,
-            options.image,
-            image_folders=options.image_folders,
-            keys=options.keys,
-        )
+        self._own_sandboxes = ExitStack()
+        self._sandboxes = sandboxes or self._own_sandboxes.enter_context(closing(make_sandboxes(options)))
         self._handoff = SandboxHandoff()
         self._graders = GraderPool()
         self._running: dict[str, _Running] = {}
@@ -164,30 +168,34 @@ class StageProcess:
         self._machine = NodeFactsReader(options.run_dir, options.image, options.image_folders)
 
     async def run(self) -> None:
-        """Serve until stopped; raise why the process cannot start or go on, such as `VersionMismatch`."""
-        self._stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Serve until SIGTERM, SIGINT or `stop`; SIGUSR1 drains. Raises what `serve` raises."""
         give_memory_back()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self.drain)
+        with stop_signals(self.stop):
+            await self.serve()
+
+    async def serve(self) -> None:
+        """Serve until `stop`; raise why the process cannot start or go on, such as `VersionMismatch`."""
+        self._stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self.drain)
-            with stop_signals(self.stop):
-                self._open(context)
-                self._in_background(asyncio.to_thread(sweep_abandoned, self._sandboxes.root))
-                reporting = asyncio.create_task(self._report_forever())
-                pauses = PauseWatch(self._note_pause)
-                metrics = MetricsReporter(self._options.run_dir, self._process)
-                counting = asyncio.create_task(metrics.report_forever())
-                try:
-                    done, _ = await asyncio.wait((self._stopping, reporting), return_when=asyncio.FIRST_COMPLETED)
-                    for each in done:
-                        each.result()  # raises the reason, if the process cannot go on
-                finally:
-                    pauses.close()
-                    reporting.cancel()
-                    await self._leave()
-                    counting.cancel()
-                    await asyncio.gather(counting, return_exceptions=True)
-                    metrics.close()
+            self._open(context)
+            self._in_background(asyncio.to_thread(sweep_abandoned, self._sandboxes.root))
+            reporting = asyncio.create_task(self._report_forever())
+            pauses = PauseWatch(self._note_pause)
+            metrics = MetricsReporter(self._options.run_dir, self._process)
+            counting = asyncio.create_task(metrics.report_forever())
+            try:
+                done, _ = await asyncio.wait((self._stopping, reporting), return_when=asyncio.FIRST_COMPLETED)
+                for each in done:
+                    each.result()  # raises the reason, if the process cannot go on
+            finally:
+                pauses.close()
+                reporting.cancel()
+                await self._leave()
+                counting.cancel()
+                await asyncio.gather(counting, return_exceptions=True)
+                metrics.close()
         finally:
             await asyncio.sleep(0)  # libuv aborts when a socket closes in the iteration that registered it
             context.destroy(linger=1000)
@@ -299,9 +307,9 @@ class StageProcess:
             running.stop()
         tasks += self._background
         if tasks:
-            _, stuck = await asyncio.wait(tasks, timeout=SHUTDOWN_S)
-            if stuck:
-                log.warning("%d phases did not stop within %g s", len(stuck), SHUTDOWN_S)
+            _, stuck = await asyncio.wait(tasks, timeout=self._options.shutdown_s)
+            for task in stuck:
+                log.warning("%s did not stop within %g s", task.get_name(), self._options.shutdown_s)
         await self._close()
         log.info("%s process %s ended", self._options.role, self.stage_id)
 
@@ -310,15 +318,15 @@ class StageProcess:
         with _logged("releasing the sandboxes"):
             async with asyncio.timeout(CLOSE_S):
                 await self._handoff.release()
-        for name, close in (("sandboxes", self._sandboxes.close), ("graders", self._graders.close)):
+        for name, close in (("sandboxes", self._own_sandboxes.close), ("graders", self._graders.close)):
             with _logged(f"closing the {name}"):
                 close()
-        closing = {asyncio.create_task(_close_handler(name, each)): name for name, each in self._handlers.items()}
-        if closing:
-            _, stuck = await asyncio.wait(closing, timeout=CLOSE_S)
+        tasks = {asyncio.create_task(_close_handler(name, each)): name for name, each in self._handlers.items()}
+        if tasks:
+            _, stuck = await asyncio.wait(tasks, timeout=CLOSE_S)
             for task in stuck:
                 task.cancel()
-                log.warning("the handler of the task %s did not close within %g s", closing[task], CLOSE_S)
+                log.warning("the handler of the task %s did not close within %g s", tasks[task], CLOSE_S)
         sockets: list[tuple[str, Callable[[], None]]] = [
             ("engine client", self._engines.close),
             ("inbox", self._inbox.close),
@@ -388,7 +396,9 @@ class StageProcess:
             self._graders,
         )
         running = self._running[command.job_id] = _Running(command.attempt, command.origin, runner)
-        running.task = asyncio.create_task(self._run_phase(command, running))
+        running.task = asyncio.create_task(
+            self._run_phase(command, running), name=f"{command.phase} of job {command.job_id}"
+        )
 
     async def _run_phase(self, command: StartPhase, running: _Running) -> None:
         with about_job(command.job_id, command.attempt, command.phase):
@@ -404,7 +414,8 @@ class StageProcess:
         count_phase(running.runner.job.task, event)
         if is_wanted:
             data = None if block is None else block.data
-            event = msgspec.structs.replace(event, origin=command.origin)
+            if command.origin:
+                event = msgspec.structs.replace(event, origin=command.origin)
             self._broker.send(self._event_outbox.add(event, data, time.monotonic()))
 
     async def _close_sandbox(self, command: CloseSandbox) -> None:
@@ -426,6 +437,18 @@ class StageProcess:
     def _resend(self, events: list[list[Frame]]) -> None:
         for frames in events:
             self._broker.send(frames)
+
+
+def make_sandboxes(options: StageOptions) -> Sandboxes:
+    """Return what makes the sandboxes of stage processes with these options; the caller closes it."""
+    return Sandboxes(
+        options.sandbox,
+        options.run_dir / "sandboxes",
+        options.node,
+        options.image,
+        image_folders=options.image_folders,
+        keys=options.keys,
+    )
 
 
 async def _close_handler(task: str, handler: AgentHandler[Any]) -> None:

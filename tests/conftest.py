@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+from support.sandboxes import sandboxes_of, shared_sandboxes
 from vllm_server import VllmServer
 
 from prorl_zmq.metrics.catalog import METRICS
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from support.services import SharedService
+
+__all__ = ["sandboxes_of", "shared_sandboxes"]  # fixtures
 
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, "1")  # where others work too, threads wait for each other for seconds

@@ -53,6 +53,7 @@ MAY_IMPORT = {
     "gateway": BASE
     | {"client", "service", "inference", "tasks", "stages", "tools", "evaluation", "integrations"}
     | {"watching"},
+    "testing": BASE | {"brokers", "client", "inference", "stages", "tools"},
     "demo": BASE | {"client", "service", "inference", "trackers"},
     "weights_publisher": BASE | {"client", "inference"},
     "examples": BASE
@@ -141,6 +142,7 @@ def public() -> list[object]:
         "tools.tool": ("Tool",),
         "tasks.loading": ("load_jobs",),
         "tasks.row_format": ("RowFormat",),
+        "testing": ("BrokerThreads", "LocalService", "ScriptedEngine", "say", "tool_call"),
     }
     for name, members in elsewhere.items():
         module = importlib.import_module(f"prorl_zmq.{name}")

@@ -372,13 +372,13 @@ def _packed_rows(pack: Callable[[Any], Row], items: Iterable[JobState | Finished
 def _state_row(state: JobState) -> Row:
     progress = Progress(state.sandbox, state.phase_data, state.run, state.metrics, state.timings)
     packed = b"" if progress == NOTHING else _encode(progress)
-    place = (state.phase.value, state.stage_id, state.attempt, state.attempts_given_back)
-    return (state.sequence, *place, packed, state.history)
+    phase, place = str(state.phase), (state.stage_id, state.attempt, state.attempts_given_back)
+    return (state.sequence, phase, *place, packed, state.history)
 
 
 def _result_row(one: Finished, now: float) -> Row:
     result = one.result
-    ended = (one.session, result.job_id, result.outcome.value, now, one.job_digest)
+    ended = (one.session, result.job_id, str(result.outcome), now, one.job_digest)
     return (one.sequence, *ended, _encode(result), one.history, one.in_batch, one.packed)
 
 

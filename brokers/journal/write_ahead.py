@@ -172,8 +172,8 @@ class WriteAhead:
         With `everything`, acknowledgements that could wait are written too.
         """
         self.collect_notes()
-        for state in self._table.take_changes():
-            self._states[state.sequence] = state._replace(history=self._history.packed(state.job_id))
+        for state in self._table.take_changes(self._history.packed):
+            self._states[state.sequence] = state
         if self._acknowledged and not self._acknowledged_by:
             self._acknowledged_by = now + ACKNOWLEDGED_WITHIN_S
         at_once = self._states or self._ended or self._discarded or self._notes or everything

@@ -18,11 +18,12 @@ from ...metrics.catalog import JOBS_ENDED, QUEUE_SECONDS
 from ...metrics.metric import Metric
 from ...system.logs import of_job
 from ...wire.messages.jobs import Outcome, Phase
-from ..batches.batch_records import BatchAction
+from ..batches.batch_records import CancelJobs, Discard, StartJobs
 from .actions import End, Queued, Start
 
 if TYPE_CHECKING:
     from ...wire.messages.jobs import Result
+    from ..batches.batch_records import BatchAction
     from ..batches.batch_runner import BatchRunner
     from .actions import Action
     from .jobs import Jobs
@@ -35,37 +36,47 @@ log = logging.getLogger("prorl.rollout_broker")
 
 def perform_queue(jobs: Jobs, batches: BatchRunner, now: float, at: float) -> None:
     """Perform all actions, those too that performing adds; `at` is the time of day, for histories."""
-    while jobs.queue:
-        action = jobs.queue.popleft()
-        if isinstance(action, BatchAction):
-            batches.perform(action, now)
-            continue
-        _note(jobs, action, at)
-        jobs.writes.perform(action)
-        if isinstance(action, End) and action.finished.in_batch:
-            batches.job_ended(action.finished, now)
+    is_logged = log.isEnabledFor(logging.DEBUG)
+    queue, history, writes, losses = jobs.queue, jobs.history, jobs.writes, jobs.table.stages.losses
+    while queue:
+        action = queue.popleft()
+        if is_logged:
+            _log(action, logging.DEBUG)
+        match action:
+            case Start():
+                stage = jobs.table.stages.get(action.stage_id)
+                history.note(action, at, stage.node if stage is not None else "")
+                if stage is not None:
+                    losses.started(action.command.job_id, stage.node)
+                writes.perform(action)
+            case Queued():
+                history.note(action, at)
+                if action.phase == Phase.INIT:
+                    jobs.blocks.release(action.job_id)  # it begins anew
+                if action.error is not None:
+                    losses.restarted(action.job_id, action.error)
+            case End():
+                _note_end(jobs, action, at)
+                writes.perform(action)
+                if action.finished.in_batch:
+                    batches.job_ended(action.finished, now)
+            case StartJobs() | CancelJobs() | Discard():
+                batches.perform(action, now)
+            case _:
+                writes.perform(action)
 
 
-def _note(jobs: Jobs, action: Action, at: float) -> None:
-    _log_transition(action)
-    stage = jobs.table.stages.get(action.stage_id) if isinstance(action, Start) else None
-    jobs.history.note(action, at, stage.node if stage is not None else "")
-    if isinstance(action, Queued) and action.phase == Phase.INIT:
-        jobs.blocks.release(action.job_id)  # it begins anew
-    losses = jobs.table.stages.losses
-    match action:
-        case Queued() if action.error is not None:
-            losses.restarted(action.job_id, action.error)
-        case Start() if stage is not None:
-            losses.started(action.command.job_id, stage.node)
-        case End():
-            jobs.quota.ended(action.finished)
-            result = action.finished.result
-            if jobs.tracer is not None:
-                jobs.tracer.ended(result.job_id)
-            losses.ended(result.job_id, result.outcome, result.error)
-            if Metric.counting:
-                _count(result)
+def _note_end(jobs: Jobs, action: End, at: float) -> None:
+    result = action.finished.result
+    if result.outcome != Outcome.COMPLETED and not log.isEnabledFor(logging.DEBUG):
+        _log(action, logging.INFO)
+    jobs.history.note(action, at)
+    jobs.quota.ended(action.finished)
+    if jobs.tracer is not None:
+        jobs.tracer.ended(result.job_id)
+    jobs.table.stages.losses.ended(result.job_id, result.outcome, result.error)
+    if Metric.counting:
+        _count(result)
 
 
 def _count(result: Result) -> None:
@@ -75,14 +86,7 @@ def _count(result: Result) -> None:
             QUEUE_SECONDS.observe(waited_s, phase)
 
 
-def _log_transition(action: Action) -> None:
-    if log.isEnabledFor(logging.DEBUG):
-        _log(action, logging.DEBUG)
-    elif isinstance(action, End) and action.finished.result.outcome != Outcome.COMPLETED:
-        _log(action, logging.INFO)
-
-
-def _log(action: Action, level: int) -> None:
+def _log(action: Action | BatchAction, level: int) -> None:
     match action:
         case Queued():
             lost = f"; the attempt before was lost: {action.error.message}" if action.error is not None else ""

@@ -13,7 +13,7 @@ from ...wire.messages.jobs import Phase
 from .job_record import JobStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, KeysView, Mapping
 
     from .job_record import JobRecord
     from .stage_pool import Requirement
@@ -50,12 +50,18 @@ class JobQueues:
         entry = _Entry(record.sequence, record.job_id, record.attempt)
         self._queues[record.phase].setdefault(record.requirement, []).append(entry)  # a sorted list is a heap
 
-    def requirements(self, phase: Phase) -> tuple[Requirement, ...]:
-        """Return what jobs wait for, of a phase."""
-        return tuple(self._queues[phase])
+    def requirements(self, phase: Phase, among: KeysView[Requirement] | None = None) -> list[Requirement]:
+        """Return what jobs wait for, of a phase; `among` some."""
+        queues = self._queues[phase]
+        if among is None or len(queues) < len(among):
+            return [requirement for requirement in queues if among is None or requirement in among]
+        return [requirement for requirement in among if requirement in queues]
+
+    def is_waited_for(self, requirement: Requirement) -> bool:
+        return requirement in self._queues[requirement.role]
 
     def head(self, requirement: Requirement) -> JobRecord | None:
-        queue = self._queues[requirement.role].get(requirement, [])
+        queue = self._queues[requirement.role].get(requirement)
         while queue:
             record = self._waiting(queue[0])
             if record is not None and (requirement.role != Phase.INIT or self.may_start(record.holder)):
@@ -103,5 +109,6 @@ class JobQueues:
     def _waiting(self, entry: _Entry) -> JobRecord | None:
         """Return the job of an entry if it still waits there: an ended job's id may belong to a new one."""
         record = self._records.get(entry.job_id)
-        found = (record.status, record.sequence, record.attempt) if record is not None else None
-        return record if found == (JobStatus.QUEUED, entry.sequence, entry.attempt) else None
+        if record is None or record.status != JobStatus.QUEUED:
+            return None
+        return record if record.sequence == entry.sequence and record.attempt == entry.attempt else None

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from ...wire.messages.jobs import Outcome, SandboxHandle
     from ...wire.messages.stages import PhaseDone, PhaseFailed
 
-QUEUE_TIMINGS = frozenset(f"{phase}_queue" for phase in Phase)
+QUEUE_TIMING = {phase: f"{phase}_queue" for phase in Phase}
+QUEUE_TIMINGS = frozenset(QUEUE_TIMING.values())
 """What is known of an attempt's time although its phases are not."""
 NEXT_PHASE = {Phase.INIT: Phase.RUN, Phase.RUN: Phase.EVAL}
 RESTART_PHASE = {Phase.INIT: Phase.INIT, Phase.RUN: Phase.INIT, Phase.EVAL: Phase.EVAL}
@@ -69,6 +70,9 @@ class JobRecord:
     metrics: dict[str, float] = field(default_factory=dict)
     timings: dict[str, float] = field(default_factory=dict)
     in_batch: bool = False
+    _claim: SlotClaim | None = None
+    _requirement: Requirement | None = None
+    """As they were last asked for."""
 
     @property
     def holder(self) -> str:
@@ -86,11 +90,17 @@ class JobRecord:
 
     @property
     def claim(self) -> SlotClaim:
-        return SlotClaim(self.job_id, self.attempt)
+        claim = self._claim
+        if claim is None or claim.attempt != self.attempt:
+            claim = self._claim = SlotClaim(self.job_id, self.attempt)
+        return claim
 
     @property
     def requirement(self) -> Requirement:
-        return Requirement(self.phase, self.task, self.sandbox.node if self.sandbox is not None else None)
+        requirement, node = self._requirement, self.sandbox.node if self.sandbox is not None else None
+        if requirement is None or requirement.role != self.phase or requirement.node != node:
+            requirement = self._requirement = Requirement(self.phase, self.task, node)
+        return requirement
 
     def worked_s(self, now: float) -> float:
         ended = sum(self.timings.get(phase, 0.0) for phase in Phase)
@@ -121,7 +131,8 @@ class JobRecord:
             in_batch=state.in_batch,
         )
 
-    def state(self) -> JobState:
+    def state(self, history: bytes) -> JobState:
+        """Return what of it outlives the table; `history` is what it went through."""
         return JobState(
             self.sequence,
             self.session,
@@ -139,7 +150,8 @@ class JobRecord:
             self.block,
             dict(self.metrics),
             dict(self.timings),
-            in_batch=self.in_batch,
+            history,
+            self.in_batch,
         )
 
     def forget_phases(self) -> None:
@@ -175,7 +187,7 @@ class JobRecord:
             metrics=self.metrics,
             timings=self.timings,
             steps=run.steps if run is not None else (),
-            notes={name: note for event in (run, last) if event is not None for name, note in event.notes.items()},
+            notes={**(run.notes if run is not None else {}), **(last.notes if last is not None else {})},
             tokens=run.tokens if run is not None else 0,
             turns=run.turns if run is not None else 0,
             segments=run.segments if run is not None else (),

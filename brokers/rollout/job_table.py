@@ -42,6 +42,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...errors import Cancelled
@@ -52,11 +53,11 @@ from .actions import Action, Close, End, Queued, Start, Stop, Unassign
 from .held_jobs import HeldJobs
 from .job_counts import JobCounts
 from .job_queues import JobQueues
-from .job_record import NEXT_PHASE, RESTART_PHASE, JobRecord, JobStatus, lease_lost, no_stage, overdue
+from .job_record import NEXT_PHASE, QUEUE_TIMING, RESTART_PHASE, JobRecord, JobStatus, lease_lost, no_stage, overdue
 from .stage_pool import Requirement, SlotClaim, StagePool
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from ...errors import ErrorInfo
     from ...wire.messages.jobs import BlockHandle, Job
@@ -122,10 +123,10 @@ class JobTable:
 
     # What outlives the table ------------------------------------------------------------------------------------------
 
-    def take_changes(self) -> list[JobState]:
-        """Return the jobs that have moved since the last call and have not ended, as they are now."""
+    def take_changes(self, history: Callable[[str], bytes] = lambda _: b"") -> list[JobState]:
+        """Return the jobs that have moved since the last call and have not ended, as they are now, with a `history`."""
         changed, self._changed = self._changed, {}
-        return [record.state() for record in changed.values()]
+        return [record.state(history(record.job_id)) for record in changed.values()]
 
     def restore(self, states: Iterable[JobState], last_sequence: int, now: float) -> None:
         """Take up the jobs of an earlier table, oldest first, before any event. What is held stays so for a lease."""
@@ -152,18 +153,9 @@ class JobTable:
         self.last_sequence += 1
         # An ended job's id may come again while its last attempt still stops; the new job's attempts go on from there.
         _, stopping = self._stopping.pop(job.job_id, ("", SlotClaim(job.job_id, after_attempt)))
-        record = JobRecord(
-            self.last_sequence,
-            session,
-            job.job_id,
-            job.task,
-            job.stage_wait_s,
-            packed,
-            job,
-            attempt=stopping.attempt + 1,
-            attempts_given_back=stopping.attempt,
-            in_batch=in_batch,
-        )
+        place = (self.last_sequence, session, job.job_id, job.task, job.stage_wait_s)
+        record = JobRecord(*place, packed, job, attempt=stopping.attempt + 1, in_batch=in_batch)
+        record.attempts_given_back = stopping.attempt
         self._records[job.job_id] = record
         self.counts.accepted(record)
         self._queue(record, now)
@@ -347,18 +339,23 @@ class JobTable:
     # Queues and credit ------------------------------------------------------------------------------------------------
 
     def _queue(self, record: JobRecord, now: float, lost_to: ErrorInfo | None = None) -> None:
-        self._enter(record, JobStatus.QUEUED, now)
         self._actions.append(Queued(record.job_id, record.attempt, record.phase, lost_to))
+        is_first = record.phase != Phase.INIT and not self.queues.is_waited_for(record.requirement)
+        if is_first and (stage_id := self.stages.take(record.requirement, record.claim, record.avoids)) is not None:
+            self._hold(record, stage_id, now, 0.0)
+            return
+        self._enter(record, JobStatus.QUEUED, now)
         self.queues.push(record)
         if not self.stages.can_serve(record.requirement):
             self.queues.watch(record.requirement)
             self._give_up_nodes(now, in_order=self.stages.misses(record.requirement))
-        if record.phase != Phase.INIT:
+        if record.phase != Phase.INIT and not is_first:
             self._start_oldest([record.requirement], now)
 
     def _employ(self, stage: StageProcess, now: float) -> None:
         if stage.role != Phase.INIT:
-            while stage.credit > 0 and self._start_oldest(stage.requirements, now):
+            waited_for = partial(self.queues.requirements, stage.role, stage.requirements)
+            while stage.credit > 0 and self._start_oldest(waited_for(), now):
                 pass
 
     def _may_init(self) -> bool:
@@ -385,23 +382,28 @@ class JobTable:
         record.status = status
         record.since = now
         self.counts.moved(record, 1)
-        self._count_on_node(record, 1)
+        if record.sandbox is not None:
+            self._count_on_node(record, record.sandbox, 1)
         self._changed[record.sequence] = record
 
     def _leave(self, record: JobRecord) -> None:
         self._held.discard(record)
         self.counts.moved(record, -1)
-        self._count_on_node(record, -1)
+        if record.sandbox is not None:
+            self._count_on_node(record, record.sandbox, -1)
         record.status = JobStatus.MOVING
 
-    def _count_on_node(self, record: JobRecord, change: int) -> None:
-        if record.status == JobStatus.QUEUED and record.sandbox is not None:
-            self.stages.wait_on(record.sandbox.node, record.task, change)
+    def _count_on_node(self, record: JobRecord, sandbox: SandboxHandle, change: int) -> None:
+        if record.status == JobStatus.QUEUED:
+            self.stages.wait_on(sandbox.node, record.task, change)
 
     def _start(self, record: JobRecord, stage_id: str, now: float) -> None:
-        waited = f"{record.phase}_queue"
-        record.timings[waited] = record.timings.get(waited, 0.0) + now - record.since
         self._leave(record)
+        self._hold(record, stage_id, now, now - record.since)
+
+    def _hold(self, record: JobRecord, stage_id: str, now: float, waited_s: float) -> None:
+        timing = QUEUE_TIMING[record.phase]
+        record.timings[timing] = record.timings.get(timing, 0.0) + waited_s
         self._enter(record, JobStatus.HELD, now)
         self._held.add(record, stage_id, now)
         command = StartPhase(

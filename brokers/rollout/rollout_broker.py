@@ -44,6 +44,7 @@ from ...wire.messages.stages import (
     ForgetBlocks,
     MemberAlive,
     PhaseDone,
+    PhaseEnd,
     PhaseFailed,
     SlotDemand,
     StageEvent,
@@ -153,6 +154,7 @@ class RolloutBroker:
         self._authenticator.register(self._loop.register)
         try:
             self._loop.run(self._housekeep, self._say_ready)
+            self._jobs.writes.then(self._stages.say_noted)
             self._jobs.writes.settle(self._loop.clock.now(), everything=True)
         finally:
             self._stages.close()
@@ -239,7 +241,7 @@ class RolloutBroker:
                 else:
                     self._handle_event(event, _block(event, rest), now, sender.user_id)
                     self._perform(now)
-                    if isinstance(event, PhaseDone | PhaseFailed) and event.kept is not None:
+                    if isinstance(event, PhaseEnd) and event.kept is not None:
                         self._note_kept(event.job_id, event.kept)
             except MalformedMessage as error:
                 log.warning("dropped a malformed stage event: %s", error)
@@ -253,11 +255,11 @@ class RolloutBroker:
             case PhaseDone():
                 self._note_backend(event.job_id, event.attempt, event.backend)
                 queue.extend(table.phase_done(event, block, now))
-                self._note(event.stage_id, event.number)
+                self._note(event.stage_id, event.number, now)
             case PhaseFailed():
                 self._note_backend(event.job_id, event.attempt, event.backend)
                 queue.extend(table.phase_failed(event, block, now))
-                self._note(event.stage_id, event.number)
+                self._note(event.stage_id, event.number, now)
             case StageReport():
                 if self._stages.reported(event, key, now, table.stages):
                     self._handle_report(event, now)
@@ -330,10 +332,10 @@ class RolloutBroker:
         if backend:
             self._jobs.history.assigned(job_id, attempt, backend, time.time())
 
-    def _note(self, stage_id: str, number: int) -> None:
+    def _note(self, stage_id: str, number: int, now: float) -> None:
         """Have a stage process told that it may forget an event, once what that changed is in the journal."""
-        if number and self._stages.note(stage_id, number):
-            self._jobs.writes.then(self._stages.say_noted)
+        if number:
+            self._stages.note(stage_id, number, now)
 
     def _note_malformed(self, header: bytes | zmq.Frame, now: float, key: str) -> None:
         """Refuse a process of another version; let another forget an event that would be as malformed if sent again."""
@@ -348,7 +350,7 @@ class RolloutBroker:
             return
         stage_id, number = content.get("stage_id"), content.get("number")
         if isinstance(stage_id, str) and isinstance(number, int) and stage_id in self._stages:
-            self._note(stage_id, number)
+            self._note(stage_id, number, now)
 
     # Time -------------------------------------------------------------------------------------------------------------
 
@@ -365,10 +367,13 @@ class RolloutBroker:
         if self._jobs.tracer is not None:
             self._jobs.tracer.flush()
         writes = self._jobs.writes
+        if self._stages.say_noted_at is not None and self._stages.say_noted_at <= now:
+            self._stages.say_noted_at = None
+            writes.then(self._stages.say_noted)
         writes.settle(now)
         self._requests.answer_held(writes.take_news(), now)
         tick = self._next_tick if self._loop.has_read_all else math.inf  # what is unread ends the wait at once
-        deadlines = (tick, self._requests.next_deadline(), writes.retry_at)
+        deadlines = (tick, self._requests.next_deadline(), writes.retry_at, self._stages.say_noted_at)
         return max(0.0, min(deadline for deadline in deadlines if deadline is not None) - now)
 
     def _has_read_all(self, now: float) -> bool:
@@ -458,11 +463,10 @@ def _block(event: StageEvent, rest: Sequence[Frame]) -> Frame | None:
         if len(rest) != (0 if event.lost else 1):
             raise MalformedMessage(f"a block that was kept came with {len(rest)} further frames")
         return rest[0] if rest else None
-    tokens = event.tokens if isinstance(event, PhaseDone | PhaseFailed) else 0
-    kept = isinstance(event, PhaseDone | PhaseFailed) and event.kept is not None
+    tokens, kept = (event.tokens, event.kept is not None) if isinstance(event, PhaseEnd) else (0, False)
     if len(rest) != (1 if tokens and not kept else 0):
         raise MalformedMessage(f"{type(event).__name__} of {tokens} tokens came with {len(rest)} further frames")
-    if not isinstance(event, PhaseDone | PhaseFailed):
+    if not isinstance(event, PhaseEnd):
         return None
     if isinstance(event, PhaseFailed) and event.outcome == Outcome.COMPLETED:
         raise MalformedMessage(f"job {event.job_id} is said to have failed with outcome `completed`")

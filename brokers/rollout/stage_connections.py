@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 
 ANSWERABLE = ("protocol", "stage_id", "member", "role", "node", "endpoint", "curve_key")
 """What of a report it takes to answer it."""
+NOTED_WITHIN_S = 0.02
+"""How long a process may wait to hear that it may forget an event: what a job needs next is sent first."""
+NOTED_AT_ONCE = 64
+"""So many events are told of without such a wait."""
 FULL_EVERY_S = 30.0
 """How often it is said that there are no more descriptors."""
 
@@ -58,8 +62,11 @@ class StageConnections:
         self._unconnected = 0
         """Reports whose processes there was no descriptor for, since that was last said."""
         self._full_said_at = -math.inf
-        self._noted: defaultdict[str, set[int]] = defaultdict(set)
+        self._noted: defaultdict[str, list[int]] = defaultdict(list)
         """Events that each member may forget, by number."""
+        self._notes = 0
+        self.say_noted_at: float | None = None
+        """When they are to be told so, once the journal has what the events changed; None: no need, or it is due."""
 
     def __contains__(self, stage_id: str) -> bool:
         return stage_id in self._members
@@ -135,17 +142,21 @@ class StageConnections:
     def send(self, stage_id: str, command: StageCommand, *frames: Frame) -> None:
         self._send(self.member_of(stage_id), command, *frames)
 
-    def note(self, stage_id: str, number: int) -> bool:
-        """Remember that a process may forget an event; whether it is the first since `say_noted`."""
-        first = not self._noted
-        self._noted[self.member_of(stage_id)].add(number)
-        return first
+    def note(self, stage_id: str, number: int, now: float) -> None:
+        """Remember that a process may forget an event: `say_noted_at` says until when it need not be told."""
+        if not self._notes:
+            self.say_noted_at = now + NOTED_WITHIN_S
+        self._noted[self.member_of(stage_id)].append(number)
+        self._notes += 1
+        if self._notes == NOTED_AT_ONCE:
+            self.say_noted_at = now
 
     def say_noted(self) -> None:
         """Tell all members which of their events are in the journal."""
         for member, numbers in self._noted.items():
             self._send(member, EventsNoted(tuple(sorted(numbers))))
         self._noted.clear()
+        self._notes, self.say_noted_at = 0, None
 
     def refusing(self, members: Iterable[str]) -> list[str]:
         """Return those of some members, from whom nothing is heard, that refuse another connection: they have died."""
@@ -181,7 +192,7 @@ class StageConnections:
 
     def _send(self, member: str, command: StageCommand, *frames: Frame) -> None:
         connection = self._connections.get(member)
-        if connection is not None and not connection.send([codec.encode(command), *frames]):
+        if connection is not None and not connection.send([codec.encode(command, is_plain=True), *frames]):
             log.warning("stage process %s does not take messages; its lease will expire", member)
 
     def _disconnect(self, member: str, linger_ms: int = 0) -> None:

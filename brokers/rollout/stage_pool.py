@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...wire.messages.front_door import StageStatus
@@ -24,7 +25,7 @@ from .least_loaded import LeastLoaded
 from .node_losses import NodeLosses
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, KeysView
 
     from ...wire.messages.nodes import NodeFacts
     from ...wire.messages.stages import StageReport
@@ -77,6 +78,10 @@ class StageProcess:
     """When it was told to stop what is not its own."""
     counted_slots: int = 0
     """Its working slots as the pool has counted them."""
+    changed: int = 0
+    """The number of its last change."""
+    marks: tuple[set[str], ...] = ()
+    """Of each requirement that it meets: the processes that have changed."""
 
     @property
     def working_slots(self) -> int:
@@ -89,9 +94,10 @@ class StageProcess:
         return max(0, self.working_slots - len(self.claims))
 
     @cached_property
-    def requirements(self) -> tuple[Requirement, ...]:
-        """The requirements that this process meets."""
-        return tuple(Requirement(self.role, task, node) for task in self.tasks for node in (None, self.node))
+    def requirements(self) -> KeysView[Requirement]:
+        """The requirements that this process meets, in order."""
+        all_of_them = (Requirement(self.role, task, node) for task in self.tasks for node in (None, self.node))
+        return dict.fromkeys(all_of_them).keys()
 
 
 @dataclass
@@ -106,7 +112,23 @@ class _Node:
 
     def is_full(self, task: str) -> bool:
         """As many jobs of a task wait here as can be worked on at once, or one if none can."""
-        return self.waiting[task] >= max(1, self.slots[task])
+        return self.waiting.get(task, 0) >= max(1, self.slots.get(task, 0))
+
+
+class _Offers:
+    """The processes that meet a requirement and have credit.
+
+    A process meets two requirements for each of its tasks, of which few are asked for between two of its changes. So a
+    change only marks it, and whoever asks for a requirement puts the marked ones into their places.
+    """
+
+    def __init__(self) -> None:
+        self.free: LeastLoaded[str] = LeastLoaded()
+        self.marked: set[str] = set()
+
+    def withdraw(self, stage_id: str) -> None:
+        self.free.discard(stage_id)
+        self.marked.discard(stage_id)
 
 
 class StagePool:
@@ -118,7 +140,9 @@ class StagePool:
         self._quiet: set[str] = set()
         self._deadlines: Deadlines[str] = Deadlines()
         """When a member is quiet, or its lease over."""
-        self._free: dict[Requirement, LeastLoaded[str]] = {}
+        self._offers: defaultdict[Requirement, _Offers] = defaultdict(_Offers)
+        self._changes = 0
+        """How often some process has changed."""
         self._serving: Counter[Requirement] = Counter()
         self._slots: Counter[Requirement] = Counter()
         """Working slots, busy or not, that meet a requirement."""
@@ -172,6 +196,7 @@ class StagePool:
         if stage is None:
             stage = StageProcess(report.stage_id, report.role, report.node, report.slots, tasks, lease)
             stage.claims = self._expected.pop(report.stage_id, set())
+            stage.marks = self._marks_of(stage)
             self._stages[report.stage_id] = lease.stages[report.stage_id] = stage
             self._nodes[stage.node].stages[stage.stage_id] = stage
             self._serving.update(stage.requirements)
@@ -192,8 +217,10 @@ class StagePool:
     def _begin_again(self, stage: StageProcess, slots: int, tasks: frozenset[str]) -> None:
         """A node's pool had no process, or other ones: it kept blocks while its process was restarted."""
         self.leave(stage.stage_id)
+        self._withdraw(stage)
         stage.leaving, stage.slots, stage.tasks = False, slots, tasks
         del stage.requirements
+        stage.marks = self._marks_of(stage)
         self._serving.update(stage.requirements)
         self._count_slots(stage)
         self._offer_node(stage.node)
@@ -317,10 +344,11 @@ class StagePool:
             self._deadlines.discard(stage.lease.member)
         del self._nodes[stage.node].stages[stage_id]
         self._forget_if_idle(stage.node)
+        self._withdraw(stage)
         for requirement in stage.requirements:
             if not self._serving[requirement]:
                 del self._serving[requirement], self._slots[requirement]
-                self._free.pop(requirement, None)
+                self._offers.pop(requirement, None)
         return stage.claims
 
     def can_serve(self, requirement: Requirement) -> bool:
@@ -340,10 +368,11 @@ class StagePool:
         What is asked of any node is not given on the one that `avoids` names while another serves it: a node on which
         all fails at once is idle, and would draw every retry.
         """
-        free = self._free.get(requirement)
+        free = self._free(requirement)
         stage_id = free.first() if free is not None else None
         if (
-            free is not None
+            avoids
+            and free is not None
             and stage_id is not None
             and self._stages[stage_id].node == avoids
             and self._slots[requirement] > self._slots[requirement._replace(node=avoids)]
@@ -411,10 +440,33 @@ class StagePool:
             del self._nodes[node]
 
     def _offer(self, stage: StageProcess) -> None:
-        place = self._nodes[stage.node] if stage.role == Phase.INIT else None
-        has_credit, load = stage.credit > 0, len(stage.claims) / max(1, stage.slots)
+        """Note that a process has changed."""
+        self._changes += 1
+        stage.changed = self._changes
+        for marked in stage.marks:
+            marked.add(stage.stage_id)
+
+    def _free(self, requirement: Requirement) -> LeastLoaded[str] | None:
+        """Return the processes that meet a requirement and have credit; None: none meets it."""
+        offers = self._offers.get(requirement)
+        if offers is None:
+            return None
+        if not offers.marked:
+            return offers.free
+        marked = [self._stages[stage_id] for stage_id in offers.marked]
+        offers.marked.clear()
+        for stage in marked if len(marked) == 1 else sorted(marked, key=attrgetter("changed")):
+            is_full = requirement.role == Phase.INIT and self._nodes[stage.node].is_full(requirement.task)
+            if stage.credit > 0 and not is_full:
+                offers.free.set(stage.stage_id, len(stage.claims) / stage.slots)
+            else:
+                offers.free.discard(stage.stage_id)
+        return offers.free
+
+    def _marks_of(self, stage: StageProcess) -> tuple[set[str], ...]:
+        return tuple(self._offers[requirement].marked for requirement in stage.requirements)
+
+    def _withdraw(self, stage: StageProcess) -> None:
         for requirement in stage.requirements:
-            if has_credit and not (place is not None and place.is_full(requirement.task)):
-                self._free.setdefault(requirement, LeastLoaded()).set(stage.stage_id, load)
-            elif requirement in self._free:
-                self._free[requirement].discard(stage.stage_id)
+            if requirement in self._offers:
+                self._offers[requirement].withdraw(stage.stage_id)

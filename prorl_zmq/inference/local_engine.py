@@ -48,6 +48,8 @@ class Running:
     random: np.random.Generator
     stop_token_ids: frozenset[int]
     done: asyncio.Future[Generation]
+    job_id: str
+    """Whose turn it is."""
     logprobs: list[float] = field(default_factory=list)
     versions: list[tuple[int, int]] = field(default_factory=list)
     """Where in the answer each weight version begins: (version, start)."""
@@ -124,11 +126,7 @@ class LocalEngine(ABC):
         return self._weight_version
 
     async def generate(
-        self,
-        token_ids: NDArray[np.int32],
-        sampling: Sampling,
-        stop_token_ids: Sequence[int],
-        job_id: str,  # noqa: ARG002 - no state is kept per job
+        self, token_ids: NDArray[np.int32], sampling: Sampling, stop_token_ids: Sequence[int], job_id: str
     ) -> Generation:
         while not self._admits.is_set():
             await self._admits.wait()
@@ -143,6 +141,7 @@ class LocalEngine(ABC):
             np.random.default_rng(sampling.seed),
             frozenset(stop_token_ids),
             asyncio.get_running_loop().create_future(),
+            job_id,
         )
         self._running.append(running)
         self._idle.clear()

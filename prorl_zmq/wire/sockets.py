@@ -259,6 +259,13 @@ def _own_ipc_path(path: Path, endpoint: str) -> None:
     _locks[lock_path] = lock
 
 
+def free_ipc_paths(folder: Path) -> None:
+    """Free the ipc paths that this process bound in a folder; their sockets are closed."""
+    for path in tuple(_locks):
+        if Path(path).parent == folder:
+            os.close(_locks.pop(path))
+
+
 # Frames --------------------------------------------------------------------------------------------------------------
 
 
@@ -275,17 +282,22 @@ def receive(socket: zmq.Socket[bytes], copied: int, flags: int = NOBLOCK) -> lis
 
     Raises `MalformedMessage` if it has too many frames: then it is gone.
     """
-    return receive_rest(socket, socket.recv(flags) if copied else socket.recv(flags, copy=False), copied)
+    return receive_rest(socket, socket.recv(flags, copy=False), copied)
 
 
-def receive_rest(socket: zmq.Socket[bytes], first: bytes | zmq.Frame, copied: int) -> list[bytes | zmq.Frame]:
-    """Receive what follows the first frame of a message, and return all of it."""
-    frames: list[bytes | zmq.Frame] = [first]
-    while socket.getsockopt(zmq.RCVMORE):
+def receive_rest(socket: zmq.Socket[bytes], first: zmq.Frame, copied: int) -> list[bytes | zmq.Frame]:
+    """Receive what follows the first frame of a message, and return all of it.
+
+    A frame itself says whether another one follows; to ask its socket takes longer than to receive it.
+    """
+    frames: list[bytes | zmq.Frame] = [first.bytes if copied else first]
+    frame = first
+    while frame.more:
         if len(frames) == FRAME_LIMIT:
             dropped = _drop_rest(socket)
             raise MalformedMessage(f"a message of {FRAME_LIMIT + dropped} frames is over the limit of {FRAME_LIMIT}")
-        frames.append(socket.recv(NOBLOCK) if len(frames) < copied else socket.recv(NOBLOCK, copy=False))
+        frame = socket.recv(NOBLOCK, copy=False)
+        frames.append(frame.bytes if len(frames) < copied else frame)
     return frames
 
 

@@ -55,6 +55,16 @@ def test_the_critical_path_is_the_whole_time(jobs: list[tuple[float, dict[str, f
     assert path.parts.keys() <= {"INIT", "engine", "tool.bash", "EVAL", CLIENT, HANDOVER}
 
 
+def test_the_time_between_two_works_is_part_of_the_critical_path() -> None:
+    works = [
+        work(Phase.INIT, 0.0, {"INIT": 1.0}),
+        work(Phase.RUN, 1.5, {"engine": 1.0}),
+        work(Phase.EVAL, 3.0, {"EVAL": 1.0}),
+    ]
+    path = critical_path(recording([rollout("a", works)]))
+    assert path.parts == {"INIT": 1.0, "engine": 1.0, "EVAL": 1.0, HANDOVER: 1.0}
+
+
 @given(JOBS)
 def test_a_replay_of_what_was_served_in_order_takes_as_long(jobs: list[tuple[float, dict[str, float]]]) -> None:
     """All at once: then the order of jobs and the arrivals are the same in the replay."""

@@ -87,6 +87,7 @@ async def _let_in(client: Any, token: str) -> bool:
 def test_a_web_page_may_not_use_a_gateway_without_keys(served: SharedService) -> None:
     async def asks() -> None:
         async with http(served.url) as client:
+            await until_async(client.is_up, "the gateway")
             assert (await client.get("/v1/status", headers={"Host": "somewhere.example"}))[0] == 403  # a name led here
             status, answer = await client.post("/v1/jobs", problem(), headers={"Origin": "http://somewhere.example"})
             assert (status, answer["error"]["code"]) == (403, "not_allowed")

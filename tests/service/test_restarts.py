@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from support.waiting import until
 
 from prorl_zmq.brokers.journal.journal_summary import read_summary
 from prorl_zmq.config import RolloutBrokerSettings
 
-from .conftest import TestService, scripted, until
+from .conftest import TestService, scripted
 
 if TYPE_CHECKING:
     import subprocess
@@ -74,7 +75,7 @@ def living_service() -> Iterator[KillableService]:
     with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder:
         service = KillableService(Path(folder), SETTINGS)
         try:
-            service.start_backend_broker()
+            service.brokers.start_backend_broker()
             service.start_rollout_broker()
             service.start_stages()
             yield service

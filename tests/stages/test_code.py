@@ -18,7 +18,6 @@ from rootfs import root_filesystem
 from prorl_zmq import Job
 from prorl_zmq.errors import SandboxFailed
 from prorl_zmq.stages.agent_loop import Episode
-from prorl_zmq.stages.grading.grader_pool import GraderPool
 from prorl_zmq.stages.handler import InitPhase, RunPhase
 from prorl_zmq.stages.handlers import code_runner
 from prorl_zmq.stages.handlers.code import CodeHandler
@@ -27,12 +26,13 @@ from prorl_zmq.stages.handlers.code_source import last_block, needed_imports
 from prorl_zmq.tasks.code import CodeInstance, CodeTest
 from prorl_zmq.tasks.code_formats import ROW_FORMATS
 from prorl_zmq.tasks.row_format import recognise
-from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
 from prorl_zmq.wire.messages.jobs import PhaseLimits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
+
+    from support.graders import Graders
+    from support.sandboxes import SharedSandboxes
 
     from prorl_zmq.inference.chat import ChatMessage
     from prorl_zmq.stages.handler import Evaluation
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from prorl_zmq.tools.sandbox.specification import SandboxSpec
     from prorl_zmq.tools.tool import Tool
 
+pytestmark = pytest.mark.usefixtures("sandboxes_of")
 AT_ONCE = 6
 PROGRAM = CodeInstance(
     "Print n squared plus one.", [CodeTest(f"{n}\n", f"{n * n + 1}\n") for n in NUMBERS], time_s=2.0, memory_bytes=2**28
@@ -49,42 +50,46 @@ FUNCTION = msgspec.structs.replace(
 )
 
 
-def evaluated(folder: Path, answers: dict[str, tuple[CodeInstance, str]], kind: Any = "bubblewrap") -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True)
+class Shared:
+    sandboxes: SharedSandboxes
+    graders: Graders
+
+
+def evaluated(shared: Shared, answers: dict[str, tuple[CodeInstance, str]], kind: Any = "bubblewrap") -> dict[str, Any]:
     """Evaluate answers, some at a time; give what each got, or the error that it met."""
 
-    async def one(instance: CodeInstance, source: str, sandboxes: Sandboxes, pool: GraderPool) -> Evaluation:
+    async def one(instance: CodeInstance, source: str) -> Evaluation:
         job = Job(task="code", instance={})
-        async with room, eval_phase(job, instance, {"source": source}, sandboxes, pool=pool) as phase:
+        async with room, eval_phase(job, instance, {"source": source}, sandboxes, pool=shared.graders.pool) as phase:
             return await CodeHandler().eval(phase)
 
     async def run() -> dict[str, Any]:
-        sandboxes = Sandboxes(kind, folder / "sandboxes")
-        try:
-            async with GraderPool(1) as pool:
-                found = await asyncio.gather(
-                    *(one(*answer, sandboxes, pool) for answer in answers.values()), return_exceptions=True
-                )
-        finally:
-            sandboxes.close()
-        assert list((folder / "sandboxes").iterdir()) == []
+        found = await asyncio.gather(*(one(*answer) for answer in answers.values()), return_exceptions=True)
+        assert list(sandboxes.root.iterdir()) == []
         return dict(zip(answers, found, strict=True))
 
+    sandboxes = shared.sandboxes(kind)
     room = asyncio.Semaphore(AT_ONCE)
-    return asyncio.run(run())
+    return shared.graders.run(run())
+
+
+@pytest.fixture(scope="module")
+def shared(shared_sandboxes: SharedSandboxes, graders: Graders) -> Shared:
+    return Shared(shared_sandboxes, graders)
 
 
 # Hostile answers ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module", params=["bubblewrap", pytest.param("apptainer", marks=pytest.mark.proof)])
-def got(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def got(request: pytest.FixtureRequest, shared: Shared) -> dict[str, Any]:
     kind: str = request.param
-    usable(kind)
     image = str(root_filesystem()) if kind == "apptainer" else ""
     program, function = (msgspec.structs.replace(each, image=image) for each in (PROGRAM, FUNCTION))
     answers = {cheat.name: (function if cheat.calls else program, cheat.source) for cheat in CHEATS}
     assert len(answers) == len(CHEATS) >= 30
-    return evaluated(tmp_path_factory.mktemp("cheats"), answers, kind)
+    return evaluated(shared, answers, kind)
 
 
 @pytest.mark.xdist_group("hostile answers")
@@ -101,8 +106,7 @@ def test_hostile_answer_gets_what_it_has_earned(cheat: Cheat, got: dict[str, Any
 
 
 @pytest.fixture(scope="module")
-def honest(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    usable("bubblewrap")
+def honest(shared: Shared) -> dict[str, Any]:
     answers: dict[str, tuple[CodeInstance, str]] = {}
     for example in EXAMPLES:
         instance = recognise(example.row, ROW_FORMATS).convert(example.row)
@@ -111,7 +115,7 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             f"{example.name}-right": (instance, example.right),
             f"{example.name}-wrong": (instance, example.wrong),
         }
-    return evaluated(tmp_path_factory.mktemp("honest"), answers)
+    return evaluated(shared, answers)
 
 
 @pytest.mark.xdist_group("honest answers")
@@ -125,7 +129,7 @@ def test_right_and_wrong_answers_in_every_form(example: Example, honest: dict[st
 
 
 @pytest.mark.parametrize("kind", ["apptainer", "process"])
-def test_every_kind_of_sandbox_judges_alike(kind: str, tmp_path: Path) -> None:
+def test_every_kind_of_sandbox_judges_alike(kind: str, shared: Shared) -> None:
     usable(kind)
     image = str(root_filesystem()) if kind == "apptainer" else ""
     program = msgspec.structs.replace(PROGRAM, image=image)
@@ -138,17 +142,16 @@ def test_every_kind_of_sandbox_judges_alike(kind: str, tmp_path: Path) -> None:
         "forks": (program, forks),
         "function": (msgspec.structs.replace(FUNCTION, image=image), RIGHT_FUNCTION),
     }
-    got = evaluated(tmp_path, answers, kind)
+    got = evaluated(shared, answers, kind)
     rewards = {name: getattr(evaluation, "reward", evaluation) for name, evaluation in got.items()}
     assert rewards == {"right": 1.0, "wrong": 0.0, "leaves a file": 1.0, "forks": 0.0, "function": 1.0}
 
 
-def test_fraction_pays_for_each_test(tmp_path: Path) -> None:
-    usable("bubblewrap")
+def test_fraction_pays_for_each_test(shared: Shared) -> None:
     tests = [CodeTest(f"{n}\n", str(n)) for n in range(10)]
     instance = CodeInstance("p", tests, reward="fraction")
     source = "n = int(input())\nassert n != 3\nprint(n if n < 8 else -n)"
-    evaluation = evaluated(tmp_path, {"one": (instance, source)})["one"]
+    evaluation = evaluated(shared, {"one": (instance, source)})["one"]
     assert evaluation.reward == 0.7
     assert evaluation.metrics == {"tests": 10.0, "tests_run": 10.0, "tests_passed": 7.0, "tests_left_out": 0.0}
     assert evaluation.notes["tests"] == "7 of 10 passed, 10 were run"
@@ -158,17 +161,15 @@ def test_fraction_pays_for_each_test(tmp_path: Path) -> None:
     assert "AssertionError" in evaluation.notes["first_failure"]
 
 
-def test_most_tests_are_those_with_the_longest_inputs(tmp_path: Path) -> None:
-    usable("bubblewrap")
+def test_most_tests_are_those_with_the_longest_inputs(shared: Shared) -> None:
     tests = [CodeTest("1", "wrong"), CodeTest("22", "22"), CodeTest("333", "333")]
     instance = CodeInstance("p", tests, max_tests=2, left_out=5)
-    evaluation = evaluated(tmp_path, {"one": (instance, "print(input())")})["one"]
+    evaluation = evaluated(shared, {"one": (instance, "print(input())")})["one"]
     assert evaluation.reward == 1.0
     assert evaluation.metrics == {"tests": 2.0, "tests_run": 2.0, "tests_passed": 2.0, "tests_left_out": 6.0}
 
 
-def test_long_outputs_are_compared_in_a_grader_process(tmp_path: Path) -> None:
-    usable("bubblewrap")
+def test_long_outputs_are_compared_in_a_grader_process(shared: Shared) -> None:
     expected = " ".join(map(str, range(100_000)))
     program = CodeInstance("p", [CodeTest("", expected)])
     function = CodeInstance("p", [CodeTest("[]", json.dumps(list(range(100_000))))], entry_point="f")
@@ -177,7 +178,7 @@ def test_long_outputs_are_compared_in_a_grader_process(tmp_path: Path) -> None:
         "wrong": (program, "print(*range(1, 100001))"),
         "function": (function, "def f(): return list(range(100000))"),
     }
-    got = evaluated(tmp_path, answers)
+    got = evaluated(shared, answers)
     assert {name: evaluation.reward for name, evaluation in got.items()} == {
         "right": 1.0,
         "wrong": 0.0,
@@ -185,24 +186,22 @@ def test_long_outputs_are_compared_in_a_grader_process(tmp_path: Path) -> None:
     }
 
 
-def test_names_that_the_field_imports_are_there(tmp_path: Path) -> None:
-    usable("bubblewrap")
+def test_names_that_the_field_imports_are_there(shared: Shared) -> None:
     source = (
         "def f(n: int) -> List[int]:\n    kept = deque([n, gcd(4, 6)])\n    return [sys.maxsize > 0, *kept, inf > 1]"
     )
     instance = CodeInstance("p", [CodeTest("[1]", "[true,1,2,true]")], entry_point="f")
-    assert evaluated(tmp_path, {"one": (instance, source)})["one"].reward == 1.0
+    assert evaluated(shared, {"one": (instance, source)})["one"].reward == 1.0
 
 
 # What is not the answer's fault ---------------------------------------------------------------------------------------
 
 
-def test_sandbox_that_is_lost_between_tests_is_replaced(tmp_path: Path) -> None:
-    usable("bubblewrap")
+def test_sandbox_that_is_lost_between_tests_is_replaced(shared: Shared) -> None:
 
     async def run() -> tuple[list[Verdict], int]:
         made: list[Sandbox] = []
-        sandboxes = Sandboxes("bubblewrap", tmp_path / "sandboxes")
+        sandboxes = shared.sandboxes("bubblewrap")
         async with eval_phase(Job(task="code", instance={}), PROGRAM, {"source": RIGHT_LINE}, sandboxes) as phase:
 
             async def create(spec: SandboxSpec) -> Sandbox:
@@ -213,7 +212,6 @@ def test_sandbox_that_is_lost_between_tests_is_replaced(tmp_path: Path) -> None:
             verdicts = [await runner.run(PROGRAM.tests[0], 10.0)]
             await made[0].close()
             verdicts += [await runner.run(test, 10.0) for test in PROGRAM.tests[1:]]
-        sandboxes.close()
         return verdicts, len(made)
 
     verdicts, made = asyncio.run(run())
@@ -221,12 +219,11 @@ def test_sandbox_that_is_lost_between_tests_is_replaced(tmp_path: Path) -> None:
     assert made == 2
 
 
-def test_sandbox_that_fails_when_it_is_new_is_an_infrastructure_error(tmp_path: Path) -> None:
-    usable("bubblewrap")
+def test_sandbox_that_fails_when_it_is_new_is_an_infrastructure_error(shared: Shared) -> None:
 
     async def run() -> int:
         made: list[Sandbox] = []
-        sandboxes = Sandboxes("bubblewrap", tmp_path / "sandboxes")
+        sandboxes = shared.sandboxes("bubblewrap")
         async with eval_phase(Job(task="code", instance={}), PROGRAM, {"source": RIGHT_LINE}, sandboxes) as phase:
 
             async def create(spec: SandboxSpec) -> Sandbox:
@@ -236,48 +233,41 @@ def test_sandbox_that_fails_when_it_is_new_is_an_infrastructure_error(tmp_path: 
 
             with pytest.raises(SandboxFailed):
                 await CodeHandler().eval(dataclasses.replace(phase, create_sandbox=create))
-        sandboxes.close()
         return len(made)
 
     assert asyncio.run(run()) == 2
 
 
-def test_image_without_python_is_no_fault_of_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usable("bubblewrap")
+def test_image_without_python_is_no_fault_of_the_answer(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(code_runner.ENVIRONMENT, "PATH", "/nonexistent")
-    error = evaluated(tmp_path, {"one": (PROGRAM, RIGHT_LINE)})["one"]
+    error = evaluated(shared, {"one": (PROGRAM, RIGHT_LINE)})["one"]
     assert isinstance(error, SandboxFailed)
     assert error.reason == "image"
 
 
-def test_tests_for_which_eval_has_no_time_have_not_passed(tmp_path: Path) -> None:
-    usable("bubblewrap")
+def test_tests_for_which_eval_has_no_time_have_not_passed(shared: Shared) -> None:
 
     async def run() -> Evaluation:
-        sandboxes = Sandboxes("bubblewrap", tmp_path / "sandboxes")
+        sandboxes = shared.sandboxes("bubblewrap")
         job = Job(task="code", instance={}, limits=PhaseLimits(eval_s=4.0))
         instance = msgspec.structs.replace(PROGRAM, reward="fraction")
         source = "import time\nn = int(input())\nif n == 2: time.sleep(60)\nprint(n * n + 1)"
         async with eval_phase(job, instance, {"source": source}, sandboxes) as phase:
-            evaluation = await CodeHandler().eval(phase)
-        sandboxes.close()
-        return evaluation
+            return await CodeHandler().eval(phase)
 
     evaluation = asyncio.run(run())
     assert evaluation.reward == 0.0
     assert evaluation.notes["first_failure"].startswith("test 1: time limit\n")
 
 
-def test_eval_without_time_for_tests_is_no_fault_of_the_answer(tmp_path: Path) -> None:
-    usable("bubblewrap")
+def test_eval_without_time_for_tests_is_no_fault_of_the_answer(shared: Shared) -> None:
     job = Job(task="code", instance={}, limits=PhaseLimits(eval_s=2.0))
 
     async def run() -> None:
-        sandboxes = Sandboxes("bubblewrap", tmp_path / "sandboxes")
+        sandboxes = shared.sandboxes("bubblewrap")
         async with eval_phase(job, PROGRAM, {"source": RIGHT_LINE}, sandboxes) as phase:
             with pytest.raises(SandboxFailed, match=r"limits\.eval_s"):
                 await CodeHandler().eval(phase)
-        sandboxes.close()
 
     asyncio.run(run())
 
@@ -287,7 +277,7 @@ def test_eval_without_time_for_tests_is_no_fault_of_the_answer(tmp_path: Path) -
 BLOCK = f"I think.\n```python\n{RIGHT_LINE}```\nThat is it."
 
 
-def answered(folder: Path, episode: Episode, leave: str = "", tools: tuple[Any, ...] = ("bash",)) -> tuple[str, str]:
+def answered(shared: Shared, episode: Episode, leave: str = "", tools: tuple[Any, ...] = ("bash",)) -> tuple[str, str]:
     """Have RUN end so, after a line of bash by the agent; give what goes on to EVAL, and the question."""
 
     async def run() -> tuple[str, str]:
@@ -300,12 +290,11 @@ def answered(folder: Path, episode: Episode, leave: str = "", tools: tuple[Any, 
             return episode
 
         instance = msgspec.structs.replace(PROGRAM, tools=tools, starter_code="import sys")
-        sandboxes = Sandboxes("bubblewrap", folder / "sandboxes")
         sandbox: Sandbox | None = None
 
         async def create(spec: SandboxSpec) -> Sandbox:
             nonlocal sandbox
-            sandbox = await sandboxes.create("job.1", spec)
+            sandbox = await shared.sandboxes("bubblewrap").create("job.1", spec)
             return sandbox
 
         job = Job(task="code", instance={})
@@ -315,16 +304,14 @@ def answered(folder: Path, episode: Episode, leave: str = "", tools: tuple[Any, 
         finally:
             if sandbox is not None:
                 await sandbox.close()
-            sandboxes.close()
         assert (sandbox is None) == (not tools)
         return data["source"], str(asked[-1].content)
 
     return asyncio.run(run())
 
 
-def test_solution_file_comes_first(tmp_path: Path) -> None:
-    usable("bubblewrap")
-    source, asked = answered(tmp_path, Episode(last_text=BLOCK), "echo 'print(1)' > solution.py")
+def test_solution_file_comes_first(shared: Shared) -> None:
+    source, asked = answered(shared, Episode(last_text=BLOCK), "echo 'print(1)' > solution.py")
     assert source == "print(1)\n"
     assert "/workspace/solution.py" in asked
 
@@ -334,24 +321,22 @@ def test_solution_file_comes_first(tmp_path: Path) -> None:
     ["true", "echo ' ' > solution.py", "ln -s /etc/passwd solution.py", "mkdir solution.py", "mkfifo solution.py",
      "head -c 200000 /dev/zero | tr '\\0' '#' > solution.py", "ln -s solution.py solution.py"],
 )  # fmt: skip
-def test_without_a_file_that_can_be_read_the_last_block_counts(leave: str, tmp_path: Path) -> None:
-    usable("bubblewrap")
-    assert answered(tmp_path, Episode(last_text=BLOCK), leave)[0] == RIGHT_LINE
+def test_without_a_file_that_can_be_read_the_last_block_counts(leave: str, shared: Shared) -> None:
+    assert answered(shared, Episode(last_text=BLOCK), leave)[0] == RIGHT_LINE
 
 
-def test_final_message_comes_before_the_last_text(tmp_path: Path) -> None:
-    usable("bubblewrap")
+def test_final_message_comes_before_the_last_text(shared: Shared) -> None:
     episode = Episode(last_text="```\nlast\n```", final_message=BLOCK)
-    assert answered(tmp_path, episode)[0] == RIGHT_LINE
+    assert answered(shared, episode)[0] == RIGHT_LINE
     episode = Episode(last_text=BLOCK, final_message="done")
-    assert answered(tmp_path, episode)[0] == RIGHT_LINE
+    assert answered(shared, episode)[0] == RIGHT_LINE
 
 
-def test_job_without_tools_needs_no_sandbox(tmp_path: Path) -> None:
-    source, asked = answered(tmp_path, Episode(last_text=BLOCK), tools=())
+def test_job_without_tools_needs_no_sandbox(shared: Shared) -> None:
+    source, asked = answered(shared, Episode(last_text=BLOCK), tools=())
     assert source == RIGHT_LINE
     assert "/workspace" not in asked
-    assert answered(tmp_path, Episode(last_text="I do not know."), tools=())[0] == ""
+    assert answered(shared, Episode(last_text="I do not know."), tools=())[0] == ""
 
 
 @pytest.mark.parametrize(

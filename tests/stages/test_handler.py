@@ -144,6 +144,12 @@ def test_outcome_of_an_error(error: Exception, outcome: Outcome, retry: bool) ->
     assert failure.error.message.endswith("x")
 
 
+@pytest.mark.parametrize("error", [errors.SandboxLimitExceeded("x"), errors.SandboxBroken("x")])
+def test_what_an_agent_itself_caused_earns_nothing_and_is_not_repeated(error: errors.ProrlError) -> None:
+    failure = failure_of(error)
+    assert (failure.outcome, failure.reward, failure.retry) == (Outcome.FAILED, 0.0, False)
+
+
 @pytest.mark.parametrize(
     ("output", "exit_code", "reward"),
     [

@@ -143,6 +143,14 @@ def test_a_heartbeat_names_what_changed_and_is_small() -> None:
     assert len(codec.encode(pair.held.report())) < 110 < 800 < len(codec.encode(first))
 
 
+def test_the_end_of_an_older_attempt_leaves_the_newer_one_its_backend() -> None:
+    pair = Pair()
+    pair.assign("a")
+    pair.assign("a")
+    assert pair.held.release("a", 1) is None
+    assert pair.stage_has() == pair.broker_has() == {"a": (2, pair.held.backends()["a"])}
+
+
 def test_everything_is_said_now_and_then() -> None:
     held = HeldAssignments(OWNER)
     fulls = [held.report().digest is None for _ in range(2 * (FULL_EVERY + 1))]

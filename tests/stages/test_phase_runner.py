@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import math
+from typing import TYPE_CHECKING, Any
 
+import msgspec
+import numpy as np
 import pytest
 
-from prorl_zmq.errors import ErrorInfo, HandlerFailed
-from prorl_zmq.stages.phase_runner import checked, readable
+from prorl_zmq.errors import ErrorInfo, GraderFailed, HandlerFailed, SandboxLimitExceeded
+from prorl_zmq.stages.grading.grader_pool import GraderPool
+from prorl_zmq.stages.handler import AgentHandler, EvalPhase, Evaluation, InitPhase, PhaseData, RunPhase
+from prorl_zmq.stages.phase_runner import PhaseRunner, checked, readable, reward_of
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.base import METRICS_LIMIT, SEGMENTS_LIMIT
-from prorl_zmq.wire.messages.jobs import Outcome, Phase
-from prorl_zmq.wire.messages.stages import PhaseDone, PhaseFailed
+from prorl_zmq.wire.messages.jobs import Job, Outcome, Phase, PhaseLimits
+from prorl_zmq.wire.messages.stages import PhaseDone, PhaseFailed, StartPhase
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
 
 EVENT: dict[str, Any] = {"stage_id": "s", "job_id": "j", "attempt": 1}
 SHORT = ErrorInfo("handler_failed", "no")
@@ -24,6 +33,16 @@ def failed(error: Any = SHORT, **more: Any) -> PhaseFailed:
 def test_an_event_in_good_order_is_left_alone() -> None:
     event = failed(ErrorInfo("mine", "no", {"line": 3, "why": None}), metrics={"a": 1.0}, tokens=3, turns=1)
     assert readable(event) == event
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf, None, "1.0", b"1", [1.0]])
+def test_a_reward_that_is_no_finite_number_is_refused(reward: Any) -> None:
+    with pytest.raises(GraderFailed, match="it must be a finite number"):
+        reward_of(Evaluation(reward))
+
+
+def test_a_reward_may_be_any_kind_of_number() -> None:
+    assert [reward_of(Evaluation(reward)) for reward in (1, True, np.float32(0.5))] == [1.0, 1.0, 0.5]
 
 
 @pytest.mark.parametrize(
@@ -68,3 +87,59 @@ def test_a_record_that_is_too_large_is_left_out(record: dict[str, Any]) -> None:
     event = readable(failed(tokens=3, turns=1, **record))
     assert event == failed()
     assert codec.decode(codec.encode(event), PhaseFailed) == event
+
+
+class NoInstance(msgspec.Struct):
+    pass
+
+
+class Scripted(AgentHandler[NoInstance]):
+    """Does the same in INIT and in EVAL."""
+
+    task = "scripted"
+    instance_type = NoInstance
+
+    def __init__(self, act: Callable[[], Awaitable[Any]]) -> None:
+        self._act = act
+
+    async def init(self, phase: InitPhase[NoInstance]) -> PhaseData:
+        return await self._act()
+
+    async def run(self, phase: RunPhase[NoInstance]) -> PhaseData:
+        raise NotImplementedError
+
+    async def eval(self, phase: EvalPhase[NoInstance]) -> Evaluation:
+        return await self._act()
+
+
+def outcome(phase: Phase, act: Callable[[], Awaitable[Any]], limit_s: float = 60.0) -> PhaseDone | PhaseFailed:
+    """Run a phase that needs neither sandboxes nor engines."""
+    limits = PhaseLimits(limit_s, limit_s, limit_s)
+    job = Job(task="scripted", instance={}, job_id="j", limits=limits)
+    command = StartPhase(job_id="j", attempt=1, phase=phase)
+    unused: Any = None
+
+    async def main() -> PhaseDone | PhaseFailed:
+        async with GraderPool(1) as graders, asyncio.timeout(20):
+            runner = PhaseRunner("s", command, job, Scripted(act), unused, unused, unused, unused, graders)
+            event, _ = await runner.run()
+            return event
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("phase", [Phase.INIT, Phase.EVAL])
+def test_a_phase_ends_at_its_limit(phase: Phase) -> None:
+    event = outcome(phase, asyncio.Event().wait, limit_s=0.01)
+    assert isinstance(event, PhaseFailed)
+    assert (event.outcome, event.error.code, event.error.fields["limit_s"]) == (Outcome.TIMEOUT, "phase_timeout", 0.01)
+
+
+@pytest.mark.parametrize(("phase", "reward"), [(Phase.INIT, None), (Phase.EVAL, 0.0)])
+def test_a_failure_has_a_reward_only_once_the_agent_has_acted(phase: Phase, reward: float | None) -> None:
+    async def exceed() -> None:
+        raise SandboxLimitExceeded("it used too much memory")
+
+    event = outcome(phase, exceed)
+    assert isinstance(event, PhaseFailed)
+    assert (event.outcome, event.reward) == (Outcome.FAILED, reward)

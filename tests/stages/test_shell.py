@@ -8,36 +8,39 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-from needed import usable
 from phases import eval_phase
+from support.sandboxes import main_and_proofs
 
 from prorl_zmq import Job, PhaseLimits
 from prorl_zmq.stages.handler import InitPhase
 from prorl_zmq.stages.handlers.shell import ShellHandler, ShellInstance
-from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from support.sandboxes import SharedSandboxes
+
     from prorl_zmq.stages.handler import Evaluation
     from prorl_zmq.tools.sandbox.sandbox import Sandbox
+    from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
     from prorl_zmq.tools.sandbox.specification import SandboxSpec
 
 PYTHON_CHECK = "/usr/bin/python3 -c \"import json, sys; sys.exit(open('answer.txt').read() != '42')\""
 
 
-@pytest.fixture(params=["bubblewrap", "process"])
-def kind(request: pytest.FixtureRequest) -> str:
-    usable(request.param)
-    return str(request.param)
+@pytest.fixture(params=main_and_proofs("bubblewrap", "process"))
+def sandboxes(request: pytest.FixtureRequest, sandboxes_of: SharedSandboxes) -> Sandboxes:
+    return sandboxes_of(request.param)
 
 
-def judge(kind: str, folder: Path, check: str, leave: Callable[[Path], None], eval_s: float = 600.0) -> Evaluation:
+on_both_kinds = pytest.mark.parametrize("sandboxes", ["bubblewrap", "process"], indirect=True)
+
+
+def judge(sandboxes: Sandboxes, check: str, leave: Callable[[Path], None], eval_s: float = 600.0) -> Evaluation:
     """Evaluate what `leave` leaves in the workspace."""
 
     async def run() -> Evaluation:
-        sandboxes = Sandboxes(kind, folder / "sandboxes")  # type: ignore[arg-type]
         sandbox: Sandbox = await sandboxes.create("job.1")
         try:
             leave(sandbox.workspace)
@@ -47,19 +50,20 @@ def judge(kind: str, folder: Path, check: str, leave: Callable[[Path], None], ev
                 return await ShellHandler().eval(phase)
         finally:
             await sandbox.close()
-            sandboxes.close()
-            assert list((folder / "sandboxes").iterdir()) == []
+            assert list(sandboxes.root.iterdir()) == []
 
     return asyncio.run(run())
 
 
-def test_right_and_wrong_answers(kind: str, tmp_path: Path) -> None:
-    assert judge(kind, tmp_path, PYTHON_CHECK, lambda at: _write(at / "answer.txt", "42")).reward == 1.0
-    assert judge(kind, tmp_path, PYTHON_CHECK, lambda at: _write(at / "answer.txt", "41")).reward == 0.0
+@on_both_kinds
+def test_right_and_wrong_answers(sandboxes: Sandboxes) -> None:
+    assert judge(sandboxes, PYTHON_CHECK, lambda at: _write(at / "answer.txt", "42")).reward == 1.0
+    assert judge(sandboxes, PYTHON_CHECK, lambda at: _write(at / "answer.txt", "41")).reward == 0.0
 
 
+@on_both_kinds
 @pytest.mark.parametrize("planted", ["usercustomize", "module", "bashrc"])
-def test_planted_startup_files_earn_nothing(kind: str, planted: str, tmp_path: Path) -> None:
+def test_planted_startup_files_earn_nothing(sandboxes: Sandboxes, planted: str) -> None:
     def leave(workspace: Path) -> None:
         if planted == "usercustomize":
             for version in range(9, 16):
@@ -72,7 +76,7 @@ def test_planted_startup_files_earn_nothing(kind: str, planted: str, tmp_path: P
             for name in (".bashrc", ".bash_profile", ".profile"):
                 _write(workspace / name, "exit 0")
 
-    assert judge(kind, tmp_path, PYTHON_CHECK, leave).reward == 0.0
+    assert judge(sandboxes, PYTHON_CHECK, leave).reward == 0.0
 
 
 @pytest.mark.parametrize(
@@ -88,7 +92,7 @@ def test_planted_startup_files_earn_nothing(kind: str, planted: str, tmp_path: P
         "root/proc/self/cmdline",
     ],
 )
-def test_a_check_never_reads_itself(kind: str, answer: str, tmp_path: Path) -> None:
+def test_a_check_never_reads_itself(sandboxes: Sandboxes, answer: str) -> None:
     """`grep -q 4711 answer.txt` finds 4711 in its own command line."""
 
     def leave(workspace: Path) -> None:
@@ -98,26 +102,26 @@ def test_a_check_never_reads_itself(kind: str, answer: str, tmp_path: Path) -> N
             (workspace / name).symlink_to(leads_to)
 
     check = "grep -q 4711 answer.txt || grep -q 4711 sub/answer.txt"
-    assert judge(kind, tmp_path, check, leave).reward == 0.0
-    assert judge(kind, tmp_path, "tr '\\0' '\\n' </proc/$$/cmdline | grep -q 47[1]1", leave).reward == 0.0
+    assert judge(sandboxes, check, leave).reward == 0.0
+    assert judge(sandboxes, "tr '\\0' '\\n' </proc/$$/cmdline | grep -q 47[1]1", leave).reward == 0.0
 
 
-def test_links_within_the_files_stay(kind: str, tmp_path: Path) -> None:
+def test_links_within_the_files_stay(sandboxes: Sandboxes) -> None:
     def leave(workspace: Path) -> None:
         (workspace / "sub").mkdir()
         _write(workspace / "answer.txt", "42")
         for name, leads_to in {"a": "answer.txt", "sub/b": "../a", "c": "./sub/b", "d": "sub"}.items():
             (workspace / name).symlink_to(leads_to)
 
-    assert judge(kind, tmp_path, '[ "$(cat a sub/b c d/b)" = 42424242 ]', leave).reward == 1.0
+    assert judge(sandboxes, '[ "$(cat a sub/b c d/b)" = 42424242 ]', leave).reward == 1.0
 
 
-def test_a_check_that_does_not_end_earns_nothing(kind: str, tmp_path: Path) -> None:
-    evaluation = judge(kind, tmp_path, "sleep 60", lambda _: None, eval_s=2.0)
+def test_a_check_that_does_not_end_earns_nothing(sandboxes: Sandboxes) -> None:
+    evaluation = judge(sandboxes, "sleep 60", lambda _: None, eval_s=2.0)
     assert (evaluation.reward, evaluation.metrics) == (0.0, {"check_timed_out": 1.0})
 
 
-def test_workspace_that_is_too_deep_to_copy_earns_nothing(kind: str, tmp_path: Path) -> None:
+def test_workspace_that_is_too_deep_to_copy_earns_nothing(sandboxes: Sandboxes) -> None:
     def leave(workspace: Path) -> None:
         folder = os.open(workspace, os.O_RDONLY)
         for _ in range(1500):
@@ -127,13 +131,12 @@ def test_workspace_that_is_too_deep_to_copy_earns_nothing(kind: str, tmp_path: P
             folder = deeper
         os.close(folder)
 
-    evaluation = judge(kind, tmp_path, "exit 0", leave)
+    evaluation = judge(sandboxes, "exit 0", leave)
     assert (evaluation.reward, evaluation.metrics) == (0.0, {"uncopyable_files": 1.0})
 
 
-def test_an_instance_chooses_how_much_output_its_agent_sees(kind: str, tmp_path: Path) -> None:
+def test_an_instance_chooses_how_much_output_its_agent_sees(sandboxes: Sandboxes) -> None:
     async def run() -> None:
-        sandboxes = Sandboxes(kind, tmp_path / "sandboxes")  # type: ignore[arg-type]
         made: list[Sandbox] = []
 
         async def create(spec: SandboxSpec) -> Sandbox:
@@ -149,7 +152,6 @@ def test_an_instance_chooses_how_much_output_its_agent_sees(kind: str, tmp_path:
         finally:
             for sandbox in made:
                 await sandbox.close()
-            sandboxes.close()
 
     asyncio.run(run())
 

@@ -9,24 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from aiohttp import web
-from needed import usable
 from phases import eval_phase
 
 from prorl_zmq import Job
 from prorl_zmq.errors import ConfigError, GraderFailed, HandlerFailed
 from prorl_zmq.stages.agent_loop import Episode
-from prorl_zmq.stages.grading.grader_pool import GraderPool
 from prorl_zmq.stages.handler import InitPhase, RunPhase
 from prorl_zmq.stages.handlers.llm_judge import KEY, MODEL, URL
 from prorl_zmq.stages.handlers.math import GRADE_S
 from prorl_zmq.stages.handlers.stem import SEARCH_KEY, SEARCH_URL, TAVILY_KEY, StemHandler
 from prorl_zmq.stages.handlers.stem_answers import Verdict, judged_by_rules
 from prorl_zmq.tasks.stem import TOLERANCE, StemInstance
-from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
+
+    from support.graders import Graders
+    from support.sandboxes import SharedSandboxes
 
     from prorl_zmq.inference.chat import ChatMessage
     from prorl_zmq.stages.handler import Evaluation
@@ -202,41 +201,40 @@ MESSAGES = [
 """Ground truth, whole message, what rules say of it."""
 
 
-def verdicts(rows: list[tuple[str, str, str, Sequence[str]]]) -> list[Any]:
+def verdicts(graders: Graders, rows: list[tuple[str, str, str, Sequence[str]]]) -> list[Any]:
     """Let rules judge, as EVAL does: rows of kind, ground truth, answer and choices."""
 
-    async def one(pool: GraderPool, kind: str, truth: str, answer: str, choices: Sequence[str]) -> Any:
+    async def one(kind: str, truth: str, answer: str, choices: Sequence[str]) -> Any:
         arguments = (kind, truth, answer, list(choices), TOLERANCE)
         try:
-            return await pool.call(judged_by_rules, *arguments, timeout_s=GRADE_S, returns=Verdict)
+            return await graders.pool.call(judged_by_rules, *arguments, timeout_s=GRADE_S, returns=Verdict)
         except GraderFailed as error:
             return error.message
 
     async def run() -> list[Any]:
-        async with GraderPool(2) as pool:
-            return await asyncio.gather(*(one(pool, *row) for row in rows))
+        return await asyncio.gather(*(one(*row) for row in rows))
 
-    return asyncio.run(run())
+    return graders.run(run())
 
 
-def test_numbers_units_expressions_and_words() -> None:
+def test_numbers_units_expressions_and_words(graders: Graders) -> None:
     assert len(NUMBERS) >= 60
-    found = verdicts([("auto", truth, f"\\boxed{{{answer}}}", ()) for truth, answer, _ in NUMBERS])
+    found = verdicts(graders, [("auto", truth, f"\\boxed{{{answer}}}", ()) for truth, answer, _ in NUMBERS])
     wrong = [(*row[:2], got) for row, got in zip(NUMBERS, found, strict=True) if got != row[2]]
     assert wrong == []
 
 
-def test_choices() -> None:
-    found = verdicts([("auto", truth, answer, choices) for truth, answer, choices, _ in CHOICES])
+def test_choices(graders: Graders) -> None:
+    found = verdicts(graders, [("auto", truth, answer, choices) for truth, answer, choices, _ in CHOICES])
     assert [(*row[:2], got) for row, got in zip(CHOICES, found, strict=True) if got != row[3]] == []
 
 
-def test_whole_messages() -> None:
-    found = verdicts([("auto", truth, answer, ()) for truth, answer, _ in MESSAGES])
+def test_whole_messages(graders: Graders) -> None:
+    found = verdicts(graders, [("auto", truth, answer, ()) for truth, answer, _ in MESSAGES])
     assert [(*row[:2], got) for row, got in zip(MESSAGES, found, strict=True) if got != row[2]] == []
 
 
-def test_the_kind_can_be_given() -> None:
+def test_the_kind_can_be_given(graders: Graders) -> None:
     rows = [
         ("text", "5 m", "\\boxed{500 cm}", ()),
         ("number", "5 m", "\\boxed{500 cm}", ()),
@@ -246,7 +244,7 @@ def test_the_kind_can_be_given() -> None:
         ("text", "a" * 3000, "\\boxed{" + "a" * 3000 + "}", ()),
         ("auto", "5 m, since " + "it is so, and " * 30, "\\boxed{5 m}", ()),
     ]
-    assert verdicts(rows) == ["undecided", "right", "right", "right", "undecided", "right", "undecided"]
+    assert verdicts(graders, rows) == ["undecided", "right", "right", "right", "undecided", "right", "undecided"]
 
 
 # The three phases -----------------------------------------------------------------------------------------------------
@@ -259,16 +257,16 @@ def unconfigured(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def evaluated(instance: StemInstance, answer: str) -> Evaluation:
+def evaluated(graders: Graders, instance: StemInstance, answer: str) -> Evaluation:
     async def run() -> Evaluation:
         handler = StemHandler()
         try:
-            async with eval_phase(JOB, instance, {"answer": answer}) as phase:
+            async with eval_phase(JOB, instance, {"answer": answer}, pool=graders.pool) as phase:
                 return await handler.eval(phase)
         finally:
             await handler.close()
 
-    return asyncio.run(run())
+    return graders.run(run())
 
 
 @contextmanager
@@ -307,7 +305,7 @@ def served(path: str, answer: Callable[[Any], Any]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("said", "reward"), [("CORRECT", 1.0), ("INCORRECT", 0.0)])
-def test_words_are_for_the_judge(said: str, reward: float, unconfigured: pytest.MonkeyPatch) -> None:
+def test_words_are_for_the_judge(said: str, reward: float, unconfigured: pytest.MonkeyPatch, graders: Graders) -> None:
     asked: list[Any] = []
 
     def answer(question: Any) -> Any:
@@ -317,7 +315,7 @@ def test_words_are_for_the_judge(said: str, reward: float, unconfigured: pytest.
     with served("/v1/chat/completions", answer) as url:
         unconfigured.setenv(URL, url)
         unconfigured.setenv(MODEL, "judge-1")
-        evaluation = evaluated(StemInstance("Where?", "the nucleus"), "\\boxed{inside of the cell's core}")
+        evaluation = evaluated(graders, StemInstance("Where?", "the nucleus"), "\\boxed{inside of the cell's core}")
     assert (evaluation.reward, evaluation.metrics) == (reward, {"judged": 1.0})
     assert evaluation.notes["judge_verdict"] == f"Well.\nVERDICT: {said}"
     assert evaluation.notes["judge_model"] == "judge-1"
@@ -338,31 +336,33 @@ def test_judge_that_will_be_missed_is_said_beforehand(unconfigured: pytest.Monke
     assert handler.lacks(words) == ""
 
 
-def test_what_rules_decide_asks_no_judge(unconfigured: pytest.MonkeyPatch) -> None:
-    evaluation = evaluated(StemInstance("How long?", "1.5 km"), "\\boxed{1500 m}")
+def test_what_rules_decide_asks_no_judge(unconfigured: pytest.MonkeyPatch, graders: Graders) -> None:
+    evaluation = evaluated(graders, StemInstance("How long?", "1.5 km"), "\\boxed{1500 m}")
     assert (evaluation.reward, evaluation.metrics) == (1.0, {"judged": 0.0})
     assert evaluation.notes == {"answer": "\\boxed{1500 m}", "ground_truth": "1.5 km"}
-    assert evaluated(StemInstance("How long?", "1.5 km"), "\\boxed{1400 m}").reward == 0.0
-    assert evaluated(StemInstance("Where?", "the nucleus"), "\\boxed{Nucleus}").reward == 1.0
-    assert evaluated(StemInstance("Where?", "the nucleus"), "").reward == 0.0
+    assert evaluated(graders, StemInstance("How long?", "1.5 km"), "\\boxed{1400 m}").reward == 0.0
+    assert evaluated(graders, StemInstance("Where?", "the nucleus"), "\\boxed{Nucleus}").reward == 1.0
+    assert evaluated(graders, StemInstance("Where?", "the nucleus"), "").reward == 0.0
 
 
-def test_a_job_may_do_without_the_judge(unconfigured: pytest.MonkeyPatch) -> None:
-    evaluation = evaluated(StemInstance("Where?", "the nucleus", judge="never"), "\\boxed{the core}")
+def test_a_job_may_do_without_the_judge(unconfigured: pytest.MonkeyPatch, graders: Graders) -> None:
+    evaluation = evaluated(graders, StemInstance("Where?", "the nucleus", judge="never"), "\\boxed{the core}")
     assert (evaluation.reward, evaluation.metrics) == (0.0, {"judged": 0.0})
 
 
 @pytest.mark.parametrize("judge", ["undecided", "always"])
-def test_no_judge_where_one_is_needed_is_an_infrastructure_error(judge: Any, unconfigured: pytest.MonkeyPatch) -> None:
+def test_no_judge_where_one_is_needed_is_an_infrastructure_error(
+    judge: Any, unconfigured: pytest.MonkeyPatch, graders: Graders
+) -> None:
     with pytest.raises(GraderFailed, match="set PRORL_JUDGE_URL and PRORL_JUDGE_MODEL") as caught:
-        evaluated(StemInstance("Where?", "the nucleus", judge=judge), "\\boxed{the core}")
+        evaluated(graders, StemInstance("Where?", "the nucleus", judge=judge), "\\boxed{the core}")
     failure = StemHandler().eval_exception(JOB, caught.value)
     assert (failure.outcome, failure.retry) == ("infrastructure_error", False)
 
 
-def test_empty_ground_truth_is_the_tasks_fault() -> None:
+def test_empty_ground_truth_is_the_tasks_fault(graders: Graders) -> None:
     with pytest.raises(HandlerFailed, match="ground_truth is empty"):
-        evaluated(StemInstance("?", " "), "\\boxed{5}")
+        evaluated(graders, StemInstance("?", " "), "\\boxed{5}")
 
 
 def test_search_without_a_provider_fails_in_init(unconfigured: pytest.MonkeyPatch) -> None:
@@ -376,9 +376,8 @@ def test_search_without_a_provider_fails_in_init(unconfigured: pytest.MonkeyPatc
 
 
 def test_tools_work_beside_a_search_at_the_configured_provider(
-    tmp_path: Path, unconfigured: pytest.MonkeyPatch
+    sandboxes_of: SharedSandboxes, graders: Graders, unconfigured: pytest.MonkeyPatch
 ) -> None:
-    usable("bubblewrap")
     asked: list[Any] = []
 
     def found(query: Any) -> Any:
@@ -394,7 +393,7 @@ def test_tools_work_beside_a_search_at_the_configured_provider(
         return Episode(last_text="", final_message=await by_name["finish"]({"message": "(A)"}, 5.0))
 
     async def run() -> Evaluation:
-        sandboxes = Sandboxes("bubblewrap", tmp_path / "sandboxes")
+        sandboxes = sandboxes_of("bubblewrap")
         instance = StemInstance(
             "Where does it melt?", "A", choices=("1811 K", "300 K"), tools=("search", "ipython", "bash", "finish")
         )
@@ -407,18 +406,17 @@ def test_tools_work_beside_a_search_at_the_configured_provider(
         try:
             data = await handler.init(InitPhase(JOB, instance, create))
             data = await handler.run(RunPhase(JOB, instance, data, made[0], converse))
-            async with eval_phase(JOB, instance, data) as phase:
+            async with eval_phase(JOB, instance, data, pool=graders.pool) as phase:
                 return await handler.eval(phase)
         finally:
             await handler.close()
             for sandbox in made:
                 await sandbox.close()
-            sandboxes.close()
 
     with served("/search", found) as url:
         unconfigured.setenv(SEARCH_URL, url)
         unconfigured.setenv(SEARCH_KEY, "key")
-        assert asyncio.run(run()).reward == 1.0
+        assert graders.run(run()).reward == 1.0
     assert asked == ["melting point of iron"]
 
 

@@ -30,6 +30,8 @@ sys.path.append(str(Path(__file__).parent))
 from swe_image import RUN_TESTS, TEST_COMMAND, git, make_image
 
 if TYPE_CHECKING:
+    from support.sandboxes import SharedSandboxes
+
     from prorl_zmq.inference.chat import ChatMessage
 
 pytestmark = pytest.mark.timeout(300)
@@ -69,11 +71,15 @@ def injected(image: tuple[Path, str], instance: SweInstance) -> SweInstance:
     return msgspec.structs.replace(instance, base_commit="", setup_patch=bug)
 
 
+@pytest.fixture
+def sandboxes(sandboxes_of: SharedSandboxes) -> Sandboxes:
+    return sandboxes_of("apptainer", with_image=False)
+
+
 def rolled_out(
     instance: SweInstance,
     acts: str,
-    folder: Path,
-    images: tuple[Path, ...] | None = None,
+    sandboxes: Sandboxes,
     told: list[ChatMessage] | None = None,
 ) -> tuple[dict[str, Any], str]:
     """INIT and RUN with an agent that runs `acts` in bash; give what RUN hands on, and what the agent saw.
@@ -82,7 +88,6 @@ def rolled_out(
     """
 
     async def run() -> tuple[dict[str, Any], str]:
-        sandboxes = Sandboxes("apptainer", folder / "sandboxes", image_folders=images)
         made: list[Any] = []
 
         async def create(spec: Any) -> Any:
@@ -106,44 +111,37 @@ def rolled_out(
         finally:
             for each in made:
                 await each.close()
-            sandboxes.close()
-            assert list((folder / "sandboxes").iterdir()) == []
+            assert list(sandboxes.root.iterdir()) == []
 
     return asyncio.run(run())
 
 
-def judged(
-    instance: SweInstance, data: dict[str, Any], folder: Path, job: Job = JOB, images: tuple[Path, ...] | None = None
-) -> Evaluation:
+def judged(instance: SweInstance, data: dict[str, Any], sandboxes: Sandboxes, job: Job = JOB) -> Evaluation:
     async def run() -> Evaluation:
-        sandboxes = Sandboxes("apptainer", folder / "sandboxes", image_folders=images)
-        try:
-            async with eval_phase(job, instance, data, sandboxes) as phase:
-                return await SweHandler().eval(phase)
-        finally:
-            sandboxes.close()
+        async with eval_phase(job, instance, data, sandboxes) as phase:
+            return await SweHandler().eval(phase)
 
     return asyncio.run(run())
 
 
 @pytest.mark.parametrize("form", ["instance", "injected"])
 def test_right_patch_resolves_and_a_wrong_one_does_not(
-    form: str, tmp_path: Path, request: pytest.FixtureRequest
+    form: str, sandboxes: Sandboxes, request: pytest.FixtureRequest
 ) -> None:
     case: SweInstance = request.getfixturevalue(form)
-    right, _ = rolled_out(case, MEND, tmp_path)
-    evaluation = judged(case, right, tmp_path)
+    right, _ = rolled_out(case, MEND, sandboxes)
+    evaluation = judged(case, right, sandboxes)
     assert (evaluation.reward, evaluation.metrics["fail_to_pass"], evaluation.metrics["pass_to_pass"]) == (1.0, 1, 1)
     assert evaluation.notes["patch"] == right["patch"]
-    wrong, _ = rolled_out(case, "sed -i 's/[*] 3/* 4/' calculator.py", tmp_path)
-    evaluation = judged(case, wrong, tmp_path)
+    wrong, _ = rolled_out(case, "sed -i 's/[*] 3/* 4/' calculator.py", sandboxes)
+    evaluation = judged(case, wrong, sandboxes)
     assert (evaluation.reward, evaluation.metrics["fail_to_pass"], evaluation.metrics["pass_to_pass"]) == (0.0, 0, 1)
     assert evaluation.notes["failed_tests"] == FAIL_TO_PASS[0]
 
 
-def test_instance_says_how_much_output_the_agent_sees(instance: SweInstance, tmp_path: Path) -> None:
+def test_instance_says_how_much_output_the_agent_sees(instance: SweInstance, sandboxes: Sandboxes) -> None:
     limited = msgspec.structs.replace(instance, output_limit_bytes=2048)
-    _, seen = rolled_out(limited, "head -c 5000 /dev/zero | tr '\\0' x", tmp_path)
+    _, seen = rolled_out(limited, "head -c 5000 /dev/zero | tr '\\0' x", sandboxes)
     assert seen.count("x") == 2048
     assert f"[... {5000 - 2048} bytes left out ...]" in seen
 
@@ -155,14 +153,16 @@ def test_output_limit_out_of_bounds_is_no_instance(instance: SweInstance, limit_
         msgspec.convert(about, SweInstance)
 
 
-def test_patch_that_mends_one_test_and_breaks_another_resolves_nothing(instance: SweInstance, tmp_path: Path) -> None:
-    evaluation = judged(instance, {"patch": PATCH.replace("number * 2", "4")}, tmp_path)
+def test_patch_that_mends_one_test_and_breaks_another_resolves_nothing(
+    instance: SweInstance, sandboxes: Sandboxes
+) -> None:
+    evaluation = judged(instance, {"patch": PATCH.replace("number * 2", "4")}, sandboxes)
     assert (evaluation.reward, evaluation.metrics["fail_to_pass"], evaluation.metrics["pass_to_pass"]) == (0.0, 1, 0)
     assert evaluation.notes["failed_tests"] == PASS_TO_PASS[0]
 
 
 @pytest.mark.parametrize("form", ["instance", "injected"])
-def test_answer_is_nowhere_in_the_sandbox(form: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_answer_is_nowhere_in_the_sandbox(form: str, sandboxes: Sandboxes, request: pytest.FixtureRequest) -> None:
     case: SweInstance = request.getfixturevalue(form)
     look = (
         "git log --all --oneline | wc -l; git for-each-ref | wc -l; git remote | wc -l; git reflog | wc -l; "
@@ -174,7 +174,7 @@ def test_answer_is_nowhere_in_the_sandbox(form: str, tmp_path: Path, request: py
         "git cat-file --batch-check --batch-all-objects | cut -d' ' -f1 | git cat-file --batch | grep -c '[*] 2'; "
         "ls .git; cat calculator.py"
     )
-    _, seen = rolled_out(case, look, tmp_path)
+    _, seen = rolled_out(case, look, sandboxes)
     commits, references, remotes, reflog, changed, faults, answers, compiled, *parts, _ = seen.splitlines()[:11]
     rest = seen.splitlines()[10:]
     assert faults == "1"
@@ -184,7 +184,7 @@ def test_answer_is_nowhere_in_the_sandbox(form: str, tmp_path: Path, request: py
     assert "    return number * 3" in rest
 
 
-def test_what_judges_the_patch_is_nowhere_in_the_sandbox(instance: SweInstance, tmp_path: Path) -> None:
+def test_what_judges_the_patch_is_nowhere_in_the_sandbox(instance: SweInstance, sandboxes: Sandboxes) -> None:
     mark = "what-judges-is-here"
     case = msgspec.structs.replace(
         instance,
@@ -202,7 +202,7 @@ def test_what_judges_the_patch_is_nowhere_in_the_sandbox(instance: SweInstance, 
         "until tr '\\0' '\\n' < /proc/$!/environ | grep -q ^mark=; do :; done; find"
     )
     told: list[ChatMessage] = []
-    _, seen = rolled_out(case, find, tmp_path, told=told)
+    _, seen = rolled_out(case, find, sandboxes, told=told)
     files, processes, *control = seen.split()
     assert (files, processes) == ("0", "0")
     assert all(int(count) >= 1 for count in control[-2:])
@@ -210,19 +210,19 @@ def test_what_judges_the_patch_is_nowhere_in_the_sandbox(instance: SweInstance, 
     assert mark not in "".join(message.content or "" for message in told)
 
 
-def test_history_before_the_base_is_kept(image: tuple[Path, str], instance: SweInstance, tmp_path: Path) -> None:
+def test_history_before_the_base_is_kept(image: tuple[Path, str], instance: SweInstance, sandboxes: Sandboxes) -> None:
     head = git(image[0] / "testbed", "rev-parse", "HEAD").strip()
     _, seen = rolled_out(
         msgspec.structs.replace(instance, base_commit=head),
         "git log --format=%s; git tag; git blame -s calculator.py",
-        tmp_path,
+        sandboxes,
     )
     assert seen.splitlines()[:3] == ["mend it", "first", "v2"]
 
 
 @pytest.mark.parametrize("named", [True, False], ids=["a base", "HEAD"])
 def test_what_the_image_changed_and_left_is_no_part_of_the_patch(
-    named: bool, instance: SweInstance, tmp_path: Path
+    named: bool, instance: SweInstance, sandboxes: Sandboxes, tmp_path: Path
 ) -> None:
     """As in images of other languages than Python, and of R2E-Gym."""
     path, before = make_image(tmp_path)
@@ -233,58 +233,60 @@ def test_what_the_image_changed_and_left_is_no_part_of_the_patch(
     for name in ("install.sh", "a [b]*.sh", "!c", "d ", "caf\xe9.sh", 'q"x', "back\\slash", "tab\tx", "two\nlines"):
         (testbed / name).write_text("true\n")
     dirty = msgspec.structs.replace(instance, image=str(path), base_commit=before if named else "")
-    data, seen = rolled_out(dirty, f"{MEND}; echo 2 > new.sh; ls; tail -1 .gitignore", tmp_path)
+    data, seen = rolled_out(dirty, f"{MEND}; echo 2 > new.sh; ls; tail -1 .gitignore", sandboxes)
     assert seen.splitlines()[-1] == "build"
     assert "install.sh" in seen.splitlines()[-2]
     assert [line for line in data["patch"].splitlines() if line.startswith("diff")] == [
         "diff --git a/calculator.py b/calculator.py",
         "diff --git a/new.sh b/new.sh",
     ]
-    assert judged(dirty, data, tmp_path).reward == 1.0
+    assert judged(dirty, data, sandboxes).reward == 1.0
 
 
-def test_patch_has_new_and_binary_files_and_no_tests(instance: SweInstance, tmp_path: Path) -> None:
+def test_patch_has_new_and_binary_files_and_no_tests(instance: SweInstance, sandboxes: Sandboxes) -> None:
     acts = (
         f"{MEND}; printf 'a\\0b' > data.bin; mkdir -p more; echo new > more/new.py; echo cheat > tests/run.py; "
         "echo cheat > tests/new.py; git add more; mkdir __pycache__; echo x > __pycache__/a.pyc; "
         "chmod +x calculator.py; git -c user.name=a -c user.email=a@b commit -qam done"
     )
-    data, _ = rolled_out(instance, acts, tmp_path)
+    data, _ = rolled_out(instance, acts, sandboxes)
     patch = data["patch"]
     assert all(each in patch for each in ("b/data.bin", "GIT binary patch", "b/more/new.py", "new mode 100755"))
     assert "tests/" not in patch
     assert ".pyc" not in patch
-    assert judged(instance, data, tmp_path).reward == 1.0
+    assert judged(instance, data, sandboxes).reward == 1.0
 
 
-def test_patch_that_changes_the_tests_is_undone_there(instance: SweInstance, tmp_path: Path) -> None:
+def test_patch_that_changes_the_tests_is_undone_there(instance: SweInstance, sandboxes: Sandboxes) -> None:
     """A hostile agent's git may say anything: the rule is enforced where it cannot reach."""
     cheat = (
         "diff --git a/tests/run.py b/tests/run.py\ndeleted file mode 100644\n--- a/tests/run.py\n+++ /dev/null\n"
         f"@@ -1,{len(RUN_TESTS.splitlines())} +0,0 @@\n" + "".join(f"-{line}\n" for line in RUN_TESTS.splitlines())
     )
-    evaluation = judged(instance, {"patch": cheat}, tmp_path)
+    evaluation = judged(instance, {"patch": cheat}, sandboxes)
     assert (evaluation.reward, evaluation.metrics["tests_ran"]) == (0.0, 1.0)
 
 
 @pytest.mark.proof
-def test_tests_that_git_does_not_know_are_kept(instance: SweInstance, tmp_path: Path) -> None:
+def test_tests_that_git_does_not_know_are_kept(instance: SweInstance, sandboxes: Sandboxes) -> None:
     case = msgspec.structs.replace(
         instance, test_files=["extra"], eval_script=eval_script("python3 extra/run.py", "/testbed")
     )
-    data, _ = rolled_out(case, MEND, tmp_path)
-    assert judged(case, data, tmp_path).reward == 1.0
+    data, _ = rolled_out(case, MEND, sandboxes)
+    assert judged(case, data, sandboxes).reward == 1.0
     forged = PATCH.replace("+    return number * 2", "+    return number * 4") + (
         "--- a/extra/run.py\n+++ b/extra/run.py\n@@ -1,2 +1,3 @@\n import sys\n"
         "+print('PASSED tests/test_double.py::test_two\\nPASSED tests/test_double.py::test_zero'); sys.exit()\n"
         " sys.dont_write_bytecode = True\n"
     )
-    assert judged(case, {"patch": forged}, tmp_path).reward == 0.0
+    assert judged(case, {"patch": forged}, sandboxes).reward == 0.0
 
 
 @pytest.mark.proof
 @pytest.mark.parametrize("what", ["index.lock", "HEAD", "config"])
-def test_patch_of_the_repositorys_own_folder_earns_nothing(what: str, instance: SweInstance, tmp_path: Path) -> None:
+def test_patch_of_the_repositorys_own_folder_earns_nothing(
+    what: str, instance: SweInstance, sandboxes: Sandboxes
+) -> None:
     """`patch` writes where git refuses to, so that a test could not be restored by git."""
     if shutil.which("patch") is None:
         lacking("patch", "the program patch is not installed")
@@ -292,10 +294,10 @@ def test_patch_of_the_repositorys_own_folder_earns_nothing(what: str, instance: 
     cheat += "--- a/tests/run.py\n+++ b/tests/run.py\n@@ -1 +1,2 @@\n"
     cheat += "+print('PASSED tests/test_double.py::test_two\\nPASSED tests/test_double.py::test_zero'); exit()\n"
     cheat += " import sys\n"
-    assert judged(instance, {"patch": cheat}, tmp_path).reward == 0.0
+    assert judged(instance, {"patch": cheat}, sandboxes).reward == 0.0
 
 
-def test_repository_within_the_repository_hides_no_tests(instance: SweInstance, tmp_path: Path) -> None:
+def test_repository_within_the_repository_hides_no_tests(instance: SweInstance, sandboxes: Sandboxes) -> None:
     """The script of swebench goes on where its test patch does not apply, since its file is there already."""
     new = "".join(f"+{line}\n" for line in RUN_TESTS.replace("passed = right()", "passed = True").splitlines())
     parts = {".git/HEAD": "+ref: refs/heads/main\n", ".git/objects/x": "+\n", ".git/refs/x": "+\n", "run.py": new}
@@ -312,13 +314,13 @@ def test_repository_within_the_repository_hides_no_tests(instance: SweInstance, 
     case = msgspec.structs.replace(
         instance, test_files=["newtests/run.py", ":(glob)**/conftest.py"], test_patch=test_patch, eval_script=script
     )
-    evaluation = judged(case, {"patch": patch}, tmp_path)
+    evaluation = judged(case, {"patch": patch}, sandboxes)
     assert (evaluation.reward, evaluation.metrics["tests_ran"], evaluation.metrics["fail_to_pass"]) == (0.0, 1.0, 0.0)
 
 
 @pytest.mark.proof
 def test_patch_that_takes_too_long_to_apply_earns_nothing(
-    instance: SweInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    instance: SweInstance, sandboxes: Sandboxes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("prorl_zmq.stages.handlers.swe.APPLY_S", 1.0)
     lines, context = 600_000, 60_000
@@ -329,31 +331,31 @@ def test_patch_that_takes_too_long_to_apply_earns_nothing(
         + " \n" * context
         + "-b\n+c\n \n \n \n"
     )
-    evaluation = judged(instance, {"patch": patch}, tmp_path)
+    evaluation = judged(instance, {"patch": patch}, sandboxes)
     assert evaluation.reward == 0.0
     assert "the patch does not apply: it took longer than 1 s" in evaluation.notes["problem"]
 
 
-def test_patch_may_have_any_bytes(instance: SweInstance, tmp_path: Path) -> None:
+def test_patch_may_have_any_bytes(instance: SweInstance, sandboxes: Sandboxes) -> None:
     acts = f"{MEND}; printf '# caf\\351\\n' >> calculator.py; sed -i '1i # -*- coding: latin-1 -*-' calculator.py"
-    data, _ = rolled_out(instance, acts, tmp_path)
+    data, _ = rolled_out(instance, acts, sandboxes)
     assert "caf\xe9" in data["patch"]
-    assert judged(instance, data, tmp_path).reward == 1.0
+    assert judged(instance, data, sandboxes).reward == 1.0
 
 
-def test_code_of_the_agent_cannot_bring_the_answer_back_in_eval(injected: SweInstance, tmp_path: Path) -> None:
+def test_code_of_the_agent_cannot_bring_the_answer_back_in_eval(injected: SweInstance, sandboxes: Sandboxes) -> None:
     acts = (
         "printf 'import subprocess\\nsubprocess.run(\"git stash list; git checkout HEAD~1 -- calculator.py; "
         "git checkout ORIG_HEAD -- calculator.py; git checkout -f main -- .\", shell=True)\\n' >> calculator.py"
     )
-    data, _ = rolled_out(injected, acts, tmp_path)
-    assert judged(injected, data, tmp_path).reward == 0.0
+    data, _ = rolled_out(injected, acts, sandboxes)
+    assert judged(injected, data, sandboxes).reward == 0.0
 
 
-def test_empty_patch_needs_no_sandbox(instance: SweInstance, tmp_path: Path) -> None:
-    data, _ = rolled_out(instance, "true", tmp_path)
+def test_empty_patch_needs_no_sandbox(instance: SweInstance, sandboxes: Sandboxes) -> None:
+    data, _ = rolled_out(instance, "true", sandboxes)
     assert data["patch"] == ""
-    evaluation = judged(msgspec.structs.replace(instance, image="there-is-none"), data, tmp_path)
+    evaluation = judged(msgspec.structs.replace(instance, image="there-is-none"), data, sandboxes)
     assert (evaluation.reward, evaluation.metrics["empty_patch"]) == (0.0, 1.0)
     assert "empty" in evaluation.notes["problem"]
 
@@ -361,39 +363,42 @@ def test_empty_patch_needs_no_sandbox(instance: SweInstance, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("acts", "said"), [("rm -rf .git", "git"), ("head -c 3000000 /dev/urandom > big", "larger than")]
 )
-def test_repository_without_a_patch_earns_nothing(acts: str, said: str, instance: SweInstance, tmp_path: Path) -> None:
-    data, _ = rolled_out(instance, acts, tmp_path)
-    evaluation = judged(instance, data, tmp_path)
+def test_repository_without_a_patch_earns_nothing(
+    acts: str, said: str, instance: SweInstance, sandboxes: Sandboxes
+) -> None:
+    data, _ = rolled_out(instance, acts, sandboxes)
+    evaluation = judged(instance, data, sandboxes)
     assert evaluation.reward == 0.0
     assert said in evaluation.notes["problem"]
 
 
-def test_patch_that_does_not_apply_says_so(instance: SweInstance, tmp_path: Path) -> None:
-    evaluation = judged(instance, {"patch": PATCH.replace("* 3", "* 7").replace("calculator", "abacus")}, tmp_path)
+def test_patch_that_does_not_apply_says_so(instance: SweInstance, sandboxes: Sandboxes) -> None:
+    evaluation = judged(instance, {"patch": PATCH.replace("* 3", "* 7").replace("calculator", "abacus")}, sandboxes)
     assert (evaluation.reward, evaluation.metrics["patch_applied"]) == (0.0, 0.0)
     assert "abacus.py" in evaluation.notes["problem"]
 
 
-def test_image_that_is_missing_is_no_reward(instance: SweInstance, tmp_path: Path) -> None:
+def test_image_that_is_missing_is_no_reward(instance: SweInstance, sandboxes: Sandboxes) -> None:
     with pytest.raises(SandboxFailed, match="there-is-none") as caught:
-        judged(msgspec.structs.replace(instance, image="there-is-none"), {"patch": PATCH}, tmp_path)
+        judged(msgspec.structs.replace(instance, image="there-is-none"), {"patch": PATCH}, sandboxes)
     assert SweHandler().eval_exception(JOB, caught.value).outcome == Outcome.INFRASTRUCTURE_ERROR
 
 
 def test_sif_file_that_does_not_start_is_said_and_no_reward(instance: SweInstance, tmp_path: Path) -> None:
-    usable("apptainer")
     images = tmp_path / "images"
     images.mkdir()
     (images / "torn.sif").write_bytes(SIF_MAGIC.rjust(SIF_MAGIC_OFFSET_BYTES + len(SIF_MAGIC), b" ") + b" torn")
+    sandboxes = Sandboxes("apptainer", tmp_path / "sandboxes", image_folders=(images,))
     with pytest.raises(SandboxFailed, match=r"torn\.sif") as caught:
-        judged(msgspec.structs.replace(instance, image="torn"), {"patch": PATCH}, tmp_path, images=(images,))
+        judged(msgspec.structs.replace(instance, image="torn"), {"patch": PATCH}, sandboxes)
+    sandboxes.close()
     assert SweHandler().eval_exception(JOB, caught.value).outcome == Outcome.INFRASTRUCTURE_ERROR
 
 
-def test_time_that_setting_up_took_is_not_the_patchs_fault(instance: SweInstance, tmp_path: Path) -> None:
+def test_time_that_setting_up_took_is_not_the_patchs_fault(instance: SweInstance, sandboxes: Sandboxes) -> None:
     short = Job(task="swe", instance={}, limits=PhaseLimits(eval_s=15.1))
     with pytest.raises(SandboxFailed, match=r"limits\.eval_s") as caught:
-        judged(instance, {"patch": PATCH}, tmp_path, short)
+        judged(instance, {"patch": PATCH}, sandboxes, short)
     assert SweHandler().eval_exception(JOB, caught.value).outcome == Outcome.INFRASTRUCTURE_ERROR
 
 
@@ -404,14 +409,16 @@ def test_image_may_be_a_sif_file_of_its_name(image: tuple[Path, str], instance: 
     build = ["apptainer", "--silent", "build", str(folder / "calculator.sif"), str(image[0])]
     subprocess.run(build, check=True, capture_output=True)
     named = msgspec.structs.replace(instance, image="calculator")
-    data, seen = rolled_out(named, f"git log --all --oneline | wc -l; {MEND}", tmp_path, (folder,))
+    sandboxes = Sandboxes("apptainer", tmp_path / "sandboxes", image_folders=(folder,))
+    data, seen = rolled_out(named, f"git log --all --oneline | wc -l; {MEND}", sandboxes)
     assert seen.split() == ["1"]
-    assert judged(named, data, tmp_path, images=(folder,)).reward == 1.0
+    assert judged(named, data, sandboxes).reward == 1.0
+    sandboxes.close()
 
 
-def test_tests_that_hang_have_not_passed(instance: SweInstance, tmp_path: Path) -> None:
+def test_tests_that_hang_have_not_passed(instance: SweInstance, sandboxes: Sandboxes) -> None:
     slow = msgspec.structs.replace(instance, tests_s=2.0, eval_script=eval_script("sleep 600", "/testbed"))
-    evaluation = judged(slow, {"patch": PATCH}, tmp_path)
+    evaluation = judged(slow, {"patch": PATCH}, sandboxes)
     assert (evaluation.reward, evaluation.metrics["tests_timed_out"]) == (0.0, 1.0)
 
 
@@ -424,14 +431,14 @@ def test_tests_that_hang_have_not_passed(instance: SweInstance, tmp_path: Path) 
     ],
 )
 def test_image_without_the_base_is_the_tasks_fault(
-    change: dict[str, str], said: str, instance: SweInstance, tmp_path: Path
+    change: dict[str, str], said: str, instance: SweInstance, sandboxes: Sandboxes
 ) -> None:
     with pytest.raises(HandlerFailed, match=said):
-        rolled_out(msgspec.structs.replace(instance, **change), "true", tmp_path)
+        rolled_out(msgspec.structs.replace(instance, **change), "true", sandboxes)
 
 
-def test_hidden_files_are_there_in_eval_only(instance: SweInstance, tmp_path: Path) -> None:
+def test_hidden_files_are_there_in_eval_only(instance: SweInstance, sandboxes: Sandboxes) -> None:
     case = msgspec.structs.replace(instance, hidden=["tests"], test_files=["tests"])
-    data, seen = rolled_out(case, f"ls; {MEND}", tmp_path)
+    data, seen = rolled_out(case, f"ls; {MEND}", sandboxes)
     assert "tests" not in seen.split()
-    assert judged(case, data, tmp_path).reward == 1.0
+    assert judged(case, data, sandboxes).reward == 1.0

@@ -19,7 +19,6 @@ from prorl_zmq.stages.handlers.swe import SweHandler
 from prorl_zmq.tasks.row_format import recognise
 from prorl_zmq.tasks.swe import SweInstance
 from prorl_zmq.tasks.swe_formats import CONDA, ROW_FORMATS
-from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
 from prorl_zmq.wire.messages.jobs import PhaseLimits
 
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "tasks")]
@@ -27,7 +26,10 @@ from swe_image import RUN_TESTS, make_image
 from swe_rows import R2E, SWE_BENCH
 
 if TYPE_CHECKING:
+    from support.sandboxes import SharedSandboxes
+
     from prorl_zmq.stages.handler import Evaluation
+    from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
 
 pytestmark = pytest.mark.timeout(300)
 JOB = Job(task="swe", instance={}, limits=PhaseLimits(eval_s=120))
@@ -61,19 +63,22 @@ def instance(row: dict[str, Any], image: tuple[Path, str]) -> SweInstance:
     return msgspec.structs.replace(made, image=str(image[0]), base_commit=image[1])
 
 
-def judged(instance: SweInstance, patch: str, folder: Path) -> Evaluation:
+@pytest.fixture
+def sandboxes(sandboxes_of: SharedSandboxes) -> Sandboxes:
+    return sandboxes_of("apptainer", with_image=False)
+
+
+def judged(instance: SweInstance, patch: str, sandboxes: Sandboxes) -> Evaluation:
     async def run() -> Evaluation:
-        sandboxes = Sandboxes("apptainer", folder / "sandboxes")
-        try:
-            async with eval_phase(JOB, instance, {"patch": patch}, sandboxes) as phase:
-                return await SweHandler().eval(phase)
-        finally:
-            sandboxes.close()
+        async with eval_phase(JOB, instance, {"patch": patch}, sandboxes) as phase:
+            return await SweHandler().eval(phase)
 
     return asyncio.run(run())
 
 
-def test_official_script_of_swe_bench_judges_in_conda_s_environment(image: tuple[Path, str], tmp_path: Path) -> None:
+def test_official_script_of_swe_bench_judges_in_conda_s_environment(
+    image: tuple[Path, str], sandboxes: Sandboxes
+) -> None:
     test = 'import os\nassert os.environ["CONDA_IS_ACTIVE"]\n' + RUN_TESTS.replace("test_double.py", "test_new.py")
     patch = (
         "diff --git a/tests/test_new.py b/tests/test_new.py\nnew file mode 100644\n--- /dev/null\n"
@@ -84,12 +89,14 @@ def test_official_script_of_swe_bench_judges_in_conda_s_environment(image: tuple
     row = {**SWE_BENCH, "test_patch": patch, **{name: json.dumps(tests) for name, tests in names.items()}}
     case = instance(row, image)
     assert case.eval_script == ""
-    right, wrong = (judged(case, each, tmp_path) for each in (RIGHT, WRONG))
+    right, wrong = (judged(case, each, sandboxes) for each in (RIGHT, WRONG))
     assert (right.reward, right.metrics["fail_to_pass"], right.metrics["pass_to_pass"]) == (1.0, 1, 1), right.notes
     assert (wrong.reward, wrong.metrics["fail_to_pass"], wrong.metrics["pass_to_pass"]) == (0.0, 0, 1), wrong.notes
 
 
-def test_r2e_s_tests_are_hidden_from_the_agent_and_their_output_judges(image: tuple[Path, str], tmp_path: Path) -> None:
+def test_r2e_s_tests_are_hidden_from_the_agent_and_their_output_judges(
+    image: tuple[Path, str], sandboxes: Sandboxes
+) -> None:
     expected = {"TestDouble.test_two": "PASSED", "TestDouble.test_zero": "PASSED"}
     testbed = image[0] / "testbed"
     (testbed / "run_tests.sh").write_text("python3 r2e_tests/run.py | sed 's/.py::/.py::TestDouble::/'\n")
@@ -97,7 +104,6 @@ def test_r2e_s_tests_are_hidden_from_the_agent_and_their_output_judges(image: tu
 
     async def looked() -> list[str]:
         """What is there of the tests, as the agent finds it."""
-        sandboxes = Sandboxes("apptainer", tmp_path / "init")
         made: list[Any] = []
 
         async def create(spec: Any) -> Any:
@@ -112,11 +118,10 @@ def test_r2e_s_tests_are_hidden_from_the_agent_and_their_output_judges(image: tu
         finally:
             for each in made:
                 await each.close()
-            sandboxes.close()
 
     try:
         assert asyncio.run(looked()) == ["calculator.py"]
-        right, wrong = (judged(case, each, tmp_path) for each in (RIGHT, WRONG))
+        right, wrong = (judged(case, each, sandboxes) for each in (RIGHT, WRONG))
     finally:
         (testbed / "run_tests.sh").unlink()
     assert (right.reward, right.metrics["pass_to_pass"]) == (1.0, 1.0), right.notes

@@ -11,40 +11,32 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import rootfs
 from needed import usable
+from support.sandboxes import default_image, main_and_proofs
 
-from prorl_zmq.tools.sandbox.kinds import container_class, problem_with
+from prorl_zmq.tools.sandbox.kinds import container_class
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
 from prorl_zmq.tools.sandbox.specification import SandboxSpec
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
+    from support.sandboxes import SharedSandboxes
+
     from prorl_zmq.tools.sandbox.container import Container
     from prorl_zmq.wire.messages.jobs import SandboxKind
 
-SESSIONS = ("test_bash", "test_ipython", "test_kernel")
 
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What a session does hangs on its program, hardly on the kind of sandbox: in all kinds but one it is a proof."""
-    others = {"apptainer", "bubblewrap" if problem_with("bubblewrap") else "process"}
-    for item in items:
-        parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
-        if item.path.name.startswith(SESSIONS) and any(each in others for each in parameters if isinstance(each, str)):
-            item.add_marker(pytest.mark.proof)
-
-
-@pytest.fixture(params=["apptainer", "bubblewrap", "process"])
+@pytest.fixture(params=main_and_proofs())
 def kind(request: pytest.FixtureRequest) -> Any:
-    """A kind of sandbox; skipped where this machine cannot make it."""
+    """A kind of sandbox; the test is skipped if this machine cannot make it."""
     usable(request.param)
     return request.param
 
 
 @pytest.fixture
 def image(kind: SandboxKind) -> str:
-    """The image of sandboxes of that kind, where it needs one."""
-    return str(rootfs.root_filesystem()) if kind == "apptainer" else ""
+    """The image of sandboxes of that kind, if it needs one."""
+    return default_image(kind)
 
 
 @pytest.fixture
@@ -72,8 +64,14 @@ def sif(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def sandboxes(kind: SandboxKind, image: str, tmp_path: Path) -> Iterator[Sandboxes]:
-    """Sandboxes of that kind, with execution servers of their own."""
+def sandboxes(kind: SandboxKind, sandboxes_of: SharedSandboxes) -> Sandboxes:
+    """Sandboxes of that kind, shared with other tests and empty."""
+    return sandboxes_of(kind)
+
+
+@pytest.fixture
+def own_sandboxes(kind: SandboxKind, image: str, tmp_path: Path) -> Iterator[Sandboxes]:
+    """Sandboxes of that kind below the test's folder, started with its environment."""
     made = Sandboxes(kind, tmp_path / "sandboxes", image=image)
     yield made
     made.close()

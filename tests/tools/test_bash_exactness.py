@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from live_bash import LIMIT_S, LiveContainer, use
+from support.sandboxes import main_and_proofs
 
 from prorl_zmq.tools.bash_session import BashResult, BashSession
 
@@ -389,7 +390,7 @@ def test_a_thousand_jobs(live_container: LiveContainer) -> None:
     use(live_container, body)
 
 
-@pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
+@pytest.mark.parametrize("kind", main_and_proofs("apptainer", "bubblewrap"), indirect=True)
 def test_a_command_that_kills_everything_gets_another_container(
     live_container: LiveContainer, kind: SandboxKind
 ) -> None:

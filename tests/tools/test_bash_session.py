@@ -11,6 +11,7 @@ import pytest
 import uvloop
 from live_bash import LIMIT_S, LiveContainer, use
 from rootfs import tiny_root_filesystem
+from support.sandboxes import main_and_proofs
 
 from prorl_zmq.errors import SandboxFailed, ToolSessionLost
 from prorl_zmq.tools.bash_session import COMMAND_LIMIT_BYTES, BashResult, BashSession
@@ -465,7 +466,7 @@ def test_a_session_that_cannot_start_says_why(live_container: LiveContainer) -> 
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
+@pytest.mark.parametrize("kind", main_and_proofs("apptainer", "bubblewrap"), indirect=True)
 def test_an_image_without_bash_is_told(kind: SandboxKind, tmp_path: Path) -> None:
     image = tiny_root_filesystem(tmp_path / "image")
     dash = shutil.which("dash")

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from pythons import LIMIT_S, Run, runner_of
+from support.sandboxes import main_and_proofs
 
 from prorl_zmq.tools.cell import PNG_SIGNATURE, CellResult
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 
-@pytest.fixture(params=["process", "bubblewrap"])
+@pytest.fixture(params=main_and_proofs("process", "bubblewrap"))
 def ipython(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
     """Run a body on a session that has IPython."""
     return runner_of(request.param, tmp_path)

@@ -9,6 +9,7 @@ import psutil
 import pytest
 import uvloop
 from pythons import LIMIT_S, Run, interpreter, runner_of, use
+from support.sandboxes import main_and_proofs
 
 from prorl_zmq.errors import SandboxFailed, ToolSessionLost
 from prorl_zmq.tools.cell import CODE_LIMIT_BYTES, CellResult
@@ -23,11 +24,15 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
-EVERYWHERE = ["process", "bubblewrap", "image", "apptainer"]
+WITH_IPYTHON = main_and_proofs("process", "bubblewrap", "apptainer")
+in_an_image_too = pytest.mark.parametrize("anywhere", [*WITH_IPYTHON, "image"], indirect=True)
+"""The contract of a Python without IPython, which an image has; the rest is tested there by proofs."""
+on_both_loops = pytest.mark.parametrize("runner", [uvloop.run, pytest.param(asyncio.run, marks=pytest.mark.proof)])
+"""Sessions run in execution servers, whose loop is uvloop's."""
 NO_IPYTHON = 'raise ModuleNotFoundError("No module named IPython", name="IPython")\n'
 
 
-@pytest.fixture(params=EVERYWHERE)
+@pytest.fixture(params=[*WITH_IPYTHON, pytest.param("image", marks=pytest.mark.proof)])
 def anywhere(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
     """Run a body on a session, with and without IPython."""
     return runner_of(request.param, tmp_path)
@@ -91,17 +96,19 @@ CASES: dict[str, Cases] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_results(anywhere: Run, name: str) -> None:
+@in_an_image_too
+def test_results(anywhere: Run) -> None:
     async def body(session: IPythonSession) -> None:
-        for code, text in CASES[name]:
-            result = await session.run(code, LIMIT_S)
-            assert result == CellResult(result.text if text is None else text), code
+        for name, cases in CASES.items():
+            for code, text in cases:
+                result = await session.run(code, LIMIT_S)
+                assert result == CellResult(result.text if text is None else text), (name, code)
 
     anywhere(body)
 
 
-@pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
+@in_an_image_too
+@on_both_loops
 def test_errors_are_told_without_colours(anywhere: Run, runner: Callable[..., object]) -> None:
     async def body(session: IPythonSession) -> None:
         for code, error, text in (
@@ -125,16 +132,19 @@ def test_errors_are_told_without_colours(anywhere: Run, runner: Callable[..., ob
     anywhere(body, runner)
 
 
-@pytest.mark.parametrize("text", ["print('x' * 10**8)", "import os; os.system('yes x | head -c 100000000')"])
-def test_a_flood_is_cut_in_the_middle(anywhere: Run, text: str) -> None:
+FLOODS = ("print('x' * 10**8)", "import os; os.system('yes x | head -c 100000000')")
+
+
+def test_a_flood_is_cut_in_the_middle(anywhere: Run) -> None:
     async def body(session: IPythonSession) -> None:
-        before = psutil.Process().memory_info().rss
-        result = await session.run(f"print('first')\n{text};\nprint('last')", LIMIT_S)
-        assert result.text.startswith("first\n")
-        assert result.text.endswith("\nlast\n")
-        assert result.dropped_bytes > 9e7
-        assert len(result.text) < 66_000
-        assert psutil.Process().memory_info().rss - before < 20e6
+        for flood in FLOODS:
+            before = psutil.Process().memory_info().rss
+            result = await session.run(f"print('first')\n{flood};\nprint('last')", LIMIT_S)
+            assert result.text.startswith("first\n"), flood
+            assert result.text.endswith("\nlast\n"), flood
+            assert result.dropped_bytes > 9e7, flood
+            assert len(result.text) < 66_000, flood
+            assert psutil.Process().memory_info().rss - before < 20e6, flood
 
     anywhere(body)
 
@@ -149,6 +159,7 @@ def test_a_long_cell(anywhere: Run) -> None:
     anywhere(body)
 
 
+@in_an_image_too
 def test_late_output_is_not_taken_for_the_next_cells(anywhere: Run) -> None:
     async def body(session: IPythonSession) -> None:
         await session.run("import threading; t = threading.Timer(0.02, print, ['late']); t.start()", LIMIT_S)
@@ -161,7 +172,8 @@ def test_late_output_is_not_taken_for_the_next_cells(anywhere: Run) -> None:
     anywhere(body)
 
 
-@pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
+@in_an_image_too
+@on_both_loops
 def test_the_time_limit_interrupts_and_state_is_kept(anywhere: Run, runner: Callable[..., object]) -> None:
     async def body(session: IPythonSession) -> None:
         await session.run("import time, subprocess, itertools, os; x = 1", LIMIT_S)
@@ -182,25 +194,25 @@ def test_the_time_limit_interrupts_and_state_is_kept(anywhere: Run, runner: Call
     anywhere(body, runner)
 
 
-@pytest.mark.usefixtures("short_limits")
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass",
-        "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])\nwhile True: pass",
-        "import itertools; sum(itertools.count())",
-        "import ctypes; ctypes.CDLL(None).sigignore(2); ctypes.CDLL(None).pause()",
-        "import re; re.match('(a*)*b', 'a' * 64)",
-    ],
+UNINTERRUPTIBLE = (
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass",
+    "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])\nwhile True: pass",
+    "import itertools; sum(itertools.count())",
+    "import ctypes; ctypes.CDLL(None).sigignore(2); ctypes.CDLL(None).pause()",
+    "import re; re.match('(a*)*b', 'a' * 64)",
 )
-def test_what_cannot_be_interrupted_is_replaced(anywhere: Run, code: str) -> None:
+
+
+@pytest.mark.usefixtures("short_limits")
+def test_what_cannot_be_interrupted_is_replaced(anywhere: Run) -> None:
     async def body(session: IPythonSession) -> None:
-        await session.run("x = 1", LIMIT_S)
-        result = await session.run(code, 0.3)
-        # A regular expression may notice the interrupt; then nothing was lost.
-        assert result.timed_out
-        assert result.restarted or "re.match" in code
-        assert (await session.run("1", LIMIT_S)) == CellResult("1\n")
+        for code in UNINTERRUPTIBLE:
+            await session.run("x = 1", LIMIT_S)
+            result = await session.run(code, 0.3)
+            # A regular expression may notice the interrupt; then nothing was lost.
+            assert result.timed_out, code
+            assert result.restarted or "re.match" in code, code
+            assert (await session.run("1", LIMIT_S)) == CellResult("1\n"), code
 
     anywhere(body)
 
@@ -225,28 +237,29 @@ def test_an_interrupt_at_any_moment_does_not_lose_the_session(anywhere: Run) -> 
     anywhere(body)
 
 
-@pytest.mark.parametrize(
-    ("code", "ended"),
-    [
-        ("import ctypes; print('before'); ctypes.string_at(0)", "signal 11 (SIGSEGV)"),
-        ("import os; print('before', end=''); os.kill(os.getpid(), 9)", "signal 9 (SIGKILL)"),
-        ("import os; print('before', end=''); os._exit(4)", "exited with code 4"),
-        ("print('before'); exit()", "exited with code 0"),
-        ("print('before'); quit()", "exited with code 0"),
-        ("import os; print('before'); os.closerange(3, 2000)", "exited with code 1"),
-        ("import os; print('before'); os.execlp('false', 'false')", "exited with code 1"),
-        ("import builtins; print('before'); builtins.__dict__.clear()", "exited with code 1"),
-    ],
+ENDS = (
+    ("import ctypes; print('before'); ctypes.string_at(0)", "signal 11 (SIGSEGV)"),
+    ("import os; print('before', end=''); os.kill(os.getpid(), 9)", "signal 9 (SIGKILL)"),
+    ("import os; print('before', end=''); os._exit(4)", "exited with code 4"),
+    ("print('before'); exit()", "exited with code 0"),
+    ("print('before'); quit()", "exited with code 0"),
+    ("import os; print('before'); os.closerange(3, 2000)", "exited with code 1"),
+    ("import os; print('before'); os.execlp('false', 'false')", "exited with code 1"),
+    ("import builtins; print('before'); builtins.__dict__.clear()", "exited with code 1"),
 )
-def test_the_end_of_python_is_told(anywhere: Run, code: str, ended: str) -> None:
+
+
+@in_an_image_too
+def test_the_end_of_python_is_told(anywhere: Run) -> None:
     async def body(session: IPythonSession) -> None:
-        await session.run("import os; os.chdir('/usr'); x = 1", LIMIT_S)
-        result = await session.run(code, LIMIT_S)
-        assert ended in result.ended, result
-        assert result.restarted
-        assert result.text.startswith("before")
-        result = await session.run("import os; print(os.getcwd()); x", LIMIT_S)
-        assert (result.text.split("\n")[0], result.error, result.restarted) == ("/usr", "NameError", False)
+        for code, ended in ENDS:
+            await session.run("import os; os.chdir('/usr'); x = 1", LIMIT_S)
+            result = await session.run(code, LIMIT_S)
+            assert ended in result.ended, (code, result)
+            assert result.restarted, code
+            assert result.text.startswith("before"), code
+            result = await session.run("import os; print(os.getcwd()); x", LIMIT_S)
+            assert (result.text.split("\n")[0], result.error, result.restarted) == ("/usr", "NameError", False), code
 
     anywhere(body)
 
@@ -395,7 +408,7 @@ def test_a_module_of_the_workspace_takes_no_others_place_at_a_restart(anywhere: 
     anywhere(body)
 
 
-@pytest.mark.parametrize("place", ["process", "image", "apptainer"])
+@pytest.mark.parametrize("place", [*main_and_proofs("process", "apptainer"), "image"])
 def test_without_ipython(place: str, tmp_path: Path) -> None:
     def hide(container: Container) -> None:
         if place == "process":  # it has IPython; a module without the name's things takes its place

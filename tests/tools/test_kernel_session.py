@@ -9,6 +9,7 @@ import psutil
 import pytest
 import uvloop
 from pythons import LIMIT_S, interpreter, use
+from support.sandboxes import main_and_proofs
 
 from prorl_zmq.errors import SandboxFailed, ToolSessionLost
 from prorl_zmq.tools.cell import PNG_SIGNATURE, CellResult
@@ -30,7 +31,7 @@ def command(place: str) -> tuple[str, ...]:
     return (interpreter(place), *IPYKERNEL[1:])
 
 
-@pytest.fixture(params=["process", "bubblewrap"])
+@pytest.fixture(params=main_and_proofs("process", "bubblewrap"))
 def kernel(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
     """Run a body on a session of a kernel."""
 
@@ -49,7 +50,7 @@ def kernel(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
     return run
 
 
-@pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
+@pytest.mark.parametrize("runner", [uvloop.run, pytest.param(asyncio.run, marks=pytest.mark.proof)])
 def test_results(kernel: Run, runner: Callable[..., object]) -> None:
     async def body(session: KernelSession) -> None:
         for code, text in (
@@ -128,21 +129,21 @@ def test_what_cannot_be_interrupted_is_replaced(kernel: Run, monkeypatch: pytest
     kernel(body)
 
 
-@pytest.mark.parametrize(
-    ("code", "ended"),
-    [
-        ("import os; os.kill(os.getpid(), 9)", "signal 9 (SIGKILL)"),
-        ("import ctypes; ctypes.string_at(0)", "signal 11 (SIGSEGV)"),
-        ("exit()", "exit"),
-        ("import os; os._exit(3)", "exited with code 3"),
-    ],
+ENDS = (
+    ("import os; os.kill(os.getpid(), 9)", "signal 9 (SIGKILL)"),
+    ("import ctypes; ctypes.string_at(0)", "signal 11 (SIGSEGV)"),
+    ("exit()", "exit"),
+    ("import os; os._exit(3)", "exited with code 3"),
 )
-def test_a_kernel_that_ends_is_told_at_once_and_replaced(kernel: Run, code: str, ended: str) -> None:
+
+
+def test_a_kernel_that_ends_is_told_at_once_and_replaced(kernel: Run) -> None:
     async def body(session: KernelSession) -> None:
-        result = await session.run(code, LIMIT_S)
-        assert ended in result.ended
-        assert (result.restarted, result.timed_out) == (True, False)
-        assert await session.run("1", LIMIT_S) == CellResult("1\n")
+        for code, ended in ENDS:
+            result = await session.run(code, LIMIT_S)
+            assert ended in result.ended, code
+            assert (result.restarted, result.timed_out) == (True, False), code
+            assert await session.run("1", LIMIT_S) == CellResult("1\n"), code
 
     kernel(body)
 

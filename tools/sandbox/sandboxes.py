@@ -91,6 +91,7 @@ class Sandboxes:
         if image_folders is not None:
             self._folders = tuple(check_folder(folder, self._private) for folder in image_folders)
         self._spawner: socket.socket | None = None
+        self._reaper: threading.Thread | None = None
         self._new_folders: dict[Path, IO[str]] = {}
         """The locks on folders that have no execution server yet: they tell others whether this process lives."""
 
@@ -156,11 +157,16 @@ class Sandboxes:
             raise SandboxFailed(f"the sandbox {path.name} is gone: {error}") from error
         return await self._connected(path, spec)
 
-    def close(self) -> None:
-        """Close the connection to the process that starts execution servers; it ends with the last of them."""
+    def close(self, wait_s: float = 0.0) -> None:
+        """Close the connection to the process that starts execution servers, and wait up to `wait_s` for its end.
+
+        It ends with the last of its servers.
+        """
         if self._spawner is not None:
             self._spawner.close()
             self._spawner = None
+        if self._reaper is not None:
+            self._reaper.join(wait_s)
 
     def make_folder(self, name: str) -> Path:
         """Make a sandbox's folders, locked until `unlock_folder`.
@@ -311,7 +317,8 @@ class Sandboxes:
         lower_open_files(process.pid)
         # It may outlive this object and this event loop, so a thread waits for it: one that is killed is no zombie.
         process.returncode = 0  # or Popen would warn of a process that runs
-        threading.Thread(target=_reap, args=(process.pid,), name="wait-for-spawner", daemon=True).start()
+        self._reaper = threading.Thread(target=_reap, args=(process.pid,), name="wait-for-spawner", daemon=True)
+        self._reaper.start()
         self._spawner = ours
         socket.send_fds(ours, [order], [report])
 

@@ -90,7 +90,7 @@ class PhaseLimits(Part, frozen=True):
 
     def of(self, phase: Phase) -> float:
         """Return the limit of one phase, in seconds."""
-        return float(getattr(self, f"{phase}_s"))
+        return float(self.init_s if phase == Phase.INIT else self.run_s if phase == Phase.RUN else self.eval_s)
 
 
 TrainedOn = Literal["main", "subagent", "side", "compaction", "all"]

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from support.machines import few_and_many
 
 from prorl_zmq.brokers.backends.backend_heap import Affinity, BackendHeap
 from prorl_zmq.errors import DuplicateBackend, UnknownBackend
 from prorl_zmq.wire.messages.backends import Assign, Backend, HeldAssignment
+
+if TYPE_CHECKING:
+    from hypothesis import settings
 
 JOBS = st.sampled_from([f"job-{number}" for number in range(8)])
 NAMES = ["w", "x", "y", "z"]
@@ -371,4 +376,6 @@ class HeapMachine(RuleBasedStateMachine):
         assert set(self.heap.owners()) == {owner for _, _, owner in self.assigned.values()}
 
 
-TestBackendHeap = HeapMachine.TestCase
+@few_and_many(10)
+def test_backend_heap(runs: settings) -> None:
+    run_state_machine_as_test(HeapMachine, settings=runs)

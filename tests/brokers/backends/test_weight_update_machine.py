@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from support.machines import few_and_many
 
 from prorl_zmq.brokers.backends.request_handler import BackendRequestHandler
 from prorl_zmq.errors import NoBackend, UpdateInProgress, UpdateNotBegun
@@ -27,6 +28,9 @@ from prorl_zmq.wire.messages.backends import (
     SetWeightVersion,
 )
 from prorl_zmq.wire.messages.engines import EndUpdate
+
+if TYPE_CHECKING:
+    from hypothesis import settings
 
 NAMES = st.sampled_from("xyz")
 JOBS = st.sampled_from([f"job-{number}" for number in range(6)])
@@ -185,4 +189,6 @@ class UpdateMachine(RuleBasedStateMachine):
         assert all(self.now - since < WAIT_S + 11.0 for since in self.waiting.values())
 
 
-TestWeightUpdate = UpdateMachine.TestCase
+@few_and_many(10)
+def test_weight_update(runs: settings) -> None:
+    run_state_machine_as_test(UpdateMachine, settings=runs)

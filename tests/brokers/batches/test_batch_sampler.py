@@ -220,6 +220,20 @@ def test_rollouts_that_are_too_old_are_dropped_and_made_again(trainer: Trainer) 
     assert kinds(trainer.complete(0.0, 1.0, version=2)) == ["Deliver", "Ended"]
 
 
+def test_a_group_that_its_client_was_sent_is_not_taken_back_for_new_weights(trainer: Trainer) -> None:
+    batch = trainer.open(target=2, max_staleness=1)
+    trainer.feed(batch, *"pq")
+    trainer.launch(4)
+    trainer.complete(0.0, 1.0, 0.0, 1.0)
+    given, other = trainer.sampler.registry.batch(batch).ready.values()
+    trainer.sampler.mark_given(given, "client", 0.0)
+    (discard,) = trainer.note(trainer.sampler.set_version(2, 0.0))
+    assert isinstance(discard, Discard)
+    assert {rollout.job_id for rollout in discard.rollouts}.isdisjoint(one.job_id for one in given.rollouts.values())
+    assert other.rollouts == {}
+    assert list(trainer.sampler.registry.batch(batch).ready.values()) == [given]
+
+
 def test_a_batch_whose_engines_never_have_the_announced_weights_fails_and_says_why(trainer: Trainer) -> None:
     """Its rollouts were dropped and made again without end."""
     batch = trainer.open(max_staleness=1, max_replacements=2, max_given_up=2)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+from typing import TYPE_CHECKING
 
-from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from support.machines import few_and_many
 
 from prorl_zmq.brokers.batches.batch_records import (
     BatchRecord,
@@ -24,6 +25,9 @@ from prorl_zmq.brokers.batches.batch_sampler import BatchSampler
 from prorl_zmq.brokers.batches.group_filters import Verdict, keep_policy
 from prorl_zmq.brokers.batches.rollout_group import Rollout, RolloutGroup
 from prorl_zmq.wire.messages.batches import BatchOptions, GroupFilter
+
+if TYPE_CHECKING:
+    from hypothesis import settings
 
 POLICIES = [
     GroupFilter("all"),
@@ -278,5 +282,6 @@ class BatchSamplerMachine(RuleBasedStateMachine):
         self.settled.add(rollout.job_id)
 
 
-class TestBatchSampler(BatchSamplerMachine.TestCase):  # type: ignore[misc,name-defined]
-    settings = settings(max_examples=settings().max_examples * 8, stateful_step_count=50)
+@few_and_many(80, steps=50)
+def test_batch_sampler(runs: settings) -> None:
+    run_state_machine_as_test(BatchSamplerMachine, settings=runs)

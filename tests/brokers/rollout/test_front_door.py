@@ -209,6 +209,18 @@ def test_a_repeated_submit_adds_nothing() -> None:
     assert len(door.table) == 1
 
 
+def test_a_submit_that_is_sent_again_runs_nothing_though_its_result_was_collected() -> None:
+    door = Door()
+    request = Submit("sent-twice", "s")
+    first = door.ask(request, codec.encode(job("a")))
+    door.perform(door.table.cancel("a", 0.0))
+    door.writes.settle(0.0)
+    assert ids(door.ask(collect())) == ["a"]
+    assert ids(door.ask(collect("a"))) == []
+    assert door.ask(request, codec.encode(job("a"))) == first == Accepted("sent-twice", 1, door.journal.journal_id)
+    assert len(door.table) == 0
+
+
 @pytest.mark.parametrize("ended", [False, True])
 def test_another_job_under_the_same_id_is_refused(ended: bool) -> None:
     door = Door()

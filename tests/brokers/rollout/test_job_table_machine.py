@@ -11,9 +11,8 @@ written down is told again by the stage processes.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -24,7 +23,9 @@ from hypothesis.stateful import (
     multiple,
     precondition,
     rule,
+    run_state_machine_as_test,
 )
+from support.machines import few_and_many
 
 from prorl_zmq.brokers.journal.journal import MemoryJournal
 from prorl_zmq.brokers.rollout.actions import Close, End, Start, Stop, Unassign
@@ -36,6 +37,9 @@ from prorl_zmq.errors import ErrorInfo
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.jobs import Job, Outcome, Phase, PhaseLimits, SandboxHandle
 from prorl_zmq.wire.messages.stages import MemberAlive, PhaseDone, PhaseFailed, StageReport, StartPhase, Task
+
+if TYPE_CHECKING:
+    from hypothesis import settings
 
 LEASE_S = 10.0
 QUIET_S = 2.5
@@ -732,27 +736,6 @@ class JobTableMachine(RuleBasedStateMachine):
                     job.run_attempt = 0
 
 
-class _Shard(JobTableMachine.TestCase):  # type: ignore[misc,name-defined]
-    """One of four: over 50,000 steps together, most of them among the proofs."""
-
-    __test__ = False
-    settings = settings(max_examples=settings().max_examples * 21 // 4, stateful_step_count=80)
-
-
-class TestJobTable1(_Shard):
-    __test__ = True
-
-
-@pytest.mark.proof
-class TestJobTable2(_Shard):
-    __test__ = True
-
-
-@pytest.mark.proof
-class TestJobTable3(_Shard):
-    __test__ = True
-
-
-@pytest.mark.proof
-class TestJobTable4(_Shard):
-    __test__ = True
+@few_and_many(52, steps=80)
+def test_job_table(runs: settings) -> None:
+    run_state_machine_as_test(JobTableMachine, settings=runs)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+from support.machines import few_and_many
 
 from prorl_zmq.brokers.rollout.node_places import NodePlaces
 from prorl_zmq.errors import ConfigError
 from prorl_zmq.wire.messages.jobs import Phase
 from prorl_zmq.wire.messages.stages import StageReport
+
+if TYPE_CHECKING:
+    from hypothesis import settings
 
 
 @dataclass
@@ -95,4 +100,6 @@ class OnePlace(RuleBasedStateMachine):
         assert len(set(self.joined.values())) <= 1
 
 
-TestOnePlace = OnePlace.TestCase
+@few_and_many(10)
+def test_one_place(runs: settings) -> None:
+    run_state_machine_as_test(OnePlace, settings=runs)

@@ -1,8 +1,18 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from support.machines import few_and_many
 
 from prorl_zmq.brokers.journal.records import Finished, job_digest
 from prorl_zmq.brokers.rollout import result_store
@@ -12,6 +22,9 @@ from prorl_zmq.errors import ErrorInfo
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.front_door import Collected, FrontDoorReply
 from prorl_zmq.wire.messages.jobs import STEPS_LIMIT, Outcome, Result, Step
+
+if TYPE_CHECKING:
+    from hypothesis import settings
 
 
 def finished(job_id: str, session: str = "s") -> Finished:
@@ -194,7 +207,9 @@ class LossyDelivery(RuleBasedStateMachine):
         assert len(self.outbox) == 0
 
 
-TestLossyDelivery = LossyDelivery.TestCase
+@few_and_many(10)
+def test_lossy_delivery(runs: settings) -> None:
+    run_state_machine_as_test(LossyDelivery, settings=runs)
 
 
 def test_results_that_do_not_fit_one_header_come_one_reply_after_the_other() -> None:

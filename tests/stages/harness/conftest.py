@@ -1,31 +1,25 @@
-"""Each kind of sandbox that this machine can make."""
+"""The sandboxes in which programs lead rollouts."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import rootfs
-from needed import usable
-
-from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
+from support.sandboxes import main_and_proofs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from support.sandboxes import SharedSandboxes
+
+    from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
 
 
-@pytest.fixture(params=["apptainer", "bubblewrap", "process"])
+@pytest.fixture(params=main_and_proofs())
 def kind(request: pytest.FixtureRequest) -> Any:
-    """A kind of sandbox; skipped where this machine cannot make it."""
-    usable(request.param)
+    """A kind of sandbox."""
     return request.param
 
 
 @pytest.fixture
-def sandboxes(kind: Any, tmp_path: Path) -> Iterator[Sandboxes]:
-    """Sandboxes of that kind."""
-    image = str(rootfs.root_filesystem()) if kind == "apptainer" else ""
-    made = Sandboxes(kind, tmp_path / "sandboxes", image=image)
-    yield made
-    made.close()
+def sandboxes(kind: Any, sandboxes_of: SharedSandboxes) -> Sandboxes:
+    """Sandboxes of that kind; the test is skipped if this machine cannot make them."""
+    return sandboxes_of(kind)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from served import LIMIT_S, gone, server_pid, use
+from support.sandboxes import on_isolated_kinds
 
 from prorl_zmq.errors import SandboxFailed, SandboxLimitExceeded
 from prorl_zmq.tools.processes import children, descendants
@@ -39,9 +40,9 @@ while True:
 """
 
 
-@pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
+@on_isolated_kinds
 def test_a_command_that_stops_whatever_starts_does_not_hang_the_server(
-    sandboxes: Sandboxes, tmp_path: Path, survivors: Callable[[str], list[str]]
+    sandboxes: Sandboxes, survivors: Callable[[str], list[str]]
 ) -> None:
     """The server waited for ever for a child that was stopped between joining the container and its program."""
 
@@ -52,7 +53,7 @@ def test_a_command_that_stops_whatever_starts_does_not_hang_the_server(
             await asyncio.wait_for(sandbox.exec(["true"], 1), 40)
 
     use(sandboxes, body)
-    assert survivors(str(tmp_path)) == []
+    assert survivors(str(sandboxes.root)) == []
 
 
 HOLDER = """
@@ -80,7 +81,7 @@ print(opened, open("/proc/1/comm").read().strip())
 """
 
 
-@pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
+@on_isolated_kinds
 def test_nothing_inside_can_touch_the_holder(sandboxes: Sandboxes) -> None:
     """In its place were the host's bwrap, whose mode a command could change, and a shell that it could trace."""
 
@@ -95,7 +96,7 @@ def test_nothing_inside_can_touch_the_holder(sandboxes: Sandboxes) -> None:
 PROGRAMS = "for p in /proc/[0-9]*; do readlink $p/exe; done | sort -u"
 
 
-@pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
+@on_isolated_kinds
 def test_no_program_of_the_host_is_seen_running(sandboxes: Sandboxes) -> None:
     async def body(sandbox: Sandbox) -> None:
         bash = await sandbox.bash()
@@ -128,7 +129,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
-@pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
+@on_isolated_kinds
 def test_a_command_traces_its_own_children_only(sandboxes: Sandboxes) -> None:
     async def body(sandbox: Sandbox) -> None:
         result = await sandbox.exec(["python3", "-c", TRACED], LIMIT_S)
@@ -148,7 +149,7 @@ time.sleep(20)
 """
 
 
-@pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
+@on_isolated_kinds
 def test_a_commands_sibling_is_watched_too(sandboxes: Sandboxes) -> None:
     """It was the execution server's child, and below no command."""
 
@@ -165,9 +166,9 @@ def test_a_commands_sibling_is_watched_too(sandboxes: Sandboxes) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
+@on_isolated_kinds
 def test_what_a_command_started_does_not_outlive_a_killed_server(
-    sandboxes: Sandboxes, tmp_path: Path, survivors: Callable[[str], list[str]]
+    sandboxes: Sandboxes, survivors: Callable[[str], list[str]]
 ) -> None:
     mark = f"3600.{uuid.uuid4().int}"
 
@@ -180,10 +181,10 @@ def test_what_a_command_started_does_not_outlive_a_killed_server(
 
     asyncio.run(main())
     assert survivors(mark) == []
-    assert survivors(str(tmp_path)) == []
+    assert survivors(str(sandboxes.root)) == []
 
 
-@pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
+@on_isolated_kinds
 def test_the_runtimes_end_is_the_containers(sandboxes: Sandboxes, survivors: Callable[[str], list[str]]) -> None:
     """What runs inside was below no process that the watch knew from then on."""
     mark = f"3600.{uuid.uuid4().int}"
@@ -202,7 +203,7 @@ def name_of(pid: int) -> str:
     return Path(f"/proc/{pid}/comm").read_text()
 
 
-@pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
+@on_isolated_kinds
 def test_calls_at_once_after_the_containers_death_never_leave_it(sandboxes: Sandboxes, tmp_path: Path) -> None:
     """Two of them started it again at one time, and a command ran with the host's root for its own."""
     (tmp_path / "host").write_text("the host's")
@@ -236,7 +237,7 @@ with open("/usr/bin/env") as file:
 """
 
 
-@pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
+@on_isolated_kinds
 def test_a_command_makes_no_user_namespace_no_keyring_and_no_lease(sandboxes: Sandboxes) -> None:
     """As root to the kernel it could mount cgroup file systems in one, write the service's own limits, and make who
     opens a file of the host wait."""
@@ -252,7 +253,7 @@ def test_a_command_makes_no_user_namespace_no_keyring_and_no_lease(sandboxes: Sa
     use(sandboxes, body)
 
 
-@pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
+@on_isolated_kinds
 def test_the_hosts_devices_keep_their_modes(sandboxes: Sandboxes) -> None:
     """A service of root owns them; `chmod 0 /dev/null` inside took it from the whole host."""
 

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 from served import LIMIT_S, use
+from support.sandboxes import on_isolated_kinds
 
 from prorl_zmq.errors import SandboxLimitExceeded
 from prorl_zmq.tools.sandbox.specification import Limits, SandboxSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from prorl_zmq.tools.sandbox.sandbox import Sandbox
     from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
 
 
-@pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
+@on_isolated_kinds
 @pytest.mark.parametrize(
     "bomb",
     [
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     ],
 )
 def test_a_bomb_ends_its_sandbox_and_not_the_node(
-    sandboxes: Sandboxes, image: str, bomb: str, survivors: Callable[[str], list[str]], tmp_path: Path
+    sandboxes: Sandboxes, image: str, bomb: str, survivors: Callable[[str], list[str]]
 ) -> None:
     """Without a limit for all processes together the first needs the whole table, and the second 800 MB."""
     limits = Limits(memory_bytes=400 * 2**20, processes=64)
@@ -52,10 +52,10 @@ def test_a_bomb_ends_its_sandbox_and_not_the_node(
             await sandbox.exec(["true"], LIMIT_S)
 
     use(sandboxes, body, SandboxSpec(limits=limits))
-    assert survivors(str(tmp_path)) == []
+    assert survivors(str(sandboxes.root)) == []
 
 
-@pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
+@on_isolated_kinds
 def test_a_single_process_has_limits(sandboxes: Sandboxes) -> None:
     async def body(sandbox: Sandbox) -> None:
         result = await sandbox.exec(["bash", "-c", "ulimit -v; ulimit -f; ulimit -u; ulimit -c"], LIMIT_S)
@@ -68,7 +68,7 @@ def test_a_single_process_has_limits(sandboxes: Sandboxes) -> None:
     use(sandboxes, body)
 
 
-@pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
+@on_isolated_kinds
 @pytest.mark.parametrize(
     "script",
     [
@@ -92,7 +92,7 @@ def test_what_is_shared_and_threads_count_too(sandboxes: Sandboxes, script: str)
     use(sandboxes, body, spec)
 
 
-@pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
+@on_isolated_kinds
 @pytest.mark.parametrize(
     "hide", ["", "import ctypes; ctypes.CDLL(None).unshare(0x400); "], ids=["open", "one thread's"]
 )
@@ -114,7 +114,7 @@ def test_memory_files_count(sandboxes: Sandboxes, hide: str) -> None:
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
+@on_isolated_kinds
 def test_honest_work_beside_a_hog_ends_in_time(sandboxes: Sandboxes) -> None:
     """Each of 400 busy processes took as much of the node's time as all that another sandbox had."""
     work = "import time; start = time.process_time()\nwhile time.process_time() - start < 0.5: pass"

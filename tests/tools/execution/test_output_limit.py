@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 from served import LIMIT_S, use
+from support.sandboxes import on_each_kind
 
 from prorl_zmq.tools.output import OUTPUT_LIMIT_BYTES
-from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
 from prorl_zmq.tools.sandbox.specification import SandboxSpec
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from support.sandboxes import SharedSandboxes
 
     from prorl_zmq.tools.sandbox.sandbox import Sandbox
+    from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
 
 WRITTEN = 100_000
 
 
-@pytest.mark.parametrize("limit_bytes", [1024, OUTPUT_LIMIT_BYTES, 2 * WRITTEN])
-def test_bash_and_ipython_keep_as_much_output_as_the_specification_says(sandboxes: Sandboxes, limit_bytes: int) -> None:
+def keep_as_much(sandboxes: Sandboxes, limit_bytes: int) -> None:
     dropped = max(WRITTEN - limit_bytes, 0)
 
     async def body(sandbox: Sandbox) -> None:
@@ -36,19 +36,28 @@ def test_bash_and_ipython_keep_as_much_output_as_the_specification_says(sandboxe
     use(sandboxes, body, SandboxSpec(output_limit_bytes=limit_bytes))
 
 
-def test_a_kernel_keeps_as_much_output_as_the_specification_says(tmp_path: Path) -> None:
+@on_each_kind
+def test_bash_and_ipython_keep_as_much_output_as_the_specification_says(sandboxes: Sandboxes) -> None:
+    keep_as_much(sandboxes, 1024)
+
+
+@pytest.mark.parametrize("limit_bytes", [OUTPUT_LIMIT_BYTES, 2 * WRITTEN])
+def test_bash_and_ipython_keep_more_output_too(sandboxes: Sandboxes, limit_bytes: int) -> None:
+    keep_as_much(sandboxes, limit_bytes)
+
+
+def test_a_kernel_keeps_as_much_output_as_the_specification_says(sandboxes_of: SharedSandboxes) -> None:
     pytest.importorskip("ipykernel")
-    sandboxes = Sandboxes("process", tmp_path / "sandboxes")
 
     async def body(sandbox: Sandbox) -> None:
         kernel = await sandbox.kernel([sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"])
         cell = await kernel.run("print('x' * 5000, end='')", 60)
         assert (cell.dropped_bytes, cell.text.count("x")) == (5000 - 2048, 2048)
 
-    use(sandboxes, body, SandboxSpec(output_limit_bytes=2048))
-    sandboxes.close()
+    use(sandboxes_of("process"), body, SandboxSpec(output_limit_bytes=2048))
 
 
+@on_each_kind
 def test_a_copy_keeps_the_limit(sandboxes: Sandboxes) -> None:
     async def body(sandbox: Sandbox) -> None:
         copy = await sandbox.copy("two")

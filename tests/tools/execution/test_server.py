@@ -13,8 +13,8 @@ import uuid
 from typing import TYPE_CHECKING
 
 import pytest
-from needed import usable
 from served import LIMIT_S, gone, server_pid, use
+from support.sandboxes import on_each_kind, on_isolated_kinds
 
 from prorl_zmq.errors import EndpointInUse, ProrlError, SandboxFailed, ToolSessionLost
 from prorl_zmq.tools.editor.arguments import EditorArguments
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from support.sandboxes import SharedSandboxes
+
     from prorl_zmq.tools.sandbox.sandbox import Sandbox
     from prorl_zmq.wire.messages.jobs import SandboxKind
 
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 # Leases ---------------------------------------------------------------------------------------------------------------
 
 
+@on_each_kind
 def test_a_sandbox_that_nobody_holds_ends_with_its_lease(
     kind: SandboxKind, image: str, tmp_path: Path, survivors: Callable[[str], list[str]]
 ) -> None:
@@ -94,7 +97,7 @@ def test_whoever_takes_a_sandbox_cuts_the_holder_off(sandboxes: Sandboxes) -> No
 @pytest.mark.parametrize("victim", ["server", "runtime", "holder"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_kill_of_any_process_leaves_nothing(
-    sandboxes: Sandboxes, victim: str, number: int, tmp_path: Path, survivors: Callable[[str], list[str]]
+    sandboxes: Sandboxes, victim: str, number: int, survivors: Callable[[str], list[str]]
 ) -> None:
     depth = ["server", "runtime", "holder"].index(victim)
     if depth and sandboxes.kind == "process":
@@ -122,7 +125,7 @@ def test_a_kill_of_any_process_leaves_nothing(
 
     asyncio.run(main())
     assert survivors(mark) == []
-    assert survivors(str(tmp_path)) == []
+    assert survivors(str(sandboxes.root)) == []
 
 
 def test_a_container_that_is_killed_again_and_again_starts_again_each_time(sandboxes: Sandboxes) -> None:
@@ -165,6 +168,7 @@ asyncio.run(main())
 """
 
 
+@on_each_kind
 @pytest.mark.parametrize("victims", ["holder", "holder and spawner", "holder, spawner and server"])
 def test_a_kill_of_the_holder_leaves_nothing(
     kind: SandboxKind, image: str, tmp_path: Path, victims: str, survivors: Callable[[str], list[str]]
@@ -194,7 +198,7 @@ def test_a_kill_of_the_holder_leaves_nothing(
     assert survivors(str(root)) == []
 
 
-@pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
+@on_isolated_kinds
 def test_an_agent_that_kills_all_it_can_costs_only_its_processes(sandboxes: Sandboxes) -> None:
     async def body(sandbox: Sandbox) -> None:
         bash = await sandbox.bash()
@@ -228,7 +232,7 @@ def test_processes_are_ended_and_files_stay(sandboxes: Sandboxes, survivors: Cal
 # What clients send ----------------------------------------------------------------------------------------------------
 
 
-def test_two_servers_on_one_socket(tmp_path: Path) -> None:
+def test_two_servers_on_one_socket(sandboxes_of: SharedSandboxes) -> None:
     async def body(sandbox: Sandbox) -> None:
         assert (sandbox.path / LOCK).exists()
         second = ExecutionServer(sandbox.path, "process", SandboxSpec())
@@ -236,9 +240,7 @@ def test_two_servers_on_one_socket(tmp_path: Path) -> None:
             await second.run(lambda: None)
         assert (await sandbox.exec(["true"], LIMIT_S)).exit_code == 0
 
-    sandboxes = Sandboxes("process", tmp_path / "sandboxes")
-    use(sandboxes, body)
-    sandboxes.close()
+    use(sandboxes_of("process"), body)
 
 
 @pytest.mark.parametrize(
@@ -246,7 +248,7 @@ def test_two_servers_on_one_socket(tmp_path: Path) -> None:
     [b"", b"\x05\0\0\0" + bytes(8) + b"hello", messages.FRAME.pack(2**32 - 1, 1), messages.FRAME.pack(9, 1) + b"123"],
     ids=["nothing", "no request", "too large", "cut off"],
 )
-def test_garbage_on_the_socket_harms_nobody(tmp_path: Path, garbage: bytes) -> None:
+def test_garbage_on_the_socket_harms_nobody(sandboxes_of: SharedSandboxes, garbage: bytes) -> None:
     async def body(sandbox: Sandbox) -> None:
         with socket.socket(socket.AF_UNIX) as line:
             folder = os.open(sandbox.path, os.O_PATH)
@@ -256,12 +258,10 @@ def test_garbage_on_the_socket_harms_nobody(tmp_path: Path, garbage: bytes) -> N
             assert (await sandbox.exec(["echo", "on"], LIMIT_S)).stdout == b"on\n"
         assert (await sandbox.exec(["echo", "on"], LIMIT_S)).stdout == b"on\n"
 
-    sandboxes = Sandboxes("process", tmp_path / "sandboxes")
-    use(sandboxes, body)
-    sandboxes.close()
+    use(sandboxes_of("process"), body)
 
 
-def test_sessions_that_are_closed_or_were_never_there_say_so(tmp_path: Path) -> None:
+def test_sessions_that_are_closed_or_were_never_there_say_so(sandboxes_of: SharedSandboxes) -> None:
     async def body(sandbox: Sandbox) -> None:
         bash = await sandbox.bash()
         await bash.close()
@@ -270,9 +270,7 @@ def test_sessions_that_are_closed_or_were_never_there_say_so(tmp_path: Path) -> 
             with pytest.raises(ToolSessionLost):
                 await session.run("1", LIMIT_S)
 
-    sandboxes = Sandboxes("process", tmp_path / "sandboxes")
-    use(sandboxes, body)
-    sandboxes.close()
+    use(sandboxes_of("process"), body)
 
 
 def test_a_cancelled_call_has_ended_its_command(sandboxes: Sandboxes, survivors: Callable[[str], list[str]]) -> None:
@@ -290,7 +288,7 @@ def test_a_cancelled_call_has_ended_its_command(sandboxes: Sandboxes, survivors:
     use(sandboxes, body)
 
 
-@pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
+@on_isolated_kinds
 def test_binds_environment_and_directory_are_as_asked(sandboxes: Sandboxes, image: str, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
@@ -314,10 +312,9 @@ def test_binds_environment_and_directory_are_as_asked(sandboxes: Sandboxes, imag
     assert not (shared / "no").exists()
 
 
-def test_a_client_of_a_dead_server_is_told_at_once(tmp_path: Path) -> None:
+def test_a_client_of_a_dead_server_is_told_at_once(sandboxes_of: SharedSandboxes) -> None:
     async def main() -> None:
-        sandboxes = Sandboxes("process", tmp_path / "sandboxes")
-        sandbox = await sandboxes.create("one")
+        sandbox = await sandboxes_of("process").create("one")
         call = asyncio.ensure_future(sandbox.exec(["sleep", "3600"], 3600))
         await asyncio.sleep(0.2)
         os.kill(server_pid(sandbox), signal.SIGKILL)
@@ -326,7 +323,6 @@ def test_a_client_of_a_dead_server_is_told_at_once(tmp_path: Path) -> None:
         with pytest.raises(SandboxFailed):
             await ExecutionClient.connect(sandbox.path)
         await sandbox.close()
-        sandboxes.close()
 
     asyncio.run(main())
 
@@ -343,14 +339,15 @@ def test_a_client_of_a_dead_server_is_told_at_once(tmp_path: Path) -> None:
     ],
     ids=["bind", "limit", "name", "size", "directory", "type"],
 )
-def test_a_wrong_specification_is_said_and_starts_nothing(tmp_path: Path, spec: SandboxSpec, where: str) -> None:
+def test_a_wrong_specification_is_said_and_starts_nothing(
+    sandboxes_of: SharedSandboxes, spec: SandboxSpec, where: str
+) -> None:
     async def main() -> None:
-        sandboxes = Sandboxes("process", tmp_path / "s")
+        sandboxes = sandboxes_of("process")
         with pytest.raises(SandboxFailed, match=where) as caught:
             await sandboxes.create("one", spec)
         assert caught.value.reason == "specification"
         assert list(sandboxes.root.iterdir()) == []
-        sandboxes.close()
 
     asyncio.run(main())
 
@@ -358,7 +355,7 @@ def test_a_wrong_specification_is_said_and_starts_nothing(tmp_path: Path, spec: 
 # Tool sessions --------------------------------------------------------------------------------------------------------
 
 
-def test_a_kernel_is_reached_through_the_server(tmp_path: Path) -> None:
+def test_a_kernel_is_reached_through_the_server(sandboxes_of: SharedSandboxes) -> None:
     async def body(sandbox: Sandbox) -> None:
         kernel = await sandbox.kernel([sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"])
         assert (await kernel.run("a = 6", 60)).text == ""
@@ -366,14 +363,12 @@ def test_a_kernel_is_reached_through_the_server(tmp_path: Path) -> None:
         with pytest.raises(SandboxFailed):
             await sandbox.kernel(["/no/such/kernel", "{connection_file}"])
 
-    sandboxes = Sandboxes("process", tmp_path / "s")
-    use(sandboxes, body)
-    sandboxes.close()
+    use(sandboxes_of("process"), body)
 
 
-def test_an_image_without_python_is_said_when_the_session_starts(tmp_path: Path, small_image: Path) -> None:
-    usable("bubblewrap")
-
+def test_an_image_without_python_is_said_when_the_session_starts(
+    sandboxes_of: SharedSandboxes, small_image: Path
+) -> None:
     async def body(sandbox: Sandbox) -> None:
         with pytest.raises(SandboxFailed, match="python"):
             await sandbox.ipython()
@@ -381,15 +376,10 @@ def test_an_image_without_python_is_said_when_the_session_starts(tmp_path: Path,
         assert (await sandbox.edit(arguments, LIMIT_S)).ok
         assert (await (await sandbox.bash()).run("cat file", LIMIT_S)).output == "one\n"
 
-    sandboxes = Sandboxes("bubblewrap", tmp_path / "s", image=str(small_image))
-    use(sandboxes, body)
-    sandboxes.close()
+    use(sandboxes_of("bubblewrap"), body, SandboxSpec(image=str(small_image)))
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param("apptainer", marks=pytest.mark.proof), "bubblewrap", "process"], indirect=True
-)
-def test_a_server_that_was_stopped_counts_that_for_no_command(kind: SandboxKind, image: str, tmp_path: Path) -> None:
+def test_a_server_that_was_stopped_counts_that_for_no_command(sandboxes: Sandboxes) -> None:
     async def body(sandbox: Sandbox) -> None:
         server = server_pid(sandbox)
         bash = await sandbox.bash()
@@ -405,11 +395,10 @@ def test_a_server_that_was_stopped_counts_that_for_no_command(kind: SandboxKind,
             assert result.exit_code == 0
         assert (await bash.run("sleep 60", 1.0)).timed_out
 
-    sandboxes = Sandboxes(kind, tmp_path / "s", image=image)
     use(sandboxes, body)
-    sandboxes.close()
 
 
+@on_each_kind
 def test_an_editor_on_a_full_disk_loses_nothing(kind: SandboxKind, image: str, tmp_path: Path) -> None:
     """The sandbox's folder lies on a small file system of its own; what the model gets is a text."""
     if os.geteuid() != 0:

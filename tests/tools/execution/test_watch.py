@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from support.sandboxes import on_isolated_kinds
 
 from prorl_zmq.errors import ProrlError, SandboxLimitExceeded
 from prorl_zmq.tools.execution import memory_files
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from prorl_zmq.tools.sandbox.container import Container
 
-pytestmark = pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
+pytestmark = on_isolated_kinds
 
 
 async def exceeded(container: Container) -> ProrlError:

@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("kind", ["apptainer"], indirect=True)
-def test_a_sif_file_is_an_image(
-    sandboxes: Sandboxes, sif: str, survivors: Callable[[str], list[str]], tmp_path: Path
-) -> None:
+def test_a_sif_file_is_an_image(sandboxes: Sandboxes, sif: str, survivors: Callable[[str], list[str]]) -> None:
     async def main() -> None:
         sandbox = await sandboxes.create("one", SandboxSpec(image=sif, writable="disk", fakeroot=True))
         bash = await sandbox.bash()
@@ -25,7 +23,7 @@ def test_a_sif_file_is_an_image(
         await sandbox.close()
 
     asyncio.run(main())
-    assert survivors(str(tmp_path)) == []
+    assert survivors(str(sandboxes.root)) == []
     assert survivors(sif) == []  # nor what served its filesystem
 
 

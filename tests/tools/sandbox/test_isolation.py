@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support.sandboxes import on_isolated_kinds
 
 from prorl_zmq.tools.sandbox.namespaces import INOTIFY_INSTANCES
 from prorl_zmq.tools.sandbox.specification import Limits, SandboxSpec
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
     from prorl_zmq.wire.messages.jobs import SandboxKind
 
-pytestmark = pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
+pytestmark = on_isolated_kinds
 
 
 def run_inside(sandboxes: Sandboxes, script: str, spec: SandboxSpec | None = None) -> ExecResult:
@@ -35,11 +36,13 @@ def run_inside(sandboxes: Sandboxes, script: str, spec: SandboxSpec | None = Non
     return asyncio.run(main())
 
 
-def test_nothing_of_the_host_is_inside(sandboxes: Sandboxes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_of_the_host_is_inside(
+    own_sandboxes: Sandboxes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PRORL_TEST_SECRET", "secret")
     (tmp_path / "host").write_text("secret")
     result = run_inside(
-        sandboxes, f"cat {tmp_path}/host; env; cat /proc/*/environ; ls -A /tmp /root /home; ls /proc; id -u"
+        own_sandboxes, f"cat {tmp_path}/host; env; cat /proc/*/environ; ls -A /tmp /root /home; ls /proc; id -u"
     )
     words = result.stdout.decode(errors="replace")
     assert "secret" not in words

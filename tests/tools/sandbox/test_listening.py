@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import uvloop
+from support.sandboxes import on_each_kind, on_isolated_kinds
 
 from prorl_zmq.errors import SandboxFailed
 from prorl_zmq.tools.sandbox.specification import SandboxSpec
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 LIMIT_S = 30.0
 TALK = 'exec 3<>"/dev/tcp/127.0.0.1/$0" && echo "$1" >&3 && cat <&3'
 HEAR = 'exec 3<>"/dev/tcp/127.0.0.1/$0" && cat <&3'
-isolated = pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
 
 
 async def talk(sandbox: Sandbox, listening: ListeningSocket, word: str) -> tuple[bytes, bytes]:
@@ -44,6 +44,7 @@ async def talk(sandbox: Sandbox, listening: ListeningSocket, word: str) -> tuple
     return heard, result.stdout
 
 
+@on_each_kind
 @pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
 def test_a_command_inside_reaches_the_process_that_listens(sandboxes: Sandboxes, runner: Callable[..., object]) -> None:
     async def main() -> None:
@@ -107,7 +108,7 @@ def test_a_process_that_attaches_can_listen(sandboxes: Sandboxes) -> None:
     asyncio.run(main())
 
 
-@isolated
+@on_isolated_kinds
 def test_a_port_that_is_taken_is_said(sandboxes: Sandboxes) -> None:
     async def main() -> None:
         sandbox = await sandboxes.create("one")
@@ -128,7 +129,7 @@ def test_a_port_that_is_taken_is_said(sandboxes: Sandboxes) -> None:
 SQUAT = "import socket; s = socket.socket(); s.bind(('0.0.0.0', 8000)); s.listen(); print('on', flush=True); s.accept()"
 
 
-@isolated
+@on_isolated_kinds
 def test_a_program_inside_that_took_the_port_gets_no_calls(sandboxes: Sandboxes) -> None:
     async def main() -> None:
         sandbox = await sandboxes.create("one")
@@ -146,7 +147,7 @@ def test_a_program_inside_that_took_the_port_gets_no_calls(sandboxes: Sandboxes)
     asyncio.run(main())
 
 
-@isolated
+@on_isolated_kinds
 def test_the_sandbox_still_has_no_other_network(sandboxes: Sandboxes) -> None:
     async def main() -> None:
         sandbox = await sandboxes.create("one")
@@ -166,7 +167,7 @@ def test_the_sandbox_still_has_no_other_network(sandboxes: Sandboxes) -> None:
     asyncio.run(main())
 
 
-@isolated
+@on_isolated_kinds
 def test_a_sandbox_with_the_hosts_network_gets_a_port_of_the_host(sandboxes: Sandboxes) -> None:
     async def main() -> None:
         sandbox = await sandboxes.create("one", SandboxSpec(network=True))

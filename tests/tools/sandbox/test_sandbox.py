@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import uvloop
+from support.sandboxes import on_each_kind
 
 from prorl_zmq.errors import SandboxFailed, SandboxLimitExceeded
 from prorl_zmq.tools.execution import messages
@@ -39,6 +40,7 @@ def use(sandboxes: Sandboxes, body: Callable[[Sandbox], object], runner: Callabl
     runner(main())
 
 
+@on_each_kind
 @pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
 def test_a_command_has_input_outputs_and_exit_code(sandboxes: Sandboxes, runner: Callable[..., object]) -> None:
     async def body(sandbox: Sandbox) -> None:
@@ -56,8 +58,9 @@ def test_a_command_has_input_outputs_and_exit_code(sandboxes: Sandboxes, runner:
     use(sandboxes, body, runner)
 
 
+@on_each_kind
 def test_commands_see_the_workspace_and_a_clean_environment(
-    sandboxes: Sandboxes, monkeypatch: pytest.MonkeyPatch
+    own_sandboxes: Sandboxes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PRORL_TEST_SECRET", "secret")
 
@@ -70,7 +73,7 @@ def test_commands_see_the_workspace_and_a_clean_environment(
         assert "secret" not in result.stdout.decode()
         assert "PAGER=cat" in lines
 
-    use(sandboxes, body)
+    use(own_sandboxes, body)
 
 
 def test_output_beyond_the_limit_is_cut_in_the_middle(sandboxes: Sandboxes) -> None:
@@ -84,6 +87,7 @@ def test_output_beyond_the_limit_is_cut_in_the_middle(sandboxes: Sandboxes) -> N
     use(sandboxes, body)
 
 
+@on_each_kind
 @pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
 def test_the_time_limit_and_cancellation_kill_the_whole_tree(
     sandboxes: Sandboxes, survivors: Callable[[str], list[str]], runner: Callable[..., object]
@@ -117,6 +121,7 @@ def test_a_job_in_the_background_does_not_hold_the_caller(
     use(sandboxes, body)
 
 
+@on_each_kind
 def test_files_are_written_and_read(sandboxes: Sandboxes) -> None:
     async def body(sandbox: Sandbox) -> None:
         await sandbox.write_file("deep/er/file", b"1")
@@ -143,6 +148,7 @@ def test_paths_out_of_the_workspace_are_refused(sandboxes: Sandboxes, path: str)
     use(sandboxes, body)
 
 
+@on_each_kind
 def test_an_absolute_path_is_the_sandboxs_own(sandboxes: Sandboxes, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("the host's")
 
@@ -180,6 +186,7 @@ def test_a_folder_is_uploaded(sandboxes: Sandboxes, tmp_path: Path) -> None:
     use(sandboxes, body)
 
 
+@on_each_kind
 def test_planted_links_and_fifos_are_refused(sandboxes: Sandboxes, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -202,6 +209,7 @@ def test_planted_links_and_fifos_are_refused(sandboxes: Sandboxes, tmp_path: Pat
     use(sandboxes, body)
 
 
+@on_each_kind
 def test_a_copy_is_a_sandbox_of_its_own(sandboxes: Sandboxes, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("the host's")
@@ -265,6 +273,7 @@ def test_what_is_larger_than_the_limit_is_not_copied(sandboxes: Sandboxes, monke
     use(sandboxes, body)
 
 
+@on_each_kind
 def test_whatever_is_left_in_it_a_sandbox_closes(sandboxes: Sandboxes) -> None:
     script = """
         mkdir -p shut/inner; touch shut/inner/file; chmod 000 shut/inner shut

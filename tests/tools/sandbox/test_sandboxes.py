@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+from support.sandboxes import on_each_kind, on_isolated_kinds
 
 from prorl_zmq.errors import SandboxFailed
 from prorl_zmq.system.open_files import raise_open_files
@@ -23,7 +24,10 @@ from prorl_zmq.wire.messages.jobs import SandboxHandle
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from support.sandboxes import SharedSandboxes
 
+
+@on_each_kind
 def test_another_process_attaches_by_the_handle(sandboxes: Sandboxes, image: str) -> None:
     async def main() -> None:
         sandbox = await sandboxes.create("job-1.2")
@@ -53,16 +57,15 @@ def test_bad_names_are_refused(tmp_path: Path, name: str) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_taken_name_is_refused(tmp_path: Path) -> None:
+def test_a_taken_name_is_refused(sandboxes_of: SharedSandboxes) -> None:
     async def main() -> None:
-        sandboxes = Sandboxes("process", tmp_path)
+        sandboxes = sandboxes_of("process")
         sandbox = await sandboxes.create("one")
         await sandbox.write_file("file", b"")
         with pytest.raises(SandboxFailed, match="exists already"):
             await sandboxes.create("one")
         assert await sandbox.read_file("file") == b""
         await sandbox.close()
-        sandboxes.close()
 
     asyncio.run(main())
 
@@ -97,7 +100,7 @@ def test_a_disk_that_refuses_is_a_sandbox_failed(tmp_path: Path) -> None:
         asyncio.run(Sandboxes("process", tmp_path / "file").create("one"))
 
 
-@pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"], indirect=True)
+@on_isolated_kinds
 @pytest.mark.parametrize(
     ("make", "message"),
     [

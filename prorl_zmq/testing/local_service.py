@@ -1,0 +1,244 @@
+"""`LocalService`: the whole service in one process, for tests.
+
+The rollout broker and the backend broker run in threads of their own; the INIT, RUN and EVAL stage processes and the
+engine host on one asyncio loop in a third. They are the service's own classes and talk through its own sockets, so a
+job takes the way that it takes in production. Sandboxes and graders are processes, as always.
+
+What differs: signals are left to the caller's process; a handler that blocks the loop blocks all stages; and the
+journal is in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import zmq
+
+from ..client.asynchronous.client import AsyncRolloutClient
+from ..client.blocking.client import RolloutClient
+from ..config import own_run_dir, parse_topology
+from ..errors import ConfigError
+from ..inference.engine import Engine
+from ..inference.host import EngineHost, HostOptions
+from ..stages.handler import load_handlers, make_handler
+from ..stages.stage_process import StageOptions, StageProcess, make_sandboxes
+from ..tools.sandbox.sweeping import sweep
+from ..wire.messages.jobs import Phase
+from ..wire.sockets import endpoint_beside, free_ipc_paths
+from .broker_threads import BrokerThreads
+from .loop_thread import LoopThread
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Mapping
+    from types import TracebackType
+    from typing import Self
+
+    from ..stages.handler import AgentHandler
+
+    Handlers = Mapping[str, AgentHandler[Any] | type[AgentHandler[Any]]]
+
+START_LIMIT_S = 20.0
+STOP_LIMIT_S = 15.0
+PARTS_LIMIT_S = 10.0
+PHASES_LIMIT_S = 3.0
+"""How long phases may take to stop."""
+SPAWNER_LIMIT_S = 2.0
+"""How long the process may take to end that started the sandboxes."""
+LOOK_S = 0.002
+TABLES = {"service", "rollout_broker", "backend_broker", "sandbox"}
+ROLLOUT_BROKER = {"heartbeat_s": 0.2, "journal": ""}
+"""Settings that differ from a service's."""
+BACKEND_ID = "local"
+
+log = logging.getLogger("prorl.testing")
+
+
+class LocalService:
+    """A service that runs inside a `with` block; several can run at once, also where an asyncio loop runs.
+
+    At the block's end all that is its own is gone: threads, sockets, sandboxes, child processes, and `run_dir`.
+
+    Args:
+        handlers: the tasks that it serves, by name: classes, of which INIT, RUN and EVAL each get an instance, as in a
+            service; or instances, which they share. None: the tasks of the installed packages.
+        engine: what talks, such as `say("4")`; anything that is an `Engine`. None: a job that wants to talk ends with
+            `no_backend`.
+        sandbox: what the jobs' tools act in: `process` isolates nothing; `bubblewrap` and others, if the machine has
+            them, as in a service.
+        slots: jobs that each of INIT, RUN and EVAL works on at a time.
+        topology: tables of a topology file, for what else is to differ, such as
+            `{"rollout_broker": {"max_jobs": 10}}`.
+
+    Raises:
+        ConfigError: a handler, the engine, the kind of sandbox or a setting is wrong (`key`).
+        TimeoutError: at the block's end, something of it did not stop within seconds; the message says where it is.
+            If the block raised, this is a note of that error.
+    """
+
+    def __init__(
+        self,
+        *,
+        handlers: Handlers | None = None,
+        engine: Engine | None = None,
+        sandbox: str = "process",
+        slots: int = 8,
+        topology: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        self._engine = engine
+        if engine is not None:
+            _check_engine(engine)
+        self._handlers = {role: _made(handlers) for role in Phase}
+        self._slots = slots
+        tables = {name: dict(table) for name, table in (topology or {}).items()}
+        if others := sorted(tables.keys() - TABLES):
+            words = f"LocalService takes the tables {', '.join(sorted(TABLES))} of a topology; not {', '.join(others)}"
+            raise ConfigError(words, key=others[0])
+        self.run_dir = own_run_dir(Path(tempfile.mkdtemp(prefix="prorl-local-")))
+        """Its private folder of sockets and sandboxes."""
+        try:
+            tables["service"] = {"run_dir": str(self.run_dir), **tables.get("service", {})}
+            tables["rollout_broker"] = ROLLOUT_BROKER | tables.get("rollout_broker", {})
+            tables["sandbox"] = {"kind": sandbox, **tables.get("sandbox", {})}
+            self._topology = parse_topology(dict(tables), "LocalService")
+            if self._topology.journal is not None:
+                raise ConfigError("the journal of a LocalService is in memory", key="rollout_broker.journal")
+            self._options = self._stage_options()
+            self._sandboxes = make_sandboxes(self._options)
+        except BaseException:
+            shutil.rmtree(self.run_dir)
+            raise
+        self.front_door = self._topology.endpoint(self._topology.rollout_broker.front_door)
+        """Where clients connect."""
+        self.brokers = BrokerThreads(self._topology)
+        """Stops and starts the brokers, to test what outlives a restart."""
+        self._loop: LoopThread | None = None
+        self._stages: list[StageProcess] = []
+        self._stop = asyncio.Event()
+        """Ends the engine host."""
+        self._parts: list[asyncio.Task[None]] = []
+
+    def __enter__(self) -> Self:
+        try:
+            self.brokers.start_backend_broker()
+            self.brokers.start_rollout_broker()
+            self._loop = LoopThread("local-service")
+            self._loop.call(self._start_parts(), START_LIMIT_S)
+            self._wait_ready()
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if stuck := self._close():
+            words = f"of the LocalService this did not stop: {'; '.join(stuck)}"
+            if error is None:
+                raise TimeoutError(words)
+            error.add_note(words)
+
+    def client(self, **options: Any) -> RolloutClient:
+        """Return a client of the service with a session of its own; it takes `RolloutClient`'s options."""
+        return RolloutClient(self.front_door, **options)
+
+    def async_client(self, **options: Any) -> AsyncRolloutClient:
+        """Return a client for asyncio with a session of its own; it takes `AsyncRolloutClient`'s options."""
+        return AsyncRolloutClient(self.front_door, **options)
+
+    def _stage_options(self) -> StageOptions:
+        topology = self._topology
+        return StageOptions(
+            role=Phase.RUN,
+            slots=self._slots,
+            connect=topology.endpoint(topology.rollout_broker.stage_events),
+            node=topology.node,
+            run_dir=self.run_dir,
+            sandbox=topology.sandbox.kind,
+            image=topology.sandbox.image,
+            image_folders=tuple(map(Path, topology.sandbox.image_folders)),
+            shutdown_s=PHASES_LIMIT_S,
+        )
+
+    async def _start_parts(self) -> None:
+        if self._engine is not None:
+            self._start_part("the engine host", self._serve_engine(self._engine))
+        for role, handlers in self._handlers.items():
+            stage = StageProcess(replace(self._options, role=role), handlers, self._sandboxes)
+            self._stages.append(stage)
+            self._start_part(f"the {role} process", stage.serve())
+
+    async def _serve_engine(self, engine: Engine) -> None:
+        broker = self._topology.endpoint(self._topology.backend_broker.endpoint)
+        options = HostOptions(
+            endpoint=endpoint_beside(broker, f"{self.run_dir}/{BACKEND_ID}"),
+            backend_broker=broker,
+            backend_id=BACKEND_ID,
+            node=self._options.node,
+            run_dir=self.run_dir,
+        )
+        with zmq.Context() as context:
+            await EngineHost(context, engine, options).run(self._stop)
+
+    def _start_part(self, name: str, coroutine: Coroutine[Any, Any, None]) -> None:
+        part = asyncio.create_task(coroutine, name=name)
+        part.add_done_callback(_log_failure)
+        self._parts.append(part)
+
+    def _wait_ready(self) -> None:
+        until = time.monotonic() + START_LIMIT_S
+        with self.client(timeout_s=START_LIMIT_S) as client:
+            while len(client.status().stages) < len(Phase) or (self._engine is not None and not client.backends.list()):
+                for part in self._parts:
+                    if part.done():
+                        part.result()
+                if time.monotonic() > until:
+                    raise TimeoutError(f"the LocalService was not ready within {START_LIMIT_S:g} s")
+                time.sleep(LOOK_S)
+
+    def _close(self) -> list[str]:
+        """Stop everything; return what did not stop."""
+        stuck: list[str] = []
+        if self._loop is not None:
+            stuck = self._loop.close(self._stop_parts(), STOP_LIMIT_S)
+        try:
+            self.brokers.close()
+        except TimeoutError as error:
+            stuck.append(str(error))
+        free_ipc_paths(self.run_dir)
+        shutil.rmtree(self.run_dir, ignore_errors=True)
+        return stuck
+
+    async def _stop_parts(self) -> None:
+        for stage in self._stages:
+            stage.stop()
+        self._stop.set()
+        if self._parts:
+            await asyncio.wait(self._parts, timeout=PARTS_LIMIT_S)
+        await sweep(self._sandboxes.root)
+        await asyncio.to_thread(self._sandboxes.close, SPAWNER_LIMIT_S)
+
+
+def _made(handlers: Handlers | None) -> dict[str, AgentHandler[Any]]:
+    if handlers is None:
+        return load_handlers()
+    return {task: make_handler(task, given) for task, given in handlers.items()}
+
+
+def _check_engine(engine: Engine) -> None:
+    wanted = [name for name in vars(Engine) if not name.startswith("_")]
+    if isinstance(engine, type) or (missing := [name for name in wanted if not hasattr(engine, name)]):
+        lacks = "it is a class" if isinstance(engine, type) else f"it has no {', '.join(missing)}"
+        raise ConfigError(f"{engine!r} is no Engine: {lacks}; say(…) makes one", key="engine")
+
+
+def _log_failure(part: asyncio.Task[None]) -> None:
+    if not part.cancelled() and part.exception() is not None:
+        log.error("%s ended: %s", part.get_name(), part.exception())
