@@ -35,7 +35,7 @@ from documents import (
 from needed import lacking, usable
 from rootfs import tiny_root_filesystem
 from support.commands import run, script
-from support.services import free_port
+from support.ports import free_port
 from support.waiting import until
 
 from prorl_zmq import Job, RolloutClient, Sampling

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 import tempfile
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +13,11 @@ import msgspec
 import pytest
 from needed import usable
 from rootfs import root_filesystem
+from support import forks
 from support.waiting import until
 
 from prorl_zmq import Job, RolloutClient
 from prorl_zmq.config import RolloutBrokerSettings, ServiceSettings, Topology, own_run_dir
-from prorl_zmq.system.processes import die_with_parent
 from prorl_zmq.testing import BrokerThreads, LocalService
 
 from .scripted import ScriptedHandler
@@ -62,13 +59,9 @@ class TestService:
         self.wait_stages(3)
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """Run `python -P` with these arguments."""
         with (self.folder / "log").open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, *arguments],
-                stdout=log,
-                stderr=log,
-                preexec_fn=partial(die_with_parent, os.getpid()),
-            )
+            process = forks.start(*arguments, stdout=log, stderr=log)
         self.processes.append(process)
         return process
 

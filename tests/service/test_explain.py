@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from prorl_zmq.testing import LocalService
     from prorl_zmq.wire.messages.front_door import JobTrace
 
+pytestmark = pytest.mark.xdist_group("staged service")
 SHORT = (
     "engines are not ready",
     "one backend of two is slow",

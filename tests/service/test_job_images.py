@@ -39,7 +39,7 @@ def test_a_job_that_names_the_hosts_root_fails_and_the_stage_goes_on(
     plans = plan_children(msgspec.structs.replace(service.topology, sandbox=sandbox), None)
     (arguments,) = (plan.arguments for plan in plans if plan.name == "init-0")
     service.start_brokers()
-    service.start("-P", "-m", "prorl_zmq.cli", *arguments)
+    service.start("-m", "prorl_zmq.cli", *arguments)
     service.wait_stages(1)
     with service.client() as client:
         client.submit(shell(image) for image in ("/", "/proc/self/root", "~", "/usr", str(tmp_path)))

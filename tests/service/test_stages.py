@@ -235,7 +235,7 @@ def test_a_conversation_goes_on_with_another_backend_when_its_own_is_killed(
         client.submit(job)
         until(lambda: mark.exists() and mark.read_text() == "generating", "the generation")
         flags = ("--connect", service.backend_broker, "--name", "other", "--run-dir", str(service.folder))
-        service.start("-P", "-m", "prorl_zmq.cli", "prorl-engine", *flags)
+        service.start("-m", "prorl_zmq.cli", "prorl-engine", *flags)
         until(lambda: len(client.backends.list()) == 2, "the other engine")
         first.kill()
         (trajectory,) = client.stream(timeout_s=40)
@@ -262,7 +262,7 @@ def test_a_conversation_waits_for_its_only_backend_when_that_is_started_again(
         first.wait()
         until(lambda: [s.state for s in client.backends.list()] == ["probation"], "the job to miss its engine")
         flags = ("--connect", service.backend_broker, "--name", "endless", "--bind", endpoint)
-        service.start("-P", "-m", "prorl_zmq.cli", "prorl-engine", *flags, "--run-dir", str(service.folder))
+        service.start("-m", "prorl_zmq.cli", "prorl-engine", *flags, "--run-dir", str(service.folder))
         (trajectory,) = client.stream(timeout_s=60)
     assert (trajectory.outcome, trajectory.result.attempt) == ("completed", 1)
     assert trajectory.result.backend == "endless"

@@ -6,13 +6,14 @@ import asyncio
 import json
 import signal
 import subprocess
-import sys
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from support import forks
+from support.commands import prorl
 from support.waiting import WAIT_S, until
 
 from prorl_zmq import AsyncRolloutClient, Job
@@ -30,14 +31,14 @@ if TYPE_CHECKING:
 
     from .conftest import TestService
 
-SUBMIT = [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl", "submit"]
+SUBMIT = ("-m", "prorl_zmq.cli", "prorl", "submit")
 PATIENCE = """
 import sys
 from prorl_zmq.commands import app, jobs
 jobs.END_S = 600.0
 sys.exit(app.run("prorl", ["submit", *sys.argv[1:]]))
 """
-PATIENT = [sys.executable, "-P", "-c", PATIENCE]
+pytestmark = pytest.mark.xdist_group("tight service")
 HELD = 10
 """Jobs that a session may have in the service."""
 
@@ -54,16 +55,18 @@ def task_file(path: Path, jobs: list[Job]) -> Path:
     return path
 
 
+def submitted(service: LocalService, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Submit until all has ended."""
+    return prorl("submit", *arguments, "--connect", service.front_door)
+
+
 @contextmanager
 def submitting(
-    service: LocalService, *arguments: str, command: Sequence[str] = SUBMIT
+    service: LocalService, *arguments: object, program: Sequence[object] = SUBMIT
 ) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [*command, *arguments, "--connect", service.front_door],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    """A process that submits, to be interrupted."""
+    words = [str(word) for word in (*program, *arguments, "--connect", service.front_door)]
+    process = forks.start(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         yield process
     finally:
@@ -84,10 +87,9 @@ def outcomes(out: Path) -> list[str]:
 
 def test_a_file_of_more_jobs_than_the_session_may_hold_goes_through(tight: LocalService, tmp_path: Path) -> None:
     tasks = task_file(tmp_path / "tasks.jsonl", [scripted() for _ in range(3 * HELD + 1)])
-    with submitting(tight, str(tasks), "--out", str(tmp_path)) as process:
-        stdout, stderr = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 0, stderr
-    assert "31" in stdout
+    done = submitted(tight, tasks, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "31" in done.stdout
     assert outcomes(tmp_path) == ["completed"] * (3 * HELD + 1)
     assert held(tight) == 0
 
@@ -113,10 +115,9 @@ def test_a_refused_job_in_the_middle_leaves_nothing_behind(tight: LocalService, 
     """What had been accepted before it went on running."""
     wrong = Job(task="no-such-task", instance={})
     tasks = task_file(tmp_path / "tasks.jsonl", [*(scripted(run="sleep") for _ in range(HELD)), wrong])
-    with submitting(tight, str(tasks)) as process:
-        _, stderr = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 2
-    assert "no-such-task" in stderr.splitlines()[-1]
+    done = submitted(tight, tasks)
+    assert done.returncode == 2
+    assert "no-such-task" in done.stderr.splitlines()[-1]
     assert held(tight) == 0
 
 
@@ -138,11 +139,10 @@ def test_what_a_session_left_is_collected_by_its_name(tight: LocalService, tmp_p
         client.submit(scripted() for _ in range(3))
     out = tmp_path / "out"
     for _ in range(2):  # the second time there is nothing, and what the first has written stays
-        with submitting(tight, "--session", "mine", "--out", str(out)) as process:
-            stdout, stderr = process.communicate(timeout=WAIT_S)
-        assert process.returncode == 0, stderr
+        done = submitted(tight, "--session", "mine", "--out", out)
+        assert done.returncode == 0, done.stderr
         assert outcomes(out) == ["completed"] * 3
-    assert "completed" not in stdout
+    assert "completed" not in done.stdout
     assert held(tight) == 0
 
 
@@ -165,7 +165,9 @@ def test_results_that_do_not_come_in_time_are_named_with_their_session(
 def test_a_second_ctrl_c_does_not_wait(local_service: LocalService, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     tasks = task_file(tmp_path / "tasks.jsonl", [scripted(run="sleep", mark=str(mark))])
-    with submitting(local_service, str(tasks), command=PATIENT) as process:
+    patient = tmp_path / "patient.py"
+    patient.write_text(PATIENCE)
+    with submitting(local_service, tasks, program=[patient]) as process:
         until(mark.exists, "the job to run")
         local_service.brokers.stop("rollout")
         for pause_s in (0.0, 2 * TWICE_S):

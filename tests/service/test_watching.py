@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import tempfile
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from support.commands import prorl
 from support.waiting import until
 from textual.widgets import DataTable
 
@@ -353,7 +352,6 @@ def test_what_others_have_named_is_shown_as_text_of_one_line() -> None:
 
 
 def test_prorl_top_into_a_pipe_says_what_to_use() -> None:
-    command = [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl", "top"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, stdin=subprocess.DEVNULL)
+    done = prorl("top")
     assert (done.returncode, done.stdout) == (2, "")
     assert "prorl top needs a terminal; `prorl status` prints the same once" in done.stderr

@@ -76,7 +76,7 @@ def start_engine(
 ) -> subprocess.Popen[bytes]:
     flags = ("--connect", service.backend_broker, "--name", name, "--run-dir", str(service.folder))
     weights = ("--model", str(policy), "--weight-version", str(version))
-    return service.start("-P", "-m", "prorl_zmq.cli", "prorl-engine", *flags, *weights, *more)
+    return service.start("-m", "prorl_zmq.cli", "prorl-engine", *flags, *weights, *more)
 
 
 def start_engines(service: TestService, folder: Path, client: RolloutClient) -> None:

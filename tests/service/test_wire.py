@@ -107,7 +107,7 @@ def test_no_frame_of_a_service_is_a_pickle(empty_service: TestService) -> None:
         service.start_stages()
         weights = folder / "weights.npz"
         Policy.initial(PolicyShape(VOCABULARY_SIZE), 1).save(weights)  # quicker than the base policy
-        service.start("-P", "-m", "prorl_zmq.cli", "prorl-engine", "--run-dir", str(folder), "--model", str(weights))
+        service.start("-m", "prorl_zmq.cli", "prorl-engine", "--run-dir", str(folder), "--model", str(weights))
         with service.client() as client:
             until(lambda: client.backends.list(), "the engine", 60)
             client.submit([scripted(), _conversation()])

@@ -13,7 +13,7 @@ import pytest
 from captured import segments_of
 from otlp_receiver import OtlpReceiver
 from scripted_policy import CHAT, ScriptedPolicy
-from vllm_server import free_port
+from support.ports import free_port
 
 from prorl_zmq import EpisodeLimits, Job, Sampling
 from prorl_zmq.data.trajectory import Role
