@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections import Counter, defaultdict
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import msgspec
@@ -29,6 +28,8 @@ from .backends import backend_table, show
 from .options import Config, Connect, Keys, Service, all_brokers, async_client_of, columns, console, taking
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ..client.asynchronous.client import AsyncRolloutClient
     from ..data.trajectory import Trajectory
     from ..wire.messages.batches import BatchStatus
@@ -286,9 +287,13 @@ def _write(trajectory: Trajectory, out: Path) -> None:
     np.savez(out / "arrays" / f"{trajectory.job_id}.npz", **{name: getattr(trajectory, name) for name in ARRAYS})
 
 
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
 def _mean_reward(finished: list[Trajectory]) -> str:
     rewards = [trajectory.reward for trajectory in finished if trajectory.reward is not None]
-    return f"mean reward {fmean(rewards):.3f}" if rewards else ""
+    return f"mean reward {_mean(rewards):.3f}" if rewards else ""
 
 
 def _summary(finished: list[Trajectory]) -> Table:
@@ -305,9 +310,9 @@ def _summary(finished: list[Trajectory]) -> Table:
             task,
             outcome,
             str(len(group)),
-            f"{fmean(rewards):.3f}" if rewards else "",
-            f"{fmean([trajectory.result.tokens for trajectory in group]):.0f}",
-            f"{fmean([trajectory.result.metrics.get('turns', 0.0) for trajectory in group]):.1f}",
+            f"{_mean(rewards):.3f}" if rewards else "",
+            f"{_mean([trajectory.result.tokens for trajectory in group]):.0f}",
+            f"{_mean([trajectory.result.metrics.get('turns', 0.0) for trajectory in group]):.1f}",
             Text(one_line(error)),  # of another machine, on its way to a terminal
         )
     return table
