@@ -34,7 +34,7 @@ COMMANDS = {
     "gateway": Command("gateway:gateway", "HTTP in front of a service: a JSON API"),
     "dashboard": Command("dashboard:dashboard", "A page in the browser"),
     "submit": Command("jobs:submit", "Submit jobs, wait until all have ended, and sum up"),
-    "status": Command("jobs:status", "Show the stage processes, queues, outcomes and backends of a service"),
+    "status": Command("status:status", "Show the stage processes, queues, outcomes and backends of a service"),
     "top": Command("top:top", "Watch a service: stages, backends, batches, nodes"),
     "cancel": Command("jobs:cancel", "End jobs with outcome `cancelled`"),
     "job": Command("job:job", "Show what a job went through"),

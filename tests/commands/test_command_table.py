@@ -44,6 +44,7 @@ def test_the_overview_imports_no_command() -> None:
 def test_status_imports_no_numpy() -> None:
     code = (
         "import sys\nfrom prorl_zmq import cli\ntry: cli._run('prorl', ['status', '--connect', 'ipc:///tmp/nowhere'])\n"
-        "except SystemExit: pass\nassert not {'numpy', 'pydantic', 'importlib.metadata'} & set(sys.modules)\n"
+        "except SystemExit: pass\n"
+        "assert not {'numpy', 'pydantic', 'importlib.metadata', 'asyncio'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-P", "-c", code], check=True, capture_output=True)
