@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.util import find_spec
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 NEEDED = (
     *("typer", "rich", "uvloop", "ptyprocess", "aiohttp", "jinja2", "spython", "matplotlib", "plotext"),
@@ -33,19 +28,33 @@ def engine_main() -> None:
 
 
 def _run(program: str, arguments: list[str] | None = None) -> None:
-    missing = [name for name in NEEDED if find_spec(name) is None]
-    if missing:
+    given = sys.argv[1:] if arguments is None else arguments
+    # Else numpy begins with a thread for each core, which waits by spinning; no matrix here is large enough for two.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    try:
+        sys.exit(_command(program, given))
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in NEEDED:
+            raise
+        from importlib.util import find_spec
+
+        missing = [name for name in NEEDED if find_spec(name) is None]
         print(
             f"{program} needs the server extra ({', '.join(missing)} not found): pip install 'prorl-zmq[server]'",
             file=sys.stderr,
         )
         sys.exit(USAGE_ERROR)
-    # Else numpy begins with a thread for each core, which waits by spinning; no matrix here is large enough for two.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+def _command(program: str, arguments: list[str]) -> int:
+    if program == "prorl" and (not arguments or arguments[0] in {"-h", "--help"}):
+        from .commands.command_table import overview
+
+        print(overview())
+        return 0
     from .commands import app
 
-    run: Callable[[str, list[str]], int] = app.run
-    sys.exit(run(program, sys.argv[1:] if arguments is None else arguments))
+    return app.run(program, arguments)
 
 
 if __name__ == "__main__":

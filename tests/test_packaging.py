@@ -96,8 +96,8 @@ def test_importing_the_client_brings_in_no_part_of_the_service() -> None:
     assert not loaded & heavy
 
 
-@pytest.mark.parametrize("program", ["prorl", "prorl-stage", "prorl-engine"])
-def test_without_the_server_extra_a_command_says_what_to_install(program: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", ["prorl status", "prorl-stage", "prorl-engine"])
+def test_without_the_server_extra_a_command_says_what_to_install(words: str, tmp_path: Path) -> None:
     """A venv with the client's packages only, borrowed from this one by path."""
     venv.create(tmp_path / "venv", with_pip=False)
     site = tmp_path / "venv" / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
@@ -109,7 +109,7 @@ def test_without_the_server_extra_a_command_says_what_to_install(program: str, t
     (site / "prorl_zmq").symlink_to(package)
     environment = {**os.environ, "PYTHONPATH": ""}
     done = subprocess.run(
-        [str(tmp_path / "venv" / "bin" / "python"), "-P", "-m", "prorl_zmq.cli", program],
+        [str(tmp_path / "venv" / "bin" / "python"), "-P", "-m", "prorl_zmq.cli", *words.split()],
         env=environment,
         capture_output=True,
         text=True,

@@ -14,7 +14,8 @@ import typer
 
 from .. import errors
 from ..system.logs import say, start_logging
-from .plain_values import HELP_NAMES, use_plain_values
+from .command_table import ABOUT, COMMANDS, HELP_NAMES
+from .plain_values import use_plain_values
 
 FAILED, USAGE_ERROR, CANNOT_START, INTERRUPTED = 1, 2, 3, 130
 CALLERS_FAULT = (
@@ -34,39 +35,6 @@ CALLERS_FAULT = (
     errors.UnknownJob,
     errors.UnknownTask,
 )
-COMMANDS = {
-    "demo": "demo:demo",
-    "init": "init:init",
-    "serve": "service:serve",
-    "up": "cluster:up",
-    "nodes": "nodes:nodes",
-    "scale": "cluster:scale",
-    "drain": "cluster:drain",
-    "down": "cluster:down",
-    "keep": "cluster:keep",
-    "node": "node:node",
-    "gateway": "gateway:gateway",
-    "dashboard": "dashboard:dashboard",
-    "submit": "jobs:submit",
-    "status": "jobs:status",
-    "top": "top:top",
-    "cancel": "jobs:cancel",
-    "job": "job:job",
-    "explain": "explain:explain",
-    "eval": "evaluate:evaluate",
-    "view": "view:view",
-    "tasks": "tasks:commands",
-    "backends": "backends:commands",
-    "keys": "keys:commands",
-    "journal": "journal:commands",
-    "image": "images:commands",
-    "k8s": "k8s:commands",
-    "harness": "harnesses:commands",
-    "doctor": "machine:doctor",
-    "broker": "broker:commands",
-}
-"""The commands of `prorl`, in the order of its help."""
-HIDDEN = {"keep"}
 PROGRAMS = {"prorl-stage": "stage:stage", "prorl-engine": "engine:engine"}
 """The programs beside it."""
 
@@ -84,8 +52,6 @@ def new_typer(help_text: str) -> typer.Typer:
 
 def run(program: str, arguments: list[str]) -> int:
     """Run one of the programs with its arguments; return its exit code."""
-    if program not in PROGRAMS:
-        arguments = arguments or ["--help"]
     return run_program(program, program_of(program, arguments), arguments)
 
 
@@ -95,17 +61,14 @@ def program_of(program: str, arguments: list[str]) -> typer.Typer:
         alone = new_typer("")
         alone.command(program)(_load(PROGRAMS[program]))
         return alone
-    prorl = new_typer(
-        "Rollouts of LLM agents for RL training, as a ZeroMQ service. Start with `prorl demo`, then `prorl init`, "
-        "`prorl serve` and `prorl submit`."
-    )
+    prorl = new_typer(ABOUT)
     prorl.callback(invoke_without_command=True)(_version)
-    for name in COMMANDS.keys() & arguments[:1] or COMMANDS:
-        command = _load(COMMANDS[name])
-        if isinstance(command, typer.Typer):
-            prorl.add_typer(command, name=name)
-        else:
-            prorl.command(name, hidden=name in HIDDEN)(command)
+    named = arguments[0] if arguments and arguments[0] in COMMANDS else "doctor"  # a program needs some command
+    command = _load(COMMANDS[named].place)
+    if isinstance(command, typer.Typer):
+        prorl.add_typer(command, name=named)
+    else:
+        prorl.command(named)(command)
     return prorl
 
 

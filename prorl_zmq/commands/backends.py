@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from rich.console import Group
-from rich.live import Live
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -216,6 +215,8 @@ def show(look: Callable[[], Seen], layout: Callable[[Seen], Group], *, watch: bo
         seen = look()
         console().print(layout(seen))
         return seen
+    from rich.live import Live
+
     with Live(console=console(), auto_refresh=False) as live:
         while True:
             live.update(layout(look()), refresh=True)

@@ -1,4 +1,4 @@
-"""`prorl submit`, `prorl status` and `prorl cancel`."""
+"""`prorl submit` and `prorl cancel`."""
 
 from __future__ import annotations
 
@@ -6,33 +6,29 @@ import asyncio
 import logging
 from collections import Counter, defaultdict
 from pathlib import Path
-from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
-from rich.console import Group
 from rich.table import Column, Table
 from rich.text import Text
 
 from ..client.submission import Submission
 from ..client.trace_log import TRACES, TraceLog
 from ..errors import ConfigError, ProrlError
-from ..service.rollout_brokers import RolloutBrokers, fates, summed
+from ..service.rollout_brokers import RolloutBrokers, fates
 from ..system.logs import one_line, say
 from ..system.processes import stop_signals
 from ..system.stopping import Stopping
-from ..wire.messages.backends import BackendList, ListBackends
-from ..wire.messages.base import Identifier, new_id
-from ..wire.messages.jobs import Job, Outcome, Phase
-from .backends import backend_table, show
+from ..wire.messages.base import Identifier
+from ..wire.messages.jobs import Job, Outcome
 from .options import Config, Connect, Keys, Service, all_brokers, async_client_of, columns, console, taking
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ..client.asynchronous.client import AsyncRolloutClient
     from ..data.trajectory import Trajectory
-    from ..wire.messages.batches import BatchStatus
-    from ..wire.messages.front_door import ServiceStatus
 
 END_S = 2.0
 """How long Ctrl-C waits for what it has cancelled."""
@@ -157,48 +153,6 @@ def _checked(session: str | None) -> str | None:
         ) from None
 
 
-class _Seen(NamedTuple):
-    status: ServiceStatus
-    listed: BackendList
-    problems: list[str]
-
-
-@taking(all_brokers)
-def status(
-    brokers: RolloutBrokers,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep the tables up to date until Ctrl-C.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
-) -> None:
-    """Show the stage processes, queues, outcomes and backends of a service, summed up over its rollout brokers.
-
-    The exit code is 1 if a broker did not answer; what others say is shown all the same.
-    """
-    if as_json:
-        seen = _look(brokers)
-        told = {"status": seen.status, "backends": seen.listed.backends, "problems": seen.problems}
-        print(msgspec.json.encode(told).decode())
-    else:
-        seen = show(lambda: _look(brokers), _layout, watch=watch)
-    if seen.problems:
-        raise typer.Exit(1)
-
-
-def _look(brokers: RolloutBrokers) -> _Seen:
-    answers = brokers.ask(lambda client: client.status())
-    answers.check()
-    backends = brokers.ask(lambda client: client.backends.ask(ListBackends(new_id())), only=next(iter(answers.found)))
-    problems = answers.silent()
-    problems += [f"the backend broker does not answer: {error.message}" for error in backends.problems.values()]
-    listed = next(iter(backends.found.values()), BackendList(""))
-    return _Seen(summed(answers.found.values()), listed, problems)
-
-
-def _layout(seen: _Seen) -> Group:
-    tables = status_tables(seen.status, seen.listed)
-    problems = (Text(one_line(problem)) for problem in seen.problems)
-    return Group(tables, f"up for {seen.status.uptime_s:.0f} s", *problems)
-
-
 @taking(all_brokers)
 def cancel(
     brokers: RolloutBrokers,
@@ -239,35 +193,6 @@ def read_jobs(path: Path) -> list[Job]:
     return jobs
 
 
-def status_tables(status: ServiceStatus, listed: BackendList) -> Group:
-    numbers = columns("processes", "busy", "slots", "queued", justify="right")
-    stages = Table("stage", *numbers, title="stages", title_justify="left")
-    for phase in Phase:
-        of_phase = [stage for stage in status.stages if stage.role == phase]
-        busy, slots = sum(stage.busy for stage in of_phase), sum(stage.slots for stage in of_phase)
-        counts = (len(of_phase), busy, slots, status.queued.get(phase, 0))
-        stages.add_row(phase.upper(), *map(str, counts))
-    ended = ", ".join(f"{count} {outcome}" for outcome, count in sorted(status.outcomes.items())) or "none"
-    line = f"ended: {ended}; uncollected: {status.uncollected}; redelivered: {status.redelivered}"
-    if status.lost_blocks:
-        line += f"; trajectories lost with their nodes: {status.lost_blocks}"
-    served = f"tasks: {', '.join(status.tasks) or 'none'}"
-    batches = [batch_table(status.batches)] if status.batches else []
-    return Group(stages, backend_table(listed.backends, listed.starts), *batches, line, served)
-
-
-def batch_table(batches: tuple[BatchStatus, ...]) -> Table:
-    names = ("kept", "target", "size", "dropped", "given up", "under way", "jobs", "failed", "prompts")
-    counts = columns(*names, justify="right")
-    table = Table("batch", "session", "state", *counts, title="batches", title_justify="left")
-    for batch in batches:
-        groups = (batch.kept, batch.target_groups, batch.group_size, batch.dropped, batch.given_up, batch.under_way)
-        numbers = (*groups, batch.in_flight, batch.failed, batch.prompts)
-        state = f"{batch.state}: {batch.problem}" if batch.problem else batch.state
-        table.add_row(batch.batch_id[:12], batch.session[:12], Text(one_line(state)), *map(str, numbers))
-    return table
-
-
 def _make_folder(out: Path, *, empty: bool) -> None:
     try:
         (out / "arrays").mkdir(parents=True, exist_ok=True)
@@ -286,9 +211,13 @@ def _write(trajectory: Trajectory, out: Path) -> None:
     np.savez(out / "arrays" / f"{trajectory.job_id}.npz", **{name: getattr(trajectory, name) for name in ARRAYS})
 
 
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
 def _mean_reward(finished: list[Trajectory]) -> str:
     rewards = [trajectory.reward for trajectory in finished if trajectory.reward is not None]
-    return f"mean reward {fmean(rewards):.3f}" if rewards else ""
+    return f"mean reward {_mean(rewards):.3f}" if rewards else ""
 
 
 def _summary(finished: list[Trajectory]) -> Table:
@@ -305,9 +234,9 @@ def _summary(finished: list[Trajectory]) -> Table:
             task,
             outcome,
             str(len(group)),
-            f"{fmean(rewards):.3f}" if rewards else "",
-            f"{fmean([trajectory.result.tokens for trajectory in group]):.0f}",
-            f"{fmean([trajectory.result.metrics.get('turns', 0.0) for trajectory in group]):.1f}",
+            f"{_mean(rewards):.3f}" if rewards else "",
+            f"{_mean([trajectory.result.tokens for trajectory in group]):.0f}",
+            f"{_mean([trajectory.result.metrics.get('turns', 0.0) for trajectory in group]):.1f}",
             Text(one_line(error)),  # of another machine, on its way to a terminal
         )
     return table

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from ..client.asynchronous.client import AsyncRolloutClient
 from ..client.blocking.client import RolloutClient
 from ..config import SecuritySettings, ServerApi, ServiceSettings, Topology, default_front_door, load_topology
 from ..errors import ConfigError
-from ..service.rollout_brokers import RolloutBrokers, clients_of
+from ..service.rollout_brokers import EachBroker, RolloutBrokers, clients_of, sessions_of
 from ..system.logs import LogFormat, LogLevel, start_logging
 from ..wire.messages.backends import ToolCallFormatName
 from ..wire.sockets import is_own_address, own_address
@@ -25,6 +24,8 @@ from ..wire.sockets import is_own_address, own_address
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Column
+
+    from ..client.asynchronous.client import AsyncRolloutClient
 
 QUICK_S = 10.0
 """How long commands that only ask something wait for the service."""
@@ -261,12 +262,29 @@ def all_brokers(
     return RolloutBrokers(broker_clients(connect, config, keys, service))
 
 
+def each_broker(
+    connect: Connect = None, config: Config = None, keys: Keys = None, service: Service = None
+) -> EachBroker:
+    """Return the rollout brokers of a command that asks them without an event loop."""
+    if service is not None and connect is None:
+        named = sessions_of(service).items()
+        return EachBroker(
+            {
+                name: RolloutClient(service=service, session=session, keys=keys, timeout_s=QUICK_S)
+                for name, session in named
+            }
+        )
+    return EachBroker({front_door_of(connect, config): quick_client(connect, config, keys)})
+
+
 def broker_clients(
     connect: str | None, config: Path | None, keys: Path | None = None, service: Path | None = None
 ) -> dict[str, AsyncRolloutClient]:
     """Return a client of each rollout broker that a command asks, by the broker's name."""
     if service is not None and connect is None:
         return clients_of(service, QUICK_S, keys)
+    from ..client.asynchronous.client import AsyncRolloutClient
+
     door = front_door_of(connect, config)
     return {door: AsyncRolloutClient(door, keys=_keys_of(config, keys), timeout_s=QUICK_S)}
 
@@ -303,6 +321,8 @@ def async_client_of(
     session: str | None = None,
 ) -> AsyncRolloutClient:
     """Return the client of a command that does several things at a time; see `client_of`."""
+    from ..client.asynchronous.client import AsyncRolloutClient
+
     if service is not None and connect is None:
         return AsyncRolloutClient(service=service, session=session, keys=keys)
     return AsyncRolloutClient(front_door_of(connect, config), session=session, keys=_keys_of(config, keys))

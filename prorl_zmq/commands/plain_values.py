@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin
 
 import typer
 
+from .command_table import HELP_NAMES
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-HELP_NAMES = ["-h", "--help"]
-"""The options that show the help of every command."""
 PLAIN_NUMBER = {int: re.compile(r"-?[0-9]{1,18}"), float: re.compile(r"-?[0-9]{1,18}(\.[0-9]+)?")}
 
 

@@ -24,9 +24,9 @@ from ..system.logs import one_line
 from ..wire.messages.backends import BackendList
 from ..wire.messages.jobs import Outcome
 from .backends import backend_table, detail_tables
-from .jobs import status_tables
 from .nodes import Seen, layout
 from .options import columns
+from .status import status_tables
 from .top_batches import SHOWN as SHOWN_BATCHES
 from .top_batches import batches_layout
 

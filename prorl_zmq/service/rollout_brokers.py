@@ -1,17 +1,16 @@
 """All rollout brokers of a service, asked together, and what they say as one. One that does not answer is named.
 
 A service without a folder has one broker, and so has many a service with one: then an error is that of the service.
-`RolloutBrokers` is for commands; who has an event loop asks with `ask_all`.
+`RolloutBrokers` is for commands, `EachBroker` for those without an event loop; a program with one asks with `ask_all`.
 """
 
 from __future__ import annotations
 
-import asyncio
+from threading import Thread
 from typing import TYPE_CHECKING, Generic, NamedTuple, Self, TypeVar
 
 import msgspec
 
-from ..client.asynchronous.client import AsyncRolloutClient
 from ..errors import ProrlError, RequestTimeout, UnknownJob
 from ..wire.messages.front_door import ServiceStatus, StageStatus
 from .node_rows import total
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
     from pathlib import Path
 
+    from ..client.asynchronous.client import AsyncRolloutClient
+    from ..client.blocking.client import RolloutClient
     from ..wire.messages.front_door import JobTrace
 
 T = TypeVar("T")
@@ -50,6 +51,8 @@ class RolloutBrokers:
     """Clients of all rollout brokers of a service, in a thread without an event loop."""
 
     def __init__(self, clients: Mapping[str, AsyncRolloutClient]) -> None:
+        import asyncio  # later: `prorl status` does without
+
         self._clients = clients
         self._runner = asyncio.Runner()
 
@@ -57,6 +60,8 @@ class RolloutBrokers:
         return self
 
     def __exit__(self, *_: object) -> None:
+        import asyncio
+
         async def close() -> None:
             await asyncio.gather(*(client.close() for client in self._clients.values()))
 
@@ -73,8 +78,42 @@ class RolloutBrokers:
         return trace_in(self.ask(lambda client: client.trace(job_id)), job_id)
 
 
+class EachBroker:
+    """Clients of all rollout brokers of a service, each asked in a thread of its own if there are several."""
+
+    def __init__(self, clients: Mapping[str, RolloutClient]) -> None:
+        self._clients = clients
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for client in self._clients.values():
+            client.close()
+
+    def ask(self, question: Callable[[RolloutClient], T], only: str = "") -> Answers[T]:
+        """Ask all at the same time, or only one, each within its client's `timeout_s`."""
+        clients = {only: self._clients[only]} if only else self._clients
+        told: dict[str, T | ProrlError] = {}
+
+        def one(name: str) -> None:
+            try:
+                told[name] = question(clients[name])
+            except ProrlError as error:
+                told[name] = error
+
+        threads = [Thread(target=one, args=(name,), daemon=True) for name in list(clients)[1:]]
+        for thread in threads:
+            thread.start()
+        one(next(iter(clients)))
+        for thread in threads:
+            thread.join()
+        return _answers({name: told[name] for name in clients})
+
+
 async def ask_all(brokers: Mapping[str, Broker], question: Callable[[Broker], Awaitable[T]]) -> Answers[T]:
     """Ask all at the same time; each has its own time limit."""
+    import asyncio
 
     async def one(broker: Broker) -> T | ProrlError:
         try:
@@ -82,7 +121,10 @@ async def ask_all(brokers: Mapping[str, Broker], question: Callable[[Broker], Aw
         except ProrlError as error:
             return error
 
-    told = dict(zip(brokers, await asyncio.gather(*map(one, brokers.values())), strict=True))
+    return _answers(dict(zip(brokers, await asyncio.gather(*map(one, brokers.values())), strict=True)))
+
+
+def _answers(told: Mapping[str, T | ProrlError]) -> Answers[T]:
     problems = {name: answer for name, answer in told.items() if isinstance(answer, ProrlError)}
     return Answers({name: answer for name, answer in told.items() if not isinstance(answer, ProrlError)}, problems)
 
@@ -109,11 +151,18 @@ def trace_in(answers: Answers[JobTrace], job_id: str) -> JobTrace:
 
 def clients_of(path: Path, timeout_s: float, keys: Path | None = None) -> dict[str, AsyncRolloutClient]:
     """Return a client of each rollout broker of a service's folder, by name, which finds it again when it has moved."""
-    folder = ServiceFolder.open(path)
+    from ..client.asynchronous.client import AsyncRolloutClient
+
     return {
-        name: AsyncRolloutClient(service=path, session=folder.session_of(name), timeout_s=timeout_s, keys=keys)
-        for name in folder.rollout_brokers
+        name: AsyncRolloutClient(service=path, session=session, timeout_s=timeout_s, keys=keys)
+        for name, session in sessions_of(path).items()
     }
+
+
+def sessions_of(path: Path) -> dict[str, str]:
+    """Return a session of each rollout broker of a service's folder, by the broker's name."""
+    folder = ServiceFolder.open(path)
+    return {name: folder.session_of(name) for name in folder.rollout_brokers}
 
 
 def summed(statuses: Iterable[ServiceStatus]) -> ServiceStatus:

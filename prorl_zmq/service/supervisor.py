@@ -64,6 +64,8 @@ USAGE_ERROR = 2
 """Exit code of a child that cannot work with its settings."""
 FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 30.0
+STARTUP_LOOK_S = 0.05
+"""How often the brokers are asked until all processes have reported."""
 GROWN_UP_S = 30.0
 """A child that lived for so long is restarted without a longer pause."""
 REPORT_S = 1.0
@@ -334,7 +336,7 @@ class Supervisor:
                 if startup != said:
                     said = startup
                     yield startup
-                await asyncio.sleep(FIRST_PAUSE_S / 5)
+                await asyncio.sleep(STARTUP_LOOK_S)
 
     def _compared(self, statuses: Sequence[ServiceStatus]) -> Startup:
         """Compare what has reported with what was planned; engines that failed are not waited for."""

@@ -7,7 +7,6 @@ fails fast for want of descriptors draws ever more work to itself, and fails tha
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import logging
@@ -51,6 +50,8 @@ def lower_open_files(pid: int) -> None:
 
 async def wait_for_descriptors(count: int, limit_s: float) -> None:
     """Return once this process can open so many more files, or after `limit_s`."""
+    import asyncio  # later: commands without an event loop do without
+
     until = time.monotonic() + limit_s
     waits = False
     while not _can_open(count) and time.monotonic() < until:

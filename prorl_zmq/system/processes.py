@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ctypes
 import os
@@ -115,6 +114,8 @@ def _prctl(option: int, argument: int) -> None:
 @contextlib.contextmanager
 def stop_signals(stop: Callable[[], None], *more: signal.Signals) -> Iterator[None]:
     """Call `stop` on SIGTERM, SIGINT and `more` while the block runs on the current asyncio loop."""
+    import asyncio  # later: commands without an event loop do without
+
     loop = asyncio.get_running_loop()
     numbers = (signal.SIGTERM, signal.SIGINT, *more)
     for number in numbers:

@@ -96,7 +96,7 @@ def test_values_and_complaints_are_typers(line: str) -> None:
         ("prorl-stage", ["--role", "init", "--slots", "3", "--run-dir", "/dev/null"]),
         ("prorl-engine", ["--weight", "2.5", "--run-dir", "/dev/null"]),
         ("prorl", ["status", "--connect", "nowhere"]),
-        ("prorl", ["serve", "--sandbox", "process", "--run-dir", "/dev/null"]),
+        ("prorl", ["serve", "--sandbox", "process", "--config", "/missing.toml"]),
         ("prorl", ["--help"]),
     ],
 )

@@ -1,0 +1,81 @@
+"""The commands of `prorl`: where they are, and a line of help for each, so that the list takes no import of them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+ABOUT = (
+    "Rollouts of LLM agents for RL training, as a ZeroMQ service. Start with `prorl demo`, then `prorl init`, "
+    "`prorl serve` and `prorl submit`."
+)
+HELP_NAMES = ["-h", "--help"]
+"""The options that show the help of every command."""
+
+
+class Command(NamedTuple):
+    place: str
+    """A module of this folder, and a function or a group of commands in it."""
+    summary: str
+    """The beginning of its own help."""
+    hidden: bool = False
+
+
+COMMANDS = {
+    "demo": Command("demo:demo", "Train a small policy to use bash, through the whole service"),
+    "init": Command("init:init", "Write a commented topology file with every key at its default"),
+    "serve": Command("service:serve", "Start and supervise all processes of a service on this node"),
+    "up": Command("cluster:up", "Start a service on the hosts of a Slurm cluster"),
+    "nodes": Command("nodes:nodes", "Show the nodes of a service: slots, jobs, last report and state"),
+    "scale": Command("cluster:scale", "Have another number of nodes"),
+    "drain": Command("cluster:drain", "Send a node away for good"),
+    "down": Command("cluster:down", "End a service: its jobs in Slurm, then its brokers"),
+    "keep": Command("cluster:keep", "Run the brokers of a service", hidden=True),
+    "node": Command("node:node", "Start and supervise the stage processes and engines of one node of a service"),
+    "gateway": Command("gateway:gateway", "HTTP in front of a service: a JSON API"),
+    "dashboard": Command("dashboard:dashboard", "A page in the browser"),
+    "submit": Command("jobs:submit", "Submit jobs, wait until all have ended, and sum up"),
+    "status": Command("status:status", "Show the stage processes, queues, outcomes and backends of a service"),
+    "top": Command("top:top", "Watch a service: stages, backends, batches, nodes"),
+    "cancel": Command("jobs:cancel", "End jobs with outcome `cancelled`"),
+    "job": Command("job:job", "Show what a job went through"),
+    "explain": Command("explain:explain", "Say what bounded a run, a batch or a job"),
+    "eval": Command("evaluate:evaluate", "Evaluate a model on a data file"),
+    "view": Command("view:view", "Look at rollouts: turns, tool calls, rewards, notes"),
+    "tasks": Command("tasks:commands", "Data files of the tasks that people train on"),
+    "backends": Command("backends:commands", "List and change the inference backends"),
+    "keys": Command("keys:commands", "Make keys for connections over TCP"),
+    "journal": Command("journal:commands", "The rollout broker's journal"),
+    "image": Command("images:commands", "Build and keep the images that sandboxes start from"),
+    "k8s": Command("k8s:commands", "Manifests of a service on Kubernetes, for `kubectl apply`"),
+    "harness": Command("harnesses:commands", "Install and try the agent harnesses that rollouts run"),
+    "doctor": Command("machine:doctor", "Show what this machine has and lacks"),
+    "broker": Command("broker:commands", "One broker alone, for a service on several nodes"),
+}
+"""In the order of the help."""
+
+
+def overview() -> str:
+    """Return the help of `prorl`."""
+    rows = {"--version": "Show the version and exit", "-h, --help": "Show this message and exit"}
+    listed = {name: command.summary for name, command in COMMANDS.items() if not command.hidden}
+    return "\n".join(
+        (
+            "Usage: prorl [OPTIONS] COMMAND [ARGS]...\n",
+            *_wrapped(ABOUT),
+            *("\nOptions:", *_table(rows), "\nCommands (`prorl COMMAND --help` says more):", *_table(listed)),
+        )
+    )
+
+
+def _wrapped(text: str, width: int = 78) -> list[str]:
+    lines = [""]
+    for word in text.split():
+        if len(lines[-1]) + len(word) >= width:
+            lines.append("")
+        lines[-1] += f" {word}"
+    return [f" {line}" for line in lines]
+
+
+def _table(rows: dict[str, str]) -> list[str]:
+    width = max(map(len, rows))
+    return [f"  {name:{width}}  {text}" for name, text in rows.items()]

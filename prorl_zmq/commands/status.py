@@ -1,0 +1,94 @@
+"""`prorl status`, without an event loop: it is asked often, by people and programs, and a loop takes long to import."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import msgspec
+import typer
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from ..service.rollout_brokers import EachBroker, summed
+from ..system.logs import one_line
+from ..wire.messages.backends import BackendList, ListBackends
+from ..wire.messages.base import new_id
+from ..wire.messages.jobs import Phase
+from .backends import backend_table, show
+from .options import columns, each_broker, taking
+
+if TYPE_CHECKING:
+    from ..wire.messages.batches import BatchStatus
+    from ..wire.messages.front_door import ServiceStatus
+
+
+class _Seen(NamedTuple):
+    status: ServiceStatus
+    listed: BackendList
+    problems: list[str]
+
+
+@taking(each_broker)
+def status(
+    brokers: EachBroker,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep the tables up to date until Ctrl-C.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
+) -> None:
+    """Show the stage processes, queues, outcomes and backends of a service, summed up over its rollout brokers.
+
+    The exit code is 1 if a broker did not answer; what others say is shown all the same.
+    """
+    if as_json:
+        seen = _look(brokers)
+        told = {"status": seen.status, "backends": seen.listed.backends, "problems": seen.problems}
+        print(msgspec.json.encode(told).decode())
+    else:
+        seen = show(lambda: _look(brokers), _layout, watch=watch)
+    if seen.problems:
+        raise typer.Exit(1)
+
+
+def _look(brokers: EachBroker) -> _Seen:
+    answers = brokers.ask(lambda client: client.status())
+    answers.check()
+    backends = brokers.ask(lambda client: client.backends.ask(ListBackends(new_id())), only=next(iter(answers.found)))
+    problems = answers.silent()
+    problems += [f"the backend broker does not answer: {error.message}" for error in backends.problems.values()]
+    listed = next(iter(backends.found.values()), BackendList(""))
+    return _Seen(summed(answers.found.values()), listed, problems)
+
+
+def _layout(seen: _Seen) -> Group:
+    tables = status_tables(seen.status, seen.listed)
+    problems = (Text(one_line(problem)) for problem in seen.problems)
+    return Group(tables, f"up for {seen.status.uptime_s:.0f} s", *problems)
+
+
+def status_tables(status: ServiceStatus, listed: BackendList) -> Group:
+    numbers = columns("processes", "busy", "slots", "queued", justify="right")
+    stages = Table("stage", *numbers, title="stages", title_justify="left")
+    for phase in Phase:
+        of_phase = [stage for stage in status.stages if stage.role == phase]
+        busy, slots = sum(stage.busy for stage in of_phase), sum(stage.slots for stage in of_phase)
+        counts = (len(of_phase), busy, slots, status.queued.get(phase, 0))
+        stages.add_row(phase.upper(), *map(str, counts))
+    ended = ", ".join(f"{count} {outcome}" for outcome, count in sorted(status.outcomes.items())) or "none"
+    line = f"ended: {ended}; uncollected: {status.uncollected}; redelivered: {status.redelivered}"
+    if status.lost_blocks:
+        line += f"; trajectories lost with their nodes: {status.lost_blocks}"
+    served = f"tasks: {', '.join(status.tasks) or 'none'}"
+    batches = [batch_table(status.batches)] if status.batches else []
+    return Group(stages, backend_table(listed.backends, listed.starts), *batches, line, served)
+
+
+def batch_table(batches: tuple[BatchStatus, ...]) -> Table:
+    names = ("kept", "target", "size", "dropped", "given up", "under way", "jobs", "failed", "prompts")
+    counts = columns(*names, justify="right")
+    table = Table("batch", "session", "state", *counts, title="batches", title_justify="left")
+    for batch in batches:
+        groups = (batch.kept, batch.target_groups, batch.group_size, batch.dropped, batch.given_up, batch.under_way)
+        numbers = (*groups, batch.in_flight, batch.failed, batch.prompts)
+        state = f"{batch.state}: {batch.problem}" if batch.problem else batch.state
+        table.add_row(batch.batch_id[:12], batch.session[:12], Text(one_line(state)), *map(str, numbers))
+    return table
