@@ -89,6 +89,8 @@ class TestService:
 
 
 SETTINGS = RolloutBrokerSettings(heartbeat_s=0.2, lease_s=2.0)
+IDLE_S = 10.0
+"""How long jobs of a test may go on after it."""
 SMALL: dict[str, Any] = {"max_jobs": 10, "max_session_share": 1.0, "job_limit_bytes": 4096}
 
 
@@ -130,16 +132,34 @@ def in_process(**options: Any) -> LocalService:
 
 
 @pytest.fixture(scope="session")
-def session_service() -> Iterator[LocalService]:
-    with in_process() as service:
-        yield service
+def shared_services() -> Iterator[list[LocalService]]:
+    """The service that tests share, once one has asked for it."""
+    services: list[LocalService] = []
+    yield services
+    for service in services:
+        service.__exit__(None, None, None)
 
 
 @pytest.fixture
-def shared_service(session_service: LocalService) -> LocalService:
-    """One service in this process for all tests, with nothing left to do; tests use sessions and ids of their own."""
-    until(lambda: busy_slots(session_service) == 0, "what the test before left")
-    return session_service
+def shared_service(shared_services: list[LocalService]) -> LocalService:
+    """One service in this process for all tests, with nothing left to do; tests use sessions and ids of their own.
+
+    A service that does not get free after a test is replaced.
+    """
+    if shared_services and not is_free(shared_services[-1], IDLE_S):
+        with suppress(TimeoutError):  # the test before has failed already
+            shared_services.pop().__exit__(None, None, None)
+    if not shared_services:
+        shared_services.append(in_process().__enter__())
+    return shared_services[-1]
+
+
+def is_free(service: LocalService, wait_s: float) -> bool:
+    """Return whether the service has no job under way, at once or within a time."""
+    with suppress(AssertionError):
+        until(lambda: busy_slots(service) == 0, "the slots to be free", wait_s)
+        return True
+    return False
 
 
 @pytest.fixture
