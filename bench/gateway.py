@@ -4,7 +4,8 @@ The proxy is one process with 256 rollouts, a server and a captured conversation
 peer is rllm-model-gateway with its quickest settings: uvloop, httptools, one worker, and its store in memory, where it
 keeps whole requests and replies. Both get the same requests of 21 to 43 kB in the same turns, and both keep each call's
 exact tokens: ours makes the ids of what is new and asks the engine host over ZeroMQ; the peer passes the request on
-over HTTP, and keeps what the upstream says.
+over HTTP, and keeps what the upstream says. A bare aiohttp server gets the same requests too, and always gives the same
+answer: what any proxy on it takes at the least.
 
 Requests per second and core are calls by the CPU seconds of the proxy's process, which has a core of its own: clients,
 engine host and upstream have the others, and are not counted. What a call takes longer is its time through the proxy
@@ -27,7 +28,20 @@ import numpy as np
 import uvloop
 import zmq
 from gateway_conversations import TURNS, Call, Calls, Conversation, HttpClient, conversations, run
-from gateway_sides import CORES, OTHER_CORES, PEER, START_S, OurSide, PeerSide, Usage, our_side, peer_python, peer_side
+from gateway_sides import (
+    BARE,
+    CORES,
+    OTHER_CORES,
+    PEER,
+    START_S,
+    OurSide,
+    PeerSide,
+    Usage,
+    bare_side,
+    our_side,
+    peer_python,
+    peer_side,
+)
 from harness import Incomplete, Row, main, picture_path
 
 from prorl_zmq import Sampling
@@ -47,6 +61,8 @@ BUSY, IDLE = 16, 1
 """Calls under way, if not of all conversations."""
 ROUNDS = 3
 TARGET = 2.0
+BARE_TARGET = 0.1
+"""Of the bare server's calls per second and core."""
 OURS = "prorl_zmq"
 
 
@@ -164,9 +180,17 @@ async def peer_once(peer: PeerSide, side: Side, way: Way, prompt_tokens: NDArray
 
 
 async def measure_all(
-    ours: OurSide, endpoint: str, peer: PeerSide | None, count: int, rounds: int, captured: Counter[str]
-) -> dict[str, Side]:
-    """Let both sides take turns."""
+    ours: OurSide,
+    endpoint: str,
+    peer: PeerSide | None,
+    bare: tuple[int, str],
+    count: int,
+    rounds: int,
+    captured: Counter[str],
+) -> tuple[dict[str, Side], Side]:
+    """Let all sides take turns; gives ours and the peer's, and the bare server's."""
+    bare_pid, bare_url = bare
+    bare_one = Side(count)
     warm_up = Side(WARM_UP_COUNT)
     for way in warm_up.ways[:2]:
         prompt_tokens = await ours_once(ours, warm_up, way, captured)
@@ -177,13 +201,15 @@ async def measure_all(
         prompt_tokens = await ours_once(ours, sides[OURS], way, captured)
         if peer is not None:
             await peer_once(peer, sides[PEER], way, prompt_tokens)
+        if way == Way(count):
+            await bare_one.measure(bare_pid, way, [bare_url] * count, prompt_tokens)
         if way.stream:
             continue
         sides[OURS].direct[way.at_once].append(await straight_to_host(endpoint, prompt_tokens, way.at_once))
         if peer is not None:
             direct = await straight_to_upstream(peer.upstream, prompt_tokens, way.at_once)
             sides[PEER].direct[way.at_once].append(direct)
-    return sides
+    return sides, bare_one
 
 
 def rate_rows(sides: dict[str, Side]) -> list[Row]:
@@ -200,6 +226,17 @@ def rate_rows(sides: dict[str, Side]) -> list[Row]:
                 target, holds = (f"at least {TARGET:g}×", ratio >= TARGET) if promised else ("", None)
                 rows.append(Row(name, rate, "calls/s", PEER, ratio, target, holds))
     return rows
+
+
+def bare_rows(ours: Side, bare: Side) -> list[Row]:
+    """Give what our calls come to beside those of a server that does nothing."""
+    way = Way(ours.count)
+    rate, bare_rate = ours.rate(way), bare.rate(way)
+    name, target = f"{OURS}, {way}, beside a bare server: calls per second and core", f"at least {BARE_TARGET:g} of it"
+    return [
+        Row(name, rate, "calls/s", BARE, rate / bare_rate, target, rate / bare_rate >= BARE_TARGET),
+        Row(f"{BARE}, {way}: calls per second and core", bare_rate, "calls/s"),
+    ]
 
 
 def latency_rows(sides: dict[str, Side]) -> list[Row]:
@@ -238,9 +275,11 @@ def measure(quick: bool) -> list[Row]:
         os.sched_setaffinity(0, OTHER_CORES)
         stack.callback(os.sched_setaffinity, 0, CORES)
         count, rounds = (QUICK_COUNT, 1) if quick else (COUNT, ROUNDS)
-        sides = uvloop.run(measure_all(ours, endpoint, peer, count, rounds, captured))
+        bare = stack.enter_context(bare_side())
+        sides, bare_one = uvloop.run(measure_all(ours, endpoint, peer, bare, count, rounds, captured))
     rows = [
         *rate_rows(sides),
+        *bare_rows(sides[OURS], bare_one),
         *latency_rows(sides),
         *memory_rows(sides),
         Row(

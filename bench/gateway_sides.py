@@ -2,6 +2,7 @@
 
     clients → 256 `ModelServer`s, a `HarnessModel` each → `EngineClient` → ZeroMQ → engine host
     clients → rllm-model-gateway, a session each                         → HTTP   → `peers/vllm_answers.py`
+    clients → `peers/aiohttp_answers.py`, which answers by itself
 
 What is measured has a core of its own; its clients and what answers it have the others. Both answers come at once, with
 as many tokens.
@@ -67,6 +68,8 @@ PEER = "rllm-model-gateway 0.1.0"
 PEER_PACKAGES = ("rllm-model-gateway==0.1.0", "uvloop", "httptools")
 """Uvicorn takes the loop and the parser by itself where they are, and is quicker with them."""
 UPSTREAM = Path(__file__).parent / "peers" / "vllm_answers.py"
+BARE = "bare aiohttp server"
+BARE_SERVER = Path(__file__).parent / "peers" / "aiohttp_answers.py"
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _SPAWN = multiprocessing.get_context("spawn")
@@ -279,6 +282,23 @@ def peer_side(python: str) -> Iterator[PeerSide]:
         for process in processes:
             process.terminate()
             process.wait(20)
+
+
+@contextmanager
+def bare_side() -> Iterator[tuple[int, str]]:
+    """Run a bare aiohttp server on the core of what is measured; gives its process and its URL."""
+    port = free_port()
+    reply = json.dumps({"text": SAID, "command": COMMAND})
+    process = subprocess.Popen(
+        [sys.executable, str(BARE_SERVER), str(port), reply],
+        preexec_fn=partial(_placed, os.getpid(), OWN_CORE),  # noqa: PLW1509 - as in engines.py
+    )
+    try:
+        _await_answer(f"http://127.0.0.1:{port}/health")
+        yield process.pid, f"http://127.0.0.1:{port}/v1"
+    finally:
+        process.terminate()
+        process.wait(20)
 
 
 def _placed(parent: int, cores: Sequence[int]) -> None:

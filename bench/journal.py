@@ -45,7 +45,7 @@ LONG_COUNT = 600
 LONG_SHARE_TARGET = 0.2
 WRITTEN_TARGET = 1.2
 SHARE_TARGET = 0.6
-RESTART_TARGET = 12.0
+RESTART_TARGET = 15.0
 PROBLEM = (
     "Natalia sold clips to 48 of her friends in April, and then she sold half as many in May. How many in all? " * 3
 )

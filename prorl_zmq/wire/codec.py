@@ -83,16 +83,16 @@ def _decode_small(frame: bytes | memoryview, kind: Any) -> Any:
     if decode_one is None:
         return None
     try:
-        message = decode_one(frame)
+        message: msgspec.Struct = decode_one(frame)
+        fields = _any_fields(type(message))
+        if fields is None:
+            return None
+        for field in fields:
+            value = getattr(message, field)
+            if value and not _is_plain(value):
+                return None
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
-    fields = _any_fields(type(message))
-    if fields is None:
-        return None
-    for field in fields:
-        value = getattr(message, field)
-        if value and not _is_plain(value):
-            return None
     return message
 
 

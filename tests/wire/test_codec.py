@@ -116,6 +116,14 @@ def test_what_is_not_plain_data_is_refused_where_a_field_may_hold_anything(value
         codec.decode(frame, Job)
 
 
+@pytest.mark.parametrize("depth", [10, 300, 400, 500, 700, 900])
+def test_a_small_frame_may_be_deep(depth: int) -> None:
+    frame = b"\x83\xa4task\xa1m\xa6job_id\xa1a\xa8instance\x81\xa1v" + depth * b"\x91" + b"\x01"
+    with suppress(MalformedMessage):
+        job = codec.decode(frame, Job)
+        assert msgpack.packb({"v": job.instance["v"]}) == frame[frame.index(b"\x81\xa1v") :]
+
+
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text() | st.binary(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
