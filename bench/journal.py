@@ -4,12 +4,14 @@ Two whole services, one with each journal, are given the same no-op jobs in turn
 same for both; every phase of such a job is a message each way and nothing else, so the share of the journal is as large
 as it can be. Jobs with long trajectories follow, from a played stage process, beside a plain append of the same bytes
 to a file. Then a broker is started on a journal with many queued jobs and finished trajectories, and the time runs from
-its process's start to its first answer.
+its process's start to its first answer. What that takes longer than on an empty journal is compared with the time in
+which SQLite alone reads the journal's rows.
 """
 
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -40,12 +42,10 @@ LONG_AT_ONCE = 256
 """Jobs with so many tokens that are in the service at a time."""
 LONG_COUNT = 600
 """In a round."""
-LONG_TARGET = 1000.0
-LONG_SHARE_TARGET = 0.5
-"""Where the disk itself takes less than twice as many."""
+LONG_SHARE_TARGET = 0.2
 WRITTEN_TARGET = 1.2
 SHARE_TARGET = 0.6
-RESTART_TARGET_S = 5.0
+RESTART_TARGET = 12.0
 PROBLEM = (
     "Natalia sold clips to 48 of her friends in April, and then she sold half as many in May. How many in all? " * 3
 )
@@ -142,13 +142,23 @@ def fill(path: Path, queued: int, finished: int) -> None:
             journal.write([], ended, [])
 
 
-def restart_s(queued: int, finished: int) -> tuple[float, float]:
-    """Give the seconds from a broker's start to its first answer, and the journal's size in bytes."""
+def read_s(path: Path) -> float:
+    """Give the seconds in which SQLite alone reads all rows of a journal."""
+    started = time.perf_counter()
+    connection = sqlite3.connect(path)
+    for table in ("jobs", "states", "results", "blocks"):
+        connection.execute(f"SELECT * FROM {table} ORDER BY sequence").fetchall()
+    connection.close()
+    return time.perf_counter() - started
+
+
+def restart_s(queued: int, finished: int) -> tuple[float, float, float]:
+    """Give the seconds from a broker's start to its first answer, those of `read_s`, and the journal's bytes."""
     with tempfile.TemporaryDirectory(prefix="prorl-bench-") as name:
         folder = own_run_dir(Path(name))
         path = folder / "rollout.journal"
         fill(path, queued, finished)
-        size = size_of(path)
+        size, alone_s = size_of(path), read_s(path)
         command = [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl", "broker", "rollout", "--run-dir", name]
         started = time.perf_counter()
         with (folder / "log").open("wb") as log:
@@ -167,7 +177,7 @@ def restart_s(queued: int, finished: int) -> tuple[float, float]:
             process.wait(20)
         if status.uncollected != finished or sum(status.queued.values()) != queued:
             raise RuntimeError(f"the broker took up something else: {status}")
-        return seconds, size
+        return seconds, alone_s, size
 
 
 def measure(quick: bool) -> list[Row]:
@@ -184,8 +194,9 @@ def measure(quick: bool) -> list[Row]:
             append_rates.append(appended(service.folder, LONG_COUNT, round(size)))
     long_rate, long_share = float(np.median(long_rates)), float(np.median(np.divide(long_rates, append_rates)))
     queued, finished = (5000, 500) if quick else (100_000, 10_000)
-    seconds, size = min(restart_s(queued, finished) for _ in range(1 if quick else 3))
-    empty_s, _ = restart_s(0, 0)
+    seconds, alone_s, size = min(restart_s(queued, finished) for _ in range(1 if quick else 3))
+    empty_s, *_ = min(restart_s(0, 0) for _ in range(1 if quick else 3))
+    taking_up = max(0.0, seconds - empty_s) / alone_s
     target = f"at least {SHARE_TARGET:g} of it"
     held = f"{queued:,} queued jobs and {finished:,} trajectories"
     return [
@@ -197,8 +208,7 @@ def measure(quick: bool) -> list[Row]:
         Row(
             f"jobs with {LONG_TOKENS:,} tokens through one broker, journal on disk",
             long_rate, "jobs/s", "their bytes appended to a file", long_share,
-            f"at least {LONG_TARGET:,.0f}/s, or {LONG_SHARE_TARGET:g} of that",
-            long_rate >= LONG_TARGET or long_share >= LONG_SHARE_TARGET,
+            f"at least {LONG_SHARE_TARGET:g} of that", long_share >= LONG_SHARE_TARGET,
         ),
         Row(
             "bytes that the broker writes for each byte of their trajectories",
@@ -207,8 +217,12 @@ def measure(quick: bool) -> list[Row]:
         ),
         Row(
             f"from the broker's start to its first answer, {held}",
-            seconds, "s", "an empty journal", seconds / empty_s, f"under {RESTART_TARGET_S:g} s",
-            seconds < RESTART_TARGET_S,
+            seconds, "s", "an empty journal", seconds / empty_s,
+        ),
+        Row(
+            "what that takes longer than an empty journal",
+            max(0.0, seconds - empty_s), "s", "SQLite alone, reading the rows", taking_up,
+            f"at most {RESTART_TARGET:g}×", taking_up <= RESTART_TARGET,
         ),
         Row("size of that journal", size / 2**20, "MiB"),
     ]  # fmt: skip

@@ -362,7 +362,7 @@ class PhaseRunner:
     def _record(self, evaluation: Evaluation | None = None) -> dict[str, Any]:
         """Return the fields that both kinds of event have."""
         episode = self._episode if self._episode is not None else NO_EPISODE
-        metrics = episode.metrics | (evaluation.metrics if evaluation is not None else {})
+        metrics = {**episode.metrics, **(evaluation.metrics if evaluation is not None else {})}
         trajectory = episode.trajectory
         return {
             "stage_id": self.stage_id,
@@ -372,8 +372,8 @@ class PhaseRunner:
             "stop_reason": episode.stop_reason or "",
             "backend": self._backend.backend_id if self._backend is not None else "",
             "metrics": {key: float(value) for key, value in metrics.items()},
-            "notes": notes_of(episode.notes | (evaluation.notes if evaluation is not None else {})),
-            "timings": {self.command.phase.value: time.monotonic() - self._started, **episode.timings},
+            "notes": notes_of({**episode.notes, **(evaluation.notes if evaluation is not None else {})}),
+            "timings": {str(self.command.phase): time.monotonic() - self._started, **episode.timings},
             "steps": tuple(episode.steps),
             "tokens": trajectory.tokens,
             "turns": trajectory.turns if trajectory.tokens else 0,
@@ -429,10 +429,9 @@ def checked(done: PhaseDone) -> PhaseDone:
     if len(done.metrics) > METRICS_LIMIT:
         raise HandlerFailed(f"{done.phase} gave {len(done.metrics)} metrics; at most {METRICS_LIMIT} can be passed on")
     try:
-        read: PhaseDone = codec.decode(codec.encode(done), PhaseDone, limit_bytes=EVENT_LIMIT_BYTES)
+        return codec.read_back(done, PhaseDone, EVENT_LIMIT_BYTES, is_plain=not done.phase_data)
     except MalformedMessage as error:
         raise HandlerFailed(f"{done.phase} gave something that cannot be passed on: {error.message}") from error
-    return read
 
 
 def readable(failed: PhaseFailed) -> PhaseFailed:
@@ -442,7 +441,7 @@ def readable(failed: PhaseFailed) -> PhaseFailed:
     """
     failed = msgspec.structs.replace(failed, error=_in_short(failed.error))
     try:
-        failed = codec.decode(codec.encode(failed), PhaseFailed, limit_bytes=EVENT_LIMIT_BYTES)
+        failed = codec.read_back(failed, PhaseFailed, EVENT_LIMIT_BYTES, is_plain=False)
     except MalformedMessage as problem:
         log.error("the record of a failed %s is left out: %s", failed.phase, problem.message)  # noqa: TRY400
         bare = {"metrics": {}, "timings": {}, "stop_reason": "", "tokens": 0, "turns": 0, "segments": (), "notes": {}}
@@ -454,7 +453,7 @@ def _in_short(error: ErrorInfo) -> ErrorInfo:
     try:
         fields = {name[:NAME_LIMIT]: shortened(value) for name, value in [*error.fields.items()][:FIELDS_LIMIT]}
         short = ErrorInfo(error.code[:NAME_LIMIT], shortened(error.message), fields)
-        short = codec.decode(codec.encode(short), ErrorInfo)
+        short = codec.read_back(short, ErrorInfo, is_plain=False)
     except (MalformedMessage, AttributeError, TypeError) as problem:
         return HandlerFailed(f"the error of the task's code cannot be passed on: {problem}").info()
     return short

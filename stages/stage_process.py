@@ -88,6 +88,8 @@ FIRST_REPORT_S = 0.5
 """How often to report until the broker has answered."""
 MAX_REPORT_FAILURES = 10
 """Reports in a row that may fail before the process ends: the jobs of a silent process are lost anyway."""
+SENT_AT_ONCE = 16
+"""Ends of phases that are sent together at the most: each by itself would wake libzmq's thread and the broker."""
 UNANSWERED_S = 5.0
 """How long the broker may be silent at first before the log says so."""
 
@@ -157,6 +159,8 @@ class StageProcess:
         self._graders = GraderPool()
         self._running: dict[str, _Running] = {}
         self._event_outbox = EventOutbox()
+        self._ended: list[list[Frame]] = []
+        """Events that this iteration of the loop has added, not sent yet."""
         self._background: set[asyncio.Task[None]] = set()
         self._heartbeat_s = FIRST_REPORT_S
         self._backends: BackendClient | None = None
@@ -301,6 +305,7 @@ class StageProcess:
 
     async def _leave(self) -> None:
         with _logged("telling the rollout broker that this process leaves"):
+            self._send_ended()
             self._send(StageLeaving(self.stage_id))
         tasks = [running.task for running in self._running.values()]
         for running in self._running.values():
@@ -416,7 +421,16 @@ class StageProcess:
             data = None if block is None else block.data
             if command.origin:
                 event = msgspec.structs.replace(event, origin=command.origin)
-            self._broker.send(self._event_outbox.add(event, data, time.monotonic()))
+            self._ended.append(self._event_outbox.add(event, data, time.monotonic()))
+            if len(self._ended) == SENT_AT_ONCE:
+                self._send_ended()
+            elif len(self._ended) == 1:
+                asyncio.get_running_loop().call_soon(self._send_ended)
+
+    def _send_ended(self) -> None:
+        """Send the events of the phases that have ended in this iteration of the loop."""
+        ended, self._ended = self._ended, []
+        self._resend(ended)
 
     async def _close_sandbox(self, command: CloseSandbox) -> None:
         try:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING
 
-from prorl_zmq.system.processes import die_with_parent
+from support import forks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,11 +16,7 @@ if TYPE_CHECKING:
 @contextmanager
 def beside(arguments: list[str], environment: dict[str, str] | None = None) -> Iterator[None]:
     """Run a program of Python's while the context does."""
-    process = subprocess.Popen(
-        [sys.executable, "-P", *arguments],
-        env={**os.environ, **(environment or {})},
-        preexec_fn=partial(die_with_parent, os.getpid()),
-    )
+    process = forks.start(*arguments, env={**os.environ, **(environment or {})})
     try:
         yield
     finally:

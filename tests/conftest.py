@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["sandboxes_of", "shared_sandboxes"]  # fixtures
 
+pytest_plugins = ["support.costs", "support.due"]
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, "1")  # where others work too, threads wait for each other for seconds
 os.environ["RAY_ADDRESS"] = "local"  # without it Ray joins whatever cluster a file of the machine names, dead or alive
@@ -60,6 +61,23 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for metric in METRICS.values():
         for _, labels, _ in tuple(metric.rows()):
             metric.delivered(labels)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forks() -> Iterator[None]:
+    """What tests start in Python is a fork of a process of the worker that has imported it."""
+    from support import forks
+
+    with forks.instead_of_starts():
+        yield
+
+
+@pytest.fixture
+def started_from_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the package starts in this test are interpreters, as for a user."""
+    from support import forks
+
+    forks.start_interpreters(monkeypatch)
 
 
 @pytest.fixture(scope="session")

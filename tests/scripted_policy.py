@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from prorl_zmq.errors import EngineFailed
 from prorl_zmq.inference.embedded_chat import EmbeddedChatFormat
 from prorl_zmq.inference.engine import Generation
-from prorl_zmq.inference.tokenizer import IM_END, encode
+from prorl_zmq.testing.scripted_engine import tokens_of
 from prorl_zmq.wire.messages.engines import VersionSpan
 
 if TYPE_CHECKING:
@@ -24,11 +23,6 @@ if TYPE_CHECKING:
     from prorl_zmq.wire.messages.jobs import Sampling
 
 CHAT = EmbeddedChatFormat()
-
-
-def call(name: str, **arguments: Any) -> str:
-    """A tool call as the embedded policy writes it."""
-    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 @dataclass
@@ -62,7 +56,7 @@ class ScriptedPolicy:
             text = self.script.pop(0) if len(self.script) > 1 else self.script[0]
         if isinstance(text, EngineFailed):
             raise text
-        ids = np.concatenate([encode(text), np.array([IM_END], np.int32)])
+        ids = np.array(tokens_of(text), np.int32)
         finish = "length" if len(ids) > sampling.max_tokens else "stop"
         ids = ids[: sampling.max_tokens]
         logprobs = -np.random.default_rng(len(self.said)).random(len(ids), np.float32)

@@ -1,25 +1,13 @@
-"""Who may import whom, that no files import each other in a circle, and how long a file may be.
-
-Imports inside functions and under TYPE_CHECKING count like all others: a reader has to follow them too.
-"""
+"""Who may import whom, that no files import each other in a circle, and how long a file may be."""
 
 from __future__ import annotations
 
-import ast
 import importlib
 import inspect
-from functools import cache
-from pathlib import Path
 
 import pytest
+from support.import_graph import ROOT, imports, modules
 
-ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = {
-    "prorl_zmq": "prorl_zmq",
-    "brokers": "prorl_zmq.brokers",
-    "stages": "prorl_zmq.stages",
-    "tools": "prorl_zmq.tools",
-}
 LINES_LIMIT = 500
 GENERATED = "# Generated"
 """How the first line of a generated file begins."""
@@ -63,33 +51,6 @@ MAY_IMPORT = {
 """Rooms, and the rooms that their files may import; commands, which bring all together, are not listed."""
 ALL_TOGETHER = {"commands", "cli", "prorl_zmq"}
 """`prorl_zmq` itself re-exports what trainers need, when it is first asked for."""
-
-
-@cache
-def modules() -> dict[str, Path]:
-    found = {}
-    for folder, package in FOLDERS.items():
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            parts = [package, *path.relative_to(ROOT / folder).with_suffix("").parts]
-            found[".".join(part for part in parts if part != "__init__")] = path
-    return found
-
-
-@cache
-def imports(module: str) -> frozenset[str]:
-    """The modules of ours that a module imports."""
-    path = modules()[module]
-    package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            above = package[: len(package) - node.level + 1] if node.level else []
-            base = ".".join([*above, *([node.module] if node.module else [])])
-            names = {f"{base}.{alias.name}" for alias in node.names}
-            found |= {name if name in modules() else base for name in names}
-    return frozenset(found & modules().keys() - {module})
 
 
 def room(module: str) -> str:
@@ -142,7 +103,7 @@ def public() -> list[object]:
         "tools.tool": ("Tool",),
         "tasks.loading": ("load_jobs",),
         "tasks.row_format": ("RowFormat",),
-        "testing": ("LocalService", "ScriptedEngine", "say", "tool_call"),
+        "testing": ("BrokerThreads", "LocalService", "ScriptedEngine", "say", "tool_call"),
     }
     for name, members in elsewhere.items():
         module = importlib.import_module(f"prorl_zmq.{name}")

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +35,7 @@ from documents import (
 from needed import lacking, usable
 from rootfs import tiny_root_filesystem
 from support.commands import run, script
-from support.services import free_port
+from support.ports import free_port
 from support.waiting import until
 
 from prorl_zmq import Job, RolloutClient, Sampling
@@ -235,7 +235,11 @@ def test_a_command_that_is_watched_until_an_interrupt(folder: Path, served: Shar
 
 
 def uses_zmq(pid: int) -> bool:
-    return any("ZMQbg" in (task / "comm").read_text() for task in Path(f"/proc/{pid}/task").iterdir())
+    names = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):  # a thread that has ended
+            names.append((task / "comm").read_text())
+    return any("ZMQbg" in name for name in names)
 
 
 @pytest.mark.proof

@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING, Self
 
+from support.ports import free_port
 from vllm_python import HERE, START_LIMIT_S, environment, tiny_models, vllm_python
 
 if TYPE_CHECKING:
@@ -32,13 +32,6 @@ ON_CPU = {
     "VLLM_NO_USAGE_STATS": "1",
     "OMP_NUM_THREADS": "1",
 }
-
-
-def free_port() -> int:
-    """Give a TCP port of loopback that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class VllmServer:

@@ -51,7 +51,7 @@ class JobState(NamedTuple):
 
     @property
     def holder(self) -> str:
-        return holder_of(self.session, in_batch=self.in_batch)
+        return holder_of(self.session, in_batch=True) if self.in_batch else self.session
 
 
 class Finished(NamedTuple):
@@ -71,7 +71,7 @@ class Finished(NamedTuple):
 
     @property
     def holder(self) -> str:
-        return holder_of(self.session, in_batch=self.in_batch)
+        return holder_of(self.session, in_batch=True) if self.in_batch else self.session
 
 
 class Submission(NamedTuple):

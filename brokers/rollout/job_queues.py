@@ -57,6 +57,9 @@ class JobQueues:
             return [requirement for requirement in queues if among is None or requirement in among]
         return [requirement for requirement in among if requirement in queues]
 
+    def is_waited_for(self, requirement: Requirement) -> bool:
+        return requirement in self._queues[requirement.role]
+
     def head(self, requirement: Requirement) -> JobRecord | None:
         queue = self._queues[requirement.role].get(requirement)
         while queue:

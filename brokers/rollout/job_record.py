@@ -76,7 +76,7 @@ class JobRecord:
 
     @property
     def holder(self) -> str:
-        return holder_of(self.session, in_batch=self.in_batch)
+        return holder_of(self.session, in_batch=True) if self.in_batch else self.session
 
     @property
     def job(self) -> Job:

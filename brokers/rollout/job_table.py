@@ -42,6 +42,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...errors import Cancelled
@@ -152,18 +153,9 @@ class JobTable:
         self.last_sequence += 1
         # An ended job's id may come again while its last attempt still stops; the new job's attempts go on from there.
         _, stopping = self._stopping.pop(job.job_id, ("", SlotClaim(job.job_id, after_attempt)))
-        record = JobRecord(
-            self.last_sequence,
-            session,
-            job.job_id,
-            job.task,
-            job.stage_wait_s,
-            packed,
-            job,
-            attempt=stopping.attempt + 1,
-            attempts_given_back=stopping.attempt,
-            in_batch=in_batch,
-        )
+        place = (self.last_sequence, session, job.job_id, job.task, job.stage_wait_s)
+        record = JobRecord(*place, packed, job, attempt=stopping.attempt + 1, in_batch=in_batch)
+        record.attempts_given_back = stopping.attempt
         self._records[job.job_id] = record
         self.counts.accepted(record)
         self._queue(record, now)
@@ -347,20 +339,23 @@ class JobTable:
     # Queues and credit ------------------------------------------------------------------------------------------------
 
     def _queue(self, record: JobRecord, now: float, lost_to: ErrorInfo | None = None) -> None:
-        self._enter(record, JobStatus.QUEUED, now)
         self._actions.append(Queued(record.job_id, record.attempt, record.phase, lost_to))
+        is_first = record.phase != Phase.INIT and not self.queues.is_waited_for(record.requirement)
+        if is_first and (stage_id := self.stages.take(record.requirement, record.claim, record.avoids)) is not None:
+            self._hold(record, stage_id, now, 0.0)
+            return
+        self._enter(record, JobStatus.QUEUED, now)
         self.queues.push(record)
         if not self.stages.can_serve(record.requirement):
             self.queues.watch(record.requirement)
             self._give_up_nodes(now, in_order=self.stages.misses(record.requirement))
-        if record.phase != Phase.INIT:
+        if record.phase != Phase.INIT and not is_first:
             self._start_oldest([record.requirement], now)
 
     def _employ(self, stage: StageProcess, now: float) -> None:
         if stage.role != Phase.INIT:
-            while stage.credit > 0 and self._start_oldest(
-                self.queues.requirements(stage.role, stage.requirements), now
-            ):
+            waited_for = partial(self.queues.requirements, stage.role, stage.requirements)
+            while stage.credit > 0 and self._start_oldest(waited_for(), now):
                 pass
 
     def _may_init(self) -> bool:
@@ -371,7 +366,7 @@ class JobTable:
         heads = [
             (record.sequence, requirement, record)
             for requirement in requirements
-            if (record := self.queues.head(requirement)) is not None
+            if self.stages.has_free(requirement) and (record := self.queues.head(requirement)) is not None
         ]
         for _, requirement, record in sorted(heads):
             stage_id = self.stages.take(requirement, record.claim, record.avoids)
@@ -403,9 +398,12 @@ class JobTable:
             self.stages.wait_on(sandbox.node, record.task, change)
 
     def _start(self, record: JobRecord, stage_id: str, now: float) -> None:
-        waited = QUEUE_TIMING[record.phase]
-        record.timings[waited] = record.timings.get(waited, 0.0) + now - record.since
         self._leave(record)
+        self._hold(record, stage_id, now, now - record.since)
+
+    def _hold(self, record: JobRecord, stage_id: str, now: float, waited_s: float) -> None:
+        timing = QUEUE_TIMING[record.phase]
+        record.timings[timing] = record.timings.get(timing, 0.0) + waited_s
         self._enter(record, JobStatus.HELD, now)
         self._held.add(record, stage_id, now)
         command = StartPhase(

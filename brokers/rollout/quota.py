@@ -102,9 +102,11 @@ class Quota:
 
 def _add(held: Counter[str], session: str, more: int) -> None:
     for key in (session, ALL):
-        held[key] += more
-        if not held[key]:
-            del held[key]
+        now = held.get(key, 0) + more
+        if now:
+            held[key] = now
+        else:
+            held.pop(key, None)
 
 
 def _size(finished: Finished) -> int:

@@ -161,7 +161,8 @@ def size_bound(result: Result) -> int:
     if result.error is not None:
         texts += [result.error.message, *result.error.fields, *map(str, result.error.fields.values())]
     texts += [step.name for step in result.steps]
-    characters = sum(len(text) if text.isascii() else 4 * len(text) for text in texts)
+    joined = "".join(texts)
+    characters = len(joined) if joined.isascii() else 4 * len(joined)
     items = len(texts) + len(result.segments) + STEP_ITEMS * len(result.steps)
     return FIXED_BYTES + ITEM_BYTES * items + characters
 

@@ -409,16 +409,17 @@ class RolloutBroker:
 
     def _act(self, action: Action) -> None:
         try:
-            self._send_action(action)
+            if isinstance(action, Start):
+                tracer = self._jobs.tracer
+                command = action.command if tracer is None else tracer.below(action.command)
+                self._stages.send(action.stage_id, command, action.packed_job)
+            else:
+                self._send_action(action)
         except MalformedMessage as error:
             log.error("an action of the job table could not be sent: %s", error)  # noqa: TRY400 - it says it all
 
     def _send_action(self, action: Action) -> None:
         match action:
-            case Start():
-                tracer = self._jobs.tracer
-                command = action.command if tracer is None else tracer.below(action.command)
-                self._stages.send(action.stage_id, command, action.packed_job)
             case Stop():
                 self._stages.send(action.stage_id, StopPhase(*action.claim))
             case Close():
@@ -466,7 +467,7 @@ def _block(event: StageEvent, rest: Sequence[Frame]) -> Frame | None:
     tokens, kept = (event.tokens, event.kept is not None) if isinstance(event, PhaseEnd) else (0, False)
     if len(rest) != (1 if tokens and not kept else 0):
         raise MalformedMessage(f"{type(event).__name__} of {tokens} tokens came with {len(rest)} further frames")
-    if not isinstance(event, PhaseDone | PhaseFailed):
+    if not isinstance(event, PhaseEnd):
         return None
     if isinstance(event, PhaseFailed) and event.outcome == Outcome.COMPLETED:
         raise MalformedMessage(f"job {event.job_id} is said to have failed with outcome `completed`")

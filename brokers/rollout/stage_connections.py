@@ -140,7 +140,7 @@ class StageConnections:
             self._refuse(member, NotAllowed(f"the key of stage process {member} was revoked", key=sender.name))
 
     def send(self, stage_id: str, command: StageCommand, *frames: Frame) -> None:
-        self._send(self.member_of(stage_id), command, *frames)
+        self._send(self._members.get(stage_id, stage_id), command, *frames)
 
     def note(self, stage_id: str, number: int, now: float) -> None:
         """Remember that a process may forget an event: `say_noted_at` says until when it need not be told."""

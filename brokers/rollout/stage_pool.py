@@ -91,7 +91,8 @@ class StageProcess:
     @property
     def credit(self) -> int:
         """Free slots; never negative."""
-        return max(0, self.working_slots - len(self.claims))
+        free = self.slots - len(self.claims)
+        return 0 if free < 0 or self.leaving or self.lease.quiet else free
 
     @cached_property
     def requirements(self) -> KeysView[Requirement]:
@@ -362,6 +363,11 @@ class StagePool:
     def role_slots(self, role: Phase) -> int:
         return self._role_slots[role]
 
+    def has_free(self, requirement: Requirement) -> bool:
+        """Return whether some process that meets the requirement has credit."""
+        free = self._free(requirement)
+        return free is not None and free.first() is not None
+
     def take(self, requirement: Requirement, claim: SlotClaim, avoids: str = "") -> str | None:
         """Take a slot of the least loaded process that meets the requirement and has credit; None if none does.
 
@@ -451,11 +457,11 @@ class StagePool:
         offers = self._offers.get(requirement)
         if offers is None:
             return None
+        if not offers.marked:
+            return offers.free
         marked = [self._stages[stage_id] for stage_id in offers.marked]
         offers.marked.clear()
-        if len(marked) > 1:
-            marked.sort(key=attrgetter("changed"))
-        for stage in marked:
+        for stage in marked if len(marked) == 1 else sorted(marked, key=attrgetter("changed")):
             is_full = requirement.role == Phase.INIT and self._nodes[stage.node].is_full(requirement.task)
             if stage.credit > 0 and not is_full:
                 offers.free.set(stage.stage_id, len(stage.claims) / stage.slots)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
-from ..data.group import Group
 from ..errors import BatchFailed, InvalidBatch, MalformedMessage
 from ..wire import codec
 from ..wire.messages.base import new_id
@@ -37,6 +36,7 @@ from .requests import pack_job, read_reply, read_trajectory
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from ..data.group import Group
     from ..data.trajectory import Trajectory
     from ..errors import ProrlError
     from ..wire.messages.batches import BatchStatus
@@ -225,6 +225,8 @@ class BatchProgress:
         if not reply.group_id:
             return None
         rest = iter(frames[1:])
+        from ..data.group import Group  # with numpy, which commands without batches can do without
+
         group = Group(reply.group_id, reply.prompt_id, tuple(_trajectory(rest) for _ in range(reply.rollouts)))
         self._handed_over.append(group.group_id)
         if group.group_id in self._seen:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from ..data.trajectory import block_bytes
 from ..errors import MalformedMessage
 from ..wire import codec
 from ..wire.messages.batches import GroupGiven
@@ -78,4 +77,6 @@ def _header(frame: Received) -> bytes:
 
 
 def _fits(result: Result, block: Received | None) -> bool:
+    from ..data.trajectory import block_bytes  # with numpy, which commands without results can do without
+
     return block is not None and len(block) == block_bytes(result.tokens, result.turns)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..data.trajectory import Trajectory
 from ..errors import JobsLost, JobTooLarge, MalformedMessage, UnknownJob, from_info, shortened
 from ..wire import codec
 from ..wire.messages.backends import AnyBackendReply, BackendRefused
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
     import zmq
 
+    from ..data.trajectory import Trajectory
     from ..wire.messages.jobs import Job, Result
     from .mapped_block import MappedBlock
 
@@ -195,4 +195,6 @@ def read_trajectory(result: Result, blocks: Iterator[Received]) -> Trajectory:
     block = next(blocks, None) if result.tokens else b""
     if block is None:
         raise MalformedMessage(f"the trajectory of job {result.job_id} is missing from the reply")
+    from ..data.trajectory import Trajectory  # with numpy, which commands without results can do without
+
     return Trajectory.from_frame(result, block if isinstance(block, bytes) else block.buffer)

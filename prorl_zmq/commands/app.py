@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 from importlib import import_module
-from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
 
 from .. import errors
 from ..system.logs import say, start_logging
+from .plain_values import HELP_NAMES, use_plain_values
 
 FAILED, USAGE_ERROR, CANNOT_START, INTERRUPTED = 1, 2, 3, 130
 CALLERS_FAULT = (
@@ -78,7 +78,7 @@ def new_typer(help_text: str) -> typer.Typer:
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         add_completion=False,
-        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+        context_settings={"help_option_names": HELP_NAMES, "max_content_width": 100},
     )
 
 
@@ -118,6 +118,8 @@ def _version(
     show: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
 ) -> None:
     if show:
+        from importlib.metadata import version
+
         print(f"prorl-zmq {version('prorl-zmq')}")
         raise typer.Exit
 
@@ -126,6 +128,7 @@ def run_program(program: str, app: typer.Typer, arguments: list[str]) -> int:
     """Run a program under a name, its errors as a line and an exit code."""
     start_logging(program)
     command = typer.main.get_command(app)
+    use_plain_values(command)
     try:
         code = command.main(arguments, prog_name=program, standalone_mode=False)
     except typer.TyperException as error:

@@ -6,13 +6,12 @@ import asyncio
 import logging
 from collections import Counter, defaultdict
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import msgspec
-import numpy as np
 import typer
 from rich.console import Group
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -99,6 +98,8 @@ class _Report:
         self.note = ""
         """How it ended, if not as it should."""
         self._out = out
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
         columns = (TextColumn("rollouts"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self.progress = Progress(*columns, TextColumn("{task.fields[note]}"), console=console(stderr=True))
         self._bar = self.progress.add_task("rollouts", total=jobs or None, note="")
@@ -280,12 +281,14 @@ def _make_folder(out: Path, *, empty: bool) -> None:
 def _write(trajectory: Trajectory, out: Path) -> None:
     with (out / "results.jsonl").open("ab") as results:
         results.write(msgspec.json.encode(trajectory.result) + b"\n")
+    import numpy as np  # which `prorl status` can do without
+
     np.savez(out / "arrays" / f"{trajectory.job_id}.npz", **{name: getattr(trajectory, name) for name in ARRAYS})
 
 
 def _mean_reward(finished: list[Trajectory]) -> str:
     rewards = [trajectory.reward for trajectory in finished if trajectory.reward is not None]
-    return f"mean reward {np.mean(rewards):.3f}" if rewards else ""
+    return f"mean reward {fmean(rewards):.3f}" if rewards else ""
 
 
 def _summary(finished: list[Trajectory]) -> Table:
@@ -302,9 +305,9 @@ def _summary(finished: list[Trajectory]) -> Table:
             task,
             outcome,
             str(len(group)),
-            f"{np.mean(rewards):.3f}" if rewards else "",
-            f"{np.mean([trajectory.result.tokens for trajectory in group]):.0f}",
-            f"{np.mean([trajectory.result.metrics.get('turns', 0.0) for trajectory in group]):.1f}",
+            f"{fmean(rewards):.3f}" if rewards else "",
+            f"{fmean([trajectory.result.tokens for trajectory in group]):.0f}",
+            f"{fmean([trajectory.result.metrics.get('turns', 0.0) for trajectory in group]):.1f}",
             Text(one_line(error)),  # of another machine, on its way to a terminal
         )
     return table

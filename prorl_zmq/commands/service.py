@@ -12,16 +12,19 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 import msgspec
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from ..config import SecuritySettings, Topology
-from ..errors import ConfigError
+from ..errors import ConfigError, SandboxUnavailable
+from ..service import preloading
 from ..service.service_folder import TOPOLOGY, ServiceFolder
+from ..system.fork_server import ForkServer
 from ..system.logs import say, start_logging
 from ..system.node_name import short_id
 from . import options
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from ..service.supervisor import Startup, Supervisor
     from ..system.logs import LogFormat, LogLevel
 
@@ -34,6 +37,15 @@ class StartupLine:
         self._started = time.monotonic()
         self._progress: Progress | None = None
         if sys.stderr.isatty():
+            from rich.progress import (
+                BarColumn,
+                MofNCompleteColumn,
+                Progress,
+                SpinnerColumn,
+                TextColumn,
+                TimeElapsedColumn,
+            )
+
             columns = (SpinnerColumn(), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn())
             self._progress = Progress(
                 *columns, TextColumn("{task.description}"), console=options.console(stderr=True), transient=True
@@ -93,21 +105,29 @@ def serve(
     With --service DIR, the brokers take free ports, and all other nodes, trainers and commands find them and their keys
     in that folder, which is made if it is not there; --config is then copied into it.
     """
+    server = begin_fork_server()
     if service is not None:
         if keys is not None or insecure:
             raise ConfigError("--service makes keys of its own; leave out --keys and --insecure", key="keys")
         folder = _folder_of(service, config)
         topology = node_topology(folder, run_dir, f"{short_id(str(folder.path))}-brokers", log_format, log_level)
         topology = with_metrics(_with_sandbox(topology, sandbox, image), metrics)
-        _serve_folder(folder, topology, address, log_dir, bare=brokers_only, take_over=take_over)
+        _serve_folder(server, folder, topology, address, log_dir, bare=brokers_only, take_over=take_over)
         return
     if address or brokers_only or take_over:
         raise ConfigError("--address, --brokers-only and --take-over go with --service DIR", key="service")
     topology = options.topology_of(config, run_dir, insecure, keys, log_format, log_level)
-    _serve_alone(with_metrics(_with_sandbox(topology, sandbox, image), metrics), config, log_dir)
+    _serve_alone(server, with_metrics(_with_sandbox(topology, sandbox, image), metrics), config, log_dir)
 
 
-def _serve_alone(topology: Topology, config: Path | None, log_dir: Path | None) -> None:
+def begin_fork_server() -> ForkServer:
+    """Have a fork server import what every service needs, while this process reads its settings; it ends with us."""
+    server = ForkServer(preloading.EARLY)
+    server.begin()
+    return server
+
+
+def _serve_alone(server: ForkServer, topology: Topology, config: Path | None, log_dir: Path | None) -> None:
     from ..service.broker_places import fixed_places
     from ..service.checks import check_connections
     from ..service.child_plans import plan_children
@@ -123,12 +143,19 @@ def _serve_alone(topology: Topology, config: Path | None, log_dir: Path | None) 
     _say_resumed(topology.journal)
     check_connections(topology)
     door = topology.endpoint(topology.rollout_broker.front_door)
-    supervisor = Supervisor(topology, plan_children(topology, config), fixed_places(topology), log_dir)
+    supervisor = Supervisor(topology, plan_children(topology, config), fixed_places(topology), server, log_dir)
     supervise(supervisor, "prorl serve", f"ready at {door}")
 
 
 def _serve_folder(
-    folder: ServiceFolder, topology: Topology, address: str, log_dir: Path | None, *, bare: bool, take_over: bool
+    server: ForkServer,
+    folder: ServiceFolder,
+    topology: Topology,
+    address: str,
+    log_dir: Path | None,
+    *,
+    bare: bool,
+    take_over: bool,
 ) -> None:
     from ..service.broker_places import announced_places
     from ..service.child_plans import plan_brokers, plan_node
@@ -145,7 +172,7 @@ def _serve_folder(
             _say_resumed(folder.journal(name))
         plans = [*plan_brokers(topology, folder, address), *plan_node(topology, folder, address)]
         places = announced_places(folder, topology.node, of_ours=True)
-        supervisor = Supervisor(topology, plans, places, log_dir, is_lost=lock.is_lost)
+        supervisor = Supervisor(topology, plans, places, server, log_dir, is_lost=lock.is_lost)
         supervise(supervisor, "prorl serve", f"ready; clients and nodes find it with --service {folder.path}")
 
 
@@ -191,14 +218,27 @@ def with_metrics(topology: Topology, bind: str | None) -> Topology:
 
 def check_sandboxes(topology: Topology, program: str) -> None:
     """Raise `SandboxUnavailable` unless this machine can make what the topology says."""
+    from ..tools.sandbox.kinds import container_class
+
+    kind = topology.sandbox.kind
+    if not (topology.sandbox.image or topology.sandbox.image_folders):
+        container = container_class(kind)
+        if (problem := container.problem()) is not None:
+            raise SandboxUnavailable(problem, kind=kind)
+        _say_isolation(program, isolated=container.isolated)
+        return
     from ..tools.sandbox.sandboxes import Sandboxes
 
     folders = tuple(map(Path, topology.sandbox.image_folders))
     keys_named = Path(topology.security.keys) if topology.security.keys else None
     place = (topology.run_dir / "sandboxes", topology.node)
-    sandboxes = Sandboxes(topology.sandbox.kind, *place, image_folders=folders, keys=keys_named)
+    sandboxes = Sandboxes(kind, *place, image_folders=folders, keys=keys_named)
     sandboxes.check()
-    if not sandboxes.isolated:
+    _say_isolation(program, isolated=sandboxes.isolated)
+
+
+def _say_isolation(program: str, *, isolated: bool) -> None:
+    if not isolated:
         say(program, "sandboxes are plain processes: what the model runs is not isolated")
 
 

@@ -100,7 +100,8 @@ class ZapAuthenticator:
             MalformedMessage: it has too many frames.
         """
         first = socket.recv(NOBLOCK, copy=False)
-        return self.sender(first), receive_rest(socket, first, copied)
+        sender = ANYBODY if self._keyring is None else self.sender(first)
+        return sender, receive_rest(socket, first, copied)
 
     def sender(self, frame: bytes | zmq.Frame) -> Sender:
         """Say whose message this is a frame of, received without a copy."""

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from .service_folder import ServiceFolder
 
 BROKER_RANK, ENGINE_RANK, STAGE_RANK = 0, 1, 2
+FORKED_KINDS = ("embedded", "http")
+"""Kinds of engines whose hosts import nothing that a fork could not use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,8 @@ class ChildPlan:
     role: str = ""
     """A stage process's."""
     serves_http: bool = False
+    forked: bool = True
+    """It may be a fork of a process that has imported this package; else it is a fresh interpreter."""
 
     @property
     def process(self) -> str:
@@ -114,7 +118,9 @@ def _engines(topology: Topology, place: list[str], prefix: str) -> list[ChildPla
         for index in range(backends.engines):
             name = f"{prefix}-{len(plans)}"
             flags = ["--name", name, "--node", topology.node, *place, *_engine_arguments(backends, index)]
-            plans.append(ChildPlan(name, ("prorl-engine", *flags), ENGINE_RANK, backends.python or sys.executable))
+            python = backends.python or sys.executable
+            forked = python == sys.executable and backends.kind in FORKED_KINDS
+            plans.append(ChildPlan(name, ("prorl-engine", *flags), ENGINE_RANK, python, forked=forked))
     return plans
 
 

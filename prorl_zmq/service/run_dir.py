@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from ..config import own_run_dir
 from ..errors import ConfigError, EndpointInUse
-from ..tools.sandbox.sweeping import sweep
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -21,12 +20,12 @@ LOCK = "serve.lock"
 async def held_run_dir(path: Path) -> AsyncIterator[None]:
     """Hold a run folder; no sandboxes are left in it afterwards."""
     with _locked(path):
-        await sweep(path / "sandboxes")  # of a service that was killed
+        await _sweep(path / "sandboxes")  # of a service that was killed
         _clear(path)
         try:
             yield
         finally:
-            await sweep(path / "sandboxes")
+            await _sweep(path / "sandboxes")
             _clear(path)
 
 
@@ -46,6 +45,13 @@ def _locked(path: Path) -> Iterator[None]:
                 endpoint=str(path),
             ) from None
         yield
+
+
+async def _sweep(root: Path) -> None:
+    if root.exists():  # noqa: ASYNC240 - of this machine
+        from ..tools.sandbox.sweeping import sweep  # with all that removes sandboxes
+
+        await sweep(root)
 
 
 def _clear(path: Path) -> None:

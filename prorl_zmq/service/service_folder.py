@@ -23,7 +23,6 @@ import socket
 import stat
 import time
 import tomllib
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 import msgspec
@@ -160,6 +159,8 @@ class ServiceFolder:
 
     def announce(self, kind: Literal["rollout", "backend"], name: str, endpoints: dict[str, str]) -> None:
         """Say where a broker of this process is bound."""
+        from importlib.metadata import version
+
         life, ours = os.environ.get(SERVICE_VARIABLE, ""), version("prorl-zmq")
         where = (kind, name, endpoints, socket.gethostname(), os.getpid(), time.time(), life, ours, PROTOCOL_VERSION)
         write_whole(self.path / "brokers" / f"{name}.json", msgspec.json.encode(Announcement(*where)).decode())
@@ -182,6 +183,8 @@ class ServiceFolder:
         Raises:
             VersionMismatch: they speak another protocol than this process.
         """
+        from importlib.metadata import version
+
         ours, other = version("prorl-zmq"), ""
         for name in (*self.rollout_brokers, BACKENDS):
             one = self.announcement(name)
@@ -289,6 +292,8 @@ def _make(path: Path, topology: Path | None) -> None:
     (path / "keys").mkdir(mode=0o700)
     _make_keys(path / "keys")
     marker = {"schema": SCHEMA, "rollout_brokers": settings.rollout_brokers}
+    from importlib.metadata import version
+
     made = {**marker, "made_by": f"{os.getuid()}@{socket.gethostname()}", "version": version("prorl-zmq")}
     lines = [f"{name} = {msgspec.json.encode(value).decode()}" for name, value in made.items()]
     write_whole(path / MARKER, "# The folder of one prorl_zmq service.\n" + "\n".join(lines) + "\n")

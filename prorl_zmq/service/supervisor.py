@@ -22,12 +22,10 @@ import contextlib
 import logging
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
 from contextlib import AsyncExitStack
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import zmq
@@ -39,15 +37,15 @@ from ..errors import ConfigError, EndpointInUse, ProrlError
 from ..security.keyring import Keyring
 from ..system.logs import one_line
 from ..system.open_files import raise_open_files
-from ..system.processes import ISOLATED, begin_session, listens_at_tcp, stop_signals
+from ..system.processes import listens_at_tcp, stop_signals
 from ..wire.messages.backends import ListBackends, ReportStarts
 from ..wire.messages.base import new_id
 from .checks import check_python
 from .child_output import ChildOutput, reason_of
 from .child_plans import ENGINE_RANK, STAGE_RANK
 from .engine_starts import MAX_STARTS, EngineStarts
-from .metrics_inbox import MetricsInbox
 from .notify import Notifier
+from .process_starter import ProcessStarter
 from .run_dir import held_run_dir
 
 if TYPE_CHECKING:
@@ -55,10 +53,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..config import Topology
+    from ..system.fork_server import ForkServer
     from ..wire.messages.backends import BackendList, BackendStatus
     from ..wire.messages.front_door import ServiceStatus
     from .broker_places import BrokerPlaces
     from .child_plans import ChildPlan
+    from .metrics_inbox import MetricsInbox
 
 USAGE_ERROR = 2
 """Exit code of a child that cannot work with its settings."""
@@ -99,6 +99,7 @@ class Supervisor:
     Args:
         topology: with the settings of the run folder.
         plans: what to start.
+        server: forks the processes that can be forks; closed when `run` ends.
         places: where the brokers are.
         log_dir: for one log file per process; None: our standard error.
         drain_s: how long stage processes may take to end what they have, once told to stop, by SIGUSR1 too; None: they
@@ -111,6 +112,7 @@ class Supervisor:
         topology: Topology,
         plans: Sequence[ChildPlan],
         places: BrokerPlaces,
+        server: ForkServer,
         log_dir: Path | None = None,
         *,
         drain_s: float | None = None,
@@ -122,7 +124,6 @@ class Supervisor:
         self._drain_s = drain_s
         self._is_lost = is_lost
         self._log_dir = log_dir
-        self._children: dict[str, asyncio.subprocess.Process] = {}
         self._stopping = asyncio.Event()
         self._hurrying = asyncio.Event()
         self._stopped_at = 0.0
@@ -136,17 +137,21 @@ class Supervisor:
         self._failure: BaseException | None = None
         """What ended a task of ours that only a stop should end."""
         self._notifier = Notifier()
-        wanted = topology.gateway.bind or topology.metrics.bind
-        self._metrics = MetricsInbox(topology.run_dir) if wanted else None
-        self._environment = {**os.environ, SERVICE_VARIABLE: places.service_id}
+        self._metrics: MetricsInbox | None = None
+        if topology.gateway.bind or topology.metrics.bind:
+            from .metrics_inbox import MetricsInbox  # with prometheus_client
+
+            self._metrics = MetricsInbox(topology.run_dir)
+        self._starter = ProcessStarter({**os.environ, SERVICE_VARIABLE: places.service_id}, server)
+        self._children = self._starter.processes
 
     async def run(self, on_startup: Callable[[Startup], None], on_ready: Callable[[], None]) -> None:
         """Serve until SIGTERM, SIGINT or `stop`."""
         raise_open_files()
-        for python in {plan.python for plan in self._plans} - {sys.executable}:
-            await check_python(python)
         metrics = self._metrics.open() if self._metrics is not None else contextlib.nullcontext()
-        async with held_run_dir(self._topology.run_dir), metrics:
+        async with self._starter, held_run_dir(self._topology.run_dir), metrics:
+            for python in {plan.python for plan in self._plans} - {sys.executable}:
+                await check_python(python)
             with stop_signals(self.stop, *((signal.SIGUSR1,) if self._drain_s is not None else ())):
                 await self._serve(on_startup, on_ready)
         if self._failure is not None:
@@ -171,6 +176,7 @@ class Supervisor:
             self._notifier.stopping()
             for task in tasks:
                 task.cancel()
+            await self._starter.close()
             await asyncio.gather(*tasks, return_exceptions=True)
             if self._failure is None and not self._usage_error:
                 await self._drain()
@@ -233,8 +239,8 @@ class Supervisor:
         try:
             output = self._output(plan)
             with contextlib.closing(output) if output is not None else contextlib.nullcontext():
-                child = await self._start(plan, output)
-        except (OSError, subprocess.SubprocessError) as error:
+                child = await self._starter.start(plan, output.write_end if output is not None else None)
+        except OSError as error:
             return f"could not be started: {error}"
         code = await child.wait()
         if self._metrics is not None:
@@ -255,28 +261,6 @@ class Supervisor:
             return ChildOutput(self._log_dir / f"{plan.name}.log")
         return ChildOutput(None) if plan.name in self._engines else None
 
-    async def _start(self, plan: ChildPlan, output: ChildOutput | None) -> asyncio.subprocess.Process:
-        write_end = output.write_end if output is not None else None
-        # From here on the child is ours even if this task is cancelled while it starts.
-        starting = asyncio.ensure_future(
-            asyncio.create_subprocess_exec(
-                *(plan.python, *ISOLATED, "-m", "prorl_zmq.cli", *plan.arguments),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=write_end,
-                stderr=write_end,
-                env=self._environment,
-                start_new_session=True,
-                preexec_fn=partial(begin_session, os.getpid()),
-            )
-        )
-        try:
-            child = await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            self._children[plan.name] = await starting
-            raise
-        self._children[plan.name] = child
-        return child
-
     def _say_failed(self, name: str) -> None:
         reason = self._engines.failed()[name]
         log.error("%s failed: it %s; it was started %d times and never ready, and stays off", name, reason, MAX_STARTS)
@@ -289,7 +273,7 @@ class Supervisor:
 
     async def _report_starts(self) -> None:
         """Report engines that are not ready to the backend broker; learn from its list which are."""
-        owner = self._environment[SERVICE_VARIABLE]
+        owner = self._places.service_id
         while not (endpoint := self._places.backend_broker()):  # noqa: ASYNC110 - as above
             await asyncio.sleep(REPORT_S)
         keyring = Keyring.load(self._places.keys, self._places.roles)
@@ -391,7 +375,7 @@ class Supervisor:
             log.info("draining %s for up to %.0f s; a second signal ends them now", ", ".join(sorted(living)), left_s)
             self._notifier.status(f"draining {', '.join(sorted(living))}")
             for name in living:
-                self._children[name].send_signal(signal.SIGUSR1)
+                self._children[name].signal(signal.SIGUSR1)
             ends = {asyncio.create_task(self._children[name].wait()): name for name in living}
             late = await self._wait_for(ends, left_s, patience_s=left_s)
             for task in ends:
@@ -403,15 +387,15 @@ class Supervisor:
         return [
             plan
             for plan in self._plans
-            if plan.rank == rank and (child := self._children.get(plan.name)) and child.returncode is None
+            if plan.rank == rank and (child := self._children.get(plan.name)) and not child.has_ended
         ]
 
     async def _end_children(self) -> None:
         for rank in sorted({plan.rank for plan in self._plans}, reverse=True):
             living = {asyncio.create_task(self._children[plan.name].wait()): plan.name for plan in self._living(rank)}
             for name in living.values():
-                self._children[name].terminate()
-                self._children[name].send_signal(signal.SIGCONT)  # one that was stopped could not end in good order
+                self._children[name].signal(signal.SIGTERM)
+                self._children[name].signal(signal.SIGCONT)  # one that was stopped could not end in good order
             for name in await self._wait_for(living, STOP_S[rank]):
                 log.warning("%s did not end in time; killing it", name)
                 with contextlib.suppress(ProcessLookupError):

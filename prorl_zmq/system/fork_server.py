@@ -1,7 +1,8 @@
 """`ForkServer`: starts Python programs as forks of a process that has already imported what they need.
 
-    SEQPACKET socket, inherited     → server: what to import; then, per process, a line and the process's descriptors
-                                    ← server: its protocol and pid; then that all is imported, or what it refuses
+    SEQPACKET socket, inherited     ← server: its protocol and pid
+                                    → server: what to import, as JSON; or `fork`, with a line and more descriptors
+                                    ← server: what it has imported, or why it refuses a module
     stream socket, one per process  ← the forked process: its pid; after the order, nothing or an error
                                     → the forked process: the order (see `forked_program`)
 
@@ -26,7 +27,9 @@ import threading
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from ..errors import ConfigError
+from .installed import Installed, changes, installed, modified
 from .open_files import first_open_files
+from .plugins import all_offered
 from .processes import ISOLATED, adopting_orphans
 
 if TYPE_CHECKING:
@@ -40,6 +43,8 @@ PROTOCOL = 1
 TITLE_BYTES = 8192
 """Room for a forked process's command line; a longer one is cut in /proc."""
 MESSAGE_BYTES = 65_536
+ANSWER_BYTES = 2**20
+FORK = b"fork"
 BEGIN_LIMIT_S = 60.0
 IMPORT_LIMIT_S = 300.0
 FORK_LIMIT_S = 30.0
@@ -51,11 +56,12 @@ log = logging.getLogger("prorl.service")
 
 
 class Preload(NamedTuple):
-    """A module that the server imports."""
+    """A module that the server imports, or those of all entry points of a group."""
 
-    module: str
-    subject: str = ""
-    """What it is in an error message, such as an entry point; empty: its name."""
+    module: str = ""
+    group: str = ""
+    what: str = ""
+    """What they are in an error message, such as `task`."""
 
 
 class ServerLost(OSError):
@@ -66,11 +72,13 @@ class ForkServer:
     """Owns the server process; a context, whose end leaves running processes alone. Threads may share it.
 
     Args:
-        preload: what to import before the first fork. What cannot be imported is left to the processes, which raise.
+        preload: what to import before the first fork (see `preload`).
     """
 
     def __init__(self, preload: Iterable[str | Preload] = ()) -> None:
-        self._preload = [Preload(each) if isinstance(each, str) else each for each in preload]
+        self._preloaded: dict[Preload, bool] = {}
+        """What the processes need, and whether the server has it."""
+        self._note(preload)
         self._ordering = threading.Lock()
         """Held by the thread that gives an order; guards what follows."""
         self._control: socket.socket | None = None
@@ -78,7 +86,11 @@ class ForkServer:
         self._adopting = contextlib.ExitStack()
         """Until the server is our child."""
         self._pid = 0
-        self._ready = False
+        self._asked: list[Preload] = []
+        """What it was asked to import and has not answered for."""
+        self._installed: dict[str, Installed] = {}
+        self._files: dict[str, int] = {}
+        """What the server has imported: packages, and files of entry points with the time of their modification."""
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -93,19 +105,21 @@ class ForkServer:
         return self._pid
 
     def begin(self) -> None:
-        """Have the server begin to import; `start` does so if this was not called."""
+        """Have the server begin to import, without waiting for it; `start` does so if this was not called."""
         with self._ordering:
             self._begin()
+            self._ask_import()
 
-    def wait_ready(self) -> None:
-        """Wait until all is imported.
+    def preload(self, more: Iterable[str | Preload] = ()) -> None:
+        """Import modules before the next fork. What cannot be imported is left to the processes, which raise.
 
         Raises:
-            ConfigError: a module started a thread or made a ZeroMQ context as it was imported.
+            ConfigError: a module starts a thread or makes a ZeroMQ context as it is imported.
             ServerLost: the server died.
         """
         with self._ordering:
-            self._wait_ready()
+            self._note(more)
+            self._import()
 
     def start(
         self,
@@ -149,12 +163,23 @@ class ForkServer:
         }
         return ForkedProcess(self, order, tuple(pass_fds), stdin=stdin, stdout=stdout, stderr=stderr, text=text)
 
-    def renew(self, preload: Iterable[str | Preload] | None = None) -> None:
-        """End the server; the next order starts another, which imports what is installed then."""
+    def renew_if_changed(self) -> list[str]:
+        """End the server if what it has imported was changed, for the next order to start another; return the changes.
+
+        That are packages that were upgraded, installed or removed, prorl-zmq and those of entry points, and edited
+        files of the latter.
+        """
         with self._ordering:
-            self._end()
-            if preload is not None:
-                self._preload = [Preload(each) if isinstance(each, str) else each for each in preload]
+            if not self._installed:
+                return []
+            groups = [each.group for each in self._preloaded if each.group]
+            points = (point for group in groups for point in all_offered(group, anew=True))
+            found = changes(self._installed, installed(points))
+            times = modified(self._files)
+            found += [f"{file} was changed" for file, time_ns in self._files.items() if times.get(file) != time_ns]
+            if found:
+                self._end()
+            return found
 
     def close(self) -> None:
         """End the server; an order under way in another thread fails. Running processes live on."""
@@ -178,7 +203,7 @@ class ForkServer:
             return self._fork(order, descriptors)
 
     def _fork(self, order: dict[str, Any], descriptors: Sequence[int]) -> int:
-        self._wait_ready()
+        self._import()
         ours, theirs = socket.socketpair()
         with _Line(ours) as line:
             with theirs, adopting_orphans():
@@ -195,7 +220,7 @@ class ForkServer:
         """Have the server fork a process at the other end of a line."""
         assert self._control is not None
         try:
-            socket.send_fds(self._control, [b"fork"], [theirs.fileno(), *descriptors])
+            socket.send_fds(self._control, [FORK], [theirs.fileno(), *descriptors])
             theirs.close()
             while len(line.pids) < 2:
                 if line.read() is None:
@@ -240,31 +265,53 @@ class ForkServer:
             )
             opened.pop_all()
         self._control = ours
-        ours.settimeout(BEGIN_LIMIT_S)
-        ours.send(json.dumps(self._preload).encode("ascii"))
 
-    def _wait_ready(self) -> None:
+    def _note(self, preload: Iterable[str | Preload]) -> None:
+        for each in preload:
+            self._preloaded.setdefault(Preload(each) if isinstance(each, str) else each, False)
+
+    def _import(self) -> None:
+        """Have the server import what it has not yet."""
         self._begin()
-        if self._ready:
-            return
         self._receive_pid()
+        while self._asked or self._ask_import():
+            self._take_answer()
+        assert self._control is not None
+        self._control.settimeout(FORK_LIMIT_S)
+
+    def _ask_import(self) -> bool:
+        """Ask for what the server has not been asked for yet; return whether there is anything."""
+        assert self._control is not None
+        self._asked = [each for each, there in self._preloaded.items() if not there]
+        if self._asked:
+            try:
+                self._control.send(json.dumps(self._asked).encode("ascii"))
+            except (BrokenPipeError, ConnectionResetError):
+                raise self._lost("died") from None
+        return bool(self._asked)
+
+    def _take_answer(self) -> None:
         assert self._control is not None
         self._control.settimeout(IMPORT_LIMIT_S)
         try:
-            refused = self._message()
+            answer = self._message()
         except TimeoutError:
             raise self._lost(f"has not imported its modules within {IMPORT_LIMIT_S:g} s") from None
-        if refused:
+        if refused := answer["refused"]:
             self._end()
             raise ConfigError(refused, key="task")
-        self._control.settimeout(FORK_LIMIT_S)
-        self._ready = True
+        self._installed.update({name: Installed(*one) for name, one in answer["installed"].items()})
+        self._files.update(answer["files"])
+        self._preloaded.update(dict.fromkeys(self._asked, True))
+        self._asked = []
 
     def _receive_pid(self) -> None:
         """Wait until the server is our child, whichever thread has started it."""
         if self._pid:
             return
         assert self._starter is not None
+        assert self._control is not None
+        self._control.settimeout(BEGIN_LIMIT_S)
         try:
             protocol, pid = self._message()
         except TimeoutError:
@@ -278,7 +325,7 @@ class ForkServer:
     def _message(self) -> Any:
         assert self._control is not None
         try:
-            said = self._control.recv(MESSAGE_BYTES)
+            said = self._control.recv(ANSWER_BYTES)
         except ConnectionResetError:
             said = b""
         if not said:
@@ -305,7 +352,10 @@ class ForkServer:
             self._starter.wait()
         self._adopting.close()
         self._control.close()
-        self._control, self._starter, self._pid, self._ready = None, None, 0, False
+        self._control, self._starter, self._pid = None, None, 0
+        self._preloaded = dict.fromkeys(self._preloaded, False)
+        self._asked = []
+        self._installed, self._files = {}, {}
 
     def _kill(self) -> None:
         if pid := self._pid:

@@ -16,18 +16,39 @@ import sys
 import threading
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from .fork_server import MESSAGE_BYTES, PROTOCOL
+from .fork_server import FORK, MESSAGE_BYTES, PROTOCOL
 from .forked_program import become, report, set_title
+from .installed import installed, modified
 from .open_files import raise_open_files
+from .plugins import all_offered, package_of
 from .processes import die_with_parent, wait_adopted
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 DESCRIPTORS = 250
 """Most that one message may carry is 253."""
 TASKS = Path("/proc/self/task")
 
 
-def refused(module: str, subject: str) -> str:
+def imported(preload: list[list[str]]) -> dict[str, Any]:
+    """Import what a client asks for; return its answer."""
+    points: list[EntryPoint] = []
+    refused = ""
+    for module, group, what in preload:
+        if module:
+            refused = refused or _import(module, module)
+        for point in sorted(all_offered(group)) if group else ():
+            points.append(point)
+            subject = f"the {what} {point.name} ({point.value}, of {package_of(point)})"
+            refused = refused or _import(point.module, subject)
+    files = [str(getattr(sys.modules.get(point.module), "__file__", "")) for point in points]
+    return {"refused": refused, "installed": installed(points), "files": modified(files)}
+
+
+def _import(module: str, subject: str) -> str:
     """Import a module; return why no process can be forked with it imported, if so."""
     with contextlib.suppress(Exception, SystemExit):  # a process that needs it raises it again
         import_module(module)
@@ -41,8 +62,8 @@ def refused(module: str, subject: str) -> str:
     if not found:
         return ""
     return (
-        f"{subject or module}: the module {module} {' and '.join(found)} when it is imported, and processes are forked "
-        "after that; do it in `__init__` or at the first call instead"
+        f"{subject}: the module {module} {' and '.join(found)} when it is imported, and processes are forked after "
+        "that; do it in `__init__` or at the first call instead"
     )
 
 
@@ -91,18 +112,14 @@ def main() -> None:
     set_title([sys.executable, "-P", "-m", "prorl_zmq.system.fork_server_process"])
     raise_open_files()
     gc.disable()
-    for module, subject in json.loads(control.recv(MESSAGE_BYTES)):
-        if problem := refused(module, subject):
-            control.send(json.dumps(problem).encode("ascii"))
-            return
-    gc.freeze()
-    gc.enable()
-    control.send(json.dumps("").encode("ascii"))
     while True:
-        packed, descriptors, _, _ = socket.recv_fds(control, MESSAGE_BYTES, DESCRIPTORS)
-        if not packed:
+        message, descriptors, _, _ = socket.recv_fds(control, MESSAGE_BYTES, DESCRIPTORS)
+        if not message:
             return
-        _fork(control, client, descriptors)
+        if message == FORK:
+            _fork(control, client, descriptors)
+        else:
+            control.send(json.dumps(imported(json.loads(message))).encode("ascii"))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import ctypes
 import fcntl
+import gc
 import io
 import json
 import os
@@ -36,6 +37,7 @@ def become(line: int, descriptors: Sequence[int], starter: int, client: int) -> 
     """Take an order from a line and execute it, once the client has adopted this process, which `starter` forked."""
     code = 1
     try:
+        gc.enable()
         wait_adopted(starter)
         die_with_parent(client)
         report(line, os.getpid())

@@ -10,7 +10,6 @@ systemd and others do; and what vLLM's own loggers write.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 import sys
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
     from types import TracebackType
 
 LogFormat = Literal["text", "json"]
@@ -61,14 +60,17 @@ def job_of_sandbox(name: str) -> tuple[str, int | None]:
     return (job_id, int(attempt)) if job_id and attempt.isdecimal() else (name, None)
 
 
-@contextlib.contextmanager
-def about_job(job_id: str, attempt: int | None = None, phase: str | None = None) -> Iterator[None]:
+class about_job:  # noqa: N801 - a function's name, as `contextlib.suppress` has
     """Add the fields of a job to all lines that this task logs within the block."""
-    token = _fields.set(of_job(job_id, attempt, phase))
-    try:
-        yield
-    finally:
-        _fields.reset(token)
+
+    def __init__(self, job_id: str, attempt: int | None = None, phase: str | None = None) -> None:
+        self._named = of_job(job_id, attempt, phase)
+
+    def __enter__(self) -> None:
+        self._token = _fields.set(self._named)
+
+    def __exit__(self, *_: object) -> None:
+        _fields.reset(self._token)
 
 
 def keep_secret(text: str | None) -> None:

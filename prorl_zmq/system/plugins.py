@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from functools import cache
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
@@ -17,7 +16,19 @@ if TYPE_CHECKING:
 
 
 def offered(group: str) -> dict[str, EntryPoint]:
-    return {point.name: point for point in sorted(_installed(*sys.path).select(group=group))}
+    return {point.name: point for point in sorted(all_offered(group))}
+
+
+def all_offered(group: str, *, anew: bool = False) -> list[EntryPoint]:
+    """Return the entry points of a group, also those of the same name; `anew` looks whether packages have changed."""
+    if anew:
+        _installed.cache_clear()
+    return list(_installed(*sys.path).select(group=group))
+
+
+def package_of(point: EntryPoint) -> str:
+    """Return the name of the package that offers it."""
+    return point.dist.name if point.dist is not None else "an unknown package"
 
 
 def load_plugin(group: str, name: str, what: str, *, key: str = "kind", base: str = "") -> Any:
@@ -32,10 +43,10 @@ def load_plugin(group: str, name: str, what: str, *, key: str = "kind", base: st
     if not points:
         raise ConfigError(f"{name!r} is not a kind of {what}; installed are: {', '.join(offered(group))}", key=key)
     if len(points) > 1:
-        several = " and ".join(f"{value} (of {_package(point)})" for value, point in points.items())
+        several = " and ".join(f"{value} (of {package_of(point)})" for value, point in points.items())
         raise ConfigError(f"the {what} kind {name} is offered by {several}; uninstall all but one", key=key)
     ((value, point),) = points.items()
-    subject = f"the {what} kind {name} ({value}, of {_package(point)})"
+    subject = f"the {what} kind {name} ({value}, of {package_of(point)})"
     try:
         loaded = point.load()
     except Exception as error:
@@ -48,8 +59,6 @@ def load_plugin(group: str, name: str, what: str, *, key: str = "kind", base: st
 @cache
 def _installed(*path: str) -> Any:  # noqa: ARG001 - they are read from there
     """Return the `EntryPoints` of all packages (Python 3.11 has another class for all); a file of each is read."""
+    from importlib.metadata import entry_points  # later: it takes a while to import
+
     return entry_points()
-
-
-def _package(point: EntryPoint) -> str:
-    return point.dist.name if point.dist is not None else "an unknown package"

@@ -56,8 +56,8 @@ def lower_priority(nice: int) -> None:
     alone would have no effect.
     """
     niceness = os.nice(nice)
-    if niceness > 0:
-        with contextlib.suppress(OSError):  # a kernel without such groups, or one that was asked a moment ago
+    if niceness != 0:
+        with contextlib.suppress(OSError):  # no such groups, none that may be changed yet, or no right to raise one
             AUTOGROUP.write_text(str(niceness), encoding="ascii")
 
 

@@ -5,7 +5,8 @@ client.submit(Job(task="riddle", instance={"question": "2 + 2", "answer": "4"}))
 (trajectory,) = client.collect(1)
 """
 
+from .broker_threads import BrokerThreads
 from .local_service import LocalService
 from .scripted_engine import ScriptedEngine, say, tool_call
 
-__all__ = ["LocalService", "ScriptedEngine", "say", "tool_call"]
+__all__ = ["BrokerThreads", "LocalService", "ScriptedEngine", "say", "tool_call"]

@@ -18,17 +18,16 @@ STOP_LIMIT_S = 10.0
 
 
 class BrokerThreads:
-    """Starts and stops brokers; the journals outlive them.
+    """Starts and stops brokers.
 
     Args:
-        topology: where they bind, and their settings; its `run_dir` is there.
-        journal: the rollout broker's.
+        topology: where they bind, and their settings; its `run_dir` exists.
     """
 
-    def __init__(self, topology: Topology, journal: Journal | None = None) -> None:
-        self._topology = topology
-        self.journal = journal or MemoryJournal()
-        """The rollout broker's."""
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+        self.journal: Journal = MemoryJournal()
+        """The rollout broker's, which outlives it."""
         self._running: dict[str, tuple[RolloutBroker | BackendBroker, threading.Thread]] = {}
 
     def start_rollout_broker(self) -> None:
@@ -37,7 +36,7 @@ class BrokerThreads:
         Raises:
             EndpointInUse, InvalidEndpoint: it could not bind.
         """
-        self._start("rollout", RolloutBroker(self._topology, self.journal))
+        self._start("rollout", RolloutBroker(self.topology, self.journal))
 
     def start_backend_broker(self, journal: BackendJournal | None = None) -> None:
         """Start the backend broker.
@@ -45,7 +44,7 @@ class BrokerThreads:
         Raises:
             EndpointInUse, InvalidEndpoint: it could not bind.
         """
-        self._start("backend", BackendBroker(self._topology, journal))
+        self._start("backend", BackendBroker(self.topology, journal))
 
     def stop(self, name: str) -> None:
         """Stop the broker `rollout` or `backend`.

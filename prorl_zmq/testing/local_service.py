@@ -116,7 +116,8 @@ class LocalService:
             raise
         self.front_door = self._topology.endpoint(self._topology.rollout_broker.front_door)
         """Where clients connect."""
-        self._brokers = BrokerThreads(self._topology)
+        self.brokers = BrokerThreads(self._topology)
+        """Stops and starts the brokers, to test what outlives a restart."""
         self._loop: LoopThread | None = None
         self._stages: list[StageProcess] = []
         self._stop = asyncio.Event()
@@ -125,8 +126,8 @@ class LocalService:
 
     def __enter__(self) -> Self:
         try:
-            self._brokers.start_backend_broker()
-            self._brokers.start_rollout_broker()
+            self.brokers.start_backend_broker()
+            self.brokers.start_rollout_broker()
             self._loop = LoopThread("local-service")
             self._loop.call(self._start_parts(), START_LIMIT_S)
             self._wait_ready()
@@ -151,11 +152,6 @@ class LocalService:
     def async_client(self, **options: Any) -> AsyncRolloutClient:
         """Return a client for asyncio with a session of its own; it takes `AsyncRolloutClient`'s options."""
         return AsyncRolloutClient(self.front_door, **options)
-
-    def restart_rollout_broker(self) -> None:
-        """Stop the rollout broker, and start one over the same journal: jobs and results survive, as in a service."""
-        self._brokers.stop("rollout")
-        self._brokers.start_rollout_broker()
 
     def _stage_options(self) -> StageOptions:
         topology = self._topology
@@ -213,7 +209,7 @@ class LocalService:
         if self._loop is not None:
             stuck = self._loop.close(self._stop_parts(), STOP_LIMIT_S)
         try:
-            self._brokers.close()
+            self.brokers.close()
         except TimeoutError as error:
             stuck.append(str(error))
         free_ipc_paths(self.run_dir)

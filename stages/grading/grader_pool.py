@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from ...errors import GraderFailed
+from ...system import interpreters
 from ...system.open_files import lower_open_files
-from ...system.processes import ISOLATED
 from ...tools.processes import descendants, kill
 from .call import LENGTH, MESSAGE_LIMIT_BYTES, Answer, Call
 
@@ -162,15 +162,12 @@ class GraderPool:
             self._end_template(within_s=0.0)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._template = subprocess.Popen(
-                [
-                    *(sys.executable, *ISOLATED, "-m", "prorl_zmq.stages.grading.grader_process"),
-                    *(str(theirs.fileno()), str(self._memory_bytes), msgspec.json.encode(sys.path).decode()),
-                ],
-                stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
+            path = msgspec.json.encode(sys.path).decode()
+            self._template = interpreters.start_python(
+                "prorl_zmq.stages.grading.grader_process",
+                *(str(theirs.fileno()), str(self._memory_bytes), path),
+                descriptor=theirs.fileno(),
                 env={"OPENBLAS_NUM_THREADS": "1", **os.environ},  # what forks should have no threads
-                start_new_session=True,
             )
         lower_open_files(self._template.pid)
         self._control = ours

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.commands import complaint, prorl
-from support.services import free_port
+from support.ports import free_port
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from documents import DASHBOARD_COMMAND
 from playwright.sync_api import expect
-from support.services import free_port, started
+from support.ports import free_port
+from support.services import started
 
 from ..evaluation.conftest import write_run
 

@@ -13,7 +13,8 @@ from urllib.request import Request, urlopen
 
 import pytest
 from playwright.sync_api import expect
-from support.services import free_port, started
+from support.ports import free_port
+from support.services import started
 
 from prorl_zmq.security.keys import KeyFolder
 from prorl_zmq.wire.messages.base import KeyRole

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from aiohttp import web
-from support.services import free_port
+from support.ports import free_port
 
 from prorl_zmq.gateway.dashboard import watch_stream
 from prorl_zmq.gateway.dashboard.watch_stream import WatchStreams

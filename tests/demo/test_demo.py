@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from support.commands import prorl
 
 from ..trackers import readback
 
@@ -19,15 +18,9 @@ PNG = b"\x89PNG\r\n"
 
 @pytest.mark.proof
 def test_two_steps_leave_the_picture_the_conversations_and_the_figures(tmp_path: Path) -> None:
-    command = [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl", "demo", "--steps", "2", "--sandbox", "process"]
     readback.library("tensorboardX")
-    done = subprocess.run(
-        [*command, "--out", str(tmp_path / "out"), "--log", "tensorboard"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=110,
-    )
+    flags = ("--steps", "2", "--sandbox", "process", "--out", tmp_path / "out", "--log", "tensorboard")
+    done = prorl("demo", *flags)
     assert done.returncode == 0, done.stderr
     assert "what the policy runs is not isolated" in done.stdout
     assert "step  2/2: mean reward" in done.stdout
@@ -57,7 +50,6 @@ def test_two_steps_leave_the_picture_the_conversations_and_the_figures(tmp_path:
 
 def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    command = [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl", "demo", "--out", str(tmp_path / "file" / "out")]
-    done = subprocess.run([*command, "--sandbox", "process"], capture_output=True, text=True, check=False, timeout=60)
+    done = prorl("demo", "--out", tmp_path / "file" / "out", "--sandbox", "process")
     assert done.returncode == 2
     assert "--out" in done.stderr.splitlines()[-1]

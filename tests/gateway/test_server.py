@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 import trustme
 from support.commands import complaint, prorl
-from support.services import free_port
+from support.ports import free_port
 from support.waiting import until_async
 
 from prorl_zmq.security.keys import KeyFolder

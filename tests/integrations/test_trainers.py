@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import subprocess
-import sys
-import tempfile
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +13,7 @@ import msgspec
 import pytest
 import slime_types
 
-from prorl_zmq import AsyncRolloutClient, EpisodeLimits, Job, RolloutClient, Sampling
+from prorl_zmq import AsyncRolloutClient, EpisodeLimits, Job, Sampling
 from prorl_zmq.errors import InvalidJob, NotTrainable
 from prorl_zmq.integrations import slime
 from prorl_zmq.integrations.dataset_rows import dataset_rows, job_maker
@@ -27,32 +21,13 @@ from prorl_zmq.integrations.single_jobs import SingleJobs
 from prorl_zmq.integrations.skyrl import Generator
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from support.services import SharedService
 
 
-pytestmark = pytest.mark.xdist_group("one service for trainers")
-
-
-@pytest.fixture(scope="module")
-def door() -> Iterator[str]:
+@pytest.fixture
+def door(served: SharedService) -> str:
     """The front door of a default service."""
-    with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder:
-        environment = {**os.environ, "PRORL_RUN_DIR": f"{folder}/run"}
-        with Path(folder, "log").open("wb") as log:
-            serve = subprocess.Popen(
-                [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl", "serve", "--sandbox", "process"],
-                env=environment,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-            )
-        try:
-            with RolloutClient(f"ipc://{folder}/run/front_door", timeout_s=90) as client:
-                client.submit(problem("1"))
-                assert [trajectory.outcome for trajectory in client.stream()] == ["completed"]
-            yield f"ipc://{folder}/run/front_door"
-        finally:
-            serve.send_signal(signal.SIGTERM)
-            serve.wait(40)
+    return served.front_door
 
 
 def problem(text: str) -> Job:

@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.commands import prorl
 
 from prorl_zmq import EpisodeLimits, Job, RolloutClient
 from prorl_zmq.errors import ConfigError, InvalidJob, NotTrainable, RequestTimeout
@@ -391,8 +392,7 @@ def test_a_worker_says_what_is_wrong_before_it_starts(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_the_example_trains_on_two_processes(service: ChildService, model: Path, tmp_path: Path) -> None:
     example, out = tmp_path / "example", tmp_path / "out"
-    prorl = [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl"]
-    subprocess.run([*prorl, "init", "--trainer", "trl", str(example)], check=True)
+    assert prorl("init", "--trainer", "trl", example).returncode == 0
     assert all(len((example / name).read_text().splitlines()) < 80 for name in ("grpo.py", "async_grpo.py"))
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes=2", "--num_machines=1"]
     options = ["--cpu", "--steps=3", "--batch=8", "--group=4", "--model", str(model), "--connect", service.front_door]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
 import sys
 import tomllib
 from importlib import resources
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from documents import MAKE_SWE_COMMANDS
 from needed import lacking
+from support.commands import prorl
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,14 +28,7 @@ PROJECT = "h11==0.16.0"
 def run(line: str, folder: Path, *more: str) -> None:
     program, *words = shlex.split(line)
     assert program == "prorl"
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl", *words, *more],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=500,
-    )
+    done = prorl(*words, *more, cwd=folder)
     if "no network" in done.stderr:
         lacking("network", done.stderr)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 from scripted_model import ScriptedModel, served, turn
+from support.waiting import WAIT_S
 
 from prorl_zmq.model_proxy.calls import CallRefused, Problem
 
@@ -303,10 +304,11 @@ def test_closing_ends_calls_under_way_in_time(stuck: str) -> None:
         model.may_reply.clear()
 
     async def main() -> None:
-        async with Client() as client:
-            async with asyncio.timeout(5), served(model, keep_alive_s=0.05) as url:
+        async with Client() as client, asyncio.timeout(None) as limit:
+            async with served(model, keep_alive_s=0.05) as url:
                 asking = asyncio.create_task(client.post(url + CHAT, json=BODIES[CHAT]))
                 await model.replying.wait()
+                limit.reschedule(asyncio.get_running_loop().time() + WAIT_S)  # neither would end by itself
             (await asking).close()
 
     asyncio.run(main())

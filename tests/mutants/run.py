@@ -43,8 +43,8 @@ OTHERS = "not vllm and not proof"
 """What pytest selects of a tier: proofs, or all other tests."""
 NAMED_LIMIT_S, TIER_LIMIT_S = 300, 3600
 PYTEST = (sys.executable, "-P", "-m", "pytest", "-q", "-x", "-n0", "--tb=no", "-rfE", "-p", "no:cacheprovider")
-_FAILED = re.compile(r"^(FAILED|ERROR) (\S+?::.+?)(?: - .*)?$", re.MULTILINE)
-_PASSED = re.compile(r"^\d+ passed|, \d+ passed", re.MULTILINE)
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?::[\w:]+(?:\[.*?\](?= - |$))?)", re.MULTILINE)
+_PASSED = re.compile(r"^(?:.*, )?\d+ passed", re.MULTILINE)
 NO_TESTS = 5
 """pytest's exit code where nothing was selected."""
 
@@ -57,6 +57,17 @@ class Verdict(NamedTuple):
     @property
     def is_good(self) -> bool:
         return self.word == "killed"
+
+
+def read_verdict(code: int, words: str) -> Verdict:
+    """Return what pytest's exit code and summary say of a mutant."""
+    if failed := _FAILED.search(words):
+        return Verdict("killed", failed[1])
+    if code == NO_TESTS:
+        return Verdict("not run", "no test is selected")
+    if code:
+        return Verdict("not run", f"pytest ended with {code}: {words.strip()[-300:]}")
+    return Verdict("SURVIVED") if _PASSED.search(words) else Verdict("not run", "the tests were skipped")
 
 
 class Checkout:
@@ -114,16 +125,7 @@ class Checkout:
 
     def _tested(self, selection: tuple[str, ...], limit_s: float) -> Verdict:
         code, words = self._run([*PYTEST, *selection], limit_s)
-        if code is None:
-            return Verdict("not run", f"the tests did not end within {limit_s} s")
-        failed = _FAILED.search(words)
-        if failed:
-            return Verdict("killed", failed[2])
-        if code == NO_TESTS:
-            return Verdict("not run", "no test is selected")
-        if code:
-            return Verdict("not run", f"pytest ended with {code}: {words.strip()[-300:]}")
-        return Verdict("SURVIVED") if _PASSED.search(words) else Verdict("not run", "the tests were skipped")
+        return read_verdict(code, words) if code is not None else Verdict("not run", f"no end within {limit_s} s")
 
     def _run(self, command: list[str], limit_s: float) -> tuple[int | None, str]:
         """Run a command in the tree; return its exit code, None if it did not end, and what it printed."""

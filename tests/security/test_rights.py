@@ -7,11 +7,38 @@ import pytest
 
 from prorl_zmq.errors import NotAllowed
 from prorl_zmq.security.rights import ANYBODY, CONNECTING_ROLES, OF_THE_SERVICE, REQUESTS, Listener, Sender
-from prorl_zmq.wire.messages.backends import AnyBackendRequest, BeginWeights, ClearBackends, DrainBackend, LoadWeights
+from prorl_zmq.wire.messages.backends import (
+    AddBackend,
+    AnyBackendRequest,
+    Assign,
+    BackendAlive,
+    BeginWeights,
+    CancelWeights,
+    ClearBackends,
+    DrainBackend,
+    EndWeights,
+    ListBackends,
+    LoadWeights,
+    Release,
+    RemoveBackend,
+)
 from prorl_zmq.wire.messages.base import KeyRole
+from prorl_zmq.wire.messages.batches import CloseBatch, Feed, NextGroup, OpenBatch
 from prorl_zmq.wire.messages.engines import AnyEngineRequest, BeginUpdate, Generate, UpdateWeights
-from prorl_zmq.wire.messages.front_door import Collect, FrontDoorRequest, Status, Submit
+from prorl_zmq.wire.messages.front_door import Cancel, Collect, FrontDoorRequest, Status, Submit, Trace
+from prorl_zmq.wire.messages.nodes import ListNodes
+from prorl_zmq.wire.messages.watching import Peek, ViewBatch, Watch
 
+LOOK = {Status, ListNodes, ListBackends}
+WEIGHTS = {BeginWeights, EndWeights, CancelWeights, LoadWeights}
+PROMISED = {
+    KeyRole.TRAINER: LOOK | WEIGHTS | {Submit, Collect, Cancel, Trace, OpenBatch, Feed, NextGroup, CloseBatch},
+    KeyRole.OPERATOR: LOOK
+    | WEIGHTS
+    | {Cancel, Trace, Watch, Peek, ViewBatch, AddBackend, DrainBackend, RemoveBackend, ClearBackends},
+    KeyRole.STAGE: {Assign, Release, AddBackend, BackendAlive, RemoveBackend, Generate},
+}
+"""What SECURITY.md says that a key of each role may do."""
 EVERY_REQUEST = [*get_args(FrontDoorRequest), *get_args(AnyBackendRequest), *get_args(AnyEngineRequest)]
 
 
@@ -53,6 +80,12 @@ def test_who_may_not_is_told_who_may(role: KeyRole, kind: type[msgspec.Struct], 
     with pytest.raises(NotAllowed, match=rf"the {role} key k may not .* `{tag}`; .* of role {able}$") as caught:
         Sender(role, "k").check(made(kind))
     assert caught.value.key == "k"
+
+
+@pytest.mark.parametrize("role", PROMISED)
+def test_a_role_may_do_what_it_is_promised(role: KeyRole) -> None:
+    for kind in PROMISED[role]:
+        Sender(role, "k").check(made(kind))
 
 
 def test_trainers_and_operators_do_not_reach_engine_hosts() -> None:

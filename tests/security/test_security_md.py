@@ -6,24 +6,21 @@ import os
 import re
 import shlex
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
-import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import typer
 from needed import usable
+from support.commands import run
+from support.services import Program, started
+from support.waiting import until
 
 from prorl_zmq import Job, RolloutClient, Sampling
-from prorl_zmq.commands.app import program_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
 TEXT = (Path(__file__).resolve().parents[2] / "SECURITY.md").read_text(encoding="utf-8")
 MACHINES = {"# on the service's node, 10.0.0.1": "10.0.0.1", "# on the node gpu-7, 10.0.0.7": "gpu-7"}
@@ -57,56 +54,31 @@ class Machines:
             host, _, path = source.partition(":")
             shutil.copy(self.home(host) / path, self.home(machine) / target)
 
-    @contextmanager
-    def started(self, line: str, machine: str) -> Iterator[subprocess.Popen[bytes]]:
-        home = self.home(machine)
-        program, *arguments = shlex.split(self.here(line).replace("~", str(home)))
-        environment = {**os.environ, "HOME": str(home), "PRORL_RUN_DIR": str(home / "run")}
-        environment.pop("PRORL_KEYS", None)
-        with (home / "log").open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "prorl_zmq.cli", program, *arguments],
-                cwd=home,
-                env=environment,
-                stdout=log,
-                stderr=log,
-            )
-        try:
-            yield process
-        finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(40)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+    def started(self, line: str, machine: str) -> AbstractContextManager[Program]:
+        return started(*self._words(line, machine), cwd=self.home(machine), environment=self._environment(machine))
 
     def run(self, line: str, machine: str) -> None:
-        """Run a command in this process: starting an interpreter for each would take most of the test's time."""
-        home = self.home(machine)
-        program, *arguments = shlex.split(self.here(line).replace("~", str(home)))
-        before = Path.cwd()
-        os.chdir(home)
-        os.environ["HOME"] = str(home)
-        try:
-            typer.main.get_command(program_of(program, arguments)).main(
-                arguments, prog_name=program, standalone_mode=False
-            )
-        finally:
-            os.chdir(before)
+        done = run(*self._words(line, machine), cwd=self.home(machine), environment=self._environment(machine))
+        assert done.returncode == 0, done.stderr
+
+    def _words(self, line: str, machine: str) -> list[str]:
+        return shlex.split(self.here(line).replace("~", str(self.home(machine))))
+
+    def _environment(self, machine: str) -> dict[str, str]:
+        ours = {name: value for name, value in os.environ.items() if name != "PRORL_KEYS"}
+        return {**ours, "HOME": str(self.home(machine)), "PRORL_RUN_DIR": str(self.home(machine) / "run")}
 
 
 @pytest.mark.proof
 @pytest.mark.timeout(300)  # it starts eleven processes
 def test_two_nodes_and_a_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
     usable("bubblewrap")
-    monkeypatch.setenv("HOME", os.environ["HOME"])  # to be restored
     monkeypatch.delenv("PRORL_KEYS", raising=False)
     (tables,) = re.findall(r"^```toml\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
     blocks = re.findall(r"^```sh\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
     assert len(blocks) == 7
     with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder, ExitStack() as stack:
-        machines = Machines(Path(folder))
+        machines, running = Machines(Path(folder)), list[Program]()
         for name in ("10.0.0.1", "gpu-7", "trainer"):
             machines.home(name)
         (machines.home("10.0.0.1") / "topology.toml").write_text(machines.here(tables))
@@ -118,9 +90,9 @@ def test_two_nodes_and_a_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
                 if line.startswith("scp "):
                     machines.copy(line, machine)
                 elif line.startswith(SERVERS):
-                    stack.enter_context(machines.started(line, machine))
+                    running.append(stack.enter_context(machines.started(line, machine)))
                     if line.startswith("prorl serve"):
-                        _ready(machines.home(machine) / "log")
+                        running[-1].wait_line("ready at")
                 else:
                     machines.run(line, machine)
         (call,) = re.findall(r"`(RolloutClient\([^`]*\))`", TEXT)
@@ -128,10 +100,7 @@ def test_two_nodes_and_a_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
         endpoint, said_keys = re.findall(r'"(.*?)"', call)
         assert said_keys.replace("~", str(machines.home("trainer"))) == keys
         with RolloutClient(machines.here(endpoint), keys=keys, timeout_s=WAIT_S) as client:
-            deadline = time.monotonic() + WAIT_S
-            while not _joined(client):
-                assert time.monotonic() < deadline, (machines.home("gpu-7") / "log").read_text()
-                time.sleep(0.1)
+            until(lambda: _joined(client), "the second node:\n" + running[-1].log, WAIT_S)
             client.submit(
                 Job(task="math", instance={"problem": "1", "ground_truth": "1"}, sampling=Sampling(max_tokens=4))
                 for _ in range(8)
@@ -143,10 +112,3 @@ def _joined(client: RolloutClient) -> bool:
     """Tell whether the second node's stage process and engine are there."""
     nodes = {stage.node for stage in client.status().stages}
     return "gpu-7" in nodes and len({status.backend.node for status in client.backends.list()}) == 2
-
-
-def _ready(log: Path) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while "ready at" not in log.read_text():
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.1)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 from key_folders import KeyFolders
+from support import forks
+from support.waiting import until
 
 from prorl_zmq import AsyncRolloutClient, Job, RolloutClient, Sampling, errors
 from prorl_zmq.brokers.backends.backend_broker import BackendBroker
@@ -31,12 +30,12 @@ from prorl_zmq.config import (
 )
 from prorl_zmq.inference.policy import Policy, PolicyShape
 from prorl_zmq.inference.tokenizer import VOCABULARY_SIZE
-from prorl_zmq.system.processes import die_with_parent
 from prorl_zmq.wire.messages.base import KeyRole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.xdist_group("secured service")
 WAIT_S = 60.0
 START_S = 100.0
 SHORT_S = 1.5
@@ -83,12 +82,7 @@ class Cluster:
         run_dir = str(self.folder / keys.name)
         place = ["--keys", str(keys), "--run-dir", run_dir, "--node", keys.name]
         with (self.folder / "log").open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "prorl_zmq.cli", program, *arguments, *place],
-                stdout=log,
-                stderr=log,
-                preexec_fn=partial(die_with_parent, os.getpid()),
-            )
+            process = forks.start("-m", "prorl_zmq.cli", program, *arguments, *place, stdout=log, stderr=log)
         self._processes.append(process)
         return process
 
@@ -125,22 +119,11 @@ def cluster() -> Iterator[Cluster]:
         try:
             cluster.start_node(cluster.keys["gpu-7"])
             with cluster.client("olga") as client:
-                wait_for(lambda: len(client.status().stages) == 3 and client.backends.list(), "gpu-7", START_S)
+                until(lambda: len(client.status().stages) == 3 and client.backends.list(), "gpu-7", START_S)
             yield cluster
         finally:
             cluster.close()
             print(cluster.log())
-
-
-def wait_for(condition: Any, what: str, wait_s: float = 20.0) -> None:
-    deadline = threading.Event()
-    timer = threading.Timer(wait_s, deadline.set)
-    timer.start()
-    try:
-        while not condition():
-            assert not deadline.wait(0.05), f"waited {wait_s} s for {what}"
-    finally:
-        timer.cancel()
 
 
 def job(problem: str = "1 + 1") -> Job:
@@ -303,7 +286,7 @@ def test_each_role_has_its_rights(cluster: Cluster) -> None:
             trainer.backends.drain("engine")
         operator.backends.drain("engine")
         assert [status.state for status in trainer.backends.list()] == ["draining"]
-        wait_for(lambda: _undrained(operator), "the engine to be ready again")
+        until(lambda: _undrained(operator), "the engine to be ready again")
 
 
 def _undrained(operator: RolloutClient) -> bool:
@@ -317,10 +300,10 @@ def test_a_node_that_is_let_in_late_joins_by_itself(cluster: Cluster) -> None:
     late = cluster.start(
         "prorl-stage", keys, "--role", "eval", "--connect", cluster.stage_events, "--sandbox", "process"
     )
-    wait_for(lambda: "refused the key gpu-8 (stage)" in cluster.log(), "the refusal", WAIT_S)
+    until(lambda: "refused the key gpu-8 (stage)" in cluster.log(), "the refusal", WAIT_S)
     cluster.keys.service.allow(keys / "gpu-8.pub", KeyRole.STAGE)
     with cluster.client("olga") as client:
-        wait_for(lambda: any(stage.node == "gpu-8" for stage in client.status().stages), "gpu-8 to join", WAIT_S)
+        until(lambda: any(stage.node == "gpu-8" for stage in client.status().stages), "gpu-8 to join", WAIT_S)
         late.send_signal(signal.SIGTERM)
         assert late.wait(20) == 0
 
@@ -340,7 +323,7 @@ def test_a_key_that_is_revoked_is_of_no_use_on_open_connections_either(cluster: 
                 return "revoked" in error.message
             return False
 
-        wait_for(refused, "the revocation")
+        until(refused, "the revocation")
     with cluster.client("bob") as client, pytest.raises(errors.NotAllowed, match="refused the key bob"):
         client.status()
 
@@ -351,9 +334,9 @@ def test_a_revoked_nodes_processes_lose_their_jobs_and_nothing_else(cluster: Clu
     cluster.keys.service.allow(keys / "gpu-9.pub", KeyRole.STAGE)
     process = cluster.start_stage(keys)
     with cluster.client("alice") as client:
-        wait_for(lambda: any(stage.node == "gpu-9" for stage in client.status().stages), "gpu-9 to join", WAIT_S)
+        until(lambda: any(stage.node == "gpu-9" for stage in client.status().stages), "gpu-9 to join", WAIT_S)
         cluster.keys.service.revoke("gpu-9")
-        wait_for(lambda: all(stage.node != "gpu-9" for stage in client.status().stages), "gpu-9 to go", WAIT_S)
+        until(lambda: all(stage.node != "gpu-9" for stage in client.status().stages), "gpu-9 to go", WAIT_S)
         client.submit(job())
         assert [trajectory.outcome for trajectory in client.stream(timeout_s=WAIT_S)] == ["completed"]
     assert process.wait(WAIT_S) == 2

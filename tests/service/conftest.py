@@ -1,78 +1,56 @@
-"""Whole services for tests: brokers in threads over one journal, stage processes and engine hosts in real processes."""
+"""Whole services for tests: in this process, or with stage processes and engine hosts that can be killed."""
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 import tempfile
-import threading
-import time
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 from needed import usable
 from rootfs import root_filesystem
+from support import forks
+from support.waiting import until
 
 from prorl_zmq import Job, RolloutClient
-from prorl_zmq.brokers.backends.backend_broker import BackendBroker
-from prorl_zmq.brokers.journal.journal import MemoryJournal
-from prorl_zmq.brokers.rollout.rollout_broker import RolloutBroker
 from prorl_zmq.config import RolloutBrokerSettings, ServiceSettings, Topology, own_run_dir
-from prorl_zmq.system.processes import die_with_parent
+from prorl_zmq.testing import BrokerThreads, LocalService
+
+from .scripted import ScriptedHandler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from prorl_zmq.brokers.backends.backend_journal import BackendJournal
-
-WAIT_S = 60.0
 SCRIPTED = str(Path(__file__).with_name("scripted.py"))
 
 
-def until(condition: Callable[[], object], what: str, wait_s: float = WAIT_S) -> None:
-    """Wait until a condition holds."""
-    deadline = time.monotonic() + wait_s
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {wait_s} s for {what}"
-        time.sleep(0.02)
-
-
 class TestService:
-    """Brokers, and the processes that a test starts."""
+    """Brokers in threads, and the processes that a test starts."""
 
     __test__ = False
 
     def __init__(self, folder: Path, settings: RolloutBrokerSettings) -> None:
         self.folder = own_run_dir(folder)
-        self.topology = Topology(service=ServiceSettings(run_dir=str(folder)), rollout_broker=settings)
-        self.journal = MemoryJournal()
+        self.brokers = BrokerThreads(Topology(service=ServiceSettings(run_dir=str(folder)), rollout_broker=settings))
         self.front_door = self.topology.endpoint(settings.front_door)
         self.stage_events = self.topology.endpoint(settings.stage_events)
         self.backend_broker = self.topology.endpoint(self.topology.backend_broker.endpoint)
         self.processes: list[subprocess.Popen[bytes]] = []
-        self._brokers: dict[str, tuple[RolloutBroker | BackendBroker, threading.Thread]] = {}
 
-    def start_rollout_broker(self) -> None:
-        self._start_broker("rollout", RolloutBroker(self.topology, self.journal))
+    @property
+    def topology(self) -> Topology:
+        return self.brokers.topology
 
-    def start_backend_broker(self, journal: BackendJournal | None = None) -> None:
-        self._start_broker("backend", BackendBroker(self.topology, journal))
-
-    def stop_broker(self, name: str) -> None:
-        broker, thread = self._brokers.pop(name)
-        broker.stop()
-        thread.join(10)
-        assert not thread.is_alive()
+    def start_brokers(self) -> None:
+        self.brokers.start_backend_broker()
+        self.brokers.start_rollout_broker()
 
     def start_stage(self, role: str, slots: int = 8, sandbox: str = "process") -> subprocess.Popen[bytes]:
-        image = str(root_filesystem()) if sandbox == "apptainer" else ""
-        return self.start(SCRIPTED, role, str(slots), self.stage_events, str(self.folder), sandbox, image)
+        return self.start(SCRIPTED, role, str(slots), self.stage_events, str(self.folder), sandbox, image_for(sandbox))
 
     def start_stages(self, sandbox: str = "process") -> None:
         """Start one stage process per role, and wait for them."""
@@ -81,13 +59,9 @@ class TestService:
         self.wait_stages(3)
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """Run `python -P` with these arguments."""
         with (self.folder / "log").open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, *arguments],
-                stdout=log,
-                stderr=log,
-                preexec_fn=partial(die_with_parent, os.getpid()),
-            )
+            process = forks.start(*arguments, stdout=log, stderr=log)
         self.processes.append(process)
         return process
 
@@ -111,16 +85,11 @@ class TestService:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        for name in tuple(self._brokers):
-            self.stop_broker(name)
-
-    def _start_broker(self, name: str, broker: RolloutBroker | BackendBroker) -> None:
-        thread = threading.Thread(target=broker.run, name=f"{name}-broker")
-        thread.start()
-        self._brokers[name] = (broker, thread)
+        self.brokers.close()
 
 
 SETTINGS = RolloutBrokerSettings(heartbeat_s=0.2, lease_s=2.0)
+SMALL: dict[str, Any] = {"max_jobs": 10, "max_session_share": 1.0, "job_limit_bytes": 4096}
 
 
 @pytest.fixture
@@ -136,9 +105,8 @@ def empty_service() -> Iterator[TestService]:
 
 @pytest.fixture
 def service(empty_service: TestService) -> TestService:
-    """Brokers and one scripted stage process per role."""
-    empty_service.start_backend_broker()
-    empty_service.start_rollout_broker()
+    """Brokers and one scripted stage process per role, for tests that kill, stop or start processes."""
+    empty_service.start_brokers()
     empty_service.start_stages()
     return empty_service
 
@@ -147,15 +115,43 @@ def service(empty_service: TestService) -> TestService:
 def small_service() -> Iterator[TestService]:
     """Brokers with low limits."""
     with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder:
-        service = TestService(
-            Path(folder), msgspec.structs.replace(SETTINGS, max_jobs=10, max_session_share=1.0, job_limit_bytes=4096)
-        )
-        service.start_backend_broker()
-        service.start_rollout_broker()
+        service = TestService(Path(folder), msgspec.structs.replace(SETTINGS, **SMALL))
+        service.start_brokers()
         try:
             yield service
         finally:
             service.close()
+
+
+def in_process(**options: Any) -> LocalService:
+    """A service in this process that has the scripted task; `with` starts it."""
+    topology = {"service": {"node": "local"}, **options.pop("topology", {})}
+    return LocalService(handlers={"scripted": ScriptedHandler}, topology=topology, **options)
+
+
+@pytest.fixture(scope="session")
+def session_service() -> Iterator[LocalService]:
+    with in_process() as service:
+        yield service
+
+
+@pytest.fixture
+def shared_service(session_service: LocalService) -> LocalService:
+    """One service in this process for all tests, with nothing left to do; tests use sessions and ids of their own."""
+    until(lambda: busy_slots(session_service) == 0, "what the test before left")
+    return session_service
+
+
+@pytest.fixture
+def local_service() -> Iterator[LocalService]:
+    """A service in this process for one test, which counts all of its jobs, or restarts a broker."""
+    with in_process() as service:
+        yield service
+
+
+def busy_slots(service: LocalService | TestService) -> int:
+    with service.client() as client:
+        return sum(stage.busy for stage in client.status().stages)
 
 
 @pytest.fixture(params=["apptainer", "bubblewrap", "process"])
@@ -163,6 +159,11 @@ def sandbox_kind(request: pytest.FixtureRequest) -> str:
     """Each kind of sandbox that this machine can make."""
     usable(request.param)
     return str(request.param)
+
+
+def image_for(kind: str) -> str:
+    """The default image for sandboxes of a kind."""
+    return str(root_filesystem()) if kind == "apptainer" else ""
 
 
 def scripted(**instance: str) -> Job:

@@ -9,23 +9,20 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from prorl_zmq.inference.embedded_engine import CONTEXT_LIMIT
-from prorl_zmq.inference.engine import EngineDescription
+from prorl_zmq.inference.embedded_engine import EmbeddedEngine
 from prorl_zmq.inference.host import EngineHost, HostOptions
+from prorl_zmq.inference.policy import Policy, PolicyShape
 from prorl_zmq.system.processes import stop_signals
-from prorl_zmq.wire.messages.backends import ChatSettings
 
 if TYPE_CHECKING:
     from prorl_zmq.inference.engine import Generation
 
 
-class EndlessEngine:
+class EndlessEngine(EmbeddedEngine):
     """Notes in a file what happens to its generations."""
 
-    weight_version = 0
-    description = EngineDescription("base policy", ChatSettings(), CONTEXT_LIMIT, 0, 64, "processed_logprobs")
-
     def __init__(self, mark: Path) -> None:
+        super().__init__(Policy.initial(PolicyShape(), seed=0), model="base policy")
         self._mark = mark
 
     async def generate(self, *_: object) -> Generation:
@@ -35,15 +32,6 @@ class EndlessEngine:
         finally:
             self._mark.write_text("aborted")
         raise AssertionError
-
-    async def update_weights(self, *update: object) -> None:
-        raise AssertionError(update)
-
-    async def check_health(self) -> None:
-        pass
-
-    async def close(self) -> None:
-        pass
 
 
 async def main() -> None:

@@ -7,7 +7,6 @@ import math
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -129,12 +128,20 @@ def first_time(instance: ScriptedInstance) -> bool:
     return first
 
 
-def wait_for_go(mark: str) -> None:
+async def wait_for_go(mark: str) -> None:
     """Wait until the test says that the phase may end; say that it waits, and that it ends."""
-    Path(f"{mark}.waits").touch()
-    while not Path(f"{mark}.go").exists():
-        time.sleep(0.02)
-    Path(f"{mark}.ended").touch()
+    touch(f"{mark}.waits")
+    while not exists(f"{mark}.go"):  # noqa: ASYNC110 - the test may be another process
+        await asyncio.sleep(0.02)
+    touch(f"{mark}.ended")
+
+
+def touch(path: str) -> None:
+    Path(path).touch()
+
+
+def exists(path: str) -> bool:
+    return Path(path).exists()
 
 
 async def act(what: str, instance: ScriptedInstance) -> PhaseData:
@@ -145,7 +152,7 @@ async def act(what: str, instance: ScriptedInstance) -> PhaseData:
         case "sleep" | "many files":
             await asyncio.sleep(600)
         case "wait":
-            await asyncio.to_thread(wait_for_go, instance.mark)
+            await wait_for_go(instance.mark)
         case "raise":
             raise ValueError("the task's own code is wrong")
         case "infrastructure":

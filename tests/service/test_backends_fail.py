@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from support.waiting import until
 
 from prorl_zmq.brokers.backends.backend_journal import BackendJournal
 from prorl_zmq.wire.messages.backends import Backend, EngineStart, ReportStarts, SetWeightVersion
 from prorl_zmq.wire.messages.jobs import EpisodeLimits, PhaseLimits
 
-from .conftest import TestService, scripted, until
+from .conftest import TestService, scripted
 
 if TYPE_CHECKING:
     from prorl_zmq import Job, RolloutClient
+    from prorl_zmq.testing import LocalService
     from prorl_zmq.wire.messages.backends import BackendStatus
 
 START_S = 60.0
@@ -125,9 +127,9 @@ def test_a_backend_broker_that_is_started_anew_knows_what_is_in_flight(
     service: TestService, moods: Moods, tmp_path: Path
 ) -> None:
     """It forgot what was added by hand and set by trainers, and took backends with jobs on them for idle ones."""
-    service.stop_broker("backend")
+    service.brokers.stop("backend")
     with BackendJournal(tmp_path / "journal") as journal:
-        service.start_backend_broker(journal)
+        service.brokers.start_backend_broker(journal)
         moods.start("slow", "hang")
         with service.client() as client:
             until(lambda: states(client) == {"slow": "ready"}, "the engine", START_S)
@@ -136,8 +138,8 @@ def test_a_backend_broker_that_is_started_anew_knows_what_is_in_flight(
             client.backends.ask(SetWeightVersion("set", 7, "slow"))
             client.submit([talk(8.0) for _ in range(4)])
             until(lambda: status_of(client, "slow").in_flight == 4, "jobs on the engine")
-            service.stop_broker("backend")
-            service.start_backend_broker(journal)
+            service.brokers.stop("backend")
+            service.brokers.start_backend_broker(journal)
             until(lambda: status_of(client, "slow").in_flight == 4, "it to know its jobs")
             assert states(client) == {"slow": "ready", "mine": "draining"}
             assert status_of(client, "slow").backend.weight_version == 7
@@ -145,12 +147,12 @@ def test_a_backend_broker_that_is_started_anew_knows_what_is_in_flight(
             done = list(client.stream(timeout_s=60))
             assert [(one.outcome, one.result.attempt) for one in done] == [("completed", 1)] * 4
             until(lambda: status_of(client, "slow").in_flight == 0, "the releases")
-        service.stop_broker("backend")
+        service.brokers.stop("backend")
 
 
-def test_what_a_backend_takes_to_start_is_no_time_of_a_jobs_run(service: TestService) -> None:
+def test_what_a_backend_takes_to_start_is_no_time_of_a_jobs_run(local_service: LocalService) -> None:
     job = msgspec.structs.replace(scripted(run="converse"), limits=PhaseLimits(run_s=1.0), backend_wait_s=0.3)
-    with service.client() as client:
+    with local_service.client() as client:
         client.backends.ask(ReportStarts("r", "supervisor", (EngineStart("engine-0", "starting"),)))
         client.submit(job)
         time.sleep(2.0)

@@ -17,6 +17,7 @@ import numpy as np
 import psutil
 import pytest
 import zmq
+from support.waiting import until
 
 from prorl_zmq import Job, RolloutClient
 from prorl_zmq.config import own_run_dir
@@ -27,8 +28,6 @@ from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.jobs import Phase
 from prorl_zmq.wire.messages.stages import PhaseDone, StageCommand, StageReport, StartPhase, Task
 from prorl_zmq.wire.sockets import bind, connect, open_socket
-
-from .conftest import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

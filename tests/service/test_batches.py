@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import tempfile
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from support.waiting import until
 
 from prorl_zmq import AsyncRolloutClient, mean_reward
 from prorl_zmq.brokers.journal.journal import MemoryJournal
@@ -26,35 +25,22 @@ from prorl_zmq.errors import (
     UnknownTask,
 )
 
-from .conftest import SETTINGS, TestService, scripted, until
+from .conftest import SMALL, busy_slots, in_process, scripted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from prorl_zmq import Job, RolloutClient
+    from prorl_zmq.testing import LocalService
     from prorl_zmq.wire.messages.batches import BatchStatus
 
 WAIT_S = 60.0
 
 
-@pytest.fixture(scope="module")
-def living_service() -> Iterator[TestService]:
-    with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder:
-        service = TestService(Path(folder), SETTINGS)
-        try:
-            service.start_backend_broker()
-            service.start_rollout_broker()
-            service.start_stages()
-            yield service
-        finally:
-            service.close()
-
-
 @pytest.fixture
-def service(living_service: TestService) -> TestService:
-    """One service for all tests of this file, with nothing left to do."""
-    until(lambda: busy_slots(living_service) == 0, "what the test before left", WAIT_S)
-    return living_service
+def service(shared_service: LocalService) -> LocalService:
+    return shared_service
 
 
 def endless(**instance: str) -> Iterator[Job]:
@@ -67,12 +53,7 @@ def my_batch(client: RolloutClient) -> BatchStatus:
     return batch
 
 
-def busy_slots(service: TestService) -> int:
-    with service.client() as client:
-        return sum(stage.busy for stage in client.status().stages)
-
-
-def test_a_batch_gives_whole_groups_of_the_prompts_that_were_fed(service: TestService) -> None:
+def test_a_batch_gives_whole_groups_of_the_prompts_that_were_fed(service: LocalService) -> None:
     with service.client() as client:
         with client.open_batch(3, 4) as batch:
             batch.feed(endless(eval="alternate"))
@@ -90,7 +71,7 @@ def test_a_batch_gives_whole_groups_of_the_prompts_that_were_fed(service: TestSe
         assert client.collect(wait_s=0) == []  # what belongs to a group comes with it
 
 
-def test_prompts_are_drawn_only_as_they_are_wanted(service: TestService) -> None:
+def test_prompts_are_drawn_only_as_they_are_wanted(service: LocalService) -> None:
     drawn = []
 
     def prompts() -> Iterator[Job]:
@@ -104,7 +85,7 @@ def test_prompts_are_drawn_only_as_they_are_wanted(service: TestService) -> None
     assert len(drawn) <= 16  # room for 8 jobs in INIT and as many more
 
 
-def test_groups_of_equal_rewards_are_dropped_and_a_stream_that_ends_says_so(service: TestService) -> None:
+def test_groups_of_equal_rewards_are_dropped_and_a_stream_that_ends_says_so(service: LocalService) -> None:
     with service.client() as client, client.open_batch(2, 2) as batch:
         batch.feed([scripted(), scripted(eval="alternate"), scripted(eval="one")])
         groups = list(batch)
@@ -115,7 +96,7 @@ def test_groups_of_equal_rewards_are_dropped_and_a_stream_that_ends_says_so(serv
     assert batch.report.dropped.reward.count == 4
 
 
-def test_two_batches_share_the_slots(service: TestService) -> None:
+def test_two_batches_share_the_slots(service: LocalService) -> None:
     with service.client() as one, service.client() as other:
         first = one.open_batch(2, 2, keep="all")
         second = other.open_batch(2, 2, keep="all", weight=2.0)
@@ -126,7 +107,7 @@ def test_two_batches_share_the_slots(service: TestService) -> None:
         second.close()
 
 
-def test_each_batch_runs_what_it_was_fed(service: TestService) -> None:
+def test_each_batch_runs_what_it_was_fed(service: LocalService) -> None:
     with service.client() as client, client.open_batch(2, 2) as one, client.open_batch(2, 2) as other:
         one.feed([scripted(eval="one"), *itertools.islice(endless(eval="alternate"), 2)])
         other.feed(msgspec.structs.replace(scripted(eval="alternate"), job_id=f"other-{n}") for n in range(2))
@@ -134,7 +115,7 @@ def test_each_batch_runs_what_it_was_fed(service: TestService) -> None:
         assert [group.prompt_id for group in one] == ["prompt-0", "prompt-1"]
 
 
-def test_what_a_met_batch_has_under_way_is_cancelled_or_carried(service: TestService, tmp_path: Path) -> None:
+def test_what_a_met_batch_has_under_way_is_cancelled_or_carried(service: LocalService, tmp_path: Path) -> None:
     slow = scripted(run="sleep", mark=str(tmp_path / "mark"))
     with service.client() as client:
         with client.open_batch(1, 2, carry="nothing") as batch:
@@ -155,7 +136,7 @@ def test_what_a_met_batch_has_under_way_is_cancelled_or_carried(service: TestSer
         assert (batch.report.adopted, batch.report.launched) == (2, 0)
 
 
-def test_a_group_that_was_not_fetched_goes_on_into_the_next_batch(service: TestService) -> None:
+def test_a_group_that_was_not_fetched_goes_on_into_the_next_batch(service: LocalService) -> None:
     with service.client() as client:
         with client.open_batch(2, 2) as batch:
             batch.feed(endless(eval="alternate"))
@@ -168,7 +149,7 @@ def test_a_group_that_was_not_fetched_goes_on_into_the_next_batch(service: TestS
         assert second.group_id != first.group_id
 
 
-def test_a_batch_that_is_left_early_reports_what_it_carries(service: TestService, tmp_path: Path) -> None:
+def test_a_batch_that_is_left_early_reports_what_it_carries(service: LocalService, tmp_path: Path) -> None:
     with service.client() as client:
         with client.open_batch(1, 2) as batch:
             batch.feed(scripted(run="wait", mark=str(tmp_path / "mark")))
@@ -180,7 +161,7 @@ def test_a_batch_that_is_left_early_reports_what_it_carries(service: TestService
         (tmp_path / "mark.go").touch()
 
 
-def test_failures_are_replaced_up_to_a_limit_and_then_told(service: TestService) -> None:
+def test_failures_are_replaced_up_to_a_limit_and_then_told(service: LocalService) -> None:
     with service.client() as client, client.open_batch(1, 2, max_replacements=1) as batch:
         bad = scripted(run="raise")
         batch.feed([bad])
@@ -192,7 +173,7 @@ def test_failures_are_replaced_up_to_a_limit_and_then_told(service: TestService)
     assert given_up.failures == {"handler_failed": 2}
 
 
-def test_a_reward_that_is_no_number_is_a_failure_and_never_a_sample(service: TestService) -> None:
+def test_a_reward_that_is_no_number_is_a_failure_and_never_a_sample(service: LocalService) -> None:
     with service.client() as client, client.open_batch(1, 2, keep="all", max_replacements=0) as batch:
         batch.feed([scripted(eval="nan")])
         assert list(batch) == []
@@ -217,7 +198,7 @@ def test_a_reward_that_is_no_number_is_a_failure_and_never_a_sample(service: Tes
         ({"max_staleness": -1}, "max_staleness"),
     ],
 )
-def test_batches_that_cannot_be_are_refused(service: TestService, options: dict[str, object], field: str) -> None:
+def test_batches_that_cannot_be_are_refused(service: LocalService, options: dict[str, object], field: str) -> None:
     with service.client() as client:
         with pytest.raises(InvalidBatch) as error:
             client.open_batch(**{"target_groups": 1, "group_size": 2, **options})  # type: ignore[arg-type]
@@ -225,7 +206,7 @@ def test_batches_that_cannot_be_are_refused(service: TestService, options: dict[
         assert all(batch.session != client.session for batch in client.status().batches)
 
 
-def test_prompts_that_are_no_jobs_are_named_and_the_others_run(service: TestService) -> None:
+def test_prompts_that_are_no_jobs_are_named_and_the_others_run(service: LocalService) -> None:
     with service.client() as client, client.open_batch(1, 2) as batch:
         unknown = msgspec.structs.replace(scripted(), task="nonesuch")
         wrong = msgspec.structs.replace(scripted(), instance={"ru": "x"})
@@ -237,7 +218,7 @@ def test_prompts_that_are_no_jobs_are_named_and_the_others_run(service: TestServ
         assert batch.next_group() is not None
 
 
-def test_an_evaluation_takes_nothing_of_a_training(service: TestService) -> None:
+def test_an_evaluation_takes_nothing_of_a_training(service: LocalService) -> None:
     with service.client() as client:
         with client.open_batch(1, 2) as batch:
             batch.feed(endless(eval="alternate"))
@@ -247,7 +228,7 @@ def test_an_evaluation_takes_nothing_of_a_training(service: TestService) -> None
             assert [group.prompt_id for group in batch] == ["held-out-0", "held-out-1"]
 
 
-def test_a_batch_whose_groups_all_fail_ends_and_says_why(service: TestService) -> None:
+def test_a_batch_whose_groups_all_fail_ends_and_says_why(service: LocalService) -> None:
     with service.client() as client, client.open_batch(1, 2, max_replacements=0, max_given_up=3) as batch:
         batch.feed(endless(run="raise"))
         with pytest.raises(BatchFailed, match=r"3 groups in a row could not be completed: handler_failed \(\d jobs\)"):
@@ -255,7 +236,7 @@ def test_a_batch_whose_groups_all_fail_ends_and_says_why(service: TestService) -
     assert batch.state == "failed"
 
 
-def test_what_is_forgotten_or_no_prompt_is_said(service: TestService) -> None:
+def test_what_is_forgotten_or_no_prompt_is_said(service: LocalService) -> None:
     with service.client() as client, client.open_batch(1, 2) as batch:
         with pytest.raises(InvalidBatch, match="call `feed` first"):
             batch.next_group()
@@ -268,7 +249,7 @@ def test_what_is_forgotten_or_no_prompt_is_said(service: TestService) -> None:
             batch.feed([])
 
 
-def test_prompts_that_cannot_even_be_read_are_left_out(service: TestService) -> None:
+def test_prompts_that_cannot_even_be_read_are_left_out(service: LocalService) -> None:
     with service.client() as client, client.open_batch(1, 2) as batch:
         wrong = msgspec.structs.replace(scripted(), job_id=7)
         deep = msgspec.structs.replace(scripted(), instance={"run": [[]] * 70_000})
@@ -280,7 +261,7 @@ def test_prompts_that_cannot_even_be_read_are_left_out(service: TestService) -> 
         assert batch.next_group(WAIT_S) is not None
 
 
-def test_a_later_batch_of_a_shorter_lease_does_not_end_the_session(service: TestService) -> None:
+def test_a_later_batch_of_a_shorter_lease_does_not_end_the_session(service: LocalService) -> None:
     with service.client() as client, client.open_batch(1, 2), client.open_batch(1, 2, lease_s=0.5):
         with service.client() as other, other.open_batch(1, 2) as first:
             first.close()
@@ -292,7 +273,7 @@ def test_a_later_batch_of_a_shorter_lease_does_not_end_the_session(service: Test
         assert len([one for one in client.status().batches if one.session == client.session]) == 2
 
 
-def test_a_close_whose_reply_was_lost_is_answered_again(service: TestService) -> None:
+def test_a_close_whose_reply_was_lost_is_answered_again(service: LocalService) -> None:
     with service.client() as client:
         batch = client.open_batch(1, 2)
         request = batch._progress.close_request()
@@ -301,7 +282,7 @@ def test_a_close_whose_reply_was_lost_is_answered_again(service: TestService) ->
         assert bytes(first) == bytes(second)
 
 
-def test_two_trainers_that_close_one_batch(service: TestService) -> None:
+def test_two_trainers_that_close_one_batch(service: LocalService) -> None:
     with service.client(session="shared") as one, service.client(session="shared") as other:
         batch = one.open_batch(1, 2, batch_id="both")
         same = other.open_batch(1, 2, batch_id="both")
@@ -314,14 +295,14 @@ def test_two_trainers_that_close_one_batch(service: TestService) -> None:
             batch.next_group(1.0)
 
 
-def test_a_batch_of_another_session_is_none_of_ours(service: TestService) -> None:
+def test_a_batch_of_another_session_is_none_of_ours(service: LocalService) -> None:
     with service.client() as one, service.client() as other:
         one.open_batch(1, 2, batch_id="mine")
         with pytest.raises(InvalidBatch, match="another session"):
             other.open_batch(1, 2, batch_id="mine")
 
 
-def test_a_client_that_vanishes_takes_its_jobs_with_it(service: TestService, tmp_path: Path) -> None:
+def test_a_client_that_vanishes_takes_its_jobs_with_it(service: LocalService, tmp_path: Path) -> None:
     client = service.client()
     batch = client.open_batch(1, 2, lease_s=1.0)
     batch.feed([scripted(run="sleep", mark=str(tmp_path / "mark"))])
@@ -334,7 +315,7 @@ def test_a_client_that_vanishes_takes_its_jobs_with_it(service: TestService, tmp
         assert all(one.session != client.session for one in other.status().batches)
 
 
-def test_stale_rollouts_are_dropped_and_made_again(service: TestService, tmp_path: Path) -> None:
+def test_stale_rollouts_are_dropped_and_made_again(service: LocalService, tmp_path: Path) -> None:
     with service.client() as client:
         with client.open_batch(1, 2, max_staleness=0) as batch:
             batch.feed([scripted(run="second waits", eval="alternate", mark=str(tmp_path / "mark"))])
@@ -350,7 +331,7 @@ def test_stale_rollouts_are_dropped_and_made_again(service: TestService, tmp_pat
         assert batch.report.wasted == {"stale": 1}
 
 
-def test_the_same_for_asyncio(service: TestService) -> None:
+def test_the_same_for_asyncio(service: LocalService) -> None:
     async def main() -> None:
         async with AsyncRolloutClient(service.front_door) as client:
             async with await client.open_batch(2, 2) as batch:
@@ -375,9 +356,12 @@ def test_the_same_for_asyncio(service: TestService) -> None:
     asyncio.run(main())
 
 
-def test_groups_larger_than_a_session_may_hold_are_refused(small_service: TestService) -> None:
-    small_service.start_stages()
-    with small_service.client() as client, pytest.raises(InvalidBatch, match="more than a session may hold"):
+def test_groups_larger_than_a_session_may_hold_are_refused() -> None:
+    with (
+        in_process(topology={"rollout_broker": SMALL}) as service,
+        service.client() as client,
+        pytest.raises(InvalidBatch, match="more than a session may hold"),
+    ):
         client.open_batch(1, 16)
 
 
@@ -386,19 +370,11 @@ def test_prompts_beyond_the_journals_room_are_refused_and_others_go_on() -> None
         def check_room(self, size_bytes: int) -> None:
             raise JournalFailed("the journal is full", path="/journal")
 
-    full = Full()
-    with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder:
-        other = TestService(Path(folder), SETTINGS)
-        other.journal = full
-        try:
-            other.start_backend_broker()
-            other.start_rollout_broker()
-            other.start_stages()
-            with other.client() as client, client.open_batch(1, 2) as batch:
-                batch.feed(scripted(eval="alternate"))
-                with pytest.raises(JournalFailed, match="full"):
-                    batch.next_group(WAIT_S)
-                client.submit(scripted())
-                assert [one.outcome for one in client.stream(timeout_s=WAIT_S)] == ["completed"]
-        finally:
-            other.close()
+    service = in_process()
+    service.brokers.journal = Full()
+    with service, service.client() as client, client.open_batch(1, 2) as batch:
+        batch.feed(scripted(eval="alternate"))
+        with pytest.raises(JournalFailed, match="full"):
+            batch.next_group(WAIT_S)
+        client.submit(scripted())
+        assert [one.outcome for one in client.stream(timeout_s=WAIT_S)] == ["completed"]

@@ -10,6 +10,9 @@ import pytest
 
 from prorl_zmq.system.processes import AUTOGROUP, begin_session
 
+LEAST_PRIORITY = 19
+"""A higher value is this one."""
+
 
 @pytest.mark.skipif(not AUTOGROUP.exists(), reason="this kernel has no groups by session")
 @pytest.mark.parametrize("nice", [0, 7])
@@ -21,5 +24,5 @@ def test_a_session_gives_way_as_its_process_does(nice: int) -> None:
         text=True,
     )
     own, group = said.splitlines()
-    assert int(own) == os.nice(0) + nice
+    assert int(own) == min(os.nice(0) + nice, LEAST_PRIORITY)
     assert group.endswith(f" nice {own}")

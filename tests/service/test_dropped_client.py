@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from .conftest import TestService
+    from pathlib import Path
+
+    from prorl_zmq.testing import LocalService
 
 SETUP = """
 import asyncio, gc, sys, threading, time
@@ -63,11 +65,13 @@ finish()
 
 @pytest.mark.parametrize("script", [BLOCKING, ASYNCIO], ids=["blocking", "asyncio"])
 @pytest.mark.parametrize("served", [True, False], ids=["with a service", "without one"])
-def test_a_dropped_client_is_closed_by_the_collector(script: str, served: bool, service: TestService) -> None:
-    endpoint = service.front_door if served else "ipc://nobody"
+def test_a_dropped_client_is_closed_by_the_collector(
+    script: str, served: bool, shared_service: LocalService, tmp_path: Path
+) -> None:
+    endpoint = shared_service.front_door if served else "ipc://nobody"
     done = subprocess.run(
         [sys.executable, "-W", "always::ResourceWarning", "-c", SETUP + script, endpoint],
-        cwd=service.folder,
+        cwd=tmp_path,
         timeout=30,
         capture_output=True,
         text=True,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from support.waiting import until
 
 from prorl_zmq import AsyncRolloutClient, RolloutClient
 from prorl_zmq.brokers.rollout import job_history
@@ -20,7 +21,7 @@ from prorl_zmq.service.rollout_brokers import RolloutBrokers
 from prorl_zmq.watching import recorded_jobs
 from prorl_zmq.wire.messages.jobs import Phase
 
-from .conftest import TestService, scripted, until
+from .conftest import scripted
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 from explain import explained
@@ -31,8 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from prorl_zmq import Batch
+    from prorl_zmq.testing import LocalService
     from prorl_zmq.wire.messages.front_door import JobTrace
 
+pytestmark = pytest.mark.xdist_group("staged service")
 SHORT = (
     "engines are not ready",
     "one backend of two is slow",
@@ -46,7 +49,7 @@ def staged() -> Iterator[StagedService]:
         yield service
 
 
-def asked(service: StagedService | TestService, capsys: pytest.CaptureFixture[str], *what: str) -> dict[str, object]:
+def asked(service: StagedService | LocalService, capsys: pytest.CaptureFixture[str], *what: str) -> dict[str, object]:
     """Ask with `--json`."""
     capsys.readouterr()
     assert run("prorl", ["explain", *what, "--json", "--connect", service.front_door]) == 0
@@ -77,9 +80,10 @@ def test_a_job_and_the_newest_work_of_a_running_service(
     staged: StagedService, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recorded_jobs, "IDLE_S", 0.0)  # all of the tests before this one has ended
-    jobs = same(14, tools={"search": 0.05}, engine_s=0.02)
-    (slow,) = same(1, tools={"search": 2.0})
-    staged.run([*jobs, slow], Feed(), tmp_path / "run")
+    jobs = same(14, tools={"search": 0.3}, engine_s=0.02)  # a busy machine makes none of them three times as long
+    # It begins first and ends long after the others: else the newest work would be it alone.
+    (slow,) = same(1, tools={"search": 4.0})
+    staged.run([slow, *jobs], Feed(), tmp_path / "run")
 
     newest = asked(staged, capsys)
     assert newest["finding"]["kind"] == "straggler"
@@ -192,21 +196,21 @@ def test_rollouts_of_a_batch_that_are_no_longer_kept_are_counted(
 
 
 def test_a_batch_is_explained_as_far_as_it_is_known_after_the_broker_was_restarted(
-    service: TestService, capsys: pytest.CaptureFixture[str]
+    local_service: LocalService, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with service.client() as client:
+    with local_service.client() as client:
         with batch_of(client, "over", target_groups=3, group_size=2, keep="all", carry="nothing") as batch:
             batch.feed([scripted(), scripted()], last=False)
             assert len([batch.next_group(20.0) for _ in range(2)]) == 2
             with pytest.raises(RequestTimeout):
                 batch.next_group(0.1)  # it acknowledges both
-            service.stop_broker("rollout")
-            service.start_rollout_broker()
-            nothing = asked(service, capsys, "over")
+            local_service.brokers.stop("rollout")
+            local_service.brokers.start_rollout_broker()
+            nothing = asked(local_service, capsys, "over")
             assert "none of its 4 rollouts is kept any more" in nothing["sentences"][0]
             batch.feed([scripted()])
             batch.next_group(20.0)
-        found = asked(service, capsys, "over")
+        found = asked(local_service, capsys, "over")
     assert found["rollouts"] == 2
     assert found["notes"][0].startswith("of its 6 rollouts, 4 are no longer kept: ")
 

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import uvloop
 import zmq
+from support.waiting import until
 
 from prorl_zmq import AsyncRolloutClient, Job, RolloutClient, errors
 from prorl_zmq.brokers.journal.journal import MemoryJournal
@@ -18,10 +19,12 @@ from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.base import PROTOCOL_VERSION, new_id
 from prorl_zmq.wire.messages.front_door import Collect, Hello, Refused, Submit, Welcome
 
-from .conftest import TestService, scripted, until
+from .conftest import SMALL, TestService, in_process, scripted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from prorl_zmq.testing import LocalService
 
 
 @pytest.fixture
@@ -86,21 +89,21 @@ def test_before_any_stage_process_the_service_is_busy(small_service: TestService
 class TestJobs:
     """What is wrong with a job is said before it is accepted, and nothing of its request is."""
 
-    def test_unknown_task(self, service: TestService) -> None:
-        with service.client() as client, pytest.raises(errors.UnknownTask, match="served: scripted"):
+    def test_unknown_task(self, shared_service: LocalService) -> None:
+        with shared_service.client() as client, pytest.raises(errors.UnknownTask, match="served: scripted"):
             client.submit(Job(task="chess", instance={}))
 
-    def test_wrong_field_is_named_and_nothing_is_accepted(self, service: TestService) -> None:
+    def test_wrong_field_is_named_and_nothing_is_accepted(self, shared_service: LocalService) -> None:
         wrong = Job(task="scripted", instance={"init": "", "colour": "red"})
-        with service.client() as client:
+        with shared_service.client() as client:
             with pytest.raises(errors.InvalidJob) as caught:
                 client.submit([scripted(), wrong])
             assert (caught.value.field, caught.value.job_id) == ("colour", wrong.job_id)
             assert client.collect(wait_s=0.2) == []
             assert list(client.stream()) == []
 
-    def test_wrong_type_is_named(self, service: TestService) -> None:
-        with service.client() as client, pytest.raises(errors.InvalidJob) as caught:
+    def test_wrong_type_is_named(self, shared_service: LocalService) -> None:
+        with shared_service.client() as client, pytest.raises(errors.InvalidJob) as caught:
             client.submit(Job(task="scripted", instance={"run": 3}))
         assert caught.value.field == "run"
 
@@ -112,13 +115,13 @@ class TestJobs:
         with pytest.raises(errors.JobTooLarge):
             ask(dealer, codec.encode(Submit("one", "mine")), codec.encode(large))
 
-    def test_not_plain_data(self, service: TestService) -> None:
-        with service.client() as client, pytest.raises((errors.MalformedMessage, TypeError)):
+    def test_not_plain_data(self, shared_service: LocalService) -> None:
+        with shared_service.client() as client, pytest.raises((errors.MalformedMessage, TypeError)):
             client.submit(Job(task="scripted", instance={"init": object()}))
 
-    def test_the_same_job_twice_is_one_job_and_another_of_its_id_is_refused(self, service: TestService) -> None:
+    def test_the_same_job_twice_is_one_job_and_another_of_its_id_is_refused(self, shared_service: LocalService) -> None:
         job = scripted()
-        with service.client() as client:
+        with shared_service.client() as client:
             client.submit([job, job])
             client.submit(job)
             other = Job(task="scripted", instance={"init": "raise"}, job_id=job.job_id)
@@ -126,9 +129,8 @@ class TestJobs:
                 client.submit(other)
             assert [trajectory.job_id for trajectory in client.stream()] == [job.job_id]
 
-    def test_full_service_is_busy_until_results_are_collected(self, small_service: TestService) -> None:
-        small_service.start_stages()
-        with small_service.client() as client:
+    def test_full_service_is_busy_until_results_are_collected(self) -> None:
+        with in_process(topology={"rollout_broker": SMALL}) as small_service, small_service.client() as client:
             client.submit(scripted() for _ in range(10))
             with pytest.raises(errors.Busy):
                 client.submit(scripted(), timeout_s=0.5)
@@ -137,40 +139,40 @@ class TestJobs:
             assert len(list(client.stream())) == 1
 
 
-def test_client_that_dies_before_its_reply_loses_nothing(service: TestService) -> None:
+def test_client_that_dies_before_its_reply_loses_nothing(shared_service: LocalService) -> None:
     """A REQ client asks for results and goes away; another of its session gets them."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     request = context.socket(zmq.REQ)
-    request.connect(service.front_door)
+    request.connect(shared_service.front_door)
     request.send(codec.encode(Collect(new_id(), "ours", "the-dead", wait_s=30.0)))
-    with service.client(session="ours") as client:
-        until(lambda: client.status(), "the service to have read the request")
+    with shared_service.client(session="ours") as client:
+        until(lambda: client.status(), "the shared_service to have read the request")
         context.destroy(linger=0)
         ids = set(client.submit(scripted() for _ in range(5)))
         got = {trajectory.job_id for trajectory in client.stream(timeout_s=50)}
     assert got == ids
 
 
-def test_results_wait_for_the_session_of_a_client_that_was_closed(service: TestService) -> None:
-    with service.client(session="run-7") as first:
+def test_results_wait_for_the_session_of_a_client_that_was_closed(shared_service: LocalService) -> None:
+    with shared_service.client(session="run-7") as first:
         ids = set(first.submit(scripted() for _ in range(6)))
         taken = {trajectory.job_id for trajectory in first.collect(1, wait_s=10)}
-    with service.client(session="run-7") as second:
+    with shared_service.client(session="run-7") as second:
         rest = [trajectory.job_id for trajectory in second.stream(timeout_s=50)]
     assert taken
     assert sorted([*taken, *rest]) == sorted(ids)
 
 
-def test_sessions_do_not_see_each_others_results(service: TestService) -> None:
-    with service.client() as ours, service.client() as theirs:
+def test_sessions_do_not_see_each_others_results(local_service: LocalService) -> None:
+    with local_service.client() as ours, local_service.client() as theirs:
         ids = ours.submit([scripted(), scripted()])
         until(lambda: ours.status().uncollected == 2, "both jobs to end")
         assert theirs.collect(wait_s=0.0) == []
         assert sorted(trajectory.job_id for trajectory in ours.stream()) == sorted(ids)
 
 
-def test_breaking_off_a_stream_keeps_what_was_not_taken(service: TestService) -> None:
-    with service.client() as client:
+def test_breaking_off_a_stream_keeps_what_was_not_taken(local_service: LocalService) -> None:
+    with local_service.client() as client:
         ids = client.submit(scripted() for _ in range(10))
         until(lambda: client.status().uncollected == 10, "all jobs to end")
         first = next(iter(client.stream()))
@@ -178,28 +180,28 @@ def test_breaking_off_a_stream_keeps_what_was_not_taken(service: TestService) ->
     assert sorted([first.job_id, *(trajectory.job_id for trajectory in rest)]) == sorted(ids)
 
 
-def test_clients_live_through_a_restart_of_the_broker(service: TestService) -> None:
-    with service.client() as client:
+def test_clients_live_through_a_restart_of_the_broker(local_service: LocalService) -> None:
+    with local_service.client() as client:
         ids = client.submit(scripted() for _ in range(20))
         first = client.collect(5, wait_s=10)
-        service.stop_broker("rollout")
-        service.start_rollout_broker()
+        local_service.brokers.stop("rollout")
+        local_service.brokers.start_rollout_broker()
         rest = list(client.stream(timeout_s=60))
         assert sorted(trajectory.job_id for trajectory in [*first, *rest]) == sorted(ids)
         assert {trajectory.outcome for trajectory in [*first, *rest]} == {"completed"}
         assert client.submit(scripted())
 
 
-def test_jobs_of_a_journal_that_is_gone_are_said_to_be_lost(service: TestService) -> None:
+def test_jobs_of_a_journal_that_is_gone_are_said_to_be_lost(local_service: LocalService) -> None:
     """Silence would look like the end of the stream."""
-    with service.client() as client:
+    with local_service.client() as client:
         done = client.submit(scripted() for _ in range(3))
         until(lambda: client.status().uncollected == 3, "three jobs to end")
         first = client.collect(1)
         lost = client.submit(scripted(run="sleep") for _ in range(2))
-        service.stop_broker("rollout")
-        service.journal = MemoryJournal()
-        service.start_rollout_broker()
+        local_service.brokers.stop("rollout")
+        local_service.brokers.journal = MemoryJournal()
+        local_service.brokers.start_rollout_broker()
         with pytest.raises(errors.JobsLost) as caught:
             list(client.stream(timeout_s=30))
         missing = {*done, *lost} - {trajectory.job_id for trajectory in first}
@@ -209,22 +211,22 @@ def test_jobs_of_a_journal_that_is_gone_are_said_to_be_lost(service: TestService
         assert [trajectory.job_id for trajectory in client.stream(timeout_s=30)] == again
 
 
-def test_id_that_comes_again_after_its_job_has_ended_is_a_job_of_its_own(service: TestService) -> None:
+def test_id_that_comes_again_after_its_job_has_ended_is_a_job_of_its_own(shared_service: LocalService) -> None:
     first, second = scripted(), scripted(eval="raise")
     second = msgspec.structs.replace(second, job_id=first.job_id)
-    with service.client() as client:
+    with shared_service.client() as client:
         client.submit(first)
         assert [trajectory.outcome for trajectory in client.stream(timeout_s=20)] == ["completed"]
         client.submit(second)
         assert [trajectory.outcome for trajectory in client.stream(timeout_s=20)] == ["failed"]
 
 
-def test_client_that_closes_gives_back_what_it_had_not_handed_over(service: TestService) -> None:
-    with service.client(session="run-8") as first:
+def test_client_that_closes_gives_back_what_it_had_not_handed_over(local_service: LocalService) -> None:
+    with local_service.client(session="run-8") as first:
         ids = first.submit(scripted() for _ in range(10))
         until(lambda: first.status().uncollected == 10, "all jobs to end")
         taken = next(iter(first.stream()))
-    with service.client(session="run-8") as second:
+    with local_service.client(session="run-8") as second:
         rest = [trajectory.job_id for trajectory in second.stream(timeout_s=5)]
     assert sorted([taken.job_id, *rest]) == sorted(ids)
 
@@ -236,7 +238,7 @@ def test_client_that_was_there_before_the_service(empty_service: TestService) ->
         waiting = threading.Thread(target=lambda: answers.append(client.status(timeout_s=30)))
         waiting.start()
         waiting.join(6.0)
-        empty_service.start_rollout_broker()
+        empty_service.brokers.start_rollout_broker()
         waiting.join(30.0)
         assert len(answers) == 1
 
@@ -249,16 +251,16 @@ def test_no_service_is_a_timeout(tmp_path: Any) -> None:
         client.status()
 
 
-def test_closed_client_says_so(service: TestService) -> None:
-    client = service.client()
+def test_closed_client_says_so(shared_service: LocalService) -> None:
+    client = shared_service.client()
     client.close()
     client.close()
     with pytest.raises(errors.Closed):
         client.status()
 
 
-def test_cancel_of_unknown_finished_and_repeated_ids(service: TestService) -> None:
-    with service.client() as client:
+def test_cancel_of_unknown_finished_and_repeated_ids(local_service: LocalService) -> None:
+    with local_service.client() as client:
         (done,) = client.submit(scripted())
         until(lambda: client.status().uncollected == 1, "the job to end")
         (going,) = client.submit(scripted(run="sleep"))
@@ -273,9 +275,9 @@ def test_cancel_of_unknown_finished_and_repeated_ids(service: TestService) -> No
 
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def test_asynchronous_client(service: TestService, new_loop: Any) -> None:
+def test_asynchronous_client(shared_service: LocalService, new_loop: Any) -> None:
     async def use() -> None:
-        async with AsyncRolloutClient(service.front_door) as client:
+        async with AsyncRolloutClient(shared_service.front_door) as client:
             ids = await client.submit(scripted() for _ in range(30))
             (sleeper,) = await client.submit(scripted(run="sleep"))
             statuses = await asyncio.gather(*(client.status() for _ in range(20)))
@@ -294,27 +296,28 @@ def test_asynchronous_client(service: TestService, new_loop: Any) -> None:
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_submit_whose_reply_was_lost_runs_nothing_twice(service: TestService, restarted: bool) -> None:
+def test_a_submit_whose_reply_was_lost_runs_nothing_twice(local_service: LocalService, restarted: bool) -> None:
     """Meanwhile another task of the client had collected and acknowledged what it brought, which the broker forgot."""
     job = msgspec.structs.replace(scripted(), job_id="once")
     request = codec.encode(Submit("sent-twice", "mine"))
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = context.socket(zmq.DEALER)
     socket.rcvtimeo = 10_000
-    socket.connect(service.front_door)
+    socket.connect(local_service.front_door)
     try:
         first = ask(socket, request, codec.encode(job))
-        with service.client(session="mine") as client:
+        with local_service.client(session="mine") as client:
             assert [one.job_id for one in client.stream(timeout_s=30)] == ["once"]
-        with service.client(session="mine") as client:
+        with local_service.client(session="mine") as client:
             assert client.collect(wait_s=0.0) == []  # it is acknowledged
         if restarted:
-            service.stop_broker("rollout")
-            service.start_rollout_broker()
-            service.wait_stages(3)
+            local_service.brokers.stop("rollout")
+            local_service.brokers.start_rollout_broker()
+            with local_service.client() as client:
+                until(lambda: len(client.status().stages) == 3, "all stage processes")
         again = ask(socket, request, codec.encode(job))
         assert (first.new, again.new, again.journal_id) == (1, 1, first.journal_id)
-        with service.client(session="mine") as client:
+        with local_service.client(session="mine") as client:
             assert client.collect(wait_s=1.0) == []
             client.submit(job)  # as somebody who means it
             assert [one.job_id for one in client.stream(timeout_s=30)] == ["once"]

@@ -6,12 +6,12 @@ import asyncio
 import os
 import signal
 import socket
-import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import aiohttp
 import pytest
+from support.waiting import WAIT_S, until, until_async
 
 from prorl_zmq import RolloutClient
 from prorl_zmq.config import load_topology
@@ -19,12 +19,13 @@ from prorl_zmq.security.keys import KeyFolder
 from prorl_zmq.service.service_folder import ServiceFolder
 from prorl_zmq.wire.messages.base import KeyRole, new_id
 
-from .test_node import Cluster, Running, cluster
+from .test_node import Cluster, cluster
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
-WAIT_S = 60.0
+    from support.services import Program
+
 ROLLOUT = {"instance": {"problem": "1", "answer": "1"}, "sampling_params": {"max_output_tokens": 4}}
 
 pytestmark = pytest.mark.xdist_group("services in folders")
@@ -33,7 +34,7 @@ pytestmark = pytest.mark.xdist_group("services in folders")
 class Shared(NamedTuple):
     cluster: Cluster
     folder: ServiceFolder
-    serving: Running
+    serving: Program
     url: str
     tokens: dict[str, str]
     """A trainer's, by the rollout broker of its session; and `operator`."""
@@ -114,10 +115,10 @@ def take_back(folder: ServiceFolder) -> None:
 
 
 async def until_running(http: Http, who: str, job_id: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while (await http(who, "GET", f"/v1/jobs/{job_id}"))[1].get("phase") != "run":
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.02)
+    async def runs() -> bool:
+        return bool((await http(who, "GET", f"/v1/jobs/{job_id}"))[1].get("phase") == "run")
+
+    await until_async(runs, "RUN to begin")
 
 
 def test_each_token_has_its_broker_and_all_are_told_of_the_whole_service(shared: Shared) -> None:
@@ -229,27 +230,30 @@ def test_a_broker_that_died_is_named_and_its_clients_follow_it_to_its_new_place(
 
 
 async def until_two_run(http: Http) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while (await http("operator", "GET", "/v1/status"))[1]["running"]["run"] != 2:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.02)
+    async def run() -> bool:
+        return bool((await http("operator", "GET", "/v1/status"))[1]["running"]["run"] == 2)
+
+    await until_async(run, "two jobs in RUN")
 
 
 def taken(endpoint: str) -> socket.socket:
     """Take a port as soon as the process that had it is dead."""
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-    deadline = time.monotonic() + WAIT_S
-    while True:
+
+    def take() -> socket.socket | None:
         try:
             return socket.create_server((host, int(port)))
         except OSError:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+            return None
+
+    taken = until(take, f"port {port}")
+    assert taken is not None
+    return taken
 
 
 def until_moved(folder: ServiceFolder, broker: str, before: dict[str, str]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while (one := folder.announcement(broker)) is None or one.endpoints == before:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    assert one.endpoints["front_door"] != before["front_door"]
+    def moved() -> bool:
+        one = folder.announcement(broker)
+        return one is not None and one.endpoints["front_door"] != before["front_door"]
+
+    until(moved, f"{broker} to be elsewhere")

@@ -1,28 +1,22 @@
-"""Graders that misbehave, through a whole service. Run as a program it is a stage process that has their task:
-`python test_graders.py ROLE CONNECT RUN_DIR`.
-"""
+"""Graders that misbehave, through a whole service."""
 
 from __future__ import annotations
 
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
-import uvloop
 
 from prorl_zmq import Job
 from prorl_zmq.stages.handler import AgentHandler, EvalPhase, Evaluation, PhaseData, RunPhase
-from prorl_zmq.stages.stage_process import StageOptions, StageProcess
-from prorl_zmq.wire.messages.jobs import Outcome, Phase
+from prorl_zmq.testing import LocalService
+from prorl_zmq.wire.messages.jobs import Outcome
 
 sys.path.append(str(Path(__file__).parents[1] / "stages" / "grading"))  # the graders get the stage process's path
 import judges
-
-if TYPE_CHECKING:
-    from .conftest import TestService
 
 HANG_S = 10.0
 """Long enough for a grader on a busy machine to print what it prints."""
@@ -57,18 +51,8 @@ class GradedHandler(AgentHandler[GradedInstance]):
 
 
 @pytest.mark.proof
-def test_a_grader_that_hangs_crashes_or_gives_no_reward_is_an_infrastructure_error_with_its_output(
-    empty_service: TestService,
-) -> None:
-    service = empty_service
-    patient = msgspec.structs.replace(service.topology.rollout_broker, lease_s=30.0)  # of stages that starve, too
-    service.topology = msgspec.structs.replace(service.topology, rollout_broker=patient)
-    service.start_backend_broker()
-    service.start_rollout_broker()
-    for role in ("init", "run", "eval"):
-        service.start(__file__, role, service.stage_events, str(service.folder))
-    service.wait_stages(3)
-    with service.client() as client:
+def test_a_grader_that_hangs_crashes_or_gives_no_reward_is_an_infrastructure_error_with_its_output() -> None:
+    with LocalService(handlers={"graded": GradedHandler}) as service, service.client() as client:
         client.submit(Job(task="graded", instance={"judged": name}, job_id=name) for name in (*BAD, *RIGHT))
         ended = {trajectory.job_id: trajectory for trajectory in client.stream(timeout_s=60)}
     assert ended.keys() == {*BAD, *RIGHT}
@@ -82,14 +66,3 @@ def test_a_grader_that_hangs_crashes_or_gives_no_reward_is_an_infrastructure_err
         assert re.fullmatch(output, str(trajectory.error.fields["output"]), re.DOTALL), name
         assert said in trajectory.error.message, name
         assert trajectory.result.attempt == 1, name
-
-
-def main() -> None:
-    role, connect, run_dir = sys.argv[1:]
-    options: dict[str, Any] = {"role": Phase(role), "slots": 8, "connect": connect, "sandbox": "process"}
-    process = StageProcess(StageOptions(node="local", run_dir=Path(run_dir), **options), {"graded": GradedHandler()})
-    uvloop.run(process.run())
-
-
-if __name__ == "__main__":
-    main()

@@ -17,6 +17,7 @@ from beside import beside
 from command_lines import line_of
 from needed import lacking, usable
 from rootfs import root_filesystem
+from support.waiting import until
 
 from prorl_zmq import EpisodeLimits, Job, PhaseLimits, RolloutClient, Sampling
 from prorl_zmq.errors import ConfigError
@@ -25,8 +26,6 @@ from prorl_zmq.stages.harness.adapter import load_adapter
 from prorl_zmq.stages.harness.installation import HarnessStore, default_root
 from prorl_zmq.tasks.swe_formats import eval_script
 from prorl_zmq.wire.messages.jobs import Harness
-
-from .conftest import until
 
 sys.path.append(str(Path(__file__).parents[1] / "stages"))
 from swe_image import TEST_COMMAND, make_image

@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING
 import msgspec
 from needed import usable
 from rootfs import tiny_root_filesystem
+from support.waiting import until
 
 from prorl_zmq import Job
 from prorl_zmq.config import SandboxSettings
 from prorl_zmq.service.child_plans import plan_children
 from prorl_zmq.wire.messages.jobs import Phase
 
-from .conftest import TestService, until
-
 if TYPE_CHECKING:
     from pathlib import Path
 
     import pytest
+
+    from .conftest import TestService
 
 
 def shell(image: str) -> Job:
@@ -37,9 +38,8 @@ def test_a_job_that_names_the_hosts_root_fails_and_the_stage_goes_on(
     sandbox = SandboxSettings(image_folders=(str(tmp_path / "images"),))
     plans = plan_children(msgspec.structs.replace(service.topology, sandbox=sandbox), None)
     (arguments,) = (plan.arguments for plan in plans if plan.name == "init-0")
-    service.start_backend_broker()
-    service.start_rollout_broker()
-    service.start("-P", "-m", "prorl_zmq.cli", *arguments)
+    service.start_brokers()
+    service.start("-m", "prorl_zmq.cli", *arguments)
     service.wait_stages(1)
     with service.client() as client:
         client.submit(shell(image) for image in ("/", "/proc/self/root", "~", "/usr", str(tmp_path)))

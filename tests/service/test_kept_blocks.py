@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+from support.waiting import until
 
 from prorl_zmq.client.block_fetcher import BlockFetcher
 
-from .conftest import until
 from .test_node import Cluster, cluster, job
 
 if TYPE_CHECKING:

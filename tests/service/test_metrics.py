@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-import tempfile
 import urllib.request
-from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from command_lines import words_of
 from prometheus_client.parser import text_string_to_metric_families
-from vllm_server import free_port
+from support.ports import free_port
+from support.services import PROCESS, serving
+from support.waiting import until
 
 from prorl_zmq import EpisodeLimits, Job, RolloutClient, Sampling
 from prorl_zmq.config import GatewaySettings, MetricsSettings, Topology
@@ -24,14 +20,13 @@ from prorl_zmq.metrics.report import FLUSH_S
 from prorl_zmq.service.child_plans import plan_brokers, plan_children, plan_node
 from prorl_zmq.service.service_folder import ServiceFolder
 
-from .conftest import until
-
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from pathlib import Path
+
+    from support.services import Service
 
     from prorl_zmq.wire.messages.front_door import ServiceStatus
 
-PRORL = (sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl")
 NO_MATH = frozenset({("task", "math"), ("outcome", "completed"), ("code", "")})
 """The row of a task's jobs, which is there before the first one ends."""
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -69,26 +64,6 @@ def agree(scraped: Scraped, status: ServiceStatus) -> bool:
     return all(metric == number for metric, number in pairs)
 
 
-@contextmanager
-def serving(folder: Path) -> Iterator[tuple[psutil.Process, Scraped, str]]:
-    port = free_port()
-    arguments = ("serve", "--sandbox", "process", "--run-dir", str(folder / "run"), "--metrics", f"127.0.0.1:{port}")
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen([*PRORL, *arguments], stdin=subprocess.DEVNULL, stderr=log)
-        try:
-            until(lambda: process.poll() is None and b"ready at ipc" in (folder / "log").read_bytes(), "the service")
-            yield psutil.Process(process.pid), Scraped(port), f"ipc://{folder}/run/front_door"
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(60)
-
-
-def child(service: psutil.Process, *words: str) -> psutil.Process:
-    """The child of a service whose command has these words."""
-    (found,) = [one for one in service.children() if {*words} <= {*words_of(one)}]
-    return found
-
-
 def run_jobs(client: RolloutClient, count: int, **instance: str) -> None:
     given = {"problem": "1 + 1", "ground_truth": "2", **instance}
     client.submit([Job(task="math", instance=given, sampling=Sampling(max_tokens=4)) for _ in range(count)])
@@ -98,11 +73,10 @@ def run_jobs(client: RolloutClient, count: int, **instance: str) -> None:
 @pytest.mark.proof
 @pytest.mark.timeout(180)
 def test_metrics_of_a_service_agree_with_its_status_and_outlive_its_processes() -> None:
-    with (
-        tempfile.TemporaryDirectory(prefix="prorl-t-") as folder,
-        serving(Path(folder)) as (service, scraped, door),
-        RolloutClient(door) as client,
-    ):
+    port = free_port()
+    bound = f'[metrics]\nbind = "127.0.0.1:{port}"\n'
+    with serving(PROCESS + bound) as service, RolloutClient(service.front_door) as client:
+        scraped = Scraped(port)
         until(lambda: ("prorl_jobs_ended_total", NO_MATH) in scraped.samples(), "a row of 0", 10)
         run_jobs(client, 5)
         no_room = EpisodeLimits(max_tokens=1)
@@ -120,16 +94,16 @@ def test_metrics_of_a_service_agree_with_its_status_and_outlive_its_processes() 
         until(lambda: scraped.value("prorl_engine_tokens_total", kind="generated") >= 5, "the engine's tokens")
         until(lambda: scraped.value("prorl_backends", state="ready") == 1, "the backend broker's gauge")
         assert scraped.value("prorl_queue_seconds_count", phase="run") >= 5
-        assert scraped.value("prorl_processes") == len(service.children()) + 1
+        assert scraped.value("prorl_processes") == len(psutil.Process(service.process.pid).children()) + 1
         stage_process_is_killed(service, scraped)
         broker_is_killed(service, scraped, client)
 
 
-def stage_process_is_killed(service: psutil.Process, scraped: Scraped) -> None:
+def stage_process_is_killed(service: Service, scraped: Scraped) -> None:
     """It leaves no gauge behind, not even for a second, and what it counted stays."""
     counted = scraped.value("prorl_phase_seconds_count", phase="run")
-    victim = child(service, "run")
-    os.kill(victim.pid, signal.SIGKILL)
+    victim = psutil.Process(service.child("--role run"))
+    victim.kill()
     victim.wait(10)
     until(lambda: scraped.value("prorl_processes", process="stage_run") == 0, "its gauge to go", 5 * FLUSH_S)
     until(lambda: scraped.value("prorl_processes", process="stage_run") == 1, "its successor")
@@ -137,10 +111,10 @@ def stage_process_is_killed(service: psutil.Process, scraped: Scraped) -> None:
     assert scraped.value("prorl_phase_seconds_count", phase="run") == counted
 
 
-def broker_is_killed(service: psutil.Process, scraped: Scraped, client: RolloutClient) -> None:
+def broker_is_killed(service: Service, scraped: Scraped, client: RolloutClient) -> None:
     """Its successor counts from nothing, and the counters go on from where they were."""
     ended = scraped.value("prorl_jobs_ended_total")
-    os.kill(child(service, "broker", "rollout").pid, signal.SIGKILL)
+    os.kill(service.child("prorl broker rollout"), signal.SIGKILL)
     run_jobs(client, 2)
     until(lambda: scraped.value("prorl_jobs_ended_total") == ended + 2, "two more jobs", 10)
     assert sum(client.status().outcomes.values()) == 2

@@ -9,10 +9,7 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
-import threading
 import time
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
@@ -22,6 +19,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import psutil
 import pytest
+from support.commands import complaint, prorl
+from support.services import Program, started
+from support.waiting import until
 
 from prorl_zmq import Job, RolloutClient
 from prorl_zmq.brokers.node.node_broker import LOOK_S
@@ -30,13 +30,10 @@ from prorl_zmq.errors import JobTooLarge, NotAllowed
 from prorl_zmq.security.keys import KeyFolder
 from prorl_zmq.service.service_folder import BACKENDS, MARKER, Announcement, ServiceFolder
 
-from .conftest import until
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from subprocess import CompletedProcess
 
-PRORL = [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl"]
-START_S = 60.0
 LATE_S = 3.0
 """How late a loaded machine may notice something."""
 TOPOLOGY = """
@@ -55,43 +52,6 @@ role = "eval"
 pytestmark = pytest.mark.xdist_group("services in folders")
 
 
-class Running:
-    """A command that serves, its standard error line by line."""
-
-    def __init__(self, *arguments: str, **environment: str) -> None:
-        self.lines: list[str] = []
-        self.process = subprocess.Popen(
-            [*PRORL, *arguments],
-            cwd="/",
-            env={**os.environ, **environment},
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def wait_line(self, text: str) -> None:
-        until(lambda: text in "".join(self.lines) or self.process.poll() is not None, text, START_S)
-        assert text in "".join(self.lines), "".join(self.lines)
-
-    def end(self, number: int = signal.SIGTERM) -> int:
-        """Send a signal and return the exit code."""
-        if self.process.poll() is None:
-            self.process.send_signal(number)
-        code = self.process.wait(60)
-        self._reader.join(20)
-        return code
-
-    def children(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children(recursive=True)
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        with self.process.stderr:
-            self.lines.extend(iter(self.process.stderr.readline, ""))
-
-
 class Cluster:
     """A service's folder, and what was started for it."""
 
@@ -100,16 +60,16 @@ class Cluster:
         self.folder = path / "service"
         self._opened = ExitStack()
 
-    def start(self, *arguments: str, **environment: str) -> Running:
-        running = Running(*arguments, "--service", str(self.folder), **environment)
-        self._opened.callback(running.end, signal.SIGKILL)
-        self._opened.callback(running.end)
-        return running
+    def start(self, *arguments: str, **variables: str) -> Program:
+        """Run a command of `prorl`; variables may be of a module that an interpreter reads as it starts."""
+        environment = {**os.environ, **variables}
+        words = ("prorl", *arguments, "--service", self.folder)
+        return self._opened.enter_context(started(*words, environment=environment, interpreter=bool(variables)))
 
-    def serve(self, *flags: str) -> Running:
+    def serve(self, *flags: str) -> Program:
         return self.start("serve", "--brokers-only", "--address", "127.0.0.1", "--run-dir", self.run_dir("b"), *flags)
 
-    def node(self, name: str, *flags: str, **environment: str) -> Running:
+    def node(self, name: str, *flags: str, **environment: str) -> Program:
         place = ["--address", "127.0.0.1", "--run-dir", self.run_dir(name), "--name", name]
         return self.start("node", *place, *flags, **environment)
 
@@ -167,14 +127,11 @@ def sessions(folder: Path) -> dict[str, str]:
     return found
 
 
-def refused(cluster: Cluster, *arguments: str, **environment: str) -> str:
+def refused(*arguments: object) -> str:
     """Run a command that is refused as a wrong setting, and return what it said."""
-    running = Running(*arguments, **environment)
-    try:
-        assert running.process.wait(START_S) == 2, "".join(running.lines)
-    finally:
-        running.end()
-    return "".join(running.lines)
+    done = prorl(*arguments)
+    assert done.returncode == 2, done.stdout + done.stderr
+    return done.stderr
 
 
 def test_each_session_has_its_broker_and_all_share_the_node(shared: Cluster) -> None:
@@ -194,22 +151,13 @@ def test_the_brokers_have_the_settings_of_the_folder(shared: Cluster) -> None:
 
 
 def test_commands_find_a_service_in_the_environment(shared: Cluster) -> None:
-    done = subprocess.run(
-        [*PRORL, "status"],
-        env={**os.environ, "PRORL_SERVICE": str(shared.folder)},
-        cwd="/",
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = prorl("status", environment={**os.environ, "PRORL_SERVICE": str(shared.folder)})
     assert done.returncode == 0, done.stderr
     assert "one-engine-0" in done.stdout
 
 
-def asked(shared: Cluster, *arguments: str) -> subprocess.Popen[str]:
-    command = [*PRORL, *arguments, "--service", str(shared.folder)]
-    return subprocess.Popen(command, cwd="/", stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def asked(shared: Cluster, *arguments: str) -> CompletedProcess[str]:
+    return prorl(*arguments, "--service", shared.folder)
 
 
 def test_commands_ask_all_brokers(shared: Cluster) -> None:
@@ -221,14 +169,12 @@ def test_commands_ask_all_brokers(shared: Cluster) -> None:
     cancelled = asked(shared, "cancel", *ids)
     status, nodes = asked(shared, "status", "--json"), asked(shared, "nodes", "--json")
     for trace, job_id in zip(traces, ids, strict=True):
-        assert json.loads(trace.communicate(timeout=60)[0])["job_id"] == job_id
-    told = dict(line.split(": ") for line in cancelled.communicate(timeout=60)[0].splitlines())
+        assert json.loads(trace.stdout)["job_id"] == job_id
+    told = dict(line.split(": ") for line in cancelled.stdout.splitlines())
     assert set(told) == set(ids)
     assert set(told.values()) <= {"cancelled", "finished"}
-    slots = {
-        stage["role"]: stage["slots"] for stage in json.loads(status.communicate(timeout=60)[0])["status"]["stages"]
-    }
-    (node,) = json.loads(nodes.communicate(timeout=60)[0])["nodes"]
+    slots = {stage["role"]: stage["slots"] for stage in json.loads(status.stdout)["status"]["stages"]}
+    (node,) = json.loads(nodes.stdout)["nodes"]
     assert [one.returncode for one in (*traces, cancelled, status, nodes)] == [0] * 5
     assert node["slots"] == slots == {stage.role: stage.slots for stage in load_topology(shared.topology).stage}
     assert (node["node"], node["state"], node["host"]) == ("one", "ready", socket.gethostname())
@@ -236,7 +182,7 @@ def test_commands_ask_all_brokers(shared: Cluster) -> None:
     assert 0 < node["facts"]["memory_free_bytes"] < node["facts"]["memory_total_bytes"]
     assert 0 < node["facts"]["disk_free_bytes"] < node["facts"]["disk_total_bytes"]
     unknown = asked(shared, "job", "no-such-job")
-    assert "no-such-job" in unknown.communicate(timeout=60)[1]
+    assert "no-such-job" in unknown.stderr
     assert unknown.returncode == 2
 
 
@@ -247,7 +193,7 @@ def test_a_broker_that_does_not_answer_is_named_and_the_others_are_shown(shared:
     os.kill(announced.pid, signal.SIGSTOP)
     try:
         status, nodes = asked(shared, "status"), asked(shared, "nodes")
-        seen, table = status.communicate(timeout=60)[0], nodes.communicate(timeout=60)[0]
+        seen, table = status.stdout, nodes.stdout
     finally:
         os.kill(announced.pid, signal.SIGCONT)
     assert (status.returncode, nodes.returncode) == (1, 1)
@@ -259,19 +205,17 @@ def test_a_broker_that_does_not_answer_is_named_and_the_others_are_shown(shared:
 
 
 def test_a_second_service_is_refused(shared: Cluster) -> None:
-    said = refused(shared, "serve", "--service", str(shared.folder), "--run-dir", shared.run_dir("b2"))
+    said = refused("serve", "--service", str(shared.folder), "--run-dir", shared.run_dir("b2"))
     assert "another service runs in" in said
     assert "--take-over" in said
 
 
 def test_a_second_machine_of_a_name_is_refused(shared: Cluster) -> None:
     other = shared.start("node", "--address", "127.0.0.1", "--run-dir", shared.run_dir("two"), "--name", "one")
-    assert other.process.wait(START_S) == 2
-    other.end()
-    said = "".join(other.lines)
-    assert "the name one is that of" in said
-    assert shared.run_dir("one") in said
-    assert shared.run_dir("two") in said
+    assert other.wait() == 2
+    assert "the name one is that of" in other.log
+    assert shared.run_dir("one") in other.log
+    assert shared.run_dir("two") in other.log
     with shared.client() as client:
         client.submit(job())
         assert [one.outcome for one in client.stream(timeout_s=60)] == ["completed"]
@@ -279,26 +223,23 @@ def test_a_second_machine_of_a_name_is_refused(shared: Cluster) -> None:
 
 def test_wrong_flags_and_folders_are_refused(shared: Cluster, tmp_path: Path) -> None:
     folder = str(shared.folder)
-    assert "is no service's folder" in refused(shared, "node", "--service", str(tmp_path))
-    assert "is no IPv4 address of this machine" in refused(shared, "node", "--service", folder, "--address", "8.8.8.8")
-    assert "write ROLE=N" in refused(shared, "node", "--service", folder, "--slots", "play=3")
+    assert "is no service's folder" in refused("node", "--service", str(tmp_path))
+    assert "is no IPv4 address of this machine" in refused("node", "--service", folder, "--address", "8.8.8.8")
+    assert "write ROLE=N" in refused("node", "--service", folder, "--slots", "play=3")
     assert "nothing to do here" in refused(
-        shared,
         *("node", "--service", folder, "--no-engines"),
         *(f"--slots={role}=0" for role in ("init", "run", "eval")),
     )
-    assert "cannot be a node's" in refused(shared, "node", "--service", folder, "--name", "a b")
-    assert "leave out --keys" in refused(shared, "serve", "--service", folder, "--keys", folder)
-    assert "go with --service" in refused(shared, "serve", "--brokers-only")
-    assert "without --config" in refused(
-        shared, "serve", "--service", folder, "--config", str(shared.path / "topology.toml")
-    )
+    assert "cannot be a node's" in refused("node", "--service", folder, "--name", "a b")
+    assert "leave out --keys" in refused("serve", "--service", folder, "--keys", folder)
+    assert "go with --service" in refused("serve", "--brokers-only")
+    assert "without --config" in refused("serve", "--service", folder, "--config", str(shared.path / "topology.toml"))
     (tmp_path / "two.toml").write_text("[service]\nrollout_brokers = 2\n")
-    assert "prorl serve --service DIR" in refused(shared, "serve", "--config", str(tmp_path / "two.toml"))
+    assert "prorl serve --service DIR" in refused("serve", "--config", str(tmp_path / "two.toml"))
     readable = tmp_path / "readable"
     ServiceFolder.create(readable)
     readable.chmod(0o755)
-    assert f"chmod 700 {readable}" in refused(shared, "node", "--service", str(readable))
+    assert f"chmod 700 {readable}" in refused("node", "--service", str(readable))
     (readable / MARKER).unlink()
 
 
@@ -308,11 +249,9 @@ def test_a_node_of_another_version_is_refused(tmp_path: Path) -> None:
     file = folder.path / "brokers" / f"{BACKENDS}.json"
     one = msgspec.json.decode(file.read_bytes(), type=Announcement)
     file.write_bytes(msgspec.json.encode(msgspec.structs.replace(one, version="9.9", protocol=99)))
-    node = Running("node", "--service", str(folder.path))
-    assert node.process.wait(START_S) == 1
-    node.end()
-    assert "are of prorl-zmq 9.9 (protocol 99), this is" in "".join(node.lines)
-    assert "install the same version" in "".join(node.lines)
+    said = complaint(prorl("node", "--service", folder.path), 1)
+    assert "are of prorl-zmq 9.9 (protocol 99), this is" in said
+    assert "install the same version" in said
 
 
 @pytest.mark.proof
@@ -325,7 +264,7 @@ def test_a_drained_node_ends_what_it_has_and_spends_no_attempt() -> None:
             client.submit(msgspec.structs.replace(job(number), max_attempts=1) for number in range(64))
             first = client.collect(1)
             assert one.end(signal.SIGUSR1) == 0
-            assert "draining" in "".join(one.lines)
+            assert "draining" in one.log
             made.node("two").wait_line("ready: two")
             rest = list(client.stream(timeout_s=60))
             assert len(first) + len(rest) == 64
@@ -426,7 +365,7 @@ def test_brokers_come_back_where_they_were_or_beside_who_took_their_port() -> No
             serve.wait_line("ready; clients")
             serve.end()
         after = ServiceFolder.open(made.folder).broker_endpoints()
-        assert "taking another port" in "".join(serve.lines)
+        assert "taking another port" in serve.log
         assert {name for name in before if after[name] != before[name]} == {"rollout-0"}
 
 
@@ -438,9 +377,8 @@ def test_a_service_that_was_taken_over_ends() -> None:
         second = made.start(
             *("serve", "--brokers-only", "--take-over", "--address", "127.0.0.1", "--run-dir", made.run_dir("c"))
         )
-        assert first.process.wait(START_S) == 2
-        first.end()
-        assert "has taken this service's folder over" in "".join(first.lines)
+        assert first.wait() == 2
+        assert "has taken this service's folder over" in first.log
         second.wait_line("ready; clients")
 
 
@@ -456,4 +394,4 @@ def test_a_revoked_key_is_said() -> None:
         one = made.node("one", "--no-engines")
         one.wait_line("refused the key node (stage)")
         time.sleep(3 * LOOK_S)
-        assert "".join(one.lines).count("refused the key node (stage)") == 2  # each broker's refusal once
+        assert one.log.count("refused the key node (stage)") == 2  # each broker's refusal once

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 import zmq
+from support.waiting import until
 
 from prorl_zmq import RolloutClient
 from prorl_zmq.errors import Busy, ProrlError
@@ -22,8 +23,6 @@ from prorl_zmq.system.open_files import raise_open_files
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.jobs import Phase
 from prorl_zmq.wire.messages.stages import StageReport
-
-from .conftest import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

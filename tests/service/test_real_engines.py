@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 from documents import ENGINE_COMMANDS, blocks
 from ledger import Entry, Ledger
+from support.waiting import until
 from vllm_python import environment, vllm_python
 from vllm_server import SMALL
 
@@ -30,8 +31,6 @@ from prorl_zmq import Job, RolloutClient, Trajectory
 from prorl_zmq.data.trajectory import Role
 from prorl_zmq.errors import InvalidWeights
 from prorl_zmq.wire.messages.jobs import EpisodeLimits, Sampling
-
-from .conftest import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

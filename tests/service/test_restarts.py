@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from support.waiting import until
 
 from prorl_zmq.brokers.journal.journal_summary import read_summary
 from prorl_zmq.config import RolloutBrokerSettings
 
-from .conftest import TestService, scripted, until
+from .conftest import TestService, scripted
 
 if TYPE_CHECKING:
     import subprocess
@@ -57,7 +58,7 @@ class KillableService(TestService):
         config = self.folder / "topology.toml"
         config.write_text("[rollout_broker]\nheartbeat_s = 0.2\nlease_s = 3.0\n")
         flags = ("--config", str(config), "--run-dir", str(self.folder))
-        self.broker = self.start("-P", "-m", "prorl_zmq.cli", "prorl", "broker", "rollout", *flags)
+        self.broker = self.start("-m", "prorl_zmq.cli", "prorl", "broker", "rollout", *flags)
 
     def kill_rollout_broker(self) -> None:
         self.broker.kill()
@@ -74,7 +75,7 @@ def living_service() -> Iterator[KillableService]:
     with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder:
         service = KillableService(Path(folder), SETTINGS)
         try:
-            service.start_backend_broker()
+            service.brokers.start_backend_broker()
             service.start_rollout_broker()
             service.start_stages()
             yield service
@@ -244,7 +245,7 @@ def test_second_broker_on_one_journal_is_refused(service: KillableService) -> No
     config = service.folder / "other.toml"
     config.write_text('[rollout_broker]\nfront_door = "ipc://{run_dir}/d2"\nstage_events = "ipc://{run_dir}/e2"\n')
     flags = ("--config", str(config), "--run-dir", str(service.folder))
-    second = service.start("-P", "-m", "prorl_zmq.cli", "prorl", "broker", "rollout", *flags)
+    second = service.start("-m", "prorl_zmq.cli", "prorl", "broker", "rollout", *flags)
     assert second.wait(WAIT_S) == 1
     assert "rollout.journal is in use by another process" in service.log()
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import socket
 import stat
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support.commands import prorl
 
 from prorl_zmq import Job, RolloutClient
 from prorl_zmq.config import RUN_DIR_MARK, own_run_dir
@@ -19,6 +19,7 @@ from prorl_zmq.errors import ConfigError, InvalidEndpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from subprocess import CompletedProcess
 
 NOBODY = 65534
 needs_accounts = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for another account")
@@ -48,16 +49,8 @@ def client_at(folder: Path) -> RolloutClient:
     return RolloutClient(f"ipc://{folder}/front_door", timeout_s=0.5)
 
 
-def prorl(*arguments: str, run_dir: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "prorl_zmq.cli", "prorl", *arguments],
-        cwd="/",
-        env={**os.environ, "PRORL_RUN_DIR": str(run_dir), "COLUMNS": "300"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+def prorl_in(run_dir: Path, *arguments: object) -> CompletedProcess[str]:
+    return prorl(*arguments, environment={**os.environ, "PRORL_RUN_DIR": str(run_dir), "COLUMNS": "300"})
 
 
 @needs_accounts
@@ -83,7 +76,7 @@ def test_a_client_gives_a_squatter_nothing(shared: Path) -> None:
         with pytest.raises(BlockingIOError):
             door.accept()
     for command in ("status", "serve"):
-        done = prorl(command, run_dir=folder)
+        done = prorl_in(folder, command)
         assert (done.returncode, "belongs to another user" in done.stderr) == (2, True), done.stderr
         assert "PRORL_RUN_DIR" in done.stderr
 
@@ -145,7 +138,7 @@ def test_no_link_of_another_account_is_followed(shared: Path, tmp_path: Path, co
     (mine / "sandboxes" / "thesis.tex").write_text("years")
     link = shared / f"prorl-{os.getuid()}"
     as_nobody(lambda: link.symlink_to(mine))
-    done = prorl(command, run_dir=link)
+    done = prorl_in(link, command)
     assert done.returncode in (1, 2)
     assert f"{link} is a link of another user's (uid {NOBODY})" in done.stdout + done.stderr
     assert (mine / "sandboxes" / "thesis.tex").read_text() == "years"
@@ -159,7 +152,7 @@ def test_a_folder_with_other_things_is_no_run_folder(tmp_path: Path) -> None:
     for name in names - {"sandboxes"}:
         (tmp_path / name).write_text(name)
     mode = tmp_path.stat().st_mode
-    done = prorl("serve", "--run-dir", str(tmp_path), run_dir=tmp_path)
+    done = prorl_in(tmp_path, "serve", "--run-dir", tmp_path)
     assert done.returncode == 2
     assert "was not made as one and has other things in it (Cargo.lock, sandboxes, uv.lock)" in done.stderr
     assert "name an empty or new folder" in done.stderr

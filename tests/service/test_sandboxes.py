@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import psutil
 from sandbox_kind import register
+from support.waiting import until
 
 from prorl_zmq.wire.messages.jobs import Phase
 
-from .conftest import TestService, scripted, until
+from .conftest import TestService, image_for, in_process, scripted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,19 +25,13 @@ def folders(service: TestService) -> list[str]:
     return [path.name for path in root.iterdir()] if root.exists() else []
 
 
-def started(service: TestService, sandbox: str) -> None:
-    service.start_backend_broker()
-    service.start_rollout_broker()
-    service.start_stages(sandbox)
-
-
-def test_all_tools_work_on_what_init_prepared(empty_service: TestService, sandbox_kind: str) -> None:
-    started(empty_service, sandbox_kind)
-    with empty_service.client() as client:
+def test_all_tools_work_on_what_init_prepared(sandbox_kind: str) -> None:
+    image = {"sandbox": {"image": image_for(sandbox_kind)}}
+    with in_process(sandbox=sandbox_kind, topology=image) as service, service.client() as client:
         client.submit(scripted(run="tools") for _ in range(3))
         trajectories = list(client.stream(timeout_s=60))
         assert [(each.outcome, each.error) for each in trajectories] == [("completed", None)] * 3
-        until(lambda: not folders(empty_service), "the sandboxes to be gone")
+        until(lambda: not list((service.run_dir / "sandboxes").iterdir()), "the sandboxes to be gone")
 
 
 def test_a_sandbox_that_died_while_its_job_waited_costs_an_attempt(
@@ -44,8 +39,7 @@ def test_a_sandbox_that_died_while_its_job_waited_costs_an_attempt(
 ) -> None:
     """INIT's process is killed when its sandbox is ready and no RUN process is there."""
     service = empty_service
-    service.start_backend_broker()
-    service.start_rollout_broker()
+    service.start_brokers()
     first = service.start_stage("init", sandbox=sandbox_kind)
     service.start_stage("eval", sandbox=sandbox_kind)
     service.wait_stages(2)
@@ -69,8 +63,7 @@ def test_a_sandbox_that_died_while_its_job_waited_costs_an_attempt(
 def test_an_init_process_that_ends_in_good_order_costs_nothing(empty_service: TestService, sandbox_kind: str) -> None:
     """What it prepared waits for RUN as long as a lease lasts."""
     service = empty_service
-    service.start_backend_broker()
-    service.start_rollout_broker()
+    service.start_brokers()
     first = service.start_stage("init", sandbox=sandbox_kind)
     service.start_stage("eval", sandbox=sandbox_kind)
     service.wait_stages(2)
@@ -89,7 +82,8 @@ def test_a_kind_of_another_package_serves_jobs(
     empty_service: TestService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = register(tmp_path, monkeypatch, marked="my_sandbox:MarkedContainer")
-    started(empty_service, "marked")
+    empty_service.start_brokers()
+    empty_service.start_stages("marked")
     with empty_service.client() as client:
         client.submit(scripted(run="tools") for _ in range(2))
         trajectories = list(client.stream(timeout_s=60))

@@ -70,8 +70,8 @@ def using(words: str) -> list[str]:
 
 @pytest.fixture
 def own_served() -> Iterator[Service]:
-    """A service that the test may break."""
-    with serving(TOPOLOGY) as service:
+    """A service that the test may break, started as a user starts it."""
+    with serving(TOPOLOGY, interpreter=True) as service:
         yield service
 
 

@@ -5,18 +5,24 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import psutil
 import pytest
+from support.waiting import until
 
 from prorl_zmq import Job, PhaseLimits
 from prorl_zmq.errors import NoBackend
 
-from .conftest import TestService, scripted, until
+from .conftest import TestService, busy_slots, image_for, in_process, scripted
+from .endless_engine import EndlessEngine
+
+if TYPE_CHECKING:
+    from prorl_zmq.testing import LocalService
 
 
-def outcome_of(service: TestService, job: Job) -> tuple[str, str]:
+def outcome_of(service: TestService | LocalService, job: Job) -> tuple[str, str]:
     """Run one job to its end; give the outcome and the error's code."""
     with service.client() as client:
         client.submit(job)
@@ -24,8 +30,8 @@ def outcome_of(service: TestService, job: Job) -> tuple[str, str]:
     return str(trajectory.outcome), trajectory.error.code if trajectory.error is not None else ""
 
 
-def test_job_passes_all_stages(service: TestService) -> None:
-    with service.client() as client:
+def test_job_passes_all_stages(shared_service: LocalService) -> None:
+    with shared_service.client() as client:
         client.submit(scripted())
         (trajectory,) = client.stream(timeout_s=20)
     assert trajectory.outcome == "completed"
@@ -40,15 +46,15 @@ def test_job_passes_all_stages(service: TestService) -> None:
     ("act", "expected"),
     [("raise", ("failed", "handler_failed")), ("infrastructure", ("infrastructure_error", "sandbox_failed"))],
 )
-def test_phase_that_raises(service: TestService, phase: str, act: str, expected: tuple[str, str]) -> None:
-    assert outcome_of(service, scripted(**{phase: act})) == expected
+def test_phase_that_raises(shared_service: LocalService, phase: str, act: str, expected: tuple[str, str]) -> None:
+    assert outcome_of(shared_service, scripted(**{phase: act})) == expected
 
 
 @pytest.mark.parametrize("phase", ["init", "run", "eval"])
-def test_phase_over_its_limit(service: TestService, phase: str) -> None:
+def test_phase_over_its_limit(shared_service: LocalService, phase: str) -> None:
     limits = PhaseLimits(**{f"{phase}_s": 0.3})
     job = msgspec.structs.replace(scripted(**{phase: "sleep"}), limits=limits)
-    assert outcome_of(service, job) == ("timeout", "phase_timeout")
+    assert outcome_of(shared_service, job) == ("timeout", "phase_timeout")
 
 
 @pytest.mark.parametrize(
@@ -63,10 +69,10 @@ def test_phase_over_its_limit(service: TestService, phase: str) -> None:
     ],
 )
 def test_handler_that_gives_what_cannot_be_passed_on(
-    service: TestService, instance: dict[str, str], expected: tuple[str, str]
+    shared_service: LocalService, instance: dict[str, str], expected: tuple[str, str]
 ) -> None:
     """Dropped by the broker, it would come back as a lost lease, three leases later."""
-    assert outcome_of(service, scripted(**instance)) == expected
+    assert outcome_of(shared_service, scripted(**instance)) == expected
 
 
 @pytest.mark.proof
@@ -101,8 +107,8 @@ def test_slot_comes_back_when_a_job_is_cancelled_while_its_sandbox_is_closed(
     assert trajectory.outcome in ("cancelled", "timeout")
 
 
-def test_no_backend_is_an_error_after_the_wait_that_the_job_allows(service: TestService) -> None:
-    with service.client() as client:
+def test_no_backend_is_an_error_after_the_wait_that_the_job_allows(shared_service: LocalService) -> None:
+    with shared_service.client() as client:
         client.submit(scripted(run="converse"))
         (trajectory,) = client.stream(timeout_s=20)
     assert trajectory.outcome == "infrastructure_error"
@@ -114,8 +120,7 @@ def test_no_backend_is_an_error_after_the_wait_that_the_job_allows(service: Test
 
 
 def test_no_stage_process_is_an_error_after_the_wait_that_the_job_allows(empty_service: TestService) -> None:
-    empty_service.start_backend_broker()
-    empty_service.start_rollout_broker()
+    empty_service.start_brokers()
     empty_service.start_stage("init")
     empty_service.wait_stages(1)
     job = msgspec.structs.replace(scripted(), stage_wait_s=0.5)
@@ -166,23 +171,18 @@ def _ended(service: TestService, pid: int) -> bool:
     return any(process.pid == pid and process.poll() == 0 for process in service.processes)
 
 
-def test_cancellation_reaches_a_running_tool_call(service: TestService, sandbox_kind: str, tmp_path: Path) -> None:
+def test_cancellation_reaches_a_running_tool_call(sandbox_kind: str) -> None:
     """The command dies with its job, its slot is free again, and its sandbox is gone."""
-    for process in service.processes:
-        process.terminate()
-    service.wait_stages(0)
-    for role in ("init", "run", "eval"):
-        service.start_stage(role, slots=1, sandbox=sandbox_kind)
-    service.wait_stages(3)
     seconds = f"{600 + os.getpid()}.5"
     job = scripted(run="bash", command=f"sleep {seconds}")
-    with service.client() as client:
+    image = {"sandbox": {"image": image_for(sandbox_kind)}}
+    with in_process(sandbox=sandbox_kind, slots=1, topology=image) as service, service.client() as client:
         client.submit(job)
         until(lambda: _sleepers(seconds), "the tool call to run")
         assert client.cancel(job.job_id) == {job.job_id: "cancelled"}
         until(lambda: not _sleepers(seconds), "the tool call to end")
-        until(lambda: all(stage.busy == 0 for stage in client.status().stages), "the slot to be free")
-        until(lambda: not list((service.folder / "sandboxes").iterdir()), "the sandbox to be gone")
+        until(lambda: busy_slots(service) == 0, "the slot to be free")
+        until(lambda: not list((service.run_dir / "sandboxes").iterdir()), "the sandbox to be gone")
         (trajectory,) = client.stream(timeout_s=20)
     assert trajectory.outcome == "cancelled"
 
@@ -190,8 +190,7 @@ def test_cancellation_reaches_a_running_tool_call(service: TestService, sandbox_
 def test_a_phase_that_is_stopped_before_it_began_frees_its_slot(empty_service: TestService) -> None:
     """Both commands arrive together; the task was cancelled before its first step, and nobody was told of its end."""
     service = empty_service
-    service.start_backend_broker()
-    service.start_rollout_broker()
+    service.start_brokers()
     stage = service.start_stage("init", slots=1)
     service.wait_stages(1)
     job = scripted()
@@ -206,20 +205,17 @@ def test_a_phase_that_is_stopped_before_it_began_frees_its_slot(empty_service: T
     assert trajectory.outcome == "cancelled"
 
 
-def test_cancellation_reaches_a_running_generation(service: TestService, tmp_path: Path) -> None:
+def test_cancellation_reaches_a_running_generation(tmp_path: Path) -> None:
     """The engine stops generating, the assignment is released, and the slot is free again."""
     mark = tmp_path / "mark"
-    engine = str(Path(__file__).with_name("endless_engine.py"))
-    service.start(engine, service.backend_broker, f"ipc://{service.folder}/endless", str(mark))
     job = scripted(run="converse")
-    with service.client() as client:
-        until(client.backends.list, "the engine to register")
+    with in_process(engine=EndlessEngine(mark)) as service, service.client() as client:
         client.submit(job)
         until(lambda: mark.exists() and mark.read_text() == "generating", "the generation")
         assert [status.in_flight for status in client.backends.list()] == [1]
         client.cancel(job.job_id)
         until(lambda: mark.read_text() == "aborted", "the generation to be aborted")
-        until(lambda: all(stage.busy == 0 for stage in client.status().stages), "the slot to be free")
+        until(lambda: busy_slots(service) == 0, "the slot to be free")
         until(lambda: [status.in_flight for status in client.backends.list()] == [0], "the release")
         (trajectory,) = client.stream(timeout_s=20)
     assert trajectory.outcome == "cancelled"
@@ -239,7 +235,7 @@ def test_a_conversation_goes_on_with_another_backend_when_its_own_is_killed(
         client.submit(job)
         until(lambda: mark.exists() and mark.read_text() == "generating", "the generation")
         flags = ("--connect", service.backend_broker, "--name", "other", "--run-dir", str(service.folder))
-        service.start("-P", "-m", "prorl_zmq.cli", "prorl-engine", *flags)
+        service.start("-m", "prorl_zmq.cli", "prorl-engine", *flags)
         until(lambda: len(client.backends.list()) == 2, "the other engine")
         first.kill()
         (trajectory,) = client.stream(timeout_s=40)
@@ -266,14 +262,14 @@ def test_a_conversation_waits_for_its_only_backend_when_that_is_started_again(
         first.wait()
         until(lambda: [s.state for s in client.backends.list()] == ["probation"], "the job to miss its engine")
         flags = ("--connect", service.backend_broker, "--name", "endless", "--bind", endpoint)
-        service.start("-P", "-m", "prorl_zmq.cli", "prorl-engine", *flags, "--run-dir", str(service.folder))
+        service.start("-m", "prorl_zmq.cli", "prorl-engine", *flags, "--run-dir", str(service.folder))
         (trajectory,) = client.stream(timeout_s=60)
     assert (trajectory.outcome, trajectory.result.attempt) == ("completed", 1)
     assert trajectory.result.backend == "endless"
 
 
-def test_weights_that_no_backend_could_take_are_not_taken(service: TestService, tmp_path: Path) -> None:
-    with service.client() as client:
+def test_weights_that_no_backend_could_take_are_not_taken(shared_service: LocalService, tmp_path: Path) -> None:
+    with shared_service.client() as client:
         with pytest.raises(NoBackend, match="no backend is registered"):
             client.update_weights(tmp_path, 1)
         with pytest.raises(NoBackend, match="no backend is registered"):

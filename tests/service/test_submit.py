@@ -6,51 +6,48 @@ import asyncio
 import json
 import signal
 import subprocess
-import sys
-import tempfile
 import threading
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from support import forks
+from support.commands import prorl
+from support.waiting import WAIT_S, until
 
 from prorl_zmq import AsyncRolloutClient, Job
 from prorl_zmq.client.submission import Submission
 from prorl_zmq.errors import Busy
 from prorl_zmq.system.stopping import TWICE_S
 
-from .conftest import SETTINGS, WAIT_S, TestService, scripted, until
+from .conftest import in_process, scripted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
-SUBMIT = [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl", "submit"]
+    from prorl_zmq.testing import LocalService
+
+    from .conftest import TestService
+
+SUBMIT = ("-m", "prorl_zmq.cli", "prorl", "submit")
 PATIENCE = """
 import sys
 from prorl_zmq.commands import app, jobs
 jobs.END_S = 600.0
 sys.exit(app.run("prorl", ["submit", *sys.argv[1:]]))
 """
-PATIENT = [sys.executable, "-P", "-c", PATIENCE]
+pytestmark = pytest.mark.xdist_group("tight service")
 HELD = 10
 """Jobs that a session may have in the service."""
 
 
 @pytest.fixture(scope="module")
-def tight() -> Iterator[TestService]:
-    """A service that takes few jobs, with one scripted stage process per role."""
-    with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder:
-        settings = msgspec.structs.replace(SETTINGS, max_jobs=2 * HELD, max_session_share=0.5)
-        service = TestService(Path(folder), settings)
-        try:
-            service.start_backend_broker()
-            service.start_rollout_broker()
-            service.start_stages()
-            yield service
-        finally:
-            service.close()
+def tight() -> Iterator[LocalService]:
+    """A service that takes few jobs."""
+    with in_process(topology={"rollout_broker": {"max_jobs": 2 * HELD, "max_session_share": 0.5}}) as service:
+        yield service
 
 
 def task_file(path: Path, jobs: list[Job]) -> Path:
@@ -58,16 +55,18 @@ def task_file(path: Path, jobs: list[Job]) -> Path:
     return path
 
 
+def submitted(service: LocalService, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Submit until all has ended."""
+    return prorl("submit", *arguments, "--connect", service.front_door)
+
+
 @contextmanager
 def submitting(
-    service: TestService, *arguments: str, command: Sequence[str] = SUBMIT
+    service: LocalService, *arguments: object, program: Sequence[object] = SUBMIT
 ) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [*command, *arguments, "--connect", service.front_door],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    """A process that submits, to be interrupted."""
+    words = [str(word) for word in (*program, *arguments, "--connect", service.front_door)]
+    process = forks.start(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         yield process
     finally:
@@ -75,7 +74,7 @@ def submitting(
         process.communicate()
 
 
-def held(service: TestService) -> int:
+def held(service: LocalService) -> int:
     """Jobs and results that the service has."""
     with service.client() as client:
         status = client.status()
@@ -86,17 +85,16 @@ def outcomes(out: Path) -> list[str]:
     return sorted(json.loads(line)["outcome"] for line in (out / "results.jsonl").read_text().splitlines())
 
 
-def test_a_file_of_more_jobs_than_the_session_may_hold_goes_through(tight: TestService, tmp_path: Path) -> None:
+def test_a_file_of_more_jobs_than_the_session_may_hold_goes_through(tight: LocalService, tmp_path: Path) -> None:
     tasks = task_file(tmp_path / "tasks.jsonl", [scripted() for _ in range(3 * HELD + 1)])
-    with submitting(tight, str(tasks), "--out", str(tmp_path)) as process:
-        stdout, stderr = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 0, stderr
-    assert "31" in stdout
+    done = submitted(tight, tasks, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "31" in done.stdout
     assert outcomes(tmp_path) == ["completed"] * (3 * HELD + 1)
     assert held(tight) == 0
 
 
-def test_ctrl_c_cancels_collects_and_sums_up(tight: TestService, tmp_path: Path) -> None:
+def test_ctrl_c_cancels_collects_and_sums_up(tight: LocalService, tmp_path: Path) -> None:
     """It left the cancelled results in the service, under a name that nobody knew."""
     jobs = [*(scripted() for _ in range(4)), *(scripted(run="sleep") for _ in range(2 * HELD))]
     tasks = task_file(tmp_path / "tasks.jsonl", jobs)
@@ -113,20 +111,18 @@ def test_ctrl_c_cancels_collects_and_sums_up(tight: TestService, tmp_path: Path)
     assert held(tight) == 0
 
 
-def test_a_refused_job_in_the_middle_leaves_nothing_behind(tight: TestService, tmp_path: Path) -> None:
+def test_a_refused_job_in_the_middle_leaves_nothing_behind(tight: LocalService, tmp_path: Path) -> None:
     """What had been accepted before it went on running."""
     wrong = Job(task="no-such-task", instance={})
     tasks = task_file(tmp_path / "tasks.jsonl", [*(scripted(run="sleep") for _ in range(HELD)), wrong])
-    with submitting(tight, str(tasks)) as process:
-        _, stderr = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 2
-    assert "no-such-task" in stderr.splitlines()[-1]
+    done = submitted(tight, tasks)
+    assert done.returncode == 2
+    assert "no-such-task" in done.stderr.splitlines()[-1]
     assert held(tight) == 0
 
 
 def test_a_service_that_takes_nothing_is_given_up_with_its_reason(empty_service: TestService) -> None:
-    empty_service.start_backend_broker()
-    empty_service.start_rollout_broker()
+    empty_service.start_brokers()
 
     async def main() -> None:
         async with AsyncRolloutClient(empty_service.front_door, timeout_s=1.0) as client:
@@ -138,31 +134,27 @@ def test_a_service_that_takes_nothing_is_given_up_with_its_reason(empty_service:
     asyncio.run(main())
 
 
-def test_what_a_session_left_is_collected_by_its_name(tight: TestService, tmp_path: Path) -> None:
+def test_what_a_session_left_is_collected_by_its_name(tight: LocalService, tmp_path: Path) -> None:
     with tight.client(session="mine") as client:
         client.submit(scripted() for _ in range(3))
     out = tmp_path / "out"
     for _ in range(2):  # the second time there is nothing, and what the first has written stays
-        with submitting(tight, "--session", "mine", "--out", str(out)) as process:
-            stdout, stderr = process.communicate(timeout=WAIT_S)
-        assert process.returncode == 0, stderr
+        done = submitted(tight, "--session", "mine", "--out", out)
+        assert done.returncode == 0, done.stderr
         assert outcomes(out) == ["completed"] * 3
-    assert "completed" not in stdout
+    assert "completed" not in done.stdout
     assert held(tight) == 0
 
 
 def test_results_that_do_not_come_in_time_are_named_with_their_session(
-    empty_service: TestService, tmp_path: Path
+    local_service: LocalService, tmp_path: Path
 ) -> None:
     """With the broker stopped there is nobody who could give them."""
-    empty_service.start_backend_broker()
-    empty_service.start_rollout_broker()
-    empty_service.start_stages()
     mark = tmp_path / "mark"
     tasks = task_file(tmp_path / "tasks.jsonl", [scripted(run="sleep", mark=str(mark))])
-    with submitting(empty_service, str(tasks), "--session", "mine") as process:
+    with submitting(local_service, str(tasks), "--session", "mine") as process:
         until(mark.exists, "the job to run")
-        empty_service.stop_broker("rollout")
+        local_service.brokers.stop("rollout")
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=WAIT_S)
     assert process.returncode == 130
@@ -170,15 +162,14 @@ def test_results_that_do_not_come_in_time_are_named_with_their_session(
 
 
 @pytest.mark.proof
-def test_a_second_ctrl_c_does_not_wait(empty_service: TestService, tmp_path: Path) -> None:
-    empty_service.start_backend_broker()
-    empty_service.start_rollout_broker()
-    empty_service.start_stages()
+def test_a_second_ctrl_c_does_not_wait(local_service: LocalService, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     tasks = task_file(tmp_path / "tasks.jsonl", [scripted(run="sleep", mark=str(mark))])
-    with submitting(empty_service, str(tasks), command=PATIENT) as process:
+    patient = tmp_path / "patient.py"
+    patient.write_text(PATIENCE)
+    with submitting(local_service, tasks, program=[patient]) as process:
         until(mark.exists, "the job to run")
-        empty_service.stop_broker("rollout")
+        local_service.brokers.stop("rollout")
         for pause_s in (0.0, 2 * TWICE_S):
             threading.Event().wait(pause_s)
             process.send_signal(signal.SIGINT)

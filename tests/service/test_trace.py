@@ -6,28 +6,31 @@ import asyncio
 import json
 import os
 import signal
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 from support.commands import prorl
+from support.waiting import until
 
 from prorl_zmq import AsyncRolloutClient
 from prorl_zmq.errors import UnknownJob
 
-from .conftest import scripted, until
+from .conftest import in_process, scripted
+from .endless_engine import EndlessEngine
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from subprocess import CompletedProcess
 
     from prorl_zmq import RolloutClient
+    from prorl_zmq.testing import LocalService
     from prorl_zmq.wire.messages.front_door import JobTrace
 
     from .conftest import TestService
 
 
-def prorl_job(service: TestService, *arguments: str) -> CompletedProcess[str]:
+def prorl_job(service: TestService | LocalService, *arguments: str) -> CompletedProcess[str]:
     return prorl("job", *arguments, "--connect", service.front_door)
 
 
@@ -87,19 +90,15 @@ def test_the_trace_of_a_job_whose_stage_process_is_killed_in_the_middle_of_run(
     assert (content["job_id"], content["outcome"], len(content["spans"])) == (job_id, "cancelled", 8)
 
 
-def test_the_backend_of_a_job_is_in_its_trace_while_it_generates(service: TestService, tmp_path: Path) -> None:
-    mark = tmp_path / "mark"
-    engine = str(Path(__file__).with_name("endless_engine.py"))
-    service.start(engine, service.backend_broker, f"ipc://{service.folder}/endless", str(mark))
-    with service.client() as client:
-        until(client.backends.list, "the engine to register")
+def test_the_backend_of_a_job_is_in_its_trace_while_it_generates(tmp_path: Path) -> None:
+    with in_process(engine=EndlessEngine(tmp_path / "mark")) as service, service.client() as client:
         (job_id,) = client.submit(scripted(run="converse"))
-        until(lambda: client.trace(job_id).spans[-1].backends == ("endless",), "the backend in the trace")
+        until(lambda: client.trace(job_id).spans[-1].backends == ("local",), "the backend in the trace")
         client.cancel(job_id)
 
 
-def test_an_unknown_job_is_a_clear_error(service: TestService) -> None:
-    with service.client() as client:
+def test_an_unknown_job_is_a_clear_error(local_service: LocalService) -> None:
+    with local_service.client() as client:
         client.submit(msgspec.structs.replace(scripted(), job_id=f"same-{number}") for number in range(2))
         assert len(list(client.stream(timeout_s=60))) == 2
         with pytest.raises(UnknownJob, match="no job nobody: it was never submitted here"):
@@ -108,27 +107,27 @@ def test_an_unknown_job_is_a_clear_error(service: TestService) -> None:
             client.trace("same")
 
     async def ask() -> None:
-        async with AsyncRolloutClient(service.front_door) as client:
+        async with AsyncRolloutClient(local_service.front_door) as client:
             with pytest.raises(UnknownJob, match="no job nobody"):
                 await client.trace("nobody")
 
     asyncio.run(ask())
-    shown = prorl_job(service, "nobody")
+    shown = prorl_job(local_service, "nobody")
     assert shown.returncode == 2
     (line,) = shown.stderr.splitlines()
     assert line.startswith("prorl: no job nobody: it was never submitted here")
 
 
 @pytest.mark.proof
-def test_a_trace_goes_on_in_the_next_broker(service: TestService, tmp_path: Path) -> None:
+def test_a_trace_goes_on_in_the_next_broker(local_service: LocalService, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
-    with service.client() as client:
+    with local_service.client() as client:
         ended, running = client.submit([scripted(), scripted(run="sleep", mark=str(mark))])
         until(lambda: client.trace(ended).outcome, "the first job's end")
         started(client, mark)
         before = {job_id: client.trace(job_id) for job_id in (ended, running)}
-        service.stop_broker("rollout")
-        service.start_rollout_broker()
+        local_service.brokers.stop("rollout")
+        local_service.brokers.start_rollout_broker()
         assert client.trace(ended).spans == before[ended].spans
         trace = client.trace(running)
         assert states(trace) == states(before[running])

@@ -16,7 +16,8 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from otlp_receiver import OtlpReceiver, of_job, tree
-from support.services import Service, free_port, serving
+from support.ports import free_port
+from support.services import Service, serving
 from support.waiting import until
 
 from prorl_zmq import Job, RolloutClient

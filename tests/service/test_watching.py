@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import tempfile
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
@@ -12,17 +10,20 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from support.commands import prorl
+from support.waiting import until
 from textual.widgets import DataTable
 
 from prorl_zmq import AsyncRolloutClient
 from prorl_zmq.commands.top_app import HEADERS, Top, _cells
 from prorl_zmq.errors import RequestTimeout, UnknownBatch, UnknownJob
+from prorl_zmq.inference.embedded_engine import load_embedded_engine
 from prorl_zmq.watching import watcher as watcher_module
 from prorl_zmq.watching.watcher import BACKEND_BROKER, Watcher
 from prorl_zmq.wire.messages.jobs import Outcome, Phase
 from prorl_zmq.wire.messages.watching import JobRow
 
-from .conftest import SETTINGS, TestService, scripted, until
+from .conftest import SETTINGS, TestService, in_process, scripted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from textual.pilot import Pilot
 
     from prorl_zmq import Batch
+    from prorl_zmq.testing import LocalService
     from prorl_zmq.watching.overview import Update
 
 WAIT_S = 40.0
@@ -42,7 +44,7 @@ def _short_outages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def watcher_of(service: TestService) -> AsyncIterator[Watcher]:
+async def watcher_of(service: LocalService) -> AsyncIterator[Watcher]:
     async with AsyncRolloutClient(service.front_door, timeout_s=2.0) as client:
         yield Watcher({BROKER: client}, interval_s=0.1)
 
@@ -71,7 +73,7 @@ class Page:
 
 
 @contextmanager
-def job_that_waits(service: TestService, folder: Path) -> Iterator[str]:
+def job_that_waits(service: LocalService, folder: Path) -> Iterator[str]:
     """A job whose RUN lasts until this ends."""
     mark = folder / "mark"
     with service.client() as client:
@@ -85,10 +87,10 @@ def job_that_waits(service: TestService, folder: Path) -> Iterator[str]:
 
 @pytest.mark.proof
 def test_a_watcher_tells_what_changes_and_goes_on_when_the_broker_was_restarted(
-    service: TestService, tmp_path: Path
+    local_service: LocalService, tmp_path: Path
 ) -> None:
     async def watch() -> None:
-        async with watcher_of(service) as watcher, watcher.viewer() as updates:
+        async with watcher_of(local_service) as watcher, watcher.viewer() as updates:
             page = Page(updates)
             update = await page.until(lambda update: job_id in page.rows and not update.overview.problems)
             row = page.rows[job_id]
@@ -97,11 +99,11 @@ def test_a_watcher_tells_what_changes_and_goes_on_when_the_broker_was_restarted(
             assert {stage.role for stage in update.overview.status.stages} == {"init", "run", "eval"}
             assert (watcher.broker_of(job_id), watcher.broker_of("x")) == (BROKER, "")
 
-            service.stop_broker("rollout")
+            local_service.brokers.stop("rollout")
             update = await page.until(lambda update: BROKER in update.overview.problems)
             assert update.overview.status is None
             assert job_id in page.rows  # what was known is still shown
-            service.start_rollout_broker()
+            local_service.brokers.start_rollout_broker()
             await page.until(lambda update: not update.overview.problems and update.reset)
             assert page.places() == {job_id: "run held"}
 
@@ -115,15 +117,15 @@ def test_a_watcher_tells_what_changes_and_goes_on_when_the_broker_was_restarted(
             update = await page.until(lambda update: any(one.outcomes for one in update.overview.ended))
             assert sum(sum(one.outcomes.values()) for one in update.overview.ended) == 1
 
-    with job_that_waits(service, tmp_path) as job_id:
+    with job_that_waits(local_service, tmp_path) as job_id:
         asyncio.run(watch())
 
 
 def test_a_viewer_that_is_slow_gets_all_changes_as_one_update_and_nothing_is_asked_while_nobody_looks(
-    service: TestService, monkeypatch: pytest.MonkeyPatch
+    local_service: LocalService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def watch() -> None:
-        async with watcher_of(service) as watcher, AsyncRolloutClient(service.front_door) as client:
+        async with watcher_of(local_service) as watcher, AsyncRolloutClient(local_service.front_door) as client:
             async with watcher.viewer() as slow, watcher.viewer() as quick:
                 first, second = Page(slow), Page(quick)
                 await first.until(lambda update: update.overview.status)
@@ -147,11 +149,9 @@ def test_a_viewer_that_is_slow_gets_all_changes_as_one_update_and_nothing_is_ask
     asyncio.run(watch())
 
 
-def test_what_a_job_brought_is_seen_before_and_after_its_client_has_it(service: TestService) -> None:
-    flags = ("--connect", service.backend_broker, "--name", "engine")
-    service.start("-P", "-m", "prorl_zmq.cli", "prorl-engine", *flags, "--run-dir", str(service.folder))
-    with service.client() as trainer, service.client() as operator:
-        until(trainer.backends.list, "the engine to register")
+def test_what_a_job_brought_is_seen_before_and_after_its_client_has_it() -> None:
+    engine = load_embedded_engine(None)
+    with in_process(engine=engine) as service, service.client() as trainer, service.client() as operator:
         (job_id,) = trainer.submit(scripted(run="converse"))
         until(lambda: operator.status().uncollected, "the job to end")
         before, seen = operator.views.peek(job_id)
@@ -171,9 +171,9 @@ def test_what_a_job_brought_is_seen_before_and_after_its_client_has_it(service: 
             operator.views.peek("x")
 
 
-def test_an_open_batch_is_seen_from_near(service: TestService, tmp_path: Path) -> None:
+def test_an_open_batch_is_seen_from_near(local_service: LocalService, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
-    with service.client() as trainer, service.client() as operator:
+    with local_service.client() as trainer, local_service.client() as operator:
         with trainer.open_batch(1, 2, batch_id="batch") as batch:
             batch.feed([scripted(run="second waits", eval="alternate", mark=str(mark))])
             with pytest.raises(RequestTimeout):
@@ -188,8 +188,8 @@ def test_an_open_batch_is_seen_from_near(service: TestService, tmp_path: Path) -
             (tmp_path / "mark.go").touch()
         view = operator.views.batch("bat")
         assert (view.is_closed, view.status.state, view.groups, view.rollouts) == (True, "open", (), 2)
-        service.stop_broker("rollout")
-        service.start_rollout_broker()
+        local_service.brokers.stop("rollout")
+        local_service.brokers.start_rollout_broker()
         with pytest.raises(UnknownBatch, match="none over a restart of the rollout broker"):
             operator.views.batch("batch")
 
@@ -212,25 +212,25 @@ def test_a_broker_that_is_away_holds_up_no_other(empty_service: TestService) -> 
             update = await page.until(lambda update: len(update.overview.brokers) == 2)
             assert update.overview.status is not None
             assert set(update.overview.problems) <= {BACKEND_BROKER}
-            empty_service.stop_broker("rollout")
-            empty_service.start_backend_broker()
+            empty_service.brokers.stop("rollout")
+            empty_service.brokers.start_backend_broker()
             update = await page.until(
                 lambda update: update.overview.backends is not None and "a" in update.overview.problems
             )
             assert (set(update.overview.brokers), set(update.overview.problems)) == ({"b"}, {"a"})
-            empty_service.stop_broker("backend")
+            empty_service.brokers.stop("backend")
             update = await page.until(lambda update: BACKEND_BROKER in update.overview.problems)
             assert (update.overview.backends, set(update.overview.brokers)) == (None, {"b"})
 
     try:
-        other.topology = msgspec.structs.replace(
+        other.brokers.topology = msgspec.structs.replace(
             other.topology,
             backend_broker=msgspec.structs.replace(
                 other.topology.backend_broker, endpoint=empty_service.backend_broker
             ),
         )
-        empty_service.start_rollout_broker()
-        other.start_rollout_broker()
+        empty_service.brokers.start_rollout_broker()
+        other.brokers.start_rollout_broker()
         asyncio.run(watch())
     finally:
         other.close()
@@ -245,9 +245,11 @@ async def shown(pilot: Pilot[None], condition: Callable[[], object]) -> None:
 
 
 @pytest.mark.proof
-def test_prorl_top_shows_the_service_and_names_a_broker_that_is_away(service: TestService, tmp_path: Path) -> None:
+def test_prorl_top_shows_the_service_and_names_a_broker_that_is_away(
+    local_service: LocalService, tmp_path: Path
+) -> None:
     async def look() -> None:
-        async with watcher_of(service) as watcher:
+        async with watcher_of(local_service) as watcher:
             app = Top(watcher)
             async with app.run_test(size=(140, 40)) as pilot:
 
@@ -274,9 +276,9 @@ def test_prorl_top_shows_the_service_and_names_a_broker_that_is_away(service: Te
                 await pilot.press("3")
                 await shown(pilot, lambda: "context" in screen())
 
-                service.stop_broker("rollout")
+                local_service.brokers.stop("rollout")
                 await shown(pilot, lambda: f"{BROKER} does not answer" in screen())
-                service.start_rollout_broker()
+                local_service.brokers.start_rollout_broker()
                 (tmp_path / "mark.go").touch()
                 await pilot.press("1")
                 await shown(pilot, lambda: "does not answer" not in screen() and "completed" in screen())
@@ -284,13 +286,13 @@ def test_prorl_top_shows_the_service_and_names_a_broker_that_is_away(service: Te
                 await pilot.press("q")
             assert app.return_code == 0
 
-    with job_that_waits(service, tmp_path) as job_id:
+    with job_that_waits(local_service, tmp_path) as job_id:
         asyncio.run(look())
 
 
-def test_prorl_top_shows_the_open_batches_and_what_each_waits_for(service: TestService, tmp_path: Path) -> None:
+def test_prorl_top_shows_the_open_batches_and_what_each_waits_for(local_service: LocalService, tmp_path: Path) -> None:
     async def look(batch: Batch) -> None:
-        async with watcher_of(service) as watcher:
+        async with watcher_of(local_service) as watcher:
             app = Top(watcher)
             async with app.run_test(size=(80, 30)) as pilot:
 
@@ -315,7 +317,7 @@ def test_prorl_top_shows_the_open_batches_and_what_each_waits_for(service: TestS
                 assert "waits for" not in screen()
                 await pilot.press("q")
 
-    with service.client() as client, client.open_batch(2, 1, keep="all", batch_id="step-7") as batch:
+    with local_service.client() as client, client.open_batch(2, 1, keep="all", batch_id="step-7") as batch:
         batch.feed(scripted(run="wait", mark=str(tmp_path / "mark")), last=False)
         with pytest.raises(RequestTimeout):
             batch.next_group(timeout_s=0.0)
@@ -350,7 +352,6 @@ def test_what_others_have_named_is_shown_as_text_of_one_line() -> None:
 
 
 def test_prorl_top_into_a_pipe_says_what_to_use() -> None:
-    command = [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl", "top"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, stdin=subprocess.DEVNULL)
+    done = prorl("top")
     assert (done.returncode, done.stdout) == (2, "")
     assert "prorl top needs a terminal; `prorl status` prints the same once" in done.stderr

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 import zmq
+from support.waiting import until
 
 from prorl_zmq import AsyncRolloutClient
 from prorl_zmq.brokers.backends.backend_journal import BackendJournal
@@ -21,7 +22,7 @@ from prorl_zmq.wire.messages.engines import EngineHealth, EngineReady
 from prorl_zmq.wire.messages.jobs import EpisodeLimits, Sampling
 from prorl_zmq.wire.sockets import connect, open_socket
 
-from .conftest import scripted, until
+from .conftest import scripted
 
 if TYPE_CHECKING:
     import subprocess
@@ -75,7 +76,7 @@ def start_engine(
 ) -> subprocess.Popen[bytes]:
     flags = ("--connect", service.backend_broker, "--name", name, "--run-dir", str(service.folder))
     weights = ("--model", str(policy), "--weight-version", str(version))
-    return service.start("-P", "-m", "prorl_zmq.cli", "prorl-engine", *flags, *weights, *more)
+    return service.start("-m", "prorl_zmq.cli", "prorl-engine", *flags, *weights, *more)
 
 
 def start_engines(service: TestService, folder: Path, client: RolloutClient) -> None:
@@ -180,28 +181,28 @@ def test_weights_that_a_trainer_moves_itself_have_its_version_from_the_token_on(
 
 def test_an_update_outlives_the_broker_and_an_engine_that_joins_late(service: TestService, tmp_path: Path) -> None:
     make_policy(tmp_path, 1)
-    service.stop_broker("backend")
+    service.brokers.stop("backend")
     with BackendJournal(tmp_path / "journal") as journal:
-        service.start_backend_broker(journal)
+        service.brokers.start_backend_broker(journal)
         with service.client(timeout_s=60.0) as client:
             start_engines(service, tmp_path, client)
             client.begin_weights(1)
-            service.stop_broker("backend")
-            service.start_backend_broker(journal)
+            service.brokers.stop("backend")
+            service.brokers.start_backend_broker(journal)
             assert states(client) == {"a": ("updating", 0), "b": ("updating", 0)}
             start_engine(service, "late", tmp_path / "policy-0.npz")
             until(lambda: len(states(client)) == 3, "the late engine")
             client.submit(long_job(0))
             client.end_weights(1)
             assert states(client) == {"a": ("ready", 1), "b": ("ready", 1), "late": ("draining", 0)}
-            service.stop_broker("backend")
-            service.start_backend_broker(journal)
+            service.brokers.stop("backend")
+            service.brokers.start_backend_broker(journal)
             assert states(client) == {"a": ("ready", 1), "b": ("ready", 1), "late": ("draining", 0)}
             client.update_weights(tmp_path / "policy-1.npz", 2)
             assert set(states(client).values()) == {("ready", 2)}
             (trajectory,) = client.stream(timeout_s=60)
         assert set(trajectory.versions) <= {1, 2}
-        service.stop_broker("backend")
+        service.brokers.stop("backend")
 
 
 def test_updates_that_nobody_ends_and_that_some_cannot_begin(service: TestService, tmp_path: Path) -> None:

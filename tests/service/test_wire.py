@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 import zmq
+from support.waiting import until
 
-from prorl_zmq.brokers.backends.backend_broker import BackendBroker
 from prorl_zmq.config import BackendBrokerSettings
 from prorl_zmq.errors import MalformedMessage
 from prorl_zmq.inference.policy import Policy, PolicyShape
 from prorl_zmq.inference.tokenizer import VOCABULARY_SIZE
+from prorl_zmq.testing import BrokerThreads
 from prorl_zmq.wire import codec
 
-from .conftest import scripted, until
+from .conftest import scripted
 
 if TYPE_CHECKING:
     from prorl_zmq import Job
@@ -90,9 +91,11 @@ def is_header(frame: bytes) -> bool:
 def test_no_frame_of_a_service_is_a_pickle(empty_service: TestService) -> None:
     service, folder = empty_service, empty_service.folder
     behind = BackendBrokerSettings(endpoint=f"ipc://{folder}/backend_behind")
-    service._start_broker("backend", BackendBroker(msgspec.structs.replace(service.topology, backend_broker=behind)))
-    service.start_rollout_broker()
+    backend_brokers = BrokerThreads(msgspec.structs.replace(service.topology, backend_broker=behind))
+    backend_brokers.start_backend_broker()
+    service.brokers.start_rollout_broker()
     with ExitStack() as stack:
+        stack.callback(backend_brokers.close)
         request, pipe = (zmq.ROUTER, zmq.DEALER), (zmq.PULL, zmq.PUSH)
         door_tap = Tap(request, service.front_door, f"ipc://{folder}/door_tap")
         stack.callback(door_tap.close)
@@ -104,7 +107,7 @@ def test_no_frame_of_a_service_is_a_pickle(empty_service: TestService) -> None:
         service.start_stages()
         weights = folder / "weights.npz"
         Policy.initial(PolicyShape(VOCABULARY_SIZE), 1).save(weights)  # quicker than the base policy
-        service.start("-P", "-m", "prorl_zmq.cli", "prorl-engine", "--run-dir", str(folder), "--model", str(weights))
+        service.start("-m", "prorl_zmq.cli", "prorl-engine", "--run-dir", str(folder), "--model", str(weights))
         with service.client() as client:
             until(lambda: client.backends.list(), "the engine", 60)
             client.submit([scripted(), _conversation()])

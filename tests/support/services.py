@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,28 +25,29 @@ from prorl_zmq import AsyncRolloutClient, Job, RolloutClient, Sampling
 from prorl_zmq.wire.messages.backends import ListBackends
 from prorl_zmq.wire.messages.base import new_id
 
+from . import forks
 from .commands import prorl
+from .ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping
 
-PROGRAMS = (sys.executable, "-P", "-m", "prorl_zmq.cli")
 START_S = 90.0
 END_S = 60.0
 LOOK_S = 0.5
 PROCESS = '[sandbox]\nkind = "process"\n'
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 class Program:
     """One of our programs in a process of its own, and what it prints, line by line."""
 
     def __init__(
-        self, program: str, *arguments: object, cwd: Path | None = None, environment: Mapping[str, str] | None = None
+        self,
+        program: str,
+        *arguments: object,
+        cwd: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        interpreter: bool = False,
     ) -> None:
         """Start it.
 
@@ -56,16 +56,16 @@ class Program:
             arguments: as in a shell.
             cwd: its working folder; None: the test's.
             environment: all of its variables; None: the test's.
+            interpreter: start an interpreter, which also reads PYTHONPATH as it starts, instead of a fork.
         """
         self.lines: list[str] = []
-        self.process = subprocess.Popen(
-            [*PROGRAMS, program, *map(str, arguments)],
-            cwd=cwd,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+        options: dict[str, Any] = {"cwd": cwd, "env": environment, "stdin": subprocess.DEVNULL, "text": True}
+        options |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        words = ("-m", "prorl_zmq.cli", program, *map(str, arguments))
+        self.process: subprocess.Popen[str] = (
+            subprocess.Popen([sys.executable, "-P", *words], **options)
+            if interpreter
+            else forks.start(*words, **options)
         )
         self._news = threading.Condition()
         self._reader = threading.Thread(target=self._read)
@@ -131,10 +131,14 @@ class Program:
 
 @contextmanager
 def started(
-    program: str, *arguments: object, cwd: Path | None = None, environment: Mapping[str, str] | None = None
+    program: str,
+    *arguments: object,
+    cwd: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    interpreter: bool = False,
 ) -> Iterator[Program]:
     """Run a program while the context does."""
-    running = Program(program, *arguments, cwd=cwd, environment=environment)
+    running = Program(program, *arguments, cwd=cwd, environment=environment, interpreter=interpreter)
     try:
         yield running
     finally:
@@ -144,7 +148,9 @@ def started(
 class Service(Program):
     """`prorl serve` in a folder of its own, whose sandboxes are plain processes."""
 
-    def __init__(self, folder: Path, topology: str = PROCESS, *flags: object, **variables: str) -> None:
+    def __init__(
+        self, folder: Path, topology: str = PROCESS, *flags: object, interpreter: bool = False, **variables: str
+    ) -> None:
         self.folder = folder
         self.config = folder / "topology.toml"
         self.config.write_text(topology)
@@ -152,7 +158,8 @@ class Service(Program):
         self.front_door = f"ipc://{self.run_dir}/front_door"
         self.environment = {**os.environ, "PRORL_RUN_DIR": str(self.run_dir)}
         """In which commands find it."""
-        super().__init__("prorl", "serve", *self.flags(), *flags, environment={**os.environ, **variables})
+        environment = {**os.environ, **variables}
+        super().__init__("prorl", "serve", *self.flags(), *flags, environment=environment, interpreter=interpreter)
 
     def flags(self) -> list[str]:
         return ["--config", str(self.config), "--run-dir", str(self.run_dir)]
@@ -169,10 +176,10 @@ class Service(Program):
 
 
 @contextmanager
-def serving(topology: str = PROCESS, *flags: object, **variables: str) -> Iterator[Service]:
+def serving(topology: str = PROCESS, *flags: object, interpreter: bool = False, **variables: str) -> Iterator[Service]:
     """Start a service of the test's own, and end it."""
     with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder:
-        service = Service(Path(folder), topology, *flags, **variables)
+        service = Service(Path(folder), topology, *flags, interpreter=interpreter, **variables)
         try:
             service.wait_ready()
             yield service

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from prorl_zmq.system.fork_server import ForkedProcess
 
 LIMIT_S = 30.0
+PLUGINS = Preload(group="own.tasks", what="task")
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +70,15 @@ def said(server: ForkServer, script: Path, source: str, *arguments: str, **how: 
         words, _ = process.communicate(timeout=LIMIT_S)
         assert process.returncode == 0
         return str(words).split()
+
+
+def install(folder: Path, version: str, digest: str = "one") -> None:
+    """Install a package that offers a task."""
+    info = folder / "own_package.dist-info"
+    info.mkdir(exist_ok=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: own-package\nVersion: {version}\n")
+    (info / "RECORD").write_text(f"own_handler.py,sha256={digest},20\n")
+    (info / "entry_points.txt").write_text("[own.tasks]\nown = own_handler:Own\n")
 
 
 def ended(pid: int) -> bool:
@@ -334,7 +345,7 @@ def test_processes_outlive_a_server_and_the_next_order_starts_another(own_server
 def test_a_server_that_stands_still_is_replaced(
     own_server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own_server.wait_ready()
+    own_server.preload()
     monkeypatch.setattr(fork_server, "FORK_LIMIT_S", 0.5)
     pid = own_server.pid
     os.kill(pid, signal.SIGSTOP)
@@ -371,7 +382,7 @@ def test_a_server_that_dies_in_the_middle_of_an_order_starts_a_process_once(
     script = "import os, sys; os.write(os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT), b'ran ')"
     before = psutil.Process().children()
     with ForkServer(["dies"]) as server:
-        server.wait_ready()
+        server.preload()
         with running(server, folder / "s.py", script, str(log)) as process:
             assert process.wait(LIMIT_S) == 0
     assert (folder / "mark").exists()
@@ -418,10 +429,11 @@ def test_closing_ends_an_order_that_waits(folder: Path) -> None:
     ],
 )
 def test_a_module_that_no_fork_could_use_is_refused(folder: Path, text: str, problem: str) -> None:
+    install(folder, "1")
     (folder / "own_handler.py").write_text(text)
-    preload = ["zmq", Preload("own_handler", "the task own (own_handler:Own, of own-package)")]
-    with ForkServer(preload) as server:
-        with pytest.raises(ConfigError, match=rf"^the task own .*: the module own_handler {problem}.* `__init__`"):
+    with ForkServer(["zmq", PLUGINS]) as server:
+        who = r"the task own \(own_handler:Own, of own-package\)"
+        with pytest.raises(ConfigError, match=rf"^{who}: the module own_handler {problem}.* `__init__`"):
             server.start([str(folder / "s.py")])
         assert server.pid == 0
         (folder / "own_handler.py").write_text("import zmq\nwith zmq.Context(): pass\n")
@@ -438,15 +450,45 @@ def test_a_module_that_cannot_be_imported_is_left_to_the_process(folder: Path) -
         assert "RuntimeError: broken here" in process.communicate(timeout=LIMIT_S)[1]
 
 
-def test_a_renewed_server_imports_what_is_there_now(folder: Path) -> None:
-    (folder / "own_module.py").write_text("value = 1\n")
-    with ForkServer(["own_module"]) as server:
-        script = "import own_module; print(own_module.value)"
+def test_more_can_be_imported_later(own_server: ForkServer, folder: Path) -> None:
+    (folder / "own_module.py").write_text("import os\nmaker = os.getpid()\n")
+    script = "import own_module; print(own_module.maker)"
+    assert said(own_server, folder / "s.py", script) != [str(own_server.pid)]
+    own_server.preload(["own_module"])
+    assert said(own_server, folder / "s.py", script) == [str(own_server.pid)]
+    os.kill(own_server.pid, signal.SIGKILL)
+    assert said(own_server, folder / "s.py", script) == [str(own_server.pid)]
+
+
+def test_a_server_whose_packages_were_upgraded_is_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(folder))
+    install(folder, "1")
+    module = folder / "own_handler.py"
+    module.write_text("value = 1\n")
+    script = "import own_handler; print(own_handler.value)"
+    with ForkServer([PLUGINS]) as server:
+        assert server.renew_if_changed() == []
         assert said(server, folder / "s.py", script) == ["1"]
-        (folder / "own_module.py").write_text("value = 22\n")
+        pid = server.pid
+        assert server.renew_if_changed() == []
+        module.write_text("value = 22\n")
         assert said(server, folder / "s.py", script) == ["1"]
-        server.renew()
+        assert server.pid == pid
+        assert server.renew_if_changed() == [f"{module} was changed"]
         assert said(server, folder / "s.py", script) == ["22"]
+        assert ended(pid)
+        for version, digest, change in (
+            ("1", "other", "own-package 1 was installed again"),
+            ("2", "other", "own-package was upgraded from 1 to 2"),
+        ):
+            install(folder, version, digest)
+            assert server.renew_if_changed() == [change]
+            server.preload()
+        shutil.rmtree(folder / "own_package.dist-info")
+        assert server.renew_if_changed() == ["own-package was removed"]
+        server.preload()
+        install(folder, "3")
+        assert server.renew_if_changed() == ["own-package 3 was installed"]
 
 
 def test_orphans_are_adopted_only_while_a_block_runs() -> None:

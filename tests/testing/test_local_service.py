@@ -223,7 +223,8 @@ def test_a_batch_of_groups() -> None:
 def test_jobs_and_results_survive_a_restart_of_the_rollout_broker() -> None:
     with local() as service, service.client() as client:
         client.submit(riddle(job_id=f"before-{n}") for n in range(4))
-        service.restart_rollout_broker()
+        service.brokers.stop("rollout")
+        service.brokers.start_rollout_broker()
         client.submit(riddle(job_id="after"))
         assert {one.job_id for one in client.stream(timeout_s=30)} == {*(f"before-{n}" for n in range(4)), "after"}
 

@@ -12,8 +12,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
-import time
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +22,7 @@ import psutil
 import pytest
 from command_lines import words_of
 from needed import lacking
+from support.waiting import until
 
 import prorl_zmq
 from prorl_zmq.errors import ConfigError
@@ -52,13 +51,6 @@ def only_child() -> psutil.Process:
     living = [each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE]
     (child,) = [each for each in living if "prorl_zmq.trackers.tracker_child" in words_of(each)]
     return child
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited too long for {what}"
-        threading.Event().wait(0.02)
 
 
 def test_a_tracker_that_cannot_begin_is_told_once_and_tried_again(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 import tracemalloc
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any
 
 import msgpack
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +17,8 @@ from hypothesis import strategies as st
 from prorl_zmq.errors import MalformedMessage
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.front_door import FrontDoorRequest, Hello
-from prorl_zmq.wire.messages.jobs import Job
+from prorl_zmq.wire.messages.jobs import Job, Phase
+from prorl_zmq.wire.messages.stages import PhaseDone
 
 MANY_EMPTY_MAPS = b"\xdc\x00\x3f" + 63 * (b"\xdc\xff\xff" + 65_535 * b"\x80")
 """4 MB of empty maps in arrays that are each within the limit."""
@@ -100,6 +103,51 @@ def test_a_bomb_is_refused_before_it_goes_off(frame: bytes) -> None:
     finally:
         tracemalloc.stop()
     assert peak < 20e6
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{1: 2}, [{"a": {None: 1}}], msgpack.ExtType(5, b"data"), msgpack.Timestamp(1), [msgpack.Timestamp(1)]],
+    ids=["an integer key", "a null key", "an extension type", "a timestamp", "a timestamp within"],
+)
+def test_what_is_not_plain_data_is_refused_where_a_field_may_hold_anything(value: Any) -> None:
+    frame = msgpack.packb({"task": "math", "instance": {"value": value}, "job_id": "a"})
+    with pytest.raises(MalformedMessage):
+        codec.decode(frame, Job)
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text() | st.binary(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.text(), PLAIN, max_size=4))
+def test_a_small_frame_is_read_as_a_large_one_is(instance: dict[str, Any]) -> None:
+    job = Job(task="math", instance=instance, job_id="a", group_id="g")
+    frame = codec.encode(job)
+    assert codec.encode(job, is_plain=True) == frame
+    assert codec.decode(frame, Job) == codec.convert(codec.unpack(frame), Job) == job
+
+
+def test_a_date_becomes_text_unless_it_is_said_that_there_is_none() -> None:
+    moment = datetime(2026, 1, 2, tzinfo=UTC)
+    read = codec.decode(codec.encode(Job(task="math", instance={"at": moment}, job_id="a")), Job)
+    assert read.instance == {"at": "2026-01-02T00:00:00Z"}
+
+
+def test_a_message_is_read_back_as_its_receiver_reads_it() -> None:
+    done = PhaseDone(stage_id="s", job_id="a", attempt=1, phase=Phase.INIT, phase_data={"pair": (1, 2)})
+    assert codec.read_back(done, PhaseDone, is_plain=False).phase_data == {"pair": [1, 2]}
+    bare = msgspec.structs.replace(done, phase_data={})
+    assert codec.read_back(bare, PhaseDone, is_plain=True) == bare
+    for is_plain in (True, False):
+        with pytest.raises(MalformedMessage, match="over the limit of 10"):
+            codec.read_back(bare, PhaseDone, 10, is_plain=is_plain)
+        with pytest.raises(MalformedMessage) as refused:
+            codec.read_back(msgspec.structs.replace(bare, attempt=0), PhaseDone, is_plain=is_plain)
+        assert refused.value.fields["field"] == "$.attempt"
 
 
 def test_limits_are_those_of_honest_use() -> None:

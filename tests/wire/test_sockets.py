@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import stat
@@ -19,6 +20,7 @@ from prorl_zmq.wire.sockets import (
     bind,
     check_endpoint,
     connect,
+    free_ipc_paths,
     open_socket,
     receive,
     send,
@@ -201,6 +203,26 @@ def test_a_process_may_bind_again_what_it_has_closed(folder: Path, opened: Opene
         socket = opened(zmq.ROUTER)
         bind(socket, f"ipc://{folder}/door")
         socket.close()
+
+
+def test_the_paths_of_a_folder_are_freed_and_others_are_not(folder: Path, opened: Opened) -> None:
+    (folder / "kept").mkdir()
+    for place in (folder, folder / "kept"):
+        socket = opened(zmq.ROUTER)
+        bind(socket, f"ipc://{place}/door")
+        socket.close()
+    free_ipc_paths(folder)
+    assert not is_locked(folder / "door.lock")
+    assert is_locked(folder / "kept" / "door.lock")
+
+
+def is_locked(path: Path) -> bool:
+    with path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 # Frames ---------------------------------------------------------------------------------------------------------------

@@ -9,8 +9,6 @@ import fcntl
 import os
 import shutil
 import socket
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -21,9 +19,9 @@ import msgspec
 from ...errors import ErrorInfo, SandboxFailed, SandboxLimitExceeded, SandboxUnavailable, from_info
 from ...metrics.catalog import SANDBOX_FAILURES, SANDBOX_START_SECONDS
 from ...security.keys import named_folder
+from ...system import interpreters
 from ...system.logs import log_settings
 from ...system.open_files import lower_open_files
-from ...system.processes import ISOLATED
 from ...wire.messages.jobs import SandboxHandle
 from ..execution.client import ExecutionClient
 from ..execution.full_disk import fills_disk, is_low
@@ -314,13 +312,8 @@ class Sandboxes:
             self._spawner.close()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            module = "prorl_zmq.tools.execution.spawner"
-            process = subprocess.Popen(
-                [sys.executable, *ISOLATED, "-m", module, str(theirs.fileno()), *log_settings()],
-                stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
+            module, descriptor = "prorl_zmq.tools.execution.spawner", theirs.fileno()
+            process = interpreters.start_python(module, str(descriptor), *log_settings(), descriptor=descriptor)
         lower_open_files(process.pid)
         # It may outlive this object and this event loop, so a thread waits for it: one that is killed is no zombie.
         process.returncode = 0  # or Popen would warn of a process that runs

@@ -18,9 +18,10 @@ import pytest
 from aiohttp import web
 from chat_families import FAMILIES, QWEN3, save_tokenizer
 from scripted_policy import CHAT
+from support.ports import free_port
 from tokenizers import Tokenizer
 from vllm_python import START_LIMIT_S, environment, vllm_python
-from vllm_server import ON_CPU, free_port
+from vllm_server import ON_CPU
 
 from prorl_zmq import Job
 from prorl_zmq.data.trajectory import Role

@@ -79,6 +79,16 @@ def test_the_exact_tokens_come_in_vllms_form() -> None:
     assert "token_ids" not in dialect.write(read(), reply, "policy")["choices"][0]
 
 
+def test_the_usage_is_that_of_the_engine() -> None:
+    assert ChatCompletions().write(read(), turn("hi"), "policy")["usage"] == {
+        "prompt_tokens": USAGE.prompt,
+        "completion_tokens": USAGE.generated,
+        "total_tokens": USAGE.prompt + USAGE.generated,
+        "prompt_tokens_details": {"cached_tokens": USAGE.cached},
+        "completion_tokens_details": {"reasoning_tokens": USAGE.reasoning},
+    }
+
+
 @pytest.mark.parametrize("streamed", [False, True])
 def test_openais_sdk_has_a_conversation(streamed: bool) -> None:
     import openai

@@ -16,7 +16,7 @@ import pytest
 import rootfs
 from captured import segments_of
 from needed import lacking, usable
-from scripted_policy import CHAT, ScriptedPolicy, call
+from scripted_policy import CHAT, ScriptedPolicy
 
 from prorl_zmq import EpisodeLimits, Job, Sampling
 from prorl_zmq.data.trajectory import Role
@@ -28,6 +28,7 @@ from prorl_zmq.stages.agent_loop import Episode
 from prorl_zmq.stages.harness.adapter import load_adapter
 from prorl_zmq.stages.harness.harness_model import HarnessModel
 from prorl_zmq.stages.harness.rollout import ChosenHarness
+from prorl_zmq.testing import tool_call
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
 from prorl_zmq.tools.sandbox.specification import SandboxSpec
 from prorl_zmq.wire.messages.jobs import Harness
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from prorl_zmq.stages.harness.adapter import Adapter, ScriptedTurn
     from prorl_zmq.stages.harness.harness_model import HarnessCall
 
+pytestmark = pytest.mark.proof  # they need the environment of `make harnesses`
 MADE = Path(__file__).resolve().parents[3] / ".harnesses"
 QUICK = ("claude-code", "codex", "pi")
 SLOW = ("opencode", "qwen-code", "mini-swe-agent", "openhands")
@@ -46,10 +48,10 @@ PROMPT = "Write hello to out.txt."
 LIMIT_S = 200.0
 TASK = "List the files that are here and say how many there are of them."
 SPAWN = {
-    "claude-code": call("Agent", description="count files", prompt=TASK, subagent_type="general-purpose"),
-    "codex": call("multi_agent_v1__spawn_agent", message=TASK),
-    "opencode": call("task", description="count files", prompt=TASK, subagent_type="general"),
-    "qwen-code": call("agent", description="count files", prompt=TASK, subagent_type="general-purpose"),
+    "claude-code": tool_call("Agent", description="count files", prompt=TASK, subagent_type="general-purpose"),
+    "codex": tool_call("multi_agent_v1__spawn_agent", message=TASK),
+    "opencode": tool_call("task", description="count files", prompt=TASK, subagent_type="general"),
+    "qwen-code": tool_call("agent", description="count files", prompt=TASK, subagent_type="general-purpose"),
 }
 SUMMARY = "<summary>SUMMARY-OF-IT: the numbers were printed, and hello must still be written to out.txt.</summary>"
 ASKS_FOR_SUMMARY = ("CHECKPOINT COMPACTION", "TEXT ONLY", "context summarization", "state_snapshot")
@@ -64,7 +66,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def spoken(turn: ScriptedTurn) -> str:
-    return turn.text + (call(turn.tool, **dict(turn.arguments)) if turn.tool else "")
+    return turn.text + (tool_call(turn.tool, **dict(turn.arguments)) if turn.tool else "")
 
 
 def lead(
@@ -124,7 +126,7 @@ def cut_arguments(adapter: Adapter) -> list[str]:
 
 
 def unknown_tool(adapter: Adapter) -> list[str]:
-    return [call("no_such_tool", x=1), *plain(adapter)]
+    return [tool_call("no_such_tool", x=1), *plain(adapter)]
 
 
 def endless_turn(adapter: Adapter) -> list[str]:
@@ -141,11 +143,7 @@ def plain(adapter: Adapter) -> list[str]:
 
 
 SCRIPTS = (parallel, cut_arguments, unknown_tool, failing_engine)
-CASES = [
-    pytest.param(name, script, marks=() if name in QUICK else pytest.mark.proof, id=f"{name}-{script.__name__}")
-    for name in (*QUICK, *SLOW)
-    for script in SCRIPTS
-]
+CASES = [pytest.param(name, script, id=f"{name}-{script.__name__}") for name in (*QUICK, *SLOW) for script in SCRIPTS]
 
 
 @pytest.mark.timeout(250)
@@ -157,7 +155,7 @@ def test_what_goes_wrong_costs_no_token(name: str, script: Callable[[Adapter], l
 
 
 @pytest.mark.timeout(250)
-@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.proof) for name in SLOW)])
+@pytest.mark.parametrize("name", [*QUICK, *SLOW])
 def test_a_turn_that_does_not_end(name: str, tmp_path: Path) -> None:
     """Some go on, some end, some ask again: what was sampled is kept or counted."""
     episode = lead(name, tmp_path, endless_turn(load_adapter(name)), max_tokens=600)
@@ -166,7 +164,7 @@ def test_a_turn_that_does_not_end(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(250)
 @pytest.mark.parametrize("which", [1, 2])
-@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.proof) for name in SLOW)])
+@pytest.mark.parametrize("name", [*QUICK, *SLOW])
 def test_a_stream_that_is_cut(name: str, which: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection breaks in the middle of a reply: the harness asks again, and one of both samples counts."""
     replies: Counter[str] = Counter()
@@ -199,10 +197,7 @@ def test_a_stream_that_is_cut(name: str, which: int, tmp_path: Path, monkeypatch
 
 
 @pytest.mark.timeout(250)
-@pytest.mark.parametrize(
-    "name",
-    ["claude-code", "codex", *(pytest.param(name, marks=pytest.mark.proof) for name in ("opencode", "qwen-code"))],
-)
+@pytest.mark.parametrize("name", ["claude-code", "codex", "opencode", "qwen-code"])
 def test_a_sub_agent_has_a_segment_of_its_own(name: str, tmp_path: Path) -> None:
     adapter = load_adapter(name)
     counts: Counter[str] = Counter()
@@ -226,7 +221,7 @@ def test_a_sub_agent_has_a_segment_of_its_own(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.timeout(250)
-@pytest.mark.parametrize("name", ["claude-code", "codex", pytest.param("opencode", marks=pytest.mark.proof)])
+@pytest.mark.parametrize("name", ["claude-code", "codex", "opencode"])
 def test_a_history_that_became_too_long_is_a_new_segment(name: str, tmp_path: Path) -> None:
     adapter = load_adapter(name)
     numbers = spoken(adapter.shell_turn("seq 1 1500"))
@@ -258,7 +253,6 @@ class Slow(ScriptedPolicy):
         return await super().__call__(*arguments)
 
 
-@pytest.mark.proof
 @pytest.mark.timeout(3 * SILENCE_S + 200)
 @pytest.mark.parametrize("name", PATIENT)
 def test_an_engine_that_is_silent_for_long_is_waited_for(name: str, tmp_path: Path) -> None:
@@ -273,7 +267,7 @@ def test_an_engine_that_is_silent_for_long_is_waited_for(name: str, tmp_path: Pa
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        pytest.param(name, problem, marks=() if name in QUICK else pytest.mark.proof, id=f"{name}-{problem.value}")
+        pytest.param(name, problem, id=f"{name}-{problem.value}")
         for name in (*QUICK, *SLOW)
         for problem in (Problem.BUSY, Problem.INTERNAL)
         if problem == Problem.BUSY or name in QUICK  # the others wait for up to a minute between their tries

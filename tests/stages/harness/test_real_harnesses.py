@@ -25,16 +25,15 @@ from prorl_zmq.wire.messages.jobs import Harness
 if TYPE_CHECKING:
     from prorl_zmq.wire.messages.jobs import SandboxKind
 
+pytestmark = pytest.mark.proof  # they need the environment of `make harnesses`
 MADE = Path(__file__).resolve().parents[3] / ".harnesses"
-QUICK = ("claude-code", "codex", "pi")
-SLOW = ("opencode", "qwen-code", "mini-swe-agent", "openhands")
+INSTALLED = ("claude-code", "codex", "pi", "opencode", "qwen-code", "mini-swe-agent", "openhands")
 OPTIONAL = ("gemini-cli", "aider", "terminus-2")
 """What `make harnesses` does not install."""
 ROOT = MADE if MADE.is_dir() and "PRORL_HARNESSES" not in os.environ else default_root()
 ODD = '/help -p "it\'s" $HOME `id` {url} {{x}} {% y %} é\U0001f600\n'
 PROMPT = ODD + "".join(f"line {number} of a long task\n" for number in range(6000)) + "the end"
 """More than one argument of a program may be long."""
-NAMES = (*QUICK, *(pytest.param(name, marks=pytest.mark.proof) for name in (*SLOW, *OPTIONAL)))
 
 
 def _lacks_python(name: str) -> bool:
@@ -46,7 +45,7 @@ def _lacks_python(name: str) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["apptainer", "bubblewrap"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*INSTALLED, *OPTIONAL])
 def test_a_real_harness_does_as_a_scripted_model_tells_it(name: str, kind: SandboxKind, tmp_path: Path) -> None:
     usable(kind)
     try:

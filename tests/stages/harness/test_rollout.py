@@ -12,8 +12,8 @@ import msgspec
 import pytest
 from captured import segments_of
 from otlp_receiver import OtlpReceiver
-from scripted_policy import CHAT, ScriptedPolicy, call
-from vllm_server import free_port
+from scripted_policy import CHAT, ScriptedPolicy
+from support.ports import free_port
 
 from prorl_zmq import EpisodeLimits, Job, Sampling
 from prorl_zmq.data.trajectory import Role
@@ -23,6 +23,7 @@ from prorl_zmq.stages.agent_loop import Episode
 from prorl_zmq.stages.harness import harness_model, rollout
 from prorl_zmq.stages.harness.rollout import ChosenHarness
 from prorl_zmq.system.traces import current, tracing
+from prorl_zmq.testing import tool_call
 from prorl_zmq.wire.messages.jobs import Harness
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def agent(*options: str, python: str = "python3") -> list[str]:
 
 
 def test_a_program_of_the_sandbox_leads_a_rollout(sandboxes: Sandboxes) -> None:
-    policy = ScriptedPolicy(["I write." + call("bash", command="echo hello > out.txt"), "Done."])
+    policy = ScriptedPolicy(["I write." + tool_call("bash", command="echo hello > out.txt"), "Done."])
     episode = lead(sandboxes, policy, job(agent()))
     assert episode.notes["written"] == "hello\n"
     assert (episode.stop_reason, episode.last_text) == ("done", "Done.")
@@ -82,7 +83,7 @@ def test_a_program_of_the_sandbox_leads_a_rollout(sandboxes: Sandboxes) -> None:
     assert episode.notes["calls"].splitlines()[1].split()[:3] == ["2", "after", "1"]
 
 
-BASH = call("bash", command="true")
+BASH = tool_call("bash", command="true")
 only_process = pytest.mark.parametrize("kind", ["process"], indirect=True)
 
 
@@ -137,7 +138,7 @@ def test_a_program_that_calls_no_model(sandboxes: Sandboxes, command: list[str],
 @only_process
 def test_an_error_after_the_policys_turns_is_judged_as_it_is(sandboxes: Sandboxes) -> None:
     """The policy may well be its cause: what it left is judged."""
-    policy = ScriptedPolicy([call("bash", command="echo half > out.txt"), call("bash", comand="x")])
+    policy = ScriptedPolicy([tool_call("bash", command="echo half > out.txt"), tool_call("bash", comand="x")])
     episode = lead(sandboxes, policy, job(agent()))
     assert (episode.stop_reason, episode.metrics["harness_exit_code"]) == ("harness_failed", 1)
     assert "KeyError" in episode.notes["harness_output"]
@@ -168,7 +169,7 @@ def test_a_call_that_is_tried_again_after_a_failure(sandboxes: Sandboxes) -> Non
 
 @only_process
 def test_a_prompt_that_became_too_long(sandboxes: Sandboxes) -> None:
-    long = call("bash", command="seq 1 400")
+    long = tool_call("bash", command="seq 1 400")
     policy = ScriptedPolicy(lambda _: long)
     episode = lead(sandboxes, policy, job(agent(), episode=EpisodeLimits(max_turns=8, max_tokens=600)))
     assert episode.stop_reason == "max_tokens"

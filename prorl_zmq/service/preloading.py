@@ -1,0 +1,46 @@
+"""What the fork server imports for each kind of process of a service, so that its forks need not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..system.fork_server import Preload
+
+if TYPE_CHECKING:
+    from .child_plans import ChildPlan
+
+SHARED = ("prorl_zmq.commands.app", "prorl_zmq.metrics.reporter", "uvloop")
+EARLY = (*SHARED, "prorl_zmq.commands.broker")
+"""What a service needs in any case: imported while its topology is read."""
+STAGE = (
+    *("prorl_zmq.commands.stage", "prorl_zmq.stages.stage_process", "prorl_zmq.stages.handler"),
+    Preload(group="prorl_zmq.handlers", what="task"),
+)
+GATEWAY = ("prorl_zmq.gateway.server", "prorl_zmq.gateway.settings")
+BY_PROCESS: dict[str, tuple[str | Preload, ...]] = {
+    "rollout_broker": (
+        *("prorl_zmq.commands.broker", "prorl_zmq.brokers.rollout.rollout_broker"),
+        "prorl_zmq.brokers.journal.disk_journal",
+    ),
+    "backend_broker": (
+        *("prorl_zmq.commands.broker", "prorl_zmq.brokers.backends.backend_broker"),
+        "prorl_zmq.brokers.backends.backend_journal",
+    ),
+    "node_broker": (
+        *("prorl_zmq.commands.broker", "prorl_zmq.brokers.node.node_broker", "prorl_zmq.tools.node_facts"),
+        *("prorl_zmq.service.broker_places", "prorl_zmq.service.child_plans"),
+    ),
+    "engine": (
+        *("prorl_zmq.commands.engine", "prorl_zmq.inference.host", "prorl_zmq.inference.builtin_kinds"),
+        *("prorl_zmq.inference.embedded_engine", "prorl_zmq.inference.policy"),
+    ),
+    **dict.fromkeys(("stage_init", "stage_run", "stage_eval"), STAGE),
+    "gateway": ("prorl_zmq.commands.gateway", *GATEWAY),
+    "metrics": ("prorl_zmq.commands.gateway", *GATEWAY),
+    "dashboard": ("prorl_zmq.commands.dashboard", *GATEWAY),
+}
+
+
+def preloaded_for(plan: ChildPlan) -> tuple[str | Preload, ...]:
+    """Return what a process of this service imports."""
+    return (*SHARED, *BY_PROCESS[plan.process])

@@ -1,0 +1,91 @@
+"""What an empty job takes, as counts that no machine's speed changes: whoever makes it dearer reads here what rose.
+
+A limit lies a little above what is counted; lower it with what was won. To raise one is a decision: say why in the
+commit. Figures in time are those of bench/frontdoor.py, and of bench/guard.py from one landing to the next.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+from support import counted_jobs
+from support.counted_jobs import MARK
+
+JOBS = 25
+SYSTEM_CALLS = "system calls that do something"
+LIMITS = {
+    "messages": 13.5,
+    "frames": 24.0,
+    "wire bytes": 1900.0,
+    "journal rows": 9.5,
+    "journal bytes": 42_000.0,
+    "calls of functions in the brokers": 1000.0,
+    "calls of functions in stage processes and the client": 350.0,
+    SYSTEM_CALLS: 75.0,
+}
+WAITING = {
+    *(
+        "poll",
+        "ppoll",
+        "select",
+        "pselect6",
+        "epoll_ctl",
+        "epoll_wait",
+        "epoll_pwait",
+        "epoll_pwait2",
+        "futex",
+        "getpid",
+    ),
+    *("read", "write", "sendto", "recvfrom", "sendmsg", "recvmsg", "sched_yield", "restart_syscall", "clock_nanosleep"),
+    *("madvise", "mmap", "munmap", "brk", "mprotect"),
+}
+"""Calls by which threads wait, wake each other and pass bytes on, or get memory: how many depends on who runs when."""
+
+
+@pytest.fixture(scope="module")
+def counts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+    """What one job takes, by what is counted."""
+    log = tmp_path_factory.mktemp("calls") / "log"
+    traced = ["strace", "-f", "-qq", "-o", str(log), "-e", "signal=none"] if shutil.which("strace") else []
+    command = [*traced, sys.executable, counted_jobs.__file__, str(JOBS)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    if traced:
+        found[SYSTEM_CALLS] = sum(calls_between_marks(log.read_text()).values())
+    return {name: number / JOBS for name, number in found.items()}
+
+
+def calls_between_marks(log: str) -> Counter[str]:
+    """Count the system calls, but those of `WAITING`, between the two looks at `MARK`; a line is `PID CALL(…`."""
+    _, inside, _ = re.split(rf'^.*"{MARK}".*$', log, flags=re.MULTILINE)
+    calls = Counter(re.findall(r"^\d+ +(\w+)\(", inside, flags=re.MULTILINE))
+    return Counter({name: count for name, count in calls.items() if name not in WAITING})
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_an_empty_job_takes_no_more_than_it_did(name: str, counts: dict[str, float]) -> None:
+    if name == SYSTEM_CALLS and name not in counts:
+        pytest.skip("strace counts system calls: install its Debian package")
+    assert counts[name] <= LIMITS[name], f"{name}: {counts[name]:g} per empty job, limit {LIMITS[name]:g}"
+
+
+def test_what_only_waits_is_not_counted() -> None:
+    lines = [
+        "openat(AT_FDCWD, ",
+        "poll([{fd=3}",
+        "<... poll resumed>) = 1",
+        "fcntl(5, F_SETLK",
+        "+++ exited with 0 +++",
+    ]
+    mark = f'stat("{MARK}", 0x7f) = -1 ENOENT'
+    log = "\n".join(
+        f"{pid} {line}" for pid, line in enumerate(["close(1) = 0", mark, *lines, mark, "close(2) = 0"], 10)
+    )
+    assert calls_between_marks(log) == {"openat": 1, "fcntl": 1}

@@ -1,0 +1,94 @@
+"""A plugin of pytest that runs the proofs that are due: `--proofs=due` (see `support.proofs`)."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support.proofs import ROOT, BadTurn, Due, Proof, Turn, due, quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+REPORT = "proofs"
+
+
+def changed_since(commit: str) -> list[str] | None:
+    """Return the files that differ from those of a commit; None where it is not of this repository's history."""
+    command = ["git", "-C", str(ROOT), "diff", "--name-only", "--no-renames", commit]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.splitlines() if commit and done.returncode == 0 else None
+
+
+def id_of(nodeid: str) -> str:
+    """Return the id of a test without the xdist group that `--dist loadgroup` appends."""
+    name, at, group = nodeid.rpartition("@")
+    return name if at and "]" not in group else nodeid
+
+
+def proof_of(item: pytest.Item) -> Proof | None:
+    """Describe a collected test, if it is a proof."""
+    vllm = item.get_closest_marker("vllm") is not None
+    if not vllm and item.get_closest_marker("proof") is None:
+        return None
+    parameters: Iterable[Any] = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    benches = [f"bench/{value}.py" for value in parameters if isinstance(value, str)]
+    ran = next((bench for bench in benches if item.path.name == "test_bench.py" and (ROOT / bench).is_file()), "")
+    return Proof(id_of(item.nodeid), vllm, ran)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("proofs", "which proofs run")
+    group.addoption("--proofs", choices=("all", "due"), default="all", help="run those that are due (--proofs=due)")
+    group.addoption("--environments-to", default="", metavar="FILE", help="write which environments those need")
+
+
+@pytest.hookimpl(trylast=True)  # when -m has chosen
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("proofs") == "all":
+        return
+    try:
+        turn = Turn.read()
+    except BadTurn as error:
+        raise pytest.UsageError(str(error)) from error
+    changed = changed_since(turn.since)
+    proofs = {item: proof for item in items if (proof := proof_of(item))}
+    if changed is None:
+        lines = [f"the commit {turn.since!r} of .ci/turn.toml is not in this clone, so all proofs are due"]
+        found = Due(turn, environments=sorted({proof.environment for proof in proofs.values()} - {""}))
+    else:
+        found = due(proofs.values(), changed, turn)
+        lines = found.lines()
+        left_out = [item for item, proof in proofs.items() if proof.id not in found.reasons]
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=left_out)
+    config.stash[REPORTED] = lines
+    if path := config.getoption("environments_to"):
+        Path(path).write_text(" ".join(found.environments))
+
+
+REPORTED = pytest.StashKey[list[str]]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output[REPORT] = session.config.stash.get(REPORTED, [])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash[REPORTED] = getattr(node, "workeroutput", {}).get(REPORT, [])
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if lines := config.stash.get(REPORTED, []):
+        terminalreporter.section("proofs that are due")
+        for line in lines:
+            terminalreporter.write_line(line)
+        if failed := sorted({id_of(report.nodeid) for report in terminalreporter.getreports("failed")}):
+            terminalreporter.write_line("failed; to run them in the next submission too, list them in .ci/turn.toml:")
+            for test in failed:
+                terminalreporter.write_line(f"  {quoted(test)},")
