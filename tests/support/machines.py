@@ -7,6 +7,8 @@ from hypothesis import settings
 
 PARTS = 4
 """The thorough run is split, so that workers share it."""
+LIMIT_S = 900
+"""A part takes half a minute on an idle core."""
 
 
 def few_and_many(examples: int, steps: int = 40) -> pytest.MarkDecorator:
@@ -20,5 +22,6 @@ def few_and_many(examples: int, steps: int = 40) -> pytest.MarkDecorator:
     few = settings(max_examples=examples, stateful_step_count=steps)
     # Random seeds, or each part would run the same examples.
     part = settings(thorough, max_examples=thorough.max_examples // PARTS, derandomize=False)
-    many = [pytest.param(part, id=f"many-{number}", marks=pytest.mark.proof) for number in range(1, PARTS + 1)]
+    marks = [pytest.mark.proof, pytest.mark.timeout(LIMIT_S)]
+    many = [pytest.param(part, id=f"many-{number}", marks=marks) for number in range(1, PARTS + 1)]
     return pytest.mark.parametrize("runs", [pytest.param(few, id="few"), *many])
