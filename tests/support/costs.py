@@ -336,6 +336,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
+        if bare.is_bare(item.nodeid):
+            item.add_marker(bare.MARKER)
         if tier_of(item) == PROOF and item.get_closest_marker("vllm") is None:
             item.add_marker(PROOF)  # of a file whose tests all are
     if chosen := set(config.getoption("tier")):
