@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 MARKER = "bare"
 TESTS = (
     "tests/commands/test_image.py",
+    "tests/commands/test_keys.py",
     "tests/commands/test_usage.py::test_doctor_names_what_it_found",
-    "tests/commands/test_usage.py::test_init_writes_every_default",
     "tests/make_swe/test_make_swe.py::test_without_apptainer_it_says_so",
     "tests/security/test_keys.py::test_which_folder_is_meant",
-    "tests/stages/harness/test_installation.py",
+    "tests/service/test_run_dir.py::test_no_link_of_another_account_is_followed",
     "tests/stages/harness/test_package_installer.py",
     "tests/test_config.py::test_a_wrong_value_is_named_in_one_line",
     "tests/test_config.py::test_the_run_dir_is_one_per_user_unless_it_is_named",
@@ -33,9 +33,11 @@ TESTS = (
     "tests/test_documents.py::test_command[prorl init]",
     "tests/tools/images/test_debootstrap.py",
     "tests/tools/images/test_image_store.py",
+    "tests/tools/images/test_interrupted_build.py",
+    "tests/tools/sandbox/test_apptainer.py",
+    "tests/tools/sandbox/test_bubblewrap.py::test_a_machine_without_it_says_what_to_do",
     "tests/tools/sandbox/test_kinds.py",
     "tests/tools/sandbox/test_root_image.py",
-    "tests/tools/sandbox/test_sandboxes.py",
 )
 """What is marked: folders, files and tests."""
 KINDS = ("apptainer", "bubblewrap", "debootstrap")
@@ -92,6 +94,11 @@ class Guards:
 def is_bare(test: str) -> bool:
     """Return whether a test must pass on a bare machine too."""
     return any(begins(test, listed) for listed in TESTS)
+
+
+def may_have(path: str) -> bool:
+    """Return whether tests of a file are listed."""
+    return any(begins(path, listed.partition("::")[0]) for listed in TESTS)
 
 
 guards = Guards()
