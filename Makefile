@@ -64,7 +64,7 @@ test: $(VENV)/.test $(VENV)/.watch
 	$(PYTEST) --tier=unit --tier=process --tier=system $(if $(PYTEST_ARGS),,--limits) $(PYTEST_ARGS) || test $$? = 5
 
 bare: $(VENV)/.test $(VENV)/.watch
-	$(PYTEST) --tier=unit --tier=process --tier=system -m bare $(PYTEST_ARGS) || test $$? = 5
+	$(PYTEST) --tier=unit --tier=process --tier=system --bare $(PYTEST_ARGS) || test $$? = 5
 
 turn: | $(BIN)/python
 	$(BIN)/python .ci/raise_turn.py $(LANDED)

@@ -218,16 +218,13 @@ def test_the_code_of_a_proof_is_all_that_it_imports() -> None:
     assert "prorl_zmq/gateway/server.py" not in files
 
 
-def test_every_entry_of_the_tiers_is_a_test() -> None:
-    for beginning, tier in tiers.OF_PATH.items():
+def test_what_the_tables_list_are_tests() -> None:
+    assert set(tiers.OF_PATH.values()) == set(tiers.TIERS)
+    for beginning in (*tiers.OF_PATH, *bare.TESTS):
         path, _, test = beginning.partition("::")
         assert (ROOT / path).exists(), beginning
-        assert (
-            not test
-            or f"def {test}(" in (ROOT / path).read_text(encoding="utf-8")
-            or f"class {test}" in (ROOT / path).read_text(encoding="utf-8")
-        ), beginning
-        assert tier in tiers.TIERS
+        name = test.partition("[")[0]
+        assert not name or re.search(rf"(def|class) {name}\b", (ROOT / path).read_text(encoding="utf-8")), beginning
 
 
 def test_the_longest_beginning_decides_the_tier(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +251,9 @@ def test_a_limit_that_is_exceeded_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_test_that_asks_for_a_sandbox_program_must_be_marked() -> None:
     (line,) = bare.unmarked({"a": {"bwrap"}, "b": {"HOME", "bwrap"}}, {"a"})
-    assert line.startswith("b makes the package look for HOME, bwrap, and is neither marked `bare` nor skipped ")
+    assert line.startswith(
+        "b makes the package look for HOME, bwrap, and is neither listed in tests/support/bare.py nor skipped "
+    )
 
 
 INNER = """
@@ -301,4 +300,4 @@ def test_a_run_that_breaks_its_rules_fails(tmp_path: Path) -> None:
     for test, what in broken.items():
         assert f"tests/test_inner.py::test_{test} {what}" in said
     assert re.search(r"FAILED: the tests of tier process started [1-9]\d* processes; the limit is 0", said)
-    assert "FAILED: tests/test_inner.py::test_asks makes the package look for bwrap, and is neither marked" in said
+    assert "FAILED: tests/test_inner.py::test_asks makes the package look for bwrap, and is neither listed" in said

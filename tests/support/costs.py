@@ -293,6 +293,7 @@ class WorkerEnd:
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("costs", "tiers, and what tests cost")
     group.addoption("--tier", action="append", default=[], choices=TIERS, help="run tests of this tier (--tier=unit)")
+    group.addoption("--bare", action="store_true", help="run tests marked `bare`")
     group.addoption("--limits", action="store_true", help="fail if a limit of tests/support/tiers.py is exceeded")
     group.addoption("--survey", action="store_true", help="note in --costs what each test does that no unit test may")
     group.addoption("--costs", default="", metavar="FILE", help="write what each test cost, as JSON (--costs=FILE)")
@@ -327,18 +328,23 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave files alone that have no test of the chosen tiers: to import them takes most of a short run."""
-    chosen = set(config.getoption("tier"))
-    if not chosen or PROOF in chosen or collection_path.suffix != ".py" or not collection_path.is_relative_to(ROOT):
+    if collection_path.suffix != ".py" or not collection_path.is_relative_to(ROOT):
         return None
-    return True if not chosen & tiers_of_file(str(collection_path.relative_to(ROOT))) else None
+    path, chosen = str(collection_path.relative_to(ROOT)), set(config.getoption("tier"))
+    other_tier = chosen and PROOF not in chosen and not chosen & tiers_of_file(path)
+    return True if other_tier or (config.getoption("bare") and not bare.may_have(path)) else None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
+        if bare.is_bare(item.nodeid):
+            item.add_marker(bare.MARKER)
         if tier_of(item) == PROOF and item.get_closest_marker("vllm") is None:
             item.add_marker(PROOF)  # of a file whose tests all are
-    if chosen := set(config.getoption("tier")):
-        others = [item for item in items if tier_of(item) not in chosen]
-        items[:] = [item for item in items if tier_of(item) in chosen]
-        config.hook.pytest_deselected(items=others)
+    chosen = set(config.getoption("tier")) or set(TIERS)
+    runs = [
+        tier_of(item) in chosen and (not config.getoption("bare") or bare.MARKER in item.keywords) for item in items
+    ]
+    config.hook.pytest_deselected(items=[item for item, run in zip(items, runs, strict=True) if not run])
+    items[:] = [item for item, run in zip(items, runs, strict=True) if run]

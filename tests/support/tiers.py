@@ -185,10 +185,10 @@ LIMITS = {
 
 def tier_of_id(test: str) -> str:
     """Return the tier of a test, or of a test file, that is no proof."""
-    return OF_PATH[max((beginning for beginning in OF_PATH if _begins(test, beginning)), key=len)]
+    return OF_PATH[max((beginning for beginning in OF_PATH if begins(test, beginning)), key=len)]
 
 
-def _begins(test: str, beginning: str) -> bool:
+def begins(test: str, beginning: str) -> bool:
     """Return whether a test is in a folder or file, or is a function with any parameters."""
     return test.startswith(beginning) and (beginning.endswith("/") or test[len(beginning) :][:1] in {"", ":", "[", "@"})
 
