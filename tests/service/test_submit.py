@@ -50,6 +50,14 @@ def tight() -> Iterator[LocalService]:
         yield service
 
 
+@pytest.fixture
+def patient(tmp_path: Path) -> Path:
+    """A program that submits, and waits for long for what it has cancelled."""
+    program = tmp_path / "patient.py"
+    program.write_text(PATIENCE)
+    return program
+
+
 def task_file(path: Path, jobs: list[Job]) -> Path:
     path.write_bytes(b"".join(msgspec.json.encode(job) + b"\n" for job in jobs))
     return path
@@ -94,12 +102,12 @@ def test_a_file_of_more_jobs_than_the_session_may_hold_goes_through(tight: Local
     assert held(tight) == 0
 
 
-def test_ctrl_c_cancels_collects_and_sums_up(tight: LocalService, tmp_path: Path) -> None:
+def test_ctrl_c_cancels_collects_and_sums_up(tight: LocalService, patient: Path, tmp_path: Path) -> None:
     """It left the cancelled results in the service, under a name that nobody knew."""
     jobs = [*(scripted() for _ in range(4)), *(scripted(run="sleep") for _ in range(2 * HELD))]
     tasks = task_file(tmp_path / "tasks.jsonl", jobs)
     results = tmp_path / "results.jsonl"
-    with submitting(tight, str(tasks), "--out", str(tmp_path)) as process:
+    with submitting(tight, tasks, "--out", tmp_path, program=[patient]) as process:
         until(lambda: results.exists() and results.read_text().count("\n") == 4, "the four that end")
         until(lambda: held(tight) == HELD, "the session to be full")
         process.send_signal(signal.SIGINT)
@@ -162,11 +170,9 @@ def test_results_that_do_not_come_in_time_are_named_with_their_session(
 
 
 @pytest.mark.proof
-def test_a_second_ctrl_c_does_not_wait(local_service: LocalService, tmp_path: Path) -> None:
+def test_a_second_ctrl_c_does_not_wait(local_service: LocalService, patient: Path, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     tasks = task_file(tmp_path / "tasks.jsonl", [scripted(run="sleep", mark=str(mark))])
-    patient = tmp_path / "patient.py"
-    patient.write_text(PATIENCE)
     with submitting(local_service, tasks, program=[patient]) as process:
         until(mark.exists, "the job to run")
         local_service.brokers.stop("rollout")

@@ -64,7 +64,7 @@ def script(code: str, *, cwd: Path, environment: Mapping[str, str] | None = None
         return _text(out)
 
 
-def complaint(done: CompletedProcess[str], code: int = app.USAGE_ERROR) -> str:
+def complaint(done: CompletedProcess[str], code: int = 2) -> str:
     """Return the one line that a command printed before it ended with this exit code."""
     assert done.returncode == code, done.stdout + done.stderr
     (line,) = done.stderr.splitlines()
