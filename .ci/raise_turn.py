@@ -1,7 +1,6 @@
-"""Write .ci/turn.toml for the next submission (`make turn`), or check it; see tests/support/proofs.py.
+"""Write .ci/turn.toml for the next submission (`make turn`); see tests/support/proofs.py.
 
 usage: raise_turn.py LANDED      LANDED is the commit that landed last
-       raise_turn.py --check
 """
 
 from __future__ import annotations
@@ -40,38 +39,16 @@ def write(landed: str) -> str:
         )
     git("merge-base", "--is-ancestor", since, head)
     old = Turn.read() if TURN_FILE.is_file() else Turn()
-    turn = raised(turn_at(since), since, head, old.again if old.since == since else ())
+    turn = raised(turn_at(since), since, old.again if old.since == since else ())
     TURN_FILE.write_text(turn.text(), encoding="utf-8")
     return f"turn {turn.number}, quarter {turn.quarter}, since {since[:12]}: commit .ci/turn.toml as the last change"
-
-
-def check() -> str:
-    """Return a line for the user.
-
-    Raises:
-        BadTurn: the file is not of this submission.
-    """
-    turn = Turn.read()
-    if git("rev-parse", "--is-shallow-repository") == "true":
-        return "this clone has no history: all proofs are due"
-    expected = turn_at(turn.since).number + 1
-    if turn.number != expected:
-        raise BadTurn(f".ci/turn.toml has number {turn.number}, which should be {expected}: run make turn")
-    written = git("log", "-1", "--format=%H", "--", TURN_FILE.name)
-    if not written:
-        raise BadTurn(".ci/turn.toml is not committed")
-    if later := git("rev-list", "--no-merges", f"{written}..HEAD").split():
-        raise BadTurn(
-            f".ci/turn.toml is older than {len(later)} commits: run make turn and commit it, as the last change"
-        )
-    return f"turn {turn.number}, quarter {turn.quarter}, since {turn.since[:12]}"
 
 
 def main(arguments: list[str]) -> None:
     try:
         if len(arguments) != 1:
-            raise BadTurn("name the commit that landed last, or --check")
-        print(check() if arguments == ["--check"] else write(*arguments))
+            raise BadTurn("name the commit that landed last")
+        print(write(*arguments))
     except BadTurn as error:
         sys.exit(f"raise_turn: {error}")
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import bare, tiers
 from support.costs import Cost, exceeded
-from support.due import id_of
+from support.due import id_of, with_quarter
 from support.import_graph import ROOT, closure
 from support.proofs import AGAIN, CHANGED, ENVIRONMENTS, IN_TURN, NEEDS, QUARTERS, BadTurn, Proof, Turn, due, raised
 
@@ -103,9 +103,9 @@ def test_a_test_is_named_without_its_xdist_group() -> None:
     assert id_of("tests/a.py::test_a@group") == "tests/a.py::test_a"
 
 
-@given(st.builds(Turn, st.integers(0), st.text("0123456789abcdef"), st.text(), st.lists(st.text()).map(tuple)))
+@given(st.builds(Turn, st.integers(0), st.text("0123456789abcdef"), st.lists(st.text()).map(tuple)))
 def test_a_turn_is_read_as_it_was_written(turn: Turn) -> None:
-    printable = Turn(turn.number, turn.since, "", tuple(test for test in turn.again if test.isprintable()))
+    printable = Turn(turn.number, turn.since, tuple(test for test in turn.again if test.isprintable()))
     assert Turn.parse(printable.text()) == printable
 
 
@@ -113,15 +113,18 @@ def test_a_turn_is_read_as_it_was_written(turn: Turn) -> None:
     ("text", "why"),
     [
         ("number = ", "make turn"),
-        ("number = 1\nsince = 'a'\nraised_at = 'b'", "again must be a list, not None"),
+        ("number = 1\nsince = 'a'", "again must be a list, not None"),
         ("number = '1'\nsince = 'a'\nraised_at = 'b'\nagain = []", "number must be a int, not '1'"),
-        ("number = 1\nsince = 'a'\nraised_at = 'b'\nagain = [1]", "again must list ids of tests"),
-        ("number = 1\nsince = 'a'\nraised_at = 'b'\nagain = []\nmore = 1", "unknown key more"),
+        ("number = 1\nsince = 'a'\nagain = [1]", "again must list ids of tests"),
+        ("number = 1\nsince = 'a'\nagain = []\nmore = 1", "unknown key more"),
     ],
 )
 def test_a_turn_that_cannot_be_read_is_refused(text: str, why: str) -> None:
     with pytest.raises(BadTurn, match=why):
         Turn.parse(text)
+
+
+LAST_CHANGE = "commit .ci/turn.toml as the last change"
 
 
 class Repository:
@@ -155,27 +158,33 @@ class Repository:
 
 def test_a_turn_is_raised_by_each_submission(tmp_path: Path) -> None:
     clone = Repository(tmp_path)
-    assert clone.turn(clone.landed)[0] == 0
-    assert "is not committed" in clone.turn("--check")[1]
-    first = clone.commit("turn")
-    assert clone.turn("--check")[1].startswith("turn 1, quarter 1, since ")
+    file = tmp_path / ".ci" / "turn.toml"
+    assert clone.turn(clone.landed) == (0, f"turn 1, quarter 1, since {clone.landed[:12]}: {LAST_CHANGE}\n")
+    clone.commit("turn")
+    assert with_quarter(Turn(1), tmp_path) == (Turn(1), [])
 
     # The submission was rejected: the number is the same, and what is listed to run again is kept.
     clone.commit("a correction")
-    code, said = clone.turn("--check")
-    assert (code, ".ci/turn.toml is older than 1 commits: run make turn" in said) == (1, True)
-    file = tmp_path / ".ci" / "turn.toml"
     file.write_text(file.read_text().replace("again = []", 'again = ["tests/a.py::b"]'))
     assert clone.turn(clone.landed)[0] == 0
     assert (Turn.parse(file.read_text()).number, Turn.parse(file.read_text()).again) == (1, ("tests/a.py::b",))
     landed = clone.commit("turn again")
-    assert clone.turn("--check")[0] == 0
 
     # The next one has the next number, and begins with nothing to run again.
     clone.commit("another change")
     assert clone.turn(landed)[0] == 0
-    assert Turn.parse(file.read_text()) == Turn(2, landed, clone.git("rev-parse", "HEAD"))
-    assert first != landed
+    assert Turn.parse(file.read_text()) == Turn(2, landed)
+
+
+def test_a_turn_that_was_not_raised_is_replaced_by_the_count_of_commits(tmp_path: Path) -> None:
+    clone = Repository(tmp_path)
+    assert clone.turn(clone.landed)[0] == 0
+    assert with_quarter(Turn(1), tmp_path)[0].number == 2, "it is not committed"
+    clone.commit("turn")
+    clone.commit("a correction")
+    turn, (note,) = with_quarter(Turn(1, again=("x",)), tmp_path)
+    assert (turn.number, turn.again) == (4, ("x",))
+    assert note.startswith(".ci/turn.toml is older than 1 commits")
 
 
 @pytest.mark.parametrize(
@@ -183,7 +192,7 @@ def test_a_turn_is_raised_by_each_submission(tmp_path: Path) -> None:
     [
         (("none",), "no commit 'none': name the one that landed last, make turn LANDED=COMMIT"),
         (("HEAD",), "HEAD is HEAD, so nothing is to be submitted"),
-        ((), "name the commit that landed last, or --check"),
+        ((), "name the commit that landed last"),
     ],
 )
 def test_a_turn_cannot_be_raised_without_the_landed_commit(

@@ -4,12 +4,11 @@ Four submissions in a row run every proof. Which quarter is due follows from `.c
 
     number = 18        # of this submission; number % 4 is the quarter
     since = "2f6c…"    # the commit that landed last: what has changed since then is this submission
-    raised_at = "ab…"  # the last commit before this file was written
     again = []         # ids of proofs to run whatever the quarter
 
-`make turn` writes the file, as the last commit of a submission. The count of commits would not do: a submission has
-many commits, so two in a row could have the same remainder. The number is always one more than in the landed commit's
-file, so no quarter is skipped. If CI rejects a submission, nothing lands: the corrected one has the same number and the
+`make turn` writes the file, as the last commit of a submission. The number is one more than in the landed commit's
+file, so no quarter is skipped. If commits follow the file, the count of commits chooses the quarter, which may be the same
+twice in a row (`support.due`). If CI rejects a submission, nothing lands: the corrected one has the same number and the
 same `since`, so the proofs that failed are due again.
 
 A proof's code is its test file, the conftest files above it, and all that they import (`support.import_graph`).
@@ -78,7 +77,6 @@ class Turn:
 
     number: int = 0
     since: str = ""
-    raised_at: str = ""
     again: tuple[str, ...] = ()
 
     @property
@@ -96,7 +94,7 @@ class Turn:
             keys = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             raise BadTurn(f".ci/turn.toml: {error}; write it with make turn") from error
-        types = {"number": int, "since": str, "raised_at": str, "again": list}
+        types = {"number": int, "since": str, "again": list}
         if unknown := keys.keys() - types.keys():
             raise BadTurn(f".ci/turn.toml: unknown key {min(unknown)}; the keys are {', '.join(types)}")
         for key, expected in types.items():
@@ -104,7 +102,7 @@ class Turn:
                 raise BadTurn(f".ci/turn.toml: {key} must be a {expected.__name__}, not {keys.get(key)!r}")
         if not all(isinstance(test, str) for test in keys["again"]):
             raise BadTurn(f".ci/turn.toml: again must list ids of tests, not {keys['again']!r}")
-        return cls(keys["number"], keys["since"], keys["raised_at"], tuple(keys["again"]))
+        return cls(keys["number"], keys["since"], tuple(keys["again"]))
 
     @classmethod
     def read(cls) -> Turn:
@@ -123,7 +121,7 @@ class Turn:
         again = "".join(f"  {quoted(test)},\n" for test in self.again)
         return (
             "# Which quarter of the proofs is due: see tests/support/proofs.py. Written by `make turn`.\n"
-            f"number = {self.number}\nsince = {quoted(self.since)}\nraised_at = {quoted(self.raised_at)}\n"
+            f"number = {self.number}\nsince = {quoted(self.since)}\n"
             f"again = [{chr(10) if again else ''}{again}]\n"
         )
 
@@ -133,16 +131,15 @@ def quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def raised(landed: Turn, since: str, head: str, again: Iterable[str] = ()) -> Turn:
+def raised(landed: Turn, since: str, again: Iterable[str] = ()) -> Turn:
     """Return the turn of a submission.
 
     Args:
         landed: the turn in the commit that landed last.
         since: that commit.
-        head: the submission's last commit.
         again: proofs that failed.
     """
-    return Turn(landed.number + 1, since, head, tuple(again))
+    return Turn(landed.number + 1, since, tuple(again))
 
 
 class Proof(NamedTuple):
