@@ -45,11 +45,11 @@ if TYPE_CHECKING:
     Handlers = Mapping[str, AgentHandler[Any] | type[AgentHandler[Any]]]
 
 START_LIMIT_S = 20.0
-STOP_LIMIT_S = 15.0
+STOP_LIMIT_S = 20.0
 PARTS_LIMIT_S = 10.0
-PHASES_LIMIT_S = 3.0
+PHASES_LIMIT_S = 5.0
 """How long phases may take to stop."""
-SPAWNER_LIMIT_S = 2.0
+SPAWNER_LIMIT_S = 5.0
 """How long the process may take to end that started the sandboxes."""
 LOOK_S = 0.002
 TABLES = {"service", "rollout_broker", "backend_broker", "sandbox"}

@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-BLOCKED_LIMIT_S = 3.0
+BLOCKED_LIMIT_S = 5.0
 """A loop that does not begin to close within this time is blocked by one of its tasks."""
-CANCEL_LIMIT_S = 0.5
-THREAD_LIMIT_S = 0.5
+CANCEL_LIMIT_S = 2.0
+"""How long tasks may take to end that are cancelled."""
+THREAD_LIMIT_S = 5.0
+"""How long a thread may take to end. All limits hold on machines that are busy."""
 LIBRARY = sysconfig.get_path("stdlib")
 _numbers = count()
 
