@@ -114,7 +114,7 @@ def test_a_turn_is_read_as_it_was_written(turn: Turn) -> None:
     [
         ("number = ", "make turn"),
         ("number = 1\nsince = 'a'", "again must be a list, not None"),
-        ("number = '1'\nsince = 'a'\nraised_at = 'b'\nagain = []", "number must be a int, not '1'"),
+        ("number = '1'\nsince = 'a'\nagain = []", "number must be a int, not '1'"),
         ("number = 1\nsince = 'a'\nagain = [1]", "again must list ids of tests"),
         ("number = 1\nsince = 'a'\nagain = []\nmore = 1", "unknown key more"),
     ],
