@@ -20,7 +20,7 @@ from ..system.node_name import allocation, short_id
 from ..wire.messages.base import Identifier
 from ..wire.messages.jobs import Phase
 from . import options
-from .service import begin_fork_server, check_sandboxes, node_topology, supervise, with_metrics
+from .service import check_sandboxes, fork_server, node_topology, supervise, with_metrics
 
 DRAIN_S = 30.0
 NodeName = Annotated[Identifier, msgspec.Meta(max_length=100)]
@@ -64,7 +64,6 @@ def node(
     from ..service.child_plans import plan_node
     from ..service.supervisor import Supervisor
 
-    server = begin_fork_server()
     folder = ServiceFolder.open(service)
     if other := folder.check_version():
         words = f"the brokers have prorl-zmq {other}, and this node has {version('prorl-zmq')}"
@@ -84,8 +83,9 @@ def node(
         check_sandboxes(topology, "prorl node")
     plans = plan_node(topology, folder, options.checked_address(address))
     places = announced_places(folder, topology.node, of_ours=False)
-    supervisor = Supervisor(topology, plans, places, server, log_dir, drain_s=drain_s)
-    supervise(supervisor, "prorl node", f"ready: {topology.node}")
+    with fork_server() as server:
+        supervisor = Supervisor(topology, plans, places, server, log_dir, drain_s=drain_s)
+        supervise(supervisor, "prorl node", f"ready: {topology.node}")
 
 
 def _stages(topology: Topology, slots: dict[str, str]) -> tuple[StageSettings, ...]:

@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self
 
@@ -23,6 +24,8 @@ from ..system.node_name import short_id
 from . import options
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rich.progress import Progress
 
     from ..service.supervisor import Startup, Supervisor
@@ -105,50 +108,50 @@ def serve(
     With --service DIR, the brokers take free ports, and all other nodes, trainers and commands find them and their keys
     in that folder, which is made if it is not there; --config is then copied into it.
     """
-    server = begin_fork_server()
     if service is not None:
         if keys is not None or insecure:
             raise ConfigError("--service makes keys of its own; leave out --keys and --insecure", key="keys")
         folder = _folder_of(service, config)
         topology = node_topology(folder, run_dir, f"{short_id(str(folder.path))}-brokers", log_format, log_level)
         topology = with_metrics(_with_sandbox(topology, sandbox, image), metrics)
-        _serve_folder(server, folder, topology, address, log_dir, bare=brokers_only, take_over=take_over)
+        _serve_folder(folder, topology, address, log_dir, bare=brokers_only, take_over=take_over)
         return
     if address or brokers_only or take_over:
         raise ConfigError("--address, --brokers-only and --take-over go with --service DIR", key="service")
     topology = options.topology_of(config, run_dir, insecure, keys, log_format, log_level)
-    _serve_alone(server, with_metrics(_with_sandbox(topology, sandbox, image), metrics), config, log_dir)
+    _serve_alone(with_metrics(_with_sandbox(topology, sandbox, image), metrics), config, log_dir)
 
 
-def begin_fork_server() -> ForkServer:
-    """Have a fork server import what every service needs, while this process reads its settings; it ends with us."""
-    server = ForkServer(preloading.EARLY)
-    server.begin()
-    return server
+@contextmanager
+def fork_server() -> Iterator[ForkServer]:
+    """Have a fork server import what every service needs, while this process makes its checks and imports."""
+    with ForkServer(preloading.EARLY) as server:
+        server.begin()
+        yield server
 
 
-def _serve_alone(server: ForkServer, topology: Topology, config: Path | None, log_dir: Path | None) -> None:
-    from ..service.broker_places import fixed_places
-    from ..service.checks import check_connections
-    from ..service.child_plans import plan_children
-    from ..service.supervisor import Supervisor
-
+def _serve_alone(topology: Topology, config: Path | None, log_dir: Path | None) -> None:
     if topology.service.rollout_brokers > 1:
         raise ConfigError(
             "service.rollout_brokers: more than one find each other by way of a folder: `prorl serve --service DIR`",
             key="service.rollout_brokers",
         )
     start_logging("serve", topology.service.log_format, topology.service.log_level)
-    check_sandboxes(topology, "prorl serve")
-    _say_resumed(topology.journal)
-    check_connections(topology)
-    door = topology.endpoint(topology.rollout_broker.front_door)
-    supervisor = Supervisor(topology, plan_children(topology, config), fixed_places(topology), server, log_dir)
-    supervise(supervisor, "prorl serve", f"ready at {door}")
+    with fork_server() as server:
+        from ..service.broker_places import fixed_places
+        from ..service.checks import check_connections
+        from ..service.child_plans import plan_children
+        from ..service.supervisor import Supervisor
+
+        check_sandboxes(topology, "prorl serve")
+        _say_resumed(topology.journal)
+        check_connections(topology)
+        door = topology.endpoint(topology.rollout_broker.front_door)
+        supervisor = Supervisor(topology, plan_children(topology, config), fixed_places(topology), server, log_dir)
+        supervise(supervisor, "prorl serve", f"ready at {door}")
 
 
 def _serve_folder(
-    server: ForkServer,
     folder: ServiceFolder,
     topology: Topology,
     address: str,
@@ -157,17 +160,17 @@ def _serve_folder(
     bare: bool,
     take_over: bool,
 ) -> None:
-    from ..service.broker_places import announced_places
-    from ..service.child_plans import plan_brokers, plan_node
-    from ..service.supervisor import Supervisor
-
     start_logging("serve", topology.service.log_format, topology.service.log_level)
     address = options.checked_address(address)
     if bare:
         topology = msgspec.structs.replace(topology, stage=(), backends=())
     elif topology.stage:
         check_sandboxes(topology, "prorl serve")
-    with folder.held(take_over=take_over) as lock:
+    with folder.held(take_over=take_over) as lock, fork_server() as server:
+        from ..service.broker_places import announced_places
+        from ..service.child_plans import plan_brokers, plan_node
+        from ..service.supervisor import Supervisor
+
         for name in folder.rollout_brokers:
             _say_resumed(folder.journal(name))
         plans = [*plan_brokers(topology, folder, address), *plan_node(topology, folder, address)]

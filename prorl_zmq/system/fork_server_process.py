@@ -123,4 +123,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the client has ended
+        main()

@@ -110,7 +110,6 @@ def test_a_fork_is_a_child_of_its_client_and_leads_a_session(server: ForkServer,
         ("os._exit(9)", 9),
         ("raise KeyboardInterrupt", -signal.SIGINT),
         ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
-        ("os.kill(os.getpid(), signal.SIGINT)", -signal.SIGINT),
     ],
 )
 def test_exit_codes_are_those_of_an_interpreter(server: ForkServer, tmp_path: Path, end: str, code: int) -> None:
