@@ -15,6 +15,7 @@ import logging
 import shutil
 import tempfile
 import time
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -102,6 +103,7 @@ class LocalService:
             raise ConfigError(words, key=others[0])
         self.run_dir = own_run_dir(Path(tempfile.mkdtemp(prefix="prorl-local-")))
         """Its private folder of sockets and sandboxes."""
+        self._remove_folder = weakref.finalize(self, shutil.rmtree, self.run_dir, ignore_errors=True)
         try:
             tables["service"] = {"run_dir": str(self.run_dir), **tables.get("service", {})}
             tables["rollout_broker"] = ROLLOUT_BROKER | tables.get("rollout_broker", {})
@@ -112,7 +114,7 @@ class LocalService:
             self._options = self._stage_options()
             self._sandboxes = make_sandboxes(self._options)
         except BaseException:
-            shutil.rmtree(self.run_dir)
+            self._remove_folder()
             raise
         self.front_door = self._topology.endpoint(self._topology.rollout_broker.front_door)
         """Where clients connect."""
@@ -213,7 +215,7 @@ class LocalService:
         except TimeoutError as error:
             stuck.append(str(error))
         free_ipc_paths(self.run_dir)
-        shutil.rmtree(self.run_dir, ignore_errors=True)
+        self._remove_folder()
         return stuck
 
     async def _stop_parts(self) -> None:

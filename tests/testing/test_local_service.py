@@ -267,6 +267,10 @@ def test_inside_a_running_loop() -> None:
     asyncio.run(main())
 
 
+def test_one_that_was_never_started_leaves_nothing() -> None:
+    assert local().run_dir.name  # and is collected
+
+
 # How it ends --------------------------------------------------------------------------------------------------------
 
 
