@@ -92,9 +92,7 @@ NO_HANDLERS = {
 }
 
 
-def test_users_package_adds_a_task_and_a_handler_that_does_not_work_costs_only_those_who_ask_for_it(
-    tmp_path: Path,
-) -> None:
+def test_users_package_adds_a_task_and_broken_handlers_cost_only_those_who_ask(tmp_path: Path) -> None:
     """A package that nobody used ended every stage process, `prorl eval` and `prorl tasks`."""
     (tmp_path / "my_tasks.py").write_text(USERS_PACKAGE)
     info = tmp_path / "my_tasks-1.dist-info"

@@ -120,6 +120,7 @@ OF_PATH = {
     "tests/stages/test_code_output.py": UNIT,
     "tests/stages/test_event_outbox.py": UNIT,
     "tests/stages/test_handler.py": UNIT,
+    "tests/stages/test_handler.py::test_users_package_adds_a_task_and_broken_handlers_cost_only_those_who_ask": PROCESS,
     "tests/stages/test_held_assignments.py": UNIT,
     "tests/stages/test_llm_judge.py": UNIT,
     "tests/stages/test_llm_judge.py::test_busy_and_broken_servers_are_asked_again": PROCESS,

@@ -17,6 +17,13 @@ from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
 if TYPE_CHECKING:
     from pathlib import Path
 
+
+def serve(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run `prorl serve`, which starts a process before it refuses a kind, in one of its own."""
+    command = [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl", "serve", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+
+
 MAKE = """
 import json, sys
 from prorl_zmq.errors import ConfigError
@@ -53,7 +60,7 @@ def test_an_unknown_kind_is_refused_with_those_that_there_are(tmp_path: Path) ->
         Sandboxes("none", tmp_path)
     assert caught.value.fields["key"] == "sandbox.kind"
     (tmp_path / "topology.toml").write_text("[sandbox]\nkind = 'none'\n")
-    done = prorl("serve", "--config", "topology.toml", "--run-dir", str(tmp_path / "run"), cwd=tmp_path)
+    done = serve("--config", "topology.toml", "--run-dir", str(tmp_path / "run"), cwd=tmp_path)
     assert done.returncode == 2
     assert "'none' is not a kind of sandbox" in done.stderr
 
@@ -77,7 +84,7 @@ def test_a_kind_of_another_package_is_known_to_the_commands(tmp_path: Path, monk
     for command in ("serve", "eval"):
         given = (command, *(["tasks.jsonl"] if command == "eval" else []))
         assert "not one of 'apptainer', 'broken', " in prorl(*given, "--sandbox", "none", cwd=tmp_path).stderr
-    done = prorl("serve", "--sandbox", "broken", "--run-dir", str(tmp_path / "run"), cwd=tmp_path)
+    done = serve("--sandbox", "broken", "--run-dir", str(tmp_path / "run"), cwd=tmp_path)
     assert done.returncode == 2
     assert "the machine lacks a wheel; mount one" in done.stderr
     assert problems_with("marked", cwd=tmp_path) == {}
