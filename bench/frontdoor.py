@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 SLOTS = 64
 BARE = "bare ZeroMQ pipeline"
-TARGET_RATE, TARGET_CPU, TARGET_P50 = 1 / 25, 16.0, 8.0
+TARGET_RATE, TARGET_CPU, TARGET_P50 = 1 / 25, 13.0, 9.0
 """Of the bare pipeline's rate, CPU time and latency."""
 NAMES = {
     "client": "client",

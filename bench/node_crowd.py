@@ -37,9 +37,9 @@ SLOTS = 66
 """So that there are free ones."""
 FLEET = 500
 """Most nodes of one process: each takes ten of its descriptors."""
-NODE_SHARE, NODE_FILES, START_S, JOB_SHARE = 4.0, 3.0, 1.0, 10.0
+NODE_SHARE, NODE_FILES, START_S, JOB_SHARE = 8.0, 3.0, 1.0, 18.0
 """Of the CPU time that the bare pipeline's broker takes for a job: a node's second, and a job."""
-LONG_TOKENS, RATE_SHARE, DISK_SHARE, WRITTEN = 30_000, 0.04, 0.2, 1.2
+LONG_TOKENS, RATE_SHARE, DISK_SHARE, WRITTEN = 30_000, 0.04, 0.08, 1.2
 """Of the bare pipeline's rate; and of the rate at which the same bytes are appended to a file."""
 BARE, APPENDED = "bare ZeroMQ pipeline", "their bytes appended to a file"
 SETTLE_S = 200.0

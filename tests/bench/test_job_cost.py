@@ -20,14 +20,14 @@ from support.counted_jobs import MARK
 JOBS = 25
 SYSTEM_CALLS = "system calls that do something"
 LIMITS = {
-    "messages": 13.5,
-    "frames": 24.0,
-    "wire bytes": 1900.0,
-    "journal rows": 9.5,
-    "journal bytes": 42_000.0,
-    "calls of functions in the brokers": 1000.0,
-    "calls of functions in stage processes and the client": 350.0,
-    SYSTEM_CALLS: 75.0,
+    "messages": 13.2,
+    "frames": 23.4,
+    "wire bytes": 1850.0,
+    "journal rows": 9.2,
+    "journal bytes": 40_000.0,
+    "calls of functions in the brokers": 910.0,
+    "calls of functions in stage processes and the client": 345.0,
+    SYSTEM_CALLS: 64.0,
 }
 WAITING = {
     *(
