@@ -8,8 +8,8 @@ Four submissions in a row run every proof. Which quarter is due follows from `.c
 
 `make turn` writes the file, as the last commit of a submission. The number is one more than in the landed commit's
 file, so no quarter is skipped. If commits follow the file, the count of commits chooses the quarter, which may be the
-same twice in a row (`support.due`). If CI rejects a submission, nothing lands: the corrected one has the same number and
-the same `since`, so the proofs that failed are due again.
+same twice in a row (`support.due`). If CI rejects a submission, nothing lands: the corrected one has the same number
+and the same `since`, so the proofs that failed are due again.
 
 A proof's code is its test file, the conftest files above it, and all that they import (`support.import_graph`).
 """
