@@ -42,10 +42,12 @@ settings.load_profile("quick")
 
 @pytest.fixture(autouse=True)
 def logging_kept() -> Iterator[None]:
-    """Put back what `start_logging` changes: a handler that outlives its test writes to that test's closed stream."""
+    """Put back what `start_logging` and a metrics reporter change; a handler would write to a closed stream."""
     root, package = logging.getLogger(), logging.getLogger("prorl")
     handlers, levels, hook = root.handlers[:], (root.level, package.level), sys.excepthook
+    counting = Metric.counting
     yield
+    Metric.counting = counting
     logging.captureWarnings(capture=False)
     root.handlers[:] = handlers
     root.setLevel(levels[0])

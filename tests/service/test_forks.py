@@ -14,17 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
-import pytest
 from command_lines import line_of, words_of
+from support.services import PROCESS, Service
 from support.waiting import until
-
-from .test_serve import PRORL, Served
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LIMIT_S = 60.0
-pytestmark = pytest.mark.xdist_group("one service for its commands")
+PROGRAMS = [sys.executable, "-P", "-m", "prorl_zmq.cli"]
 HANDLER = """
 from prorl_zmq.stages.handler import AgentHandler
 import msgspec
@@ -50,12 +48,12 @@ def install(folder: Path, version: str, more: str = "") -> None:
 
 
 @contextmanager
-def serving() -> Iterator[Served]:
+def serving() -> Iterator[Service]:
     """A service in a folder from which its processes can import."""
     with tempfile.TemporaryDirectory(prefix="prorl-t-") as name:
         folder = Path(name)
         install(folder, "1")
-        served = Served(folder, PYTHONPATH=name)
+        served = Service(folder, PROCESS, interpreter=True, PYTHONPATH=name)
         try:
             served.wait_ready()
             yield served
@@ -70,7 +68,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def replaced(served: Served, words: str) -> int:
+def replaced(served: Service, words: str) -> int:
     """Kill a process; return the one that takes its place."""
     before = served.child(words)
     os.kill(before, signal.SIGKILL)
@@ -119,14 +117,14 @@ def test_a_module_that_starts_a_thread_is_refused_by_serve_and_taken_by_a_stage_
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     run_dir = Path(tempfile.mkdtemp(prefix="prorl-t-"))
     try:
-        command = [*PRORL, "serve", "--sandbox", "process", "--run-dir", str(run_dir)]
+        command = [*PROGRAMS, "prorl", "serve", "--sandbox", "process", "--run-dir", str(run_dir)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=LIMIT_S)
         assert done.returncode == 2
         (line,) = [line for line in done.stderr.splitlines() if "own_tasks" in line]
         assert line.startswith("prorl: the task own (own_tasks:OwnHandler, of own-tasks): the module own_tasks starts")
         assert "a thread (watcher) when it is imported" in line
         assert "`__init__`" in line
-        command = [*PRORL[:-1], "prorl-stage", "--role", "init", "--sandbox", "process", "--run-dir", str(run_dir)]
+        command = [*PROGRAMS, "prorl-stage", "--role", "init", "--sandbox", "process", "--run-dir", str(run_dir)]
         with subprocess.Popen([*command, "--task", "own"], env=environment, stderr=subprocess.PIPE, text=True) as stage:
             assert stage.stderr is not None
             assert "8 slots" in stage.stderr.readline()

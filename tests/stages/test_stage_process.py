@@ -95,12 +95,12 @@ def next_event(broker: zmq.Socket[bytes]) -> Any:
     return codec.decode(broker.recv_multipart()[0], StageReport | StageLeaving)
 
 
-def fail_reports(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
+def fail_reports(monkeypatch: pytest.MonkeyPatch, served: StageProcess, times: int) -> list[int]:
     faults: list[int] = []
     due = EventOutbox.due
 
     def faulty(self: EventOutbox, now: float) -> Any:
-        if len(faults) < times:
+        if self is served._event_outbox and len(faults) < times:
             faults.append(len(faults))
             raise ValueError("a fault in a report")
         return due(self, now)
@@ -121,8 +121,9 @@ async def stopped_after(served: StageProcess, broker: zmq.Socket[bytes], reports
 def test_a_fault_in_one_report_is_logged_and_the_next_report_comes(
     tmp_path: Path, broker: zmq.Socket[bytes], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    faults = fail_reports(monkeypatch, 2)
-    asyncio.run(stopped_after(process(tmp_path), broker, 5))
+    served = process(tmp_path)
+    faults = fail_reports(monkeypatch, served, 2)
+    asyncio.run(stopped_after(served, broker, 5))
     assert len(faults) == 2
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR] == [
         f"a report to the rollout broker failed ({number} of {stage_process.MAX_REPORT_FAILURES})" for number in (1, 2)
@@ -132,9 +133,10 @@ def test_a_fault_in_one_report_is_logged_and_the_next_report_comes(
 def test_a_process_that_cannot_report_any_more_ends_with_the_reason(
     tmp_path: Path, broker: zmq.Socket[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    faults = fail_reports(monkeypatch, 10**6)
+    served = process(tmp_path)
+    faults = fail_reports(monkeypatch, served, 10**6)
     with pytest.raises(ValueError, match="a fault in a report"):
-        asyncio.run(asyncio.wait_for(process(tmp_path).run(), 20))
+        asyncio.run(asyncio.wait_for(served.run(), 20))
     assert len(faults) == stage_process.MAX_REPORT_FAILURES
     events = [next_event(broker) for _ in range(len(faults) + 1)]
     assert isinstance(events[-1], StageLeaving)
