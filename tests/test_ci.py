@@ -15,7 +15,20 @@ from support import bare, tiers
 from support.costs import Cost, exceeded
 from support.due import id_of, with_quarter
 from support.import_graph import ROOT, closure
-from support.proofs import AGAIN, CHANGED, ENVIRONMENTS, IN_TURN, NEEDS, QUARTERS, BadTurn, Proof, Turn, due, raised
+from support.proofs import (
+    AGAIN,
+    CHANGED,
+    ENVIRONMENTS,
+    IN_TURN,
+    MOST_CHANGED,
+    NEEDS,
+    QUARTERS,
+    BadTurn,
+    Proof,
+    Turn,
+    due,
+    raised,
+)
 
 TESTS = ROOT / "tests"
 JOB_TABLE = Proof("tests/brokers/rollout/test_job_table_machine.py::test_a")
@@ -71,6 +84,18 @@ def test_what_most_proofs_import_makes_none_due_and_is_named() -> None:
     assert found.common == ["prorl_zmq/errors.py"]
     assert CHANGED not in found.reasons.values()
     assert "changed, but imported by most proofs, which run in turn: prorl_zmq/errors.py" in found.lines()
+
+
+def test_a_submission_that_changed_the_code_of_very_many_proofs_runs_them_in_turn() -> None:
+    file = "tests/service/test_restarts.py"
+    many = [Proof(f"{file}::test[{number}]") for number in range(MOST_CHANGED + 1)]
+    assert set(due(many[1:], [file], Turn(0)).reasons.values()) == {CHANGED}
+    found = due(many, [file], Turn(0))
+    assert set(found.reasons) == {proof.id for proof in many if proof.quarter == 0}
+    assert (
+        f"the code of {MOST_CHANGED + 1} proofs changed; more than {MOST_CHANGED} run in turn: see make proof"
+        in found.lines()
+    )
 
 
 def test_a_proof_that_failed_is_due_in_any_quarter() -> None:

@@ -34,6 +34,9 @@ COMMON_SHARE = 0.5
 """A changed file that more than this share of all proof files imports selects none: `make test` covers it, and it would
 select most proofs at each submission."""
 
+MOST_CHANGED = 240
+"""If a submission changed the code of more proofs, they run in turn: they would not end within the time of CI."""
+
 ENVIRONMENTS = {
     "vllm": 0,
     "trainers": 1,
@@ -192,6 +195,8 @@ class Due:
     left_out: list[str] = field(default_factory=list)
     common: list[str] = field(default_factory=list)
     """Changed files that too many proofs import to select them."""
+    postponed: int = 0
+    """Proofs whose code changed and that run in turn, since they are more than `MOST_CHANGED`."""
     environments: list[str] = field(default_factory=list)
     """What the proofs that are due need."""
 
@@ -207,6 +212,11 @@ class Due:
             *(
                 [f"changed, but imported by most proofs, which run in turn: {' '.join(self.common)}"]
                 if self.common
+                else []
+            ),
+            *(
+                [f"the code of {self.postponed} proofs changed; more than {MOST_CHANGED} run in turn: see make proof"]
+                if self.postponed
                 else []
             ),
             f"{len(files)} proofs are left out:",
@@ -228,11 +238,13 @@ def due(proofs: Iterable[Proof], changed: Iterable[str], turn: Turn) -> Due:
     proofs, changed = list(proofs), set(changed)
     code = {proof: _changed_code(proof, changed) for proof in proofs}
     selecting, common = _selecting(code, changed)
-    found = Due(turn, common=common)
+    selected = {proof for proof in proofs if code[proof] & selecting}
+    postponed = len(selected) if len(selected) > MOST_CHANGED else 0
+    found = Due(turn, common=common, postponed=postponed)
     for proof in proofs:
         if proof.id in turn.again:
             found.reasons[proof.id] = AGAIN
-        elif code[proof] & selecting:
+        elif proof in selected and not postponed:
             found.reasons[proof.id] = CHANGED
         elif proof.quarter == turn.quarter:
             found.reasons[proof.id] = IN_TURN

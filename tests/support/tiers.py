@@ -180,8 +180,8 @@ class Limit(NamedTuple):
 
 LIMITS = {
     UNIT: Limit(processes=0, interpreters=0),
-    PROCESS: Limit(processes=100_000, interpreters=100_000),
-    SYSTEM: Limit(processes=100_000, interpreters=100_000),
+    PROCESS: Limit(processes=7_500, interpreters=480),
+    SYSTEM: Limit(processes=1_300, interpreters=130),
 }
 
 
