@@ -39,7 +39,7 @@ def write(landed: str) -> str:
         )
     git("merge-base", "--is-ancestor", since, head)
     old = Turn.read() if TURN_FILE.is_file() else Turn()
-    turn = raised(turn_at(since), since, old.again if old.since == since else ())
+    turn = raised(turn_at(since), since, head, old.again if old.since == since else ())
     TURN_FILE.write_text(turn.text(), encoding="utf-8")
     return f"turn {turn.number}, quarter {turn.quarter}, since {since[:12]}: commit .ci/turn.toml as the last change"
 

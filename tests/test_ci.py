@@ -128,9 +128,13 @@ def test_a_test_is_named_without_its_xdist_group() -> None:
     assert id_of("tests/a.py::test_a@group") == "tests/a.py::test_a"
 
 
-@given(st.builds(Turn, st.integers(0), st.text("0123456789abcdef"), st.lists(st.text()).map(tuple)))
+@given(
+    st.builds(
+        Turn, st.integers(0), st.text("0123456789abcdef"), st.text("0123456789abcdef"), st.lists(st.text()).map(tuple)
+    )
+)
 def test_a_turn_is_read_as_it_was_written(turn: Turn) -> None:
-    printable = Turn(turn.number, turn.since, tuple(test for test in turn.again if test.isprintable()))
+    printable = Turn(turn.number, turn.since, turn.raised_at, tuple(test for test in turn.again if test.isprintable()))
     assert Turn.parse(printable.text()) == printable
 
 
@@ -138,10 +142,10 @@ def test_a_turn_is_read_as_it_was_written(turn: Turn) -> None:
     ("text", "why"),
     [
         ("number = ", "make turn"),
-        ("number = 1\nsince = 'a'", "again must be a list, not None"),
-        ("number = '1'\nsince = 'a'\nagain = []", "number must be a int, not '1'"),
-        ("number = 1\nsince = 'a'\nagain = [1]", "again must list ids of tests"),
-        ("number = 1\nsince = 'a'\nagain = []\nmore = 1", "unknown key more"),
+        ("number = 1\nsince = 'a'\nraised_at = 'b'", "again must be a list, not None"),
+        ("number = '1'\nsince = 'a'\nraised_at = 'b'\nagain = []", "number must be a int, not '1'"),
+        ("number = 1\nsince = 'a'\nraised_at = 'b'\nagain = [1]", "again must list ids of tests"),
+        ("number = 1\nsince = 'a'\nraised_at = 'b'\nagain = []\nmore = 1", "unknown key more"),
     ],
 )
 def test_a_turn_that_cannot_be_read_is_refused(text: str, why: str) -> None:
@@ -186,7 +190,8 @@ def test_a_turn_is_raised_by_each_submission(tmp_path: Path) -> None:
     file = tmp_path / ".ci" / "turn.toml"
     assert clone.turn(clone.landed) == (0, f"turn 1, quarter 1, since {clone.landed[:12]}: {LAST_CHANGE}\n")
     clone.commit("turn")
-    assert with_quarter(Turn(1), tmp_path) == (Turn(1), [])
+    raised_turn = Turn.parse(file.read_text())
+    assert with_quarter(raised_turn, tmp_path) == (raised_turn, [])
 
     # The submission was rejected: the number is the same, and what is listed to run again is kept.
     clone.commit("a correction")
@@ -198,17 +203,18 @@ def test_a_turn_is_raised_by_each_submission(tmp_path: Path) -> None:
     # The next one has the next number, and begins with nothing to run again.
     clone.commit("another change")
     assert clone.turn(landed)[0] == 0
-    assert Turn.parse(file.read_text()) == Turn(2, landed)
+    assert Turn.parse(file.read_text()) == Turn(2, landed, clone.git("rev-parse", "HEAD"))
 
 
 def test_a_turn_that_was_not_raised_is_replaced_by_the_count_of_commits(tmp_path: Path) -> None:
     clone = Repository(tmp_path)
+    assert with_quarter(Turn(1, clone.landed), tmp_path)[0].number == 2, "it names no commit"
     assert clone.turn(clone.landed)[0] == 0
-    assert with_quarter(Turn(1), tmp_path)[0].number == 2, "it is not committed"
     clone.commit("turn")
+    (tmp_path / "a correction").touch()
     clone.commit("a correction")
-    turn, (note,) = with_quarter(Turn(1, again=("x",)), tmp_path)
-    assert (turn.number, turn.again) == (4, ("x",))
+    turn, (note,) = with_quarter(Turn.parse((tmp_path / ".ci" / "turn.toml").read_text()), tmp_path)
+    assert turn.number == 4
     assert note.startswith(".ci/turn.toml is older than 1 commits")
 
 

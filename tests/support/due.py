@@ -24,8 +24,12 @@ def git(folder: Path, *arguments: str) -> str:
 
 def with_quarter(turn: Turn, folder: Path = ROOT) -> tuple[Turn, list[str]]:
     """Return the turn of the submission, and what to print; the count of commits replaces a number that is stale."""
-    written = git(folder, "log", "-1", "--format=%H", "--", ".ci/turn.toml")
-    later = git(folder, "rev-list", "--count", "--no-merges", f"{written}..HEAD") if written else "all"
+    try:
+        later = git(
+            folder, "rev-list", "--count", "--no-merges", f"{turn.raised_at or 'none'}..HEAD", "--", ":!.ci/turn.toml"
+        )
+    except subprocess.CalledProcessError:  # a clone without history, of which all proofs are due, or no such commit
+        later = "all"
     if later == "0":
         return turn, []
     count = int(git(folder, "rev-list", "--count", "HEAD"))

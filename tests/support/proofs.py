@@ -4,6 +4,7 @@ Four submissions in a row run every proof. Which quarter is due follows from `.c
 
     number = 18        # of this submission; number % 4 is the quarter
     since = "2f6c…"    # the commit that landed last: what has changed since then is this submission
+    raised_at = "ab…"  # the last commit before this file was written
     again = []         # ids of proofs to run whatever the quarter
 
 `make turn` writes the file, as the last commit of a submission. The number is one more than in the landed commit's
@@ -80,6 +81,7 @@ class Turn:
 
     number: int = 0
     since: str = ""
+    raised_at: str = ""
     again: tuple[str, ...] = ()
 
     @property
@@ -97,7 +99,7 @@ class Turn:
             keys = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             raise BadTurn(f".ci/turn.toml: {error}; write it with make turn") from error
-        types = {"number": int, "since": str, "again": list}
+        types = {"number": int, "since": str, "raised_at": str, "again": list}
         if unknown := keys.keys() - types.keys():
             raise BadTurn(f".ci/turn.toml: unknown key {min(unknown)}; the keys are {', '.join(types)}")
         for key, expected in types.items():
@@ -105,7 +107,7 @@ class Turn:
                 raise BadTurn(f".ci/turn.toml: {key} must be a {expected.__name__}, not {keys.get(key)!r}")
         if not all(isinstance(test, str) for test in keys["again"]):
             raise BadTurn(f".ci/turn.toml: again must list ids of tests, not {keys['again']!r}")
-        return cls(keys["number"], keys["since"], tuple(keys["again"]))
+        return cls(keys["number"], keys["since"], keys["raised_at"], tuple(keys["again"]))
 
     @classmethod
     def read(cls) -> Turn:
@@ -124,7 +126,7 @@ class Turn:
         again = "".join(f"  {quoted(test)},\n" for test in self.again)
         return (
             "# Which quarter of the proofs is due: see tests/support/proofs.py. Written by `make turn`.\n"
-            f"number = {self.number}\nsince = {quoted(self.since)}\n"
+            f"number = {self.number}\nsince = {quoted(self.since)}\nraised_at = {quoted(self.raised_at)}\n"
             f"again = [{chr(10) if again else ''}{again}]\n"
         )
 
@@ -134,15 +136,16 @@ def quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def raised(landed: Turn, since: str, again: Iterable[str] = ()) -> Turn:
+def raised(landed: Turn, since: str, head: str, again: Iterable[str] = ()) -> Turn:
     """Return the turn of a submission.
 
     Args:
         landed: the turn in the commit that landed last.
         since: that commit.
+        head: the submission's last commit.
         again: proofs that failed.
     """
-    return Turn(landed.number + 1, since, tuple(again))
+    return Turn(landed.number + 1, since, head, tuple(again))
 
 
 class Proof(NamedTuple):
