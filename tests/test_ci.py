@@ -161,7 +161,7 @@ class Repository:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        for name in (".ci/raise_turn.py", "tests/support/proofs.py", "tests/support/import_graph.py"):
+        for name in (".gitignore", ".ci/raise_turn.py", "tests/support/proofs.py", "tests/support/import_graph.py"):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes((ROOT / name).read_bytes())
         self.git("init", "--quiet", "--initial-branch=main")
