@@ -200,8 +200,8 @@ def test_a_broker_whose_span_process_died_goes_on_and_says_so_once(
 def test_what_the_span_process_does_not_read_in_time_is_dropped_by_whole_jobs(
     tracer: JobTracer, history: JobHistory, receiver: OtlpReceiver, caplog: pytest.LogCaptureFixture
 ) -> None:
-    count = 300
-    tracer._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**15)
+    count = 120
+    tracer._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**13)
     for number in range(count):
         tracer.accepted(job(str(number)), 10.0)
         history.note(Queued(str(number), 1, Phase.INIT, None), 10.0)
