@@ -126,12 +126,12 @@ class PhaseRunner:
         event: PhaseDone | PhaseFailed
         try:
             await wait_for_descriptors(DESCRIPTORS, DESCRIPTORS_LIMIT_S)
-            async with asyncio.timeout(limit_s) as timer:
-                self._timer = timer
+            async with asyncio.timeout(limit_s) as self._timer:
                 event = checked(await self._phase())
             closing = not self._hands_on_sandbox()
         except BaseException as error:  # noqa: BLE001 - the boundary between the task's code and the service
-            event = readable(self._failed(self._failure_of(error, limit_s, timed_out=timer.expired())))
+            timed_out = self._timer is not None and self._timer.expired()
+            event = readable(self._failed(self._failure_of(error, limit_s, timed_out=timed_out)))
             closing = True
         if self._sandbox is not None:
             if closing and self.command.phase != Phase.EVAL:
@@ -147,7 +147,8 @@ class PhaseRunner:
     def add_time(self, seconds: float) -> None:
         """Move the phase's limit: this process did not run for so long."""
         if self._timer is not None and not self._timer.expired() and (until := self._timer.when()) is not None:
-            self._timer.reschedule(until + seconds)
+            with suppress(RuntimeError):  # the phase has ended, and its sandbox is still being closed
+                self._timer.reschedule(until + seconds)
 
     async def _phase(self) -> PhaseDone:
         instance = self.handler.parse_instance(self.job)

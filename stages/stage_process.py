@@ -315,6 +315,8 @@ class StageProcess:
             _, stuck = await asyncio.wait(tasks, timeout=self._options.shutdown_s)
             for task in stuck:
                 log.warning("%s did not stop within %g s", task.get_name(), self._options.shutdown_s)
+        with _logged("reporting the phases that have ended"):
+            self._send_ended()
         await self._close()
         log.info("%s process %s ended", self._options.role, self.stage_id)
 

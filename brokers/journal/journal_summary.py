@@ -163,5 +163,5 @@ def _sessions(connection: sqlite3.Connection) -> list[SessionSummary]:
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return 0

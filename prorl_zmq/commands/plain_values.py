@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin
@@ -82,8 +83,9 @@ def _converted(value: Any, kind: Any, info: Any) -> Any:
         return value
     elif kind is Path and _may_be_any(info):
         path = Path(value)
-        if os.access(path, os.R_OK) or not path.exists():
-            return path
+        with suppress(OSError, ValueError):  # typer says what is wrong with it
+            if os.access(path, os.R_OK) or not path.exists():
+                return path
     elif kind in {int, float} and not info.clamp:
         number = kind(value) if isinstance(value, str) and PLAIN_NUMBER[kind].fullmatch(value) else value
         if type(number) is kind and _is_within(number, info):

@@ -24,9 +24,6 @@ from .catalog import METRICS, PROCESS_CPU, PROCESS_MEMORY, PROCESSES
 from .metric import Gauge, Metric
 from .report import CHUNK, FLUSH_S, INBOX, MetricsReport
 
-_spread = random.Random()  # noqa: S311 - no secret
-"""Not the process's own generator, whose order is its user's."""
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
@@ -54,6 +51,7 @@ class MetricsReporter:
         self._life = new_id()
         self._number = 0
         self._due = -math.inf
+        self._random = random.Random()  # noqa: S311 - no secret; the process's own generator is its user's
         self._failed = False
         self._socket: socket.socket | None = None
         if (run_dir / INBOX).is_socket():
@@ -70,7 +68,7 @@ class MetricsReporter:
         """Report once a second; processes that started together do so at different times."""
         while True:
             self.report()
-            await asyncio.sleep(FLUSH_S * _spread.uniform(0.8, 1.2))
+            await asyncio.sleep(FLUSH_S * self._random.uniform(0.8, 1.2))
 
     def report(self) -> None:
         if self._socket is None:

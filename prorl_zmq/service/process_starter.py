@@ -13,9 +13,11 @@ import subprocess
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
+from ..errors import ConfigError
 from ..system.fork_server import ServerLost
 from ..system.processes import ISOLATED, begin_session
 from ..system.threads import run_aside
+from .child_plans import BROKER_RANK
 from .preloading import preloaded_for
 
 if TYPE_CHECKING:
@@ -106,17 +108,31 @@ class ProcessStarter:
         process = await self._fork(plan, output) if plan.forked else None
         if process is None:
             process = self._execute(plan, output)
-        self.processes[plan.name] = ServiceProcess(process)
+        try:
+            self.processes[plan.name] = ServiceProcess(process)
+        except OSError:  # no descriptor is left to watch it with
+            process.kill()
+            process.wait()
+            raise
         return self.processes[plan.name]
 
     async def _fork(self, plan: ChildPlan, output: int | None) -> subprocess.Popen[Any] | None:
-        """Return None if there is no fork server."""
+        """Return None if there is no fork server, or it is not to be used."""
+        restarted = plan.name in self.processes
+        if restarted and plan.rank == BROKER_RANK:
+            return None  # no module of a task may delay the restart of a broker, or be in it
         async with self._ordering:
             try:
                 return await run_aside(self._order, plan, output)
             except ServerLost as error:
                 if self._closed:
                     raise
+                log.warning("%s; starting a fresh interpreter for %s", error, plan.name)
+                return None
+            except ConfigError as error:
+                if not restarted:
+                    raise
+                # A package that was installed meanwhile must not end a service that runs.
                 log.warning("%s; starting a fresh interpreter for %s", error, plan.name)
                 return None
 

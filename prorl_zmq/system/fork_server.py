@@ -220,8 +220,10 @@ class ForkServer:
         """Have the server fork a process at the other end of a line."""
         assert self._control is not None
         try:
-            socket.send_fds(self._control, [FORK], [theirs.fileno(), *descriptors])
-            theirs.close()
+            try:
+                socket.send_fds(self._control, [FORK], [theirs.fileno(), *descriptors])
+            finally:
+                theirs.close()  # or we would wait for what only we could write
             while len(line.pids) < 2:
                 if line.read() is None:
                     raise self._lost("died")
@@ -358,9 +360,13 @@ class ForkServer:
         self._installed, self._files = {}, {}
 
     def _kill(self) -> None:
+        control = self._control
         if pid := self._pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        elif control is not None:  # it has not reported its pid: it ends with the connection
+            with contextlib.suppress(OSError):
+                control.shutdown(socket.SHUT_RDWR)
 
 
 class ForkedProcess(subprocess.Popen[Any]):
@@ -428,10 +434,20 @@ class _Line:
             self._connection.shutdown(socket.SHUT_WR)
             while self.read() is not None:
                 pass
-        _reap(*self.pids)
+        for pid in self.pids:
+            _end_child(pid)
 
 
-def _reap(*pids: int, how: int = 0) -> None:
-    for pid in pids:
-        with contextlib.suppress(ChildProcessError):  # not ours, or other code here waits for all children
-            os.waitpid(pid, how)
+def _reap(pid: int, how: int = 0) -> bool:
+    """Reap a child; return whether it is gone."""
+    try:
+        return os.waitpid(pid, how)[0] != 0
+    except ChildProcessError:  # not ours, or other code here waits for all children
+        return True
+
+
+def _end_child(pid: int) -> None:
+    """Reap a process; kill it first if it has not ended, such as one that was stopped."""
+    if not _reap(pid, os.WNOHANG):
+        os.kill(pid, signal.SIGKILL)
+        _reap(pid)

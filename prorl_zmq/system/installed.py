@@ -23,7 +23,8 @@ def installed(points: Iterable[EntryPoint]) -> dict[str, Installed]:
     """Return prorl-zmq, and the packages that offer entry points, by name."""
     from importlib.metadata import PackageNotFoundError, distribution
 
-    found = {point.dist.name: _look(point.dist) for point in points if point.dist is not None}
+    # A package without metadata has no name.
+    found = {point.dist.name: _look(point.dist) for point in points if point.dist is not None and point.dist.name}
     with suppress(PackageNotFoundError):
         found[OURS] = _look(distribution(OURS))
     return found

@@ -13,6 +13,7 @@ import logging
 import os
 import resource
 import select
+import threading
 import time
 from functools import lru_cache
 
@@ -87,13 +88,14 @@ def _highest_are_free(count: int) -> bool:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit <= count:
         return False
-    numbers, free = _last_numbers(limit, count)
+    numbers, free = _last_numbers(limit, count, threading.get_ident())
     return numbers.poll(0) == free
 
 
-@lru_cache(maxsize=1)
-def _last_numbers(limit: int, count: int) -> tuple[select.poll, list[tuple[int, int]]]:
-    """Return what asks for the last numbers below a limit, and what it answers if all are free."""
+@lru_cache(maxsize=16)
+def _last_numbers(limit: int, count: int, thread: int) -> tuple[select.poll, list[tuple[int, int]]]:
+    """Return what asks for the last numbers below a limit, for one thread, and what it answers if all are free."""
+    del thread
     numbers = select.poll()
     for number in range(limit - count, limit):
         numbers.register(number, 0)

@@ -16,6 +16,8 @@ import shutil
 import tempfile
 import time
 import weakref
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +39,7 @@ from .broker_threads import BrokerThreads
 from .loop_thread import LoopThread
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping
+    from collections.abc import Coroutine
     from types import TracebackType
     from typing import Self
 
@@ -96,8 +98,10 @@ class LocalService:
         if engine is not None:
             _check_engine(engine)
         self._handlers = {role: _made(handlers) for role in Phase}
+        if type(slots) is not int or slots < 1:
+            raise ConfigError(f"slots has to be a number of jobs, at least 1; not {slots!r}", key="slots")
         self._slots = slots
-        tables = {name: dict(table) for name, table in (topology or {}).items()}
+        tables = _tables(topology or {})
         if others := sorted(tables.keys() - TABLES):
             words = f"LocalService takes the tables {', '.join(sorted(TABLES))} of a topology; not {', '.join(others)}"
             raise ConfigError(words, key=others[0])
@@ -127,6 +131,10 @@ class LocalService:
         self._parts: list[asyncio.Task[None]] = []
 
     def __enter__(self) -> Self:
+        if not self._remove_folder.alive:
+            raise ConfigError("a LocalService runs once: make another one for the next `with` block", key="service")
+        if self._engine is not None:
+            _take_engine(self._engine)
         try:
             self.brokers.start_backend_broker()
             self.brokers.start_rollout_broker()
@@ -231,6 +239,10 @@ class LocalService:
 def _made(handlers: Handlers | None) -> dict[str, AgentHandler[Any]]:
     if handlers is None:
         return load_handlers()
+    if not isinstance(handlers, Mapping) or not handlers:
+        raise ConfigError(
+            f"handlers has to be one or more handlers by their tasks' names; not {handlers!r}", key="handlers"
+        )
     return {task: make_handler(task, given) for task, given in handlers.items()}
 
 
@@ -239,6 +251,28 @@ def _check_engine(engine: Engine) -> None:
     if isinstance(engine, type) or (missing := [name for name in wanted if not hasattr(engine, name)]):
         lacks = "it is a class" if isinstance(engine, type) else f"it has no {', '.join(missing)}"
         raise ConfigError(f"{engine!r} is no Engine: {lacks}; say(…) makes one", key="engine")
+
+
+_taken_engines: weakref.WeakValueDictionary[int, Engine] = weakref.WeakValueDictionary()
+"""By their addresses. Each serves one service, whose end closes it."""
+
+
+def _take_engine(engine: Engine) -> None:
+    if _taken_engines.get(id(engine)) is engine:
+        raise ConfigError(
+            "this engine has served a LocalService, which closes it at its end: make another one, such as say(…), for "
+            "each service",
+            key="engine",
+        )
+    with suppress(TypeError):  # of a class without weak references
+        _taken_engines[id(engine)] = engine
+
+
+def _tables(topology: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    if not isinstance(topology, Mapping) or not all(isinstance(table, Mapping) for table in topology.values()):
+        words = f"topology has to be tables by their names, such as {{'rollout_broker': {{…}}}}; not {topology!r}"
+        raise ConfigError(words, key="topology")
+    return {name: dict(table) for name, table in topology.items()}
 
 
 def _log_failure(part: asyncio.Task[None]) -> None:

@@ -328,7 +328,10 @@ def test_a_server_that_another_thread_started_outlives_the_thread(own_server: Fo
         process.kill()
 
 
-def test_processes_outlive_a_server_and_the_next_order_starts_another(own_server: ForkServer, tmp_path: Path) -> None:
+def test_processes_outlive_a_server_and_the_next_order_starts_another(
+    own_server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fork_server, "FORK_LIMIT_S", 1000.0)  # which a dead server does not cost
     with running(own_server, tmp_path / "s.py", WAITS, stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"waits\n"
         pid = own_server.pid
@@ -387,6 +390,29 @@ def test_a_server_that_dies_in_the_middle_of_an_order_starts_a_process_once(
     assert (folder / "mark").exists()
     assert log.read_text() == "ran "
     until(lambda: psutil.Process().children() == before, "the end of those that had no order")
+
+
+def test_an_order_ends_although_the_process_that_forks_stands_still(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "stops.py").write_text(
+        textwrap.dedent(
+            """
+            import os, signal
+            forks = 0
+            def before():
+                global forks
+                forks += 1
+                if forks == 2: os.kill(os.getpid(), signal.SIGSTOP)
+            os.register_at_fork(before=before)
+            """
+        )
+    )
+    monkeypatch.setattr(fork_server, "FORK_LIMIT_S", 0.5)
+    before = psutil.Process().children()
+    with ForkServer(["stops"]) as server, pytest.raises(ServerLost, match="does not answer"):
+        server.start([str(folder / "s.py")])
+    until(lambda: psutil.Process().children() == before, "the end of what stood still")
 
 
 def test_a_server_that_never_lives_is_an_error(folder: Path) -> None:

@@ -371,6 +371,11 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"handlers": {"riddle": Misnamed}}, "task", "task = 'other'; write 'riddle'"),
     ({"engine": "4"}, "engine", r"'4' is no Engine: it has no description, .*; say\(…\) makes one"),
     ({"engine": type(say("4"))}, "engine", "is no Engine: it is a class"),
+    ({"slots": "8"}, "slots", "at least 1; not '8'"),
+    ({"slots": 0}, "slots", "at least 1; not 0"),
+    ({"handlers": {}}, "handlers", "one or more handlers"),
+    ({"handlers": RiddleHandler}, "handlers", "by their tasks' names"),
+    ({"topology": {"max_jobs": 1}}, "topology", "tables by their names"),
     ({"sandbox": "tent"}, "sandbox.kind", "'tent' is not a kind of sandbox"),
     ({"topology": {"gateway": {}}}, "gateway", "LocalService takes the tables .*; not gateway"),
     ({"topology": {"rollout_broker": {"max_job": 1}}}, "rollout_broker.max_job", "unknown field `max_job`"),
@@ -383,6 +388,17 @@ def test_what_is_wrong_is_named_at_once(options: dict[str, Any], key: str, messa
     with pytest.raises(ConfigError, match=message) as caught:
         local(**options)
     assert caught.value.key == key
+
+
+def test_a_service_and_its_engine_serve_once() -> None:
+    engine = say("4")
+    service = LocalService(handlers={"riddle": RiddleHandler}, engine=engine)
+    with service:
+        pass
+    with pytest.raises(ConfigError, match="runs once"), service:
+        pass
+    with pytest.raises(ConfigError, match="make another one"), LocalService(engine=engine):
+        pass
 
 
 def test_an_engine_that_describes_itself_wrongly_ends_the_start() -> None:
