@@ -89,6 +89,13 @@ def held(service: LocalService) -> int:
     return sum(status.queued.values()) + sum(status.running.values()) + status.uncollected
 
 
+def under_way(service: LocalService) -> int:
+    """Jobs that the service has, without results that are not acknowledged yet."""
+    with service.client() as client:
+        status = client.status()
+    return sum(status.queued.values()) + sum(status.running.values())
+
+
 def outcomes(out: Path) -> list[str]:
     return sorted(json.loads(line)["outcome"] for line in (out / "results.jsonl").read_text().splitlines())
 
@@ -109,7 +116,7 @@ def test_ctrl_c_cancels_collects_and_sums_up(tight: LocalService, patient: Path,
     results = tmp_path / "results.jsonl"
     with submitting(tight, tasks, "--out", tmp_path, program=[patient]) as process:
         until(lambda: results.exists() and results.read_text().count("\n") == 4, "the four that end")
-        until(lambda: held(tight) == HELD, "the session to be full")
+        until(lambda: under_way(tight) == HELD, "the session to be full")
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=WAIT_S)
     assert process.returncode == 130, stderr
