@@ -40,9 +40,9 @@ def test_which_way_is_worse(key: str, ratio: float, worse: float) -> None:
     assert guarded.worse(2.0, ratio) == worse
 
 
-@pytest.mark.parametrize("key", [HIGHER, LOWER])
+@pytest.mark.parametrize("key", [one.key for one in guard.GUARDED if one.is_judged])
 def test_a_ratio_that_is_worse_twice_fails(key: str) -> None:
-    bad, bench = {key: 1.0 if key == HIGHER else 4.0}, key.partition(":")[0]
+    bad, bench = {key: 4.0}, key.partition(":")[0]
     measure, ran = in_turn(bench, bad, bad)
     found = guard.verdicts(BEFORE, measure)
     assert [one.guarded.key for one in found if one.fails] == [key]
