@@ -39,7 +39,7 @@ ANSWERABLE = ("protocol", "stage_id", "member", "role", "node", "endpoint", "cur
 NOTED_WITHIN_S = 0.02
 """How long a process may wait to hear that it may forget an event: what a job needs next is sent first."""
 NOTED_AT_ONCE = 64
-"""So many events are told of without such a wait."""
+"""Report so many events without waiting."""
 FULL_EVERY_S = 30.0
 """How often it is said that there are no more descriptors."""
 
@@ -66,7 +66,7 @@ class StageConnections:
         """Events that each member may forget, by number."""
         self._notes = 0
         self.say_noted_at: float | None = None
-        """When they are to be told so, once the journal has what the events changed; None: no need, or it is due."""
+        """When to report them, once the journal has what the events changed; None: nothing to report, or it is due."""
 
     def __contains__(self, stage_id: str) -> bool:
         return stage_id in self._members
@@ -143,7 +143,7 @@ class StageConnections:
         self._send(self._members.get(stage_id, stage_id), command, *frames)
 
     def note(self, stage_id: str, number: int, now: float) -> None:
-        """Remember that a process may forget an event: `say_noted_at` says until when it need not be told."""
+        """Remember that a process may forget an event: `say_noted_at` says how long the report may wait."""
         if not self._notes:
             self.say_noted_at = now + NOTED_WITHIN_S
         self._noted[self.member_of(stage_id)].append(number)

@@ -119,8 +119,8 @@ class _Node:
 class _Offers:
     """The processes that meet a requirement and have credit.
 
-    A process meets two requirements for each of its tasks, of which few are asked for between two of its changes. So a
-    change only marks it, and whoever asks for a requirement puts the marked ones into their places.
+    A process meets two requirements for each of its tasks, and few are asked for between two changes. So a change only
+    marks the process, and the next question for a requirement moves the marked processes to their places.
     """
 
     def __init__(self) -> None:

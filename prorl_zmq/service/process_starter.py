@@ -100,7 +100,7 @@ class ProcessStarter:
             raise
 
     async def close(self) -> None:
-        """Start nothing more; what runs goes on."""
+        """Start nothing more; running processes keep running."""
         self._closed = True
         await run_aside(self._server.close)
 

@@ -173,7 +173,7 @@ class ForkServer:
             if not self._installed:
                 return []
             groups = [each.group for each in self._preloaded if each.group]
-            points = (point for group in groups for point in all_offered(group, anew=True))
+            points = (point for group in groups for point in all_offered(group, fresh=True))
             found = changes(self._installed, installed(points))
             times = modified(self._files)
             found += [f"{file} was changed" for file, time_ns in self._files.items() if times.get(file) != time_ns]

@@ -113,7 +113,7 @@ def _set_environment(environment: dict[str, str]) -> None:
 
 
 def _open_streams() -> None:
-    """Open the standard streams anew, as the interpreter does."""
+    """Reopen the standard streams, as the interpreter does."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         stream = _stream(number, getattr(sys, name))
         setattr(sys, name, stream)

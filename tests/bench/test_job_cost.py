@@ -1,4 +1,4 @@
-"""What an empty job takes, as counts that no machine's speed changes: whoever makes it dearer reads here what rose.
+"""What an empty job costs, in counts that do not depend on the machine: a rise fails with the name of the count.
 
 A limit lies a little above what is counted; lower it with what was won. To raise one is a decision: say why in the
 commit. Figures in time are those of bench/frontdoor.py, and of bench/guard.py from one landing to the next.

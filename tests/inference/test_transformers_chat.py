@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from chat_families import FAMILIES, Call, Family, make_tokenizer, save_tokenizer
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
@@ -97,10 +97,6 @@ def load(name: str, history: str = "template") -> TransformersChatFormat:
         return TransformersChatFormat.load(ChatSettings("transformers", str(directory), history=history))
 
 
-few_examples = settings(max_examples=settings().max_examples // 4)
-"""There are eight families, and each gets its own."""
-
-
 @lru_cache(16)
 def oracle(name: str) -> Any:
     return make_tokenizer(FAMILIES[name])
@@ -168,7 +164,6 @@ def special_ids(family: Family) -> list[int]:
 
 @pytest.mark.parametrize("history", ["template", "append"])
 @pytest.mark.parametrize("name", FAMILIES)
-@few_examples
 @given(data=st.data())
 def test_engine_sees_what_it_saw_and_what_the_template_writes(name: str, history: str, data: st.DataObject) -> None:
     family, chat = FAMILIES[name], load(name, history)
@@ -204,7 +199,6 @@ def test_engine_sees_what_it_saw_and_what_the_template_writes(name: str, history
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@few_examples
 @given(data=st.data())
 def test_what_follows_a_turn_is_what_a_conversation_goes_on_with(name: str, data: st.DataObject) -> None:
     family, chat = FAMILIES[name], load(name, "append")
@@ -225,7 +219,6 @@ def test_what_follows_a_turn_is_what_a_conversation_goes_on_with(name: str, data
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@few_examples
 @given(data=st.data())
 def test_no_content_makes_a_special_token(name: str, data: st.DataObject) -> None:
     """The same conversation with harmless contents has as many of each special token."""

@@ -1,4 +1,4 @@
-"""The processes of `prorl serve` are forks: of which code, of whom, and what a module does that no fork could use."""
+"""The processes of `prorl serve` are forks: which code they run, who owns them, and which modules are rejected."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_five_hundred_at_once(serving: Any, speech: Any) -> None:
                 return speech.good(body)
 
             server.handlers[speech.path] = handle
-            prompts = [np.array([1, n % 90], np.int32) for n in range(500)]
+            prompts = [np.array([1, n % 90], np.int32) for n in range(2000)]
             generations = await asyncio.gather(*(engine.generate(prompt, FOUR, (), "job") for prompt in prompts))
             for prompt, generation in zip(prompts, generations, strict=True):
                 assert generation.token_ids.tolist() == [prompt[-1] + n for n in (1, 2, 3, 4)]
