@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["sandboxes_of", "shared_sandboxes"]  # fixtures
 
 pytest_plugins = ["support.costs", "support.due"]
+LONGEST_ID = 100
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, "1")  # where others work too, threads wait for each other for seconds
 os.environ["RAY_ADDRESS"] = "local"  # without it Ray joins whatever cluster a file of the machine names, dead or alive
@@ -38,6 +39,11 @@ settings.register_profile(
 )
 settings.register_profile("thorough", parent=settings.get_profile("quick"), max_examples=2000, stateful_step_count=80)
 settings.load_profile("quick")
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Name long values by their length: each worker keeps all ids, sends them, and repeats them in its reports."""
+    return f"{argname} of {len(val)}" if isinstance(val, str | bytes) and len(val) > LONGEST_ID else None
 
 
 @pytest.fixture(autouse=True)
