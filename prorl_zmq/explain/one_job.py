@@ -23,12 +23,15 @@ if TYPE_CHECKING:
 
     from .recording import Recording
     from .rollout import Rollout
+    from .suspects import Suspect
 
 AS_USUAL = 1.25
 """Up to so many times the median, a job has taken as long as others."""
 MORE = 1.5
 """More turns or tokens than others have."""
 LEAST_PEERS = 3
+WORTH_NAMING = 0.1
+"""A slow node or backend is named where at least this share of what the job took longer went into its work."""
 AGAIN = "work done again"
 
 
@@ -75,7 +78,7 @@ def explain_job(job: Rollout, others: Sequence[Rollout], recording: Recording | 
         sentences=(
             _verdict(job, took_s, usual_s, len(peers), worst if stands_out else "", excess),
             _where(own, took_s),
-            *_reasons(job, peers, recording),
+            *_reasons(job, peers, [] if recording is None else _slow_members(job, excess, took_s - usual_s, recording)),
         ),
         parts=tuple(sorted(rows, key=lambda row: -row.seconds)),
         notes=(f"{job.left_out} events of its trace are lost",) if job.left_out else (),
@@ -122,7 +125,17 @@ def _where(own: dict[str, float], took_s: float) -> str:
     return f"Its seconds went into {shares}." if shares else "It has done nothing yet."
 
 
-def _reasons(job: Rollout, peers: list[Rollout], recording: Recording | None) -> list[str]:
+def _slow_members(job: Rollout, excess: dict[str, float], longer_s: float, recording: Recording) -> list[Suspect]:
+    """Return the slow nodes and backends that worked on a job and explain some of what it took longer."""
+    members = {("node", work.node) for work in job.works} | {("backend", work.backend) for work in job.works}
+    return [
+        one
+        for one in suspects(recording)
+        if (one.kind, one.name) in members and excess.get(one.part, 0.0) >= max(0.0, WORTH_NAMING * longer_s)
+    ]
+
+
+def _reasons(job: Rollout, peers: list[Rollout], slow: list[Suspect]) -> list[str]:
     reasons = []
     failures = [work for work in job.works if work.failed]
     if failures:
@@ -132,9 +145,7 @@ def _reasons(job: Rollout, peers: list[Rollout], recording: Recording | None) ->
         reasons.append(f"it failed {again}, last in {last.phase.upper()}{where} with {last.lost}")
     if job.outcome not in (None, Outcome.COMPLETED):
         reasons.append(f"it ended as {job.outcome}" + (f" ({job.code})" if job.code else ""))
-    if recording is not None:
-        members = {("node", work.node) for work in job.works} | {("backend", work.backend) for work in job.works}
-        reasons += [one.evidence for one in suspects(recording) if (one.kind, one.name) in members]
+    reasons += [one.evidence for one in slow]
     if len(peers) >= LEAST_PEERS:
         for what, own, usual in (
             ("turns", job.turns, median(one.turns for one in peers)),

@@ -56,6 +56,14 @@ def test_its_backend_is_slow_beside_the_others() -> None:
     ).replace("Backend", "backend")
 
 
+def test_a_slow_backend_that_explains_next_to_nothing_is_not_named() -> None:
+    slow = passing([(0.0, USUAL | {"engine": 0.2}), (1.0, USUAL | {"engine": 0.2, "tool.bash": 4.0})] * 2, backend="s")
+    usual = passing([(0.0, USUAL)] * 8, backend="usual")
+    job = replace(slow[1], longest=Step("tool.bash", 1, 0.4, 4.0))
+    found = explain_job(job, [*usual, *slow], recording(usual, slow))
+    assert found.sentences[2] == "Its longest step was tool bash in turn 1, 4.000 s."
+
+
 def test_it_had_more_to_do() -> None:
     others = [replace(one, turns=2, tokens=100) for one in OTHERS]
     (job,) = passing([(0.0, USUAL | {"engine": 2.0})], node="m")
