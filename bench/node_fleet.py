@@ -15,6 +15,7 @@ import random
 import subprocess
 import sys
 import time
+import zlib
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -252,8 +253,8 @@ class _Node:
         )
         block = self._nodes.block if is_run else ()
         handle = BlockHandle(
-            node=self._name, block_id=new_id(), endpoint=self.link.endpoint, curve_key=self.link.curve_key,
-            socket="/tmp/fleet/node/blocks.socket",
+            node=self._name, block_id=new_id(), checksum=zlib.crc32(*block) if block else 0,
+            endpoint=self.link.endpoint, curve_key=self.link.curve_key, socket="/tmp/fleet/node/blocks.socket",
         )  # fmt: skip
         self._unnoted[self._last] = (done, block, handle if block and settings.keeps else None)
         self.link.end(*self._unnoted[self._last])

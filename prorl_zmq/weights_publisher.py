@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
+import os
 import re
 import shutil
 import time
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from .errors import ConfigError, EngineFailed, InvalidWeights, NoBackend, RequestTimeout
 from .inference.checkpoint import INDEX, read_tensors
+from .system.held_file import claim_folder
 
 try:
     import torch
@@ -94,7 +95,8 @@ class WeightsPublisher:
         all_ranks: every rank calls `publish`. False: only rank 0 does, with tensors that are whole.
 
     Raises:
-        ConfigError: another publisher uses the folder, or a rank has a client that should not, or lacks one.
+        ConfigError: another publisher uses the folder, another account could write to it, or a rank has a client that
+            should not, or lacks one.
         InvalidWeights: `served` has no safetensors files, or one cannot be read.
     """
 
@@ -124,16 +126,14 @@ class WeightsPublisher:
         self._last: int | None = None
         """The last version that was published."""
         self._served: dict[str, TensorKind] = {}
+        self._lock: int | None = None
         if client is None:
             return
         self._served = read_tensors(Path(served))
         self._tied = _tied_names(Path(served))
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._lock = (self._folder / ".lock").open("w")
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._lock.close()
+            self._lock = claim_folder(self._folder, ".lock")
+        except BlockingIOError:
             raise ConfigError(f"another trainer publishes its weights in {folder}", key="folder") from None
         for unfinished in self._folder.glob(".weights-*"):
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -193,8 +193,9 @@ class WeightsPublisher:
 
     def close(self) -> None:
         """Let others publish in this folder."""
-        if self._client is not None:
-            self._lock.close()
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
 
     def __enter__(self) -> Self:
         return self

@@ -17,6 +17,7 @@ away its slots flow to the others as they come free.
 from __future__ import annotations
 
 import logging
+import zlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -347,6 +348,7 @@ class NodeBroker:
         return BlockHandle(
             node=self._node,
             block_id=block_id,
+            checksum=zlib.crc32(block),
             endpoint=self._block_server.endpoint,
             curve_key=self._block_server.curve_key,
             socket=self._block_server.path,

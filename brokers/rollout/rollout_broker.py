@@ -24,6 +24,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -303,7 +304,8 @@ class RolloutBroker:
         if job_id is None or finished is None:
             return  # it is not wanted; a job that has not ended goes with its sandbox if the node leaves
         result = finished.result
-        if block is None or len(block) != block_bytes(result.tokens, result.turns):
+        size_bytes, handle = block_bytes(result.tokens, result.turns), result.kept
+        if block is None or handle is None or len(block) != size_bytes or zlib.crc32(block) != handle.checksum:
             self._jobs.blocks.lose([event.block_id])
             return
         self._jobs.take_block(finished, block)

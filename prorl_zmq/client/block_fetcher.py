@@ -1,7 +1,7 @@
 """Fetches trajectories' blocks from the nodes that keep them (`keep = "node"`): mapped on this machine, else over TCP.
 
-Used by both clients, in whose threads it waits: the asyncio one has it in a thread of its own. What cannot be fetched
-is left out, and the client asks the broker for it (`RelayBlocks`).
+Used by both clients, in whose threads it waits: the asyncio one has it in a thread of its own. What cannot be fetched,
+or is not what its node kept (by its checksum), is left out, and the client asks the broker for it (`RelayBlocks`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import socket
 import threading
 import time
+import zlib
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ import zmq
 
 from ..errors import MalformedMessage, ProrlError
 from ..security.keyring import connect_to_peer
+from ..system.unix_peers import peer_problem
 from ..wire import codec
 from ..wire.messages.base import new_id
 from ..wire.messages.blocks import BlockGiven, FetchBlock
@@ -96,15 +98,21 @@ class BlockFetcher:
         if answer != FOUND or not files:
             return None
         try:
-            return MappedBlock(memoryview(mmap.mmap(files[0], 0, mmap.MAP_SHARED | mmap.MAP_POPULATE, mmap.PROT_READ)))
+            block = MappedBlock(memoryview(mmap.mmap(files[0], 0, mmap.MAP_SHARED | mmap.MAP_POPULATE, mmap.PROT_READ)))
+        except (OSError, ValueError):  # it is empty, or no file
+            return None
         finally:
             os.close(files[0])
+        return block if zlib.crc32(block.buffer) == handle.checksum else None
 
     def _connected(self, path: str) -> socket.socket:
         client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         client.settimeout(LOCAL_S)
         try:
             client.connect(path)
+            if problem := peer_problem(client):
+                log.warning("blocks are not taken from %s: %s", path, problem)
+                raise PermissionError(problem)
         except OSError:
             client.close()
             raise
@@ -157,6 +165,7 @@ class _Node:
         self.found: dict[str, Received] = {}
         self._socket = sock
         self._handles = list(handles.items())
+        self._checksums = {key: handle.checksum for key, handle in handles.items()}
         self._asked: dict[str, str] = {}
         """The key of each request."""
         self._ask()
@@ -172,7 +181,7 @@ class _Node:
             reply: BlockGiven = codec.decode(frames[1], BlockGiven)  # type: ignore[arg-type]
             key = self._asked.pop(reply.request_id, None)
             if key is not None:
-                if len(frames) > 2:
+                if len(frames) > 2 and zlib.crc32(frames[2]) == self._checksums[key]:
                     self.found[key] = frames[2]
                 self._ask()
                 return True

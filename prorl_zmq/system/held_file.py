@@ -7,12 +7,14 @@ belongs to the file, not to its name: who takes over removes the name, and the p
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import socket
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigError, EndpointInUse
+from .unix_peers import folder_problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,6 +75,34 @@ def holder(path: Path) -> str:
         except BlockingIOError:
             return _said(path)
     return ""
+
+
+def claim_folder(folder: Path, lock: str) -> int:
+    """Make a folder that one process at a time uses; return the open descriptor of its lock, a file in it.
+
+    Nothing is written before the folder is known to be this account's alone, and the lock's content stays.
+
+    Raises:
+        ConfigError: others may write to the folder, or it or a link on the way to it is another account's, or the lock
+            is a link.
+        BlockingIOError: another process uses it.
+        OSError: it cannot be made.
+    """
+    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    if problem := folder_problem(folder):
+        raise ConfigError(f"{folder} cannot be used: {problem}; name a folder of your own", key="folder")
+    try:
+        descriptor = os.open(folder / lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ConfigError(f"{folder / lock} is a link; remove it", key="folder") from None
+        raise
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _said(path: Path) -> str:

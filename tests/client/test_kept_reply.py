@@ -23,7 +23,7 @@ STATUS = BatchStatus(
 
 
 def result(name: str, *, kept: bool, tokens: int = 10) -> Result:
-    handle = BlockHandle(node="n", block_id=f"block-{name}", endpoint="tcp://127.0.0.1:5") if kept else None
+    handle = BlockHandle(node="n", block_id=f"block-{name}", checksum=0, endpoint="tcp://127.0.0.1:5") if kept else None
     return Result(job_id=name, task="t", outcome=Outcome.COMPLETED, tokens=tokens, turns=1, kept=handle)
 
 

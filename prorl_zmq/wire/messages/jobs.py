@@ -176,6 +176,8 @@ class BlockHandle(Part, frozen=True, kw_only=True):
     node: Identifier
     block_id: JobIdentifier
     """A random name, which only the broker and its clients are told."""
+    checksum: Annotated[int, Meta(ge=0, le=2**32 - 1)]
+    """CRC-32 of the block."""
     endpoint: PathText
     """Where the node's broker gives blocks."""
     curve_key: AnnouncedKey = ""

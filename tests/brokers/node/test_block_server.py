@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import threading
+import zlib
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 BLOCK = memoryview(b"tokens" * 10_000)
 WAIT_S = 10.0
+NOBODY = 65534
 
 
 class Served(NamedTuple):
@@ -35,6 +37,13 @@ class Served(NamedTuple):
     """Of the Unix socket."""
     handle: BlockHandle
     """Of a block that is there."""
+    blocks: Path
+    """The folder of the store."""
+
+
+def handle(block_id: str, endpoint: str, path: str = "") -> BlockHandle:
+    checksum = zlib.crc32(BLOCK)
+    return BlockHandle(node="n", block_id=block_id, checksum=checksum, endpoint=endpoint, socket=path)
 
 
 @pytest.fixture
@@ -56,7 +65,7 @@ def serving(folder: Path) -> Iterator[Served]:
     thread = threading.Thread(target=loop.run, args=(lambda: 60.0, lambda: None))
     thread.start()
     try:
-        yield Served(path, BlockHandle(node="n", block_id=block_id, endpoint=server.endpoint, socket=server.path))
+        yield Served(path, handle(block_id, server.endpoint, server.path), folder / "blocks")
     finally:
         loop.stop()
         thread.join(WAIT_S)
@@ -81,12 +90,8 @@ def asked(client: socket.socket, block_id: bytes) -> tuple[bytes, list[int]]:
 
 @pytest.mark.parametrize("mapped", [True, False])
 def test_a_client_gets_what_is_there_and_not_what_is_lost(served: Served, mapped: bool) -> None:
-    here = (
-        served.handle
-        if mapped
-        else BlockHandle(node="n", block_id=served.handle.block_id, endpoint=served.handle.endpoint)
-    )
-    gone = BlockHandle(node="n", block_id="gone", endpoint=here.endpoint, socket=here.socket)
+    here = served.handle if mapped else handle(served.handle.block_id, served.handle.endpoint)
+    gone = handle("gone", here.endpoint, here.socket)
     fetcher = BlockFetcher(None)
     try:
         many = {f"job-{number}": here for number in range(20)}
@@ -145,9 +150,7 @@ def test_what_is_no_request_is_dropped_and_the_next_one_is_answered(served: Serv
             client.send_multipart(frames)
         fetcher = BlockFetcher(None)
         try:
-            assert fetcher.fetch(
-                {"a": BlockHandle(node="n", block_id=served.handle.block_id, endpoint=served.handle.endpoint)}
-            )
+            assert fetcher.fetch({"a": handle(served.handle.block_id, served.handle.endpoint)})
         finally:
             fetcher.close()
         assert not client.poll(0)
@@ -156,8 +159,49 @@ def test_what_is_no_request_is_dropped_and_the_next_one_is_answered(served: Serv
 def test_a_node_that_is_not_there_has_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prorl_zmq.client.block_fetcher.STALL_S", 0.3)
     fetcher = BlockFetcher(None)
-    handle = BlockHandle(node="n", block_id="b", endpoint="tcp://127.0.0.1:9", socket=str(tmp_path / "no.socket"))
     try:
-        assert fetcher.fetch({"a": handle}) == {}
+        assert fetcher.fetch({"a": handle("b", "tcp://127.0.0.1:9", str(tmp_path / "no.socket"))}) == {}
     finally:
         fetcher.close()
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+@pytest.mark.parametrize("content", [b"", b"tokens", bytes(len(BLOCK))], ids=["empty", "cut off", "changed"])
+def test_a_block_that_is_not_what_was_kept_is_left_out(
+    served: Served, mapped: bool, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (file,) = served.blocks.glob("*/*/*")
+    file.write_bytes(content)
+    monkeypatch.setattr(BlockStore, "open", lambda *_: os.open(file, os.O_RDONLY))  # it looks at the length itself
+    there = served.handle if mapped else handle(served.handle.block_id, served.handle.endpoint)
+    fetcher = BlockFetcher(None)
+    try:
+        assert fetcher.fetch({"a": there}) == {}
+    finally:
+        fetcher.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for another account")
+def test_nothing_is_taken_from_another_account(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It listens where the node did, and the block comes over TCP."""
+    served.path.unlink()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as squatter:
+        squatter.bind(str(served.path))
+        os.seteuid(NOBODY)
+        try:
+            squatter.listen()  # the kernel notes who that was
+        finally:
+            os.seteuid(0)
+        squatter.setblocking(False)
+        fetcher = BlockFetcher(None)
+        try:
+            (found,) = fetcher.fetch({"a": served.handle}).values()
+            assert found.bytes == BLOCK
+        finally:
+            fetcher.close()
+        connection, _ = squatter.accept()
+        with connection:
+            assert connection.recv(100) == b""  # it was not even asked
+    assert f"another user's (uid {NOBODY})" in caplog.text

@@ -19,7 +19,7 @@ from prorl_zmq.wire.messages.jobs import BlockHandle, Job, Outcome, Result
 
 JOB = Job(task="math", instance={"n": 1}, job_id="a")
 PACKED = codec.encode(JOB)
-HANDLE = BlockHandle(node="n", block_id="b", endpoint="tcp://127.0.0.1:5")
+HANDLE = BlockHandle(node="n", block_id="b", checksum=0, endpoint="tcp://127.0.0.1:5")
 LIMIT_BYTES = 1000
 BLOCK = bytes(LIMIT_BYTES)
 

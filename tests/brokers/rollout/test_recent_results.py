@@ -6,7 +6,7 @@ from prorl_zmq.brokers.journal.records import Finished, StoredBlock
 from prorl_zmq.brokers.rollout.recent_results import FIXED_BYTES, RecentResults
 from prorl_zmq.wire.messages.jobs import BlockHandle, Outcome, Result
 
-HANDLE = BlockHandle(node="n", block_id="b", endpoint="tcp://127.0.0.1:5")
+HANDLE = BlockHandle(node="n", block_id="b", checksum=0, endpoint="tcp://127.0.0.1:5")
 
 
 def finished(job_id: str, block: object = None, **more: object) -> Finished:

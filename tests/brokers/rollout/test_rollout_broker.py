@@ -6,6 +6,7 @@ import asyncio
 import tempfile
 import threading
 import time
+import zlib
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 WAIT_MS = 10_000
+KEPT_BLOCK = bytes(range(block_bytes(5, 1)))
 
 
 @pytest.fixture
@@ -246,7 +248,8 @@ def keeping(topology: Topology, peers: Peers) -> Iterator[tuple[dict[Phase, Stag
             assert stage.receive(StageWelcome).keep == "node"
         trainer.ask(Submit("r", "s"), codec.encode(Job(task="math", instance={"n": 1}, job_id="a")))
         stages[Phase.INIT].done(stages[Phase.INIT].receive(StartPhase))
-        handle = BlockHandle(node="local", block_id="b", endpoint="tcp://127.0.0.1:1")
+        checksum = zlib.crc32(KEPT_BLOCK)
+        handle = BlockHandle(node="local", block_id="b", checksum=checksum, endpoint="tcp://127.0.0.1:1")
         stages[Phase.RUN].done(stages[Phase.RUN].receive(StartPhase), tokens=5, turns=1, kept=handle)
         stages[Phase.EVAL].done(stages[Phase.EVAL].receive(StartPhase), reward=0.5)
         stages[Phase.RUN].report(kept=("b",))
@@ -273,14 +276,13 @@ def test_a_block_that_a_client_cannot_fetch_comes_by_the_broker(keeping: tuple[d
     trainer.ask(RelayBlocks("r", "s", ("a", "unknown")))
     assert trainer.collect(wait_s=0.0).results == ()
     assert stages[Phase.RUN].receive(SendBlocks).block_ids == ("b",)
-    block = bytes(range(block_bytes(5, 1)))
-    stages[Phase.RUN].outbox.send_multipart([codec.encode(BlockSent(stage_id="run-1", block_id="b")), block])
+    stages[Phase.RUN].outbox.send_multipart([codec.encode(BlockSent(stage_id="run-1", block_id="b")), KEPT_BLOCK])
     (result,) = trainer.collect().results
-    assert (result.kept, trainer.blocks) == (None, [block])
+    assert (result.kept, trainer.blocks) == (None, [KEPT_BLOCK])
     assert stages[Phase.RUN].receive(ForgetBlocks).block_ids == ("b",)
 
 
-@pytest.mark.parametrize("frames", [[], [b"too short"]])
+@pytest.mark.parametrize("frames", [[], [b"too short"], [KEPT_BLOCK[:-1] + b"?"]])
 def test_a_node_that_has_no_whole_block_has_lost_it(
     keeping: tuple[dict[Phase, Stage], Trainer], frames: list[bytes]
 ) -> None:

@@ -19,7 +19,7 @@ from prorl_zmq.wire.messages.watching import BatchView, Peek, Peeked, ViewBatch,
 
 from .test_front_door import MATH, Door, collect, job
 
-HANDLE = BlockHandle(node="n", block_id="b", endpoint="tcp://127.0.0.1:5")
+HANDLE = BlockHandle(node="n", block_id="b", checksum=0, endpoint="tcp://127.0.0.1:5")
 
 
 def watch(door: Door, last: Watched | None = None, **more: Any) -> Watched:
