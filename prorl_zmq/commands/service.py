@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 import msgspec
 import typer
 
-from ..config import SecuritySettings, Topology
+from ..config import SecuritySettings, Topology, http_address
 from ..errors import ConfigError, SandboxUnavailable
 from ..service import preloading
 from ..service.service_folder import TOPOLOGY, ServiceFolder
@@ -213,9 +213,15 @@ def _with_sandbox(topology: Topology, sandbox: str | None, image: str | None) ->
 
 
 def with_metrics(topology: Topology, bind: str | None) -> Topology:
-    """Apply `--metrics`."""
+    """Apply `--metrics`.
+
+    Raises:
+        ConfigError: it is not HOST:PORT.
+    """
     if bind is None:
         return topology
+    if bind:
+        http_address(bind, "--metrics ", key="metrics")
     return msgspec.structs.replace(topology, metrics=msgspec.structs.replace(topology.metrics, bind=bind))
 
 
