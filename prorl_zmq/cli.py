@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -52,9 +53,13 @@ def _command(program: str, arguments: list[str]) -> int:
 
         print(overview())
         return 0
+    gc.disable()  # imports make no garbage, and each collection would look at all that they make
     from .commands import app
 
-    return app.run(program, arguments)
+    commands = app.program_of(program, arguments)
+    gc.freeze()
+    gc.enable()
+    return app.run_program(program, commands, arguments)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -385,6 +384,8 @@ def load_topology(path: Path | None) -> Topology:
     """
     if path is None:
         return Topology()
+    import tomllib  # later: a client needs no file
+
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

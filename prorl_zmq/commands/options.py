@@ -17,6 +17,7 @@ import typer
 from ..client.blocking.client import RolloutClient
 from ..config import SecuritySettings, ServerApi, ServiceSettings, Topology, default_front_door, load_topology
 from ..errors import ConfigError, RequestTimeout
+from ..security.keyring import CLIENT, Keyring
 from ..service.rollout_brokers import EachBroker, RolloutBrokers, clients_of, sessions_of
 from ..system.held_file import holder
 from ..system.logs import LogFormat, LogLevel, start_logging
@@ -189,8 +190,8 @@ def console(*, stderr: bool = False) -> Console:
     """Return the console that commands print to; into a pipe or a file it cuts and breaks nothing."""
     from rich.console import Console
 
-    stream = sys.stderr if stderr else sys.stdout
-    return Console(stderr=stderr, width=None if stream.isatty() else 200)
+    seen = (sys.stderr if stderr else sys.stdout).isatty()
+    return Console(stderr=stderr, width=None if seen else 200, highlight=seen, emoji=False)
 
 
 def columns(*names: str, **how: Any) -> Iterator[Column]:
@@ -253,10 +254,11 @@ def client_of(
     return RolloutClient(front_door_of(connect, config), keys=_keys_of(config, keys), timeout_s=timeout_s)
 
 
-def check_running(connect: str | None, config: Path | None, service: Path | None) -> None:
+def check_running(connect: str | None, config: Path | None, keys: Path | None, service: Path | None) -> None:
     """Raise `RequestTimeout` if no service runs, before a command waits `QUICK_S` for its reply.
 
     A service runs if one of its rollout brokers listens, or a `prorl serve` that would start or restart them lives.
+    Keys that cannot be used are reported first.
     """
     if service is not None and connect is None:
         from ..service.service_folder import LOCK, ServiceFolder
@@ -275,6 +277,7 @@ def check_running(connect: str | None, config: Path | None, service: Path | None
     until = time.monotonic() + patience_s
     while not any(map(is_listening, doors)) and not holder(lock):
         if time.monotonic() >= until:
+            Keyring.load(_keys_of(config, keys), CLIENT)
             message = f"no process listens {where}; is the service running? (`{start}`)"
             raise RequestTimeout(message, timeout_s=patience_s)
         time.sleep(LOOK_S)
@@ -284,7 +287,7 @@ def quick_client(
     connect: Connect = None, config: Config = None, keys: Keys = None, service: Service = None
 ) -> RolloutClient:
     """Return the client of a command that only asks something."""
-    check_running(connect, config, service)
+    check_running(connect, config, keys, service)
     return client_of(connect, config, keys, service, timeout_s=QUICK_S)
 
 
@@ -299,7 +302,7 @@ def each_broker(
     connect: Connect = None, config: Config = None, keys: Keys = None, service: Service = None
 ) -> EachBroker:
     """Return the rollout brokers of a command that asks them without an event loop."""
-    check_running(connect, config, service)
+    check_running(connect, config, keys, service)
     if service is not None and connect is None:
         named = sessions_of(service).items()
         return EachBroker(
@@ -315,7 +318,7 @@ def broker_clients(
     connect: str | None, config: Path | None, keys: Path | None = None, service: Path | None = None
 ) -> dict[str, AsyncRolloutClient]:
     """Return a client of each rollout broker that a command asks, by the broker's name."""
-    check_running(connect, config, service)
+    check_running(connect, config, keys, service)
     if service is not None and connect is None:
         return clients_of(service, QUICK_S, keys)
     from ..client.asynchronous.client import AsyncRolloutClient
