@@ -14,6 +14,8 @@ NEEDED = (
 """What the commands import, from the server extra."""
 
 USAGE_ERROR = 2
+FORKING = {"serve", "node"}
+"""The commands of `prorl` whose processes are forks: their fork server imports while they do."""
 
 
 def main() -> None:
@@ -53,6 +55,16 @@ def _command(program: str, arguments: list[str]) -> int:
 
         print(overview())
         return 0
+    if program == "prorl" and arguments[0] in FORKING and not {"-h", "--help"} & {*arguments}:
+        from .service.preloading import begun_fork_server
+
+        with begun_fork_server():
+            return _imported(program, arguments)
+    return _imported(program, arguments)
+
+
+def _imported(program: str, arguments: list[str]) -> int:
+    """Import a command, and run it."""
     gc.disable()  # imports make no garbage, and each collection would look at all that they make
     from .commands import app
 
