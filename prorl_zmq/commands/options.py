@@ -191,7 +191,7 @@ def console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
     seen = (sys.stderr if stderr else sys.stdout).isatty()
-    return Console(stderr=stderr, width=None if seen else 200, highlight=seen, emoji=False)
+    return Console(stderr=stderr, width=None if seen else 200, highlight=seen, markup=False, emoji=False)
 
 
 def columns(*names: str, **how: Any) -> Iterator[Column]:

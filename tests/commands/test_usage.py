@@ -178,3 +178,8 @@ def test_doctor_names_what_it_found() -> None:
         assert f"sandboxes: {kind}" in done.stdout
     for subject in ("user namespaces", "vLLM", "loopback TCP", "space for sandboxes"):
         assert subject in done.stdout
+
+
+def test_text_of_others_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    options.console().print("served: [red]math[/red] :smile: 12")
+    assert capsys.readouterr().out == "served: [red]math[/red] :smile: 12\n"
