@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -13,6 +14,8 @@ NEEDED = (
 """What the commands import, from the server extra."""
 
 USAGE_ERROR = 2
+FORKING = {"serve", "node"}
+"""The commands of `prorl` whose processes are forks: their fork server imports while they do."""
 
 
 def main() -> None:
@@ -52,9 +55,23 @@ def _command(program: str, arguments: list[str]) -> int:
 
         print(overview())
         return 0
+    if program == "prorl" and arguments[0] in FORKING and not {"-h", "--help"} & {*arguments}:
+        from .service.preloading import begun_fork_server
+
+        with begun_fork_server():
+            return _imported(program, arguments)
+    return _imported(program, arguments)
+
+
+def _imported(program: str, arguments: list[str]) -> int:
+    """Import a command, and run it."""
+    gc.disable()  # imports make no garbage, and each collection would look at all that they make
     from .commands import app
 
-    return app.run(program, arguments)
+    commands = app.program_of(program, arguments)
+    gc.freeze()
+    gc.enable()
+    return app.run_program(program, commands, arguments)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ the service's private folder of sockets. Every table and key has a default, so a
 from __future__ import annotations
 
 import os
+import re
 import tempfile
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -30,6 +30,8 @@ ServerApi = Literal["auto", "vllm", "completions", "sglang", "prorl"]
 """What an inference server speaks: vLLM's token API, its `/v1/completions`, SGLang's `/generate`, or that of ProRL's
 token servers."""
 
+
+_PORT = re.compile("[0-9]{1,5}")
 
 JOURNAL_SUFFIX = ".journal"
 """Journals may be brought to a new folder, with what SQLite puts beside them."""
@@ -382,6 +384,8 @@ def load_topology(path: Path | None) -> Topology:
     """
     if path is None:
         return Topology()
+    import tomllib  # later: a client needs no file
+
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -408,12 +412,28 @@ def parse_topology(data: dict[str, object], source: str) -> Topology:
         key = f"{place}.{name}" if place and name else place or name
         raise ConfigError(f"{source}: {what}" + (f" in {place}" if place else ""), key=key) from error
     _check_endpoints(topology, source)
+    for section in ("gateway", "dashboard", "metrics"):
+        if bind := getattr(topology, section).bind:
+            key = f"{section}.bind"
+            http_address(bind, f"{source}: {key}: ", key)
     for index, backends in enumerate(topology.backends):
         _check_backends(backends, f"backends[{index}]", source)
     if topology.rollout_broker.lease_s < 2 * topology.rollout_broker.heartbeat_s:
         key = "rollout_broker.lease_s"
         raise ConfigError(f"{source}: {key} must be at least twice heartbeat_s, or live processes lose jobs", key=key)
     return topology
+
+
+def http_address(bind: str, prefix: str = "", key: str = "bind") -> tuple[str, int]:
+    """Return the host and port where an HTTP server listens.
+
+    Raises:
+        ConfigError: `bind` is not HOST:PORT; the message begins with `prefix`, which says where `bind` is from.
+    """
+    host, _, port = bind.rpartition(":")
+    if not host or not _PORT.fullmatch(port) or not 0 < int(port) < 65536:
+        raise ConfigError(f"{prefix}{bind!r} is not HOST:PORT, such as 127.0.0.1:8080 (ports: 1 to 65535)", key=key)
+    return host, int(port)
 
 
 def _check_endpoints(topology: Topology, source: str) -> None:

@@ -63,7 +63,10 @@ def program_of(program: str, arguments: list[str]) -> typer.Typer:
         return alone
     prorl = new_typer(ABOUT)
     prorl.callback(invoke_without_command=True)(_version)
-    named = arguments[0] if arguments and arguments[0] in COMMANDS else "doctor"  # a program needs some command
+    named = arguments[0] if arguments and arguments[0] in COMMANDS else ""
+    if not named:
+        prorl.command("\0")(_nothing)  # a group needs some command; no argument can be this one
+        return prorl
     command = _load(COMMANDS[named].place)
     if isinstance(command, typer.Typer):
         prorl.add_typer(command, name=named)
@@ -75,6 +78,9 @@ def program_of(program: str, arguments: list[str]) -> typer.Typer:
 def _load(place: str) -> Any:
     module, _, name = place.partition(":")
     return getattr(import_module(f".{module}", __package__), name)
+
+
+def _nothing() -> None: ...
 
 
 def _version(

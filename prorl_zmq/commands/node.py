@@ -14,13 +14,14 @@ from msgspec.structs import replace
 
 from ..config import StageSettings, Topology
 from ..errors import ConfigError
+from ..service.preloading import begun_fork_server
 from ..service.service_folder import ServiceFolder
 from ..system.logs import say, start_logging
 from ..system.node_name import allocation, short_id
 from ..wire.messages.base import Identifier
 from ..wire.messages.jobs import Phase
 from . import options
-from .service import check_sandboxes, fork_server, node_topology, supervise, with_metrics
+from .service import check_sandboxes, node_topology, supervise, with_metrics
 
 DRAIN_S = 30.0
 NodeName = Annotated[Identifier, msgspec.Meta(max_length=100)]
@@ -83,7 +84,7 @@ def node(
         check_sandboxes(topology, "prorl node")
     plans = plan_node(topology, folder, options.checked_address(address))
     places = announced_places(folder, topology.node, of_ours=False)
-    with fork_server() as server:
+    with begun_fork_server() as server:
         supervisor = Supervisor(topology, plans, places, server, log_dir, drain_s=drain_s)
         supervise(supervisor, "prorl node", f"ready: {topology.node}")
 

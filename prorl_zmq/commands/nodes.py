@@ -16,7 +16,7 @@ from ..service.node_rows import NodeRow, losses, node_rows
 from ..system.duration import duration
 from ..system.logs import one_line
 from ..wire.messages.jobs import Phase
-from .backends import GIB, NOTHING, show
+from .backend_tables import GIB, NOTHING, show
 from .options import Config, Connect, Keys, Service, all_brokers, columns
 
 if TYPE_CHECKING:

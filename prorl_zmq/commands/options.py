@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import wraps
@@ -15,11 +16,13 @@ import typer
 
 from ..client.blocking.client import RolloutClient
 from ..config import SecuritySettings, ServerApi, ServiceSettings, Topology, default_front_door, load_topology
-from ..errors import ConfigError
+from ..errors import ConfigError, RequestTimeout
+from ..security.keyring import CLIENT, Keyring
 from ..service.rollout_brokers import EachBroker, RolloutBrokers, clients_of, sessions_of
+from ..system.held_file import holder
 from ..system.logs import LogFormat, LogLevel, start_logging
 from ..wire.messages.backends import ToolCallFormatName
-from ..wire.sockets import is_own_address, own_address
+from ..wire.sockets import check_endpoint, is_listening, is_own_address, own_address
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,6 +32,9 @@ if TYPE_CHECKING:
 
 QUICK_S = 10.0
 """How long commands that only ask something wait for the service."""
+AWAY_S = 3.0
+"""How long they wait for a process to listen over TCP: a broker elsewhere may be restarted."""
+LOOK_S = 0.1
 
 Config = Annotated[
     Path | None,
@@ -184,8 +190,8 @@ def console(*, stderr: bool = False) -> Console:
     """Return the console that commands print to; into a pipe or a file it cuts and breaks nothing."""
     from rich.console import Console
 
-    stream = sys.stderr if stderr else sys.stdout
-    return Console(stderr=stderr, width=None if stream.isatty() else 200)
+    seen = (sys.stderr if stderr else sys.stdout).isatty()
+    return Console(stderr=stderr, width=None if seen else 200, highlight=seen, markup=False, emoji=False)
 
 
 def columns(*names: str, **how: Any) -> Iterator[Column]:
@@ -248,10 +254,40 @@ def client_of(
     return RolloutClient(front_door_of(connect, config), keys=_keys_of(config, keys), timeout_s=timeout_s)
 
 
+def check_running(connect: str | None, config: Path | None, keys: Path | None, service: Path | None) -> None:
+    """Raise `RequestTimeout` if no service runs, before a command waits `QUICK_S` for its reply.
+
+    A service runs if one of its rollout brokers listens, or a `prorl serve` that would start or restart them lives.
+    Keys that cannot be used are reported first.
+    """
+    if service is not None and connect is None:
+        from ..service.service_folder import LOCK, ServiceFolder
+
+        folder = ServiceFolder.open(service)
+        lock, places, start = folder.path / LOCK, folder.broker_endpoints(), f"prorl serve --service {service}"
+        doors = [ends["front_door"] for ends in places.values() if "front_door" in ends]
+        where, patience_s = f"at the places named in {service}", AWAY_S if doors else 0.0
+    else:
+        from ..service.run_dir import LOCK
+
+        door = check_endpoint(front_door_of(connect, config))
+        transport, _, address = door.partition("://")
+        lock, doors, where, start = Path(address).parent / LOCK, [door], f"at {door}", "prorl serve"
+        patience_s = AWAY_S if transport == "tcp" else 0.0
+    until = time.monotonic() + patience_s
+    while not any(map(is_listening, doors)) and not holder(lock):
+        if time.monotonic() >= until:
+            Keyring.load(_keys_of(config, keys), CLIENT)
+            message = f"no process listens {where}; is the service running? (`{start}`)"
+            raise RequestTimeout(message, timeout_s=patience_s)
+        time.sleep(LOOK_S)
+
+
 def quick_client(
     connect: Connect = None, config: Config = None, keys: Keys = None, service: Service = None
 ) -> RolloutClient:
     """Return the client of a command that only asks something."""
+    check_running(connect, config, keys, service)
     return client_of(connect, config, keys, service, timeout_s=QUICK_S)
 
 
@@ -266,6 +302,7 @@ def each_broker(
     connect: Connect = None, config: Config = None, keys: Keys = None, service: Service = None
 ) -> EachBroker:
     """Return the rollout brokers of a command that asks them without an event loop."""
+    check_running(connect, config, keys, service)
     if service is not None and connect is None:
         named = sessions_of(service).items()
         return EachBroker(
@@ -274,13 +311,14 @@ def each_broker(
                 for name, session in named
             }
         )
-    return EachBroker({front_door_of(connect, config): quick_client(connect, config, keys)})
+    return EachBroker({front_door_of(connect, config): client_of(connect, config, keys, timeout_s=QUICK_S)})
 
 
 def broker_clients(
     connect: str | None, config: Path | None, keys: Path | None = None, service: Path | None = None
 ) -> dict[str, AsyncRolloutClient]:
     """Return a client of each rollout broker that a command asks, by the broker's name."""
+    check_running(connect, config, keys, service)
     if service is not None and connect is None:
         return clients_of(service, QUICK_S, keys)
     from ..client.asynchronous.client import AsyncRolloutClient

@@ -7,25 +7,21 @@ import os
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self
 
 import msgspec
 import typer
 
-from ..config import SecuritySettings, Topology
+from ..config import SecuritySettings, Topology, http_address
 from ..errors import ConfigError, SandboxUnavailable
-from ..service import preloading
+from ..service.preloading import begun_fork_server
 from ..service.service_folder import TOPOLOGY, ServiceFolder
-from ..system.fork_server import ForkServer
 from ..system.logs import say, start_logging
 from ..system.node_name import short_id
 from . import options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from rich.progress import Progress
 
     from ..service.supervisor import Startup, Supervisor
@@ -122,14 +118,6 @@ def serve(
     _serve_alone(with_metrics(_with_sandbox(topology, sandbox, image), metrics), config, log_dir)
 
 
-@contextmanager
-def fork_server() -> Iterator[ForkServer]:
-    """Have a fork server import what every service needs, while this process makes its checks and imports."""
-    with ForkServer(preloading.EARLY) as server:
-        server.begin()
-        yield server
-
-
 def _serve_alone(topology: Topology, config: Path | None, log_dir: Path | None) -> None:
     if topology.service.rollout_brokers > 1:
         raise ConfigError(
@@ -137,7 +125,7 @@ def _serve_alone(topology: Topology, config: Path | None, log_dir: Path | None) 
             key="service.rollout_brokers",
         )
     start_logging("serve", topology.service.log_format, topology.service.log_level)
-    with fork_server() as server:
+    with begun_fork_server() as server:
         from ..service.broker_places import fixed_places
         from ..service.checks import check_connections
         from ..service.child_plans import plan_children
@@ -166,7 +154,7 @@ def _serve_folder(
         topology = msgspec.structs.replace(topology, stage=(), backends=())
     elif topology.stage:
         check_sandboxes(topology, "prorl serve")
-    with folder.held(take_over=take_over) as lock, fork_server() as server:
+    with folder.held(take_over=take_over) as lock, begun_fork_server() as server:
         from ..service.broker_places import announced_places
         from ..service.child_plans import plan_brokers, plan_node
         from ..service.supervisor import Supervisor
@@ -213,9 +201,15 @@ def _with_sandbox(topology: Topology, sandbox: str | None, image: str | None) ->
 
 
 def with_metrics(topology: Topology, bind: str | None) -> Topology:
-    """Apply `--metrics`."""
+    """Apply `--metrics`.
+
+    Raises:
+        ConfigError: it is not HOST:PORT.
+    """
     if bind is None:
         return topology
+    if bind:
+        http_address(bind, "--metrics ", key="metrics")
     return msgspec.structs.replace(topology, metrics=msgspec.structs.replace(topology.metrics, bind=bind))
 
 

@@ -15,7 +15,7 @@ from ..system.logs import one_line
 from ..wire.messages.backends import BackendList, ListBackends
 from ..wire.messages.base import new_id
 from ..wire.messages.jobs import Phase
-from .backends import backend_table, show
+from .backend_tables import backend_table, show
 from .options import columns, each_broker, taking
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from ..system.duration import duration
 from ..system.logs import one_line
 from ..wire.messages.backends import BackendList
 from ..wire.messages.jobs import Outcome
-from .backends import backend_table, detail_tables
+from .backend_tables import backend_table, detail_tables
 from .nodes import Seen, layout
 from .options import columns
 from .status import status_tables

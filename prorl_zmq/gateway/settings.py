@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from ..config import http_address
 from ..errors import ConfigError
 from ..security.bearer_list import BearerList
 from ..security.keyring import BROKER, Keyring
@@ -52,11 +53,11 @@ class GatewayOptions:
 
     @property
     def host(self) -> str:
-        return self._address()[0]
+        return http_address(self.settings.bind)[0]
 
     @property
     def port(self) -> int:
-        return self._address()[1]
+        return http_address(self.settings.bind)[1]
 
     @property
     def own_name(self) -> str:
@@ -71,12 +72,6 @@ class GatewayOptions:
     @property
     def url(self) -> str:
         return f"{'https' if self.settings.tls_cert else 'http'}://{self.host}:{self.port}"
-
-    def _address(self) -> tuple[str, int]:
-        host, _, port = self.settings.bind.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise ConfigError(f"{self.settings.bind!r} is not HOST:PORT, such as 127.0.0.1:8080", key="bind")
-        return host, int(port)
 
     def bearers(self) -> BearerList | PageToken:
         """Return what knows the tokens that are let in.

@@ -13,11 +13,8 @@ with their final mode and never overwritten. As with ssh, a secret that others c
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
-import secrets
 import stat
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -81,6 +78,8 @@ class BearerKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def token_digest(token: str) -> str:
     """Return what is kept of a bearer token: it has 256 random bits, so a plain digest gives nothing away."""
+    import hashlib  # later: it loads OpenSSL, which no client needs
+
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -184,6 +183,8 @@ class KeyFolder:
         """Let in whoever has a new bearer token, in this role, and return the token, which is kept nowhere."""
         if role not in BEARER_ROLES:
             raise _wrong(f"a bearer token is for role {' or '.join(BEARER_ROLES)}, not {role}: it is for HTTP gateways")
+        import secrets  # later: with hashlib
+
         token = TOKEN_PREFIX + secrets.token_urlsafe(32)
         try:
             key = msgspec.convert({"name": name, "role": role, "sha256": token_digest(token)}, BearerKey)
@@ -289,6 +290,8 @@ def _create(path: Path, text: str, mode: int) -> None:
 
 def _read(path: Path, kind: type[T]) -> T:
     """Read a key file. What it holds is not in any error."""
+    import tomllib  # later: over ipc no keys are read
+
     try:
         with path.open("rb") as file:
             data = tomllib.loads(file.read(FILE_LIMIT_BYTES).decode("utf-8"))

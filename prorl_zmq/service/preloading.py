@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ..system.fork_server import Preload
+from ..system.fork_server import ForkServer, Preload
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from .child_plans import ChildPlan
 
 SHARED = ("prorl_zmq.commands.app", "prorl_zmq.metrics.reporter", "uvloop")
@@ -39,6 +42,28 @@ BY_PROCESS: dict[str, tuple[str | Preload, ...]] = {
     "metrics": ("prorl_zmq.commands.gateway", *GATEWAY),
     "dashboard": ("prorl_zmq.commands.dashboard", *GATEWAY),
 }
+
+
+@contextmanager
+def begun_fork_server() -> Iterator[ForkServer]:
+    """Have a fork server import what every service needs, while this process imports its command, and makes its checks.
+
+    Within the context of another one, it is that one.
+    """
+    if _begun:
+        yield _begun[0]
+        return
+    with ForkServer(EARLY) as server:
+        server.begin()
+        _begun.append(server)
+        try:
+            yield server
+        finally:
+            _begun.clear()
+
+
+_begun: list[ForkServer] = []
+"""The fork server of this process."""
 
 
 def preloaded_for(plan: ChildPlan) -> tuple[str | Preload, ...]:

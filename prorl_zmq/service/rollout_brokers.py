@@ -14,7 +14,6 @@ import msgspec
 from ..errors import ProrlError, RequestTimeout, UnknownJob
 from ..wire.messages.front_door import ServiceStatus, StageStatus
 from .node_rows import total
-from .service_folder import ServiceFolder
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -161,6 +160,8 @@ def clients_of(path: Path, timeout_s: float, keys: Path | None = None) -> dict[s
 
 def sessions_of(path: Path) -> dict[str, str]:
     """Return a session of each rollout broker of a service's folder, by the broker's name."""
+    from .service_folder import ServiceFolder  # later: a service with one broker has none
+
     folder = ServiceFolder.open(path)
     return {name: folder.session_of(name) for name in folder.rollout_brokers}
 

@@ -68,8 +68,8 @@ def held(path: Path, *, take_over: bool = False) -> Iterator[HeldFile]:
 
 
 def holder(path: Path) -> str:
-    """Return which process holds a file; empty: none."""
-    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+    """Return which process holds a file; empty: none, or the file cannot be read."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -7,7 +7,6 @@ is, for a broker to refuse a second one of the same name.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import socket
@@ -50,6 +49,8 @@ def _number(folder: Path) -> tuple[str, int, int]:
 
 
 def short_id(text: str) -> str:
+    import hashlib  # later: it loads OpenSSL, which a client without keys needs for nothing
+
     return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=4).hexdigest()
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import msgpack
 import msgspec
@@ -26,6 +26,9 @@ HEADER_LIMIT_BYTES = 4 * 2**20
 """Largest header frame. Bulk data does not travel in headers."""
 SMALL_BYTES = 1024
 """Frames up to this size are decoded in one step."""
+FEW_FRAMES = 16
+"""So many frames of a kind are decoded in two steps first: a decoder of all replies takes 8 ms to make, which a command
+that reads four of them need not spend."""
 CONTAINER_LIMIT = 65_536
 """Most elements of one array or map, and most arrays and maps of one frame."""
 
@@ -79,7 +82,8 @@ def _decode_small(frame: bytes | memoryview, kind: Any) -> Any:
     What both steps would refuse is left to them, and so is what they would read in another way: `msgspec` takes keys
     and extensions that are no plain data where a field may hold anything.
     """
-    decode_one = _known(kind).decode
+    known = _known(kind)
+    decode_one = known.decode or known.made_decoder()
     if decode_one is None:
         return None
     try:
@@ -180,14 +184,27 @@ class _ContainerCount:
         return container
 
 
-class _Kind(NamedTuple):
+class _Kind:
     """What is known of a class or union that frames are decoded into."""
 
-    kind: Any
-    tagged: dict[str, type[msgspec.Struct]]
-    """The classes of a union by their tags."""
-    decode: Callable[[bytes | memoryview], Any] | None
-    """None: frames of this kind cannot be decoded in one step."""
+    __slots__ = ("_few", "decode", "kind", "tagged")
+
+    def __init__(self, kind: Any) -> None:
+        self.kind = kind
+        members = [one for one in get_args(kind) if isinstance(one, type) and issubclass(one, msgspec.Struct)]
+        self.tagged = {str(one.__struct_config__.tag): one for one in members}
+        """The classes of a union by their tags."""
+        self.decode: Callable[[bytes | memoryview], Any] | None = None
+        """Decodes a frame in one step; None: there were few frames, or none of this kind can be decoded so."""
+        self._few = FEW_FRAMES
+
+    def made_decoder(self) -> Callable[[bytes | memoryview], Any] | None:
+        """Make the decoder, unless there were few frames."""
+        self._few -= 1
+        if self._few == 0:
+            with suppress(TypeError, NameError):
+                self.decode = msgspec.msgpack.Decoder(self.kind).decode
+        return self.decode
 
 
 _KINDS_LIMIT = 256
@@ -200,11 +217,7 @@ def _known(kind: Any) -> _Kind:
     if found is None:
         if len(_kinds) >= _KINDS_LIMIT:
             _kinds.clear()
-        members = [one for one in get_args(kind) if isinstance(one, type) and issubclass(one, msgspec.Struct)]
-        decode_one = None
-        with suppress(TypeError, NameError):
-            decode_one = msgspec.msgpack.Decoder(kind).decode
-        found = _kinds[id(kind)] = _Kind(kind, {str(one.__struct_config__.tag): one for one in members}, decode_one)
+        found = _kinds[id(kind)] = _Kind(kind)
     return found
 
 

@@ -18,7 +18,7 @@ import os
 import re
 from contextlib import suppress
 from pathlib import Path
-from socket import AF_INET, SOCK_DGRAM, gethostbyname, gethostname
+from socket import AF_INET, AF_UNIX, SOCK_DGRAM, create_connection, gethostbyname, gethostname
 from socket import socket as plain_socket
 from typing import TYPE_CHECKING, TypeVar
 
@@ -175,6 +175,30 @@ def connect(socket: zmq.Socket[bytes], endpoint: str) -> None:
         socket.connect(endpoint)
     except zmq.ZMQError as error:
         raise InvalidEndpoint(f"{endpoint} cannot be used: {error.strerror}", endpoint=endpoint) from None
+
+
+def is_listening(endpoint: str, timeout_s: float = 1.0) -> bool:
+    """Return whether a process listens at an endpoint, as far as a connection within `timeout_s` shows.
+
+    Raises:
+        InvalidEndpoint: it is malformed, or another account could answer there.
+    """
+    address = check_endpoint(endpoint).partition("://")[2]
+    try:
+        if endpoint.startswith("ipc://"):
+            path = Path(address)
+            if not path.parent.exists():
+                return False
+            _check_ipc_path(path, endpoint)
+            with plain_socket(AF_UNIX) as probe:
+                probe.settimeout(timeout_s)
+                probe.connect(address)
+        else:
+            host, _, port = address.rpartition(":")
+            create_connection((host.strip("[]"), int(port)), timeout_s).close()
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def is_loopback(endpoint: str) -> bool:

@@ -17,7 +17,7 @@ from prorl_zmq import RolloutClient
 from prorl_zmq.brokers.backends.backend_broker import BackendBroker
 from prorl_zmq.brokers.journal.journal import MemoryJournal
 from prorl_zmq.brokers.rollout.rollout_broker import RolloutBroker
-from prorl_zmq.commands.backends import backend_table, detail_tables
+from prorl_zmq.commands.backend_tables import backend_table, detail_tables
 from prorl_zmq.config import ServiceSettings, Topology
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.backends import Backend, BackendStatus, ChatSettings, EngineLoad

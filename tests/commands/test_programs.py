@@ -12,6 +12,7 @@ import pytest
 from support.commands import complaint, run
 
 from prorl_zmq.commands.app import COMMANDS, PROGRAMS
+from prorl_zmq.service.preloading import begun_fork_server
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,6 +38,21 @@ try:
 except SystemExit:
     import numpy, threadpoolctl
     print(json.dumps([one["num_threads"] for one in threadpoolctl.threadpool_info() if one["user_api"] == "blas"]))
+"""
+EARLY = """
+import sys
+from prorl_zmq import cli
+from prorl_zmq.system.fork_server import ForkServer
+
+begin = ForkServer.begin
+
+def noted(server):
+    print([name for name in ("typer", "zmq", "rich") if name in sys.modules])
+    begin(server)
+
+ForkServer.begin = noted
+sys.argv = ["prorl", *sys.argv[1:]]
+cli.main()
 """
 REFUSALS = {
     "prorl": (("status", "--connect", "ipc://DIR/door"), 1, "is the service running?"),
@@ -67,6 +83,24 @@ def test_a_program_refuses_as_a_process_what_it_refuses_here(program: str, tmp_p
     assert done.stdout == ""
     here = run(program, *words)
     assert (here.returncode, here.stdout, here.stderr) == (done.returncode, done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "begun"),
+    [("serve --bogus", "[]\n"), ("node --bogus", "[]\n"), ("serve --bogus --help", ""), ("status --bogus", "")],
+)
+def test_a_fork_server_begins_before_the_command_is_imported(arguments: str, begun: str) -> None:
+    done = process("-c", EARLY, *arguments.split())
+    assert "No such option" in complaint(done, 2)
+    assert done.stdout == begun
+
+
+def test_a_process_has_one_fork_server_at_a_time() -> None:
+    with begun_fork_server() as first, begun_fork_server() as second:
+        assert first is second
+        assert first.start(("-m", "platform"), stdout=subprocess.DEVNULL).wait(timeout=60) == 0
+    with begun_fork_server() as other:
+        assert other is not first
 
 
 def test_the_help_of_every_command_is_light() -> None:

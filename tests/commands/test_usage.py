@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import tomllib
 from typing import TYPE_CHECKING
 
 import pytest
 from support.commands import complaint, run
+from support.ports import free_port
 
+from prorl_zmq.commands import options
+from prorl_zmq.commands.options import quick_client
 from prorl_zmq.config import Topology, parse_topology
+from prorl_zmq.errors import RequestTimeout
+from prorl_zmq.service.run_dir import LOCK
+from prorl_zmq.service.service_folder import ServiceFolder
+from prorl_zmq.system.held_file import held
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,6 +49,8 @@ def test_topology_file_that_is_not_there(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (("prorl", "serve", "--sandbox", "docker"), "'docker' is not one of 'apptainer', 'bubblewrap', 'process'"),
+        (("prorl", "serve", "--metrics", "99999"), "--metrics '99999' is not HOST:PORT"),
+        (("prorl", "serve", "--metrics", "127.0.0.1:99999"), "(ports: 1 to 65535)"),
         (("prorl", "train"), "No such command 'train'"),
         (("prorl", "status", "--wach"), "No such option"),
         (("prorl", "submit"), "Missing argument 'TASKS.jsonl'"),
@@ -85,9 +95,35 @@ def test_endpoint_that_others_may_bind(program: tuple[str, ...], tmp_path: Path)
     assert "others may write to" in complaint(run(*program, "--connect", f"ipc://{shared}/broker", cwd=tmp_path))
 
 
-def test_service_that_is_not_there_is_said_so(tmp_path: Path) -> None:
-    done = run("prorl", "status", "--connect", f"ipc://{tmp_path}/door")
-    assert "is the service running?" in complaint(done, 1)
+@pytest.mark.parametrize("command", ["status", "nodes", "job any", "explain any", "cancel any", "backends list"])
+def test_a_service_that_does_not_run_is_reported_before_it_is_asked(command: str, tmp_path: Path) -> None:
+    door = f"ipc://{tmp_path}/door"
+    with socket.socket(socket.AF_UNIX) as left:  # by a broker that was killed
+        left.bind(f"{tmp_path}/door")
+    said = complaint(run("prorl", *command.split(), "--connect", door), 1)
+    assert f"no process listens at {door}; is the service running? (`prorl serve`)" in said
+
+
+@pytest.mark.parametrize("ports", [range(1), range(0)], ids=["announced", "new"])
+def test_a_service_folder_without_a_service_is_reported(
+    ports: range, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(options, "AWAY_S", 0.2)
+    folder = ServiceFolder.create(tmp_path / "service")
+    for _ in ports:
+        folder.announce("rollout", "rollout-0", {"front_door": f"tcp://127.0.0.1:{free_port()}"})
+    said = complaint(run("prorl", "status", "--service", str(folder.path)), 1)
+    assert "is the service running?" in said
+    assert f"prorl serve --service {folder.path}" in said
+
+
+def test_a_command_waits_for_a_service_that_starts(tmp_path: Path) -> None:
+    with (
+        held(tmp_path / LOCK),
+        quick_client(f"ipc://{tmp_path}/door") as client,
+        pytest.raises(RequestTimeout, match=r"no reply from .* within"),
+    ):
+        client.status(timeout_s=0.1)
 
 
 def test_init_writes_every_default(tmp_path: Path) -> None:
@@ -142,3 +178,8 @@ def test_doctor_names_what_it_found() -> None:
         assert f"sandboxes: {kind}" in done.stdout
     for subject in ("user namespaces", "vLLM", "loopback TCP", "space for sandboxes"):
         assert subject in done.stdout
+
+
+def test_text_of_others_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    options.console().print("served: [red]math[/red] :smile: 12")
+    assert capsys.readouterr().out == "served: [red]math[/red] :smile: 12\n"

@@ -94,6 +94,7 @@ def test_a_client_looks_at_who_answers(shared: Path) -> None:
         door = socket.socket(socket.AF_UNIX)
         door.bind(str(folder / "front_door"))
         door.listen()
+        door.set_inheritable(True)
         os.write(told, b"1")
         os.read(ready, 0)
         os.execvp("sleep", ["sleep", "60"])

@@ -21,7 +21,6 @@ from msgspec.structs import replace
 from ...config import default_front_door
 from ...errors import Busy, ProrlError, RequestTimeout
 from ...security.keyring import CLIENT, Keyring
-from ...service.service_folder import ServiceFolder
 from ...wire.messages.backends import (
     TAKE_BACK_S,
     BeginWeights,
@@ -85,10 +84,13 @@ class AsyncRolloutClient:
         service: str | Path | None = None,
     ) -> None:
         self.session = session if session is not None else new_id()
-        folder = ServiceFolder.open(Path(service)) if service is not None else None
-        if folder is None:
+        folder = None
+        if service is None:
             endpoint = endpoint if endpoint is not None else default_front_door()
         else:
+            from ...service.service_folder import ServiceFolder  # with what makes and locks one
+
+            folder = ServiceFolder.open(Path(service))
             keys = keys if keys is not None else folder.keys("client")
         self._service = AsyncServiceConnection(endpoint, Keyring.load(keys, CLIENT), timeout_s, folder, self.session)
         self._collecting = CollectState(self.session, new_id())
