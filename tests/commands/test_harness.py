@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,12 +14,18 @@ from needed import usable
 from support.commands import prorl
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from subprocess import CompletedProcess
+
+PRORL = str(Path(sys.executable).with_name("prorl"))
 
 
 def run(*arguments: str, cwd: Path, **environment: str) -> CompletedProcess[str]:
-    return prorl("harness", *arguments, cwd=cwd, environment={**os.environ, "COLUMNS": "100", **environment})
+    """Run the command as a process of its own if a package is on its PYTHONPATH: one in this process has no other."""
+    variables = {**os.environ, "COLUMNS": "100", **environment}
+    if "PYTHONPATH" not in environment:
+        return prorl("harness", *arguments, cwd=cwd, environment=variables)
+    line = [PRORL, "harness", *arguments]
+    return subprocess.run(line, cwd=cwd, env=variables, capture_output=True, text=True, check=False, timeout=120)
 
 
 @pytest.mark.proof
