@@ -37,7 +37,7 @@ from ..inference.chat_loading import chat_format
 from ..metrics.catalog import GENERATE_SECONDS
 from ..system.open_files import wait_for_descriptors
 from ..system.traces import span
-from ..tools.processes import to_the_end
+from ..tools.child import to_the_end
 from ..tools.sandbox.specification import SandboxSpec
 from ..wire import codec
 from ..wire.messages.base import METRICS_LIMIT, NOTE_LIMIT, new_id

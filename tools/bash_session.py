@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..errors import ToolSessionLost
+from .child import to_the_end
 from .output import OUTPUT_LIMIT_BYTES, HeadTail
-from .processes import to_the_end
 from .shell_process import END_LIMIT_S, ShellProcess
 from .tool_session import ToolSession
 

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import ToolSessionLost
 from .cell import CODE_LIMIT_BYTES, CellResult, Images
+from .child import to_the_end
 from .output import OUTPUT_LIMIT_BYTES
-from .processes import descendants, kill, to_the_end
+from .processes import descendants, kill
 from .tool_session import SessionProcess, ToolSession
 
 if TYPE_CHECKING:

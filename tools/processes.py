@@ -1,82 +1,22 @@
-"""Processes as the host sees them: a direct child whose end is an event, and the tree below a process.
+"""Processes as the host sees them: the tree below a process, and signals to what is in it.
 
-A `Child` learns of its end from a pidfd on the event loop, so nothing polls and no signal handler is shared. Its
-owner reaps it, and not before what it left behind was killed: until then the system cannot give its number away.
+Nothing here needs asyncio, which takes longer to import than the rest of a program that only starts another.
 """
 
 from __future__ import annotations
 
-import asyncio
 import math
 import os
 import signal
 import subprocess
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeVar
-
-from ..system.pauses import wait_running
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
-T = TypeVar("T")
+from typing import BinaryIO, NamedTuple
 
 PROC = Path("/proc")
 READ_BYTES = 4096
 """Of a list of children at a time."""
 FIRST_LINE_LIMIT_S = 10.0
-
-
-class Child:
-    """A direct child of this process: owns its pidfd; `close` it after `reap`."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.ended = False
-        """It has ended; it may not be reaped yet."""
-        self.reaped = False
-        """Its number may be another process's by now."""
-        self._loop = asyncio.get_running_loop()
-        self._end: asyncio.Future[None] = self._loop.create_future()
-        self._exit_code = -1
-        self._pidfd = os.pidfd_open(pid)
-        self._loop.add_reader(self._pidfd, self._on_end)
-
-    async def wait(self, timeout_s: float) -> bool:
-        await wait_running(self._end, timeout_s)
-        return self.ended
-
-    def when_ended(self, callback: Callable[[], None]) -> None:
-        self._end.add_done_callback(lambda _: callback())
-
-    def kill(self) -> None:
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-
-    def reap(self) -> int:
-        """Take the ended child's exit code, 128 + the signal's number if one ended it, as a shell counts.
-
-        May be called again.
-        """
-        if not self.reaped:
-            _, status = os.waitpid(self.pid, 0)
-            self.reaped = True
-            code = os.waitstatus_to_exitcode(status)
-            self._exit_code = code if code >= 0 else 128 - code
-        return self._exit_code
-
-    def close(self) -> None:
-        if self._pidfd >= 0:
-            self._loop.remove_reader(self._pidfd)
-            os.close(self._pidfd)
-            self._pidfd = -1
-
-    def _on_end(self) -> None:
-        self.ended = True
-        self._loop.remove_reader(self._pidfd)
-        if not self._end.done():
-            self._end.set_result(None)
 
 
 class ProcessEntry(NamedTuple):
@@ -171,18 +111,3 @@ def first_line(command: list[str]) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.partition("\n")[0].strip() if done.returncode == 0 else ""
-
-
-async def to_the_end(work: Coroutine[object, object, T]) -> T:
-    """Run cleaning up that has its own time limit to its end, and let a cancellation take effect only then."""
-    task = asyncio.ensure_future(work)
-    cancelled = False
-    while not task.done():
-        try:
-            await asyncio.wait((task,))
-        except asyncio.CancelledError:
-            cancelled = True
-    result = task.result()
-    if cancelled:
-        raise asyncio.CancelledError
-    return result

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from ..errors import ProrlError, SandboxBroken, ToolSessionLost
 from ..system.pauses import wait_running
+from .child import to_the_end
 from .output import HeadTail
-from .processes import to_the_end
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
 
-    from .processes import Child
+    from .child import Child
     from .sandbox.container import Container
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from openapi_spec_validator import validate
-
 from prorl_zmq.gateway.dashboard.dashboard_api import DashboardApi
 from prorl_zmq.gateway.openapi import openapi_document
 
 
 def test_they_are_described() -> None:
+    from openapi_spec_validator import validate  # half a second, which workers without this test need not take
+
     endpoints = DashboardApi(*cast("Any", [None] * 4)).endpoints
     document = openapi_document(endpoints)
     validate(document)

@@ -44,18 +44,26 @@ def ask(socket: zmq.Socket[bytes], *frames: bytes) -> Any:
     return read_reply(socket.recv_multipart()[1:])
 
 
-NESTED = b"\x91" * (10 * 2**20)
-EMPTY_MAPS = b"\xdd" + (10 * 2**20).to_bytes(4, "big") + b"\x80" * (10 * 2**20)
+MANY = 10 * 2**20
 
 
 @pytest.mark.parametrize(
-    "frame",
-    [b"hello", b"", b"\xc1", b"\xdf\xff\xff\xff\xff", NESTED, EMPTY_MAPS, codec.pack(7), codec.pack({"type": "no"})],
+    ("frame", "repeated"),
+    [
+        (b"hello", b""),
+        (b"", b""),
+        (b"\xc1", b""),
+        (b"\xdf\xff\xff\xff\xff", b""),
+        (b"", b"\x91"),
+        (b"\xdd" + MANY.to_bytes(4, "big"), b"\x80"),
+        (codec.pack(7), b""),
+        (codec.pack({"type": "no"}), b""),
+    ],
     ids=["text", "empty", "reserved", "map of 2^32", "nested", "empty maps", "number", "unknown type"],
 )
-def test_bad_frame_is_refused_and_the_door_stays_open(dealer: zmq.Socket[bytes], frame: bytes) -> None:
+def test_bad_frame_is_refused_and_the_door_stays_open(dealer: zmq.Socket[bytes], frame: bytes, repeated: bytes) -> None:
     with pytest.raises(errors.MalformedMessage):
-        ask(dealer, frame)
+        ask(dealer, frame + MANY * repeated)
     assert isinstance(ask(dealer, codec.encode(Hello("again"))), Welcome)
 
 

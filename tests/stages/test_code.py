@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from code_cheats import CHEATS, NUMBERS, RIGHT_FUNCTION, RIGHT_LINE, Cheat
+from code_cheats import CHEATS, NUMBERS, RIGHT_FUNCTION, RIGHT_LINE, TIME, Cheat
 from code_rows import EXAMPLES, Example
 from needed import usable
 from phases import eval_phase
@@ -87,7 +87,12 @@ def got(request: pytest.FixtureRequest, shared: Shared) -> dict[str, Any]:
     kind: str = request.param
     image = str(root_filesystem()) if kind == "apptainer" else ""
     program, function = (msgspec.structs.replace(each, image=image) for each in (PROGRAM, FUNCTION))
-    answers = {cheat.name: (function if cheat.calls else program, cheat.source) for cheat in CHEATS}
+    endless = msgspec.structs.replace(program, time_s=0.5)
+    assert not any(cheat.calls for cheat in CHEATS if cheat.kind == TIME)
+    answers = {
+        cheat.name: (endless if cheat.kind == TIME else function if cheat.calls else program, cheat.source)
+        for cheat in CHEATS
+    }
     assert len(answers) == len(CHEATS) >= 30
     return evaluated(shared, answers, kind)
 

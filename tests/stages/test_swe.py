@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ sys.path.append(str(Path(__file__).parent))
 from swe_image import RUN_TESTS, TEST_COMMAND, git, make_image
 
 if TYPE_CHECKING:
+    from support.graders import Graders
     from support.sandboxes import SharedSandboxes
 
     from prorl_zmq.inference.chat import ChatMessage
@@ -71,15 +73,21 @@ def injected(image: tuple[Path, str], instance: SweInstance) -> SweInstance:
     return msgspec.structs.replace(instance, base_commit="", setup_patch=bug)
 
 
+@dataclass(frozen=True)
+class Shared:
+    sandboxes: Sandboxes
+    graders: Graders
+
+
 @pytest.fixture
-def sandboxes(sandboxes_of: SharedSandboxes) -> Sandboxes:
-    return sandboxes_of("apptainer", with_image=False)
+def shared(sandboxes_of: SharedSandboxes, graders: Graders) -> Shared:
+    return Shared(sandboxes_of("apptainer", with_image=False), graders)
 
 
 def rolled_out(
     instance: SweInstance,
     acts: str,
-    sandboxes: Sandboxes,
+    shared: Shared,
     told: list[ChatMessage] | None = None,
 ) -> tuple[dict[str, Any], str]:
     """INIT and RUN with an agent that runs `acts` in bash; give what RUN hands on, and what the agent saw.
@@ -91,7 +99,7 @@ def rolled_out(
         made: list[Any] = []
 
         async def create(spec: Any) -> Any:
-            made.append(await sandboxes.create(f"{new_id()[:8]}.1", spec))
+            made.append(await shared.sandboxes.create(f"{new_id()[:8]}.1", spec))
             return made[-1]
 
         seen = ""
@@ -111,37 +119,37 @@ def rolled_out(
         finally:
             for each in made:
                 await each.close()
-            assert list(sandboxes.root.iterdir()) == []
+            assert list(shared.sandboxes.root.iterdir()) == []
 
     return asyncio.run(run())
 
 
-def judged(instance: SweInstance, data: dict[str, Any], sandboxes: Sandboxes, job: Job = JOB) -> Evaluation:
+def judged(instance: SweInstance, data: dict[str, Any], shared: Shared, job: Job = JOB) -> Evaluation:
     async def run() -> Evaluation:
-        async with eval_phase(job, instance, data, sandboxes) as phase:
+        async with eval_phase(job, instance, data, shared.sandboxes, pool=shared.graders.pool) as phase:
             return await SweHandler().eval(phase)
 
-    return asyncio.run(run())
+    return shared.graders.run(run())
 
 
 @pytest.mark.parametrize("form", ["instance", "injected"])
 def test_right_patch_resolves_and_a_wrong_one_does_not(
-    form: str, sandboxes: Sandboxes, request: pytest.FixtureRequest
+    form: str, shared: Shared, request: pytest.FixtureRequest
 ) -> None:
     case: SweInstance = request.getfixturevalue(form)
-    right, _ = rolled_out(case, MEND, sandboxes)
-    evaluation = judged(case, right, sandboxes)
+    right, _ = rolled_out(case, MEND, shared)
+    evaluation = judged(case, right, shared)
     assert (evaluation.reward, evaluation.metrics["fail_to_pass"], evaluation.metrics["pass_to_pass"]) == (1.0, 1, 1)
     assert evaluation.notes["patch"] == right["patch"]
-    wrong, _ = rolled_out(case, "sed -i 's/[*] 3/* 4/' calculator.py", sandboxes)
-    evaluation = judged(case, wrong, sandboxes)
+    wrong, _ = rolled_out(case, "sed -i 's/[*] 3/* 4/' calculator.py", shared)
+    evaluation = judged(case, wrong, shared)
     assert (evaluation.reward, evaluation.metrics["fail_to_pass"], evaluation.metrics["pass_to_pass"]) == (0.0, 0, 1)
     assert evaluation.notes["failed_tests"] == FAIL_TO_PASS[0]
 
 
-def test_instance_says_how_much_output_the_agent_sees(instance: SweInstance, sandboxes: Sandboxes) -> None:
+def test_instance_says_how_much_output_the_agent_sees(instance: SweInstance, shared: Shared) -> None:
     limited = msgspec.structs.replace(instance, output_limit_bytes=2048)
-    _, seen = rolled_out(limited, "head -c 5000 /dev/zero | tr '\\0' x", sandboxes)
+    _, seen = rolled_out(limited, "head -c 5000 /dev/zero | tr '\\0' x", shared)
     assert seen.count("x") == 2048
     assert f"[... {5000 - 2048} bytes left out ...]" in seen
 
@@ -153,16 +161,14 @@ def test_output_limit_out_of_bounds_is_no_instance(instance: SweInstance, limit_
         msgspec.convert(about, SweInstance)
 
 
-def test_patch_that_mends_one_test_and_breaks_another_resolves_nothing(
-    instance: SweInstance, sandboxes: Sandboxes
-) -> None:
-    evaluation = judged(instance, {"patch": PATCH.replace("number * 2", "4")}, sandboxes)
+def test_patch_that_mends_one_test_and_breaks_another_resolves_nothing(instance: SweInstance, shared: Shared) -> None:
+    evaluation = judged(instance, {"patch": PATCH.replace("number * 2", "4")}, shared)
     assert (evaluation.reward, evaluation.metrics["fail_to_pass"], evaluation.metrics["pass_to_pass"]) == (0.0, 1, 0)
     assert evaluation.notes["failed_tests"] == PASS_TO_PASS[0]
 
 
 @pytest.mark.parametrize("form", ["instance", "injected"])
-def test_answer_is_nowhere_in_the_sandbox(form: str, sandboxes: Sandboxes, request: pytest.FixtureRequest) -> None:
+def test_answer_is_nowhere_in_the_sandbox(form: str, shared: Shared, request: pytest.FixtureRequest) -> None:
     case: SweInstance = request.getfixturevalue(form)
     look = (
         "git log --all --oneline | wc -l; git for-each-ref | wc -l; git remote | wc -l; git reflog | wc -l; "
@@ -174,7 +180,7 @@ def test_answer_is_nowhere_in_the_sandbox(form: str, sandboxes: Sandboxes, reque
         "git cat-file --batch-check --batch-all-objects | cut -d' ' -f1 | git cat-file --batch | grep -c '[*] 2'; "
         "ls .git; cat calculator.py"
     )
-    _, seen = rolled_out(case, look, sandboxes)
+    _, seen = rolled_out(case, look, shared)
     commits, references, remotes, reflog, changed, faults, answers, compiled, *parts, _ = seen.splitlines()[:11]
     rest = seen.splitlines()[10:]
     assert faults == "1"
@@ -184,7 +190,7 @@ def test_answer_is_nowhere_in_the_sandbox(form: str, sandboxes: Sandboxes, reque
     assert "    return number * 3" in rest
 
 
-def test_what_judges_the_patch_is_nowhere_in_the_sandbox(instance: SweInstance, sandboxes: Sandboxes) -> None:
+def test_what_judges_the_patch_is_nowhere_in_the_sandbox(instance: SweInstance, shared: Shared) -> None:
     mark = "what-judges-is-here"
     case = msgspec.structs.replace(
         instance,
@@ -202,7 +208,7 @@ def test_what_judges_the_patch_is_nowhere_in_the_sandbox(instance: SweInstance, 
         "until tr '\\0' '\\n' < /proc/$!/environ | grep -q ^mark=; do :; done; find"
     )
     told: list[ChatMessage] = []
-    _, seen = rolled_out(case, find, sandboxes, told=told)
+    _, seen = rolled_out(case, find, shared, told=told)
     files, processes, *control = seen.split()
     assert (files, processes) == ("0", "0")
     assert all(int(count) >= 1 for count in control[-2:])
@@ -210,19 +216,19 @@ def test_what_judges_the_patch_is_nowhere_in_the_sandbox(instance: SweInstance, 
     assert mark not in "".join(message.content or "" for message in told)
 
 
-def test_history_before_the_base_is_kept(image: tuple[Path, str], instance: SweInstance, sandboxes: Sandboxes) -> None:
+def test_history_before_the_base_is_kept(image: tuple[Path, str], instance: SweInstance, shared: Shared) -> None:
     head = git(image[0] / "testbed", "rev-parse", "HEAD").strip()
     _, seen = rolled_out(
         msgspec.structs.replace(instance, base_commit=head),
         "git log --format=%s; git tag; git blame -s calculator.py",
-        sandboxes,
+        shared,
     )
     assert seen.splitlines()[:3] == ["mend it", "first", "v2"]
 
 
 @pytest.mark.parametrize("named", [True, False], ids=["a base", "HEAD"])
 def test_what_the_image_changed_and_left_is_no_part_of_the_patch(
-    named: bool, instance: SweInstance, sandboxes: Sandboxes, tmp_path: Path
+    named: bool, instance: SweInstance, shared: Shared, tmp_path: Path
 ) -> None:
     """As in images of other languages than Python, and of R2E-Gym."""
     path, before = make_image(tmp_path)
@@ -233,60 +239,58 @@ def test_what_the_image_changed_and_left_is_no_part_of_the_patch(
     for name in ("install.sh", "a [b]*.sh", "!c", "d ", "caf\xe9.sh", 'q"x', "back\\slash", "tab\tx", "two\nlines"):
         (testbed / name).write_text("true\n")
     dirty = msgspec.structs.replace(instance, image=str(path), base_commit=before if named else "")
-    data, seen = rolled_out(dirty, f"{MEND}; echo 2 > new.sh; ls; tail -1 .gitignore", sandboxes)
+    data, seen = rolled_out(dirty, f"{MEND}; echo 2 > new.sh; ls; tail -1 .gitignore", shared)
     assert seen.splitlines()[-1] == "build"
     assert "install.sh" in seen.splitlines()[-2]
     assert [line for line in data["patch"].splitlines() if line.startswith("diff")] == [
         "diff --git a/calculator.py b/calculator.py",
         "diff --git a/new.sh b/new.sh",
     ]
-    assert judged(dirty, data, sandboxes).reward == 1.0
+    assert judged(dirty, data, shared).reward == 1.0
 
 
-def test_patch_has_new_and_binary_files_and_no_tests(instance: SweInstance, sandboxes: Sandboxes) -> None:
+def test_patch_has_new_and_binary_files_and_no_tests(instance: SweInstance, shared: Shared) -> None:
     acts = (
         f"{MEND}; printf 'a\\0b' > data.bin; mkdir -p more; echo new > more/new.py; echo cheat > tests/run.py; "
         "echo cheat > tests/new.py; git add more; mkdir __pycache__; echo x > __pycache__/a.pyc; "
         "chmod +x calculator.py; git -c user.name=a -c user.email=a@b commit -qam done"
     )
-    data, _ = rolled_out(instance, acts, sandboxes)
+    data, _ = rolled_out(instance, acts, shared)
     patch = data["patch"]
     assert all(each in patch for each in ("b/data.bin", "GIT binary patch", "b/more/new.py", "new mode 100755"))
     assert "tests/" not in patch
     assert ".pyc" not in patch
-    assert judged(instance, data, sandboxes).reward == 1.0
+    assert judged(instance, data, shared).reward == 1.0
 
 
-def test_patch_that_changes_the_tests_is_undone_there(instance: SweInstance, sandboxes: Sandboxes) -> None:
+def test_patch_that_changes_the_tests_is_undone_there(instance: SweInstance, shared: Shared) -> None:
     """A hostile agent's git may say anything: the rule is enforced where it cannot reach."""
     cheat = (
         "diff --git a/tests/run.py b/tests/run.py\ndeleted file mode 100644\n--- a/tests/run.py\n+++ /dev/null\n"
         f"@@ -1,{len(RUN_TESTS.splitlines())} +0,0 @@\n" + "".join(f"-{line}\n" for line in RUN_TESTS.splitlines())
     )
-    evaluation = judged(instance, {"patch": cheat}, sandboxes)
+    evaluation = judged(instance, {"patch": cheat}, shared)
     assert (evaluation.reward, evaluation.metrics["tests_ran"]) == (0.0, 1.0)
 
 
 @pytest.mark.proof
-def test_tests_that_git_does_not_know_are_kept(instance: SweInstance, sandboxes: Sandboxes) -> None:
+def test_tests_that_git_does_not_know_are_kept(instance: SweInstance, shared: Shared) -> None:
     case = msgspec.structs.replace(
         instance, test_files=["extra"], eval_script=eval_script("python3 extra/run.py", "/testbed")
     )
-    data, _ = rolled_out(case, MEND, sandboxes)
-    assert judged(case, data, sandboxes).reward == 1.0
+    data, _ = rolled_out(case, MEND, shared)
+    assert judged(case, data, shared).reward == 1.0
     forged = PATCH.replace("+    return number * 2", "+    return number * 4") + (
         "--- a/extra/run.py\n+++ b/extra/run.py\n@@ -1,2 +1,3 @@\n import sys\n"
         "+print('PASSED tests/test_double.py::test_two\\nPASSED tests/test_double.py::test_zero'); sys.exit()\n"
         " sys.dont_write_bytecode = True\n"
     )
-    assert judged(case, {"patch": forged}, sandboxes).reward == 0.0
+    assert judged(case, {"patch": forged}, shared).reward == 0.0
 
 
 @pytest.mark.proof
 @pytest.mark.parametrize("what", ["index.lock", "HEAD", "config"])
-def test_patch_of_the_repositorys_own_folder_earns_nothing(
-    what: str, instance: SweInstance, sandboxes: Sandboxes
-) -> None:
+def test_patch_of_the_repositorys_own_folder_earns_nothing(what: str, instance: SweInstance, shared: Shared) -> None:
     """`patch` writes where git refuses to, so that a test could not be restored by git."""
     if shutil.which("patch") is None:
         lacking("patch", "the program patch is not installed")
@@ -294,10 +298,10 @@ def test_patch_of_the_repositorys_own_folder_earns_nothing(
     cheat += "--- a/tests/run.py\n+++ b/tests/run.py\n@@ -1 +1,2 @@\n"
     cheat += "+print('PASSED tests/test_double.py::test_two\\nPASSED tests/test_double.py::test_zero'); exit()\n"
     cheat += " import sys\n"
-    assert judged(instance, {"patch": cheat}, sandboxes).reward == 0.0
+    assert judged(instance, {"patch": cheat}, shared).reward == 0.0
 
 
-def test_repository_within_the_repository_hides_no_tests(instance: SweInstance, sandboxes: Sandboxes) -> None:
+def test_repository_within_the_repository_hides_no_tests(instance: SweInstance, shared: Shared) -> None:
     """The script of swebench goes on where its test patch does not apply, since its file is there already."""
     new = "".join(f"+{line}\n" for line in RUN_TESTS.replace("passed = right()", "passed = True").splitlines())
     parts = {".git/HEAD": "+ref: refs/heads/main\n", ".git/objects/x": "+\n", ".git/refs/x": "+\n", "run.py": new}
@@ -314,13 +318,13 @@ def test_repository_within_the_repository_hides_no_tests(instance: SweInstance, 
     case = msgspec.structs.replace(
         instance, test_files=["newtests/run.py", ":(glob)**/conftest.py"], test_patch=test_patch, eval_script=script
     )
-    evaluation = judged(case, {"patch": patch}, sandboxes)
+    evaluation = judged(case, {"patch": patch}, shared)
     assert (evaluation.reward, evaluation.metrics["tests_ran"], evaluation.metrics["fail_to_pass"]) == (0.0, 1.0, 0.0)
 
 
 @pytest.mark.proof
 def test_patch_that_takes_too_long_to_apply_earns_nothing(
-    instance: SweInstance, sandboxes: Sandboxes, monkeypatch: pytest.MonkeyPatch
+    instance: SweInstance, shared: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("prorl_zmq.stages.handlers.swe.APPLY_S", 1.0)
     lines, context = 600_000, 60_000
@@ -331,31 +335,31 @@ def test_patch_that_takes_too_long_to_apply_earns_nothing(
         + " \n" * context
         + "-b\n+c\n \n \n \n"
     )
-    evaluation = judged(instance, {"patch": patch}, sandboxes)
+    evaluation = judged(instance, {"patch": patch}, shared)
     assert evaluation.reward == 0.0
     assert "the patch does not apply: it took longer than 1 s" in evaluation.notes["problem"]
 
 
-def test_patch_may_have_any_bytes(instance: SweInstance, sandboxes: Sandboxes) -> None:
+def test_patch_may_have_any_bytes(instance: SweInstance, shared: Shared) -> None:
     acts = f"{MEND}; printf '# caf\\351\\n' >> calculator.py; sed -i '1i # -*- coding: latin-1 -*-' calculator.py"
-    data, _ = rolled_out(instance, acts, sandboxes)
+    data, _ = rolled_out(instance, acts, shared)
     assert "caf\xe9" in data["patch"]
-    assert judged(instance, data, sandboxes).reward == 1.0
+    assert judged(instance, data, shared).reward == 1.0
 
 
-def test_code_of_the_agent_cannot_bring_the_answer_back_in_eval(injected: SweInstance, sandboxes: Sandboxes) -> None:
+def test_code_of_the_agent_cannot_bring_the_answer_back_in_eval(injected: SweInstance, shared: Shared) -> None:
     acts = (
         "printf 'import subprocess\\nsubprocess.run(\"git stash list; git checkout HEAD~1 -- calculator.py; "
         "git checkout ORIG_HEAD -- calculator.py; git checkout -f main -- .\", shell=True)\\n' >> calculator.py"
     )
-    data, _ = rolled_out(injected, acts, sandboxes)
-    assert judged(injected, data, sandboxes).reward == 0.0
+    data, _ = rolled_out(injected, acts, shared)
+    assert judged(injected, data, shared).reward == 0.0
 
 
-def test_empty_patch_needs_no_sandbox(instance: SweInstance, sandboxes: Sandboxes) -> None:
-    data, _ = rolled_out(instance, "true", sandboxes)
+def test_empty_patch_needs_no_sandbox(instance: SweInstance, shared: Shared) -> None:
+    data, _ = rolled_out(instance, "true", shared)
     assert data["patch"] == ""
-    evaluation = judged(msgspec.structs.replace(instance, image="there-is-none"), data, sandboxes)
+    evaluation = judged(msgspec.structs.replace(instance, image="there-is-none"), data, shared)
     assert (evaluation.reward, evaluation.metrics["empty_patch"]) == (0.0, 1.0)
     assert "empty" in evaluation.notes["problem"]
 
@@ -363,62 +367,65 @@ def test_empty_patch_needs_no_sandbox(instance: SweInstance, sandboxes: Sandboxe
 @pytest.mark.parametrize(
     ("acts", "said"), [("rm -rf .git", "git"), ("head -c 3000000 /dev/urandom > big", "larger than")]
 )
-def test_repository_without_a_patch_earns_nothing(
-    acts: str, said: str, instance: SweInstance, sandboxes: Sandboxes
-) -> None:
-    data, _ = rolled_out(instance, acts, sandboxes)
-    evaluation = judged(instance, data, sandboxes)
+def test_repository_without_a_patch_earns_nothing(acts: str, said: str, instance: SweInstance, shared: Shared) -> None:
+    data, _ = rolled_out(instance, acts, shared)
+    evaluation = judged(instance, data, shared)
     assert evaluation.reward == 0.0
     assert said in evaluation.notes["problem"]
 
 
-def test_patch_that_does_not_apply_says_so(instance: SweInstance, sandboxes: Sandboxes) -> None:
-    evaluation = judged(instance, {"patch": PATCH.replace("* 3", "* 7").replace("calculator", "abacus")}, sandboxes)
+def test_patch_that_does_not_apply_says_so(instance: SweInstance, shared: Shared) -> None:
+    evaluation = judged(instance, {"patch": PATCH.replace("* 3", "* 7").replace("calculator", "abacus")}, shared)
     assert (evaluation.reward, evaluation.metrics["patch_applied"]) == (0.0, 0.0)
     assert "abacus.py" in evaluation.notes["problem"]
 
 
-def test_image_that_is_missing_is_no_reward(instance: SweInstance, sandboxes: Sandboxes) -> None:
+def test_image_that_is_missing_is_no_reward(instance: SweInstance, shared: Shared) -> None:
     with pytest.raises(SandboxFailed, match="there-is-none") as caught:
-        judged(msgspec.structs.replace(instance, image="there-is-none"), {"patch": PATCH}, sandboxes)
+        judged(msgspec.structs.replace(instance, image="there-is-none"), {"patch": PATCH}, shared)
     assert SweHandler().eval_exception(JOB, caught.value).outcome == Outcome.INFRASTRUCTURE_ERROR
 
 
-def test_sif_file_that_does_not_start_is_said_and_no_reward(instance: SweInstance, tmp_path: Path) -> None:
+def test_sif_file_that_does_not_start_is_said_and_no_reward(
+    instance: SweInstance, graders: Graders, tmp_path: Path
+) -> None:
     images = tmp_path / "images"
     images.mkdir()
     (images / "torn.sif").write_bytes(SIF_MAGIC.rjust(SIF_MAGIC_OFFSET_BYTES + len(SIF_MAGIC), b" ") + b" torn")
     sandboxes = Sandboxes("apptainer", tmp_path / "sandboxes", image_folders=(images,))
     with pytest.raises(SandboxFailed, match=r"torn\.sif") as caught:
-        judged(msgspec.structs.replace(instance, image="torn"), {"patch": PATCH}, sandboxes)
+        judged(msgspec.structs.replace(instance, image="torn"), {"patch": PATCH}, Shared(sandboxes, graders))
     sandboxes.close()
     assert SweHandler().eval_exception(JOB, caught.value).outcome == Outcome.INFRASTRUCTURE_ERROR
 
 
-def test_time_that_setting_up_took_is_not_the_patchs_fault(instance: SweInstance, sandboxes: Sandboxes) -> None:
+def test_time_that_setting_up_took_is_not_the_patchs_fault(instance: SweInstance, shared: Shared) -> None:
     short = Job(task="swe", instance={}, limits=PhaseLimits(eval_s=15.1))
     with pytest.raises(SandboxFailed, match=r"limits\.eval_s") as caught:
-        judged(instance, {"patch": PATCH}, sandboxes, short)
+        judged(instance, {"patch": PATCH}, shared, short)
     assert SweHandler().eval_exception(JOB, caught.value).outcome == Outcome.INFRASTRUCTURE_ERROR
 
 
 @pytest.mark.proof
-def test_image_may_be_a_sif_file_of_its_name(image: tuple[Path, str], instance: SweInstance, tmp_path: Path) -> None:
+def test_image_may_be_a_sif_file_of_its_name(
+    image: tuple[Path, str], instance: SweInstance, graders: Graders, tmp_path: Path
+) -> None:
     folder = tmp_path / "images"
     folder.mkdir()
     build = ["apptainer", "--silent", "build", str(folder / "calculator.sif"), str(image[0])]
     subprocess.run(build, check=True, capture_output=True)
     named = msgspec.structs.replace(instance, image="calculator")
     sandboxes = Sandboxes("apptainer", tmp_path / "sandboxes", image_folders=(folder,))
-    data, seen = rolled_out(named, f"git log --all --oneline | wc -l; {MEND}", sandboxes)
+    own = Shared(sandboxes, graders)
+    data, seen = rolled_out(named, f"git log --all --oneline | wc -l; {MEND}", own)
     assert seen.split() == ["1"]
-    assert judged(named, data, sandboxes).reward == 1.0
+    assert judged(named, data, own).reward == 1.0
     sandboxes.close()
 
 
-def test_tests_that_hang_have_not_passed(instance: SweInstance, sandboxes: Sandboxes) -> None:
+def test_tests_that_hang_have_not_passed(instance: SweInstance, shared: Shared) -> None:
     slow = msgspec.structs.replace(instance, tests_s=2.0, eval_script=eval_script("sleep 600", "/testbed"))
-    evaluation = judged(slow, {"patch": PATCH}, sandboxes)
+    evaluation = judged(slow, {"patch": PATCH}, shared)
     assert (evaluation.reward, evaluation.metrics["tests_timed_out"]) == (0.0, 1.0)
 
 
@@ -431,14 +438,14 @@ def test_tests_that_hang_have_not_passed(instance: SweInstance, sandboxes: Sandb
     ],
 )
 def test_image_without_the_base_is_the_tasks_fault(
-    change: dict[str, str], said: str, instance: SweInstance, sandboxes: Sandboxes
+    change: dict[str, str], said: str, instance: SweInstance, shared: Shared
 ) -> None:
     with pytest.raises(HandlerFailed, match=said):
-        rolled_out(msgspec.structs.replace(instance, **change), "true", sandboxes)
+        rolled_out(msgspec.structs.replace(instance, **change), "true", shared)
 
 
-def test_hidden_files_are_there_in_eval_only(instance: SweInstance, sandboxes: Sandboxes) -> None:
+def test_hidden_files_are_there_in_eval_only(instance: SweInstance, shared: Shared) -> None:
     case = msgspec.structs.replace(instance, hidden=["tests"], test_files=["tests"])
-    data, seen = rolled_out(case, f"ls; {MEND}", sandboxes)
+    data, seen = rolled_out(case, f"ls; {MEND}", shared)
     assert "tests" not in seen.split()
-    assert judged(case, data, sandboxes).reward == 1.0
+    assert judged(case, data, shared).reward == 1.0

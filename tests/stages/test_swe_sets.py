@@ -26,6 +26,7 @@ from swe_image import RUN_TESTS, make_image
 from swe_rows import R2E, SWE_BENCH
 
 if TYPE_CHECKING:
+    from support.graders import Graders
     from support.sandboxes import SharedSandboxes
 
     from prorl_zmq.stages.handler import Evaluation
@@ -68,16 +69,16 @@ def sandboxes(sandboxes_of: SharedSandboxes) -> Sandboxes:
     return sandboxes_of("apptainer", with_image=False)
 
 
-def judged(instance: SweInstance, patch: str, sandboxes: Sandboxes) -> Evaluation:
+def judged(instance: SweInstance, patch: str, sandboxes: Sandboxes, graders: Graders) -> Evaluation:
     async def run() -> Evaluation:
-        async with eval_phase(JOB, instance, {"patch": patch}, sandboxes) as phase:
+        async with eval_phase(JOB, instance, {"patch": patch}, sandboxes, pool=graders.pool) as phase:
             return await SweHandler().eval(phase)
 
-    return asyncio.run(run())
+    return graders.run(run())
 
 
 def test_official_script_of_swe_bench_judges_in_conda_s_environment(
-    image: tuple[Path, str], sandboxes: Sandboxes
+    image: tuple[Path, str], sandboxes: Sandboxes, graders: Graders
 ) -> None:
     test = 'import os\nassert os.environ["CONDA_IS_ACTIVE"]\n' + RUN_TESTS.replace("test_double.py", "test_new.py")
     patch = (
@@ -89,13 +90,13 @@ def test_official_script_of_swe_bench_judges_in_conda_s_environment(
     row = {**SWE_BENCH, "test_patch": patch, **{name: json.dumps(tests) for name, tests in names.items()}}
     case = instance(row, image)
     assert case.eval_script == ""
-    right, wrong = (judged(case, each, sandboxes) for each in (RIGHT, WRONG))
+    right, wrong = (judged(case, each, sandboxes, graders) for each in (RIGHT, WRONG))
     assert (right.reward, right.metrics["fail_to_pass"], right.metrics["pass_to_pass"]) == (1.0, 1, 1), right.notes
     assert (wrong.reward, wrong.metrics["fail_to_pass"], wrong.metrics["pass_to_pass"]) == (0.0, 0, 1), wrong.notes
 
 
 def test_r2e_s_tests_are_hidden_from_the_agent_and_their_output_judges(
-    image: tuple[Path, str], sandboxes: Sandboxes
+    image: tuple[Path, str], sandboxes: Sandboxes, graders: Graders
 ) -> None:
     expected = {"TestDouble.test_two": "PASSED", "TestDouble.test_zero": "PASSED"}
     testbed = image[0] / "testbed"
@@ -121,7 +122,7 @@ def test_r2e_s_tests_are_hidden_from_the_agent_and_their_output_judges(
 
     try:
         assert asyncio.run(looked()) == ["calculator.py"]
-        right, wrong = (judged(case, each, sandboxes) for each in (RIGHT, WRONG))
+        right, wrong = (judged(case, each, sandboxes, graders) for each in (RIGHT, WRONG))
     finally:
         (testbed / "run_tests.sh").unlink()
     assert (right.reward, right.metrics["pass_to_pass"]) == (1.0, 1.0), right.notes

@@ -20,9 +20,6 @@ from prorl_zmq.wire.messages.front_door import FrontDoorRequest, Hello
 from prorl_zmq.wire.messages.jobs import Job, Phase
 from prorl_zmq.wire.messages.stages import PhaseDone
 
-MANY_EMPTY_MAPS = b"\xdc\x00\x3f" + 63 * (b"\xdc\xff\xff" + 65_535 * b"\x80")
-"""4 MB of empty maps in arrays that are each within the limit."""
-
 
 @pytest.mark.parametrize(
     "frame",
@@ -69,15 +66,15 @@ def test_a_bad_frame_is_refused(frame: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "frame",
+    ("head", "repeated", "times"),
     [
-        10_000_000 * b"\x91",
-        4_000_000 * b"\x91",
-        b"\xdd\x00\x98\x96\x80" + 10_000_000 * b"\x80",
-        b"\xdd\x00\x3d\x09\x00" + 4_000_000 * b"\x80",
-        b"\xdc\xff\xff" + 4_000_000 * b"\x80",
-        MANY_EMPTY_MAPS,
-        b"\xdf\xff\xff\xff\xff" + bytes(100),
+        (b"", b"\x91", 10_000_000),
+        (b"", b"\x91", 4_000_000),
+        (b"\xdd\x00\x98\x96\x80", b"\x80", 10_000_000),
+        (b"\xdd\x00\x3d\x09\x00", b"\x80", 4_000_000),
+        (b"\xdc\xff\xff", b"\x80", 4_000_000),
+        (b"\xdc\x00\x3f", b"\xdc\xff\xff" + 65_535 * b"\x80", 63),
+        (b"\xdf\xff\xff\xff\xff", b"\0", 100),
     ],
     ids=[
         "10 MB of nested arrays",
@@ -89,8 +86,9 @@ def test_a_bad_frame_is_refused(frame: bytes) -> None:
         "a map that claims 2^32 entries",
     ],
 )
-def test_a_bomb_is_refused_before_it_goes_off(frame: bytes) -> None:
+def test_a_bomb_is_refused_before_it_goes_off(head: bytes, repeated: bytes, times: int) -> None:
     """In little time and memory. Unlimited, 10 MB of empty maps take 700 MB and more than a second."""
+    frame = head + times * repeated
     started = time.process_time()
     with pytest.raises(MalformedMessage):
         codec.decode(frame, Job)

@@ -11,12 +11,12 @@ import os
 from typing import IO, TYPE_CHECKING
 
 from ...errors import SandboxFailed
+from ..child import to_the_end
 from ..output import HeadTail
-from ..processes import to_the_end
 from .messages import ExecResult
 
 if TYPE_CHECKING:
-    from ..processes import Child
+    from ..child import Child
     from ..sandbox.container import Container
     from .messages import Exec
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ...errors import SandboxFailed, ToolSessionLost
 from ..bash_session import BashSession
 from ..cell_session import CellSession
+from ..child import to_the_end
 from ..editor.editing import apply
 from ..editor.history import EditHistory
 from ..editor.outcome import EditOutcome
 from ..ipython_session import IPythonSession
-from ..processes import to_the_end
 from ..sandbox import files
 from . import messages
 from .command import execute

@@ -26,7 +26,8 @@ from ptyprocess import PtyProcess
 
 from ...errors import ErrorInfo, ProrlError, SandboxBroken, SandboxFailed, from_info
 from ...system.pauses import wait_running
-from ..processes import Child, children, descendants, kill, to_the_end
+from ..child import Child, to_the_end
+from ..processes import children, descendants, kill
 from . import forking, tree
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ import os
 
 from ...errors import SandboxFailed
 from ...system.processes import become_subreaper
-from ..processes import Child, children, descendants, kill
+from ..child import Child
+from ..processes import children, descendants, kill
 from .container import KILL_LIMIT_S, KILL_ROUNDS, Container
 
 

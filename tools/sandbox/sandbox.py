@@ -23,12 +23,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...errors import SandboxFailed
+from ..child import to_the_end
 from ..execution import messages
 from ..execution.passed_socket import receiving
 from ..execution.remote import RemoteBash, RemoteCells
 from ..execution.server import LOCK
 from ..output import OUTPUT_LIMIT_BYTES
-from ..processes import to_the_end
 from . import tree
 from .container import WORKSPACE
 

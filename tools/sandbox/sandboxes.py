@@ -23,10 +23,10 @@ from ...system import interpreters
 from ...system.logs import log_settings
 from ...system.open_files import lower_open_files
 from ...wire.messages.jobs import SandboxHandle
+from ..child import to_the_end
 from ..execution.client import ExecutionClient
 from ..execution.full_disk import fills_disk, is_low
 from ..execution.messages import ORDER_LIMIT_BYTES, ServerOrder
-from ..processes import to_the_end
 from . import tree
 from .kinds import container_class
 from .root_image import check_folder, check_image, check_private, find_image, find_offered

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,13 @@ def run(folder: Path, script: str, timeout_s: float = 30, **more: object) -> lis
         **more,  # type: ignore[arg-type]
     )
     return lines
+
+
+def test_a_guard_imports_little() -> None:
+    """Each program of a build starts one, and asyncio takes longer to import than all that it needs."""
+    imported = f"import sys, {run_program.__module__.rpartition('.')[0]}.guard; print('asyncio' in sys.modules)"
+    said = subprocess.run([sys.executable, "-P", "-c", imported], check=True, capture_output=True, text=True)
+    assert said.stdout == "False\n"
 
 
 def test_lines_are_heard(tmp_path: Path) -> None:
