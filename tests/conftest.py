@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["sandboxes_of", "shared_sandboxes"]  # fixtures
 
+ID_LIMIT = 80
+"""Characters of a parameter in the id of a test."""
 pytest_plugins = ["support.costs", "support.due"]
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, "1")  # where others work too, threads wait for each other for seconds
@@ -38,6 +41,24 @@ settings.register_profile(
 )
 settings.register_profile("thorough", parent=settings.get_profile("quick"), max_examples=2000, stateful_step_count=80)
 settings.load_profile("quick")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep the collector of garbage from looking through modules and items, which stay: that takes a second."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Shorten the ids of long values: workers send each id several times."""
+    if isinstance(val, str | bytes) and len(val) > ID_LIMIT:
+        return f"{val[:ID_LIMIT]!a} of {len(val)}"
+    return None
 
 
 @pytest.fixture(autouse=True)
