@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import platform
 import socket
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
     from prorl_zmq.model_proxy.calls import FinishReason, ModelRequest
 
-platform.platform()  # starts `uname` the first time: the SDKs ask for it, and no unit test may start a process
 PROMPT_IDS = np.arange(100, 111, dtype=np.int32)
 TOKEN_IDS = np.arange(7, 14, dtype=np.int32)
 USAGE = Usage(prompt=11, cached=4, generated=7, reasoning=2)
