@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["sandboxes_of", "shared_sandboxes"]  # fixtures
 
-ID_LIMIT = 80
-"""Characters of a parameter in the id of a test."""
 pytest_plugins = ["support.costs", "support.due"]
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, "1")  # where others work too, threads wait for each other for seconds
@@ -43,24 +41,6 @@ settings.register_profile("thorough", parent=settings.get_profile("quick"), max_
 settings.load_profile("quick")
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[None]:
-    """Keep the collector of garbage from looking through modules and items, which stay: that takes a second."""
-    gc.disable()
-    try:
-        return (yield)
-    finally:
-        gc.freeze()
-        gc.enable()
-
-
-def pytest_make_parametrize_id(val: object) -> str | None:
-    """Shorten the ids of long values: workers send each id several times."""
-    if isinstance(val, str | bytes) and len(val) > ID_LIMIT:
-        return f"{val[:ID_LIMIT]!a} of {len(val)}"
-    return None
-
-
 @pytest.fixture(autouse=True)
 def logging_kept() -> Iterator[None]:
     """Put back what `start_logging` and a metrics reporter change; a handler would write to a closed stream."""
@@ -74,6 +54,17 @@ def logging_kept() -> Iterator[None]:
     root.setLevel(levels[0])
     package.setLevel(levels[1])
     sys.excepthook = hook
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep the collector of garbage from looking through modules and items, which stay: that takes a second."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture
