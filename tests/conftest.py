@@ -77,6 +77,17 @@ def logging_kept() -> Iterator[None]:
     sys.excepthook = hook
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep the collector of garbage from looking through modules and items, which stay: that takes a second."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 @pytest.fixture
 def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This process counts metrics, from nothing."""

@@ -92,7 +92,7 @@ def group(name: str, *trajectories: Trajectory) -> Group:
 TOKEN = st.integers(0, 2**31 - 1)
 GENERATED = st.lists(st.tuples(TOKEN, st.floats(-1e6, 0, width=32), st.integers(0, 2**31 - 1)), min_size=0, max_size=4)
 TURNS = st.builds(Turn, st.sampled_from(Role), st.lists(TOKEN, max_size=4), GENERATED, st.booleans())
-SPOKEN = st.lists(TURNS, min_size=1, max_size=5).filter(lambda turns: any(turn.generated for turn in turns))
+SPOKEN = st.lists(TURNS, min_size=1, max_size=4).filter(lambda turns: any(turn.generated for turn in turns))
 TRAJECTORIES = st.builds(
     trajectory,
     SPOKEN,
@@ -103,6 +103,6 @@ TRAJECTORIES = st.builds(
 
 @st.composite
 def groups(draw: st.DrawFn) -> list[Group]:
-    """Give one to four groups of one to four trajectories."""
-    members = draw(st.lists(st.lists(TRAJECTORIES, min_size=1, max_size=4), min_size=1, max_size=4))
+    """Give one to three groups of one to three trajectories."""
+    members = draw(st.lists(st.lists(TRAJECTORIES, min_size=1, max_size=3), min_size=1, max_size=3))
     return [group(f"g{index}", *trajectories) for index, trajectories in enumerate(members)]

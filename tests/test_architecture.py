@@ -8,6 +8,7 @@ import inspect
 import pytest
 from support.import_graph import ROOT, imports, modules
 
+pytestmark = pytest.mark.xdist_group("import graph")
 LINES_LIMIT = 500
 GENERATED = "# Generated"
 """How the first line of a generated file begins."""

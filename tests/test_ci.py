@@ -30,6 +30,7 @@ from support.proofs import (
     raised,
 )
 
+pytestmark = pytest.mark.xdist_group("import graph")
 TESTS = ROOT / "tests"
 JOB_TABLE = Proof("tests/brokers/rollout/test_job_table_machine.py::test_a")
 RESTARTS = Proof("tests/service/test_restarts.py::test_b")

@@ -203,6 +203,8 @@ class BatchProgress:
 
     def group_request(self, wait_s: float) -> NextGroup:
         pause, self._must_pause = self._must_pause, False
+        if self.status is None and not (self._was_fed or self._fed):
+            wait_s = 0.0  # to learn whether anything can come, or nothing was fed (see `check_fed`)
         has_more = bool(self._streams or self._drawn) or not (self._more_to_come or self._told_last)
         return NextGroup(
             new_id(),

@@ -65,3 +65,12 @@ def test_a_group_is_handed_over_once_and_acknowledged_with_the_next_request() ->
     assert give(progress, "g") == ("g", ())
     assert give(progress, "g") == (None, ("g",))  # the acknowledgement was lost
     assert give(progress, "h") == ("h", ("g",))
+
+
+def test_a_batch_that_nobody_has_fed_is_asked_for_its_state_without_a_wait() -> None:
+    """So that the caller learns at once that it must feed the batch; groups that were carried over are waited for."""
+    options = BatchOptions(target_groups=2, group_size=1)
+    unfed, carried, fed = (BatchProgress("s", name, options, 4096) for name in ("unfed", "carried", "fed"))
+    give(carried, "g")
+    fed.feed([], last=False)
+    assert [progress.group_request(9.0).wait_s for progress in (unfed, carried, fed)] == [0.0, 9.0, 9.0]

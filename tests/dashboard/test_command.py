@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from documents import DASHBOARD_COMMAND
-from playwright.sync_api import expect
+from support.later import Later
 from support.ports import free_port
 from support.services import started
 
@@ -18,7 +18,10 @@ from ..evaluation.conftest import write_run
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from playwright import sync_api as playwright
     from playwright.sync_api import Page
+else:
+    playwright = Later("playwright.sync_api")
 
 pytestmark = pytest.mark.xdist_group("dashboard")
 
@@ -31,8 +34,8 @@ def test_without_a_service_it_says_so_and_compares_runs(page: Page, tmp_path: Pa
     with started(program, *arguments, *bind, cwd=tmp_path, environment=environment) as shown:
         (address,) = re.findall(r"open (http\S+)", shown.wait_line("open http"))
         page.goto(address)
-        expect(page.get_by_role("alert")).to_contain_text("is the service running?")
+        playwright.expect(page.get_by_role("alert")).to_contain_text("is the service running?")
         page.get_by_role("link", name="Runs").click()
-        expect(page.get_by_role("region", name="Problems")).to_contain_text("1 of 1")
-        expect(page.locator(".of-k")).to_contain_text("50.0 %")
+        playwright.expect(page.get_by_role("region", name="Problems")).to_contain_text("1 of 1")
+        playwright.expect(page.locator(".of-k")).to_contain_text("50.0 %")
         assert shown.end() == 0

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import pytest
-from playwright.sync_api import expect
+from support.later import Later
 from support.waiting import until
 
 from prorl_zmq import PhaseLimits, Sampling
@@ -23,8 +23,11 @@ from .conftest import MEGABYTE, make_long, problem
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from playwright import sync_api as playwright
     from playwright.sync_api import Locator, Page
     from support.services import SharedService
+else:
+    playwright = Later("playwright.sync_api")
 
 pytestmark = pytest.mark.xdist_group("dashboard")
 VIEWS = ("", "jobs", "batches", "nodes", "backends", "runs")
@@ -38,7 +41,7 @@ def cells(page: Page, table: str, name: str) -> dict[str, str]:
     """One row of a table, by its heads."""
     region = page.get_by_role("region", name=table, exact=True)
     row = region.locator("tbody tr", has_text=name)
-    expect(row).to_have_count(1)
+    playwright.expect(row).to_have_count(1)
     return dict(zip(region.locator("th").all_inner_texts(), row.locator("td").all_inner_texts(), strict=True))
 
 
@@ -49,9 +52,9 @@ def row_of(page: Page, job_id: str) -> Locator:
 
 def test_the_overview_shows_stages_backends_and_what_ended(dashboard: Page) -> None:
     for phase in ("INIT", "RUN", "EVAL"):
-        expect(dashboard.locator(".stage", has_text=phase)).to_contain_text("of 8 slots")
-    expect(dashboard.get_by_role("region", name="Backends")).to_contain_text("engine-0")
-    expect(dashboard.locator(".figure", has_text="jobs ended")).to_contain_text(re.compile(r"[1-9]"))
+        playwright.expect(dashboard.locator(".stage", has_text=phase)).to_contain_text("of 8 slots")
+    playwright.expect(dashboard.get_by_role("region", name="Backends")).to_contain_text("engine-0")
+    playwright.expect(dashboard.locator(".figure", has_text="jobs ended")).to_contain_text(re.compile(r"[1-9]"))
     assert dashboard.title() == "Overview · prorl"
     assert "#key=" not in dashboard.url  # it would stay in the history
 
@@ -62,7 +65,7 @@ def test_a_change_is_shown_by_itself(served: SharedService, dashboard: Page) -> 
         job = problem()
         client.submit(job)
         (trajectory,) = client.stream()
-        expect(row_of(dashboard, job.job_id)).to_contain_text(str(trajectory.outcome))
+        playwright.expect(row_of(dashboard, job.job_id)).to_contain_text(str(trajectory.outcome))
 
 
 def test_jobs_are_searched_filtered_sorted_and_opened_by_keyboard(served: SharedService, dashboard: Page) -> None:
@@ -72,19 +75,21 @@ def test_jobs_are_searched_filtered_sorted_and_opened_by_keyboard(served: Shared
         client.submit([late, *(problem(group_id=session) for _ in range(3))])
         list(client.stream())
     dashboard.keyboard.press("2")
-    expect(dashboard).to_have_title("Jobs · prorl")
+    playwright.expect(dashboard).to_have_title("Jobs · prorl")
     dashboard.keyboard.press("/")
     dashboard.keyboard.type(session)
-    expect(dashboard.get_by_role("status").filter(has_text=" of ")).to_contain_text(re.compile("^4 of "))
+    playwright.expect(dashboard.get_by_role("status").filter(has_text=" of ")).to_contain_text(re.compile("^4 of "))
     rows = dashboard.locator("tbody tr[aria-rowindex]")
     dashboard.get_by_label("state").select_option("timeout")
-    expect(rows).to_have_count(1)
+    playwright.expect(rows).to_have_count(1)
     assert "state%3Atimeout" in dashboard.url  # the address can be sent to somebody
     dashboard.get_by_label("state").select_option("cancelled")
-    expect(dashboard.get_by_text("No job is like that.")).to_be_visible()
+    playwright.expect(dashboard.get_by_text("No job is like that.")).to_be_visible()
     dashboard.get_by_label("state").select_option("")
     dashboard.get_by_role("button", name="Duration").click()
-    expect(dashboard.get_by_role("columnheader", name="Duration")).to_have_attribute("aria-sort", "descending")
+    playwright.expect(dashboard.get_by_role("columnheader", name="Duration")).to_have_attribute(
+        "aria-sort", "descending"
+    )
     rows.first.locator("a").focus()
     dashboard.keyboard.press("End")
     last = dashboard.evaluate("document.activeElement.closest('tr').getAttribute('aria-rowindex')")
@@ -92,7 +97,7 @@ def test_jobs_are_searched_filtered_sorted_and_opened_by_keyboard(served: Shared
     above = dashboard.evaluate("document.activeElement.closest('tr').getAttribute('aria-rowindex')")
     assert (last, above) == ("5", "4")
     dashboard.keyboard.press("Enter")
-    expect(dashboard.get_by_role("heading", name="Conversation")).to_be_visible()
+    playwright.expect(dashboard.get_by_role("heading", name="Conversation")).to_be_visible()
 
 
 def test_a_job_shows_its_time_its_words_and_its_tokens(served: SharedService, dashboard: Page) -> None:
@@ -102,25 +107,27 @@ def test_a_job_shows_its_time_its_words_and_its_tokens(served: SharedService, da
         (trajectory,) = client.stream()
     go(dashboard, f"#/jobs/{job.job_id}")
     for bar in ("queue", "init", "run", "eval"):
-        expect(dashboard.locator(f".lane .block.{bar}").first).to_be_attached()
-    expect(dashboard.locator(".lane .block.engine").first).to_be_attached()  # of `Result.steps`
-    expect(dashboard.locator(".turn.is-user")).to_contain_text("What is 1 + 0?")
-    expect(dashboard.locator(".turn.is-assistant").first).to_be_visible()
+        playwright.expect(dashboard.locator(f".lane .block.{bar}").first).to_be_attached()
+    playwright.expect(dashboard.locator(".lane .block.engine").first).to_be_attached()  # of `Result.steps`
+    playwright.expect(dashboard.locator(".turn.is-user")).to_contain_text("What is 1 + 0?")
+    playwright.expect(dashboard.locator(".turn.is-assistant").first).to_be_visible()
     tokens = dashboard.locator(".tokens .tok")
-    expect(tokens).to_have_count(len(trajectory.token_ids))
+    playwright.expect(tokens).to_have_count(len(trajectory.token_ids))
     own = int(trajectory.loss_mask.nonzero()[0][0])
     tokens.nth(own).hover()
     told = dashboard.locator(".told")
-    expect(told).to_contain_text(f"id {trajectory.token_ids[own]}")
-    expect(told).to_contain_text(f"log-prob {trajectory.logprobs[own]:.4f}")
+    playwright.expect(told).to_contain_text(f"id {trajectory.token_ids[own]}")
+    playwright.expect(told).to_contain_text(f"log-prob {trajectory.logprobs[own]:.4f}")
     dashboard.get_by_text("weight version", exact=True).click()
-    expect(dashboard.locator(".tok.version-0")).to_have_count(1 + int(trajectory.loss_mask.sum()))  # and the legend
+    playwright.expect(dashboard.locator(".tok.version-0")).to_have_count(
+        1 + int(trajectory.loss_mask.sum())
+    )  # and the legend
     tokens.first.focus()
     dashboard.keyboard.press("ArrowRight")
-    expect(told).to_contain_text("token 1")
+    playwright.expect(told).to_contain_text("token 1")
     dashboard.get_by_label("mask").focus()
     dashboard.keyboard.press("2")  # a field that takes no text takes no keys
-    expect(dashboard).to_have_title("Jobs · prorl")
+    playwright.expect(dashboard).to_have_title("Jobs · prorl")
 
 
 def test_hostile_text_is_shown_as_text_and_never_run(served: SharedService, runs: Path, dashboard: Page) -> None:
@@ -131,14 +138,14 @@ def test_hostile_text_is_shown_as_text_and_never_run(served: SharedService, runs
         list(client.stream())
     go(dashboard, f"#/jobs/{job.job_id}")
     said = dashboard.locator(".turn.is-user .said")
-    expect(said).to_contain_text(image)
-    expect(said).to_contain_text("\u241b[2J[red]not red[/red] <script>alert(1)</script>")
-    expect(said).to_contain_text("\u27e8202E\u27e9gnp")  # it would turn the text around
-    expect(said).to_contain_text("unseen:\u27e8200B\u27e9\u27e800AD\u27e9")
+    playwright.expect(said).to_contain_text(image)
+    playwright.expect(said).to_contain_text("\u241b[2J[red]not red[/red] <script>alert(1)</script>")
+    playwright.expect(said).to_contain_text("\u27e8202E\u27e9gnp")  # it would turn the text around
+    playwright.expect(said).to_contain_text("unseen:\u27e8200B\u27e9\u27e800AD\u27e9")
     make_long(runs, "x" * MEGABYTE + "<b>the end")  # more than the embedded engine's context holds: in a run's folder
     go(dashboard, "#/runs/after/problem-0")
     dashboard.get_by_role("button", name=re.compile("Show all")).click()
-    expect(dashboard.locator(".turn.is-user .said .piece").last).to_contain_text("<b>the end")
+    playwright.expect(dashboard.locator(".turn.is-user .said .piece").last).to_contain_text("<b>the end")
     assert dashboard.locator(".turn.is-user .said").evaluate("each => each.textContent.length") > MEGABYTE
     assert dashboard.evaluate("[window.hacked, document.querySelectorAll('main script, main img').length]") == [None, 0]
     tried = "() => { try { document.body.innerHTML = '<b>x</b>' } catch (error) { return error.name } }"
@@ -151,15 +158,15 @@ def test_a_batch_shows_its_groups_and_rollouts(served: SharedService, dashboard:
         next(iter(batch))
         go(dashboard, "#/batches")
         dashboard.locator(f"a[href$='/{batch.batch_id}']").click()
-        expect(dashboard.locator(".group")).to_have_count(4)
-        expect(dashboard.locator(".group .cell.in")).to_have_count(12)
-        expect(dashboard.locator(".figure", has_text="groups kept")).to_contain_text("4 of 4")
+        playwright.expect(dashboard.locator(".group")).to_have_count(4)
+        playwright.expect(dashboard.locator(".group .cell.in")).to_have_count(12)
+        playwright.expect(dashboard.locator(".figure", has_text="groups kept")).to_contain_text("4 of 4")
         dashboard.locator(".group .cell.in").first.click()
-        expect(dashboard.get_by_role("heading", name="math")).to_be_visible()
+        playwright.expect(dashboard.get_by_role("heading", name="math")).to_be_visible()
         go(dashboard, f"#/batches/{batch.batch_id}")
-        expect(dashboard.get_by_text("Waits now for")).to_be_visible()
-    expect(dashboard.get_by_text("This batch is closed.")).to_be_visible()
-    expect(dashboard.get_by_text("Waits now for")).to_have_count(0)
+        playwright.expect(dashboard.get_by_text("Waits now for")).to_be_visible()
+    playwright.expect(dashboard.get_by_text("This batch is closed.")).to_be_visible()
+    playwright.expect(dashboard.get_by_text("Waits now for")).to_have_count(0)
 
 
 def test_nodes_and_backends(served: SharedService, dashboard: Page) -> None:
@@ -178,18 +185,18 @@ def test_nodes_and_backends(served: SharedService, dashboard: Page) -> None:
     assert re.fullmatch(r"[\d.]+ of [\d.]+ [GT]iB", machine["disk"])
     go(dashboard, "#/backends")
     row = dashboard.get_by_role("region", name="Backends", exact=True).locator("tr", has_text="engine-0")
-    expect(row).to_contain_text("ready")
+    playwright.expect(row).to_contain_text("ready")
     of_host = cells(dashboard, "Engine hosts", "engine-0")
     assert of_host["version"] == version("prorl-zmq")
     assert re.fullmatch(r"[\d.]+ [MG]iB", of_host["memory"])
     assert re.fullmatch(r"[\d.]+ m?s ago", of_host["last heard"])
     assert re.fullmatch(r"[\d.]+ m?s of [\d.]+ s", of_host["lease"])
     row.get_by_role("button", name="Drain").click()
-    expect(row).to_contain_text("draining")
+    playwright.expect(row).to_contain_text("draining")
     with served.client() as client:
         (status,) = client.backends.list()
         client.backends.add(status.backend)
-    expect(row).to_contain_text("ready")
+    playwright.expect(row).to_contain_text("ready")
 
 
 def test_a_job_is_cancelled_by_its_button(served: SharedService, dashboard: Page) -> None:
@@ -200,9 +207,9 @@ def test_a_job_is_cancelled_by_its_button(served: SharedService, dashboard: Page
             job = problem()
             client.submit(job)
             go(dashboard, f"#/jobs/{job.job_id}")
-            expect(dashboard.get_by_text("here once it has ended")).to_be_visible()
+            playwright.expect(dashboard.get_by_text("here once it has ended")).to_be_visible()
             dashboard.get_by_role("button", name="Cancel this job").click()
-            expect(dashboard.locator(".title .badge")).to_have_text("cancelled")
+            playwright.expect(dashboard.locator(".title .badge")).to_have_text("cancelled")
             (trajectory,) = client.stream()
             assert trajectory.outcome == "cancelled"
         finally:
@@ -213,17 +220,19 @@ def test_a_job_is_cancelled_by_its_button(served: SharedService, dashboard: Page
 def test_runs_stand_side_by_side(dashboard: Page) -> None:
     go(dashboard, "#/runs?run=before&run=after")
     passes = dashboard.locator(".of-k", has_text="pass@1")
-    expect(passes.locator(".of-run")).to_have_count(2)
-    expect(passes.get_by_role("img").first).to_have_attribute("aria-label", re.compile(r"50\.0 %, 95 % interval"))
+    playwright.expect(passes.locator(".of-run")).to_have_count(2)
+    playwright.expect(passes.get_by_role("img").first).to_have_attribute(
+        "aria-label", re.compile(r"50\.0 %, 95 % interval")
+    )
     changed = dashboard.get_by_role("region", name="Problems")
-    expect(changed.locator("tbody tr")).to_have_count(2)
-    expect(changed).to_contain_text("▼ −50 %")
-    expect(changed).to_contain_text("▲ +50 %")
+    playwright.expect(changed.locator("tbody tr")).to_have_count(2)
+    playwright.expect(changed).to_contain_text("▼ −50 %")
+    playwright.expect(changed).to_contain_text("▲ +50 %")
     changed.get_by_role("link", name="1 of 2").last.click()
-    expect(dashboard.locator(".turn.is-tool")).to_contain_text("<script>alert(1)</script>")
+    playwright.expect(dashboard.locator(".turn.is-tool")).to_contain_text("<script>alert(1)</script>")
     dashboard.get_by_role("link", name="Runs").last.click()
     dashboard.get_by_label("Compare before").uncheck()
-    expect(dashboard.get_by_role("region", name="Failures by reason").locator("th")).to_have_count(2)
+    playwright.expect(dashboard.get_by_role("region", name="Failures by reason").locator("th")).to_have_count(2)
 
 
 @pytest.mark.proof
@@ -232,14 +241,14 @@ def test_the_page_outlives_a_restart_of_the_broker(served: SharedService, dashbo
     with served.client() as client:
         client.submit(before := problem())
         list(client.stream())
-        expect(row_of(dashboard, before.job_id)).to_be_visible()
+        playwright.expect(row_of(dashboard, before.job_id)).to_be_visible()
         started_s = client.status().uptime_s
         os.kill(served.child("prorl broker rollout"), signal.SIGKILL)
         until(lambda: client.status().uptime_s < started_s, "the broker's next life")
         client.submit(after := problem())
         list(client.stream())
-    expect(row_of(dashboard, after.job_id)).to_contain_text("completed")
-    expect(dashboard.locator("#state")).to_have_text("live")
+    playwright.expect(row_of(dashboard, after.job_id)).to_contain_text("completed")
+    playwright.expect(dashboard.locator("#state")).to_have_text("live")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -263,15 +272,15 @@ def test_it_works_at_the_width_of_a_phone_and_by_keyboard(dashboard: Page) -> No
     dashboard.set_viewport_size({"width": 360, "height": 740})
     for view in VIEWS:
         go(dashboard, f"#/{view}")
-        expect(dashboard.locator("nav [aria-current=page]")).to_have_attribute("href", f"#/{view}")
+        playwright.expect(dashboard.locator("nav [aria-current=page]")).to_have_attribute("href", f"#/{view}")
         assert dashboard.evaluate("document.documentElement.scrollWidth") <= 360, view
-        expect(dashboard.locator("nav [aria-current=page]")).to_be_in_viewport(ratio=0.9)
+        playwright.expect(dashboard.locator("nav [aria-current=page]")).to_be_in_viewport(ratio=0.9)
     dashboard.reload()
     dashboard.locator("#state.is-live").wait_for()
     dashboard.keyboard.press("Tab")
-    expect(dashboard.locator(".skip")).to_be_focused()
+    playwright.expect(dashboard.locator(".skip")).to_be_focused()
     dashboard.keyboard.press("Enter")
-    expect(dashboard.locator("main")).to_be_focused()
+    playwright.expect(dashboard.locator("main")).to_be_focused()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

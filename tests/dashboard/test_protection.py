@@ -12,7 +12,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
-from playwright.sync_api import expect
+from support.later import Later
 from support.ports import free_port
 from support.services import started
 
@@ -22,8 +22,11 @@ from prorl_zmq.wire.messages.base import KeyRole
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from playwright import sync_api as playwright
     from playwright.sync_api import Page
     from support.services import SharedService
+else:
+    playwright = Later("playwright.sync_api")
 
 pytestmark = pytest.mark.xdist_group("dashboard")
 ATTACK = """
@@ -48,20 +51,20 @@ def test_a_viewer_without_the_key_sees_only_the_form(served: SharedService, page
     address, _, key = served.dashboard.partition("#key=")
     page.goto(f"{address}#/jobs")
     form = page.get_by_role("heading", name="This dashboard asks for a key")
-    expect(form).to_be_visible()
-    expect(page.locator("nav")).to_be_hidden()
+    playwright.expect(form).to_be_visible()
+    playwright.expect(page.locator("nav")).to_be_hidden()
     assert page.locator("main").inner_text().count("\n") < 10
     page.get_by_label("Key").fill("wrong")
     page.get_by_role("button", name="Open").click()
-    expect(page.get_by_role("alert")).to_contain_text("prorl dashboard")
+    playwright.expect(page.get_by_role("alert")).to_contain_text("prorl dashboard")
     page.get_by_label("Key").fill("пароль …")  # no header can have it
     page.get_by_role("button", name="Open").click()
-    expect(page.get_by_role("alert")).to_contain_text("No key has such letters")
+    playwright.expect(page.get_by_role("alert")).to_contain_text("No key has such letters")
     page.get_by_label("Key").fill(key)
     page.get_by_role("button", name="Open").click()
-    expect(page.locator("#state")).to_have_text("live")
+    playwright.expect(page.locator("#state")).to_have_text("live")
     page.get_by_role("button", name="Forget key").click()
-    expect(form).to_be_visible()
+    playwright.expect(form).to_be_visible()
 
 
 def test_one_that_only_shows_has_no_buttons_and_refuses_changes(
@@ -98,8 +101,8 @@ def test_one_that_only_shows_has_no_buttons_and_refuses_changes(
             assert (status, b"--read-only" in said) == (403, True), (path, said)
         page.goto(f"http://{bind}/dashboard/#key={token}")
         page.goto(f"http://{bind}/dashboard/#/backends")
-        expect(page.locator("tr", has_text="engine-0").first).to_be_visible()
-        expect(page.get_by_role("button", name="Drain")).to_have_count(0)
+        playwright.expect(page.locator("tr", has_text="engine-0").first).to_be_visible()
+        playwright.expect(page.get_by_role("button", name="Drain")).to_have_count(0)
 
 
 def test_tokens_of_each_role(served: SharedService, page: Page, tmp_path: Path) -> None:
@@ -113,20 +116,20 @@ def test_tokens_of_each_role(served: SharedService, page: Page, tmp_path: Path) 
             page.goto(f"http://{bind}/dashboard/#key={token}")
             page.reload()
             if role == KeyRole.OPERATOR:
-                expect(page.locator("#state")).to_have_text("live")
+                playwright.expect(page.locator("#state")).to_have_text("live")
                 folder.revoke(role)
-                expect(page.get_by_role("heading", name="This dashboard asks for a key")).to_be_visible()
+                playwright.expect(page.get_by_role("heading", name="This dashboard asks for a key")).to_be_visible()
             else:
-                expect(page.locator("main")).to_contain_text("use a key of role operator")
+                playwright.expect(page.locator("main")).to_contain_text("use a key of role operator")
 
 
 def test_at_a_gateway_without_keys_its_own_page_needs_none(served: SharedService, page: Page) -> None:
     page.goto(f"{served.url}/dashboard/#/backends")
-    expect(page.locator("#state")).to_have_text("live")
-    expect(page.get_by_role("button", name="Forget key")).to_be_hidden()
+    playwright.expect(page.locator("#state")).to_have_text("live")
+    playwright.expect(page.get_by_role("button", name="Forget key")).to_be_hidden()
     row = page.get_by_role("region", name="Backends", exact=True).locator("tr", has_text="engine-0")
     row.get_by_role("button", name="Drain").click()  # a browser sends the page's origin with it
-    expect(row).to_contain_text("draining")
+    playwright.expect(row).to_contain_text("draining")
     with served.client() as client:
         (status,) = client.backends.list()
         client.backends.add(status.backend)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from support.later import Later
 
-from prorl_zmq.evaluation.report import cell, reports_of, write_reports
 from prorl_zmq.evaluation.run_folder import REPORT_HTML, REPORT_MD, SUMMARY, RunFolder
 from prorl_zmq.evaluation.summary import Counting, summarise
 from prorl_zmq.wire.messages.jobs import Outcome
@@ -20,8 +20,13 @@ from .conftest import HOSTILE, made_plan, made_sample
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from prorl_zmq.evaluation import report
     from prorl_zmq.evaluation.plan import Plan
     from prorl_zmq.evaluation.run_folder import Sample
+else:
+    report = Later("prorl_zmq.evaluation.report")
+
+pytestmark = pytest.mark.xdist_group("matplotlib")
 
 NO_TAG_ENDS = {"meta", "br"}
 
@@ -81,7 +86,7 @@ def reports() -> dict[str, str]:
     plan = msgspec.structs.replace(made_plan(3, 4), file=HOSTILE)
     samples = samples_of(plan)
     summary = summarise(plan, samples, Counting((1, 2, 4), price_in=1.0, price_out=2.0))
-    return reports_of(plan, summary, samples, "run folder")
+    return report.reports_of(plan, summary, samples, "run folder")
 
 
 def test_the_page_is_one_file_with_all_charts_and_tables(reports: dict[str, str]) -> None:
@@ -125,7 +130,7 @@ def test_each_figure_is_in_its_own_cell(name: str) -> None:
         for index, end in enumerate(ends)
     ]
     counting = Counting((1, 2), price_in=1000.0, price_cached=500.0, price_out=3000.0)
-    text = reports_of(plan, summarise(plan, samples, counting), samples, "run")[name]
+    text = report.reports_of(plan, summarise(plan, samples, counting), samples, "run")[name]
     rows = cells_of_page(text) if name == REPORT_HTML else cells_of_markdown(text)
     for row in (
         ["pass@1", "50.0%", "10.4% to 89.6%", "4"],
@@ -196,15 +201,15 @@ def columns(line: str) -> int:
 
 
 def test_cells_are_one_line_without_markup() -> None:
-    assert cell("a|b\n<c> *d* [e](f)") == r"a\|b\\n&lt;c&gt; \*d\* \[e\](f)"
-    assert cell("") == " "
+    assert report.cell("a|b\n<c> *d* [e](f)") == r"a\|b\\n&lt;c&gt; \*d\* \[e\](f)"
+    assert report.cell("") == " "
 
 
 def test_reports_of_an_evaluation_under_way_say_so(tmp_path: Path) -> None:
     plan = made_plan(2, 2)
     samples = [made_sample(plan, 0, reward=0.0)]
     with RunFolder(tmp_path, plan) as folder:
-        write_reports(folder, summarise(plan, samples, Counting((1, 2))))
+        report.write_reports(folder, summarise(plan, samples, Counting((1, 2))))
     assert "3 of 4 rollouts have not ended" in (tmp_path / REPORT_MD).read_text()
     assert "svg" in (tmp_path / REPORT_HTML).read_text()
     assert msgspec.json.decode((tmp_path / SUMMARY).read_bytes())["ended"] == 1
@@ -214,7 +219,7 @@ def test_charts_of_the_markdown_report_are_files_beside_it(tmp_path: Path) -> No
     plan = made_plan(2, 2)
     samples = [made_sample(plan, problem, sample, reward=0.5) for problem in range(2) for sample in range(2)]
     with RunFolder(tmp_path, plan) as folder:
-        write_reports(folder, summarise(plan, samples, Counting((1, 2))))
+        report.write_reports(folder, summarise(plan, samples, Counting((1, 2))))
     named = re.findall(r"^!\[[^\]]+\]\((.+)\)$", (tmp_path / REPORT_MD).read_text(), re.MULTILINE)
     assert {tmp_path / name for name in named} == set((tmp_path / "charts").iterdir())
     assert len(named) >= 4
@@ -226,6 +231,6 @@ def test_charts_of_the_markdown_report_are_files_beside_it(tmp_path: Path) -> No
 
 def test_reports_without_any_result() -> None:
     plan = made_plan()
-    texts = reports_of(plan, summarise(plan, [], Counting((1, 2))), [], "run")
+    texts = report.reports_of(plan, summarise(plan, [], Counting((1, 2))), [], "run")
     assert "no model yet" in texts[REPORT_MD]
     assert not Page(texts[REPORT_HTML]).open

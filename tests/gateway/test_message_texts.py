@@ -18,6 +18,7 @@ from prorl_zmq.wire.messages.backends import ChatSettings
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.xdist_group("transformers")
 SYSTEM, USER, RESULT = "Be brief.", "What is in the folder?", "a.txt\n  b.txt"
 TOOLS = schemas_of(["bash"])
 HERMES = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'

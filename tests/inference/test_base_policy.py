@@ -13,6 +13,7 @@ from prorl_zmq.inference.embedded_chat import encode_message, generation_prompt
 from prorl_zmq.inference.policy import Policy, log_softmax
 from prorl_zmq.inference.tokenizer import CALL_END, CALL_PRELUDE, IM_END, TOOL_CALL, TOOL_CALL_END, encode
 
+pytestmark = pytest.mark.xdist_group("base policy")
 NEWLINE = encode("\n")
 
 

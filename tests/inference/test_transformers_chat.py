@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import numpy as np
 import pytest
 from chat_families import FAMILIES, Call, Family, make_tokenizer, save_tokenizer
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from prorl_zmq.inference.chat import Piece
 
+pytestmark = pytest.mark.xdist_group("transformers")
 TOOLS = [
     {
         "type": "function",
@@ -50,6 +52,8 @@ CONTENTS = st.lists(st.one_of(TEXTS, st.sampled_from([*SPELLED, " ", "\n", "\n\n
 WORDS = st.text(st.characters(exclude_categories=["Cs", "Z", "Cc"], exclude_characters="<[{`"), min_size=1, max_size=8)
 SPOKEN = st.lists(WORDS, min_size=1, max_size=4).map(" ".join)
 """Of the policy: as every template writes it again."""
+FEW, MANY = hypothesis.settings(max_examples=10), hypothesis.settings(max_examples=100)
+"""How many conversations of each family `make test` and the proofs make."""
 ARGUMENTS = st.dictionaries(SPOKEN, st.one_of(SPOKEN, st.integers(-9, 9)), max_size=2)
 
 
@@ -164,6 +168,7 @@ def special_ids(family: Family) -> list[int]:
 
 @pytest.mark.parametrize("history", ["template", "append"])
 @pytest.mark.parametrize("name", FAMILIES)
+@FEW
 @given(data=st.data())
 def test_engine_sees_what_it_saw_and_what_the_template_writes(name: str, history: str, data: st.DataObject) -> None:
     family, chat = FAMILIES[name], load(name, history)
@@ -199,6 +204,7 @@ def test_engine_sees_what_it_saw_and_what_the_template_writes(name: str, history
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+@FEW
 @given(data=st.data())
 def test_what_follows_a_turn_is_what_a_conversation_goes_on_with(name: str, data: st.DataObject) -> None:
     family, chat = FAMILIES[name], load(name, "append")
@@ -219,6 +225,7 @@ def test_what_follows_a_turn_is_what_a_conversation_goes_on_with(name: str, data
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+@FEW
 @given(data=st.data())
 def test_no_content_makes_a_special_token(name: str, data: st.DataObject) -> None:
     """The same conversation with harmless contents has as many of each special token."""
@@ -241,6 +248,22 @@ def test_no_content_makes_a_special_token(name: str, data: st.DataObject) -> Non
             seen.append(ids_of(conversation.prompt()))
         counts.append([[int((ids == special).sum()) for special in special_ids(family)] for ids in seen])
     assert counts[0] == counts[1]
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    ("test", "options"),
+    [
+        (test_engine_sees_what_it_saw_and_what_the_template_writes, {"history": "template"}),
+        (test_engine_sees_what_it_saw_and_what_the_template_writes, {"history": "append"}),
+        (test_what_follows_a_turn_is_what_a_conversation_goes_on_with, {}),
+        (test_no_content_makes_a_special_token, {}),
+    ],
+)
+def test_many_conversations(name: str, test: Any, options: dict[str, str]) -> None:
+    """The tests before this one, each with a hundred conversations."""
+    MANY(given(data=st.data())(test.hypothesis.inner_test))(name=name, **options)
 
 
 def with_template(directory: Path, template: str | None, name: str = "chatml") -> Path:

@@ -168,6 +168,7 @@ def test_a_stream_says_that_it_is_alive_before_and_after_the_call_is_taken(path:
     assert model.delivered == [True]
 
 
+@pytest.mark.xdist_group("SDKs of models")
 def test_the_sdks_take_streams_that_begin_late() -> None:
     import anthropic
     import openai
@@ -261,6 +262,7 @@ def test_an_error_before_a_stream_has_a_status(path: str) -> None:
     run(ScriptedModel(CallRefused(Problem.BUSY, "too many"), ValueError("secret")), talk)
 
 
+@pytest.mark.xdist_group("SDKs of models")
 def test_the_sdks_raise_errors_of_streams() -> None:
     import anthropic
     import openai

@@ -17,7 +17,8 @@ def importers(name: str) -> set[str]:
     found = set()
     for package in ("prorl_zmq", "brokers", "stages", "tools"):
         for path in (ROOT / package).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            text = path.read_text(encoding="utf-8")
+            for node in ast.walk(ast.parse(text)) if "sockets" in text else ():
                 if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[-1] == "sockets":
                     found |= {str(path.relative_to(ROOT)) for alias in node.names if alias.name == name}
     return found

@@ -14,7 +14,7 @@ from support.waiting import until
 
 from prorl_zmq import AsyncRolloutClient, Job, RolloutClient, errors
 from prorl_zmq.brokers.journal.journal import MemoryJournal
-from prorl_zmq.client.requests import read_reply
+from prorl_zmq.client.requests import RESEND_S, read_reply
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.base import PROTOCOL_VERSION, new_id
 from prorl_zmq.wire.messages.front_door import Collect, Hello, Refused, Submit, Welcome
@@ -245,7 +245,7 @@ def test_client_that_was_there_before_the_service(empty_service: TestService) ->
         answers: list[object] = []
         waiting = threading.Thread(target=lambda: answers.append(client.status(timeout_s=30)))
         waiting.start()
-        waiting.join(6.0)
+        waiting.join(1.5 * RESEND_S)
         empty_service.brokers.start_rollout_broker()
         waiting.join(30.0)
         assert len(answers) == 1

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import platform
 import resource
 import shutil
 import sys
@@ -137,6 +138,7 @@ class Meter:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self) -> None:
+        platform.platform()  # starts `uname` the first time: libraries ask for it, in unit tests too
         self._look()
         self._new = []
         self.collected_cpu_s = self._cpu_s = cpu_s()

@@ -46,6 +46,11 @@ def start(*program: str, **options: Any) -> subprocess.Popen[Any]:
     return _server[0].start(program, **options)
 
 
+def begin() -> None:
+    """Start the process that forks, for a test that counts processes."""
+    _server[0].preload()
+
+
 def start_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the package start interpreters until the test ends, as for a user."""
     monkeypatch.setattr(interpreters, "start_python", _start_interpreter)

@@ -8,6 +8,10 @@ from __future__ import annotations
 import ast
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = {
@@ -73,10 +77,20 @@ def closure(path: Path) -> frozenset[Path]:
     return frozenset(found)
 
 
+def _statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """Yield all statements, at any depth; `ast.walk` would take four times as long over their expressions."""
+    left: list[ast.AST] = [tree]
+    while left:
+        node = left.pop()
+        yield node
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            left += getattr(node, name, ())
+
+
 def _imported(path: Path, package: list[str]) -> frozenset[str]:
     """Return the names of the modules that a file imports, and of what it imports from them."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in _statements(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

@@ -180,6 +180,11 @@ class Proof(NamedTuple):
 
 
 @cache
+def _packages(files: frozenset[str]) -> frozenset[str]:
+    return frozenset(str(Path(file).parent) for file in files)
+
+
+@cache
 def _code(file: str) -> frozenset[str]:
     """Return what a file and the conftest files above it import, with themselves, relative to the repository."""
     path = ROOT / file
@@ -262,7 +267,7 @@ def _changed_code(proof: Proof, changed: set[str]) -> frozenset[str]:
     """Return the changed files that are a proof's code."""
     started = [start for start, tests in STARTED.items() if proof.file.startswith(tests)]
     own = proof.files
-    packages = {str(Path(file).parent) for file in own}
+    packages = _packages(own)
     return frozenset(
         file
         for file in changed

@@ -46,6 +46,7 @@ OF_PATH = {
     "tests/dashboard/test_run_list.py": UNIT,
     "tests/demo/test_demo.py": PROCESS,
     "tests/demo/test_tasks.py": PROCESS,
+    "tests/evaluation/test_report.py": PROCESS,
     "tests/evaluation/test_run_folder.py::test_one_process_at_a_time_has_it": PROCESS,
     "tests/evaluation/test_tracking.py": PROCESS,
     "tests/examples/test_command.py": PROCESS,

@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 from needed import usable
+from support import forks
 from support.waiting import until
 
 from prorl_zmq import Job, Outcome, Role, Sampling
@@ -105,7 +106,8 @@ def local(**options: Any) -> LocalService:
 
 @pytest.fixture(scope="module")
 def used_before() -> None:
-    """The process has what it keeps for good, such as libuv's own pipe."""
+    """The process has what it keeps for good, such as libuv's own pipe, and the process that forks."""
+    forks.begin()
     with local():
         pass
 
@@ -330,7 +332,8 @@ def hang(service: LocalService, how: str, error: Exception | None = None) -> Non
 def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_service, "PHASES_LIMIT_S", 0.3)
     monkeypatch.setattr(loop_thread, "CANCEL_LIMIT_S", 0.5)
-    monkeypatch.setattr(loop_thread, "THREAD_LIMIT_S", 2.0)
+    monkeypatch.setattr(loop_thread, "BLOCKED_LIMIT_S", 1.0)
+    monkeypatch.setattr(loop_thread, "THREAD_LIMIT_S", 1.0)
 
 
 @pytest.mark.usefixtures("short_limits")

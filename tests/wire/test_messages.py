@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any, get_args
 
 import msgspec
@@ -54,6 +55,7 @@ PLAIN = st.recursive(
 )
 
 
+@cache
 def values_of(annotation: Any) -> st.SearchStrategy[Any]:
     """Values of a message field's type, bounds and patterns included."""
     return _values(msgspec.inspect.type_info(annotation))

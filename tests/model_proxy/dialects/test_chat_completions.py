@@ -89,6 +89,7 @@ def test_the_usage_is_that_of_the_engine() -> None:
     }
 
 
+@pytest.mark.xdist_group("SDKs of models")
 @pytest.mark.parametrize("streamed", [False, True])
 def test_openais_sdk_has_a_conversation(streamed: bool) -> None:
     import openai

@@ -98,6 +98,7 @@ def test_wrong_requests_are_refused_with_the_field(body: dict[str, object], word
     assert caught.value.problem == Problem.INVALID
 
 
+@pytest.mark.xdist_group("SDKs of models")
 @pytest.mark.parametrize("streamed", [False, True])
 def test_anthropics_sdk_has_a_conversation(streamed: bool) -> None:
     import anthropic
@@ -149,6 +150,7 @@ def test_anthropics_sdk_has_a_conversation(streamed: bool) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.xdist_group("SDKs of models")
 def test_a_stream_tells_the_prompt_first_and_cut_arguments_as_they_are() -> None:
     import anthropic
 

@@ -95,6 +95,7 @@ def test_wrong_requests_are_refused_with_the_field(body: dict[str, object], word
     assert caught.value.problem == Problem.INVALID
 
 
+@pytest.mark.xdist_group("SDKs of models")
 @pytest.mark.parametrize("streamed", [False, True])
 def test_openais_sdk_has_a_conversation(streamed: bool) -> None:
     import openai
@@ -156,6 +157,7 @@ def test_openais_sdk_has_a_conversation(streamed: bool) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.xdist_group("SDKs of models")
 def test_openais_collector_of_streams_takes_every_event() -> None:
     import openai
 
