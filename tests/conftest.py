@@ -40,21 +40,6 @@ settings.register_profile(
 )
 settings.register_profile("thorough", parent=settings.get_profile("quick"), max_examples=2000, stateful_step_count=80)
 settings.load_profile("quick")
-NAMED_CHARACTERS = 200
-
-
-def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
-    """Keep names of tests short: they are kept many times, and sent with each report."""
-    if isinstance(val, str | bytes) and len(val) > NAMED_CHARACTERS:
-        return f"long {argname}"
-    return None
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_finish() -> None:
-    """Have the garbage collector leave alone what lives to the end: where it looks, each later fork copies memory."""
-    gc.collect()
-    gc.freeze()
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
