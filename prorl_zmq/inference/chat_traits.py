@@ -93,13 +93,18 @@ class TemplateTraits:
 
         Reasoning stands at a turn's beginning: a mark further on is something that the policy writes about.
         """
+        if (parts := self.form.split(text)) is not None:
+            return parts
         before, after = self.reasoning_marks
         begun = text.lstrip()
         if begun.startswith(before):
             text = begun[len(before) :]
         elif not self.opens_reasoning:
             return None, text
-        reasoning, _, rest = text.partition(after)
+        reasoning, closed, rest = text.partition(after)
+        if not closed:  # the first call ends it
+            reasoning = self.form.before_calls(text)
+            rest = text[len(reasoning) :]
         return reasoning, rest
 
 

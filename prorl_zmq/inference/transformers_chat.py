@@ -115,8 +115,8 @@ class TransformersChatFormat:
         except InvalidJob:
             return self._conversation(folded(told), tools).prompt().pieces
 
-    def read_turn(self, generated: NDArray[np.int32]) -> ReadTurn:
-        """Read a turn of the policy, int32 [G], as the engine generated it.
+    def read_turn(self, generated: NDArray[np.int32], tools: Sequence[dict[str, Any]] = ()) -> ReadTurn:
+        """Read a turn of the policy, int32 [G], as the engine generated it; the tools type the arguments of its calls.
 
         Raises:
             EngineFailed: an id is not in the vocabulary.
@@ -124,7 +124,7 @@ class TransformersChatFormat:
         ended = len(generated) > 0 and int(generated[-1]) in self._stop_token_ids
         reasoning, text = self.traits.split(self.decode(generated[:-1] if ended else generated))
         form = self.traits.form
-        return ReadTurn(reasoning, text, form.before_calls(text), tuple(form.parse(text)), ended)
+        return ReadTurn(reasoning, text, form.before_calls(text), tuple(form.parse(text, tools)), ended)
 
     def following(
         self, turn: ReadTurn, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]
@@ -169,9 +169,8 @@ class TransformersChatFormat:
         return told if self.traits.takes_system else _without_system(told)
 
     def _conversation(self, told: History, tools: Sequence[dict[str, Any]]) -> TransformersConversation:
-        names = frozenset(str(tool.get("function", tool).get("name", "")) for tool in tools)
         shown = tools if self.traits.shows_tools else ()
-        return TransformersConversation(self, told.messages, told.roles, shown, names)
+        return TransformersConversation(self, told.messages, told.roles, shown, tools)
 
     def decode(self, token_ids: NDArray[np.int32]) -> str:
         """Return the text of ids, special tokens included.
