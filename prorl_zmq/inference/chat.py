@@ -84,6 +84,8 @@ class ReadTurn(NamedTuple):
     calls: tuple[ToolCall | MalformedCall, ...]
     ended: bool
     """Its last token is one that ends a turn."""
+    ended_by: str = ""
+    """That token, as far as it is known."""
 
 
 class Conversation(Protocol):

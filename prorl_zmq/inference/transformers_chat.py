@@ -17,21 +17,23 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..data.trajectory import Role
 from ..errors import ConfigError, InvalidJob
 from .chat import ChatMessage, Piece, ReadTurn
-from .chat_history import UNKNOWN_TOOL, History, folded, history, short_call_id
+from .chat_history import UNKNOWN_TOOL, History, folded, history
+from .chat_probes import AddedTokens, find_traits, inside_turns
 from .chat_skeleton import ChatSkeleton, TurnShape
 from .chat_template import ChatTemplate, TemplateRefused
 from .chat_tokenizer import ChatTokenizer
-from .chat_traits import TemplateTraits, WrittenCall, find_traits
+from .chat_traits import TemplateTraits, WrittenCall
 from .tool_calls.call import ToolCall
 from .transformers_conversation import TransformersConversation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from ..wire.messages.backends import ChatSettings
@@ -76,21 +78,24 @@ class TransformersChatFormat:
         template = ChatTemplate(loaded.apply_chat_template, loaded.eos_token or "")
         backend = loaded.backend_tokenizer
         added = [(token.content, token.special) for token in backend.get_added_tokens_decoder().values()]
-        traits = find_traits(template, added, settings.tool_calls, foreign=bool(settings.parser_url))
-        stop_token_ids = _end_tokens(Path(settings.tokenizer))
+        named = _end_tokens(Path(settings.tokenizer))
         if loaded.eos_token_id is not None:
-            stop_token_ids.append(loaded.eos_token_id)
-        if traits.end_of_turn:
-            stop_token_ids.append(backend.token_to_id(traits.end_of_turn))
+            named.append(loaded.eos_token_id)
+        tokens = AddedTokens(added, [text for i in named if (text := backend.id_to_token(i)) is not None])
+        traits = find_traits(template, tokens, settings.tool_calls, foreign=bool(settings.parser_url))
+        frame, inside = inside_turns(template, tokens, traits)
+        ends = {*named, *(backend.token_to_id(end) for end in traits.ends.texts)}
+        # What a template also writes within a turn ends none, if anything else does.
+        stop_token_ids = ends - {backend.token_to_id(token) for token in inside} or ends
         if not stop_token_ids:
             raise ConfigError(
                 f"nothing ends a turn: the tokenizer in {settings.tokenizer} has no eos_token, and its chat template "
                 "writes no token after a turn",
                 key="chat.tokenizer",
             )
-        stop_texts = [text for i in stop_token_ids if (text := backend.id_to_token(i)) is not None]
-        tokenizer = ChatTokenizer(backend, stop_texts)
-        return cls(template, traits, tokenizer, sorted(set(stop_token_ids)), rewrites=settings.history == "template")
+        frame |= {text for i in ends if (text := backend.id_to_token(i)) is not None}
+        tokenizer = ChatTokenizer(backend, frame, inside)
+        return cls(template, traits, tokenizer, sorted(stop_token_ids), rewrites=settings.history == "template")
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -121,10 +126,10 @@ class TransformersChatFormat:
         Raises:
             EngineFailed: an id is not in the vocabulary.
         """
-        ended = len(generated) > 0 and int(generated[-1]) in self._stop_token_ids
-        reasoning, text = self.traits.split(self.decode(generated[:-1] if ended else generated))
-        form = self.traits.form
-        return ReadTurn(reasoning, text, form.before_calls(text), tuple(form.parse(text)), ended)
+        whole, ended_by = self.decode_turn(generated)
+        reasoning, text = self.traits.split(whole)
+        calls = tuple(self.traits.calls(text, ended_by))
+        return ReadTurn(reasoning, text, self.traits.before_calls(text), calls, bool(ended_by), ended_by)
 
     def following(
         self, turn: ReadTurn, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]
@@ -135,32 +140,46 @@ class TransformersChatFormat:
             InvalidJob: the template refuses the messages (`field` is `messages`), folded or not.
         """
         calls = [
-            WrittenCall(call.name, {}, short_call_id(number, call.call_id))
+            WrittenCall(call.name, {}, self.traits.call_id(number, call.name, call.call_id))
             if isinstance(call, ToolCall)
-            else WrittenCall(call.name or UNKNOWN_TOOL, {}, short_call_id(number))
+            else WrittenCall(call.name or UNKNOWN_TOOL, {}, self.traits.call_id(number, call.name or UNKNOWN_TOOL))
             for number, call in enumerate(turn.calls, 1)
         ]
         told = history(messages, self.traits, {str(number): call for number, call in enumerate(calls)})
-        shown = bool(tools) and self.traits.shows_tools
+        shown = tools if self.traits.shows_tools else ()
         # With its calls or, where the template refuses these (more than one, say), as text alone.
         shape = TurnShape(turn.reasoning is not None, tuple(call.name for call in calls), self.traits.writes_calls)
         tries = ((told, shape), (told, shape._replace(written=False)), (folded(told), shape._replace(written=False)))
         for one, as_shape in tries:
             with suppress(TemplateRefused):
-                return self._following(one, as_shape, [call.call_id for call in calls], shown, turn.ended)
+                return self._following(one, as_shape, [call.call_id for call in calls], shown, self._end_of(turn))
         message = "the model's chat template refuses the messages that follow a turn"
         raise InvalidJob(message, field="messages")
 
     def _following(
-        self, told: History, shape: TurnShape, call_ids: Sequence[str], shown: bool, ended: bool
+        self, told: History, shape: TurnShape, call_ids: Sequence[str], tools: Sequence[dict[str, Any]], ended_by: str
     ) -> tuple[Piece, ...]:
-        messages, cut = self.tokenizer.guard(told.messages)
-        text, boundaries = self.skeleton.following(shape, call_ids, messages, tools=shown, ended=ended)
-        after = self.traits.end_of_turn if ended else ""
-        closing, *new, opening = self.tokenizer.encode(text, boundaries, cut, after, inside=True)
+        (messages, tools), cut = self.tokenizer.guard((told.messages, list(tools)))
+        text, boundaries = self.skeleton.following(shape, call_ids, messages, tools, ended_by=ended_by)
+        closing, *new, opening = self.tokenizer.encode(text, boundaries, cut, ended_by, inside=True)
         pieces = [Piece(Role.ASSISTANT, closing, new_turn=False)]
         pieces += [Piece(role, ids) for role, ids in zip(told.roles, new, strict=True)]
         return (*(piece for piece in pieces if len(piece.token_ids)), Piece(Role.ASSISTANT, opening))
+
+    def _end_of(self, turn: ReadTurn) -> str:
+        """Return the token that ended a turn; where something else read it, any that could have."""
+        return turn.ended_by or (self.decode(np.array(self._stop_token_ids[:1], np.int32)) if turn.ended else "")
+
+    def decode_turn(self, generated: NDArray[np.int32]) -> tuple[str, str]:
+        """Return the text of a turn, and the token that ended it; empty: it was cut off.
+
+        Raises:
+            EngineFailed: an id is not in the vocabulary.
+        """
+        ended = len(generated) > 0 and int(generated[-1]) in self._stop_token_ids
+        if not ended:
+            return self.decode(generated), ""
+        return self.decode(generated[:-1]), self.decode(generated[-1:])
 
     def _with_tools(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> list[ChatMessage]:
         told = list(messages)
