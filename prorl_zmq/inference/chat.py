@@ -131,8 +131,8 @@ class ChatFormat(Protocol):
             InvalidJob: the template refuses the messages (`field` is `messages`).
         """
 
-    def read_turn(self, generated: NDArray[np.int32]) -> ReadTurn:
-        """Read a turn of the policy, int32 [G], as the engine generated it.
+    def read_turn(self, generated: NDArray[np.int32], tools: Sequence[dict[str, Any]] = ()) -> ReadTurn:
+        """Read a turn of the policy, int32 [G], as the engine generated it; the tools type the arguments of its calls.
 
         Raises:
             EngineFailed: an id is not in the vocabulary.

@@ -372,7 +372,7 @@ def _read_form(
             text = one.turn[:length]
             rest = text.partition(reasoning.marks[1])[2] if text.lstrip().startswith(reasoning.marks[0]) else text
             for form in FORMS.values():
-                found = form.parse(rest)
+                found = form.parse(rest, [marker_tool()])
                 if len(found) == len(one.calls) and all(map(_same, found, one.calls)):
                     return form, one, with_end
     return None, None, False

@@ -62,7 +62,10 @@ def marker(name: str) -> str:
 
 def marker_tool() -> dict[str, Any]:
     """Return a tool's schema made of markers."""
-    properties = {marker("key"): {"type": "string", "description": marker("about")}}
+    properties = {
+        marker("key"): {"type": "string", "description": marker("about")},
+        marker("number"): {"type": "integer", "description": marker("about")},
+    }
     parameters = {"type": "object", "properties": properties, "required": [marker("key")]}
     function = {"name": marker("tool"), "description": marker("description"), "parameters": parameters}
     return {"type": "function", "function": function}

@@ -134,18 +134,23 @@ class TemplateTraits:
 
         Reasoning stands at a turn's beginning: a mark further on is something that the policy writes about.
         """
+        if (parts := self.form.split(text)) is not None:
+            return parts
         before, after = self.reasoning.marks
         begun = text.lstrip()
         if before and begun.startswith(before):
             text = begun[len(before) :]
         elif not self.reasoning.opened:
             return None, text
-        reasoning, _, rest = text.partition(after)
+        reasoning, closed, rest = text.partition(after)
+        if not closed:  # the first call ends it
+            reasoning = self.form.before_calls(text)
+            rest = text[len(reasoning) :]
         return reasoning, rest
 
-    def calls(self, text: str, end: str) -> list[ToolCall | MalformedCall]:
+    def calls(self, text: str, end: str, tools: Sequence[dict[str, Any]]) -> list[ToolCall | MalformedCall]:
         """Return the tool calls of what follows a turn's reasoning; `end` is the token that ended the turn."""
-        return self.form.parse(text + end if self.end_is_read else text)
+        return self.form.parse(text + end if self.end_is_read else text, tools)
 
     def said(self, text: str) -> str:
         """Return what a turn says, given what follows its reasoning, up to its calls: without the template's frame."""

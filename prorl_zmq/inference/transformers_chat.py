@@ -120,15 +120,15 @@ class TransformersChatFormat:
         except InvalidJob:
             return self._conversation(folded(told), tools).prompt().pieces
 
-    def read_turn(self, generated: NDArray[np.int32]) -> ReadTurn:
-        """Read a turn of the policy, int32 [G], as the engine generated it.
+    def read_turn(self, generated: NDArray[np.int32], tools: Sequence[dict[str, Any]] = ()) -> ReadTurn:
+        """Read a turn of the policy, int32 [G], as the engine generated it; the tools type the arguments of its calls.
 
         Raises:
             EngineFailed: an id is not in the vocabulary.
         """
         whole, ended_by = self.decode_turn(generated)
         reasoning, text = self.traits.split(whole)
-        calls = tuple(self.traits.calls(text, ended_by))
+        calls = tuple(self.traits.calls(text, ended_by, tools))
         return ReadTurn(reasoning, text, self.traits.before_calls(text), calls, bool(ended_by), ended_by)
 
     def following(
@@ -188,9 +188,8 @@ class TransformersChatFormat:
         return told if self.traits.takes_system else _without_system(told)
 
     def _conversation(self, told: History, tools: Sequence[dict[str, Any]]) -> TransformersConversation:
-        names = frozenset(str(tool.get("function", tool).get("name", "")) for tool in tools)
         shown = tools if self.traits.shows_tools else ()
-        return TransformersConversation(self, told.messages, told.roles, shown, names)
+        return TransformersConversation(self, told.messages, told.roles, shown, tools)
 
     def decode(self, token_ids: NDArray[np.int32]) -> str:
         """Return the text of ids, special tokens included.

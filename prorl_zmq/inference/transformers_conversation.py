@@ -78,15 +78,17 @@ class TransformersConversation:
         chat: TemplateParts,
         opening: Sequence[Message],
         roles: Sequence[Role],
+        shown: Sequence[dict[str, Any]],
         tools: Sequence[dict[str, Any]],
-        tool_names: frozenset[str],
     ) -> None:
         self._chat = chat
         self._traits = chat.traits
         self._opening = list(opening)
         self._roles = list(roles)
+        self._shown = list(shown)
+        """The tools that the template is given."""
         self._tools = list(tools)
-        self._tool_names = tool_names
+        self._tool_names = frozenset(str(tool.get("function", tool).get("name", "")) for tool in tools)
         self._turns: list[_Turn] = []
         """All of them where the template may rewrite them; otherwise the last."""
         self._calls = 0
@@ -118,7 +120,7 @@ class TransformersConversation:
         """
         whole, ended_by = self._chat.decode_turn(generated)
         reasoning, text = self._traits.split(whole)
-        calls = tuple(self._traits.calls(text, ended_by))
+        calls = tuple(self._traits.calls(text, ended_by, self._tools))
         names = tuple(self._name(call) for call in calls)
         turn = _Turn(
             text,
@@ -173,7 +175,7 @@ class TransformersConversation:
 
     def _shape(self) -> Shape:
         roles = tuple(message["role"] for message in self._opening)
-        return Shape(roles, bool(self._tools), tuple(turn.shape for turn in self._turns[-2:]))
+        return Shape(roles, bool(self._shown), tuple(turn.shape for turn in self._turns[-2:]))
 
     def _history(self) -> tuple[list[Message], list[Role]]:
         """Return the whole conversation as messages, with their roles."""
@@ -197,7 +199,7 @@ class TransformersConversation:
     def _whole(self, messages: Sequence[Message], roles: Sequence[Role]) -> tuple[Piece, ...]:
         """Return the pieces of a whole conversation, one for each message where the template allows it."""
         template, tokenizer = self._chat.template, self._chat.tokenizer
-        (messages, tools), cut = tokenizer.guard((list(messages), self._tools))
+        (messages, tools), cut = tokenizer.guard((list(messages), self._shown))
         text = template.render(messages, tools, opened=True)
         ends = self._known_ends(text)
         front = self._front(messages, tools, text) if not ends and roles[0] != Role.SYSTEM else 0

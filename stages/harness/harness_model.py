@@ -264,7 +264,7 @@ class HarnessModel:
 
     async def _read(self, call: HarnessCall, token_ids: NDArray[np.int32]) -> ReadTurn:
         if self._parser is None:
-            return self._chat.read_turn(token_ids)
+            return self._chat.read_turn(token_ids, call.request.tools)
         started = time.monotonic()
         try:
             return await self._parser.read_turn(call.prompt, token_ids, call.request.tools)

@@ -433,14 +433,17 @@ def test_a_call_that_cannot_be_read_is_answered_too(name: str, history: str) -> 
     ("name", "text", "calls"),
     [
         ("qwen3", '<think>I could <tool_call>{"name": "x"}</tool_call></think>No.', 0),
-        ("qwen3", '<think>I could <tool_call>{"name": "x"}</tool_call>', 0),
+        ("qwen3", '<think>I must look.\n<tool_call>{"name": "x"}</tool_call>', 1),
+        ("qwen3", '<think>I must look.\n<tool_call>{"name"', 1),
+        ("qwen3", "<think>I must look.", 0),
         ("qwen3", 'The mark is <think>: <tool_call>{"name": "x"}</tool_call>', 1),
-        ("r1-opened", 'I could\n```tool_call\n{"name": "x"}\n```', 0),
+        ("r1-opened", 'I could\n```tool_call\n{"name": "x"}\n```\nor not.</think>No.', 0),
+        ("r1-opened", 'I must look.\n```tool_call\n{"name": "x"}\n```', 1),
         ("r1-opened", 'Yes.</think>\n```tool_call\n{"name": "x"}\n```', 1),
         ("r1", 'Yes.\n```tool_call\n{"name": "x"}\n```', 1),
     ],
 )
-def test_no_call_is_taken_from_reasoning(name: str, text: str, calls: int) -> None:
+def test_only_reasoning_that_was_not_closed_ends_in_a_call(name: str, text: str, calls: int) -> None:
     turn = load(name).conversation(HI, TOOLS).add_turn(encode_turn(FAMILIES[name], text))
     assert turn.text == text
     assert len(turn.calls) == calls
