@@ -106,6 +106,9 @@ def _loaded(settings: ChatSettings) -> ChatFormat | None:
 
 def _load(settings: ChatSettings) -> ChatFormat:
     if settings.kind == "embedded":
+        if settings.template_arguments:
+            message = "the small policy's chat format has no template, and so takes no template arguments"
+            raise ConfigError(message, key="chat.template_arguments")
         from .embedded_chat import EmbeddedChatFormat
 
         return EmbeddedChatFormat()

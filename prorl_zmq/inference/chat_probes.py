@@ -132,6 +132,7 @@ def find_traits(
         silent=chosen.silent if chosen else "",
         end_is_read=writes_calls and end_is_read,
         named_ids=writes_calls and chosen is not None and _names_tools_by_id(chosen),
+        counts_calls=writes_calls and chosen is not None and _counts_calls(template, chosen),
         takes_results=writes_calls or _AGAIN in answered,
         reasoning=reasoning,
         frame=frame,
@@ -187,6 +188,12 @@ def _holds(text: str, one: _Calls) -> bool:
 
 def _names_tools_by_id(written: _Calls) -> bool:
     return f"functions.{marker('tool')}:0" in written.turn
+
+
+def _counts_calls(template: ChatTemplate, written: _Calls) -> bool:
+    turn = [written.message(), *written.answers()]
+    text = template.render_or_not([_PLAIN, *turn, *turn], [marker_tool()], opened=True)
+    return bool(text) and written.after(text) != written.after(written.text)
 
 
 def _find_ends(template: ChatTemplate, tokens: AddedTokens, history: str, written: _Calls | None) -> TurnEnds:

@@ -85,20 +85,27 @@ class ChatSkeleton:
         """Gives the `Measure` of a `Shape`. Raises TemplateRefused: the template cannot render it."""
 
     def continuation(
-        self, shape: Shape, results: Sequence[str], call_ids: Sequence[str], *, ended_by: str
+        self, shape: Shape, results: Sequence[str], call_ids: Sequence[str], *, ended_by: str, calls_before: int = 0
     ) -> Continuation:
-        """Return what follows the last turn, which the token `ended_by` ended; empty: the turn was cut off.
+        """Return what follows the last turn.
+
+        Args:
+            shape: of the conversation.
+            results: the answers to the last turn's calls.
+            call_ids: of these calls.
+            ended_by: the token that ended the turn; empty: it was cut off.
+            calls_before: calls in earlier turns, for a template that counts them.
 
         Raises:
             TemplateRefused: the template cannot render this.
         """
         measure = self.measure(shape)
         turn, tools = shape.turns[-1], self._tools(shape)
-        before = [*self._opening(shape), self._turn(turn, _SPOKEN, call_ids)]
+        before = [*self._opening(shape), *self._counted(calls_before), self._turn(turn, _SPOKEN, call_ids)]
         answers = self._answers(turn, results, call_ids)
         text = self._template.render([*before, *answers], tools, opened=True)
         start, end = self._end(text, text.index(measure.last_marker) + len(measure.last_marker))
-        inner = [end + length for length in self._inner(shape, results, call_ids, len(text) - end)]
+        inner = [end + length for length in self._inner(shape, before, results, call_ids, len(text) - end)]
         boundaries = [end + measure.closing, *inner, len(text) - measure.opening]
         return self._cut(text, start, end, boundaries, ended_by)
 
@@ -110,6 +117,7 @@ class ChatSkeleton:
         tools: Sequence[dict[str, Any]],
         *,
         ended_by: str,
+        calls_before: int = 0,
     ) -> Continuation:
         """Return what follows a turn before whose end nothing is told again, whatever messages come then.
 
@@ -122,7 +130,7 @@ class ChatSkeleton:
         opening: list[Message] = [{"role": "user", "content": marker("opening0")}]
         if self._traits.takes_system:
             opening.insert(0, {"role": "system", "content": marker("system")})
-        said = [*opening, self._turn(turn, _SPOKEN, call_ids)]
+        said = [*opening, *self._counted(calls_before), self._turn(turn, _SPOKEN, call_ids)]
         text = self._template.render([*said, *messages], tools, opened=True)
         # The last of what the turn says: text that follows may spell the markers, and stands behind them.
         words = [_SPOKEN, *(_argument(_SPOKEN, index) for index in range(len(turn.calls)))]
@@ -156,7 +164,15 @@ class ChatSkeleton:
         cut = end if seen else start
         return Continuation(text[cut:], tuple(boundary - cut for boundary in boundaries))
 
-    def _inner(self, shape: Shape, results: Sequence[str], call_ids: Sequence[str], length: int) -> list[int]:
+    def _counted(self, calls: int) -> list[Message]:
+        if not calls or not self._traits.counts_calls:
+            return []
+        turn = TurnShape(reasoning=False, calls=(marker("tool"),) * calls, written=True)
+        return [self._turn(turn, _EARLIER), *self._answers(turn)]
+
+    def _inner(
+        self, shape: Shape, before: Sequence[Message], results: Sequence[str], call_ids: Sequence[str], length: int
+    ) -> list[int]:
         """Return where answers are divided, in characters after the token that ends the turn; nothing if not known.
 
         Each answer is rendered alone among markers: so all together cost as much as the conversation once.
@@ -165,10 +181,9 @@ class ChatSkeleton:
         if not measure.answers:
             return []
         turn, tools = shape.turns[-1], self._tools(shape)
-        before = [*self._opening(shape), self._turn(turn, _SPOKEN, call_ids)]
         markers = self._answers(turn, (), call_ids)
         marked, *with_one = (
-            len(self._after_turn(self._template.render(before + answers, tools, opened=True), measure.last_marker))
+            len(self._after_turn(self._template.render([*before, *answers], tools, opened=True), measure.last_marker))
             for answers in (
                 markers,
                 *(

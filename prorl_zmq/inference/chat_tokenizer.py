@@ -1,11 +1,11 @@
 """A model's tokenizer, as a chat format uses it: of rendered text, only what the template wrote makes its frames.
 
-A tool's output that spells `<|im_end|>` must not end a turn, nor one that spells `<｜User｜>` begin another. So texts are
-guarded before they are rendered: a cut, a word that occurs nowhere in them, goes into each token that they spell and
-that is special, ends a text, or is written by the template around messages, reasoning, calls or answers. Rendered text
-is taken apart at the cuts, and no part holds the whole token. A text without such spellings is rendered and tokenised
-as it always is. A normalizer may make a guarded token of another spelling (`＜|im_end|＞`): what was tokenised so is
-taken apart too.
+A tool's output that spells `<|im_end|>` must not end a turn, nor one that spells `<｜User｜>` begin another. So texts
+are guarded before they are rendered: a cut, a word that occurs nowhere in them, goes into each token that they
+spell and that is special, ends a text, or is written by the template around messages, reasoning, calls or answers.
+The rendered text is taken apart at the cuts, and no part holds the whole token. A text without such spellings is
+rendered and tokenised as it always is. A normalizer may make a guarded token of another spelling (`＜|im_end|＞`):
+what was tokenised so is taken apart too.
 
 The policy's own turns keep the marks of its reasoning and its calls. Other added tokens stay tokens in contents too:
 many of them are plain text (runs of spaces), which would otherwise get ids that the model never saw.

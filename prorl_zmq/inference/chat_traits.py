@@ -84,6 +84,8 @@ class TemplateTraits:
     """The token that ends a turn with calls is part of how they are written."""
     named_ids: bool
     """A call's id names its tool, and is how a tool's answer is told."""
+    counts_calls: bool
+    """What it writes around tools' answers depends on how many calls earlier turns had."""
     takes_results: bool
     """It has a place for tools' answers; otherwise they are one message of the user."""
     reasoning: Reasoning

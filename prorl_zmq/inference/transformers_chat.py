@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jinja2 import TemplateError
 
 from ..data.trajectory import Role
 from ..errors import ConfigError, InvalidJob
@@ -25,7 +27,7 @@ from .chat import ChatMessage, Piece, ReadTurn
 from .chat_history import UNKNOWN_TOOL, History, folded, history
 from .chat_probes import AddedTokens, find_traits, inside_turns
 from .chat_skeleton import ChatSkeleton, TurnShape
-from .chat_template import ChatTemplate, TemplateRefused
+from .chat_template import ChatTemplate, TemplateRefused, template_variables
 from .chat_tokenizer import ChatTokenizer
 from .chat_traits import TemplateTraits, WrittenCall
 from .tool_calls.call import ToolCall
@@ -51,14 +53,17 @@ class TransformersChatFormat:
         traits: TemplateTraits,
         tokenizer: ChatTokenizer,
         stop_token_ids: Sequence[int],
-        *,
-        rewrites: bool,
+        settings: ChatSettings,
+        variables: frozenset[str],
     ) -> None:
         self.template = template
         self.traits = traits
         self.tokenizer = tokenizer
         self.skeleton = ChatSkeleton(template, traits)
-        self.rewrites = rewrites
+        self.rewrites = settings.history == "template"
+        self.form_is_chosen = bool(settings.tool_calls)
+        self.variables = variables
+        """The template arguments that the template looks at."""
         self._stop_token_ids = tuple(stop_token_ids)
 
     @classmethod
@@ -75,7 +80,9 @@ class TransformersChatFormat:
                 "add its chat_template.jinja",
                 key="chat.template",
             )
-        template = ChatTemplate(loaded.apply_chat_template, loaded.eos_token or "")
+        variables = _variables(loaded)
+        arguments = _checked_arguments(settings, variables)
+        template = ChatTemplate(loaded.apply_chat_template, loaded.eos_token or "", arguments)
         backend = loaded.backend_tokenizer
         added = [(token.content, token.special) for token in backend.get_added_tokens_decoder().values()]
         named = _end_tokens(Path(settings.tokenizer))
@@ -95,7 +102,7 @@ class TransformersChatFormat:
             )
         frame |= {text for i in ends if (text := backend.id_to_token(i)) is not None}
         tokenizer = ChatTokenizer(backend, frame, inside)
-        return cls(template, traits, tokenizer, sorted(stop_token_ids), rewrites=settings.history == "template")
+        return cls(template, traits, tokenizer, sorted(stop_token_ids), settings, variables)
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -152,15 +159,18 @@ class TransformersChatFormat:
         tries = ((told, shape), (told, shape._replace(written=False)), (folded(told), shape._replace(written=False)))
         for one, as_shape in tries:
             with suppress(TemplateRefused):
-                return self._following(one, as_shape, [call.call_id for call in calls], shown, self._end_of(turn))
+                return self._following(one, as_shape, [call.call_id for call in calls], shown, turn)
         message = "the model's chat template refuses the messages that follow a turn"
         raise InvalidJob(message, field="messages")
 
     def _following(
-        self, told: History, shape: TurnShape, call_ids: Sequence[str], tools: Sequence[dict[str, Any]], ended_by: str
+        self, told: History, shape: TurnShape, call_ids: Sequence[str], tools: Sequence[dict[str, Any]], turn: ReadTurn
     ) -> tuple[Piece, ...]:
+        ended_by = self._end_of(turn)
         (messages, tools), cut = self.tokenizer.guard((told.messages, list(tools)))
-        text, boundaries = self.skeleton.following(shape, call_ids, messages, tools, ended_by=ended_by)
+        text, boundaries = self.skeleton.following(
+            shape, call_ids, messages, tools, ended_by=ended_by, calls_before=_calls_before(turn)
+        )
         closing, *new, opening = self.tokenizer.encode(text, boundaries, cut, ended_by, inside=True)
         pieces = [Piece(Role.ASSISTANT, closing, new_turn=False)]
         pieces += [Piece(role, ids) for role, ids in zip(told.roles, new, strict=True)]
@@ -198,6 +208,12 @@ class TransformersChatFormat:
             EngineFailed: an id is not in the vocabulary.
         """
         return self.tokenizer.decode(token_ids)
+
+
+def _calls_before(turn: ReadTurn) -> int:
+    """Return how many calls came before a turn, if its first call is numbered so."""
+    own = next((call.call_id for call in turn.calls if isinstance(call, ToolCall)), "")
+    return int(own) if re.fullmatch("[0-9]{1,3}", own) else 0
 
 
 def _with_system(messages: list[ChatMessage], text: str) -> list[ChatMessage]:
@@ -248,6 +264,32 @@ def _load_tokenizer(name: str) -> Any:
             f"the tokenizer in {name} has no fast form: convert it to a tokenizer.json", key="chat.tokenizer"
         )
     return loaded
+
+
+def _variables(loaded: Any) -> frozenset[str]:
+    sources = loaded.chat_template
+    try:
+        found = [
+            template_variables(source, loaded.special_tokens_map)
+            for source in (sources.values() if isinstance(sources, dict) else [sources])
+        ]
+    except TemplateError as error:
+        raise ConfigError(f"the chat template fails on a plain conversation: {error}", key="chat.template") from error
+    return frozenset().union(*found)
+
+
+def _checked_arguments(settings: ChatSettings, variables: frozenset[str]) -> dict[str, Any]:
+    key = "chat.template_arguments"
+    try:
+        arguments = settings.arguments()
+    except ValueError as error:
+        raise ConfigError(f"template_arguments is no JSON object: {error}", key=key) from error
+    if unknown := sorted(arguments.keys() - variables):
+        has = f"it looks at {', '.join(sorted(variables))}" if variables else "it looks at none"
+        raise ConfigError(
+            f"the chat template of {settings.tokenizer} does not look at the argument {unknown[0]}: {has}", key=key
+        )
+    return arguments
 
 
 def _end_tokens(directory: Path) -> list[int]:

@@ -166,8 +166,9 @@ class TransformersConversation:
     def _continuation(self) -> tuple[Piece, ...]:
         turn = self._turns[-1]
         results, cut = self._chat.tokenizer.guard(turn.results)
+        before = self._calls - len(turn.calls)
         text, boundaries = self._chat.skeleton.continuation(
-            self._shape(), results, turn.call_ids, ended_by=turn.ended_by
+            self._shape(), results, turn.call_ids, ended_by=turn.ended_by, calls_before=before
         )
         closing, *answers, opening = self._chat.tokenizer.encode(text, boundaries, cut, turn.ended_by, inside=True)
         pieces = [Piece(Role.ASSISTANT, closing, new_turn=False), *(Piece(Role.TOOL, ids) for ids in answers)]
