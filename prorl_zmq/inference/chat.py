@@ -116,6 +116,10 @@ class ChatFormat(Protocol):
     def stop_token_ids(self) -> tuple[int, ...]:
         """The ids that end a turn of the policy."""
 
+    @property
+    def warning(self) -> str:
+        """What its users must know, such as that the model's tool calls are not read; empty: nothing."""
+
     def conversation(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> Conversation:
         """Begin a conversation.
 

@@ -17,14 +17,6 @@ if TYPE_CHECKING:
 
     from .transformers_chat import TransformersChatFormat
 
-FALLBACK = (
-    "the template writes tool calls in a form that is not read here; the model is asked for fenced blocks instead, "
-    "which it may not write. Set tool_calls if one of the forms fits, or parser_url for harnesses"
-)
-UNSHOWN = (
-    "the template writes no tool calls; the model is asked for fenced blocks, which it may not write. Set tool_calls "
-    "if the model was trained on one of the forms"
-)
 TOOL = {
     "type": "function",
     "function": {
@@ -52,14 +44,6 @@ class ChatReport(NamedTuple):
     """What was not recognised."""
 
 
-def warning_of(chat: TransformersChatFormat) -> str:
-    """Return what users must know before they train with a format; empty: nothing."""
-    traits = chat.traits
-    if traits.form.name != "fenced" or chat.form_is_chosen:
-        return ""
-    return FALLBACK if traits.unread_calls else UNSHOWN
-
-
 def report(chat: TransformersChatFormat) -> ChatReport:
     """Describe a chat format."""
     traits = chat.traits
@@ -76,7 +60,7 @@ def report(chat: TransformersChatFormat) -> ChatReport:
         ("template arguments", ", ".join(sorted(chat.variables)) or "none"),
         ("call ids", "functions.NAME:N" if traits.named_ids else "nine letters and digits"),
     )
-    warnings = [warning_of(chat)]
+    warnings = [chat.warning]
     conversation: list[tuple[str, str]] = []
     try:
         conversation = _example(chat)

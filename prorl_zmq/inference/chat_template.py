@@ -93,9 +93,13 @@ def template_variables(source: str, token_names: Iterable[str]) -> frozenset[str
     environment = Environment(autoescape=False, extensions=[_Generation, loopcontrols])  # noqa: S701 - nothing is rendered
     tree = environment.parse(source)
     names = list(tree.find_all(nodes.Name))
-    # What a template sets in a loop or branch is found too; an argument that it sets is first asked whether it is there.
+    # What a template sets in a loop or a branch is found too. An argument that it sets is first asked for.
     own = {name.name for name in names if name.ctx != "load"}
-    asked = {test.node.name for test in tree.find_all(nodes.Test | nodes.Filter) if isinstance(test.node, nodes.Name)}
+    asked = {
+        one.node.name
+        for one in tree.find_all((nodes.Test, nodes.Filter))
+        if one.name in {"defined", "undefined", "default"} and isinstance(one.node, nodes.Name)
+    }
     return frozenset(find_undeclared_variables(tree) - (own - asked) - _GIVEN - set(token_names))
 
 

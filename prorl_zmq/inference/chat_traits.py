@@ -16,6 +16,14 @@ if TYPE_CHECKING:
 
 BLOCKS = "content blocks"
 """The reasoning key of templates that take reasoning as a block of the content."""
+FALLBACK = (
+    "the template writes tool calls in a form that is not read here; the model is asked for fenced blocks instead, "
+    "which it may not write. Set tool_calls if one of the forms fits, or parser_url for harnesses"
+)
+UNSHOWN = (
+    "the template writes no tool calls; the model is asked for fenced blocks, which it may not write. Set tool_calls "
+    "if the model was trained on one of the forms"
+)
 _SHORT_ID = re.compile(r"[0-9A-Za-z]{9}")
 """A call id that all templates take."""
 _NAMED_ID = re.compile(r"functions\.[\w.:-]{1,256}:\d{1,6}")
@@ -91,6 +99,13 @@ class TemplateTraits:
     reasoning: Reasoning
     frame: tuple[str, str]
     """What the template writes before and after what a turn says, such as the name of a channel."""
+
+    @property
+    def warning(self) -> str:
+        """What users must know before they train with this form; empty: nothing."""
+        if self.form.name != "fenced":
+            return ""
+        return FALLBACK if self.unread_calls else UNSHOWN
 
     def turn(self, content: str, reasoning: str | None, calls: Sequence[WrittenCall]) -> Message:
         """Return a turn of the policy as a message."""

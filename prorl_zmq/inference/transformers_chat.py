@@ -61,7 +61,7 @@ class TransformersChatFormat:
         self.tokenizer = tokenizer
         self.skeleton = ChatSkeleton(template, traits)
         self.rewrites = settings.history == "template"
-        self.form_is_chosen = bool(settings.tool_calls)
+        self.warning = "" if settings.tool_calls else traits.warning
         self.variables = variables
         """The template arguments that the template looks at."""
         self._stop_token_ids = tuple(stop_token_ids)

@@ -104,6 +104,8 @@ class Backend(Part, frozen=True, kw_only=True):
     """Names one life of its host: who was sent to another one is refused there. Empty: it has no host of ours."""
     version: ShortText = ""
     """Of its host's package; empty: it has no host of ours."""
+    warning: Annotated[str, Meta(max_length=512)] = ""
+    """What its users must know of how its model is understood, such as that its tool calls are not read."""
 
 
 class EngineLoad(Part, frozen=True):
