@@ -104,7 +104,7 @@ class ChatSkeleton:
         before = [*self._opening(shape), *self._counted(calls_before), self._turn(turn, _SPOKEN, call_ids)]
         answers = self._answers(turn, results, call_ids)
         text = self._template.render([*before, *answers], tools, opened=True)
-        start, end = self._end(text, text.index(measure.last_marker) + len(measure.last_marker))
+        start, end = self._end(text, text.index(measure.last_marker) + len(measure.last_marker), turn)
         inner = [end + length for length in self._inner(shape, before, results, call_ids, len(text) - end)]
         boundaries = [end + measure.closing, *inner, len(text) - measure.opening]
         return self._cut(text, start, end, boundaries, ended_by)
@@ -128,16 +128,19 @@ class ChatSkeleton:
             TemplateRefused: the template cannot render this.
         """
         opening: list[Message] = [{"role": "user", "content": marker("opening0")}]
-        if self._traits.takes_system:
-            opening.insert(0, {"role": "system", "content": marker("system")})
         said = [*opening, *self._counted(calls_before), self._turn(turn, _SPOKEN, call_ids)]
+        if self._traits.takes_system:
+            said.insert(0, {"role": "system", "content": marker("system")})
         text = self._template.render([*said, *messages], tools, opened=True)
+        if marker("system") in text.partition(_SPOKEN)[2]:  # it was told already
+            said.pop(0)
+            text = self._template.render([*said, *messages], tools, opened=True)
         # The last of what the turn says: text that follows may spell the markers, and stands behind them.
         words = [_SPOKEN, *(_argument(_SPOKEN, index) for index in range(len(turn.calls)))]
         at, last_marker = max((text.find(word), word) for word in words)
         if at < 0:
             raise TemplateRefused("it leaves out what the policy says")
-        start, end = self._end(text, at + len(last_marker))
+        start, end = self._end(text, at + len(last_marker), turn)
         looked_at = range(1, min(len(messages), RENDERED_BEGINNINGS))
         lengths = [self._template.length_in(text, [*said, *messages[:number]], tools) for number in looked_at]
         lengths += [0] * (len(messages) - 1 - len(lengths))  # one piece with what follows
@@ -150,11 +153,13 @@ class ChatSkeleton:
             boundaries.append(max(length, boundaries[-1]))
         return self._cut(text, start, end, boundaries, ended_by)
 
-    def _end(self, text: str, behind: int) -> tuple[int, int]:
-        """Return where the token that ends a turn begins and ends, of which nothing is said behind some place."""
+    def _end(self, text: str, behind: int, turn: TurnShape) -> tuple[int, int]:
+        """Return where the token that ends a turn begins and ends, given where its last word ends."""
         start, end = self._traits.ends.find(text[behind:])
         if start < 0:
-            raise TemplateRefused("it writes nothing that ends a turn of the policy")
+            if turn.written and turn.calls:
+                raise TemplateRefused("it writes nothing that ends a turn of the policy")
+            start = end = 0
         return behind + start, behind + end
 
     def _cut(self, text: str, start: int, end: int, boundaries: Sequence[int], ended_by: str) -> Continuation:
@@ -215,7 +220,7 @@ class ChatSkeleton:
         if at < 0:
             raise TemplateRefused("it leaves out what the policy says")
         rest = self._after_turn(self._template.render_or_not(said, tools), last_marker)
-        start = self._end(text, at + len(last_marker))[1]
+        start = self._end(text, at + len(last_marker), last)[1]
         answers = answered[len(said) :]
         ends = [(n, self._template.length_in(text, [*said, *answers[:n]], tools)) for n in range(1, len(answers))]
         closed = self._template.length_in(text, answered, tools)
