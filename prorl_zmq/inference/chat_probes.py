@@ -114,7 +114,10 @@ def find_traits(
     unread = written is not None and form is None
     if chosen is None and foreign and tools:
         form, chosen = (ForeignFormat(), written) if unread else (None, None)
-    named = FORMS[wanted_form] if wanted_form else form or format_named("fenced")
+    plain = form is not None and form.write(marker("tool"), {}).startswith("{")
+    described = _described_form(template) if tools and (plain or not candidates) else None
+    form = None if described else form  # such as Phi's, whose history has the calls without their mark
+    named = FORMS[wanted_form] if wanted_form else form or described or format_named("fenced")
     writes_calls = form is not None and form.name == named.name
     older = template.render_or_not([_PLAIN, _ANSWER, _MORE])
     rest = _between(older, _SPOKEN, _AGAIN)
@@ -125,7 +128,7 @@ def find_traits(
         takes_system=_AGAIN in template.render_or_not([{"role": "system", "content": _AGAIN}, _PLAIN]),
         form=named,
         # Where the template writes no calls at all, whoever names a form is trusted that the tools are told in it.
-        shows_tools=bool(tools) and (writes_calls or (form is None and bool(wanted_form))),
+        shows_tools=bool(tools) and (writes_calls or (form is None and bool(wanted_form or described))),
         writes_calls=writes_calls,
         unread_calls=unread,
         arguments_as_text=chosen is not None and chosen.as_text,
@@ -151,8 +154,6 @@ def _written_calls(template: ChatTemplate, tools: Sequence[Any]) -> Iterator[_Ca
                 texts = [
                     template.render_or_not([_PLAIN, one.message(), *one.answers()], tools, opened=True) for one in tried
                 ]
-                if named and not all(call.name in texts[0] for call in calls):
-                    continue
                 whole = [one for one in zip(tried, texts, strict=True) if _holds(one[1], one[0])]
                 if not whole:
                     continue
@@ -161,8 +162,8 @@ def _written_calls(template: ChatTemplate, tools: Sequence[Any]) -> Iterator[_Ca
                 turn = text[common(text, opening) :].partition(_RESULTS[0])[0]
                 found = True
                 yield one._replace(text=text, turn=turn)
-                if marker("tool") in turn:
-                    break
+                if marker("tool") in turn.rpartition(marker(f"value{count}"))[0]:
+                    break  # ids that name the tool are for templates that show it nowhere else
         if found:
             return
 
@@ -191,9 +192,14 @@ def _names_tools_by_id(written: _Calls) -> bool:
 
 
 def _counts_calls(template: ChatTemplate, written: _Calls) -> bool:
-    turn = [written.message(), *written.answers()]
-    text = template.render_or_not([_PLAIN, *turn, *turn], [marker_tool()], opened=True)
-    return bool(text) and written.after(text) != written.after(written.text)
+    renamed = [call._replace(call_id=probe_id(number)) for number, call in enumerate(written.calls, 8)]
+    later = written._replace(calls=tuple(renamed))
+    turns = [written.message(), *written.answers(), later.message(), *later.answers()]
+    text = template.render_or_not([_PLAIN, *turns], [marker_tool()], opened=True)
+    after = written.after(text)
+    for one, other in zip(written.calls, later.calls, strict=True):
+        after = after.replace(other.call_id, one.call_id)
+    return bool(text) and after != written.after(written.text)
 
 
 def _find_ends(template: ChatTemplate, tokens: AddedTokens, history: str, written: _Calls | None) -> TurnEnds:
@@ -383,6 +389,18 @@ def _read_form(
                 if len(found) == len(one.calls) and all(map(_same, found, one.calls)):
                     return form, one, with_end
     return None, None, False
+
+
+def _described_form(template: ChatTemplate) -> ToolCallFormat | None:
+    """Find the form whose mark a template tells with the tools, where it writes no calls."""
+    text = template.render_or_not([_PLAIN], [marker_tool()], opened=True)
+    return next((form for form in FORMS.values() if _mark(form) and _mark(form) in text), None)
+
+
+def _mark(form: ToolCallFormat) -> str:
+    """Return what a form's calls begin with, before all JSON."""
+    mark = re.split(r"[\[{\n]", form.write(marker("tool"), {}).lstrip())[0]
+    return "" if marker("tool") in mark else mark
 
 
 def _same(found: Any, call: WrittenCall) -> bool:

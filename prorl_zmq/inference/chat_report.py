@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -54,7 +55,7 @@ def report(chat: TransformersChatFormat) -> ChatReport:
         ("tool calls", f"{traits.form.name}{'' if traits.writes_calls else ', written by us'}"),
         ("tools", "described by the template" if traits.shows_tools else "described in the system message"),
         ("tools' answers", "role tool" if traits.takes_results else "messages of the user"),
-        ("reasoning", f"{before} … {after}" + (", opened by the prompt" if reasoning.opened else "")),
+        ("reasoning", f"… {after}, opened by the prompt" if reasoning.opened else f"{before} … {after}"),
         ("reasoning of earlier turns", f"as {reasoning.key}" if reasoning.key else "part of the text"),
         ("stop tokens", ", ".join(f"{name} ({i})" for name, i in zip(names, chat.stop_token_ids, strict=True))),
         ("template arguments", ", ".join(sorted(chat.variables)) or "none"),
@@ -89,7 +90,8 @@ def _turn(chat: TransformersChatFormat) -> str:
     thought = "I list it." if chat.traits.reasoning.key else None
     calling = ChatMessage(Role.ASSISTANT, "", thought, (PastCall("call00001", "bash", _ARGUMENTS),))
     opened = _text(chat, _OPENING)
-    if thought and opened.rstrip().endswith(chat.traits.reasoning.marks[1]):
+    begun, closed = map(re.escape, chat.traits.reasoning.marks)
+    if thought and re.search(rf"{begun}\s*{closed}\s*\Z", opened):
         calling = replace(calling, reasoning=None)  # the prompt has closed it
     whole = _text(chat, [*_OPENING, calling, ChatMessage(Role.TOOL, "notes.txt", call_id="call00001")])
     start = common(whole, opened)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 RENDERED_BEGINNINGS = 64
 """How many beginnings of a conversation are rendered for one prompt."""
+EARLIER_CALLS = 90_001
+"""The number of the first call that is not of the last turn."""
 MEASURED_SHAPES = 512
 """Shapes whose measures are kept."""
 
@@ -173,7 +175,12 @@ class ChatSkeleton:
         if not calls or not self._traits.counts_calls:
             return []
         turn = TurnShape(reasoning=False, calls=(marker("tool"),) * calls, written=True)
-        return [self._turn(turn, _EARLIER), *self._answers(turn)]
+        return self._earlier(turn)
+
+    def _earlier(self, turn: TurnShape) -> list[Message]:
+        # Ids that no later call has: some templates look up a tool's name by them.
+        ids = [self._traits.call_id(number, name) for number, name in enumerate(turn.calls, EARLIER_CALLS)]
+        return [self._turn(turn, _EARLIER, ids), *self._answers(turn, (), ids)]
 
     def _inner(
         self, shape: Shape, before: Sequence[Message], results: Sequence[str], call_ids: Sequence[str], length: int
@@ -209,7 +216,7 @@ class ChatSkeleton:
         tools = self._tools(shape)
         seen = self._opening(shape)
         for turn in shape.turns[:-1]:
-            seen += [self._turn(turn, _EARLIER), *self._answers(turn)]
+            seen += self._earlier(turn)
         last = shape.turns[-1]
         said = [*seen, self._turn(last, _SPOKEN)]
         answered = [*said, *self._answers(last)]

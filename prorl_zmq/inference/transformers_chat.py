@@ -18,7 +18,6 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from jinja2 import TemplateError
 
 from ..data.trajectory import Role
@@ -36,6 +35,7 @@ from .transformers_conversation import TransformersConversation
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from ..wire.messages.backends import ChatSettings
@@ -101,7 +101,8 @@ class TransformersChatFormat:
                 key="chat.tokenizer",
             )
         frame |= {text for i in ends if (text := backend.id_to_token(i)) is not None}
-        tokenizer = ChatTokenizer(backend, frame, inside)
+        calls = tokens.all_in(traits.form.write("name", {"key": "value"}))
+        tokenizer = ChatTokenizer(backend, frame | calls, inside | calls)
         return cls(template, traits, tokenizer, sorted(stop_token_ids), settings, variables)
 
     @property
@@ -166,19 +167,14 @@ class TransformersChatFormat:
     def _following(
         self, told: History, shape: TurnShape, call_ids: Sequence[str], tools: Sequence[dict[str, Any]], turn: ReadTurn
     ) -> tuple[Piece, ...]:
-        ended_by = self._end_of(turn)
         (messages, tools), cut = self.tokenizer.guard((told.messages, list(tools)))
         text, boundaries = self.skeleton.following(
-            shape, call_ids, messages, tools, ended_by=ended_by, calls_before=_calls_before(turn)
+            shape, call_ids, messages, tools, ended_by=turn.ended_by, calls_before=_calls_before(turn)
         )
-        closing, *new, opening = self.tokenizer.encode(text, boundaries, cut, ended_by, inside=True)
+        closing, *new, opening = self.tokenizer.encode(text, boundaries, cut, turn.ended_by, inside=True)
         pieces = [Piece(Role.ASSISTANT, closing, new_turn=False)]
         pieces += [Piece(role, ids) for role, ids in zip(told.roles, new, strict=True)]
         return (*(piece for piece in pieces if len(piece.token_ids)), Piece(Role.ASSISTANT, opening))
-
-    def _end_of(self, turn: ReadTurn) -> str:
-        """Return the token that ended a turn; where something else read it, any that could have."""
-        return turn.ended_by or (self.decode(np.array(self._stop_token_ids[:1], np.int32)) if turn.ended else "")
 
     def decode_turn(self, generated: NDArray[np.int32]) -> tuple[str, str]:
         """Return the text of a turn, and the token that ended it; empty: it was cut off.

@@ -57,13 +57,13 @@ class Step(NamedTuple):
     """The template's rendering begins with what the engine saw before."""
 
 
-@lru_cache(8)
+@lru_cache(64)
 def load(name: str) -> TransformersChatFormat:
     with tempfile.TemporaryDirectory() as folder:
         return TransformersChatFormat.load(ChatSettings("transformers", str(save_model(MODELS[name], Path(folder)))))
 
 
-@lru_cache(8)
+@lru_cache(64)
 def tokenizer_of(name: str) -> Any:
     return make_tokenizer(MODELS[name])
 
@@ -108,7 +108,8 @@ def common(one: str, other: str) -> int:
     return end if end == len(other) else max(one.rfind(mark, 0, end) + 1 for mark in ">]\n")
 
 
-def calling_steps(name: str, said: str = "a\nb") -> list[Step]:
+@lru_cache(64)
+def calling_steps(name: str) -> list[Step]:
     """Give two turns that call tools, as the template writes them, the second one two tools where it can."""
     traits = load(name).traits
     system = "Work." if traits.shows_tools else f"Work.\n\n{traits.form.describe(TOOLS)}"
@@ -125,11 +126,12 @@ def calling_steps(name: str, said: str = "a\nb") -> list[Step]:
                 WrittenCall(tool, {"command": f"ls -l {n}", "seconds": n}, traits.call_id(number + n, tool))
                 for n, tool in enumerate(names, 1)
             ]
-            thinks = traits.reasoning.key and not before.rstrip().endswith(traits.reasoning.marks[1])
+            begun, closed = traits.reasoning.marks
+            thinks = traits.reasoning.key and not re.search(re.escape(begun) + r"\s*" + re.escape(closed), before[-80:])
             thought = "I list it." if thinks else None
             written = "" if traits.writes_calls else "".join(traits.form.write(*call[:2]) for call in calls).strip()
             turn = traits.turn(written, thought, calls if traits.writes_calls else [])
-            answers = traits.results([f"{said} {n}" for n in range(some)], calls)
+            answers = traits.results([f"a\nb {n}" for n in range(some)], calls)
             try:
                 whole = render(name, [*messages, turn, *answers], opened=True)
             except Exception:
@@ -138,7 +140,7 @@ def calling_steps(name: str, said: str = "a\nb") -> list[Step]:
             else:
                 if f"ls -l {some}" in whole:
                     break
-        number += len(calls)
+        number += 0 if name == "kimi-k2" else len(calls)  # which numbers the calls of each turn
         start = common(whole, before)
         last = whole.rindex(f"ls -l {some}")
         ends = re.compile("|".join(map(re.escape, (*MODELS[name].stops, MODELS[name].eos, "<|tools_suffix|>"))))
@@ -166,18 +168,19 @@ def test_own_calls_are_read_and_what_is_seen_is_what_the_template_writes(name: s
         assert [(call.name, call.arguments) for call in read.calls if isinstance(call, ToolCall)] == [
             (call.name, call.arguments) for call in step.calls
         ]
-        conversation.add_tool_results([str(answer["content"]) for answer in step.answers])
+        conversation.add_tool_results([f"a\nb {n}" for n in range(len(step.calls))])
         prompt = conversation.prompt()
         assert prompt.rewritten != step.kept
         new = ids_of(prompt.pieces)
         seen = new if prompt.rewritten else np.concatenate([seen, step.generated, new])
-        assert chat.decode(seen) == step.whole
+        assert chat.decode(seen) == step.whole, (chat.decode(seen)[-900:], step.whole[-900:])
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_what_follows_a_turn_is_what_the_template_writes(name: str) -> None:
     chat = load(name)
-    for step in calling_steps(name):
+    # The one of R1 writes the mark that begins answers only once in a conversation.
+    for step in calling_steps(name)[: 1 if name == "deepseek-r1-distill" else None]:
         turn = chat.read_turn(step.generated, TOOLS)
         assert turn.ended
         answers = [ChatMessage(Role.TOOL, str(one["content"]), call_id=str(n)) for n, one in enumerate(step.answers)]
@@ -213,3 +216,47 @@ def test_no_content_makes_a_token_of_the_frame(name: str) -> None:
     frame |= {tokenizer_of(name).convert_tokens_to_ids(token) for token in model.special}
     for before, after in zip(harmless, spelling, strict=True):
         assert {i: after.get(i, 0) for i in frame} == {i: before.get(i, 0) for i in frame}
+
+
+TABLE = re.compile(r"^\| `([\w.-]+)` \| (.*) \| (.*) \| (.*) \| (\d) \|$", re.MULTILINE)
+
+
+def row(name: str) -> tuple[str, str, str, str]:
+    """Give a template's row of the table in docs/engines.md."""
+    chat = load(name)
+    traits = chat.traits
+    calls = f"`{traits.form.name}`" if traits.form.name != "fenced" else "not read"
+    begun, closed = traits.reasoning.marks
+    opened = "opened by the prompt" if traits.reasoning.opened else f"`{begun}`"
+    reasoning = f"{opened} … `{closed}`" if traits.reasoning.key else "as text"
+    arguments = ", ".join(f"`{one}`" for one in sorted(chat.variables & KNOWN)) or "none"
+    conversation = chat.conversation(opening(), TOOLS)
+    conversation.prompt()
+    segments = 1
+    for step in calling_steps(name):
+        calls_read = conversation.add_turn(step.generated).calls
+        conversation.add_tool_results(["x"] * len(calls_read))
+        segments += conversation.prompt().rewritten
+    return calls, reasoning.replace("|", "\\|"), arguments, str(segments)
+
+
+KNOWN = frozenset(
+    {
+        *("enable_thinking", "thinking", "reasoning_effort", "thinking_effort", "thinking_mode", "thinking_budget"),
+        *("reasoning_strength", "thinking_option", "low_effort", "medium_effort", "clear_thinking", "drop_thinking"),
+        *("preserve_thinking", "preserved_thinking", "truncate_history_thinking", "think_render_option"),
+    }
+)
+"""Arguments that are about reasoning."""
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_table_of_the_docs(name: str) -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "engines.md").read_text()
+    rows = {found[0]: found[1:] for found in TABLE.findall(text)}
+    assert rows[name] == row(name)
+
+
+def test_the_table_of_the_docs_has_no_other_template() -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "engines.md").read_text()
+    assert {found[0] for found in TABLE.findall(text)} == set(MODELS)

@@ -105,7 +105,7 @@ def test_a_turn_is_sent_without_its_end_and_the_message_is_what_it_says() -> Non
     server = parser_server(lambda _: web.json_response(answers.pop(0)))
     cut = TURN[:-1]
     spoken, call, broken, no_object = read(server, TURN, cut, TURN, TURN)
-    assert spoken == ReadTurn("Hm.", "I look.", "I look.", (), ended=True)
+    assert spoken == ReadTurn("Hm.", "I look.", "I look.", (), ended=True, ended_by="<|im_end|>")
     assert call == ReadTurn(None, "", "", (ToolCall("bash", {"command": "ls"}),), ended=False)
     for one, arguments in ((broken, '{"comm'), (no_object, '"ls"')):
         (malformed,) = one.calls
@@ -121,7 +121,7 @@ def test_a_turn_is_sent_without_its_end_and_the_message_is_what_it_says() -> Non
 def test_a_turn_that_only_ends_says_nothing() -> None:
     server = parser_server(lambda _: web.Response(status=500))
     assert read(server, TURN[-1:], TURN[:0]) == [
-        ReadTurn(None, "", "", (), ended=True),
+        ReadTurn(None, "", "", (), ended=True, ended_by="<|im_end|>"),
         ReadTurn(None, "", "", (), ended=False),
     ]
     assert server.requests == []
