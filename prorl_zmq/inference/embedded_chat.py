@@ -16,7 +16,7 @@ from ..data.trajectory import Role
 from ..errors import EngineFailed
 from .chat import ChatMessage, Piece, PolicyTurn, Prompt, ReadTurn
 from .tokenizer import IM_END, IM_START, ROLE_PIECES, decode, encode
-from .tool_calls.hermes import HermesFormat
+from .tool_calls.marked_json import HermesFormat
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

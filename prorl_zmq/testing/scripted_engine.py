@@ -14,7 +14,7 @@ from ..errors import EngineFailed, InvalidWeights
 from ..inference.engine import EngineDescription
 from ..inference.local_engine import LocalEngine
 from ..inference.tokenizer import IM_END, SPECIAL_TOKENS, TOOL_CALL, TOOL_CALL_END, VOCABULARY_SIZE, decode, encode
-from ..inference.tool_calls.hermes import HermesFormat
+from ..inference.tool_calls.marked_json import HermesFormat
 from ..wire.messages.backends import ChatSettings
 
 if TYPE_CHECKING:

@@ -1,28 +1,27 @@
-"""What a policy's text holds of tool calls, whatever form it writes them in; and what every form does.
+"""Tool calls in the text of a policy, and what every form of them shares.
 
-A call that cannot be read is not an error of the service: the model is told what was wrong and how to write it.
+A call that cannot be read is not an error of the service: the feedback says what was wrong and how to write it.
 """
 
 from __future__ import annotations
 
 import json
-import re
+import math
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import msgspec
 
+from .turn import Turn
+
 if TYPE_CHECKING:
+    import re
     from collections.abc import Sequence
 
 MAX_CALLS = 64
 """Tool calls of one turn that are read."""
-
-_NAME = re.compile(r'"name"\s*:\s*"((?:[^"\\]|\\.)*)"')
-_ARGUMENTS = re.compile(r'"(?:arguments|parameters)"\s*:\s*')
-
-T = TypeVar("T")
-_JSON = json.JSONDecoder()
+NAME = r"[^\s<>{}\[\]|｜\"']{1,256}"
+"""A tool's name, as a regular expression."""
 
 
 class ToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,10 +49,13 @@ class ToolCallFormat(ABC):
 
     name: ClassVar[str]
     """As `ChatSettings.tool_calls` has it."""
+    example: ClassVar[str]
+    """A call, for a model that has to write one."""
 
-    @abstractmethod
     def describe(self, tools: Sequence[dict[str, Any]]) -> str:
         """Return a text that describes the tools and how to call them, for a template that does not."""
+        schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+        return f"You may call these tools, described as JSON schemas:\n{schemas}\nWrite each call as\n{self.example}"
 
     @abstractmethod
     def parse(self, text: str, tools: Sequence[dict[str, Any]] = ()) -> list[ToolCall | MalformedCall]:
@@ -80,39 +82,35 @@ class ToolCallFormat(ABC):
         """
         return None
 
-
-def malformed(problem: str, content: str) -> MalformedCall:
-    """Return a call that cannot be read, with what can be seen of it: its name, and the text of its arguments."""
-    name, arguments = _NAME.search(content), _ARGUMENTS.search(content)
-    if name is None or arguments is None:
-        return MalformedCall(problem)
-    written = content[arguments.end() :].strip()
-    return MalformedCall(problem, name[1], written.removesuffix("}") if _is_closed(written) else written)
+    def malformed(self, problem: str, name: str = "", arguments: str = "") -> MalformedCall:
+        """Return a call that cannot be read."""
+        return MalformedCall(f"The tool call could not be read: {problem}. Write it as {self.example}", name, arguments)
 
 
-def _is_closed(arguments: str) -> bool:
-    """Return whether the brace that ends a text closes the call, not its arguments."""
-    return arguments.endswith("}") and arguments.count("}") > arguments.count("{")
+class MarkedFormat(ToolCallFormat):
+    """A form whose calls begin with a mark. Reading them takes time linear in the text."""
 
+    begins: ClassVar[re.Pattern[str]]
+    """What begins a call, or a section of calls."""
 
-def read_json(content: str, kind: type[T], example: str) -> T | MalformedCall:
-    """Read JSON of a known kind that a policy wrote, or give what to tell it."""
-    try:
-        return msgspec.json.decode(content, type=kind)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        return malformed(f"The tool call could not be read: {error}. Write it as {example}", content)
+    def parse(self, text: str, tools: Sequence[dict[str, Any]] = ()) -> list[ToolCall | MalformedCall]:
+        """Return the tool calls of one turn, in order. Never raises."""
+        turn = Turn(text, tools)
+        calls: list[ToolCall | MalformedCall] = []
+        position = 0
+        while len(calls) <= MAX_CALLS and (found := self.begins.search(text, position)) is not None:
+            read, position = self.read(turn, found)
+            calls += read
+        return calls if len(calls) <= MAX_CALLS else [*calls[:MAX_CALLS], too_many_calls()]
 
+    def before_calls(self, text: str) -> str:
+        """Return what a turn says before its first call."""
+        found = self.begins.search(text)
+        return text if found is None else text[: found.start()]
 
-def read_json_at(text: str, start: int, kind: type[T], example: str) -> tuple[T | MalformedCall, int]:
-    """Read JSON of a known kind that begins at `start`, whatever follows it; also give where it ended."""
-    try:
-        value, end = _JSON.raw_decode(text, start)
-        # Half of a surrogate pair, which Python's decoder lets pass, is no text that anything else takes.
-        json.dumps(value, ensure_ascii=False).encode()
-        return msgspec.convert(value, kind), end
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        problem = f"The tool call could not be read: {error}. Write it as {example}"
-        return malformed(problem, text[start:]), len(text)
+    @abstractmethod
+    def read(self, turn: Turn, found: re.Match[str]) -> tuple[Sequence[ToolCall | MalformedCall], int]:
+        """Read what a mark begins; also return where it ends, which is behind the mark."""
 
 
 def too_many_calls() -> MalformedCall:
@@ -120,12 +118,55 @@ def too_many_calls() -> MalformedCall:
     return MalformedCall(f"More than {MAX_CALLS} tool calls in one turn; the rest were not read.")
 
 
-def call_json(arguments_key: str, name: str, arguments: dict[str, Any]) -> str:
-    """Return a call as most forms have it."""
-    return json.dumps({"name": name, arguments_key: arguments}, ensure_ascii=False)
+def json_text(value: Any) -> str:
+    """Return a value as JSON."""
+    return json.dumps(value, ensure_ascii=False)
 
 
-def describe_tools(tools: Sequence[dict[str, Any]], example: str) -> str:
-    """Return the tools' schemas, one on a line, and how to call them."""
-    schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-    return f"You may call these tools, described as JSON schemas:\n{schemas}\nWrite each call as\n{example}"
+def value_text(value: Any) -> str:
+    """Return an argument as the forms without quotes write it: a text as it is, any other value as JSON."""
+    return value if isinstance(value, str) else json_text(value)
+
+
+def read_json_at(text: str, start: int) -> tuple[Any, int]:
+    """Read the JSON that begins at `start`, whatever follows it; also return where it ends.
+
+    Raises:
+        ValueError: it is no JSON, is nested too deep, or has no text in Unicode.
+    """
+    try:
+        value, end = _JSON.raw_decode(text, start)
+        json_text(value).encode()  # half of a surrogate pair, which Python's decoder accepts, is no text elsewhere
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    return value, end
+
+
+def read_arguments(value: Any) -> dict[str, Any]:
+    """Return a call's arguments, which may be missing, empty or an object in a string.
+
+    Raises:
+        ValueError: they are something else.
+    """
+    if isinstance(value, str) and value.strip():
+        start = len(value) - len(value.lstrip())
+        value = read_json_at(value, start)[0] if value[start] == "{" else value
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return {}
+    if not isinstance(value, dict):
+        kind = {str: "str", list: "array", bool: "bool"}.get(type(value), "number")
+        raise ValueError(f"Expected `object`, got `{kind}` for its arguments")  # noqa: TRY004 - of what the policy wrote
+    return value
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no JSON number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _no_number(text)
+
+
+_JSON = json.JSONDecoder(parse_constant=_no_number, parse_float=_finite, strict=False)
+"""Not strict: a line's end within a string is read as one."""

@@ -4,16 +4,66 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .arg_key import GlmFormat
 from .fenced import FencedFormat
-from .hermes import HermesFormat
+from .gemma import GemmaFormat
+from .harmony import HarmonyFormat
+from .inkling import InklingFormat
+from .invoke import DsmlFormat, MiniCpmFormat, MiniMaxFormat, MuseFormat
+from .kimi_k3 import KimiK3Format
 from .llama3 import Llama3Format
-from .mistral import MistralFormat
+from .marked_json import (
+    ApertusFormat,
+    AprielFormat,
+    CommandFormat,
+    GigaChatFormat,
+    GraniteFormat,
+    HermesFormat,
+    NemotronFormat,
+    PhiFormat,
+)
+from .minimax_m3 import MiniMax3Format
+from .named_json import DeepSeek31Format, DeepSeekFormat, KimiFormat, MistralFormat, SolarFormat
+from .python_calls import Lfm2Format, Llama4Format, OlmoFormat
+from .xml_parameters import QwenCoderFormat, SeedFormat
 
 if TYPE_CHECKING:
     from .call import ToolCallFormat
 
 FORMS: dict[str, ToolCallFormat] = {
-    form.name: form for form in (HermesFormat(), MistralFormat(), Llama3Format(), FencedFormat())
+    form.name: form
+    for form in (
+        HermesFormat(),
+        QwenCoderFormat(),
+        SeedFormat(),
+        GlmFormat(),
+        MistralFormat(),
+        KimiFormat(),
+        KimiK3Format(),
+        DeepSeekFormat(),
+        DeepSeek31Format(),
+        DsmlFormat(),
+        MiniMaxFormat(),
+        MiniMax3Format(),
+        MuseFormat(),
+        MiniCpmFormat(),
+        GemmaFormat(),
+        HarmonyFormat(),
+        SolarFormat(),
+        InklingFormat(),
+        NemotronFormat(),
+        AprielFormat(),
+        CommandFormat(),
+        ApertusFormat(),
+        GigaChatFormat(),
+        PhiFormat(),
+        GraniteFormat(),
+        Lfm2Format(),
+        OlmoFormat(),
+        Llama3Format(),
+        Llama4Format(),
+        FencedFormat(),
+    )
 }
 """In the order in which they are tried on what a template writes: a form with a mark of its own before one without."""
 

@@ -10,68 +10,43 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import msgspec
-
-from .call import (
-    MAX_CALLS,
-    MalformedCall,
-    ToolCall,
-    ToolCallFormat,
-    call_json,
-    describe_tools,
-    read_json_at,
-    too_many_calls,
-)
+from .call import MAX_CALLS, MalformedCall, ToolCall, ToolCallFormat, json_text, too_many_calls
+from .marked_json import read_calls
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PYTHON_TAG = "<|python_tag|>"
-EXAMPLE = '{"name": "NAME", "parameters": {…}}'
-
-
-class _Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: str
-    parameters: dict[str, Any] = {}
-    type: str = "function"
 
 
 class Llama3Format(ToolCallFormat):
-    """Implements `call.ToolCallFormat`."""
+    """Of Llama 3."""
 
     name: ClassVar = "llama3"
+    example: ClassVar = '{"name": "NAME", "parameters": {…}}'
 
     def describe(self, tools: Sequence[dict[str, Any]]) -> str:
-        """Return the text that tells a model of its tools."""
-        return f"{describe_tools(tools, EXAMPLE)}\nwith nothing before it; separate several with a semicolon."
+        """Return a text that describes the tools."""
+        return f"{super().describe(tools)}\nwith nothing before it; separate several with a semicolon."
 
     def parse(self, text: str, tools: Sequence[dict[str, Any]] = ()) -> list[ToolCall | MalformedCall]:  # noqa: ARG002 - JSON has types
         """Return the tool calls of one turn, in order. Never raises."""
-        before, tag, after = text.partition(PYTHON_TAG)
-        content = (after if tag else before).strip()
+        before, tag, after = ("", "", text) if text.lstrip().startswith("{") else text.partition(PYTHON_TAG)
+        content = (after if tag else before or after).strip()
         if not content.startswith("{"):
-            unread = f"What follows {PYTHON_TAG} is no tool call. Write one as {EXAMPLE}"
-            return [MalformedCall(unread)] if tag else []
+            return [self.malformed(f"what follows {PYTHON_TAG} is none")] if tag else []
         if not tag and '"name"' not in content:
             return []
-        calls: list[ToolCall | MalformedCall] = []
-        position = 0
-        while content.startswith("{", position):
-            if len(calls) == MAX_CALLS:
-                return [*calls, too_many_calls()]
-            call, position = read_json_at(content, position, _Call, EXAMPLE)
-            calls.append(call if isinstance(call, MalformedCall) else ToolCall(call.name, call.parameters))
-            while position < len(content) and (content[position].isspace() or content[position] == ";"):
-                position += 1
-        return calls
+        calls, _ = read_calls(self, content, 0)
+        return calls if len(calls) <= MAX_CALLS else [*calls[:MAX_CALLS], too_many_calls()]
 
     def before_calls(self, text: str) -> str:
         """Return what a turn says before its first call."""
         before, tag, _ = text.partition(PYTHON_TAG)
-        if tag:
+        if tag and not text.lstrip().startswith("{"):
             return before
         return "" if self.parse(text) else text
 
     def write(self, name: str, arguments: dict[str, Any]) -> str:
         """Return the text of a call."""
-        return f"{call_json('parameters', name, arguments)};"
+        return f"{json_text({'name': name, 'parameters': arguments})};"

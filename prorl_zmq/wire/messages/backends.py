@@ -39,7 +39,39 @@ ENGINES_S = 30.0
 STARTS_LIMIT = 1024
 """Most engines of one report."""
 
-ToolCallFormatName = Literal["", "hermes", "llama3", "mistral", "fenced"]
+ToolCallFormatName = Literal[
+    "",
+    "apertus",
+    "apriel",
+    "command_r",
+    "deepseek_v3",
+    "deepseek_v31",
+    "dsml",
+    "gemma4",
+    "gigachat",
+    "glm",
+    "granite3",
+    "harmony",
+    "hermes",
+    "inkling",
+    "kimi_k2",
+    "kimi_k3",
+    "lfm2",
+    "llama3",
+    "llama4",
+    "minicpm5",
+    "minimax_m2",
+    "minimax_m3",
+    "mistral",
+    "muse",
+    "nemotron_v2",
+    "olmo3",
+    "phi4_mini",
+    "qwen3_coder",
+    "seed_oss",
+    "solar_open",
+    "fenced",
+]
 History = Literal["template", "append"]
 TemplateArguments = Annotated[dict[FieldName, Any], Meta(max_length=32)]
 """What a chat template is given by name, such as `enable_thinking`."""

@@ -15,6 +15,7 @@ PARSE = Llama3Format().parse
         ('\n<|python_tag|>{"type": "function", "name": "a", "parameters": {}}', [ToolCall("a")]),
         ('{"name": "a"}; {"name": "b", "parameters": {"x": ";"}}', [ToolCall("a"), ToolCall("b", {"x": ";"})]),
         ('{"name": "a"} and that is all', [ToolCall("a")]),
+        ('{"name": "a", "arguments": {"x": "<|python_tag|>"}, "id": 1}', [ToolCall("a", {"x": "<|python_tag|>"})]),
         ('I call {"name": "a"}', []),
         ('{"answer": 4}', []),
     ],
@@ -28,8 +29,8 @@ def test_a_turn_is_a_call_or_it_is_none(text: str, calls: list[ToolCall]) -> Non
     [
         ('{"name": "a", "parameters": {"x"', "could not be read"),
         ('{"name": "a", "parameters": "ls"}', "Expected `object`, got `str`"),
-        ('{"name": "a", "args": {}}', "unknown field `args`"),
-        ("<|python_tag|>print(1)", "is no tool call"),
+        ('{"name": "a", "parameters": [1]}', "Expected `object`, got `array`"),
+        ("<|python_tag|>print(1)", "could not be read"),
     ],
 )
 def test_malformed_call_says_how_to_write_it(text: str, said: str) -> None:

@@ -1,0 +1,122 @@
+"""Types of arguments that a form writes as plain text, from the JSON schemas of the tools.
+
+Types are never guessed: an argument without a schema, or one that may be text, stays text, and so does one that has
+not the form of its type. A schema may be anything, since callers write them: what is not understood says nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+MAX_DEPTH = 8
+"""How deep alternatives and references of a schema are followed."""
+_NULLS = ("null", "None")
+_LITERALS = {"true": True, "false": False, "null": None, "none": None}
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "string": str,
+    "boolean": bool,
+    "number": (int, float),
+    "integer": int,
+    "object": dict,
+    "array": list,
+    "null": type(None),
+}
+
+
+class ArgumentTypes:
+    """The schemas of the tools' arguments."""
+
+    def __init__(self, tools: Sequence[dict[str, Any]]) -> None:
+        self._parameters: dict[str, Any] = {}
+        for tool in tools:
+            function = _object(_object(tool).get("function", tool))
+            self._parameters[str(function.get("name", ""))] = function.get("parameters")
+
+    def keys(self, tool: str) -> frozenset[str] | None:
+        """Return the names of a tool's arguments; None if it has no schema."""
+        if tool not in self._parameters:
+            return None
+        return frozenset(_object(_object(self._parameters[tool]).get("properties")))
+
+    def schema(self, tool: str, key: str) -> Any:
+        """Return the schema of one argument, an object; empty if there is none."""
+        parameters = _object(self._parameters.get(tool))
+        schema = _object(_object(parameters.get("properties")).get(key))
+        definitions = {part: parameters[part] for part in ("$defs", "definitions") if part in parameters}
+        return {**definitions, **schema}
+
+    def typed(self, tool: str, key: str, text: str) -> Any:
+        """Return an argument's value."""
+        return typed(self.schema(tool, key), text)
+
+
+def typed(schema: Any, text: str) -> Any:
+    """Return the value of a text by a schema; the text itself if it is no such value, or may be text."""
+    kinds = set(kinds_of(schema))
+    if "null" in kinds and text.strip() in _NULLS:
+        return None
+    if not kinds or "string" in kinds:
+        return text
+    value = literal(text.strip())
+    if isinstance(value, float) and value.is_integer() and "number" not in kinds and "integer" in kinds:
+        value = int(value)
+    if isinstance(value, bool) and "boolean" not in kinds:
+        return text
+    return value if any(kind in _KINDS and isinstance(value, _KINDS[kind]) for kind in kinds) else text
+
+
+def kinds_of(schema: Any, root: Any = None, depth: int = 0) -> Iterator[str]:
+    """Yield the types that a schema allows."""
+    schema, root = _object(schema), _object(schema if root is None else root)
+    kinds = schema.get("type")
+    yield from (kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if isinstance(kind, str))
+    if kinds is None:
+        constants = schema.get("enum", [schema["const"]] if "const" in schema else [])
+        for constant in constants if isinstance(constants, list) else []:
+            yield kind_of(constant)
+    if depth == MAX_DEPTH:
+        return
+    for part in ("anyOf", "oneOf", "allOf"):
+        for inner in schema[part] if isinstance(schema.get(part), list) else ():
+            yield from kinds_of(inner, root, depth + 1)
+    if isinstance(reference := schema.get("$ref"), str):
+        found: Any = root
+        for step in reference.removeprefix("#/").split("/"):
+            found = _object(found).get(step)
+        yield from kinds_of(found, root, depth + 1)
+
+
+def kind_of(value: Any) -> str:
+    """Return the type of a value, as a schema names it."""
+    return next((kind for kind, types in _KINDS.items() if isinstance(value, types)), "")
+
+
+def literal(text: str) -> Any:
+    """Return the value of a text as JSON or as a literal of Python; the text itself if it is neither."""
+    if text.lower() in _LITERALS:
+        return _LITERALS[text.lower()]
+    for read in (json.loads, ast.literal_eval):
+        try:
+            value = read(text)
+            if not isinstance(value, float) or math.isfinite(value):
+                json.dumps(value, allow_nan=False)
+                return value
+        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+            continue
+    return text
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def part_schema(schema: Any, key: str) -> Any:
+    """Return the schema of one key of an object, or of the items of a list; empty if there is none."""
+    schema = _object(schema)
+    return _object(schema.get("properties")).get(key, schema.get("items") if key == "item" else None)

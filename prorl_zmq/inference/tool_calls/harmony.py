@@ -1,0 +1,111 @@
+"""The form of gpt-oss: a turn is several messages, each with a channel, and a call is one with a recipient.
+
+    <|channel|>analysis<|message|>I must look.<|end|><|start|>assistant<|channel|>commentary to=functions.bash
+    <|constrain|>json<|message|>{"command": "ls"}<|call|>
+
+The recipient may stand behind the role or the channel. A call's arguments are decoded where they begin, so that a mark
+within a string belongs to the string.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from .call import MAX_CALLS, ToolCall, ToolCallFormat, json_text, read_arguments, read_json_at, too_many_calls
+from .messages import TurnMessage, said_before_calls, without_thoughts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from .call import MalformedCall
+
+_START, _MESSAGE = "<|start|>", "<|message|>"
+_HEADER = re.compile(
+    r"(?:<\|start\|>)?((?:assistant)?[^<]{0,256}(?:<\|(?:channel|constrain)\|>[^<]{0,256}){0,4})<\|message\|>"
+)
+_RECIPIENT = re.compile(r"\bto=([^\s<]{1,256})")
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w{1,64})")
+_END = re.compile(r"<\|(?:end|call|return)\|>(?=\s*(?:<\|start\|>|\Z))")
+
+
+class HarmonyFormat(ToolCallFormat):
+    """Of gpt-oss."""
+
+    name: ClassVar = "harmony"
+    example: ClassVar = "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}<|call|>"
+
+    def parse(self, text: str, tools: Sequence[dict[str, Any]] = ()) -> list[ToolCall | MalformedCall]:  # noqa: ARG002 - JSON has types
+        """Return the tool calls of one turn, in order. Never raises."""
+        calls: list[ToolCall | MalformedCall] = []
+        for message in _messages(text):
+            if message.kind == "call":
+                calls.append(self._call(message))
+            if len(calls) > MAX_CALLS:
+                return [*calls[:MAX_CALLS], too_many_calls()]
+        return calls
+
+    def _call(self, message: TurnMessage) -> ToolCall | MalformedCall:
+        name = message.name.removeprefix("functions.")
+        if name == message.name:
+            return self.malformed(f"there is no tool to={name}; the recipient is functions.NAME")
+        try:
+            value, end = read_json_at(message.body, 0)
+            if message.body[end:].strip():
+                raise ValueError("text follows its arguments")
+            return ToolCall(name, read_arguments(value))
+        except ValueError as error:
+            return self.malformed(str(error), name, message.body)
+
+    def before_calls(self, text: str) -> str:
+        """Return what a turn says before its first call, without its channels."""
+        return said_before_calls(text, _messages(text))
+
+    def split(self, text: str) -> tuple[str | None, str] | None:
+        """Return the messages of the channel `analysis`, and the others."""
+        return without_thoughts(text, _messages(text))
+
+    def write(self, name: str, arguments: dict[str, Any]) -> str:
+        """Return the text of a call."""
+        header = f"<|start|>assistant<|channel|>commentary to=functions.{name} <|constrain|>json"
+        return f"{header}<|message|>{json_text(arguments)}<|call|>"
+
+
+def _messages(text: str) -> Iterator[TurnMessage]:
+    """Yield the messages of a turn; what has no header is none."""
+    start = 0
+    while start < len(text):
+        header = _HEADER.match(text, start)
+        if header is None:
+            following = text.find(_START, start + 1)
+            end = len(text) if following < 0 else following
+            recipient = _RECIPIENT.search(text, start, end)
+            if recipient is not None and recipient[1].startswith("functions.") and "<|channel|>" in text[start:end]:
+                yield TurnMessage("call", start, end, text[recipient.end() : end], recipient[1])
+        else:
+            end = yield from _message(text, header)
+        start = end
+
+
+def _message(text: str, header: re.Match[str]) -> Iterator[TurnMessage]:
+    """Yield the message behind a header, and return where it ends."""
+    start, body = header.span()
+    recipient, channel = _RECIPIENT.search(header[1]), _CHANNEL.search(header[1])
+    called = recipient is not None and recipient[1] != "assistant"
+    while called and text[body : body + 1].isspace():
+        body += 1
+    arguments = body
+    if called:
+        with suppress(ValueError):
+            _, arguments = read_json_at(text, body)
+    closing = _END.search(text, arguments)
+    end = len(text) if closing is None else closing.end()
+    content = text[body : end if closing is None else closing.start()]
+    if called and recipient is not None:
+        yield TurnMessage("call", start, end, content, recipient[1])
+    elif channel is not None and _CHANNEL.findall(header[1])[-1] == "analysis":
+        yield TurnMessage("thought", start, end, content)
+    else:
+        yield TurnMessage("said", start, end, content)
+    return end
