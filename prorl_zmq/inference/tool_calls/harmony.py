@@ -17,7 +17,7 @@ from .call import MAX_CALLS, ToolCall, ToolCallFormat, json_text, read_arguments
 from .messages import TurnMessage, said_before_calls, without_thoughts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
 
     from .call import MalformedCall
 
@@ -88,7 +88,7 @@ def _messages(text: str) -> Iterator[TurnMessage]:
         start = end
 
 
-def _message(text: str, header: re.Match[str]) -> Iterator[TurnMessage]:
+def _message(text: str, header: re.Match[str]) -> Generator[TurnMessage, None, int]:
     """Yield the message behind a header, and return where it ends."""
     start, body = header.span()
     recipient, channel = _RECIPIENT.search(header[1]), _CHANNEL.search(header[1])

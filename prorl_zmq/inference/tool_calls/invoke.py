@@ -165,12 +165,12 @@ class MuseFormat(
 _MESSAGE = re.compile(
     r"(?:<\|start\|>assistant)? to=([^\s<]{1,256})<\|message\|>(.*?)(?:<\|eom\|>|<\|eot\|>|\Z)", re.DOTALL
 )
+_KINDS: dict[str, Kind] = {"self": "thought", "user": "said"}
 
 
 def _messages(text: str) -> Iterator[TurnMessage]:
     for found in _MESSAGE.finditer(text):
-        kind: Kind = {"self": "thought", "user": "said"}.get(found[1], "call")
-        yield TurnMessage(kind, found.start(), found.end(), found[2], found[1])
+        yield TurnMessage(_KINDS.get(found[1], "call"), found.start(), found.end(), found[2], found[1])
 
 
 class MiniCpmFormat(

@@ -159,6 +159,17 @@ def test_arguments_have_the_types_of_the_schema(name: str) -> None:
     assert read(name, turn(name, [TYPED])) == [("bash", TYPED)]
 
 
+@pytest.mark.parametrize("name", FORM_OF)
+def test_the_first_form_that_reads_a_template_is_its_own(name: str) -> None:
+    text = turn(name, [{"command": "qzvaluezq"}])
+    found = [form.name for form in FORMS.values() if _calls(form.parse(text, TOOLS)) == [{"command": "qzvaluezq"}]]
+    assert found[0] == FORM_OF[name]
+
+
+def _calls(found: list[Any]) -> list[Any]:
+    return [call.arguments for call in found]
+
+
 @pytest.mark.parametrize("name", sorted(FORM_OF.keys() - ONE_CALL))
 def test_several_calls(name: str) -> None:
     calls = [TYPED, {"command": "ls"}, {"command": "pwd", "seconds": 0}]
