@@ -222,7 +222,7 @@ def test_a_call_whose_turn_was_not_read_fails_and_may_be_tried_again() -> None:
     assert episode.metrics["calls_without_reply"] == episode.metrics["main_turns"] == 1
 
 
-# The form of Qwen3-Coder, which we do not read.
+# The form of Qwen3-Coder, and one of no model.
 XML = QWEN3.replace(
     """{{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' + (call.function.arguments | tojson) }}
 {{- '}\\n</tool_call>' }}""",
@@ -231,6 +231,7 @@ XML = QWEN3.replace(
 {{- '<parameter=' + name + '>\\n' + (value | string) + '\\n</parameter>\\n' }}{%- endfor %}
 {{- '</function>\\n</tool_call>' }}""",
 )
+UNKNOWN = XML.replace("tool_call>", "own>").replace("<function=", "<do=").replace("</function>", "</do>")
 LAUNCH = """
 import importlib.metadata as metadata
 version = metadata.version
@@ -278,9 +279,11 @@ def render_url(xml_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         process.wait()
 
 
-def test_a_form_that_we_do_not_know_is_the_templates_where_something_else_reads_it(xml_model: Path) -> None:
-    ours = load_chat_format(ChatSettings("transformers", str(xml_model)))
-    theirs = load_chat_format(ChatSettings("transformers", str(xml_model), parser_url="http://127.0.0.1:1"))
+def test_a_form_that_we_do_not_know_is_the_templates_where_something_else_reads_it(tmp_path: Path) -> None:
+    save_tokenizer(FAMILIES["qwen3"], tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(UNKNOWN)
+    ours = load_chat_format(ChatSettings("transformers", str(tmp_path)))
+    theirs = load_chat_format(ChatSettings("transformers", str(tmp_path), parser_url="http://127.0.0.1:1"))
     asked = [ChatMessage(Role.USER, "Look.")]
     told, told_by_template = (
         chat.decode(np.concatenate([piece.token_ids for piece in chat.opening(asked, TOOLS)]))
@@ -293,7 +296,7 @@ def test_a_form_that_we_do_not_know_is_the_templates_where_something_else_reads_
     past = ChatMessage(Role.ASSISTANT, "", None, (PastCall("1", "bash", {"command": "ls"}),))
     history = theirs.opening([*asked, past, ChatMessage(Role.TOOL, "a b", call_id="1")], TOOLS)
     text = theirs.decode(np.concatenate([piece.token_ids for piece in history]))
-    assert "<function=bash>\n<parameter=command>\nls\n</parameter>\n</function>\n</tool_call><|im_end|>" in text
+    assert "<do=bash>\n<parameter=command>\nls\n</parameter>\n</do>\n</own><|im_end|>" in text
 
 
 @pytest.mark.vllm
