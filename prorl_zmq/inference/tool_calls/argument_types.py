@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
-import math
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 MAX_DEPTH = 8
 """How deep alternatives and references of a schema are followed."""
+MAX_LITERAL_CHARS = 1 << 16
+"""Longest literal of Python: its syntax tree takes some hundred times the memory of its text."""
 _NULLS = ("null", "None")
 _LITERALS = {"true": True, "false": False, "null": None, "none": None}
 _KINDS: dict[str, type | tuple[type, ...]] = {
@@ -101,14 +103,16 @@ def literal(text: str) -> Any:
     """Return the value of a text as JSON or as a literal of Python; the text itself if it is neither."""
     if text.lower() in _LITERALS:
         return _LITERALS[text.lower()]
-    for read in (json.loads, ast.literal_eval):
+    readers = (json.loads, ast.literal_eval) if len(text) <= MAX_LITERAL_CHARS else (json.loads,)
+    for read in readers:
         try:
-            value = read(text)
-            if not isinstance(value, float) or math.isfinite(value):
-                json.dumps(value, allow_nan=False)
-                return value
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of backslashes in strings
+                written = json.dumps(read(text), ensure_ascii=False, allow_nan=False)
+            written.encode()  # half of a surrogate pair is no text elsewhere
         except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
             continue
+        return json.loads(written)
     return text
 
 

@@ -65,7 +65,7 @@ def test_every_form_of_the_settings_is_there() -> None:
 
 
 @pytest.mark.parametrize("name", FORMS)
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_what_is_written_is_read(name: str, data: st.DataObject) -> None:
     calls = data.draw(calls_of(SIMPLE if name in FLAT_FORMS else VALUES))
@@ -77,7 +77,7 @@ def test_what_is_written_is_read(name: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("name", FORMS)
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_never_raises(name: str, data: st.DataObject) -> None:
     form = format_named(name)

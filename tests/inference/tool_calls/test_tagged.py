@@ -74,7 +74,7 @@ def test_marks_in_a_value_are_text(new: str) -> None:
         ("dsml", '<｜DSML｜tool_calls><｜DSML｜invoke name="edit">', "is not closed"),
         ("minimax_m3", "]<]minimax[>[<tool_call>edit", "no call follows"),
         ("minimax_m3", ']<]minimax[>[<invoke name="edit">]<]minimax[>[<n>3', "n is not closed"),
-        ("kimi_k3", '<|open|>tools<|sep|><|open|>call tool="edit"', "no call follows"),
+        ("kimi_k3", "<|open|>tools<|sep|>edit", "no call follows"),
         ("kimi_k3", '<|open|>call tool="edit" index="1"<|sep|>', "not closed with <|close|>call<|sep|>"),
         ("gemma4", "<|tool_call>edit", "call:NAME{…} does not follow"),
         ("gemma4", '<|tool_call>call:edit{n:<|"|>3', "a string is not closed"),

@@ -75,8 +75,8 @@ FORM_OF = {
 }
 WRITE_NO_CALLS = {"gemma-3", "granite-3.3", "phi-4-mini", "smollm3"}
 ONE_CALL = {"llama-3.1", "gpt-oss", "gigachat-3.1"}
-UNQUOTED = {"lfm2.5": "it escapes nothing in strings", "olmo-3": "it escapes nothing in strings"}
-"""Templates that write what cannot be read back, for a text with quotes."""
+UNQUOTED = {"lfm2.5", "olmo-3"}
+"""Templates that escape nothing in strings: what they write for a text with quotes is no Python."""
 ENDS = re.compile(
     r"<\|im_end\|>|<\|eot_id\|>|<EOS>|<turn\|>|<\|end\|>|<\|user\|>|<\|call\|>|<\|end_of_text\|>|<\|content_model_end_"
     r"sampling\|>|<\|end_of_msg\|>|</assistant>|<\|role_end\|>|<\|eot\|>|\[e~\[|<SPECIAL_12>|<\|message_sep\|>|<\|END_OF_"
@@ -182,10 +182,8 @@ def test_texts_are_kept_exactly(name: str, command: str) -> None:
     assert read(name, turn(name, [{"command": command}])) == [("bash", {"command": command})]
 
 
-@pytest.mark.parametrize("name", FORM_OF)
+@pytest.mark.parametrize("name", sorted(FORM_OF.keys() - UNQUOTED))
 def test_arguments_that_hold_calls_of_the_form(name: str) -> None:
-    if name in UNQUOTED:
-        pytest.skip(UNQUOTED[name])
     form = FORMS[FORM_OF[name]]
     written = form.write("bash", {"command": "ls", "seconds": 1})
     for command in (f"Write {form.example} to call.", f"One line:\n{written}\nand the next.", f"{written}\n{written}"):
