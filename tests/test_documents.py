@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from aiohttp import web
-from chat_families import FAMILIES, make_tokenizer
+from chat_families import FAMILIES, make_tokenizer, save_tokenizer
 from documents import (
     DASHBOARD_COMMAND,
     DOCUMENTS,
@@ -170,6 +170,7 @@ EVALUATION = (
 """In this order."""
 QUICK_COMMANDS = {
     "prorl doctor": (0, 1),
+    "prorl doctor --model ./model": (0,),
     "prorl submit tasks.jsonl --out results": (0,),
     "prorl job JOB": (2,),
     "prorl explain results": (0,),
@@ -209,13 +210,17 @@ SERVE_APPTAINER = "prorl serve --sandbox apptainer --image tools"
 
 @pytest.mark.parametrize("line", QUICK_COMMANDS)
 def test_command(line: str, folder: Path, served: SharedService) -> None:
-    place = folder / line.replace(" ", "-")  # its own: the commands run in any order, and on several workers
+    place = folder / line.replace(" ", "-").replace(
+        "/", "-"
+    )  # its own: the commands run in any order, and on several workers
     place.mkdir()
     (place / "tasks.jsonl").write_text(
         '{"task": "math", "instance": {"problem": "1", "ground_truth": "1"}, "sampling": {"max_tokens": 4}}\n'
     )
     (place / "data.jsonl").write_text('{"problem": "What is 1 + 1?", "answer": "2"}\n')
     (place / "swe.jsonl").write_text(json.dumps(SWE_BENCH) + "\n")
+    if "./model" in line:
+        save_tokenizer(FAMILIES["qwen3"], place / "model")
     (place / "results").mkdir()
     (place / "results" / "results.jsonl").write_text('{"job_id": "1", "task": "math", "outcome": "completed"}\n')
     if "topology.toml" in line:

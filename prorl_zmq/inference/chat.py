@@ -84,6 +84,8 @@ class ReadTurn(NamedTuple):
     calls: tuple[ToolCall | MalformedCall, ...]
     ended: bool
     """Its last token is one that ends a turn."""
+    ended_by: str = ""
+    """That token, as far as it is known."""
 
 
 class Conversation(Protocol):
@@ -113,6 +115,10 @@ class ChatFormat(Protocol):
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
         """The ids that end a turn of the policy."""
+
+    @property
+    def warning(self) -> str:
+        """What its users must know, such as that the model's tool calls are not read; empty: nothing."""
 
     def conversation(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> Conversation:
         """Begin a conversation.

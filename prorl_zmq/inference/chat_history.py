@@ -1,17 +1,16 @@
 """Messages as a chat template takes them, turns of the policy and tools' answers among them.
 
 Templates are strict: some take no id of a call but nine letters or digits, some no two messages of one role in a row,
-some no system message but the first. So ids become numbers of ours, and what a template refuses is told `folded`.
+some no system message but the first. So ids become what the template takes, and what it refuses is told `folded`.
 """
 
 from __future__ import annotations
 
-import re
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..data.trajectory import Role
-from .chat_traits import WrittenCall
+from .chat_traits import WrittenCall, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 
 UNKNOWN_TOOL = "unknown"
 """The name under which the answer to an unknown call is told."""
-_CALL_ID = re.compile(r"[0-9A-Za-z]{9}")
-"""What all templates take."""
 _ROLES = {Role.SYSTEM: "system", Role.USER: "user", Role.ASSISTANT: "assistant", Role.TOOL: "tool"}
 
 
@@ -32,11 +29,6 @@ class History(NamedTuple):
 
     messages: list[Message]
     roles: list[Role]
-
-
-def short_call_id(number: int, own: str = "") -> str:
-    """Return an id of a call that all templates take: the policy's own, if it wrote one, or else a number of ours."""
-    return own if _CALL_ID.fullmatch(own) else f"call{number % 100_000:05d}"
 
 
 def history(
@@ -62,13 +54,13 @@ def history(
             if roles[-1:] == [Role.TOOL] and not traits.takes_results:
                 written[-1]["content"] += f"\n\n{message.content}"
                 continue
-            call = call or WrittenCall(UNKNOWN_TOOL, {}, short_call_id(number := number + 1))
+            call = call or WrittenCall(UNKNOWN_TOOL, {}, traits.call_id(number := number + 1, UNKNOWN_TOOL))
             written += traits.results([message.content], [call])
         elif message.role == Role.ASSISTANT:
             open_calls.clear()
             for past in message.calls:
                 number += 1
-                call = known[past.call_id] = WrittenCall(past.name, past.arguments, short_call_id(number))
+                call = known[past.call_id] = WrittenCall(past.name, past.arguments, traits.call_id(number, past.name))
                 open_calls.append(call)
             content = message.content
             if message.calls and not traits.writes_calls:
@@ -87,7 +79,7 @@ def folded(told: History) -> History:
     rest = told.messages[len(first) :]
     messages, roles = list(first), [Role.SYSTEM] * len(first)
     for is_policy, run in groupby(rest, lambda message: message["role"] == "assistant"):
-        texts = [str(message["content"]) for message in run]
+        texts = [text_of(message) for message in run]
         messages.append({"role": "assistant" if is_policy else "user", "content": "\n\n".join(texts)})
         roles.append(Role.ASSISTANT if is_policy else Role.USER)
     return History(messages, roles)

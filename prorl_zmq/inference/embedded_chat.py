@@ -34,6 +34,8 @@ _TOOL_CALLS = HermesFormat()
 class EmbeddedChatFormat:
     """Implements `chat.ChatFormat` for the embedded policy."""
 
+    warning = ""
+
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
         """`<|im_end|>` ends a turn of the policy."""

@@ -299,16 +299,16 @@ def test_rendering_shows_what_a_template_does(name: str, form: str, ours: set[st
     chat = load(name)
     traits = chat.traits
     found = {
-        "takes_reasoning": traits.takes_reasoning,
-        "opens_reasoning": traits.opens_reasoning,
+        "takes_reasoning": bool(traits.reasoning.key),
+        "opens_reasoning": traits.reasoning.opened,
         "describes": not traits.shows_tools,
         "results_as_user": not traits.takes_results,
     }
     assert traits.form.name == form
     assert {trait for trait, holds in found.items() if holds} == ours
-    assert traits.end_of_turn == FAMILIES[name].end
+    assert traits.ends.texts == (FAMILIES[name].end,)
     assert traits.takes_system
-    assert traits.reasoning_marks == ("<think>", "</think>")
+    assert traits.reasoning.marks == ("<think>", "</think>")
     ends = {FAMILIES[name].end, FAMILIES[name].eos}
     assert chat.stop_token_ids == tuple(sorted(oracle(name).convert_tokens_to_ids(end) for end in ends))
 

@@ -81,9 +81,10 @@ class TurnParser:
             EngineFailed: the server did not read it.
         """
         ended = len(generated) > 0 and int(generated[-1]) in self._chat.stop_token_ids
+        ended_by = self._chat.decode(generated[-1:]) if ended else ""
         said = generated[:-1] if ended else generated  # vLLM leaves out what ends a turn before its parsers
         if not len(said):  # which the server refuses
-            return ReadTurn(None, "", "", (), ended)
+            return ReadTurn(None, "", "", (), ended, ended_by)
         generation = {"choices": [{"index": 0, "token_ids": said.tolist()}], "prompt_token_ids": prompt.tolist()}
         request: dict[str, Any] = {"messages": [{"role": "user", "content": ""}]}  # its parsers look at tools only
         if tools:
@@ -101,7 +102,7 @@ class TurnParser:
             )
         told = answer.choices[0].message
         text = told.content or ""
-        return ReadTurn(told.reasoning, text, text, tuple(map(_call, told.tool_calls)), ended)
+        return ReadTurn(told.reasoning, text, text, tuple(map(_call, told.tool_calls)), ended, ended_by)
 
     async def close(self) -> None:
         """Close all connections."""

@@ -105,7 +105,7 @@ def test_a_turn_is_sent_without_its_end_and_the_message_is_what_it_says() -> Non
     server = parser_server(lambda _: web.json_response(answers.pop(0)))
     cut = TURN[:-1]
     spoken, call, broken, no_object = read(server, TURN, cut, TURN, TURN)
-    assert spoken == ReadTurn("Hm.", "I look.", "I look.", (), ended=True)
+    assert spoken == ReadTurn("Hm.", "I look.", "I look.", (), ended=True, ended_by="<|im_end|>")
     assert call == ReadTurn(None, "", "", (ToolCall("bash", {"command": "ls"}),), ended=False)
     for one, arguments in ((broken, '{"comm'), (no_object, '"ls"')):
         (malformed,) = one.calls
@@ -121,7 +121,7 @@ def test_a_turn_is_sent_without_its_end_and_the_message_is_what_it_says() -> Non
 def test_a_turn_that_only_ends_says_nothing() -> None:
     server = parser_server(lambda _: web.Response(status=500))
     assert read(server, TURN[-1:], TURN[:0]) == [
-        ReadTurn(None, "", "", (), ended=True),
+        ReadTurn(None, "", "", (), ended=True, ended_by="<|im_end|>"),
         ReadTurn(None, "", "", (), ended=False),
     ]
     assert server.requests == []
@@ -222,7 +222,7 @@ def test_a_call_whose_turn_was_not_read_fails_and_may_be_tried_again() -> None:
     assert episode.metrics["calls_without_reply"] == episode.metrics["main_turns"] == 1
 
 
-# The form of Qwen3-Coder, which we do not read.
+# The form of Qwen3-Coder, and one of no model.
 XML = QWEN3.replace(
     """{{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' + (call.function.arguments | tojson) }}
 {{- '}\\n</tool_call>' }}""",
@@ -231,6 +231,7 @@ XML = QWEN3.replace(
 {{- '<parameter=' + name + '>\\n' + (value | string) + '\\n</parameter>\\n' }}{%- endfor %}
 {{- '</function>\\n</tool_call>' }}""",
 )
+UNKNOWN = XML.replace("tool_call>", "own>").replace("<function=", "<do=").replace("</function>", "</do>")
 LAUNCH = """
 import importlib.metadata as metadata
 version = metadata.version
@@ -278,9 +279,11 @@ def render_url(xml_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         process.wait()
 
 
-def test_a_form_that_we_do_not_know_is_the_templates_where_something_else_reads_it(xml_model: Path) -> None:
-    ours = load_chat_format(ChatSettings("transformers", str(xml_model)))
-    theirs = load_chat_format(ChatSettings("transformers", str(xml_model), parser_url="http://127.0.0.1:1"))
+def test_a_form_that_we_do_not_know_is_the_templates_where_something_else_reads_it(tmp_path: Path) -> None:
+    save_tokenizer(FAMILIES["qwen3"], tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(UNKNOWN)
+    ours = load_chat_format(ChatSettings("transformers", str(tmp_path)))
+    theirs = load_chat_format(ChatSettings("transformers", str(tmp_path), parser_url="http://127.0.0.1:1"))
     asked = [ChatMessage(Role.USER, "Look.")]
     told, told_by_template = (
         chat.decode(np.concatenate([piece.token_ids for piece in chat.opening(asked, TOOLS)]))
@@ -293,7 +296,7 @@ def test_a_form_that_we_do_not_know_is_the_templates_where_something_else_reads_
     past = ChatMessage(Role.ASSISTANT, "", None, (PastCall("1", "bash", {"command": "ls"}),))
     history = theirs.opening([*asked, past, ChatMessage(Role.TOOL, "a b", call_id="1")], TOOLS)
     text = theirs.decode(np.concatenate([piece.token_ids for piece in history]))
-    assert "<function=bash>\n<parameter=command>\nls\n</parameter>\n</function>\n</tool_call><|im_end|>" in text
+    assert "<do=bash>\n<parameter=command>\nls\n</parameter>\n</do>\n</own><|im_end|>" in text
 
 
 @pytest.mark.vllm
