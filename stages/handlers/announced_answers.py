@@ -23,7 +23,7 @@ _JOINT = re.compile(
 _NAME = re.compile(r"(?<![A-Za-z\\])([A-Za-z](?:_\{?\w\}?)?)\s*=\s*[$\s]*\Z")
 _HEAD = re.compile(
     r"(?:^|\n)\s*####[ \t]*|<\s*(?:final_?)?answer\s*>|答案(?:\s*[是为為:：])+"
-    r"|\banswer(?:\s+(?:to|of|for)\s+(?:the|this|that)\s+(?:problem|question|exercise|equation))?[*_:]*"
+    r"|\banswers?(?:\s+(?:to|of|for)\s+(?:the|this|that)\s+(?:problem|question|exercise|equation))?[*_:]*"
     r"\s*(?:\b(?:is|are|equals|must be|would be|should be|comes (?:out )?to|therefore)\b[*_:]*\s*|:[*_]*\s*|=\s*)+"
     r"|(?:^|\n)[#*\s]*(?:final )?answer[*:\s]*\n\s*",
     re.IGNORECASE,
@@ -39,7 +39,7 @@ _REASON = re.compile(
 )
 _ASIDE = re.compile(r"\s*\([A-Za-z][A-Za-z\s-]*\)\s*\Z")
 _EMPHASIS = re.compile(
-    r"\*\*\*?|(?<![\w\\])__?(?=\S)|(?<=\S)__?(?![\w{(])|`+|</?[a-z]{1,8}\s*/?>|(?<![\\\w})\]])\*(?=[\w$\\(-])|(?<=[\w$})\]%.])\*(?=[\s.,;:!?]|\Z)"
+    r"(?<![\w})\]])\*\*\*?(?=\S)|(?<=\S)\*\*\*?(?![\w(\\{$])|(?<![\w\\])__?(?=\S)|(?<=\S)__?(?![\w{(])|`+|</?[a-z]{1,8}\s*/?>|(?<![\\\w})\]*])\*(?=[\w$\\(-])|(?<=[\w$})\]%.])\*(?=[\s.,;:!?]|\Z)"
 )
 _FILLER = re.compile(
     r"\s*(?:[:\s*_`]|(?:therefore|thus|then|simply|just|exactly|indeed|precisely|now"

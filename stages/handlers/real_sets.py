@@ -37,7 +37,7 @@ _BUILDER = re.compile(
     r"(?:\\mid|\||:|\\colon|\\text\{\s*(?:such that|:)\s*\})\s*(.+)",
     re.DOTALL,
 )
-_NAME = re.compile(r"[A-Za-z]|\\[a-z]+")
+_NAME = re.compile(r"[A-Za-z]|\\(?!infty|pi)[a-z]+")
 _MARKED = re.compile(
     r"\\(?:cup|cap|setminus|smallsetminus|backslash|infty|neq|leq|geq|emptyset|varnothing|mathbb|mid)(?![A-Za-z])"
     r"|[<>∅ℝ]|\\\{|\breal|\bempty\b|no (?:real )?solution"
@@ -82,11 +82,12 @@ def read_set(text: str, depth: int = 0) -> Set | None:
     if len(parts := split(text, "\\cap")) > 1:
         pieces = [read_set(part, depth + 1) for part in parts]
         return None if None in pieces else _without(ALL, _united([_without(ALL, one or ()) for one in pieces]))
-    if (gap := _EXCEPT.search(text)) is not None and gap.start() > 0:
-        taken = text[gap.end() :].strip()
+    whole = text if re.search(r"\\(?:small)?setminus|\\backslash", text) else plain
+    if (gap := _EXCEPT.search(whole)) is not None and gap.start() > 0:
+        taken = whole[gap.end() :].strip()
         if inside(taken, "\\{", "\\}") is None and read_set(taken, depth + 1) is None:
             taken = f"\\{{{taken.replace(' and ', ',')}\\}}"
-        return _without(read_set(text[: gap.start()], depth + 1), read_set(taken, depth + 1))
+        return _without(read_set(whole[: gap.start()], depth + 1), read_set(taken, depth + 1))
     if (within := inside(text, "\\{", "\\}")) is not None:
         if (builder := _BUILDER.fullmatch(within)) is not None:
             return read_set(builder[2], depth + 1)

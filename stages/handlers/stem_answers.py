@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ...tasks.written_answers import boxed, compact, named_value, normal, number, split, unwrapped, words
+from .announced_answers import announced, without_markup
 from .choice_answers import of_truth, picked
 from .math_answers import TEXT_LIMIT, readable, right_answer
 from .math_expressions import answer_limit, constant, errors_logged
@@ -134,7 +135,9 @@ def _same_choice(truth: str, answer: str, choices: Sequence[str]) -> bool:
 def _same_number(ground_truth: str, truth: str, given: str, answer: str, tolerance: float) -> Verdict:
     wanted, got = read(truth), read(given)
     if got is None and "\\boxed" not in answer:
-        got = _last_value(given)
+        said = announced(answer[-TEXT_LIMIT:])
+        got = read(normal(said)) if said else None
+        got = got or _last_value(normal(without_markup(answer[-TEXT_LIMIT:])))
     if wanted is None or got is None:
         return _said(right_answer(ground_truth, answer))
     if not wanted.unit or not got.unit:

@@ -6,12 +6,16 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 sys.path.append(str(Path(__file__).parent))
 from choice_pairs import HACKS as CHOICE_HACKS
 from choice_pairs import PAIRS as CHOICES
+from message_pairs import HACKS as MATH_HACKS
+from message_pairs import PAIRS as MATH
 
 from prorl_zmq.stages.handlers.choice_answers import of_truth, picked
-from prorl_zmq.stages.handlers.math_answers import answer_of
+from prorl_zmq.stages.handlers.math_answers import answer_of, right_answer
 
 LEAST = 400
 """Pairs of each corpus."""
@@ -28,6 +32,17 @@ def test_choices() -> None:
     assert wrong == []
 
 
-def test_pairs_are_different() -> None:
-    again = [pair for pair, times in Counter(CHOICES).items() if times > 1]
-    assert again == []
+def test_math() -> None:
+    assert len(MATH) >= LEAST
+    assert len(MATH_HACKS) >= 80
+    wrong = [
+        (truth, message[:80], not right)
+        for right, truth, message in MATH
+        if right_answer(truth, answer_of(None, message)) is not right
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("pairs", [CHOICES, MATH])
+def test_pairs_are_different(pairs: list[object]) -> None:
+    assert [pair for pair, times in Counter(pairs).items() if times > 1] == []
