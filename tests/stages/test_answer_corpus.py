@@ -13,8 +13,13 @@ from choice_pairs import HACKS as CHOICE_HACKS
 from choice_pairs import PAIRS as CHOICES
 from message_pairs import HACKS as MATH_HACKS
 from message_pairs import PAIRS as MATH
+from output_pairs import HACKS as OUTPUT_HACKS
+from output_pairs import PAIRS as OUTPUTS
+from output_pairs import RESULT_PAIRS as RESULTS
+from output_pairs import STRICT
 
 from prorl_zmq.stages.handlers.choice_answers import of_truth, picked
+from prorl_zmq.stages.handlers.code_output import same_result, same_text
 from prorl_zmq.stages.handlers.math_answers import answer_of, right_answer
 
 LEAST = 400
@@ -43,6 +48,18 @@ def test_math() -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("pairs", [CHOICES, MATH])
+def test_outputs() -> None:
+    assert len(OUTPUTS) >= LEAST
+    assert len(OUTPUT_HACKS) >= 100
+    wrong = [pair for pair in OUTPUTS if same_text(*pair[1:]) is not pair[0]]
+    wrong += [pair for pair in RESULTS if same_result(*pair[1:], wrapped=False) is not pair[0]]
+    assert wrong == []
+
+
+def test_strict_rule_for_outputs() -> None:
+    assert [pair for pair in STRICT if same_text(*pair[:2], "exact") is not pair[2]] == []
+
+
+@pytest.mark.parametrize("pairs", [CHOICES, MATH, OUTPUTS, RESULTS])
 def test_pairs_are_different(pairs: list[object]) -> None:
     assert [pair for pair, times in Counter(pairs).items() if times > 1] == []
