@@ -64,7 +64,7 @@ class CodeHandler(AgentHandler[CodeInstance]):
             source = await _written(phase.sandbox)
         for text in (episode.final_message, episode.last_text):
             source = source or last_block(text or "")
-        return {"source": source or ""}
+        return {"source": (source or "")[: SOURCE_LIMIT_BYTES + 1]}
 
     async def eval(self, phase: EvalPhase[CodeInstance]) -> Evaluation:
         """Run the tests on the answer; no answer, or one that cannot be a solution, earns nothing."""
@@ -165,7 +165,7 @@ def _unfit(source: str) -> str:
         size = len(source.encode())
     except UnicodeEncodeError:
         return "the answer is no text"
-    return f"the answer has {size} bytes; at most {SOURCE_LIMIT_BYTES} are run" if size > SOURCE_LIMIT_BYTES else ""
+    return f"the answer has more than the {SOURCE_LIMIT_BYTES} bytes that are run" if size > SOURCE_LIMIT_BYTES else ""
 
 
 def _metrics(tests: list[CodeTest], verdicts: dict[int, Verdict], left_out: int) -> dict[str, float]:

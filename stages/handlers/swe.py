@@ -67,13 +67,15 @@ class SweHandler(AgentHandler[SweInstance]):
             raise SandboxFailed("a swe job needs its sandbox, and has none")
         system = SYSTEM_MESSAGE.format(directory=instance.directory)
         await run_episode(phase, instance.tools, system, instance.problem_statement)
-        patch, problem = await repository.take_patch(phase.sandbox, instance, phase.data["base_commit"])
-        return {"patch": patch.decode("latin-1"), "problem": problem}  # any bytes, as text that the wire takes
+        taken = await repository.take_patch(phase.sandbox, instance, phase.data["base_commit"])
+        return {"patch": taken.text, "problem": taken.problem, "left_out": taken.left_out}
 
     async def eval(self, phase: EvalPhase[SweInstance]) -> Evaluation:
         started = time.monotonic()
         instance, patch = phase.instance, str(phase.data.get("patch", "")).encode("latin-1")
         notes = {"patch": patch.decode(errors="replace")}
+        if left_out := str(phase.data.get("left_out", "")):
+            notes["left_out"] = left_out
         if not patch.strip():
             return _unresolved({"empty_patch": 1.0}, notes, str(phase.data.get("problem") or "the patch is empty"))
         script = instance.eval_script or await phase.grade(official_script, _columns(instance), returns=str)
