@@ -48,6 +48,12 @@ _FILLER = re.compile(
     r"|pair|matrix|vector|ordered pair)\b(?: of\b)?)+",
     re.IGNORECASE,
 )
+_HEDGE = re.compile(
+    r"(?:\b(?:not|neither|nor|never|or|either|between|maybe|possibly|doubt(?: that)?|at least|at most|unless|if"
+    r"|(?:more|less|fewer|greater|larger|smaller|other) than)\b|n't)\s+(?:[A-Za-z']{1,6}\s+){0,2}[$*_`(]*\Z",
+    re.IGNORECASE,
+)
+_OTHER = re.compile(r"[$*_`)]*,?\s*(?:or|nor|and/or)\b|\s*\?", re.IGNORECASE)
 _BOLD = re.compile(r"\*\*([^*\n]{1,200})\*\*")
 
 
@@ -88,7 +94,17 @@ def announced(text: str) -> str:
     if len(lines) > 1 and last and len(last) <= LINE_LIMIT and not re.search(r"(?<![A-Za-z\\])[A-Za-z]{2,}", last):
         return last
     bold = _BOLD.findall(lines[-1]) if lines else []
-    return without_markup(bold[-1]) if len(bold) == 1 and re.search(r"\d|\\|\$", bold[-1]) else ""
+    if len(bold) != 1 or not re.search(r"\d|\\|\$", bold[0]) or hedged(lines[-1], bold[0]):
+        return ""
+    return without_markup(bold[0])
+
+
+def hedged(text: str, answer: str) -> bool:
+    """Return whether a message refuses an answer where it stands last, or names another with it: `57 or 58`."""
+    at = text.rfind(answer) if answer else -1
+    if at < 0:
+        return False
+    return bool(_HEDGE.search(text[max(0, at - 60) : at]) or _OTHER.match(text[at + len(answer) :][:60]))
 
 
 def without_markup(text: str) -> str:

@@ -31,9 +31,9 @@ from ...tasks.written_answers import (
     unwrapped,
     words,
 )
-from .announced_answers import announced, boxes, without_markup
+from .announced_answers import announced, boxes, hedged, without_markup
 from .math_expressions import answer_limit, constant, errors_logged, extracted, read_expression, same_expressions
-from .real_sets import same_sets
+from .real_sets import read_set, same_sets
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,9 +97,10 @@ def _one_reading(answer: str) -> str:
     if said := announced(answer):
         return normal(said)
     text = normal(without_markup(answer))
-    if not _PROSE.search(unwrapped(text)):
+    if not _PROSE.search(unwrapped(text)) or read_set(text) is not None:
         return text
-    return normal(extracted(answer)) or text
+    found = extracted(answer)
+    return "" if hedged(answer, found) else normal(found) or text
 
 
 def _first_side(text: str) -> str:

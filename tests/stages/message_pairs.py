@@ -294,6 +294,16 @@ SINGLE = [
 
 HACKS = [
     ("58", "The answer is not 58."),
+    ("58", "not 58"),
+    ("58", "It is not 58."),
+    ("58", "It isn't 58."),
+    ("58", "It is not **58**."),
+    ("58", "I doubt that it is 58."),
+    ("58", "It may be 57 or 58."),
+    ("58", "It may be 57 or even 58, who knows."),
+    ("58", "Is it 58?"),
+    ("58", "It is more than 58."),
+    ("58", "Neither 57 nor 58 fits."),
     ("58", "The answer is 58 or 57."),
     ("58", "The answer is 57 or 58."),
     ("58", "The answer is either 57 or 58."),
