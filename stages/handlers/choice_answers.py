@@ -169,7 +169,8 @@ def _line(line: str, choices: Sequence[str], listed: Collection[str]) -> Letters
     read = _read(line, 0, choices)
     if read is None or not re.match(r"[(\[]?[A-J]", line) or _NO_REASON.match(line, read[1]):
         return NONE
-    return read[0]
+    own = _named(_sentence(line, read[1]), choices)
+    return read[0] if own is None or read[0] == {own} else NONE
 
 
 def _read(text: str, at: int, choices: Sequence[str]) -> tuple[Letters, int] | None:

@@ -371,6 +371,8 @@ HACKS = [
     ("B", "The answer is (B) Gold."),
     ("B", "Answer: B) Zinc"),
     ("B", "B) Zinc"),
+    ("B", "(B) Gold"),
+    ("B", "We compare the four.\n\n(B) Gold"),
     # refused, negated, supposed, or only repeated from the question
     ("B", "The answer is not B."),
     ("B", "The answer is not (B)."),
