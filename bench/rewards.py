@@ -103,7 +103,7 @@ FAMILIES: dict[str, tuple[list[Pair], Callable[[Pair], bool], dict[str, Callable
         {"math-verify": math_verify, "like simple-evals": like_simple_evals},
     ),
     "choices": (
-        [Pair(*pair, trick=pair[1:3] in choice_pairs.HACKS) for pair in choice_pairs.PAIRS],
+        [Pair(*pair, trick=not pair[0] and pair[1:3] in choice_pairs.HACKS) for pair in choice_pairs.PAIRS],
         ours_of_choices,
         {"math-verify": math_verify, "like simple-evals": like_simple_evals},
     ),

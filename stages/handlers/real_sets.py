@@ -100,7 +100,7 @@ def _interval(text: str) -> Set | None:
         for closing in ")]":
             within = inside(text, opening, closing)
             if within is not None and len(ends := split(within, ",", ";")) == 2:
-                return _between(*ends, opening == "[", closing == "]")
+                return _between(ends[0], ends[1], opening == "[", closing == "]")
     return None
 
 
