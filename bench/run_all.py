@@ -45,6 +45,7 @@ BENCHES = (
     "slurm",
     "soak",
     "explain",
+    "rewards",
 )
 """In the order of the pages."""
 FOLDER = Path(__file__).parent

@@ -52,7 +52,7 @@ from ..wire.messages.stages import Task
 from .grading.grader_pool import GRADE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from ..inference.chat import ChatMessage
     from ..tasks.row_format import RowFormat
@@ -210,6 +210,11 @@ class AgentHandler(ABC, Generic[Instance]):
     @abstractmethod
     async def eval(self, phase: EvalPhase[Instance]) -> Evaluation:
         """Judge the result. Called once more for the same result if the process was lost."""
+
+    def stored_data(self, instance: Instance, notes: Mapping[str, str]) -> PhaseData | None:
+        """Return what EVAL needs, from the notes of a stored result, for `prorl regrade`; None: they do not have it."""
+        del instance, notes
+        return None
 
     def init_exception(self, job: Job, error: Exception) -> Failure:
         """Return how a job ends whose INIT raised."""

@@ -32,6 +32,7 @@ from ..errors import (
     ProrlError,
     SandboxBroken,
     SandboxFailed,
+    SandboxLimitExceeded,
     ToolSessionLost,
     shortened,
 )
@@ -58,6 +59,7 @@ from .handler import (
     RunPhase,
     failure_of,
 )
+from .phase_data import passed_on, sendable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -173,7 +175,9 @@ class PhaseRunner:
                     data = await self.handler.run(phase)
                     if self._sandbox is not None and self._hands_on_sandbox():
                         await self._sandbox.end_processes()
-                    return self._done(data)
+                    return self._done(passed_on(data))
+                except SandboxLimitExceeded:
+                    raise
                 except (SandboxFailed, ToolSessionLost) as error:
                     if await self._is_broken(error):
                         raise SandboxBroken(f"the agent broke its sandbox: {error.message}") from error
@@ -433,7 +437,7 @@ def reward_of(evaluation: Evaluation) -> float:
 
 def notes_of(notes: dict[str, str]) -> dict[str, str]:
     """Return notes within their limit: of long ones the beginning and the end, which has a judge's verdict."""
-    return {name: cut_text(note, NOTE_LIMIT) for name, note in notes.items()}
+    return {name: cut_text(sendable(note), NOTE_LIMIT) for name, note in notes.items()}
 
 
 def checked(done: PhaseDone) -> PhaseDone:

@@ -34,6 +34,7 @@ NAMES = (
     "losses",
     "soak",
     "explain",
+    "rewards",
 )
 PROVED = ("chaos", "chaos_cluster", "hostile", "fuzz", "slurm")
 """Run by tests/chaos and tests/cluster, which look at what came out."""

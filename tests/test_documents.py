@@ -165,6 +165,8 @@ HARNESS = (
 EVALUATION = (
     "prorl eval data.jsonl --samples 4 --k 1,4 --out run",
     "prorl view run",
+    "prorl regrade run --out run-regraded",
+    "prorl cheats run",
     "prorl eval data.jsonl --samples 4 --out run --log tensorboard",
 )
 """In this order."""

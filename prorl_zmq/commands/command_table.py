@@ -40,6 +40,8 @@ COMMANDS = {
     "job": Command("job:job", "Show what a job went through"),
     "explain": Command("explain:explain", "Say what bounded a run, a batch or a job"),
     "eval": Command("evaluate:evaluate", "Evaluate a model on a data file"),
+    "regrade": Command("regrade:regrade", "Compute the rewards of a run again with the graders of today"),
+    "cheats": Command("regrade:cheats", "List rollouts of a run that may have cheated"),
     "view": Command("view:view", "Look at rollouts: turns, tool calls, rewards, notes"),
     "tasks": Command("tasks:commands", "Data files of the tasks that people train on"),
     "backends": Command("backends:commands", "List and change the inference backends"),

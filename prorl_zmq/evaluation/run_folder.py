@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 import sys
 from itertools import chain, count, product
 from typing import TYPE_CHECKING, Self, TypeVar
@@ -127,6 +128,18 @@ class RunFolder:
         try:
             np.savez(folder / f"{sample.job_id}.npz", **{name: getattr(trajectory, name) for name in ARRAYS})
             (folder / f"{sample.job_id}.json").write_bytes(msgspec.json.encode(transcript))
+            assert self._results is not None, "the folder is not open"
+            _append(self._results, msgspec.json.encode(sample) + b"\n")
+        except OSError as error:
+            raise ConfigError(f"{self.path}: {error.strerror}", key="out") from error
+        self._note(sample)
+
+    def add_copy(self, sample: Sample, source: Path) -> None:
+        """Add a result with its trajectory from another run folder, if there is one."""
+        try:
+            for name in (f"{sample.job_id}.npz", f"{sample.job_id}.json"):
+                if (source / TRAJECTORIES / name).is_file():
+                    shutil.copyfile(source / TRAJECTORIES / name, self.path / TRAJECTORIES / name)
             assert self._results is not None, "the folder is not open"
             _append(self._results, msgspec.json.encode(sample) + b"\n")
         except OSError as error:

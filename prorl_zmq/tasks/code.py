@@ -48,8 +48,8 @@ class CodeInstance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     wrapped_outputs: bool = False
     """Each expected result may be a list around the real one, as APPS and TACO have it: `[5]` is met by 5, too."""
     comparison: Literal["close", "any_case", "exact"] = "close"
-    """How answers are compared (see `stages/handlers/code_output.py`): as APPS and TACO do, as CodeContests, or as
-    LiveCodeBench."""
+    """How answers are compared (see `stages/handlers/code_output.py`): `close` has a tolerance for fractions where the
+    expected answer has them; `any_case` is CodeContests' rule, and `exact` LiveCodeBench's own, without a tolerance."""
     reward: Literal["all", "fraction"] = "all"
     """`all`: 1.0 if all tests pass, else 0.0, and no test is run after the first that fails. `fraction`: the share of
     the tests that pass."""

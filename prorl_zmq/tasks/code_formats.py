@@ -76,7 +76,7 @@ def _live_code_bench(record: Record) -> CodeInstance:
         raise InvalidRecord(f"public_test_cases and {column} must be lists of tests", field=column)
     found = _found([*data[0], *data[1]], column, function)
     # The benchmark runs all tests, so all that a job can carry are kept.
-    return _instance(record, column, found, filled(record, "question_content"), most=0, comparison="exact")
+    return _instance(record, column, found, filled(record, "question_content"), most=0)
 
 
 def _code_contests(record: Record) -> CodeInstance:
@@ -180,7 +180,7 @@ def _instance(
     *,
     time_s: float = 0.0,
     most: int = TESTS_LIMIT,
-    comparison: Literal["close", "any_case", "exact"] = "close",
+    comparison: Literal["close", "any_case"] = "close",
 ) -> CodeInstance:
     if not found.tests:
         raise InvalidRecord(f"there is no test in {column}", field=column)

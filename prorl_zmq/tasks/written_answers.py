@@ -25,7 +25,7 @@ _SYMBOLS = {
     "≤": "\\leq ", "≥": "\\geq ", "≠": "\\neq ", "±": "\\pm ", "∓": "\\mp ", "∪": "\\cup ", "∈": "\\in ",
     "π": "\\pi ", "θ": "\\theta ", "α": "\\alpha ", "β": "\\beta ", "⟨": "\\langle ", "⟩": "\\rangle ",
     "≈": "\\approx ", "≃": "\\simeq ", "≅": "\\cong ", "≡": "\\equiv ", "→": "\\to ", "⇒": "\\Rightarrow ",
-    "∼": "\\sim ",
+    "∼": "\\sim ", "ℝ": "\\mathbb{R} ",
     "°": "^\\circ ", "²": "^2", "³": "^3", "\u2009": " ", "\u00a0": " ",
 }  # fmt: skip
 _REWRITES = tuple(
@@ -137,7 +137,7 @@ def normal(text: str) -> str:
         text = text[2:-2]
     for pattern, to in _REWRITES:
         text = pattern.sub(to, text)
-    return re.sub(r"[\s.,;:]+$", "", text.strip())
+    return re.sub(r"[\s.,;:]+$", "", re.sub(r"(?<!\\)\\$", "", text.strip()))
 
 
 def compact(text: str) -> str:
@@ -241,11 +241,17 @@ def quantity(text: str) -> Quantity:
     if percent := _PERCENT.fullmatch(text):
         return Quantity(percent[1], percent=True)
     match = _UNIT.fullmatch(text)
-    if match is None or len(match[2]) > UNIT_LIMIT:
+    if (
+        match is None
+        or len(match[2]) > UNIT_LIMIT
+        or re.search(r"(?<![A-Za-z])(?:or|and|not|to)(?![A-Za-z])", match[2])
+    ):
         return Quantity(text)
     known = match[2].casefold().removesuffix("s") in {*_UNIT_NAMES, *_UNIT_NAMES.values()}
-    if not known and number(match[1]) is None and not match[2].startswith(("\\text", "^")):
-        return Quantity(text)
+    if not known and not match[2].startswith(("\\text", "^")):
+        product = re.fullmatch(r"[a-z]{2,3}", match[2]) and text[match.end(1)] != " "
+        if product or number(match[1]) is None:
+            return Quantity(text)
     if "\\circ" in match[2]:
         return Quantity(match[1], "deg" + match[2].strip()[-1] if match[2].strip()[-1].isupper() else "deg")
     name, power, exponent = compact(unwrapped(match[2]).casefold()).replace(" ", "").partition("^")

@@ -57,10 +57,13 @@ async def checked_files(phase: EvalPhase[Any], check: str) -> Evaluation:
     if result.timed_out:
         return Evaluation(0.0, {"check_timed_out": 1.0})
     output = result.stdout.decode(errors="replace")
-    reward = check_reward(output, result.exit_code)
+    words = f"{output}{result.stderr.decode(errors='replace')}".strip()[-NOTED:]
+    try:
+        reward = check_reward(output, result.exit_code)
+    except HandlerFailed as error:  # what the script printed last may come from the agent's files
+        return Evaluation(0.0, {"invalid_check_reward": 1.0}, {"check": f"{error.message}\n{words}"})
     if reward == 1.0:
         return Evaluation(reward)
-    words = f"{output}{result.stderr.decode(errors='replace')}".strip()[-NOTED:]
     return Evaluation(reward, notes={"check": f"exit code {result.exit_code}\n{words}"})
 
 

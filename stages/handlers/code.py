@@ -18,11 +18,14 @@ from ...tasks.code_formats import ROW_FORMATS
 from ...tools.sandbox.specification import SandboxSpec
 from ...tools.toolbox import Toolbox
 from ..handler import AgentHandler, EvalPhase, Evaluation, InitPhase, PhaseData, RunPhase
+from ..stored_notes import is_whole
 from .code_runner import SolutionRunner, Verdict, shown
 from .code_source import SOURCE_LIMIT_BYTES, last_block
 from .tool_episode import run_episode
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ...tasks.row_format import RowFormat
     from ...tools.sandbox.sandbox import Sandbox
 
@@ -64,7 +67,11 @@ class CodeHandler(AgentHandler[CodeInstance]):
             source = await _written(phase.sandbox)
         for text in (episode.final_message, episode.last_text):
             source = source or last_block(text or "")
-        return {"source": source or ""}
+        return {"source": (source or "")[: SOURCE_LIMIT_BYTES + 1]}
+
+    def stored_data(self, instance: CodeInstance, notes: Mapping[str, str]) -> PhaseData | None:
+        del instance
+        return {"source": notes["source"]} if is_whole(notes.get("source")) else None
 
     async def eval(self, phase: EvalPhase[CodeInstance]) -> Evaluation:
         """Run the tests on the answer; no answer, or one that cannot be a solution, earns nothing."""
@@ -74,12 +81,13 @@ class CodeHandler(AgentHandler[CodeInstance]):
         source = str(phase.data.get("source", ""))
         if problem := _unfit(source):
             metrics = _metrics(tests, {}, left_out)
-            return Evaluation(0.0, metrics, {"tests": f"0 of {len(tests)} passed: {problem}"})
+            notes = {"tests": f"0 of {len(tests)} passed: {problem}", "source": source}
+            return Evaluation(0.0, metrics, notes)
         verdicts = await SolutionTests(phase, source, tests).run()
         passed = sum(verdict.passed for verdict in verdicts.values())
         share = passed / len(tests)
         reward = share if instance.reward == "fraction" else float(passed == len(tests))
-        return Evaluation(reward, _metrics(tests, verdicts, left_out), _notes(tests, verdicts))
+        return Evaluation(reward, _metrics(tests, verdicts, left_out), {**_notes(tests, verdicts), "source": source})
 
 
 class SolutionTests:
@@ -165,7 +173,7 @@ def _unfit(source: str) -> str:
         size = len(source.encode())
     except UnicodeEncodeError:
         return "the answer is no text"
-    return f"the answer has {size} bytes; at most {SOURCE_LIMIT_BYTES} are run" if size > SOURCE_LIMIT_BYTES else ""
+    return f"the answer has more than the {SOURCE_LIMIT_BYTES} bytes that are run" if size > SOURCE_LIMIT_BYTES else ""
 
 
 def _metrics(tests: list[CodeTest], verdicts: dict[int, Verdict], left_out: int) -> dict[str, float]:

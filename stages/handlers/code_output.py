@@ -6,7 +6,8 @@ As the field compares. Of programs:
   number equal to the expected one (`1.0` and `1`), or within NumPy's tolerance of it (APPS, TACO) if that is written as
   a fraction. Two whole numbers are never compared by tolerance: 10**17 and 10**17 + 1 are two answers.
 - `any_case`: the same, but `YES` is `Yes`, and the tolerance is the wider one of CodeContests.
-- `exact`: line by line, the same but for blanks around it, or numbers of equal value (LiveCodeBench).
+- `exact`: line by line, the same but for blanks around it, or numbers of equal value: LiveCodeBench's own rule, under
+  which 0.333333 is wrong where a test has 0.3333333333. No row format asks for it; `comparison = "exact"` does.
 
 Of functions: equal JSON, where a tuple is a list, 1 is `true` (as in Python), and fractions have NumPy's tolerance,
 unless they must be `exact`. Not a number is equal to nothing.

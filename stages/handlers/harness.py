@@ -21,7 +21,7 @@ from ..handler import AgentHandler, EvalPhase, Evaluation, InitPhase, PhaseData,
 from .check_script import checked_files
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ...tools.tool import Tool
     from ..agent_loop import Episode
@@ -93,6 +93,12 @@ class HarnessHandler(AgentHandler[HarnessInstance]):
 
         handler, inner = _graded_by(phase.job, instance.grader)
         return await handler.run(replace(phase, instance=inner, converse=converse))
+
+    def stored_data(self, instance: HarnessInstance, notes: Mapping[str, str]) -> PhaseData | None:
+        if instance.grader is None:
+            return None
+        handler, inner = _graded_by(Job(task=self.task, instance={}), instance.grader)
+        return handler.stored_data(inner, notes)
 
     async def eval(self, phase: EvalPhase[HarnessInstance]) -> Evaluation:
         grader = phase.instance.grader

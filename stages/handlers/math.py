@@ -16,6 +16,8 @@ from .math_answers import answer_of, right_answer, usable
 from .tool_episode import run_episode, start_tools
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ...tasks.row_format import RowFormat
 
 SYSTEM_MESSAGE = "Solve the problem. Put the final answer in \\boxed{}."
@@ -39,6 +41,10 @@ class MathHandler(AgentHandler[MathInstance]):
         system = SYSTEM_MESSAGE + (FINISH_MESSAGE if "finish" in instance.tools else "")
         episode = await run_episode(phase, instance.tools, system, instance.problem)
         return {"answer": answer_of(episode.final_message, episode.last_text)}
+
+    def stored_data(self, instance: MathInstance, notes: Mapping[str, str]) -> PhaseData | None:
+        del instance
+        return {"answer": notes["answer"]} if "answer" in notes else None
 
     async def eval(self, phase: EvalPhase[MathInstance]) -> Evaluation:
         """Compare the answer with the ground truth: reward 1.0 if they are equal, 0.0 if not."""

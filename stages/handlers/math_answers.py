@@ -31,7 +31,9 @@ from ...tasks.written_answers import (
     unwrapped,
     words,
 )
+from .announced_answers import announced, boxes, hedged, without_markup
 from .math_expressions import answer_limit, constant, errors_logged, extracted, read_expression, same_expressions
+from .real_sets import read_set, same_sets
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,10 +68,10 @@ class _Structure(NamedTuple):
 
 
 def answer_of(message: str | None, last_text: str) -> str:
-    r"""Return what is judged: the last `\boxed{}` of the finish message or of the last text, else one of the texts."""
+    r"""Return what is judged: the last box (see `boxes`) of the finish message or the last text, else one of these."""
     for text in (message or "", last_text):
         if "\\boxed" in text or "\\fbox" in text:
-            return f"\\boxed{{{boxed(text)[: TEXT_LIMIT + 1]}}}"
+            return f"\\boxed{{{(boxes(text) or boxed(text))[: TEXT_LIMIT + 1]}}}"
     return (message if message and message.strip() else last_text).strip()[-TEXT_LIMIT:]
 
 
@@ -85,15 +87,20 @@ def right_answer(ground_truth: str, answer: str) -> bool:
     if truth and compact(truth) == compact(text):
         return True
     with answer_limit():
-        return same(_first_side(truth), _first_side(text if in_box else _one_reading(text, answer)))
+        return same(_first_side(truth), _first_side(text if in_box else _one_reading(answer)))
     return False
 
 
-def _one_reading(text: str, answer: str) -> str:
-    """Return what an answer without a box says: all of it, or what `math-verify` finds within sentences; never both."""
-    if not _PROSE.search(unwrapped(text)):
+def _one_reading(answer: str) -> str:
+    """Return what an answer without a box says: what it announces, or all of it, or what `math-verify` finds in it."""
+    answer = answer.strip()[-TEXT_LIMIT:]
+    if said := announced(answer):
+        return normal(said)
+    text = normal(without_markup(answer))
+    if not _PROSE.search(unwrapped(text)) or read_set(text) is not None:
         return text
-    return normal(extracted(answer.strip()[-TEXT_LIMIT:])) or text
+    found = extracted(answer)
+    return "" if hedged(answer, found) else normal(found) or text
 
 
 def _first_side(text: str) -> str:
@@ -116,6 +123,8 @@ def same(truth: str, answer: str, depth: int = 0) -> bool:
     if not truth or not answer or len(answer) > TEXT_LIMIT or depth > DEPTH_LIMIT:
         return False
     if compact(truth) == compact(answer) or compact(unwrapped(truth)) == compact(unwrapped(answer)):
+        return True
+    if same_sets(truth, answer):
         return True
     for decide in (_same_choice, _same_words, _same_in_base):
         if (decided := decide(truth, answer)) is not None:

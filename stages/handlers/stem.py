@@ -23,7 +23,7 @@ from .stem_answers import Verdict, judged_by_rules
 from .tool_episode import run_episode, start_tools
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ...tasks.row_format import RowFormat
     from ...tools.search import SearchProvider
@@ -65,6 +65,10 @@ class StemHandler(AgentHandler[StemInstance]):
         system += FINISH_MESSAGE if "finish" in instance.tools else ""
         episode = await run_episode(phase, _others(instance.tools), system, problem_text(instance), search)
         return {"answer": answer_of(episode.final_message, episode.last_text)}
+
+    def stored_data(self, instance: StemInstance, notes: Mapping[str, str]) -> PhaseData | None:
+        del instance
+        return {"answer": notes["answer"]} if "answer" in notes else None
 
     async def eval(self, phase: EvalPhase[StemInstance]) -> Evaluation:
         """Judge the answer: reward 1.0 if it is right, 0.0 if not. The metric `judged` is 1.0 if a model was asked."""

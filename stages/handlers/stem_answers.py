@@ -12,7 +12,9 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ...tasks.written_answers import boxed, choice, compact, named_value, normal, number, split, unwrapped, words
+from ...tasks.written_answers import boxed, compact, named_value, normal, number, split, unwrapped, words
+from .announced_answers import announced, without_markup
+from .choice_answers import of_truth, picked
 from .math_answers import TEXT_LIMIT, readable, right_answer
 from .math_expressions import answer_limit, constant, errors_logged
 
@@ -43,8 +45,6 @@ _PROSE = re.compile(r"\s(?:in|at|the|is|and|of|for|when|as|to|on|by|from|with|so
 """Where a unit has ended in a sentence; an `in` of inches ends it, too."""
 _COUNTED = re.compile(r"\\text\{[^{}\d]*\}|[A-Za-z]{3,}(?: [A-Za-z]+){0,2}")
 _UNCERTAINTY = re.compile(r"\s*\\pm\s*\d+\.?\d*")
-_ANNOUNCED = re.compile(r"(?:answer|choice|option)\b\W*(?:is|are)?\W*\b([A-J])\b", re.IGNORECASE)
-_LETTERS = re.compile(r"\(?[A-J]\)?(?:(?:\s*,\s*|\s*and\s*|\s*)\(?[A-J]\)?)+")
 _UNIT_REWRITES = tuple(
     (re.compile(pattern), to)
     for pattern, to in (
@@ -101,7 +101,7 @@ def _verdict(kind: str, ground_truth: str, answer: str, choices: Sequence[str], 
         return "wrong"
     kind = kind_of(truth, choices) if kind == "auto" else kind
     if kind == "choice":
-        return _said(_same_choice(truth, given, choices, in_box="\\boxed" in answer))
+        return _said(_same_choice(truth, answer, choices))
     if compact(truth) == compact(given) or (kind == "text" and words(truth) == words(given)):
         return "right"
     match kind:
@@ -127,34 +127,17 @@ def _said(right: bool) -> Verdict:
     return "right" if right else "wrong"
 
 
-def _same_choice(truth: str, answer: str, choices: Sequence[str], *, in_box: bool) -> bool:
-    wanted, given = _chosen(truth, choices), _chosen(answer, choices)
-    if wanted is None:
-        several = [_LETTERS.fullmatch(unwrapped(text)) for text in (truth, answer)]
-        letters = [set(re.findall(r"[A-J]", each[0])) if each else None for each in several]
-        return letters[0] is not None and letters[0] == letters[1]
-    if given is None and not in_box and (announced := _ANNOUNCED.findall(answer)):
-        given = announced[-1].upper()
-    return given == wanted
-
-
-def _chosen(text: str, choices: Sequence[str]) -> str | None:
-    """Return the letter of the choice that a text names: the letter that was asked for, or the choice's own text."""
-    bare = unwrapped(text).strip("().:* ").upper()
-    if len(bare) == 1 and 0 <= ord(bare) - ord("A") < len(choices):
-        return bare  # also where it is another choice's text, as in A, B, AB, O
-    for at, each in enumerate(normal(each) for each in choices):
-        if compact(each) == compact(text) or (words(each) and words(each) == words(text)):
-            return chr(ord("A") + at)
-    if named := choice(text):
-        return named[0]
-    return bare if len(bare) == 1 and "A" <= bare <= "J" else None
+def _same_choice(truth: str, answer: str, choices: Sequence[str]) -> bool:
+    wanted = of_truth(truth, choices)
+    return bool(wanted) and picked(answer, choices) == wanted
 
 
 def _same_number(ground_truth: str, truth: str, given: str, answer: str, tolerance: float) -> Verdict:
     wanted, got = read(truth), read(given)
     if got is None and "\\boxed" not in answer:
-        got = _last_value(given)
+        said = announced(answer[-TEXT_LIMIT:])
+        got = read(normal(said)) if said else None
+        got = got or _last_value(normal(without_markup(answer[-TEXT_LIMIT:])))
     if wanted is None or got is None:
         return _said(right_answer(ground_truth, answer))
     if not wanted.unit or not got.unit:

@@ -23,12 +23,13 @@ from ...tools.sandbox.specification import Limits, SandboxSpec
 from ...tools.toolbox import Toolbox
 from ...wire.messages.jobs import Outcome
 from ..handler import AgentHandler, EvalPhase, Evaluation, Failure, InitPhase, PhaseData, RunPhase, failure_of
+from ..stored_notes import is_whole
 from . import swe_repository as repository
 from .swe_report import Report, official_script, r2e_report, report
 from .tool_episode import run_episode
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from ...tools.execution.messages import ExecResult
     from ...tools.sandbox.sandbox import Sandbox
@@ -67,13 +68,24 @@ class SweHandler(AgentHandler[SweInstance]):
             raise SandboxFailed("a swe job needs its sandbox, and has none")
         system = SYSTEM_MESSAGE.format(directory=instance.directory)
         await run_episode(phase, instance.tools, system, instance.problem_statement)
-        patch, problem = await repository.take_patch(phase.sandbox, instance, phase.data["base_commit"])
-        return {"patch": patch.decode("latin-1"), "problem": problem}  # any bytes, as text that the wire takes
+        taken = await repository.take_patch(phase.sandbox, instance, phase.data["base_commit"])
+        return {"patch": taken.text, "problem": taken.problem, "left_out": taken.left_out}
+
+    def stored_data(self, instance: SweInstance, notes: Mapping[str, str]) -> PhaseData | None:
+        del instance
+        patch = notes.get("patch")
+        if not is_whole(patch) or "\ufffd" in patch:  # it had other bytes than those of a text
+            return None
+        problem = "" if patch.strip() else notes.get("problem", "")
+        data = {"patch": patch.encode().decode("latin-1"), "problem": problem}
+        return data | ({"left_out": notes["left_out"]} if "left_out" in notes else {})
 
     async def eval(self, phase: EvalPhase[SweInstance]) -> Evaluation:
         started = time.monotonic()
         instance, patch = phase.instance, str(phase.data.get("patch", "")).encode("latin-1")
         notes = {"patch": patch.decode(errors="replace")}
+        if left_out := str(phase.data.get("left_out", "")):
+            notes["left_out"] = left_out
         if not patch.strip():
             return _unresolved({"empty_patch": 1.0}, notes, str(phase.data.get("problem") or "the patch is empty"))
         script = instance.eval_script or await phase.grade(official_script, _columns(instance), returns=str)

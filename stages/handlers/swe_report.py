@@ -106,11 +106,12 @@ def r2e_report(expected: dict[str, str], log: str) -> Report:
     """Compare the output of R2E-Gym's tests with what it should be: the same tests, each with the same status."""
     between = _between_marks(log)
     statuses = r2e_statuses(between)
-    wanted = {_plain(name): status for name, status in expected.items() if _plain(name)}
+    wanted = _paired(expected)
     if not statuses:
         return Report(resolved=False, ran=False, problem="the output has no summary of tests")
-    failed = sorted(name for name, status in wanted.items() if statuses.get(name) != status)
-    extra = sorted(statuses.keys() - wanted.keys())
+    found = _paired(statuses)
+    failed = sorted(name for name, status in wanted.items() if found.get(name) != status)
+    extra = sorted(found.keys() - wanted.keys())
     right = len(wanted) - len(failed)
     return Report(
         resolved=not failed and not extra, ran=True, pass_to_pass=right, failed=(failed + extra)[:FAILED_TESTS]
@@ -125,15 +126,25 @@ def r2e_statuses(log: str) -> dict[str, str]:
     statuses: dict[str, str] = {}
     for line in summary.strip().splitlines():
         status = _STATUS.match(_COLOUR.sub("", line))  # not what an exception says further on
-        name = _plain(".".join(line.split("::")[1:]))
+        name = _COLOUR.sub("", ".".join(line.split("::")[1:])).strip()
         if status and name:
-            statuses[name] = status[1]
+            statuses[name if status[1] == "PASSED" else _cut(name)] = status[1]
     return statuses
 
 
-def _plain(name: str) -> str:
-    """Return a test's name without colours and without what it failed with."""
-    return _COLOUR.sub("", name).partition(" - ")[0].strip()
+def _paired(statuses: dict[str, str]) -> dict[str, str]:
+    """Return statuses by names that are cut at " - ", as R2E-Gym's own grader pairs them.
+
+    That is where a failure's reason begins, and some parameters of tests have it in them. Of the names that become
+    the same the last one counts, in the order of the whole names.
+    """
+    plain = {_COLOUR.sub("", name).strip(): status for name, status in statuses.items()}
+    cut = {_cut(name): plain[name] for name in sorted(plain)}
+    return {name: status for name, status in cut.items() if name}
+
+
+def _cut(name: str) -> str:
+    return name.partition(" - ")[0].strip()
 
 
 def _statuses(instance: dict[str, Any], log: str) -> tuple[dict[str, str], str]:

@@ -9,7 +9,7 @@ agent's own code runs, and could bring back what it finds.
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...errors import HandlerFailed
 
@@ -21,7 +21,15 @@ if TYPE_CHECKING:
 GIT_S = 600.0
 """Longest git command; the limits of the phases end before."""
 PATCH_LIMIT_BYTES = 1 << 20
-"""Largest patch of an agent: it crosses the wire from RUN to EVAL."""
+"""Largest patch of an agent: it crosses the wire from RUN to EVAL, as text of its bytes, of which those above 127 take
+two bytes there."""
+NEW_FILE_BYTES = 100_000
+"""Largest new file that a patch keeps which would be too large with it."""
+CACHES = (
+    *("node_modules", "__pycache__", "site-packages", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis"),
+    *(".tox", ".nox", ".eggs", ".cache", ".gradle", ".npm", ".ipynb_checkpoints"),
+)
+"""Folders of programs and caches: new files in them are no part of a patch."""
 SHOWN = 2000
 NOTHING = ":(glob)!nothing!"
 """A pathspec that matches no file: without one, all would be meant."""
@@ -114,6 +122,25 @@ export GIT_INDEX_FILE=/tmp/.index-of-the-patch
 rm -f "$GIT_INDEX_FILE"
 git read-tree "$BASE_COMMIT"
 git add -A -- .
+new() { git diff --cached --no-renames --diff-filter=A -z "$@"; }
+leave_out() {
+  LC_ALL=C sort -zu > /tmp/left-out
+  git update-index -z --force-remove --stdin < /tmp/left-out
+  tr '\\0' '\\n' < /tmp/left-out | { head -c 2000; cat > /dev/null; } >&2
+}
+{
+  new --name-only "$BASE_COMMIT" | grep -zE {caches} || true
+  new --name-only "$BASE_COMMIT" | { grep -zE '/pyvenv\\.cfg$' || true; } | while read -rd '' name; do
+    new --name-only "$BASE_COMMIT" -- ":(literal)${name%/pyvenv.cfg}"
+  done
+} | leave_out
+if [ -n "$SMALL" ]; then
+  new --numstat "$BASE_COMMIT" | { grep -zE '^-[[:space:]]-[[:space:]]' || true; } | cut -zf3- > /tmp/large
+  new --name-only "$BASE_COMMIT" | while read -rd '' name; do
+    test "$(git cat-file -s ":$name")" -le "$NEW_FILE_BYTES" || printf '%s\\0' "$name"
+  done >> /tmp/large
+  leave_out < /tmp/large
+fi
 git diff --cached --binary --no-color --no-ext-diff --no-textconv --src-prefix=a/ --dst-prefix=b/ "$BASE_COMMIT" \\
   -- . {exclude}
 """
@@ -145,6 +172,15 @@ rm -f /tmp/patch.diff /tmp/tests.list /tmp/tests.tar /tmp/nested.list
 """Without git's checkout: what a patch says of attributes and filters would have a part in that."""
 
 
+class TakenPatch(NamedTuple):
+    text: str = ""
+    """Each character is a byte."""
+    problem: str = ""
+    """Why there is none."""
+    left_out: str = ""
+    """Names of new files that are no part of it."""
+
+
 async def prepare(sandbox: Sandbox, instance: SweInstance) -> str:
     """Bring the repository to the instance's base, without what came after it; return the base's commit."""
     steps = [BASE, SETUP if instance.setup_patch else "commit=$(git rev-parse HEAD)\n"]
@@ -164,26 +200,34 @@ async def prepare(sandbox: Sandbox, instance: SweInstance) -> str:
     return done.stdout.decode().split()[-1]
 
 
-async def take_patch(sandbox: Sandbox, instance: SweInstance, base_commit: str) -> tuple[bytes, str]:
-    """Return all that the agent changed since the base, as one patch; and why there is none, if it cannot be taken.
+async def take_patch(sandbox: Sandbox, instance: SweInstance, base_commit: str) -> TakenPatch:
+    """Return all that the agent changed since the base, as one patch.
 
-    New files, binary files and modes are part of it; what git ignores, and `test_files`, are not. The agent's processes
-    are ended first.
+    New files, binary files and modes are part of it; what git ignores, `test_files`, and new files of caches and
+    virtual environments are not. A patch that would be too large goes without its new files that are binary or large.
+    The agent's processes are ended first.
     """
     await sandbox.end_processes()
     exclude = " ".join(shlex.quote(_excluded(each)) for each in instance.test_files)
-    done = await _bash(
-        sandbox,
-        TAKE.format(exclude=exclude),
-        instance,
-        output_limit_bytes=PATCH_LIMIT_BYTES + 1,
-        BASE_COMMIT=base_commit,
-    )
-    if done.exit_code:
-        return b"", f"the agent left a repository that git takes no patch from: {_words(done)}"
-    if len(done.stdout) > PATCH_LIMIT_BYTES or done.dropped_bytes:
-        return b"", f"the patch is larger than {PATCH_LIMIT_BYTES} bytes"
-    return done.stdout, ""
+    names = "|".join(each.replace(".", "\\.") for each in CACHES)
+    script = TAKE.replace("{exclude}", exclude).replace("{caches}", shlex.quote(f"(^|/)({names})/|\\.py[co]$"))
+    for small in ("", "yes"):
+        done = await _bash(
+            sandbox,
+            script,
+            instance,
+            output_limit_bytes=PATCH_LIMIT_BYTES + 1,
+            BASE_COMMIT=base_commit,
+            SMALL=small,
+            NEW_FILE_BYTES=str(NEW_FILE_BYTES),
+        )
+        left_out = done.stderr.decode(errors="replace").strip()
+        if done.exit_code:
+            return TakenPatch(problem=f"the agent left a repository that git takes no patch from: {_words(done)}")
+        text = done.stdout.decode("latin-1")
+        if not done.dropped_bytes and len(text.encode()) <= PATCH_LIMIT_BYTES:
+            return TakenPatch(text, left_out=left_out)
+    return TakenPatch(problem=f"the patch is larger than {PATCH_LIMIT_BYTES} bytes", left_out=left_out)
 
 
 async def apply_patch(sandbox: Sandbox, instance: SweInstance, patch: bytes, timeout_s: float) -> str:

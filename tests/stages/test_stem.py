@@ -196,6 +196,13 @@ MESSAGES = [
     ("3.0 m/s", "It takes 5 s, and the speed is 300 cm/s in the end.", "right"),
     ("3.0 m/s", "It takes 3.0 s, so the speed is 4.0 m/s.", "wrong"),
     ("3.0 m/s", "I do not know.", "wrong"),
+    ("3.0 m/s", "The answer is **3.0 m/s**.", "right"),
+    ("3.0 m/s", "It takes 5 s.\n\n**Answer:** $3.0\\ \\text{m/s}$", "right"),
+    ("3.0 m/s", "The answer is **3.0 m/s**, not 4.0 m/s.", "right"),
+    ("3.0 m/s", "The answer is **4.0 m/s**, though 3.0 m/s is close.", "wrong"),
+    ("9.8 m/s^2", "#### 9.8 m/s²", "right"),
+    ("50 %", "The answer is 50%.", "right"),
+    ("42", "The answer is `42`.", "right"),
     ("42", "The answer is 42.", "right"),
 ]
 """Ground truth, whole message, what rules say of it."""

@@ -20,6 +20,7 @@ from prorl_zmq.errors import HandlerFailed, SandboxFailed
 from prorl_zmq.stages.agent_loop import Episode
 from prorl_zmq.stages.handler import Evaluation, InitPhase, RunPhase
 from prorl_zmq.stages.handlers.swe import SweHandler
+from prorl_zmq.stages.phase_data import passed_on
 from prorl_zmq.tasks.swe import SweInstance
 from prorl_zmq.tasks.swe_formats import eval_script
 from prorl_zmq.tools.images.image import SIF_MAGIC, SIF_MAGIC_OFFSET_BYTES
@@ -364,8 +365,49 @@ def test_empty_patch_needs_no_sandbox(instance: SweInstance, shared: Shared) -> 
     assert "empty" in evaluation.notes["problem"]
 
 
+def test_caches_and_environments_are_no_part_of_the_patch(instance: SweInstance, sandboxes: Sandboxes) -> None:
+    acts = (
+        f"{MEND}; mkdir -p env/lib/a 'my venv' node_modules/b src/__pycache__; echo home > env/pyvenv.cfg; "
+        "echo x > env/lib/a/b.py; echo home > 'my venv/pyvenv.cfg'; echo x > node_modules/b/c.js; "
+        "echo x > src/__pycache__/d.pyc; echo x > src/e.py; echo x > f.pyo"
+    )
+    data, _ = rolled_out(instance, acts, sandboxes)
+    assert [line for line in data["patch"].splitlines() if line.startswith("diff")] == [
+        "diff --git a/calculator.py b/calculator.py",
+        "diff --git a/src/e.py b/src/e.py",
+    ]
+    evaluation = judged(instance, data, sandboxes)
+    assert evaluation.reward == 1.0
+    assert {"env/lib/a/b.py", "my venv/pyvenv.cfg", "node_modules/b/c.js"} <= {
+        *evaluation.notes["left_out"].split("\n")
+    }
+
+
 @pytest.mark.parametrize(
-    ("acts", "said"), [("rm -rf .git", "git"), ("head -c 3000000 /dev/urandom > big", "larger than")]
+    "make",
+    [
+        "head -c 3000000 /dev/urandom > big.bin",
+        "head -c 3000000 /dev/zero | tr '\\0' x > big.txt",
+        "for n in $(seq 40); do head -c 60000 /dev/urandom > $n.bin; done",
+        "head -c 1048200 /dev/zero | tr '\\0' '\\377' > bytes.txt",
+    ],
+)
+def test_new_files_that_are_too_large_are_left_out(make: str, instance: SweInstance, sandboxes: Sandboxes) -> None:
+    data, _ = rolled_out(instance, f"{MEND}; {make}; echo new > small.py", sandboxes)
+    assert "b/small.py" in data["patch"]
+    assert passed_on(data) == data
+    evaluation = judged(instance, data, sandboxes)
+    assert evaluation.reward == 1.0
+    assert {"big.bin", "big.txt", "1.bin", "bytes.txt"} & {*evaluation.notes["left_out"].split("\n")}
+
+
+@pytest.mark.parametrize(
+    ("acts", "said"),
+    [
+        ("rm -rf .git", "git"),
+        ("head -c 3000000 /dev/urandom > calculator.py", "larger than"),
+        ("head -c 1047000 /dev/zero | tr '\\0' '\\377' > calculator.py", "larger than"),
+    ],
 )
 def test_repository_without_a_patch_earns_nothing(acts: str, said: str, instance: SweInstance, shared: Shared) -> None:
     data, _ = rolled_out(instance, acts, shared)

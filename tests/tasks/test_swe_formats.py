@@ -163,6 +163,24 @@ def test_wrong_row_is_refused_by_the_column(form: str, change: dict[str, Any], f
     assert caught.value.field == field
 
 
+@pytest.mark.parametrize(
+    ("summary", "resolved"),
+    [
+        ("PASSED t.py::test[a - b]\nPASSED t.py::test[a - c]\nPASSED t.py::other", True),
+        ("PASSED t.py::test[a - b]\nPASSED t.py::test[a - c]\nFAILED t.py::other - assert 1 - 1", False),
+        ("PASSED t.py::test[a - b]\nPASSED t.py::other", True),
+        ("PASSED t.py::test[x - b]\nPASSED t.py::other", False),
+        ("FAILED t.py::test[a - b] - assert 0\nPASSED t.py::other", False),
+        ("PASSED t.py::test[a - b]\nPASSED t.py::other\nPASSED t.py::more", False),
+    ],
+)
+def test_r2e_s_names_are_paired_as_its_grader_does(summary: str, resolved: bool) -> None:
+    """It cuts every name at ` - `, and of the names that become the same it takes the last one."""
+    expected = {"test[a - b]": "FAILED", "test[a - c]": "PASSED", "\x1b[1mother\x1b[0m": "PASSED"}
+    log = f">>>>> Start Test Output\n=== short test summary info ===\n{summary}\n>>>>> End Test Output\n"
+    assert r2e_report(expected, log).resolved is resolved
+
+
 def test_unknown_row_is_told_the_nearest_form() -> None:
     with pytest.raises(InvalidRecord, match="r2e-gym, needs docker_image too"):
         recognise({name: value for name, value in R2E.items() if name != "docker_image"}, ROW_FORMATS)

@@ -1,0 +1,146 @@
+"""Regrading: the rewards of a stored run, computed again with the graders of this installation.
+
+Only EVAL is repeated, on what the notes of each result have of RUN's data (`AgentHandler.stored_data`). The results go
+into a new run folder, with the differences in `differences.jsonl`; the old folder is only read. A rollout whose data
+are not stored, or whose grader fails, keeps its reward and is counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..errors import ConfigError, ProrlError, SandboxFailed
+from ..stages.grading.grader_pool import GraderPool
+from ..stages.handler import EvalPhase
+from ..stages.phase_runner import notes_of, reward_of
+from ..tools.sandbox.sandboxes import Sandboxes
+from ..wire.messages.base import new_id
+from ..wire.messages.jobs import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ..stages.handler import AgentHandler, Evaluation
+    from ..tools.sandbox.sandbox import Sandbox
+    from ..tools.sandbox.specification import SandboxSpec
+    from .problems import Problem
+    from .run_folder import RunFolder, Sample
+
+DIFFERENCES = "differences.jsonl"
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """A rollout whose reward is another one now."""
+
+    job_id: str
+    problem: str
+    before: float | None
+    after: float
+
+
+@dataclass(slots=True)
+class Regrading:
+    """Regrades the samples of one run into another folder.
+
+    Args:
+        samples: the old run's.
+        source: the old run's folder.
+        folder: the new run, open and empty.
+        problems: those of the run's data file.
+        handlers: by task.
+        sandbox: the kind of the sandboxes in which tests run.
+        image: their root filesystem, where a job names none.
+    """
+
+    samples: Sequence[Sample]
+    source: Path
+    folder: RunFolder
+    problems: Sequence[Problem]
+    handlers: Mapping[str, AgentHandler[Any]]
+    sandbox: str
+    image: str = ""
+    differences: list[Difference] = field(default_factory=list, init=False)
+    same: int = field(default=0, init=False)
+    not_stored: int = field(default=0, init=False)
+    not_judged: int = field(default=0, init=False)
+    """Rollouts without a reward of EVAL, such as infrastructure errors."""
+    failed: list[tuple[str, str]] = field(default_factory=list, init=False)
+    """Job ids, and why their graders failed."""
+
+    def run(self) -> None:
+        asyncio.run(self._run())
+
+    async def _run(self) -> None:
+        with tempfile.TemporaryDirectory(prefix="prorl-regrade-") as place:
+            sandboxes = Sandboxes(self.sandbox, Path(place) / "sandboxes", image=self.image)
+            waiting = iter(self.samples)
+            try:
+                async with GraderPool() as pool, asyncio.TaskGroup() as group:
+                    for _ in range(len(os.sched_getaffinity(0))):
+                        group.create_task(self._work(waiting, pool, sandboxes))
+            except ExceptionGroup as failures:
+                raise failures.exceptions[0] from None
+            finally:
+                sandboxes.close()
+                for handler in self.handlers.values():
+                    await handler.close()
+        self.differences.sort(key=lambda one: one.job_id)
+        lines = [msgspec.json.encode(one).decode() + "\n" for one in self.differences]
+        self.folder.write(DIFFERENCES, "".join(lines))
+
+    async def _work(self, waiting: Any, pool: GraderPool, sandboxes: Sandboxes) -> None:
+        for sample in waiting:
+            self.folder.add_copy(await self._regraded(sample, pool, sandboxes), self.source)
+
+    async def _regraded(self, sample: Sample, pool: GraderPool, sandboxes: Sandboxes) -> Sample:
+        result = sample.result
+        if result.outcome != Outcome.COMPLETED:
+            self.not_judged += 1
+            return sample
+        job = msgspec.structs.replace(self.problems[sample.index.problem].job, job_id=result.job_id)
+        handler = self.handlers.get(job.task)
+        if handler is None:
+            raise ConfigError(f"no handler of the task {job.task!r} is installed here", key="task")
+        fresh: list[Sandbox] = []
+
+        async def create(spec: SandboxSpec) -> Sandbox:
+            fresh.append(await sandboxes.create(f"regrade-{new_id()[:12]}", spec))
+            return fresh[-1]
+
+        try:
+            instance = handler.parse_instance(job)
+            data = handler.stored_data(instance, result.notes)
+            if data is None:
+                self.not_stored += 1
+                return sample
+            phase = EvalPhase(job, instance, data, None, create, pool.call)
+            evaluation: Evaluation = handler.final_result(job, await handler.eval(phase))
+            reward = reward_of(evaluation)
+        except ProrlError as error:
+            self.failed.append((result.job_id, error.message))
+            return sample
+        finally:
+            for each in fresh:
+                with suppress(SandboxFailed):
+                    await each.close()
+        if reward == result.reward:
+            self.same += 1
+        else:
+            self.differences.append(Difference(result.job_id, sample.problem, result.reward, reward))
+        return msgspec.structs.replace(
+            sample,
+            result=msgspec.structs.replace(
+                result,
+                reward=reward,
+                metrics={**result.metrics, **evaluation.metrics},
+                notes={**result.notes, **notes_of(dict(evaluation.notes))},
+            ),
+        )
