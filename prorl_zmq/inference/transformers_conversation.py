@@ -119,8 +119,7 @@ class TransformersConversation:
             EngineFailed: an id is not in the vocabulary.
         """
         ended = len(generated) > 0 and int(generated[-1]) in self._chat.stop_token_ids
-        whole = self._chat.decode(generated[:-1] if ended else generated)
-        reasoning, text = self._traits.split(whole)
+        reasoning, text = self._traits.split(self._chat.decode(generated[:-1] if ended else generated))
         calls = tuple(self._traits.form.parse(text))
         names = tuple(self._name(call) for call in calls)
         turn = _Turn(
@@ -134,7 +133,7 @@ class TransformersConversation:
         if not self._chat.rewrites:
             self._turns.clear()
         self._turns.append(turn)
-        return PolicyTurn(whole, calls)
+        return PolicyTurn(text, calls)
 
     def add_tool_results(self, results: Sequence[str]) -> None:
         """Answer the last turn's tool calls, one text for each."""
