@@ -28,9 +28,8 @@ from prorl_zmq.wire.messages.jobs import EpisodeLimits, Sampling
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
     from harness_talk import Client
+    from numpy.typing import NDArray
 
 FINISH = '<tool_call>\n{"name": "finish", "arguments": {"message": "7"}}\n</tool_call>'
 

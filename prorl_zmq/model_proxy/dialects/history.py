@@ -6,6 +6,7 @@ them where a harness runs each call at once. Pieces belong together if they foll
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ...data.trajectory import Role
@@ -63,8 +64,12 @@ class History:
 
     @property
     def messages(self) -> tuple[RequestMessage, ...]:
-        """All so far."""
-        return tuple(one.message() if isinstance(one, _Turn) else one for one in self._messages)
+        """All so far; the answers to a turn's calls are in the order of these calls."""
+        messages = [one.message() if isinstance(one, _Turn) else one for one in self._messages]
+        turns = [index for index, message in enumerate(messages) if message.role == Role.ASSISTANT]
+        for start, end in pairwise([*turns, len(messages)]):
+            _order_answers(messages, start, end)
+        return tuple(messages)
 
     def say(self, role: Role, text: str) -> None:
         """Add a message of a user or the system."""
@@ -104,3 +109,24 @@ class History:
         self._pieces += 1
         if self._pieces > PIECES:
             raise invalid(f"the conversation has more than {PIECES} parts, which is the most that is taken")
+
+
+def _order_answers(messages: list[RequestMessage], start: int, end: int) -> None:
+    """Put the tools' answers that stand behind a turn, up to `end`, in the order of its calls.
+
+    Programs send the answers to parallel calls as they come, and many templates show no ids: the policy would take one
+    answer for another. An answer without an id belongs to the next call that no other answer names.
+    """
+    numbers = {call.call_id: number for number, call in enumerate(messages[start].calls) if call.call_id}
+    places = [
+        place
+        for place in range(start + 1, end)
+        if messages[place].role == Role.TOOL and (not messages[place].call_id or messages[place].call_id in numbers)
+    ]
+    named = {numbers[messages[place].call_id] for place in places if messages[place].call_id}
+    free = iter([number for number in range(len(messages[start].calls)) if number not in named])
+    order = {place: numbers.get(messages[place].call_id, -1) for place in places}
+    order |= {place: next(free, len(numbers)) for place in places if order[place] < 0}
+    answers = [messages[place] for place in sorted(places, key=order.__getitem__)]
+    for place, answer in zip(places, answers, strict=True):
+        messages[place] = answer

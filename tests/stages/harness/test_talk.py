@@ -1,0 +1,106 @@
+"""What programs do in conversations, in all APIs, over HTTP: what the policy sees of it, and what they get back."""
+
+from __future__ import annotations
+
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from chat_families import FAMILIES, make_tokenizer, save_tokenizer
+from harness_talk import APIS, CHAT, GEMINI, MESSAGES, RESPONSES, TOOLS, Talk, asking, call_ids, sent_back, tool_answers
+from scripted_policy import CHAT as EMBEDDED
+
+from prorl_zmq.inference.transformers_chat import TransformersChatFormat
+from prorl_zmq.testing import tool_call
+from prorl_zmq.testing.scripted_engine import tokens_of
+from prorl_zmq.wire.messages.backends import ChatSettings
+
+if TYPE_CHECKING:
+    from harness_talk import Client
+    from numpy.typing import NDArray
+
+IN_ALL = pytest.mark.parametrize("path", APIS)
+TWO_CALLS = tool_call("bash", command="cat a") + tool_call("bash", command="cat b")
+
+
+@cache
+def family_chat(name: str) -> TransformersChatFormat:
+    with tempfile.TemporaryDirectory() as folder:
+        directory = save_tokenizer(FAMILIES[name], Path(folder))
+        return TransformersChatFormat.load(ChatSettings("transformers", str(directory)))
+
+
+@cache
+def family_tokenizer(name: str) -> Any:
+    return make_tokenizer(FAMILIES[name])
+
+
+def family_talk(name: str, *turns: str, **options: Any) -> Talk:
+    """A talk with a policy of a family's chat template."""
+
+    def encode(text: str) -> NDArray[np.int32]:
+        ids = family_tokenizer(name)(text, add_special_tokens=False)["input_ids"]
+        return np.array([*ids, family_tokenizer(name).convert_tokens_to_ids(FAMILIES[name].end)], np.int32)
+
+    return Talk(family_chat(name), encode, turns, **options)
+
+
+def talk(*turns: str, **options: Any) -> Talk:
+    """A talk with a policy of the embedded chat format, which shows no ids of calls."""
+    return Talk(EMBEDDED, lambda text: np.array(tokens_of(text), np.int32), turns, **options)
+
+
+def past_calls(path: str) -> dict[str, Any]:
+    """A request whose history has a turn of another policy, with two calls, a and b."""
+    body = asking(path, "Read both.", tools=TOOLS[path])
+    names = ["a", "b"]
+    if path == CHAT:
+        calls = [
+            {"id": name, "type": "function", "function": {"name": "bash", "arguments": f'{{"command": "cat {name}"}}'}}
+            for name in names
+        ]
+        return sent_back(path, body, {"choices": [{"message": {"role": "assistant", "tool_calls": calls}}]})
+    if path == RESPONSES:
+        items = [
+            {"type": "function_call", "call_id": name, "name": "bash", "arguments": f'{{"command": "cat {name}"}}'}
+            for name in names
+        ]
+        return sent_back(path, body, {"output": items})
+    if path == MESSAGES:
+        blocks = [{"type": "tool_use", "id": n, "name": "bash", "input": {"command": f"cat {n}"}} for n in names]
+        return sent_back(path, body, {"content": blocks})
+    parts = [{"functionCall": {"id": name, "name": "bash", "args": {"command": f"cat {name}"}}} for name in names]
+    return sent_back(path, body, {"candidates": [{"content": {"role": "model", "parts": parts}}]})
+
+
+@IN_ALL
+def test_answers_of_parallel_calls_are_in_the_order_of_the_calls(path: str) -> None:
+    rollout = talk(TWO_CALLS, "Done.")
+
+    async def program(client: Client) -> None:
+        body = asking(path, "Read both.", tools=TOOLS[path])
+        answer = await client.post(path, body)
+        a, b = call_ids(path, answer)
+        await client.post(path, sent_back(path, body, answer, *tool_answers(path, (b, "I am B."), (a, "I am A."))))
+
+    episode = rollout.run(program)
+    assert episode.metrics["main_turns"] == 2
+    assert rollout.prompts[1].index("I am A.") < rollout.prompts[1].index("I am B.")
+
+
+@IN_ALL
+@pytest.mark.parametrize("name", ["chatml", "gemma"])
+def test_answers_in_a_history_are_in_the_order_of_the_calls(path: str, name: str) -> None:
+    rollout = family_talk(name, "Done.")
+
+    async def program(client: Client) -> None:
+        body = past_calls(path)
+        field = {RESPONSES: "input", GEMINI: "contents"}.get(path, "messages")
+        answers = tool_answers(path, ("b", "I am B."), ("a", "I am A."))
+        await client.post(path, body | {field: [*body[field], *answers]})
+
+    rollout.run(program)
+    assert rollout.prompts[0].index("I am A.") < rollout.prompts[0].index("I am B.")
