@@ -73,6 +73,8 @@ class ModelRequest:
     messages: tuple[RequestMessage, ...]
     tools: tuple[dict[str, Any], ...] = ()
     """In the form of chat completions, each with a name of its own: `{"type": "function", "function": {...}}`."""
+    may_call: bool = True
+    """False: the reply is text, whatever the policy writes (`tool_choice: none`)."""
     model: str = ""
     """The name that the harness asked for; the policy answers whatever it is."""
     max_tokens: int | None = None

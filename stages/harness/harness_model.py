@@ -263,13 +263,20 @@ class HarnessModel:
             self._waiting -= 1
 
     async def _read(self, call: HarnessCall, token_ids: NDArray[np.int32]) -> ReadTurn:
+        request = call.request
+        tools = request.tools if request.may_call else ()
         if self._parser is None:
-            return self._chat.read_turn(token_ids)
-        started = time.monotonic()
-        try:
-            return await self._parser.read_turn(call.prompt, token_ids, call.request.tools)
-        finally:
-            self._episode.spent("parser", started)
+            read = self._chat.read_turn(token_ids)
+        else:
+            started = time.monotonic()
+            try:
+                read = await self._parser.read_turn(call.prompt, token_ids, tools)
+            finally:
+                self._episode.spent("parser", started)
+            if read.calls and not tools:
+                read = self._chat.read_turn(token_ids)
+        # Where nothing may be called, what looks like a call is text, and the program may well read it itself.
+        return read if tools else read._replace(content=read.text, calls=())
 
     def _made_reply(self, call: HarnessCall, generation: Generation, read: ReadTurn) -> ModelReply:
         metrics = self._episode.metrics

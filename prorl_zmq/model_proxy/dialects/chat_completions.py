@@ -16,7 +16,19 @@ from ..calls import ModelRequest, RequestCall, new_turn_id
 from ..dialect import Route
 from .errors import error_object, status_of
 from .events import DONE, event
-from .fields import Content, arguments_text, converted, invalid, one_choice, sampling_of, text_of, texts, token_limit
+from .fields import (
+    Content,
+    arguments_text,
+    converted,
+    invalid,
+    kind_of,
+    may_call,
+    one_choice,
+    sampling_of,
+    text_of,
+    texts,
+    token_limit,
+)
 from .history import ROLES, History
 
 if TYPE_CHECKING:
@@ -56,6 +68,7 @@ class _StreamOptions(msgspec.Struct):
 class _Body(msgspec.Struct):
     messages: list[_Message]
     tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
     model: str | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -88,6 +101,7 @@ class ChatCompletions:
         return ModelRequest(
             messages=_messages(asked.messages),
             tools=tuple(tool for tool in asked.tools or () if isinstance(tool.get("function"), dict)),
+            may_call=may_call(kind_of(asked.tool_choice), "tool_choice"),
             model=asked.model or "",
             max_tokens=token_limit(asked.max_completion_tokens, asked.max_tokens),
             stop=texts(asked.stop),

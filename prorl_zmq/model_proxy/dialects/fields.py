@@ -98,6 +98,25 @@ def one_choice(count: int | None, field: str) -> None:
         raise invalid(f"{field} must be 1, not {count}: the proxy gives one reply to a request; send more requests")
 
 
+def may_call(choice: Any, field: str) -> bool:
+    """Return whether the policy may call tools; `choice` is the name of what is asked for, None if nothing is.
+
+    Raises:
+        CallRefused: a call is asked for: the policy's turns are sampled, never forced.
+    """
+    if choice is None or choice in ("auto", "none"):
+        return choice != "none"
+    raise invalid(
+        f"{field} {choice!r} is not supported: the policy chooses itself whether it calls a tool, and which; send "
+        "auto or none, or leave the field out"
+    )
+
+
+def kind_of(choice: Any) -> Any:
+    """Return the name of a choice of tools that is a name, or an object with a type."""
+    return choice.get("type") if isinstance(choice, dict) else choice
+
+
 def function_tool(name: str, description: str | None, parameters: Any) -> dict[str, Any]:
     """Return a tool in the form of chat completions."""
     function: dict[str, Any] = {"name": name}

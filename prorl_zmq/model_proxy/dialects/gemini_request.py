@@ -58,6 +58,23 @@ class _Tool(msgspec.Struct, rename="camel"):
     function_declarations: list[_Function] | None = None
 
 
+class _CallingConfig(msgspec.Struct, rename="camel"):
+    mode: str | None = None
+
+
+class ToolConfig(msgspec.Struct, rename="camel"):
+    """What is asked of calls."""
+
+    function_calling_config: _CallingConfig | None = None
+
+    @property
+    def choice(self) -> str | None:
+        """What the other APIs call the choice of tools."""
+        asked = self.function_calling_config
+        mode = asked.mode if asked is not None else None
+        return mode.lower() if mode and mode != "MODE_UNSPECIFIED" else None
+
+
 class ThinkingConfig(msgspec.Struct, rename="camel"):
     """What is asked of the reasoning."""
 
@@ -80,6 +97,7 @@ class GeminiBody(msgspec.Struct, rename="camel"):
     model: str | None = None
     system_instruction: str | _Content | None = None
     tools: list[_Tool] | None = None
+    tool_config: ToolConfig | None = None
     generation_config: GenerationConfig | None = None
 
 

@@ -16,6 +16,8 @@ from .fields import (
     arguments_object,
     converted,
     function_tool,
+    kind_of,
+    may_call,
     sampling_of,
     texts,
     token_limit,
@@ -59,6 +61,7 @@ class Messages:
                 for tool in asked.tools or ()
                 if tool.name and tool.input_schema is not None  # others are Anthropic's own
             ),
+            may_call=may_call(kind_of(asked.tool_choice), "tool_choice"),
             model=asked.model or "",
             max_tokens=token_limit(asked.max_tokens),
             stop=texts(asked.stop_sequences),

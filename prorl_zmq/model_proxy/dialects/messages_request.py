@@ -56,6 +56,7 @@ class MessagesBody(msgspec.Struct):
     messages: list[_Message]
     system: str | list[_Block] | None = None
     tools: list[_Tool] | None = None
+    tool_choice: Any = None
     model: str | None = None
     max_tokens: int | None = None
     stop_sequences: list[str] | None = None

@@ -23,6 +23,8 @@ from .fields import (
     converted,
     invalid,
     json_text,
+    kind_of,
+    may_call,
     not_text,
     sampling_of,
     text_of,
@@ -61,6 +63,7 @@ class _Body(msgspec.Struct):
     input: str | list[_Item]
     instructions: str | None = None
     tools: list[Tool] | None = None
+    tool_choice: Any = None
     model: str | None = None
     max_output_tokens: int | None = None
     stream: bool | None = None
@@ -85,6 +88,7 @@ class Responses:
         return ModelRequest(
             messages=_messages(asked, names),
             tools=names.functions,
+            may_call=may_call(kind_of(asked.tool_choice), "tool_choice"),
             model=asked.model or "",
             max_tokens=token_limit(asked.max_output_tokens),
             stream=bool(asked.stream),

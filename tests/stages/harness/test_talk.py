@@ -9,8 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from captured import segments_of
 from chat_families import FAMILIES, make_tokenizer, save_tokenizer
-from harness_talk import APIS, CHAT, GEMINI, MESSAGES, RESPONSES, TOOLS, Talk, asking, call_ids, sent_back, tool_answers
+from harness_talk import (
+    APIS,
+    CHAT,
+    GEMINI,
+    MESSAGES,
+    RESPONSES,
+    TOOLS,
+    Talk,
+    asking,
+    call_ids,
+    sent_back,
+    text_of,
+    tool_answers,
+)
 from scripted_policy import CHAT as EMBEDDED
 
 from prorl_zmq.inference.transformers_chat import TransformersChatFormat
@@ -104,3 +118,69 @@ def test_answers_in_a_history_are_in_the_order_of_the_calls(path: str, name: str
 
     rollout.run(program)
     assert rollout.prompts[0].index("I am A.") < rollout.prompts[0].index("I am B.")
+
+
+def own_call(number: int) -> str:
+    """A call as programs have policies write it that read calls themselves."""
+    return f"Step {number}. {tool_call('bash', command=f'cat {number}')} and so on"
+
+
+@IN_ALL
+@pytest.mark.parametrize("how", ["without tools", "none"])
+def test_a_program_that_reads_calls_itself_gets_the_whole_text_and_continues_its_turns(path: str, how: str) -> None:
+    rollout = talk(own_call(1), own_call(2), "Done.")
+    none: dict[str, Any] = {
+        CHAT: {"tool_choice": "none"},
+        RESPONSES: {"tool_choice": "none"},
+        MESSAGES: {"tool_choice": {"type": "none"}},
+        GEMINI: {"toolConfig": {"functionCallingConfig": {"mode": "NONE"}}},
+    }[path]
+
+    async def program(client: Client) -> None:
+        body = asking(path, "Read all.", **({} if how == "without tools" else none | {"tools": TOOLS[path]}))
+        for number in (1, 2):
+            answer = await client.post(path, body)
+            assert text_of(path, answer) == own_call(number)
+            assert not call_ids(path, answer)
+            said = {"role": "user", **({"parts": [{"text": "ok"}]} if path == GEMINI else {"content": "ok"})}
+            told = {"role": "assistant", "content": own_call(number)}  # as text alone, without an id
+            if path == GEMINI:
+                told = {"role": "model", "parts": [{"text": own_call(number)}]}
+            field = {RESPONSES: "input", GEMINI: "contents"}.get(path, "messages")
+            body = body | {field: [*body[field], told, said]}
+        await client.post(path, body)
+
+    episode = rollout.run(program)
+    assert episode.metrics["main_turns"] == episode.metrics["turns"] == 3
+    assert not [name for name in episode.metrics if name.endswith("orphan_turns")]
+    assert len(segments_of(episode.trajectory)) == 1
+
+
+@IN_ALL
+def test_a_call_that_is_asked_for_is_refused(path: str) -> None:
+    rollout = talk("Done.")
+    asked: list[tuple[Any, str]] = {
+        CHAT: [
+            ({"tool_choice": "required"}, "tool_choice 'required'"),
+            ({"tool_choice": {"type": "function", "function": {"name": "bash"}}}, "tool_choice 'function'"),
+        ],
+        RESPONSES: [
+            ({"tool_choice": "required"}, "tool_choice 'required'"),
+            ({"tool_choice": {"type": "function", "name": "bash"}}, "tool_choice 'function'"),
+        ],
+        MESSAGES: [
+            ({"tool_choice": {"type": "any"}}, "tool_choice 'any'"),
+            ({"tool_choice": {"type": "tool", "name": "bash"}}, "tool_choice 'tool'"),
+        ],
+        GEMINI: [({"toolConfig": {"functionCallingConfig": {"mode": "ANY"}}}, "functionCallingConfig.mode 'any'")],
+    }[path]
+
+    async def program(client: Client) -> None:
+        for more, words in asked:
+            status, answer = await client.asked(path, asking(path, "Read.", tools=TOOLS[path], **more))
+            assert status == 400
+            assert f"{words} is not supported" in answer["error"]["message"]
+        auto = {"type": "auto"} if path == MESSAGES else "auto"
+        await client.post(path, asking(path, "Read.", tools=TOOLS[path], tool_choice=auto))
+
+    assert rollout.run(program).metrics["turns"] == 1
