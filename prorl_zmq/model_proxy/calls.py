@@ -118,7 +118,7 @@ class ModelReply:
 
     turn_id: str
     text: str
-    """Without reasoning and calls."""
+    """Without reasoning and calls, and without the text of `stop` that ended the turn."""
     reasoning: str
     calls: tuple[ReplyCall, ...]
     finish_reason: FinishReason
@@ -129,6 +129,8 @@ class ModelReply:
     """int32 [G]"""
     logprobs: NDArray[np.float32]
     """float32 [G]"""
+    stopped_by: str = ""
+    """The text of the request's `stop` that ended the turn; empty: none of them."""
 
 
 class Problem(StrEnum):

@@ -238,7 +238,7 @@ class HarnessModel:
             raise CallRefused(Problem.FAILED, f"service unavailable: {error.message}") from error
         self.failure = self.too_long = None
         self._captured.add(call.turn, Capture(call.context, generation, read))
-        reply = self._made_reply(call, generation, read)
+        reply = self._made_reply(call, generation, *_stopped(read, call.request.stop))
         self._tree.replied(call.turn, Said(reply.text, reply.calls))
         return reply
 
@@ -278,7 +278,7 @@ class HarnessModel:
         # Where nothing may be called, what looks like a call is text, and the program may well read it itself.
         return read if tools else read._replace(content=read.text, calls=())
 
-    def _made_reply(self, call: HarnessCall, generation: Generation, read: ReadTurn) -> ModelReply:
+    def _made_reply(self, call: HarnessCall, generation: Generation, read: ReadTurn, stopped_by: str) -> ModelReply:
         metrics = self._episode.metrics
         calls: list[ReplyCall] = []
         for number, one in enumerate(read.calls):
@@ -305,6 +305,7 @@ class HarnessModel:
             call.prompt,
             generation.token_ids,
             generation.logprobs,
+            stopped_by,
         )
 
     def _reasoning_tokens(self, reasoning: str, token_ids: NDArray[np.int32]) -> int:
@@ -368,6 +369,23 @@ def _size(messages: Sequence[RequestMessage], tools: Sequence[dict[str, Any]]) -
     texts = sum(len(message.text) + len(message.reasoning) + MESSAGE_CHARACTERS for message in messages)
     calls = sum(len(call.arguments) for message in messages for call in message.calls)
     return texts + calls + len(msgspec.json.encode(tools))
+
+
+def _stopped(read: ReadTurn, stops: Sequence[str]) -> tuple[ReadTurn, str]:
+    """Return a turn without the text that ended it and what follows that, and the text; empty: it ended by itself.
+
+    A turn is cut behind the token that completes the first such text, so that text is the only one.
+    """
+    reasoning = read.reasoning or ""
+    for said in (reasoning, read.text):
+        found = min(((at, stop) for stop in stops if (at := said.find(stop)) >= 0), default=None)
+        if found is None:
+            continue
+        before, stop = said[: found[0]], found[1]
+        if said is reasoning:
+            return read._replace(reasoning=before, text="", content="", calls=()), stop
+        return read._replace(text=before, content=read.content[: found[0]]), stop
+    return read, ""
 
 
 def _call_ids(turn: Turn) -> Sequence[str]:

@@ -184,3 +184,77 @@ def test_a_call_that_is_asked_for_is_refused(path: str) -> None:
         await client.post(path, asking(path, "Read.", tools=TOOLS[path], tool_choice=auto))
 
     assert rollout.run(program).metrics["turns"] == 1
+
+
+def stops(path: str, *texts: str) -> dict[str, Any]:
+    """What asks for a turn to end at a text."""
+    return {
+        CHAT: {"stop": list(texts)},
+        MESSAGES: {"stop_sequences": list(texts)},
+        GEMINI: {"generationConfig": {"stopSequences": list(texts)}},
+    }[path]
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, GEMINI])
+def test_a_stop_text_is_cut_from_the_reply_and_its_tokens_stay(path: str) -> None:
+    rollout = talk("I look.\nObservation: what I made up", "Done.")
+    reasons = []
+
+    async def program(client: Client) -> None:
+        body = asking(path, "Look.", **stops(path, "END", "Observation:"))
+        answer = await client.post(path, body)
+        assert text_of(path, answer) == "I look.\n"
+        more = {"role": "user", **({"parts": [{"text": "go on"}]} if path == GEMINI else {"content": "go on"})}
+        last = await client.post(path, sent_back(path, body, answer, more))
+        for one in (answer, last):
+            choice = one.get("choices", [one])[0] if path == CHAT else one.get("candidates", [one])[0]
+            reasons.append([choice.get(name) for name in ("finish_reason", "stop_reason", "stop_sequence")])
+
+    episode = rollout.run(program)
+    assert episode.metrics["main_turns"] == 2
+    assert (
+        reasons
+        == {
+            CHAT: [["stop", None, None]] * 2,
+            MESSAGES: [[None, "stop_sequence", "Observation:"], [None, "end_turn", None]],
+            GEMINI: [[None, None, None]] * 2,
+        }[path]
+    )
+    (segment,) = segments_of(episode.trajectory)
+    assert "I look.\nObservation:" in EMBEDDED.decode(segment.token_ids[segment.loss_mask])
+    assert "made up" not in EMBEDDED.decode(segment.token_ids)
+
+
+def test_a_streamed_message_names_the_stop_text() -> None:
+    rollout = talk("One. STOP Two.")
+
+    async def program(client: Client) -> None:
+        body = asking(MESSAGES, "Count.", stream=True, **stops(MESSAGES, "STOP"))
+        async with client.session.post(MESSAGES, json=body) as response:
+            said = await response.text()
+        assert '"stop_reason":"stop_sequence","stop_sequence":"STOP"' in said
+        assert '"text":"One. "' in said
+
+    rollout.run(program)
+
+
+def test_a_stop_text_within_reasoning_ends_the_turn_there() -> None:
+    rollout = family_talk("qwen3", "<think>\nI wait. STOP Not so.\n</think>\n\nYes.")
+
+    async def program(client: Client) -> None:
+        answer = await client.post(CHAT, asking(CHAT, "Think.", **stops(CHAT, "STOP")))
+        message = answer["choices"][0]["message"]
+        assert (message["reasoning_content"], message["content"]) == ("\nI wait. ", "")
+
+    rollout.run(program)
+
+
+def test_what_is_called_before_a_stop_text_is_called() -> None:
+    rollout = talk(f"I look. {tool_call('bash', command='ls')} STOP I made up.")
+
+    async def program(client: Client) -> None:
+        answer = await client.post(MESSAGES, asking(MESSAGES, "L", tools=TOOLS[MESSAGES], **stops(MESSAGES, "STOP")))
+        assert (answer["stop_reason"], text_of(MESSAGES, answer)) == ("tool_use", "I look. ")
+        assert len(call_ids(MESSAGES, answer)) == 1
+
+    rollout.run(program)
