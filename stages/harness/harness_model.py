@@ -108,6 +108,7 @@ class HarnessModel:
         self._tree = CallTree(prompt)
         self._captured = CapturedTurns(self._tree)
         self._in_flight = self._waiting = self._calls = self._lines = 0
+        self._counting = asyncio.Lock()
         self._traceparent = current_traceparent()
         """Of the phase; the calls come in tasks of the server's."""
         self._engine_s, self._busy, self._busy_since = 0.0, 0, 0.0
@@ -125,7 +126,15 @@ class HarnessModel:
 
     async def open(self, request: ModelRequest) -> HarnessCall:
         """Take a call (see `model_proxy.calls.Model.open`)."""
-        self._check(request)
+        self._check_call()
+        try:
+            self._check_request(request)
+            return await self._opened(request)
+        except CallRefused as refused:
+            self._note_too_long(refused)
+            raise
+
+    async def _opened(self, request: ModelRequest) -> HarnessCall:
         if request.sampling:
             self._episode.metrics["calls_with_own_sampling"] += 1
         if request.model != MODEL:
@@ -148,14 +157,16 @@ class HarnessModel:
         return HarnessCall(self, turn, request, context, prompt, room)
 
     async def count_tokens(self, request: ModelRequest) -> int:
-        """Return the tokens of a prompt (see `model_proxy.calls.Model.count_tokens`)."""
-        self._check(request)
-        place = self._tree.locate(request)
-        self._in_flight += 1
-        try:
+        """Return the tokens of a prompt (see `model_proxy.calls.Model.count_tokens`).
+
+        It ends nothing and uses up no call; a rollout has one such request answered at a time.
+        """
+        if self.over.is_set():
+            raise CallRefused(Problem.OVER, "the rollout is over")
+        self._check_request(request)
+        async with self._counting:
+            place = self._tree.locate(request)
             context = await self._context(request, place)
-        finally:
-            self._in_flight -= 1
         return len(self._captured.prompt(place.parent, context))
 
     def write(self, kinds: Collection[CallKind]) -> None:
@@ -166,8 +177,8 @@ class HarnessModel:
         episode.notes["calls"] = self._captured.outline()
         episode.last_text = self._captured.last_text()
 
-    def _check(self, request: ModelRequest) -> None:
-        """Refuse a call that is beyond what a rollout may ask.
+    def _check_call(self) -> None:
+        """Count a call, and refuse it beyond what a rollout may ask.
 
         Raises:
             CallRefused: it is.
@@ -185,6 +196,13 @@ class HarnessModel:
             self._episode.metrics["calls_refused_as_too_many"] += 1
             message = f"{CALLS_AT_ONCE} calls of this rollout are being answered; try again later"
             raise CallRefused(Problem.BUSY, message)
+
+    def _check_request(self, request: ModelRequest) -> None:
+        """Refuse a request that no engine would take.
+
+        Raises:
+            CallRefused: it is.
+        """
         stops = STOPS - len(self._job.sampling.stop)
         if len(request.stop) > stops or not all(0 < len(text) <= STOP_CHARACTERS for text in request.stop):
             message = f"stop takes up to {stops} texts of 1 to {STOP_CHARACTERS} characters each"
@@ -195,10 +213,13 @@ class HarnessModel:
             raise self._too_long(characters // TOKEN_CHARACTERS)
 
     def _too_long(self, tokens: int) -> CallRefused:
-        self._episode.metrics["calls_refused_as_too_long"] += 1
         message = f"the prompt has {tokens} tokens, and the limit is {self.limit} with the answer"
-        self.too_long = CallRefused(Problem.CONTEXT_LENGTH, message, tokens=tokens, limit=self.limit)
-        return self.too_long
+        return CallRefused(Problem.CONTEXT_LENGTH, message, tokens=tokens, limit=self.limit)
+
+    def _note_too_long(self, refused: CallRefused) -> None:
+        if refused.problem == Problem.CONTEXT_LENGTH:
+            self._episode.metrics["calls_refused_as_too_long"] += 1
+            self.too_long = refused
 
     async def _context(self, request: ModelRequest, place: Place) -> tuple[Piece, ...]:
         """Return the ids of what is new."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -27,10 +28,14 @@ from harness_talk import (
 )
 from scripted_policy import CHAT as EMBEDDED
 
+from prorl_zmq.data.trajectory import Role
+from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.inference.transformers_chat import TransformersChatFormat
+from prorl_zmq.stages.harness import harness_model
 from prorl_zmq.testing import tool_call
 from prorl_zmq.testing.scripted_engine import tokens_of
 from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.jobs import EpisodeLimits
 
 if TYPE_CHECKING:
     from harness_talk import Client
@@ -258,3 +263,36 @@ def test_what_is_called_before_a_stop_text_is_called() -> None:
         assert len(call_ids(MESSAGES, answer)) == 1
 
     rollout.run(program)
+
+
+COUNTS = {
+    MESSAGES: (f"{MESSAGES}/count_tokens", "input_tokens"),
+    RESPONSES: (f"{RESPONSES}/input_tokens", "input_tokens"),
+    GEMINI: (GEMINI.replace("generateContent", "countTokens"), "totalTokens"),
+}
+
+
+@pytest.mark.parametrize("path", COUNTS)
+def test_counting_tokens_ends_nothing_and_uses_up_nothing(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(harness_model, "FURTHER_CALLS", 0)
+    monkeypatch.setattr(harness_model, "CALLS_PER_TURN", 1)
+    monkeypatch.setattr(harness_model, "CALLS_AT_ONCE", 1)
+    rollout = talk("Done.", limits=EpisodeLimits(max_turns=2, max_tokens=200))
+    count, field = COUNTS[path]
+
+    async def program(client: Client) -> None:
+        body = asking(path, "Look.")
+        counted = await asyncio.gather(*(client.post(count, body) for _ in range(5)))
+        assert {answer[field] for answer in counted} == {
+            len(EMBEDDED.opening([ChatMessage(Role.USER, "Look.")], ())[0].token_ids) + 2
+        }
+        status, answer = await client.asked(count, asking(path, "long " * 4000))
+        assert (status, "error" in answer) == (400, True)
+        for _ in range(2):
+            await client.post(path, body)
+        await client.post(count, body)  # all turns are used up, and the rollout is not over
+
+    episode = rollout.run(program)
+    assert episode.metrics["turns"] == 2
+    assert (episode.stop_reason, rollout.model.too_long, rollout.model.over.is_set()) == (None, None, False)
+    assert not episode.metrics["calls_refused_as_too_long"]
