@@ -64,6 +64,8 @@ class RequestMessage:
     """The tool that answered, where the API says it."""
     turn_ids: tuple[str, ...] = ()
     """Of an assistant: the captured turns that its ids name (see `turn_ids_in`)."""
+    left_out: int = 0
+    """Images and other contents that the policy cannot read; the text has a placeholder for each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,6 +141,8 @@ class HarnessModel:
             self._episode.metrics["calls_of_another_model"] += 1
         place = self._tree.locate(request)
         turn = self._tree.open(new_turn_id(), request, place, self._hints(request.headers))
+        if left_out := sum(message.left_out for message in place.new):
+            self._episode.metrics["contents_left_out"] += left_out
         self._lines += place.parent is None or len(place.parent.children) > 1
         self._in_flight += 1
         self._waiting += 1

@@ -196,13 +196,12 @@ class _Chunks:
 def _messages(messages: list[_Message]) -> tuple[Any, ...]:
     history = History()
     for index, message in enumerate(messages):
-        where = f"messages[{index}]"
         role = ROLES.get(message.role)
         if role is None:
-            raise invalid(f"{where} has the role {message.role!r}; known are {', '.join(ROLES)}")
+            raise invalid(f"messages[{index}] has the role {message.role!r}; known are {', '.join(ROLES)}")
         if role == Role.ASSISTANT:
             history.assistant(
-                text_of(message.content, where, ""),
+                text_of(message.content, history, ""),
                 message.reasoning_content or message.reasoning or "",
                 [
                     RequestCall(call.id or "", call.function.name, arguments_text(call.function.arguments))
@@ -210,9 +209,9 @@ def _messages(messages: list[_Message]) -> tuple[Any, ...]:
                 ],
             )
         elif role == Role.TOOL:
-            history.answer(message.tool_call_id or "", text_of(message.content, where), message.name or "")
+            history.answer(message.tool_call_id or "", text_of(message.content, history), message.name or "")
         else:
-            history.say(role, text_of(message.content, where))
+            history.say(role, text_of(message.content, history))
     return history.messages
 
 

@@ -14,6 +14,8 @@ from ..calls import CallRefused, Problem
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from .history import History
+
 _Read = TypeVar("_Read", bound=msgspec.Struct)
 
 _TEXTS: Final = {"text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text"}
@@ -49,25 +51,19 @@ def converted(body: Mapping[str, Any], kind: type[_Read]) -> _Read:
         raise invalid(f"the request is not of this API's form: {error}") from None
 
 
-def text_of(content: Content, where: str, between: str = "\n") -> str:
-    """Return the text of a content.
-
-    Raises:
-        CallRefused: it holds what is no text.
-    """
+def text_of(content: Content, history: History, between: str = "\n") -> str:
+    """Return the text of a content, with a placeholder for what is no text."""
     if not isinstance(content, list):
         return content or ""
-    for part in content:
-        if part.type not in _TEXTS:
-            raise not_text(part.type, where)
-    return between.join(part.text or part.refusal or "" for part in content)
-
-
-def not_text(kind: str, where: str) -> CallRefused:
-    """Return the refusal of an image, a document, or another content that the policy cannot read."""
-    return invalid(
-        f"{where} has content of type {kind!r}: the policy takes text only; send it as text, or leave it out"
+    return between.join(
+        part.text or part.refusal or "" if part.type in _TEXTS else history.placeholder(part.type) for part in content
     )
+
+
+def error_text(text: str) -> str:
+    """Return what the policy sees of a tool's answer that is an error, unless the text says so itself."""
+    begun = text.lstrip().lower()
+    return text if begun.startswith(("error", "<tool_use_error>")) else f"Error: {text}"
 
 
 def sampling_of(body: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, float]:

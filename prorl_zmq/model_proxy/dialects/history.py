@@ -29,6 +29,8 @@ ROLES = {
 }
 
 
+KIND_CHARACTERS = 32
+"""Of the kind of a content that is left out, which the program names."""
 PIECES = 20_000
 """Of one conversation; a harness that runs for days has some thousands."""
 
@@ -41,10 +43,12 @@ class _Turn:
         self.reasoning: list[str] = []
         self.calls: list[RequestCall] = []
         self.turn_ids: dict[str, None] = {}
+        self.left_out = 0
 
     def message(self) -> RequestMessage:
         text, reasoning = "".join(self.texts), "".join(self.reasoning)
-        return RequestMessage(Role.ASSISTANT, text, reasoning, tuple(self.calls), turn_ids=tuple(self.turn_ids))
+        calls, turn_ids = tuple(self.calls), tuple(self.turn_ids)
+        return RequestMessage(Role.ASSISTANT, text, reasoning, calls, turn_ids=turn_ids, left_out=self.left_out)
 
 
 class History:
@@ -56,7 +60,7 @@ class History:
 
     def __init__(self) -> None:
         self._messages: list[RequestMessage | _Turn] = []
-        self._pieces = 0
+        self._pieces = self._left_out = 0
         self._turn: _Turn | None = None
         """The last turn, while only answers of tools have followed it."""
         self._is_last = False
@@ -71,15 +75,20 @@ class History:
             _order_answers(messages, start, end)
         return tuple(messages)
 
+    def placeholder(self, kind: str) -> str:
+        """Return the text that stands for a content that the policy cannot read; the next piece counts it."""
+        self._left_out += 1
+        return f"[{kind[:KIND_CHARACTERS]} left out: the policy reads text only]"
+
     def say(self, role: Role, text: str) -> None:
         """Add a message of a user or the system."""
         self._turn = None
-        self._add(RequestMessage(role, text))
+        self._add(RequestMessage(role, text, left_out=self._taken()))
 
     def answer(self, call_id: str, text: str, name: str = "") -> None:
         """Add a tool's answer."""
         self._is_last = False
-        self._add(RequestMessage(Role.TOOL, text, call_id=call_id, name=name))
+        self._add(RequestMessage(Role.TOOL, text, call_id=call_id, name=name, left_out=self._taken()))
 
     def assistant(
         self, text: str = "", reasoning: str = "", calls: Iterable[RequestCall] = (), ids: Iterable[str | None] = ()
@@ -96,10 +105,16 @@ class History:
             self._add(turn)
         else:
             self._count()
+        turn.left_out += self._taken()
         turn.texts.append(text)
         turn.reasoning.append(reasoning)
         turn.calls += calls
         turn.turn_ids.update(dict.fromkeys(turn_ids))
+
+    def _taken(self) -> int:
+        """Return how many contents were left out since the last piece."""
+        left_out, self._left_out = self._left_out, 0
+        return left_out
 
     def _add(self, one: RequestMessage | _Turn) -> None:
         self._count()

@@ -53,7 +53,6 @@ def test_tools_stay_whatever_the_choice_is() -> None:
         ({"max_tokens": 0}, "1 or more"),
         ({"messages": "hi"}, r"messages"),
         ({"messages": [{"role": "king"}]}, r"messages\[0\] has the role 'king'"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "text only"),
         ({"stop": 3}, r"\$\.stop"),
     ],
 )

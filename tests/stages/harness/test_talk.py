@@ -296,3 +296,76 @@ def test_counting_tokens_ends_nothing_and_uses_up_nothing(path: str, monkeypatch
     assert episode.metrics["turns"] == 2
     assert (episode.stop_reason, rollout.model.too_long, rollout.model.over.is_set()) == (None, None, False)
     assert not episode.metrics["calls_refused_as_too_long"]
+
+
+def pictured(path: str, answer: dict[str, Any]) -> list[dict[str, Any]]:
+    """A tool's answer with an image between texts, and a message with one."""
+    (call_id,) = call_ids(path, answer)
+    data = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
+    url = "data:image/png;base64,iVBORw0KGgo="
+    image: dict[str, Any]
+    if path == MESSAGES:
+        image = {"type": "image", "source": data}
+        seen = [{"type": "text", "text": "before"}, image, {"type": "text", "text": "after"}]
+        result = {"type": "tool_result", "tool_use_id": call_id, "content": seen}
+        return [{"role": "user", "content": [result, {"type": "text", "text": "See?"}, image]}]
+    if path == GEMINI:
+        image = {"inlineData": {"mimeType": "image/png", "data": "iVBORw0KGgo="}}
+        response = {"id": call_id, "name": "bash", "response": {"output": "before"}, "parts": [image]}
+        return [{"role": "user", "parts": [{"functionResponse": response}, {"text": "See?"}, image]}]
+    if path == RESPONSES:
+        image = {"type": "input_image", "image_url": url}
+        output = [{"type": "input_text", "text": "before"}, image]
+        return [
+            {"type": "function_call_output", "call_id": call_id, "output": output},
+            {"role": "user", "content": [{"type": "input_text", "text": "See?"}, image]},
+        ]
+    image = {"type": "image_url", "image_url": {"url": url}}
+    return [
+        {"role": "tool", "tool_call_id": call_id, "content": [{"type": "text", "text": "before"}, image]},
+        {"role": "user", "content": [{"type": "text", "text": "See?"}, image]},
+    ]
+
+
+@IN_ALL
+def test_an_image_is_a_placeholder_and_counted_once(path: str) -> None:
+    rollout = talk(tool_call("bash", command="shot"), tool_call("bash", command="ls"), "Done.")
+
+    async def program(client: Client) -> None:
+        body = asking(path, "Look.", tools=TOOLS[path])
+        answer = await client.post(path, body)
+        body = sent_back(path, body, answer, *pictured(path, answer))
+        answer = await client.post(path, body)
+        (call_id,) = call_ids(path, answer)
+        await client.post(path, sent_back(path, body, answer, *tool_answers(path, (call_id, "a"))))
+
+    episode = rollout.run(program)
+    assert episode.metrics["main_turns"] == 3
+    assert episode.metrics["contents_left_out"] == 2
+    seen = rollout.prompts[1]
+    assert seen.index("before") < seen.index("left out: the policy reads text only]") < seen.index("See?")
+    assert seen.count("left out: the policy reads text only]") == 2
+    assert "iVBOR" not in seen
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("no such file", "Error: no such file"), ("Error: exit code 1", "Error: exit code 1"), ("", "Error: ")],
+)
+@pytest.mark.parametrize("path", [MESSAGES, GEMINI])
+def test_an_error_of_a_tool_is_told_as_one(path: str, text: str, told: str) -> None:
+    rollout = talk(tool_call("bash", command="cat x"), "Done.")
+
+    async def program(client: Client) -> None:
+        body = asking(path, "Look.", tools=TOOLS[path])
+        answer = await client.post(path, body)
+        (call_id,) = call_ids(path, answer)
+        result: dict[str, Any] = {"type": "tool_result", "tool_use_id": call_id, "content": text, "is_error": True}
+        said: dict[str, Any] = {"role": "user", "content": [result]}
+        if path == GEMINI:
+            response = {"id": call_id, "name": "bash", "response": {"error": text}}
+            said = {"role": "user", "parts": [{"functionResponse": response}]}
+        await client.post(path, sent_back(path, body, answer, said))
+
+    assert rollout.run(program).metrics["main_turns"] == 2
+    assert f"<|im_start|>tool\n{told}<|im_end|>" in rollout.prompts[1]
