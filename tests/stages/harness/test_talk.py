@@ -369,3 +369,32 @@ def test_an_error_of_a_tool_is_told_as_one(path: str, text: str, told: str) -> N
 
     assert rollout.run(program).metrics["main_turns"] == 2
     assert f"<|im_start|>tool\n{told}<|im_end|>" in rollout.prompts[1]
+
+
+@IN_ALL
+def test_rollouts_that_share_an_address_keep_all_their_turns(path: str) -> None:
+    """Eight of two turns each, with the same prompt and the same replies; histories as text alone, without ids."""
+    rollout = talk("Try ls.")
+
+    async def program(client: Client) -> None:
+        async def one() -> None:
+            body = asking(path, "List them.")
+            await client.post(path, body)
+            field = {RESPONSES: "input", GEMINI: "contents"}.get(path, "messages")
+            told: list[dict[str, Any]] = [
+                {"role": "assistant", "content": "Try ls."},
+                {"role": "user", "content": "a b"},
+            ]
+            if path == GEMINI:
+                told = [
+                    {"role": role, "parts": [{"text": text}]} for role, text in (("model", "Try ls."), ("user", "a"))
+                ]
+            await client.post(path, body | {field: [*body[field], *told]})
+
+        await asyncio.gather(*(one() for _ in range(4)))
+        for _ in range(4):
+            await one()
+
+    episode = rollout.run(program)
+    assert episode.metrics["main_turns"] == episode.metrics["turns"] == 16
+    assert len(segments_of(episode.trajectory)) == 8
