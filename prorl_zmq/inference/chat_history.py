@@ -1,13 +1,12 @@
 """Messages as a chat template takes them, turns of the policy and tools' answers among them.
 
 Templates are strict: some take no id of a call but nine letters or digits, some no two messages of one role in a row,
-some no system message but the first. So ids become numbers of ours, and what a template refuses is told `folded`.
+some no system message but the first. So ids become numbers of ours; what a template refuses has other `chat_forms`.
 """
 
 from __future__ import annotations
 
 import re
-from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..data.trajectory import Role
@@ -79,15 +78,3 @@ def history(
             written.append({"role": _ROLES[message.role], "content": message.content})
         roles.append(message.role)
     return History(written, roles)
-
-
-def folded(told: History) -> History:
-    """Return the same for a strict template: all but the policy's turns and a first system message are of the user."""
-    first = told.messages[:1] if told.roles[:1] == [Role.SYSTEM] else []
-    rest = told.messages[len(first) :]
-    messages, roles = list(first), [Role.SYSTEM] * len(first)
-    for is_policy, run in groupby(rest, lambda message: message["role"] == "assistant"):
-        texts = [str(message["content"]) for message in run]
-        messages.append({"role": "assistant" if is_policy else "user", "content": "\n\n".join(texts)})
-        roles.append(Role.ASSISTANT if is_policy else Role.USER)
-    return History(messages, roles)

@@ -201,7 +201,7 @@ def _messages(messages: list[_Message]) -> tuple[Any, ...]:
             raise invalid(f"messages[{index}] has the role {message.role!r}; known are {', '.join(ROLES)}")
         if role == Role.ASSISTANT:
             history.assistant(
-                text_of(message.content, history, ""),
+                text_of(message.content, history.placeholder, ""),
                 message.reasoning_content or message.reasoning or "",
                 [
                     RequestCall(call.id or "", call.function.name, arguments_text(call.function.arguments))
@@ -209,9 +209,11 @@ def _messages(messages: list[_Message]) -> tuple[Any, ...]:
                 ],
             )
         elif role == Role.TOOL:
-            history.answer(message.tool_call_id or "", text_of(message.content, history), message.name or "")
+            history.answer(
+                message.tool_call_id or "", text_of(message.content, history.placeholder), message.name or ""
+            )
         else:
-            history.say(role, text_of(message.content, history))
+            history.say(role, text_of(message.content, history.placeholder))
     return history.messages
 
 

@@ -12,9 +12,7 @@ import msgspec
 from ..calls import CallRefused, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from .history import History
+    from collections.abc import Callable, Iterable, Mapping
 
 _Read = TypeVar("_Read", bound=msgspec.Struct)
 
@@ -51,12 +49,12 @@ def converted(body: Mapping[str, Any], kind: type[_Read]) -> _Read:
         raise invalid(f"the request is not of this API's form: {error}") from None
 
 
-def text_of(content: Content, history: History, between: str = "\n") -> str:
+def text_of(content: Content, placeholder: Callable[[str], str], between: str = "\n") -> str:
     """Return the text of a content, with a placeholder for what is no text."""
     if not isinstance(content, list):
         return content or ""
     return between.join(
-        part.text or part.refusal or "" if part.type in _TEXTS else history.placeholder(part.type) for part in content
+        part.text or part.refusal or "" if part.type in _TEXTS else placeholder(part.type) for part in content
     )
 
 

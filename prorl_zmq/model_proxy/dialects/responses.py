@@ -194,11 +194,11 @@ def _read_item(history: History, item: _Item, names: ToolNames, where: str) -> N
             if role is None or role == Role.TOOL:
                 raise invalid(f"{where} has the role {item.role!r}; known are system, developer, user and assistant")
             if role == Role.ASSISTANT:
-                history.assistant(text_of(item.content, history, ""), ids=[item.id])
+                history.assistant(text_of(item.content, history.placeholder, ""), ids=[item.id])
             else:
-                history.say(role, text_of(item.content, history))
+                history.say(role, text_of(item.content, history.placeholder))
         case "reasoning":
-            reasoning = text_of(item.content, history) or text_of(item.summary, history)
+            reasoning = text_of(item.content, history.placeholder) or text_of(item.summary, history.placeholder)
             history.assistant(reasoning=reasoning, ids=[item.id, item.encrypted_content])
         case "function_call" | "custom_tool_call":
             custom = item.type == "custom_tool_call"
@@ -206,6 +206,6 @@ def _read_item(history: History, item: _Item, names: ToolNames, where: str) -> N
             function = names.function(item.name or "", item.namespace)
             history.assistant(calls=[RequestCall(item.call_id or "", function, arguments)], ids=[item.id])
         case "function_call_output" | "custom_tool_call_output":
-            history.answer(item.call_id or "", text_of(item.output, history))
+            history.answer(item.call_id or "", text_of(item.output, history.placeholder))
         case _:
             raise invalid(f"{where} is of type {item.type!r}, which the policy cannot have made or read; leave it out")
