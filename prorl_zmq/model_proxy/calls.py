@@ -209,6 +209,13 @@ class Model(Protocol):
     def refusal_status(self) -> int:
         """The HTTP status of `Problem.OVER` that this harness stops at: 400 or 403."""
 
+    def charge(self, cost: int) -> None:
+        """Charge the rollout for a body, before it is decoded: bytes, and what its values cost besides.
+
+        Raises:
+            CallRefused: the rollout is over, or has sent more than it may, and is over with that.
+        """
+
     async def open(self, request: ModelRequest) -> OpenCall:
         """Take a call; the prompt is known when this returns, and nothing has been generated.
 

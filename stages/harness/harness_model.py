@@ -55,6 +55,9 @@ TOOLS, STOPS, STOP_CHARACTERS = 512, 16, 256
 """Most tools and texts to stop at of a call, and the longest of the latter."""
 MESSAGE_CHARACTERS = 32
 """What a message costs besides its text."""
+BYTES, BYTES_PER_TURN = 64 * 2**20, 4 * 2**20
+"""What a rollout's bodies may cost in all (see `model_proxy.calls.Model.charge`): programs send their whole history
+with each call, some hundred kilobytes of it."""
 LINES = 100
 """Lines that the calls of a rollout may make, each of which tells its history again in the trajectory."""
 
@@ -94,6 +97,8 @@ class HarnessModel:
         """Why the last call that went to the engine failed, if it did."""
         self.too_long: CallRefused | None = None
         """The last call, if it was refused as too long."""
+        self.exceeded = False
+        """The programs sent more than a rollout may."""
         self._generate = generate
         self._chat = chat
         self._job = job
@@ -107,7 +112,7 @@ class HarnessModel:
         self.limited_by = StopReason.MAX_TOKENS if limit <= context else StopReason.CONTEXT_LENGTH
         self._tree = CallTree(prompt)
         self._captured = CapturedTurns(self._tree)
-        self._in_flight = self._waiting = self._calls = self._lines = 0
+        self._in_flight = self._waiting = self._calls = self._lines = self._cost = 0
         self._counting = asyncio.Lock()
         self._traceparent = current_traceparent()
         """Of the phase; the calls come in tasks of the server's."""
@@ -123,6 +128,22 @@ class HarnessModel:
     def answered(self) -> int:
         """Calls that got a reply."""
         return len(self._captured)
+
+    def charge(self, cost: int) -> None:
+        """Charge the rollout for a body (see `model_proxy.calls.Model.charge`)."""
+        self._cost += cost
+        if self._cost > self.cost_limit:
+            self.exceeded = True
+            self.over.set()
+        if self.over.is_set():
+            raise CallRefused(
+                Problem.OVER, "the rollout is over: its turns, or the bytes that it may send, are used up"
+            )
+
+    @property
+    def cost_limit(self) -> int:
+        """What all bodies may cost."""
+        return BYTES + BYTES_PER_TURN * self._job.episode.max_turns
 
     async def open(self, request: ModelRequest) -> HarnessCall:
         """Take a call (see `model_proxy.calls.Model.open`)."""

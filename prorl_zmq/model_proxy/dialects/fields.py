@@ -65,9 +65,20 @@ def error_text(text: str) -> str:
 
 
 def sampling_of(body: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, float]:
-    """Return what is asked of the sampling: `names` says what the API calls it, and we."""
-    asked = {ours: body.get(theirs) for theirs, ours in names.items()}
-    return {name: float(value) for name, value in asked.items() if isinstance(value, int | float)}
+    """Return what is asked of the sampling: `names` says what the API calls it, and we.
+
+    Raises:
+        CallRefused: a number is too large.
+    """
+    asked: dict[str, float] = {}
+    for theirs, ours in names.items():
+        value = body.get(theirs)
+        if isinstance(value, int | float):
+            try:
+                asked[ours] = float(value)
+            except OverflowError:
+                raise invalid(f"{theirs} is a number of more digits than any sampling has") from None
+    return asked
 
 
 def token_limit(*limits: int | None) -> int | None:
