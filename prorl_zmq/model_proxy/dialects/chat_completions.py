@@ -46,6 +46,12 @@ class _Function(msgspec.Struct):
     arguments: Any = None
 
 
+class _OfferedFunction(msgspec.Struct):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
 class _Call(msgspec.Struct):
     function: _Function
     id: str | None = None
@@ -100,7 +106,7 @@ class ChatCompletions:
         options = asked.stream_options or _StreamOptions()
         return ModelRequest(
             messages=_messages(asked.messages),
-            tools=tuple(tool for tool in asked.tools or () if isinstance(tool.get("function"), dict)),
+            tools=tuple(tool for index, tool in enumerate(asked.tools or ()) if _is_function(tool, f"tools[{index}]")),
             may_call=may_call(kind_of(asked.tool_choice), "tool_choice"),
             model=asked.model or "",
             max_tokens=token_limit(asked.max_completion_tokens, asked.max_tokens),
@@ -215,6 +221,23 @@ def _messages(messages: list[_Message]) -> tuple[Any, ...]:
         else:
             history.say(role, text_of(message.content, history.placeholder))
     return history.messages
+
+
+def _is_function(tool: dict[str, Any], where: str) -> bool:
+    """Return whether a tool is a function, which is offered as it is.
+
+    Raises:
+        CallRefused: it is one that no template and no parser could take.
+    """
+    if not isinstance(tool.get("function"), dict):
+        return False
+    try:
+        function = msgspec.convert(tool["function"], _OfferedFunction)
+    except msgspec.ValidationError as error:
+        raise invalid(f"{where}.function is not of this API's form: {error}") from None
+    if not function.name:
+        raise invalid(f"{where}.function has no name")
+    return True
 
 
 def _calls(reply: ModelReply) -> list[dict[str, Any]]:

@@ -123,7 +123,13 @@ def kind_of(choice: Any) -> Any:
 
 
 def function_tool(name: str, description: str | None, parameters: Any) -> dict[str, Any]:
-    """Return a tool in the form of chat completions."""
+    """Return a tool in the form of chat completions.
+
+    Raises:
+        CallRefused: it has no name.
+    """
+    if not name:
+        raise invalid("a tool has no name")
     function: dict[str, Any] = {"name": name}
     if description:
         function["description"] = description
