@@ -127,10 +127,12 @@ def _count_jobs(body: bytes) -> None:
     """
     is_list = body[:64].lstrip().startswith(b"[")
     try:
-        jobs = msgspec.json.decode(body, type=list[msgspec.Raw] if is_list else _Prompts)
+        if is_list:
+            count = len(msgspec.json.decode(body, type=list[msgspec.Raw]))
+        else:
+            count = len(msgspec.json.decode(body, type=_Prompts).prompts)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return  # decoding says what is wrong
-    count = len(jobs.prompts) if isinstance(jobs, _Prompts) else len(jobs)
     if count > JOBS_PER_REQUEST:
         message = f"there are {count} jobs; a request may have {JOBS_PER_REQUEST}: send several"
         raise MalformedMessage(message, field="$" if is_list else "$.prompts")

@@ -110,7 +110,7 @@ def may_call(choice: Any, field: str) -> bool:
         CallRefused: a call is asked for: the policy's turns are sampled, never forced.
     """
     if choice is None or choice in ("auto", "none"):
-        return choice != "none"
+        return bool(choice != "none")
     raise invalid(
         f"{field} {choice!r} is not supported: the policy chooses itself whether it calls a tool, and which; send "
         "auto or none, or leave the field out"
