@@ -23,6 +23,7 @@ from ...inference.chat import ChatMessage, PastCall
 from ...inference.tool_calls.call import ToolCall
 from ...model_proxy.calls import CallRefused, ModelReply, Problem, ReplyCall, Usage, new_turn_id
 from ...system.traces import current_traceparent, span
+from ...wire.json_bounds import json_values
 from ..agent_loop import LONG_TEXT, UNLIMITED, StopReason
 from ..turn_sampler import TurnSampler
 from .call_tree import CallTree, Said
@@ -53,6 +54,8 @@ TOKEN_CHARACTERS = 32
 """More than a token has on average in any text: longer requests are refused before anything is made of them."""
 TOOLS, STOPS, STOP_CHARACTERS = 512, 16, 256
 """Most tools and texts to stop at of a call, and the longest of the latter."""
+ARGUMENT_VALUES = 200_000
+"""JSON values of the arguments of all calls in a request's history, where they are texts that are decoded again."""
 MESSAGE_CHARACTERS = 32
 """What a message costs besides its text."""
 BYTES, BYTES_PER_TURN = 64 * 2**20, 4 * 2**20
@@ -232,6 +235,12 @@ class HarnessModel:
             raise CallRefused(Problem.INVALID, message)
         if len(request.tools) > TOOLS:
             raise CallRefused(Problem.INVALID, f"there are {len(request.tools)} tools; at most {TOOLS} are taken")
+        arguments = [call.arguments for message in request.messages for call in message.calls]
+        if sum(map(len, arguments)) > ARGUMENT_VALUES:  # there are no more values than characters
+            encoded = (text.encode(errors="replace") for text in arguments)
+            if sum(json_values(text, ARGUMENT_VALUES) for text in encoded) > ARGUMENT_VALUES:
+                message = f"the calls have arguments of more than {ARGUMENT_VALUES} values, which is the most"
+                raise CallRefused(Problem.INVALID, message)
         if (characters := _size(request.messages, request.tools)) > TOKEN_CHARACTERS * self.limit:
             raise self._too_long(characters // TOKEN_CHARACTERS)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -398,3 +399,21 @@ def test_rollouts_that_share_an_address_keep_all_their_turns(path: str) -> None:
     episode = rollout.run(program)
     assert episode.metrics["main_turns"] == episode.metrics["turns"] == 16
     assert len(segments_of(episode.trajectory)) == 8
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES])
+def test_arguments_in_a_history_are_never_decoded_if_they_have_too_many_values(path: str) -> None:
+    """They are texts in the request, so that what they hold is no value of it."""
+    rollout = talk("Done.", limits=EpisodeLimits(max_tokens=400_000))
+
+    async def program(client: Client) -> None:
+        text = json.dumps(past_calls(path)).replace(
+            '{\\"command\\": \\"cat a\\"}', '{\\"a\\": [' + "[]," * 200_000 + "1]}"
+        )
+        status, answer = await client.asked(path, json.loads(text))
+        assert status == 400
+        assert "more than 200000 values" in answer["error"]["message"]
+        text = json.dumps(past_calls(path)).replace("cat a", "[]," * 80_000)
+        assert (await client.asked(path, json.loads(text)))[0] == 200
+
+    rollout.run(program)
