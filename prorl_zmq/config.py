@@ -20,7 +20,7 @@ from .system.logs import LogFormat, LogLevel  # noqa: TC001 - msgspec reads the 
 from .system.node_name import default_node
 from .system.plugins import load_plugin, offered
 from .system.unix_peers import way_problem
-from .wire.messages.backends import History, ParserUrl, ToolCallFormatName  # noqa: TC001 - msgspec reads the annotations at run time
+from .wire.messages.backends import History, ParserUrl, TemplateArguments, ToolCallFormatName  # noqa: TC001 - msgspec reads the annotations at run time
 from .wire.messages.base import JOB_LIMIT_BYTES, Count, Seconds
 from .wire.messages.jobs import Phase, SandboxKind
 from .wire.messages.stages import Keep  # noqa: TC001 - msgspec reads the annotations at run time
@@ -150,6 +150,9 @@ class BackendSettings(Section, frozen=True, kw_only=True):
     history: History = "template"
     """What happens where the template changes earlier turns: `template` follows it, in a new segment of the trajectory;
     `append` keeps what the engine saw."""
+    template_arguments: TemplateArguments = {}
+    """Given to the chat template, such as `{ enable_thinking = false }`; a job may give others. `prorl doctor --model`
+    lists those that a template looks at."""
     parser_url: ParserUrl = ""
     """A server of `vllm launch render` such as `http://cpu-1:8100`, as stage processes reach it: its parsers read what
     the policy says to a harness. The agent loop reads by the formats above. Empty: that is done for harnesses too."""
@@ -186,9 +189,12 @@ class BackendSettings(Section, frozen=True, kw_only=True):
 
 
 ENGINE_KINDS = "prorl_zmq.engines"
-ENGINE_OPTIONS = ("model", "api", "arguments", "tokenizer", "tool_calls", "history", "parser_url", "context_tokens")
+ENGINE_OPTIONS = (
+    *("model", "api", "arguments", "tokenizer", "tool_calls", "history", "template_arguments", "parser_url"),
+    "context_tokens",
+)
 """Keys of `[[backends]]` that are options of some engine kinds; all engines take the others."""
-_DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(BackendSettings)}
+_DEFAULTS = msgspec.structs.asdict(BackendSettings())
 
 
 def _engine_options(kind: str, given: dict[str, Any], *, flags: bool) -> Any:
@@ -199,6 +205,8 @@ def _engine_options(kind: str, given: dict[str, Any], *, flags: bool) -> Any:
             return "urls" if option == "url" else option
         if option == "arguments":
             return "flags behind --"
+        if option == "template_arguments":
+            return "--template-argument"
         return f"--{option.replace('_', '-')}" if option in {*ENGINE_OPTIONS, "url"} else f"--option {option}"
 
     chosen = engine_kind(kind)

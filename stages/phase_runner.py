@@ -21,10 +21,12 @@ from ..errors import (
     FIELDS_LIMIT,
     NAME_LIMIT,
     Cancelled,
+    ConfigError,
     EngineFailed,
     ErrorInfo,
     GraderFailed,
     HandlerFailed,
+    InvalidJob,
     MalformedMessage,
     PhaseTimeout,
     ProrlError,
@@ -63,13 +65,13 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ..inference.chat import ChatMessage
+    from ..inference.chat import ChatFormat, ChatMessage
     from ..inference.client import EngineClient
     from ..inference.engine import Generation
     from ..tools.sandbox.sandbox import Sandbox
     from ..tools.sandbox.sandboxes import Sandboxes
     from ..tools.tool import Tool
-    from ..wire.messages.backends import Backend
+    from ..wire.messages.backends import Backend, ChatSettings
     from ..wire.messages.jobs import Job, Sampling
     from ..wire.messages.stages import StartPhase
     from .backend_client import BackendClient
@@ -235,7 +237,7 @@ class PhaseRunner:
         backend = await self._assigned()
         waited_s = time.monotonic() - asked_at
         settings = backend.chat if self._harness is not None else msgspec.structs.replace(backend.chat, parser_url="")
-        chat = await chat_format(settings)
+        chat = await self._chat(settings)
         self._episode, self._conversing = Episode(began=self._started), time.monotonic()
         if waited_s >= BACKEND_WAIT_S:
             self._episode.timings["backend"] = waited_s
@@ -258,6 +260,15 @@ class PhaseRunner:
         )
         await loop.run(messages)
         return self._episode
+
+    async def _chat(self, settings: ChatSettings) -> ChatFormat:
+        arguments = self.job.template_arguments
+        try:
+            return await chat_format(settings.with_arguments(arguments))
+        except ConfigError as error:
+            if arguments and error.key in {"chat.template_arguments", "chat.template"}:
+                raise InvalidJob(error.message, field="template_arguments") from error
+            raise
 
     async def _generate(
         self, token_ids: NDArray[np.int32], sampling: Sampling, stop_token_ids: Sequence[int]

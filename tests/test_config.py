@@ -105,6 +105,11 @@ def test_a_whole_file_is_read(tmp_path: Path) -> None:
             "matching regex '^(https?://",
         ),
         ("[[backends]]\nparser_url = 'http://cpu-1'", "backends[0].parser_url", 'kind "embedded" takes no parser_url'),
+        (
+            "[[backends]]\ntemplate_arguments = {enable_thinking = false}",
+            "backends[0].template_arguments",
+            'kind "embedded" takes no template_arguments; http, transformers and vllm would',
+        ),
         ("[backends]\ngpus = [-1]", "backends[0].gpus[0]", "Expected `int` >= 0"),
         ("[backend_broker]\naffinity = 'prompt'", "backend_broker.affinity", "Invalid enum value 'prompt'"),
         ("[sandbox]\nkind = 'no such'", "sandbox.kind", "Expected `str` matching regex"),

@@ -249,6 +249,9 @@ def backend_table(backends: tuple[BackendStatus, ...], starts: tuple[EngineStart
     problems = [
         f"{status.backend.backend_id}: {status.problem}{_next_try(status)}" for status in backends if status.problem
     ]
+    problems += [
+        f"{status.backend.backend_id}: {status.backend.warning}" for status in backends if status.backend.warning
+    ]
     for start in starts:
         table.add_row(start.backend_id, start.state, *[NOTHING] * 5)
         problems += [f"{start.backend_id}: {start.problem}"] if start.problem else []

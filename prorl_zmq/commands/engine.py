@@ -45,6 +45,7 @@ def engine(
             help="A server of vllm launch render: its parsers read what the policy says to a harness. [default: ours]",
         ),
     ] = "",
+    template_argument: options.TemplateArguments = None,
     gpus: Annotated[str, typer.Option(metavar="IDS", help="vllm: GPU ids, such as 0,1. [default: all]")] = "",
     cores: Annotated[str, typer.Option(metavar="IDS", help="CPU cores, such as 0,1. [default: all]")] = "",
     connect: Annotated[
@@ -103,6 +104,7 @@ def engine(
         tokenizer=tokenizer,
         tool_calls=tool_calls,
         history=history,
+        template_arguments=options.named_values("--template-argument", template_argument),
         parser_url=parser_url,
         context_tokens=context_tokens,
         options=options.named_values("--option", option),

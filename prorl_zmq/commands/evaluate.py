@@ -69,6 +69,7 @@ def evaluate(
     context: Annotated[
         int | None, typer.Option(metavar="TOKENS", min=1, help="Of a conversation. [default: the job's, or 32768]")
     ] = None,
+    template_argument: options.TemplateArguments = None,
     harness: Annotated[
         str,
         typer.Option(
@@ -198,6 +199,7 @@ def evaluate(
         max_tokens=max_tokens,
         max_turns=max_turns,
         context=context,
+        template_arguments=options.named_values("--template-argument", template_argument),
         sandbox="" if running else sandbox,
         image=image or "",
         harness=harness,

@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Annotated, Any
+
 import typer
 from rich.table import Column, Table
 from rich.text import Text
 
+from . import options
 from .options import console
+
+if TYPE_CHECKING:
+    from ..wire.messages.backends import ToolCallFormatName
 
 STYLES = {"ok": "green", "missing": "bold red", "optional": "yellow"}
 
 
-def doctor() -> None:
-    """Show what this machine has and lacks. Exit code 1 if the default service cannot work here."""
+def doctor(
+    model: Annotated[
+        str,
+        typer.Option(metavar="DIR", help="Show instead how the chat format of this model is understood."),
+    ] = "",
+    tool_calls: options.ToolCalls = "",
+    template_argument: options.TemplateArguments = None,
+) -> None:
+    """Show what this machine has and lacks. Exit code 1 if the default service cannot work here.
+
+    prorl doctor --model Qwen/Qwen3-8B --template-argument enable_thinking=false
+
+    With --model: how the model's chat template writes tool calls and reasoning, what ends a turn, the arguments that
+    the template takes, an example conversation as the engine sees it, and what was not recognised; exit code 1 if
+    the model's own form of tool calls is not read.
+    """
+    if model:
+        _show_model(model, tool_calls, options.named_values("--template-argument", template_argument))
+        return
     from ..service.doctor import examine
 
     detail = Column("detail", overflow="fold")
@@ -29,3 +52,27 @@ def doctor() -> None:
         screen.print(f"The default service needs: {', '.join(missing)}.")
         raise typer.Exit(1)
     screen.print("The default service can run here. Try: prorl demo")
+
+
+def _show_model(model: str, tool_calls: ToolCallFormatName, arguments: dict[str, Any]) -> None:
+    from ..inference.chat_report import report
+    from ..inference.transformers_chat import TransformersChatFormat
+    from ..wire.messages.backends import ChatSettings
+
+    settings = ChatSettings("transformers", model, tool_calls).with_arguments(arguments)
+    found = report(TransformersChatFormat.load(settings))
+    screen = console()
+    table = Table(
+        "property", Column("value", overflow="fold"), title=f"the chat format of {model}", title_justify="left"
+    )
+    for name, value in found.rows:
+        table.add_row(name, Text(value))
+    screen.print(table)
+    example = Table("who", Column("text", overflow="fold"), title="an example conversation", title_justify="left")
+    for who, text in found.conversation:
+        example.add_row(who, Text(text))
+    screen.print(example)
+    for warning in found.warnings:
+        screen.print(Text(f"Warning: {warning}", "yellow"))
+    if found.warnings:
+        raise typer.Exit(1)

@@ -153,6 +153,14 @@ Tokenizer = Annotated[
 ToolCalls = Annotated[
     ToolCallFormatName, typer.Option(help="How the model writes tool calls. [default: as its template does]")
 ]
+TemplateArguments = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--template-argument",
+        metavar="NAME=JSON",
+        help="For the chat template, such as enable_thinking=false; may be repeated.",
+    ),
+]
 EngineOptions = Annotated[
     list[str] | None,
     typer.Option("--option", metavar="NAME=JSON", help="An option of the engine's kind that has no flag here."),

@@ -44,6 +44,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     max_tokens: int | None = None
     max_turns: int | None = None
     context: int | None = None
+    template_arguments: dict[str, Any] = {}
+    """Of all jobs, beside those that the data file says."""
     engine: str = ""
     """Empty: the service that `connect` names."""
     model: str = ""
@@ -70,6 +72,7 @@ OPTIONS = {
     "urls": "--url",
     "arguments": "the flags behind --",
     "engine_options": "--option",
+    "template_arguments": "--template-argument",
     "connect": "the service (--connect, --config)",
 }
 """How fields are called in errors, where that is not their option."""
@@ -149,6 +152,7 @@ def _job(plan: Plan, template: Job, index: RolloutIndex) -> Job:
             template.sampling, **_given(sampling), seed=sample_seed(settings.seed, index.problem, index.sample)
         ),
         episode=msgspec.structs.replace(template.episode, **_given(episode)),
+        template_arguments={**template.template_arguments, **settings.template_arguments},
         harness=settings.harness or template.harness,
     )
 

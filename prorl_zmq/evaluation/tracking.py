@@ -25,6 +25,7 @@ POINTS = 100
 """About so many steps are logged on the way."""
 CONFIG = (
     *("engine", "model", "samples", "limit", "seed", "temperature", "top_p", "max_tokens", "max_turns", "context"),
+    "template_arguments",
     *("harness", "sandbox", "task", "row_format", "data_sha256"),
 )
 

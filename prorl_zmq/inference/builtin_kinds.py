@@ -15,7 +15,7 @@ import msgspec
 
 from ..config import ServerApi  # noqa: TC001 - msgspec reads the annotations at run time
 from ..errors import ConfigError
-from ..wire.messages.backends import ChatSettings, History, ParserUrl, ToolCallFormatName
+from ..wire.messages.backends import ChatSettings, History, ParserUrl, TemplateArguments, ToolCallFormatName
 from .engine_kind import EngineKind
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class VllmKind(EngineKind, frozen=True):
     tokenizer: str = ""
     tool_calls: ToolCallFormatName = ""
     history: History = "template"
+    template_arguments: TemplateArguments = msgspec.field(default_factory=dict)
     parser_url: ParserUrl = ""
 
     @classmethod
@@ -70,7 +71,7 @@ class VllmKind(EngineKind, frozen=True):
     async def start(self, weight_version: int) -> Engine:
         from .vllm_engine import VllmEngine
 
-        chat = ChatSettings("transformers", self.tokenizer, self.tool_calls, self.history, self.parser_url)
+        chat = _chat_of(self)
         return await VllmEngine.start(self.model, self.arguments, chat, weight_version)
 
 
@@ -81,6 +82,7 @@ class TransformersKind(EngineKind, frozen=True):
     tokenizer: str = ""
     tool_calls: ToolCallFormatName = ""
     history: History = "template"
+    template_arguments: TemplateArguments = msgspec.field(default_factory=dict)
     parser_url: ParserUrl = ""
     device: str = "auto"
     """Such as `cpu` or `cuda:1`; `auto`: a GPU where there is one."""
@@ -101,7 +103,7 @@ class TransformersKind(EngineKind, frozen=True):
         from .transformers_engine import load_transformers_engine
 
         loading = partial(load_transformers_engine, device=self.device, dtype=self.dtype, rows=self.rows)
-        chat = ChatSettings("transformers", self.tokenizer, self.tool_calls, self.history, self.parser_url)
+        chat = _chat_of(self)
         return await asyncio.to_thread(loading, self.model, chat, weight_version)
 
 
@@ -113,6 +115,7 @@ class HttpKind(EngineKind, frozen=True):
     tokenizer: str = ""
     tool_calls: ToolCallFormatName = ""
     history: History = "template"
+    template_arguments: TemplateArguments = msgspec.field(default_factory=dict)
     parser_url: ParserUrl = ""
     context_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0
 
@@ -126,8 +129,13 @@ class HttpKind(EngineKind, frozen=True):
         return await HttpEngine.start(
             self.url,
             api=self.api,
-            chat=ChatSettings("transformers", self.tokenizer, self.tool_calls, self.history, self.parser_url),
+            chat=_chat_of(self),
             context_tokens=self.context_tokens,
             weight_version=weight_version,
             api_key=os.environ.get(API_KEY),
         )
+
+
+def _chat_of(kind: VllmKind | TransformersKind | HttpKind) -> ChatSettings:
+    settings = ChatSettings("transformers", kind.tokenizer, kind.tool_calls, kind.history, kind.parser_url)
+    return settings.with_arguments(kind.template_arguments)

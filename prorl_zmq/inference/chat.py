@@ -85,6 +85,8 @@ class ReadTurn(NamedTuple):
     calls: tuple[ToolCall | MalformedCall, ...]
     ended: bool
     """Its last token is one that ends a turn."""
+    ended_by: str = ""
+    """That token, as far as it is known."""
 
 
 class Conversation(Protocol):
@@ -115,6 +117,10 @@ class ChatFormat(Protocol):
     def stop_token_ids(self) -> tuple[int, ...]:
         """The ids that end a turn of the policy."""
 
+    @property
+    def warning(self) -> str:
+        """What its users must know, such as that the model's tool calls are not read; empty: nothing."""
+
     def conversation(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> Conversation:
         """Begin a conversation.
 
@@ -130,8 +136,8 @@ class ChatFormat(Protocol):
             InvalidJob: the template refuses the messages (`field` is `messages`).
         """
 
-    def read_turn(self, generated: NDArray[np.int32]) -> ReadTurn:
-        """Read a turn of the policy, int32 [G], as the engine generated it.
+    def read_turn(self, generated: NDArray[np.int32], tools: Sequence[dict[str, Any]] = ()) -> ReadTurn:
+        """Read a turn of the policy, int32 [G], as the engine generated it; the tools type the arguments of its calls.
 
         Raises:
             EngineFailed: an id is not in the vocabulary.

@@ -1,12 +1,11 @@
 """Messages as a chat template takes them, turns of the policy and tools' answers among them.
 
 Templates are strict: some take no id of a call but nine letters or digits, some no two messages of one role in a row,
-some no system message but the first. So ids become numbers of ours; what a template refuses has other `chat_forms`.
+some no system message but the first. So ids become what the template takes; what it refuses has other `chat_forms`.
 """
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..data.trajectory import Role
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
 
 UNKNOWN_TOOL = "unknown"
 """The name under which the answer to an unknown call is told."""
-_CALL_ID = re.compile(r"[0-9A-Za-z]{9}")
-"""What all templates take."""
 _ROLES = {Role.SYSTEM: "system", Role.USER: "user", Role.ASSISTANT: "assistant", Role.TOOL: "tool"}
 
 
@@ -31,11 +28,6 @@ class History(NamedTuple):
 
     messages: list[Message]
     roles: list[Role]
-
-
-def short_call_id(number: int, own: str = "") -> str:
-    """Return an id of a call that all templates take: the policy's own, if it wrote one, or else a number of ours."""
-    return own if _CALL_ID.fullmatch(own) else f"call{number % 100_000:05d}"
 
 
 def history(
@@ -61,13 +53,13 @@ def history(
             if roles[-1:] == [Role.TOOL] and not traits.takes_results:
                 written[-1]["content"] += f"\n\n{message.content}"
                 continue
-            call = call or WrittenCall(UNKNOWN_TOOL, {}, short_call_id(number := number + 1))
+            call = call or WrittenCall(UNKNOWN_TOOL, {}, traits.call_id(number := number + 1, UNKNOWN_TOOL))
             written += traits.results([message.content], [call])
         elif message.role == Role.ASSISTANT:
             open_calls.clear()
             for past in message.calls:
                 number += 1
-                call = known[past.call_id] = WrittenCall(past.name, past.arguments, short_call_id(number))
+                call = known[past.call_id] = WrittenCall(past.name, past.arguments, traits.call_id(number, past.name))
                 open_calls.append(call)
             content = message.content
             if message.calls and not traits.writes_calls:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import time
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -13,6 +15,8 @@ from ..system.threads import run_aside
 if TYPE_CHECKING:
     from ..wire.messages.backends import ChatSettings
     from .chat import ChatFormat
+
+log = logging.getLogger("prorl.chat")
 
 LOADED_FORMATS = 16
 """Chat formats that one process keeps loaded."""
@@ -56,6 +60,16 @@ async def chat_format(settings: ChatSettings) -> ChatFormat:
     raise failure.with_traceback(None)
 
 
+async def chat_warning(settings: ChatSettings) -> str:
+    """Return what users of a chat format must know; empty: nothing, or its tokenizer is not on this machine."""
+    if not os.path.isdir(settings.tokenizer):  # noqa: ASYNC240, PTH112 - as fast as any call
+        return ""
+    try:
+        return (await chat_format(settings)).warning
+    except ConfigError:
+        return ""  # whoever needs it is told
+
+
 async def _load_aside(settings: ChatSettings) -> None:
     """Load a chat format, or note why it cannot be; never raises, since nobody may be left to be told."""
     try:
@@ -89,6 +103,8 @@ def load_chat_format(settings: ChatSettings) -> ChatFormat:
     if (found := _loaded(settings)) is not None:
         return found
     loaded = _load(settings)
+    if loaded.warning:
+        log.warning("%s: %s", settings.tokenizer, loaded.warning)
     with _LOCK:
         _LOADED.setdefault(settings, loaded)
         while len(_LOADED) > LOADED_FORMATS:
@@ -106,6 +122,9 @@ def _loaded(settings: ChatSettings) -> ChatFormat | None:
 
 def _load(settings: ChatSettings) -> ChatFormat:
     if settings.kind == "embedded":
+        if settings.template_arguments:
+            message = "the small policy's chat format has no template, and so takes no template arguments"
+            raise ConfigError(message, key="chat.template_arguments")
         from .embedded_chat import EmbeddedChatFormat
 
         return EmbeddedChatFormat()

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .chat_template import TemplateRefused, marker, marker_tool
-from .chat_traits import PROBE_ID, WrittenCall
+from .chat_traits import WrittenCall
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,28 +85,39 @@ class ChatSkeleton:
         """Gives the `Measure` of a `Shape`. Raises TemplateRefused: the template cannot render it."""
 
     def continuation(
-        self, shape: Shape, results: Sequence[str], call_ids: Sequence[str], *, ended: bool
+        self, shape: Shape, results: Sequence[str], call_ids: Sequence[str], *, ended_by: str, calls_before: int = 0
     ) -> Continuation:
         """Return what follows the last turn.
+
+        Args:
+            shape: of the conversation.
+            results: the answers to the last turn's calls.
+            call_ids: of these calls.
+            ended_by: the token that ended the turn; empty: it was cut off.
+            calls_before: calls in earlier turns, for a template that counts them.
 
         Raises:
             TemplateRefused: the template cannot render this.
         """
         measure = self.measure(shape)
         turn, tools = shape.turns[-1], self._tools(shape)
-        before = [*self._opening(shape), self._turn(turn, _SPOKEN, call_ids)]
+        before = [*self._opening(shape), *self._counted(calls_before), self._turn(turn, _SPOKEN, call_ids)]
         answers = self._answers(turn, results, call_ids)
         text = self._template.render([*before, *answers], tools, opened=True)
-        end = text.index(measure.last_marker) + len(measure.last_marker)
-        start = text.index(self._traits.end_of_turn, end)
-        end = start + len(self._traits.end_of_turn)
-        inner = [end + length for length in self._inner(shape, results, call_ids, len(text) - end)]
+        start, end = self._end(text, text.index(measure.last_marker) + len(measure.last_marker), turn)
+        inner = [end + length for length in self._inner(shape, before, results, call_ids, len(text) - end)]
         boundaries = [end + measure.closing, *inner, len(text) - measure.opening]
-        cut = end if ended else start
-        return Continuation(text[cut:], tuple(boundary - cut for boundary in boundaries))
+        return self._cut(text, start, end, boundaries, ended_by)
 
     def following(
-        self, turn: TurnShape, call_ids: Sequence[str], messages: Sequence[Message], *, tools: bool, ended: bool
+        self,
+        turn: TurnShape,
+        call_ids: Sequence[str],
+        messages: Sequence[Message],
+        tools: Sequence[dict[str, Any]],
+        *,
+        ended_by: str,
+        calls_before: int = 0,
     ) -> Continuation:
         """Return what follows a turn before whose end nothing is told again, whatever messages come then.
 
@@ -116,33 +127,57 @@ class ChatSkeleton:
         Raises:
             TemplateRefused: the template cannot render this.
         """
-        offered = [marker_tool()] if tools else []
         opening: list[Message] = [{"role": "user", "content": marker("opening0")}]
+        said = [*opening, *self._counted(calls_before), self._turn(turn, _SPOKEN, call_ids)]
         if self._traits.takes_system:
-            opening.insert(0, {"role": "system", "content": marker("system")})
-        said = [*opening, self._turn(turn, _SPOKEN, call_ids)]
-        text = self._template.render([*said, *messages], offered, opened=True)
+            said.insert(0, {"role": "system", "content": marker("system")})
+        text = self._template.render([*said, *messages], tools, opened=True)
+        if marker("system") in text.partition(_SPOKEN)[2]:  # it was told already
+            said.pop(0)
+            text = self._template.render([*said, *messages], tools, opened=True)
         # The last of what the turn says: text that follows may spell the markers, and stands behind them.
         words = [_SPOKEN, *(_argument(_SPOKEN, index) for index in range(len(turn.calls)))]
         at, last_marker = max((text.find(word), word) for word in words)
-        if at < 0 or self._traits.end_of_turn not in text[at:]:
+        if at < 0:
             raise TemplateRefused("it leaves out what the policy says")
-        start = text.index(self._traits.end_of_turn, at + len(last_marker))
-        end = start + len(self._traits.end_of_turn)
+        start, end = self._end(text, at + len(last_marker), turn)
         looked_at = range(1, min(len(messages), RENDERED_BEGINNINGS))
-        lengths = [self._template.length_in(text, [*said, *messages[:number]], offered) for number in looked_at]
+        lengths = [self._template.length_in(text, [*said, *messages[:number]], tools) for number in looked_at]
         lengths += [0] * (len(messages) - 1 - len(lengths))  # one piece with what follows
-        lengths.append(self._template.length_in(text, [*said, *messages], offered))
+        lengths.append(self._template.length_in(text, [*said, *messages], tools))
         closing = self._template.length_of(
-            text[end:], self._after_turn(self._template.render_or_not(said, offered), last_marker)
+            text[end:], self._after_turn(self._template.render_or_not(said, tools), last_marker)
         )
         boundaries = [end + closing]
         for length in lengths[: len(messages)]:
             boundaries.append(max(length, boundaries[-1]))
-        cut = end if ended else start
+        return self._cut(text, start, end, boundaries, ended_by)
+
+    def _end(self, text: str, behind: int, turn: TurnShape) -> tuple[int, int]:
+        """Return where the token that ends a turn begins and ends, given where its last word ends."""
+        start, end = self._traits.ends.find(text[behind:])
+        if start < 0:
+            if turn.written and turn.calls:
+                raise TemplateRefused("it writes nothing that ends a turn of the policy")
+            start = end = 0
+        return behind + start, behind + end
+
+    def _cut(self, text: str, start: int, end: int, boundaries: Sequence[int], ended_by: str) -> Continuation:
+        """Take what the engine has not seen: the token that ends a turn only if none or another did."""
+        written = text[start:end]
+        seen = bool(ended_by) and (ended_by == written or written not in self._traits.ends.opening_next)
+        cut = end if seen else start
         return Continuation(text[cut:], tuple(boundary - cut for boundary in boundaries))
 
-    def _inner(self, shape: Shape, results: Sequence[str], call_ids: Sequence[str], length: int) -> list[int]:
+    def _counted(self, calls: int) -> list[Message]:
+        if not calls or not self._traits.counts_calls:
+            return []
+        turn = TurnShape(reasoning=False, calls=(marker("tool"),) * calls, written=True)
+        return [self._turn(turn, _EARLIER), *self._answers(turn)]
+
+    def _inner(
+        self, shape: Shape, before: Sequence[Message], results: Sequence[str], call_ids: Sequence[str], length: int
+    ) -> list[int]:
         """Return where answers are divided, in characters after the token that ends the turn; nothing if not known.
 
         Each answer is rendered alone among markers: so all together cost as much as the conversation once.
@@ -151,10 +186,9 @@ class ChatSkeleton:
         if not measure.answers:
             return []
         turn, tools = shape.turns[-1], self._tools(shape)
-        before = [*self._opening(shape), self._turn(turn, _SPOKEN, call_ids)]
         markers = self._answers(turn, (), call_ids)
         marked, *with_one = (
-            len(self._after_turn(self._template.render(before + answers, tools, opened=True), measure.last_marker))
+            len(self._after_turn(self._template.render([*before, *answers], tools, opened=True), measure.last_marker))
             for answers in (
                 markers,
                 *(
@@ -183,10 +217,10 @@ class ChatSkeleton:
         text = self._template.render(answered, tools, opened=True)
         words = [_SPOKEN, _THOUGHT, *(_argument(_SPOKEN, index) for index in range(len(last.calls)))]
         at, last_marker = max((text.rfind(word), word) for word in words)
-        if at < 0 or self._traits.end_of_turn not in text[at:]:
+        if at < 0:
             raise TemplateRefused("it leaves out what the policy says")
         rest = self._after_turn(self._template.render_or_not(said, tools), last_marker)
-        start = text.index(self._traits.end_of_turn, at) + len(self._traits.end_of_turn)
+        start = self._end(text, at + len(last_marker), last)[1]
         answers = answered[len(said) :]
         ends = [(n, self._template.length_in(text, [*said, *answers[:n]], tools)) for n in range(1, len(answers))]
         closed = self._template.length_in(text, answered, tools)
@@ -200,7 +234,8 @@ class ChatSkeleton:
 
     def _after_turn(self, text: str, last_marker: str) -> str:
         rest = text.partition(last_marker)[2]
-        return rest.partition(self._traits.end_of_turn)[2] if self._traits.end_of_turn else rest
+        end = self._traits.ends.find(rest)[1]
+        return rest[end:] if end >= 0 else ""
 
     def _opening(self, shape: Shape) -> list[Message]:
         return [{"role": role, "content": marker(f"opening{number}")} for number, role in enumerate(shape.roles)]
@@ -211,14 +246,15 @@ class ChatSkeleton:
     def _turn(self, turn: TurnShape, spoken: str, call_ids: Sequence[str] = ()) -> Message:
         written = self._calls(turn, call_ids, spoken) if turn.written else []
         thought = _THOUGHT if spoken == _SPOKEN else _EARLIER
-        return self._traits.turn(spoken, thought if turn.reasoning else None, written)
+        # Some templates write what is said behind the calls or their answers, or take none with reasoning and calls.
+        return self._traits.turn("" if written else spoken, thought if turn.reasoning else None, written)
 
     def _answers(self, turn: TurnShape, results: Sequence[str] = (), call_ids: Sequence[str] = ()) -> list[Message]:
         results = results or [marker(f"result{index}") for index in range(len(turn.calls))]
         return self._traits.results(results, self._calls(turn, call_ids))
 
     def _calls(self, turn: TurnShape, call_ids: Sequence[str], spoken: str = "") -> list[WrittenCall]:
-        call_ids = call_ids or [PROBE_ID] * len(turn.calls)
+        call_ids = call_ids or [self._traits.call_id(number, name) for number, name in enumerate(turn.calls, 1)]
         return [
             WrittenCall(name, {marker("key"): _argument(spoken, index)}, call_id)
             for index, (name, call_id) in enumerate(zip(turn.calls, call_ids, strict=True))

@@ -1,18 +1,28 @@
-"""A model's chat template: renders conversations. What it is like is found by rendering markers (`chat_traits`)."""
+"""A model's chat template: renders conversations. What it is like is found by rendering markers (`chat_probes`)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import TemplateError
+from jinja2 import Environment, TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.meta import find_undeclared_variables
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from jinja2.parser import Parser
 
 Message = dict[str, Any]
 
 FAULTS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """What a template can raise."""
+
+_GIVEN = {
+    *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"),
+    *("raise_exception", "strftime_now"),
+}
+"""What every template is given by these names; also the texts of the tokenizer's special tokens."""
 
 
 class TemplateRefused(Exception):
@@ -22,9 +32,10 @@ class TemplateRefused(Exception):
 class ChatTemplate:
     """Renders conversations."""
 
-    def __init__(self, apply: Callable[..., Any], end_of_text: str) -> None:
+    def __init__(self, apply: Callable[..., Any], end_of_text: str, arguments: Mapping[str, Any] | None = None) -> None:
         self._apply = apply
         self._end_of_text = end_of_text
+        self._arguments = dict(arguments or {})
 
     def render(self, messages: Sequence[Message], tools: Sequence[Any] = (), *, opened: bool = False) -> str:
         """Render a conversation.
@@ -33,7 +44,11 @@ class ChatTemplate:
             TemplateRefused: the template raised.
         """
         try:
-            return str(self._apply(messages, tools=tools or None, tokenize=False, add_generation_prompt=opened))
+            return str(
+                self._apply(
+                    messages, tools=tools or None, tokenize=False, add_generation_prompt=opened, **self._arguments
+                )
+            )
         except FAULTS as error:
             raise TemplateRefused(str(error)) from error
 
@@ -55,6 +70,39 @@ class ChatTemplate:
         return len(beginning) if text.startswith(beginning) else 0
 
 
+class _Generation(Extension):
+    """The tag around what a policy generated, which some templates have; what is in it counts."""
+
+    tags = {"generation"}  # noqa: RUF012 - as jinja2 has it
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def template_variables(source: str, token_names: Iterable[str]) -> frozenset[str]:
+    """Return the names of the arguments that a template looks at.
+
+    Args:
+        source: of the template.
+        token_names: variables that hold special tokens, such as `bos_token`.
+
+    Raises:
+        TemplateError: it is no template.
+    """
+    environment = Environment(autoescape=False, extensions=[_Generation, loopcontrols])  # noqa: S701 - nothing is rendered
+    tree = environment.parse(source)
+    names = list(tree.find_all(nodes.Name))
+    # What a template sets in a loop or a branch is found too. An argument that it sets is first asked for.
+    own = {name.name for name in names if name.ctx != "load"}
+    asked = {
+        one.node.name
+        for one in tree.find_all((nodes.Test, nodes.Filter))
+        if one.name in {"defined", "undefined", "default"} and isinstance(one.node, nodes.Name)
+    }
+    return frozenset(find_undeclared_variables(tree) - (own - asked) - _GIVEN - set(token_names))
+
+
 def marker(name: str) -> str:
     """Return a word that no template writes, and that survives JSON and trimming."""
     return f"qz{name}zq"
@@ -62,7 +110,10 @@ def marker(name: str) -> str:
 
 def marker_tool() -> dict[str, Any]:
     """Return a tool's schema made of markers."""
-    properties = {marker("key"): {"type": "string", "description": marker("about")}}
+    properties = {
+        marker("key"): {"type": "string", "description": marker("about")},
+        marker("number"): {"type": "integer", "description": marker("about")},
+    }
     parameters = {"type": "object", "properties": properties, "required": [marker("key")]}
     function = {"name": marker("tool"), "description": marker("description"), "parameters": parameters}
     return {"type": "function", "function": function}

@@ -1,13 +1,14 @@
-"""A model's tokenizer, as a chat format uses it: of rendered text, only what the template wrote makes special tokens.
+"""A model's tokenizer, as a chat format uses it: of rendered text, only what the template wrote makes its frames.
 
-A tool's output that spells `<|im_end|>` must not end a turn. So texts are guarded before they are rendered: a cut, a
-word that occurs nowhere in them, goes into each special token that they spell. Rendered text is taken apart at the
-cuts, and no part holds the whole token. A text without such spellings is rendered and tokenised as it always is. A
-normalizer may make a special token of another spelling (`＜|im_end|＞`): what was tokenised so is taken apart too.
+A tool's output that spells `<|im_end|>` must not end a turn, nor one that spells `<｜User｜>` begin another. So texts
+are guarded before they are rendered: a cut, a word that occurs nowhere in them, goes into each token that they
+spell and that is special, ends a text, or is written by the template around messages, reasoning, calls or answers.
+The rendered text is taken apart at the cuts, and no part holds the whole token. A text without such spellings is
+rendered and tokenised as it always is. A normalizer may make a guarded token of another spelling (`＜|im_end|＞`):
+what was tokenised so is taken apart too.
 
-Other added tokens, such as `<tool_call>` where it is not special, stay tokens in contents too: they end no turn, the
-model was trained on them in its system prompts, and many of them are plain text (runs of spaces), which would otherwise
-get ids that the model never saw.
+The policy's own turns keep the marks of its reasoning and its calls. Other added tokens stay tokens in contents too:
+many of them are plain text (runs of spaces), which would otherwise get ids that the model never saw.
 """
 
 from __future__ import annotations
@@ -30,7 +31,14 @@ if TYPE_CHECKING:
 class ChatTokenizer:
     """Guards, encodes and decodes."""
 
-    def __init__(self, backend: Tokenizer, stop_texts: Iterable[str]) -> None:
+    def __init__(self, backend: Tokenizer, frame: Iterable[str], own: Iterable[str] = ()) -> None:
+        """Guard the tokens of a frame and all special ones.
+
+        Args:
+            backend: the tokenizer.
+            frame: texts of tokens that a template writes, or that end a text.
+            own: those that it writes within turns of the policy.
+        """
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
@@ -38,8 +46,10 @@ class ChatTokenizer:
         self._added = re.compile(_any_of(token.content for token in added))
         special = {token.content for token in added if token.special}
         # A token of one character cannot be cut; no known vocabulary has one.
-        guarded = special | set(stop_texts)
+        guarded = special | set(frame)
         self._guarded = re.compile(_any_of(text for text in guarded if len(text) > 1))
+        kept = set(own) - special
+        self._guarded_in_turns = re.compile(_any_of(text for text in guarded - kept if len(text) > 1))
         self._rests: dict[str, set[str]] = {}
         """What each beginning of a guarded token lacks."""
         for text in guarded:
@@ -75,7 +85,7 @@ class ChatTokenizer:
         return self._added.sub("", text)
 
     def guard(self, value: Any) -> tuple[Any, str]:
-        """Cut what is spelled like a special token, in all texts of a value made of dicts and lists.
+        """Cut what is spelled like a guarded token, in all texts of a value made of dicts and lists.
 
         Returns:
             The value, and the cut that `encode` is to be given; empty if the value is as it was.
@@ -86,7 +96,7 @@ class ChatTokenizer:
             return value, ""
         # Nobody can have written it, whatever was written.
         cut = f"xQ{secrets.token_hex(16)}Qx"
-        return self._cut(value, cut, joining), cut
+        return self._cut(value, self._guarded, cut, joining), cut
 
     def _joining(self, texts: Sequence[str]) -> set[str]:
         """Return the beginnings of guarded tokens that a text ends with, and that another one goes on with.
@@ -112,19 +122,22 @@ class ChatTokenizer:
         tail = text.rstrip()[-self._longest :]
         return [tail[start:] for start in range(len(tail)) if tail[start:] in self._rests]
 
-    def _cut(self, value: Any, cut: str, joining: set[str]) -> Any:
+    def _cut(self, value: Any, guarded: re.Pattern[str], cut: str, joining: set[str]) -> Any:
         if isinstance(value, str):
-            return self._cut_text(value, cut, joining)
+            return self._cut_text(value, guarded, cut, joining)
         if isinstance(value, dict):
-            return {self._cut(key, cut, joining): self._cut(item, cut, joining) for key, item in value.items()}
+            inner = self._guarded_in_turns if value.get("role") == "assistant" else guarded
+            return {
+                self._cut(key, inner, cut, joining): self._cut(item, inner, cut, joining) for key, item in value.items()
+            }
         if isinstance(value, list | tuple):
-            return [self._cut(item, cut, joining) for item in value]
+            return [self._cut(item, guarded, cut, joining) for item in value]
         return value
 
-    def _cut_text(self, text: str, cut: str, joining: set[str]) -> str:
+    def _cut_text(self, text: str, guarded: re.Pattern[str], cut: str, joining: set[str]) -> str:
         parts: list[str] = []
         position = 0
-        while found := self._guarded.search(text, position):
+        while found := guarded.search(text, position):
             # One character on, since a token may hold another's beginning.
             parts.append(text[position : found.start() + 1])
             position = found.start() + 1

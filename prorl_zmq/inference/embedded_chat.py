@@ -34,6 +34,8 @@ _TOOL_CALLS = HermesFormat()
 class EmbeddedChatFormat:
     """Implements `chat.ChatFormat` for the embedded policy."""
 
+    warning = ""
+
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
         """`<|im_end|>` ends a turn of the policy."""
@@ -47,7 +49,7 @@ class EmbeddedChatFormat:
         """Return the ids of a whole conversation."""
         return self.conversation(messages, tools).prompt().pieces
 
-    def read_turn(self, generated: NDArray[np.int32]) -> ReadTurn:
+    def read_turn(self, generated: NDArray[np.int32], tools: Sequence[dict[str, Any]] = ()) -> ReadTurn:
         """Read a turn of the policy, int32 [G]; it has no reasoning.
 
         Raises:
@@ -55,7 +57,7 @@ class EmbeddedChatFormat:
         """
         ended = len(generated) > 0 and int(generated[-1]) == IM_END
         text = self.decode(generated[:-1] if ended else generated)
-        return ReadTurn(None, text, _TOOL_CALLS.before_calls(text), tuple(_TOOL_CALLS.parse(text)), ended)
+        return ReadTurn(None, text, _TOOL_CALLS.before_calls(text), tuple(_TOOL_CALLS.parse(text, tools)), ended)
 
     def following(
         self, turn: ReadTurn, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]

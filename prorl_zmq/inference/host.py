@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from operator import index
@@ -58,6 +58,7 @@ from ..wire.messages.engines import (
     UpdateWeights,
 )
 from ..wire.sockets import PROMPT_FRAME_BYTES, open_socket, split_envelope
+from .chat_loading import chat_warning
 from .engine import as_plain
 from .engine_updates import EngineUpdates
 from .registration import Registration
@@ -109,6 +110,8 @@ class HostOptions:
     """The key folder; None: that of `$PRORL_KEYS`, or none."""
     run_dir: Path | None = None
     """Whose collector gets metrics; None: nobody."""
+    warning: str = ""
+    """What users must know of how the engine's model is understood."""
 
 
 class EngineHost:
@@ -213,6 +216,7 @@ class EngineHost:
             logprobs_mode=engine.logprobs_mode,
             life=self._life,
             version=version("prorl-zmq"),
+            warning=options.warning,
         )
         try:
             checked: Backend = codec.decode(codec.encode(backend), Backend)
@@ -414,7 +418,8 @@ def run_engine_host(start: Callable[[], Awaitable[Engine]], options: HostOptions
             if engine is None:
                 return
             try:
-                host = EngineHost(context, engine, options)
+                warning = await chat_warning(engine.description.chat)
+                host = EngineHost(context, engine, replace(options, warning=warning))
             except BaseException:
                 await engine.close()
                 raise

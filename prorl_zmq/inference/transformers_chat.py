@@ -12,28 +12,32 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from contextlib import contextmanager, suppress
 from itertools import product
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from jinja2 import TemplateError
+
 from ..data.trajectory import Role
 from ..errors import ConfigError, InvalidJob
 from .chat import ChatMessage, Piece, ReadTurn
 from .chat_forms import forms, systems_as_user
-from .chat_history import UNKNOWN_TOOL, History, history, short_call_id
+from .chat_history import UNKNOWN_TOOL, History, history
+from .chat_probes import AddedTokens, find_traits, inside_turns
 from .chat_skeleton import ChatSkeleton, TurnShape
-from .chat_template import ChatTemplate, TemplateRefused
+from .chat_template import ChatTemplate, TemplateRefused, template_variables
 from .chat_tokenizer import ChatTokenizer
-from .chat_traits import TemplateTraits, WrittenCall, find_traits
+from .chat_traits import TemplateTraits, WrittenCall
 from .tool_calls.call import ToolCall
 from .transformers_conversation import TransformersConversation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from ..wire.messages.backends import ChatSettings
@@ -51,14 +55,17 @@ class TransformersChatFormat:
         traits: TemplateTraits,
         tokenizer: ChatTokenizer,
         stop_token_ids: Sequence[int],
-        *,
-        rewrites: bool,
+        settings: ChatSettings,
+        variables: frozenset[str],
     ) -> None:
         self.template = template
         self.traits = traits
         self.tokenizer = tokenizer
         self.skeleton = ChatSkeleton(template, traits)
-        self.rewrites = rewrites
+        self.rewrites = settings.history == "template"
+        self.warning = "" if settings.tool_calls else traits.warning
+        self.variables = variables
+        """The template arguments that the template looks at."""
         self._stop_token_ids = tuple(stop_token_ids)
 
     @classmethod
@@ -75,24 +82,29 @@ class TransformersChatFormat:
                 "add its chat_template.jinja",
                 key="chat.template",
             )
-        template = ChatTemplate(loaded.apply_chat_template, loaded.eos_token or "")
+        variables = _variables(loaded)
+        arguments = _checked_arguments(settings, variables)
+        template = ChatTemplate(loaded.apply_chat_template, loaded.eos_token or "", arguments)
         backend = loaded.backend_tokenizer
         added = [(token.content, token.special) for token in backend.get_added_tokens_decoder().values()]
-        traits = find_traits(template, added, settings.tool_calls, foreign=bool(settings.parser_url))
-        stop_token_ids = _end_tokens(Path(settings.tokenizer))
+        named = _end_tokens(Path(settings.tokenizer))
         if loaded.eos_token_id is not None:
-            stop_token_ids.append(loaded.eos_token_id)
-        if traits.end_of_turn:
-            stop_token_ids.append(backend.token_to_id(traits.end_of_turn))
+            named.append(loaded.eos_token_id)
+        tokens = AddedTokens(added, [text for i in named if (text := backend.id_to_token(i)) is not None])
+        traits = find_traits(template, tokens, settings.tool_calls, foreign=bool(settings.parser_url))
+        frame, inside = inside_turns(template, tokens, traits)
+        ends = {*named, *(backend.token_to_id(end) for end in traits.ends.texts)}
+        # What a template also writes within a turn ends none, if anything else does.
+        stop_token_ids = ends - {backend.token_to_id(token) for token in inside} or ends
         if not stop_token_ids:
             raise ConfigError(
                 f"nothing ends a turn: the tokenizer in {settings.tokenizer} has no eos_token, and its chat template "
                 "writes no token after a turn",
                 key="chat.tokenizer",
             )
-        stop_texts = [text for i in stop_token_ids if (text := backend.id_to_token(i)) is not None]
-        tokenizer = ChatTokenizer(backend, stop_texts)
-        return cls(template, traits, tokenizer, sorted(set(stop_token_ids)), rewrites=settings.history == "template")
+        frame |= {text for i in ends if (text := backend.id_to_token(i)) is not None}
+        tokenizer = ChatTokenizer(backend, frame, inside)
+        return cls(template, traits, tokenizer, sorted(stop_token_ids), settings, variables)
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -120,16 +132,16 @@ class TransformersChatFormat:
         assert refused is not None
         raise refused
 
-    def read_turn(self, generated: NDArray[np.int32]) -> ReadTurn:
-        """Read a turn of the policy, int32 [G], as the engine generated it.
+    def read_turn(self, generated: NDArray[np.int32], tools: Sequence[dict[str, Any]] = ()) -> ReadTurn:
+        """Read a turn of the policy, int32 [G], as the engine generated it; the tools type the arguments of its calls.
 
         Raises:
             EngineFailed: an id is not in the vocabulary.
         """
-        ended = len(generated) > 0 and int(generated[-1]) in self._stop_token_ids
-        reasoning, text = self.traits.split(self.decode(generated[:-1] if ended else generated))
-        form = self.traits.form
-        return ReadTurn(reasoning, text, form.before_calls(text), tuple(form.parse(text)), ended)
+        whole, ended_by = self.decode_turn(generated)
+        reasoning, text = self.traits.split(whole)
+        calls = tuple(self.traits.calls(text, ended_by, tools))
+        return ReadTurn(reasoning, text, self.traits.before_calls(text), calls, bool(ended_by), ended_by)
 
     def following(
         self, turn: ReadTurn, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]
@@ -140,33 +152,50 @@ class TransformersChatFormat:
             InvalidJob: the template refuses the messages (`field` is `messages`), in all forms.
         """
         calls = [
-            WrittenCall(call.name, {}, short_call_id(number, call.call_id))
+            WrittenCall(call.name, {}, self.traits.call_id(number, call.name, call.call_id))
             if isinstance(call, ToolCall)
-            else WrittenCall(call.name or UNKNOWN_TOOL, {}, short_call_id(number))
+            else WrittenCall(call.name or UNKNOWN_TOOL, {}, self.traits.call_id(number, call.name or UNKNOWN_TOOL))
             for number, call in enumerate(turn.calls, 1)
         ]
         answered = {str(number): call for number, call in enumerate(calls)}
-        shown = bool(tools) and self.traits.shows_tools
+        shown = tools if self.traits.shows_tools else ()
         # With its calls or, where the template refuses these (more than one, say), as text alone.
         shape = TurnShape(turn.reasoning is not None, tuple(call.name for call in calls), self.traits.writes_calls)
         shapes = dict.fromkeys((shape, shape._replace(written=False)))
         for form, as_shape in product(forms(messages, self.traits.form.write), shapes):
             with suppress(TemplateRefused):
                 told = history(form, self.traits, answered)
-                return self._following(told, as_shape, [call.call_id for call in calls], shown, turn.ended)
+                return self._following(told, as_shape, [call.call_id for call in calls], shown, turn)
         message = "the model's chat template refuses the messages that follow a turn"
         raise InvalidJob(message, field="messages")
 
     def _following(
-        self, told: History, shape: TurnShape, call_ids: Sequence[str], shown: bool, ended: bool
+        self, told: History, shape: TurnShape, call_ids: Sequence[str], tools: Sequence[dict[str, Any]], turn: ReadTurn
     ) -> tuple[Piece, ...]:
-        messages, cut = self.tokenizer.guard(told.messages)
-        text, boundaries = self.skeleton.following(shape, call_ids, messages, tools=shown, ended=ended)
-        after = self.traits.end_of_turn if ended else ""
-        closing, *new, opening = self.tokenizer.encode(text, boundaries, cut, after, inside=True)
+        ended_by = self._end_of(turn)
+        (messages, tools), cut = self.tokenizer.guard((told.messages, list(tools)))
+        text, boundaries = self.skeleton.following(
+            shape, call_ids, messages, tools, ended_by=ended_by, calls_before=_calls_before(turn)
+        )
+        closing, *new, opening = self.tokenizer.encode(text, boundaries, cut, ended_by, inside=True)
         pieces = [Piece(Role.ASSISTANT, closing, new_turn=False)]
         pieces += [Piece(role, ids) for role, ids in zip(told.roles, new, strict=True)]
         return (*(piece for piece in pieces if len(piece.token_ids)), Piece(Role.ASSISTANT, opening))
+
+    def _end_of(self, turn: ReadTurn) -> str:
+        """Return the token that ended a turn; where something else read it, any that could have."""
+        return turn.ended_by or (self.decode(np.array(self._stop_token_ids[:1], np.int32)) if turn.ended else "")
+
+    def decode_turn(self, generated: NDArray[np.int32]) -> tuple[str, str]:
+        """Return the text of a turn, and the token that ended it; empty: it was cut off.
+
+        Raises:
+            EngineFailed: an id is not in the vocabulary.
+        """
+        ended = len(generated) > 0 and int(generated[-1]) in self._stop_token_ids
+        if not ended:
+            return self.decode(generated), ""
+        return self.decode(generated[:-1]), self.decode(generated[-1:])
 
     def _with_tools(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> list[ChatMessage]:
         told = list(messages)
@@ -175,9 +204,8 @@ class TransformersChatFormat:
         return told if self.traits.takes_system else _without_system(told)
 
     def _conversation(self, told: History, tools: Sequence[dict[str, Any]]) -> TransformersConversation:
-        names = frozenset(str(tool.get("function", tool).get("name", "")) for tool in tools)
         shown = tools if self.traits.shows_tools else ()
-        return TransformersConversation(self, told.messages, told.roles, shown, names)
+        return TransformersConversation(self, told.messages, told.roles, shown, tools)
 
     def decode(self, token_ids: NDArray[np.int32]) -> str:
         """Return the text of ids, special tokens included.
@@ -186,6 +214,12 @@ class TransformersChatFormat:
             EngineFailed: an id is not in the vocabulary.
         """
         return self.tokenizer.decode(token_ids)
+
+
+def _calls_before(turn: ReadTurn) -> int:
+    """Return how many calls came before a turn, if its first call is numbered so."""
+    own = next((call.call_id for call in turn.calls if isinstance(call, ToolCall)), "")
+    return int(own) if re.fullmatch("[0-9]{1,3}", own) else 0
 
 
 def _with_system(messages: list[ChatMessage], text: str) -> list[ChatMessage]:
@@ -236,6 +270,32 @@ def _load_tokenizer(name: str) -> Any:
             f"the tokenizer in {name} has no fast form: convert it to a tokenizer.json", key="chat.tokenizer"
         )
     return loaded
+
+
+def _variables(loaded: Any) -> frozenset[str]:
+    sources = loaded.chat_template
+    try:
+        found = [
+            template_variables(source, loaded.special_tokens_map)
+            for source in (sources.values() if isinstance(sources, dict) else [sources])
+        ]
+    except TemplateError as error:
+        raise ConfigError(f"the chat template fails on a plain conversation: {error}", key="chat.template") from error
+    return frozenset().union(*found)
+
+
+def _checked_arguments(settings: ChatSettings, variables: frozenset[str]) -> dict[str, Any]:
+    key = "chat.template_arguments"
+    try:
+        arguments = settings.arguments()
+    except ValueError as error:
+        raise ConfigError(f"template_arguments is no JSON object: {error}", key=key) from error
+    if unknown := sorted(arguments.keys() - variables):
+        has = f"it looks at {', '.join(sorted(variables))}" if variables else "it looks at none"
+        raise ConfigError(
+            f"the chat template of {settings.tokenizer} does not look at the argument {unknown[0]}: {has}", key=key
+        )
+    return arguments
 
 
 def _end_tokens(directory: Path) -> list[int]:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from ..data.trajectory import Role
 from ..errors import InvalidJob
 from .chat import Piece, PolicyTurn, Prompt
-from .chat_history import UNKNOWN_TOOL, short_call_id
+from .chat_history import UNKNOWN_TOOL
 from .chat_skeleton import RENDERED_BEGINNINGS, ChatSkeleton, Measure, Shape, TurnShape
 from .chat_template import TemplateRefused, marker
-from .chat_traits import WrittenCall
+from .chat_traits import WrittenCall, text_of
 from .tool_calls.call import MalformedCall, ToolCall
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ class _Turn:
     calls: tuple[ToolCall | MalformedCall, ...]
     call_ids: tuple[str, ...]
     shape: TurnShape
-    ended: bool
+    ended_by: str
+    """The token that ended it; empty: it was cut off."""
     results: tuple[str, ...] = ()
 
 
@@ -66,10 +67,7 @@ class TemplateParts(Protocol):
     skeleton: ChatSkeleton
     rewrites: bool
 
-    @property
-    def stop_token_ids(self) -> tuple[int, ...]: ...
-
-    def decode(self, token_ids: NDArray[np.int32]) -> str: ...
+    def decode_turn(self, generated: NDArray[np.int32]) -> tuple[str, str]: ...
 
 
 class TransformersConversation:
@@ -80,15 +78,17 @@ class TransformersConversation:
         chat: TemplateParts,
         opening: Sequence[Message],
         roles: Sequence[Role],
+        shown: Sequence[dict[str, Any]],
         tools: Sequence[dict[str, Any]],
-        tool_names: frozenset[str],
     ) -> None:
         self._chat = chat
         self._traits = chat.traits
         self._opening = list(opening)
         self._roles = list(roles)
+        self._shown = list(shown)
+        """The tools that the template is given."""
         self._tools = list(tools)
-        self._tool_names = tool_names
+        self._tool_names = frozenset(str(tool.get("function", tool).get("name", "")) for tool in tools)
         self._turns: list[_Turn] = []
         """All of them where the template may rewrite them; otherwise the last."""
         self._calls = 0
@@ -118,9 +118,9 @@ class TransformersConversation:
         Raises:
             EngineFailed: an id is not in the vocabulary.
         """
-        ended = len(generated) > 0 and int(generated[-1]) in self._chat.stop_token_ids
-        reasoning, text = self._traits.split(self._chat.decode(generated[:-1] if ended else generated))
-        calls = tuple(self._traits.form.parse(text))
+        whole, ended_by = self._chat.decode_turn(generated)
+        reasoning, text = self._traits.split(whole)
+        calls = tuple(self._traits.calls(text, ended_by, self._tools))
         names = tuple(self._name(call) for call in calls)
         turn = _Turn(
             text,
@@ -128,7 +128,7 @@ class TransformersConversation:
             calls,
             self._ids(calls),
             TurnShape(reasoning is not None, names, self._traits.writes_calls),
-            ended,
+            ended_by,
         )
         if not self._chat.rewrites:
             self._turns.clear()
@@ -150,7 +150,8 @@ class TransformersConversation:
         ids: list[str] = []
         for call in calls:
             self._calls += 1
-            ids.append(short_call_id(self._calls, call.call_id if isinstance(call, ToolCall) else ""))
+            own = call.call_id if isinstance(call, ToolCall) else ""
+            ids.append(self._traits.call_id(self._calls, self._name(call), own))
         return tuple(ids)
 
     def _measure(self) -> Measure:
@@ -165,23 +166,25 @@ class TransformersConversation:
     def _continuation(self) -> tuple[Piece, ...]:
         turn = self._turns[-1]
         results, cut = self._chat.tokenizer.guard(turn.results)
-        text, boundaries = self._chat.skeleton.continuation(self._shape(), results, turn.call_ids, ended=turn.ended)
-        after = self._traits.end_of_turn if turn.ended else ""
-        closing, *answers, opening = self._chat.tokenizer.encode(text, boundaries, cut, after, inside=True)
+        before = self._calls - len(turn.calls)
+        text, boundaries = self._chat.skeleton.continuation(
+            self._shape(), results, turn.call_ids, ended_by=turn.ended_by, calls_before=before
+        )
+        closing, *answers, opening = self._chat.tokenizer.encode(text, boundaries, cut, turn.ended_by, inside=True)
         pieces = [Piece(Role.ASSISTANT, closing, new_turn=False), *(Piece(Role.TOOL, ids) for ids in answers)]
         return (*(piece for piece in pieces if len(piece.token_ids)), Piece(Role.ASSISTANT, opening))
 
     def _shape(self) -> Shape:
         roles = tuple(message["role"] for message in self._opening)
-        return Shape(roles, bool(self._tools), tuple(turn.shape for turn in self._turns[-2:]))
+        return Shape(roles, bool(self._shown), tuple(turn.shape for turn in self._turns[-2:]))
 
     def _history(self) -> tuple[list[Message], list[Role]]:
         """Return the whole conversation as messages, with their roles."""
         messages, roles = list(self._opening), list(self._roles)
         for turn in self._turns:
-            content, calls = turn.text, []
+            content, calls = self._traits.said(turn.text), []
             if turn.shape.written and all(isinstance(call, ToolCall) for call in turn.calls):
-                content = self._traits.form.before_calls(content)
+                content = self._traits.before_calls(turn.text)
                 calls = [
                     WrittenCall(call.name, call.arguments, call_id)
                     for call, call_id in zip(turn.calls, turn.call_ids, strict=True)
@@ -197,7 +200,7 @@ class TransformersConversation:
     def _whole(self, messages: Sequence[Message], roles: Sequence[Role]) -> tuple[Piece, ...]:
         """Return the pieces of a whole conversation, one for each message where the template allows it."""
         template, tokenizer = self._chat.template, self._chat.tokenizer
-        (messages, tools), cut = tokenizer.guard((list(messages), self._tools))
+        (messages, tools), cut = tokenizer.guard((list(messages), self._shown))
         text = template.render(messages, tools, opened=True)
         ends = self._known_ends(text)
         front = self._front(messages, tools, text) if not ends and roles[0] != Role.SYSTEM else 0
@@ -228,7 +231,7 @@ class TransformersConversation:
         """Add the ends of the messages that stand between what the last one of their role did, and the text's end."""
         frames: dict[Role, tuple[str, str]] = {}
         for one, end in pairwise(ends):
-            content = messages[end.messages - 1]["content"].strip()
+            content = text_of(messages[end.messages - 1]).strip()
             written = text[one.length : end.length]
             if end.messages == one.messages + 1 and content and written.count(content) == 1:
                 before, _, after = written.partition(content)
@@ -236,7 +239,7 @@ class TransformersConversation:
         start = ends[-1].length if ends else 0
         for number in range(ends[-1].messages if ends else 0, len(roles)):
             frame = frames.get(roles[number])
-            written = messages[number]["content"]
+            written = text_of(messages[number])
             lengths = (
                 len(frame[0]) + len(content) + len(frame[1])
                 for content in (written, written.strip())

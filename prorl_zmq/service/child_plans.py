@@ -187,5 +187,6 @@ def _engine_arguments(backends: BackendSettings, index: int) -> list[str]:
         "--context-tokens": str(backends.context_tokens),
     }
     given = _given(flags)
-    given += [part for name, value in backends.options.items() for part in ("--option", f"{name}={json.dumps(value)}")]
+    for flag, values in (("--template-argument", backends.template_arguments), ("--option", backends.options)):
+        given += [part for name, value in values.items() for part in (flag, f"{name}={json.dumps(value)}")]
     return [*given, *(["--", *backends.arguments] if backends.arguments else [])]

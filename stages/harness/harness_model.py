@@ -319,7 +319,7 @@ class HarnessModel:
         request = call.request
         tools = request.tools if request.may_call else ()
         if self._parser is None:
-            read = self._chat.read_turn(token_ids)
+            read = self._chat.read_turn(token_ids, tools)
         else:
             started = time.monotonic()
             try:
@@ -327,7 +327,7 @@ class HarnessModel:
             finally:
                 self._episode.spent("parser", started)
             if read.calls and not tools:
-                read = self._chat.read_turn(token_ids)
+                read = self._chat.read_turn(token_ids, tools)
         # Where nothing may be called, what looks like a call is text, and the program may well read it itself.
         return read if tools else read._replace(content=read.text, calls=())
 

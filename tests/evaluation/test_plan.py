@@ -39,6 +39,13 @@ def test_options_take_the_place_of_what_a_job_says_and_nothing_else_does() -> No
     assert (job.episode.max_turns, job.episode.max_tokens) == (3, EpisodeLimits().max_tokens)
 
 
+def test_template_arguments_are_added_to_those_of_a_job() -> None:
+    own = msgspec.structs.replace(TEMPLATE, template_arguments={"a": 1, "b": 1})
+    plan = made_plan(1, 1, template_arguments={"b": 2})
+    (job,) = jobs_of(plan, [Problem("a", 1, "math", own)], [RolloutIndex(0, 0)])
+    assert job.template_arguments == {"a": 1, "b": 2}
+
+
 def test_another_try_is_another_job_with_the_same_seed() -> None:
     plan = made_plan()
     first, second = jobs_of(plan, PROBLEMS, [RolloutIndex(1, 1), RolloutIndex(1, 1, trial=1)])

@@ -276,16 +276,16 @@ def test_rendering_shows_what_a_template_does(name: str, form: str, ours: set[st
     chat = load(name)
     traits = chat.traits
     found = {
-        "takes_reasoning": traits.takes_reasoning,
-        "opens_reasoning": traits.opens_reasoning,
+        "takes_reasoning": bool(traits.reasoning.key),
+        "opens_reasoning": traits.reasoning.opened,
         "describes": not traits.shows_tools,
         "results_as_user": not traits.takes_results,
     }
     assert traits.form.name == form
     assert {trait for trait, holds in found.items() if holds} == ours
-    assert traits.end_of_turn == FAMILIES[name].end
+    assert traits.ends.texts == (FAMILIES[name].end,)
     assert traits.takes_system
-    assert traits.reasoning_marks == ("<think>", "</think>")
+    assert traits.reasoning.marks == ("<think>", "</think>")
     ends = {FAMILIES[name].end, FAMILIES[name].eos}
     assert chat.stop_token_ids == tuple(sorted(oracle(name).convert_tokens_to_ids(end) for end in ends))
 
@@ -433,14 +433,17 @@ def test_a_call_that_cannot_be_read_is_answered_too(name: str, history: str) -> 
     ("name", "text", "calls"),
     [
         ("qwen3", '<think>I could <tool_call>{"name": "x"}</tool_call></think>No.', 0),
-        ("qwen3", '<think>I could <tool_call>{"name": "x"}</tool_call>', 0),
+        ("qwen3", '<think>I must look.\n<tool_call>{"name": "x"}</tool_call>', 1),
+        ("qwen3", '<think>I must look.\n<tool_call>{"name"', 1),
+        ("qwen3", "<think>I must look.", 0),
         ("qwen3", 'The mark is <think>: <tool_call>{"name": "x"}</tool_call>', 1),
-        ("r1-opened", 'I could\n```tool_call\n{"name": "x"}\n```', 0),
+        ("r1-opened", 'I could\n```tool_call\n{"name": "x"}\n```\nor not.</think>No.', 0),
+        ("r1-opened", 'I must look.\n```tool_call\n{"name": "x"}\n```', 1),
         ("r1-opened", 'Yes.</think>\n```tool_call\n{"name": "x"}\n```', 1),
         ("r1", 'Yes.\n```tool_call\n{"name": "x"}\n```', 1),
     ],
 )
-def test_no_call_is_taken_from_reasoning(name: str, text: str, calls: int) -> None:
+def test_only_reasoning_that_was_not_closed_ends_in_a_call(name: str, text: str, calls: int) -> None:
     turn = load(name).conversation(HI, TOOLS).add_turn(encode_turn(FAMILIES[name], text))
     assert turn.text == load(name).traits.split(text)[1]
     assert len(turn.calls) == calls

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -44,24 +45,40 @@ class MalformedCall(msgspec.Struct, frozen=True):
     """The text that should have been its arguments as JSON."""
 
 
-class ToolCallFormat(Protocol):
-    """One way of writing tool calls."""
+class ToolCallFormat(ABC):
+    """One form of tool calls."""
 
-    @property
-    def name(self) -> str:
-        """As `ChatSettings.tool_calls` has it."""
+    name: ClassVar[str]
+    """As `ChatSettings.tool_calls` has it."""
 
+    @abstractmethod
     def describe(self, tools: Sequence[dict[str, Any]]) -> str:
-        """Return the text that tells a model of its tools, and of how to call them, where its template does not."""
+        """Return a text that describes the tools and how to call them, for a template that does not."""
 
-    def parse(self, text: str) -> list[ToolCall | MalformedCall]:
-        """Return the tool calls of one turn, in order; an empty list if it calls no tool. Never raises."""
+    @abstractmethod
+    def parse(self, text: str, tools: Sequence[dict[str, Any]] = ()) -> list[ToolCall | MalformedCall]:
+        """Return the tool calls of one turn, in order; an empty list if it calls no tool. Never raises.
 
+        Args:
+            text: the turn, without its reasoning.
+            tools: JSON schemas of what the policy may call. They type arguments that a form writes as plain text;
+                an argument without a schema stays text.
+        """
+
+    @abstractmethod
     def before_calls(self, text: str) -> str:
         """Return what a turn says before its first call; all of it, if it calls no tool."""
 
+    @abstractmethod
     def write(self, name: str, arguments: dict[str, Any]) -> str:
-        """Return the text of a call, for a turn that another program tells of."""
+        """Return the text of a call, for a turn that another program reports."""
+
+    def split(self, text: str) -> tuple[str | None, str] | None:  # noqa: ARG002 - most forms are of calls only
+        """Return a whole turn's reasoning and the rest, where turns are messages that this form frames.
+
+        None: the template's marks of reasoning tell them apart.
+        """
+        return None
 
 
 def malformed(problem: str, content: str) -> MalformedCall:

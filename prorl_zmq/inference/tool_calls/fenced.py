@@ -11,7 +11,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .call import MAX_CALLS, MalformedCall, ToolCall, call_json, describe_tools, read_json, too_many_calls
+from .call import (
+    MAX_CALLS,
+    MalformedCall,
+    ToolCall,
+    ToolCallFormat,
+    call_json,
+    describe_tools,
+    read_json,
+    too_many_calls,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +29,7 @@ OPEN, CLOSE = "```tool_call", "\n```"
 EXAMPLE = f'{OPEN}\n{{"name": "NAME", "arguments": {{…}}}}{CLOSE}'
 
 
-class FencedFormat:
+class FencedFormat(ToolCallFormat):
     """Implements `call.ToolCallFormat`."""
 
     name: ClassVar = "fenced"
@@ -29,7 +38,7 @@ class FencedFormat:
         """Return the text that tells a model of its tools."""
         return describe_tools(tools, EXAMPLE)
 
-    def parse(self, text: str) -> list[ToolCall | MalformedCall]:
+    def parse(self, text: str, tools: Sequence[dict[str, Any]] = ()) -> list[ToolCall | MalformedCall]:  # noqa: ARG002 - JSON has types
         """Return the tool calls of one turn, in order. Never raises."""
         calls: list[ToolCall | MalformedCall] = []
         text = f"\n{text}"

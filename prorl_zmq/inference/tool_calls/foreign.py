@@ -5,11 +5,13 @@ The template tells of the tools and writes the calls, so only what a turn says i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from .fenced import FencedFormat
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .call import MalformedCall, ToolCall
 
 
@@ -18,7 +20,7 @@ class ForeignFormat(FencedFormat):
 
     name: ClassVar = "foreign"
 
-    def parse(self, text: str) -> list[ToolCall | MalformedCall]:  # noqa: ARG002 - it has no calls that we read
+    def parse(self, text: str, tools: Sequence[dict[str, Any]] = ()) -> list[ToolCall | MalformedCall]:  # noqa: ARG002 - it has no calls that we read
         """Return no calls."""
         return []
 

@@ -7,7 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .call import MAX_CALLS, MalformedCall, ToolCall, call_json, describe_tools, malformed, read_json, too_many_calls
+from .call import (
+    MAX_CALLS,
+    MalformedCall,
+    ToolCall,
+    ToolCallFormat,
+    call_json,
+    describe_tools,
+    malformed,
+    read_json,
+    too_many_calls,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +26,7 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 EXAMPLE = f'{OPEN}{{"name": "NAME", "arguments": {{…}}}}{CLOSE}'
 
 
-class HermesFormat:
+class HermesFormat(ToolCallFormat):
     """Implements `call.ToolCallFormat`."""
 
     name: ClassVar = "hermes"
@@ -25,7 +35,7 @@ class HermesFormat:
         """Return the text that tells a model of its tools."""
         return describe_tools(tools, EXAMPLE)
 
-    def parse(self, text: str) -> list[ToolCall | MalformedCall]:
+    def parse(self, text: str, tools: Sequence[dict[str, Any]] = ()) -> list[ToolCall | MalformedCall]:  # noqa: ARG002 - JSON has types
         """Return the tool calls of one turn, in order. Never raises."""
         calls: list[ToolCall | MalformedCall] = []
         position = 0

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from .call import MAX_CALLS, MalformedCall, ToolCall, call_json, describe_tools, read_json_at, too_many_calls
+from .call import (
+    MAX_CALLS,
+    MalformedCall,
+    ToolCall,
+    ToolCallFormat,
+    call_json,
+    describe_tools,
+    read_json_at,
+    too_many_calls,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +36,7 @@ class _Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: str = "function"
 
 
-class Llama3Format:
+class Llama3Format(ToolCallFormat):
     """Implements `call.ToolCallFormat`."""
 
     name: ClassVar = "llama3"
@@ -36,7 +45,7 @@ class Llama3Format:
         """Return the text that tells a model of its tools."""
         return f"{describe_tools(tools, EXAMPLE)}\nwith nothing before it; separate several with a semicolon."
 
-    def parse(self, text: str) -> list[ToolCall | MalformedCall]:
+    def parse(self, text: str, tools: Sequence[dict[str, Any]] = ()) -> list[ToolCall | MalformedCall]:  # noqa: ARG002 - JSON has types
         """Return the tool calls of one turn, in order. Never raises."""
         before, tag, after = text.partition(PYTHON_TAG)
         content = (after if tag else before).strip()

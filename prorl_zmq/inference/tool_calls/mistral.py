@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from .call import MAX_CALLS, MalformedCall, ToolCall, call_json, describe_tools, read_json_at, too_many_calls
+from .call import (
+    MAX_CALLS,
+    MalformedCall,
+    ToolCall,
+    ToolCallFormat,
+    call_json,
+    describe_tools,
+    read_json_at,
+    too_many_calls,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +39,7 @@ class _Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: str = ""
 
 
-class MistralFormat:
+class MistralFormat(ToolCallFormat):
     """Implements `call.ToolCallFormat`."""
 
     name: ClassVar = "mistral"
@@ -39,7 +48,7 @@ class MistralFormat:
         """Return the text that tells a model of its tools."""
         return describe_tools(tools, EXAMPLE)
 
-    def parse(self, text: str) -> list[ToolCall | MalformedCall]:
+    def parse(self, text: str, tools: Sequence[dict[str, Any]] = ()) -> list[ToolCall | MalformedCall]:  # noqa: ARG002 - JSON has types
         """Return the tool calls of one turn, in order. Never raises."""
         calls: list[ToolCall | MalformedCall] = []
         position = 0

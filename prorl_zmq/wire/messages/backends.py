@@ -6,9 +6,11 @@ Requests about weights are answered when all engine hosts have done their part: 
 from __future__ import annotations
 
 import zlib
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
+from msgspec.json import decode, encode
+from msgspec.structs import replace
 
 from ...errors import ErrorInfo
 from .base import (
@@ -16,6 +18,7 @@ from .base import (
     Attempt,
     Count,
     CurveKey,
+    FieldName,
     Identifier,
     JobIdentifier,
     KeyRole,
@@ -38,6 +41,8 @@ STARTS_LIMIT = 1024
 
 ToolCallFormatName = Literal["", "hermes", "llama3", "mistral", "fenced"]
 History = Literal["template", "append"]
+TemplateArguments = Annotated[dict[FieldName, Any], Meta(max_length=32)]
+"""What a chat template is given by name, such as `enable_thinking`."""
 ParserUrl = Annotated[str, Meta(pattern="^(https?://[^/].*)?$", max_length=2048)]
 
 
@@ -56,6 +61,23 @@ class ChatSettings(Part, frozen=True):
     parser_url: ParserUrl = ""
     """A server of `vllm launch render`, as stage processes reach it: its parsers of tool calls and reasoning read what
     the policy says to a harness. The agent loop reads by the formats above. Empty: that is done for harnesses too."""
+    template_arguments: str = ""
+    """The `TemplateArguments` as JSON, its names in order; empty: none. Text, so that settings can be compared."""
+
+    def with_arguments(self, arguments: dict[str, Any]) -> ChatSettings:
+        """Return the same settings with more template arguments, which count more than those of the settings."""
+        if not arguments:
+            return self
+        merged = {**self.arguments(), **arguments}
+        return replace(self, template_arguments=encode(merged, order="deterministic").decode())
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the template arguments.
+
+        Raises:
+            ValueError: they are no JSON object.
+        """
+        return decode(self.template_arguments, type=dict[str, Any]) if self.template_arguments else {}
 
 
 class Backend(Part, frozen=True, kw_only=True):
@@ -82,6 +104,8 @@ class Backend(Part, frozen=True, kw_only=True):
     """Names one life of its host: who was sent to another one is refused there. Empty: it has no host of ours."""
     version: ShortText = ""
     """Of its host's package; empty: it has no host of ours."""
+    warning: Annotated[str, Meta(max_length=512)] = ""
+    """What its users must know of how its model is understood, such as that its tool calls are not read."""
 
 
 class EngineLoad(Part, frozen=True):

@@ -143,6 +143,8 @@ class Job(Part, frozen=True, kw_only=True):
     """How long a phase may wait while no live stage process could take it before the job ends with `no_stage`."""
     max_attempts: Annotated[int, Meta(ge=1, le=100)] = 3
     """How many times the job is started before a loss is final."""
+    template_arguments: Annotated[dict[FieldName, Any], Meta(max_length=32)] = {}
+    """Given to the model's chat template, such as `{"enable_thinking": false}`; they count more than the backend's."""
     harness: Harness | HarnessName | None = None
     """What leads the rollout, or only its name (`codex`, `codex==0.169.0`); None: the service's agent loop. The task
     prepares and judges it either way."""

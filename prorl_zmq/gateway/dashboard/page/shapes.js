@@ -27,7 +27,7 @@ const SHAPES = {
   batchView: { groups: [], left_out: 0, is_closed: false },
   backends: { backends: [], waiting: 0, starts: [] },
   backendStatus: { problem: "", next_try_s: null, load: null, silent_s: null, lease_s: 0 },
-  backend: { model: "", weight_version: 0, node: "local", max_in_flight: 256, context_tokens: 0, version: "" },
+  backend: { model: "", weight_version: 0, node: "local", max_in_flight: 256, context_tokens: 0, version: "", warning: "" },
   load: {
     running: 0,
     tokens_per_s: 0,

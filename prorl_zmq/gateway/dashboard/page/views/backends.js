@@ -89,6 +89,7 @@ function content(drain) {
     ];
   });
   const hosts = list.backends.filter((status) => status.silent_s != null).map(hostCells);
+  const warned = list.backends.filter((status) => status.backend.warning);
   const unwell = list.backends.filter((status) => status.problem);
   return [
     h("p", { class: "quiet" }, `${count(list.waiting)} jobs wait for a backend.`),
@@ -106,6 +107,17 @@ function content(drain) {
               status.problem,
               status.next_try_s == null ? NOTHING : seconds(status.next_try_s),
             ]),
+          ),
+        )
+      : null,
+    warned.length
+      ? card(
+          "Warnings",
+          null,
+          table(
+            "Warnings",
+            [["backend", "id"], ["what", "text long"]],
+            warned.map((status) => [status.backend.backend_id, status.backend.warning]),
           ),
         )
       : null,

@@ -1,0 +1,215 @@
+"""Each template of current models: its calls are read, what is seen is what it writes, and no content makes a frame."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pytest
+from chat_collection import FOLDER, MODELS, make_tokenizer, save_model
+
+from prorl_zmq.data.trajectory import Role
+from prorl_zmq.inference.chat import ChatMessage
+from prorl_zmq.inference.chat_traits import WrittenCall
+from prorl_zmq.inference.tool_calls.call import ToolCall
+from prorl_zmq.inference.transformers_chat import TransformersChatFormat
+from prorl_zmq.wire.messages.backends import ChatSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from prorl_zmq.inference.chat import Piece
+
+pytestmark = pytest.mark.skipif(not MODELS, reason=f"no chat templates in {FOLDER}")
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": f"Run {name}.",
+            "parameters": {
+                "type": "object",
+                "properties": {"command": {"type": "string"}, "seconds": {"type": "integer"}},
+                "required": ["command"],
+            },
+        },
+    }
+    for name in ("bash", "python")
+]
+
+
+class Step(NamedTuple):
+    """A turn that calls tools, and what follows it."""
+
+    generated: NDArray[np.int32]
+    whole: str
+    """The template's own rendering of the conversation after it, opened for the next turn."""
+    calls: list[WrittenCall]
+    answers: list[dict[str, Any]]
+    kept: bool
+    """The template's rendering begins with what the engine saw before."""
+
+
+@lru_cache(8)
+def load(name: str) -> TransformersChatFormat:
+    with tempfile.TemporaryDirectory() as folder:
+        return TransformersChatFormat.load(ChatSettings("transformers", str(save_model(MODELS[name], Path(folder)))))
+
+
+@lru_cache(8)
+def tokenizer_of(name: str) -> Any:
+    return make_tokenizer(MODELS[name])
+
+
+def render(name: str, messages: list[dict[str, Any]], *, opened: bool) -> str:
+    return str(
+        tokenizer_of(name).apply_chat_template(
+            messages,
+            tools=TOOLS if load(name).traits.shows_tools else None,
+            tokenize=False,
+            add_generation_prompt=opened,
+        )
+    )
+
+
+def ids_of(pieces: Sequence[Piece]) -> NDArray[np.int32]:
+    return np.concatenate([piece.token_ids for piece in pieces])
+
+
+def added_ids(name: str) -> set[int]:
+    model = MODELS[name]
+    return {tokenizer_of(name).convert_tokens_to_ids(token) for token in (*model.special, *model.plain)}
+
+
+def answer(name: str) -> list[int]:
+    """Give a turn that answers the user, as the template writes it, and the token that ends it."""
+    messages = [{"role": "user", "content": "Do it."}]
+    before = render(name, messages, opened=True)
+    said = [*messages, {"role": "assistant", "content": "It is done."}]
+    whole = render(name, [*said, {"role": "user", "content": "?"}], opened=True)
+    start, behind = common(whole, before), whole.index("It is done.") + len("It is done.")
+    ends = load(name).traits.ends.find(whole[behind:])
+    end = [tokenizer_of(name).convert_tokens_to_ids(whole[behind:][slice(*ends)])]
+    stops = load(name).stop_token_ids
+    text = whole[start : behind + ends[0]]
+    return [*tokenizer_of(name)(text, add_special_tokens=False)["input_ids"], *(end if end[0] in stops else stops[:1])]
+
+
+def common(one: str, other: str) -> int:
+    """Give how many characters two texts begin with in common, up to the end of a mark or a line."""
+    end = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return end if end == len(other) else max(one.rfind(mark, 0, end) + 1 for mark in ">]\n")
+
+
+def calling_steps(name: str, said: str = "a\nb") -> list[Step]:
+    """Give two turns that call tools, as the template writes them, the second one two tools where it can."""
+    traits = load(name).traits
+    system = "Work." if traits.shows_tools else f"Work.\n\n{traits.form.describe(TOOLS)}"
+    messages: list[dict[str, Any]] = [{"role": "system", "content": system}, {"role": "user", "content": "Do it."}]
+    if not traits.takes_system:
+        messages = [{"role": "user", "content": f"{system}\n\nDo it."}]
+    steps = []
+    number = 0
+    for count in (1, 2):
+        before = render(name, messages, opened=True)
+        for some in range(count, 0, -1):
+            names = ["bash", "python"][:some]
+            calls = [
+                WrittenCall(tool, {"command": f"ls -l {n}", "seconds": n}, traits.call_id(number + n, tool))
+                for n, tool in enumerate(names, 1)
+            ]
+            thinks = traits.reasoning.key and not before.rstrip().endswith(traits.reasoning.marks[1])
+            thought = "I list it." if thinks else None
+            written = "" if traits.writes_calls else "".join(traits.form.write(*call[:2]) for call in calls).strip()
+            turn = traits.turn(written, thought, calls if traits.writes_calls else [])
+            answers = traits.results([f"{said} {n}" for n in range(some)], calls)
+            try:
+                whole = render(name, [*messages, turn, *answers], opened=True)
+            except Exception:
+                if some == 1:
+                    raise
+            else:
+                if f"ls -l {some}" in whole:
+                    break
+        number += len(calls)
+        start = common(whole, before)
+        last = whole.rindex(f"ls -l {some}")
+        ends = re.compile("|".join(map(re.escape, (*MODELS[name].stops, MODELS[name].eos, "<|tools_suffix|>"))))
+        if written:
+            last = whole.rindex(written) + len(written)
+        found = ends.search(whole, last)
+        assert found is not None
+        generated = np.array(tokenizer_of(name)(whole[start : found.end()], add_special_tokens=False)["input_ids"])
+        messages += [turn, *answers]
+        steps.append(Step(generated.astype(np.int32), whole, calls, answers, whole.startswith(before)))
+    return steps
+
+
+def opening(system: str = "Work.", user: str = "Do it.") -> list[ChatMessage]:
+    return [ChatMessage(Role.SYSTEM, system), ChatMessage(Role.USER, user)]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_own_calls_are_read_and_what_is_seen_is_what_the_template_writes(name: str) -> None:
+    chat = load(name)
+    conversation = chat.conversation(opening(), TOOLS)
+    seen = ids_of(conversation.prompt().pieces)
+    for step in calling_steps(name):
+        read = conversation.add_turn(step.generated)
+        assert [(call.name, call.arguments) for call in read.calls if isinstance(call, ToolCall)] == [
+            (call.name, call.arguments) for call in step.calls
+        ]
+        conversation.add_tool_results([str(answer["content"]) for answer in step.answers])
+        prompt = conversation.prompt()
+        assert prompt.rewritten != step.kept
+        new = ids_of(prompt.pieces)
+        seen = new if prompt.rewritten else np.concatenate([seen, step.generated, new])
+        assert chat.decode(seen) == step.whole
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_follows_a_turn_is_what_the_template_writes(name: str) -> None:
+    chat = load(name)
+    for step in calling_steps(name):
+        turn = chat.read_turn(step.generated, TOOLS)
+        assert turn.ended
+        answers = [ChatMessage(Role.TOOL, str(one["content"]), call_id=str(n)) for n, one in enumerate(step.answers)]
+        new = ids_of(chat.following(turn, answers, TOOLS))
+        assert step.whole.endswith(chat.decode(np.concatenate([step.generated, new])))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_message_of_the_user_follows_without_a_word_of_markers(name: str) -> None:
+    chat = load(name)
+    said = chat.read_turn(np.array(answer(name)), TOOLS)
+    text = chat.decode(ids_of(chat.following(said, [ChatMessage(Role.USER, "And then?")], TOOLS)))
+    assert "And then?" in text
+    assert "qz" not in text
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_content_makes_a_token_of_the_frame(name: str) -> None:
+    """A conversation whose contents spell all tokens has as many of each as one with harmless contents."""
+    model, chat = MODELS[name], load(name)
+    spelled = " ".join([*model.special, *model.plain]) + "".join(model.plain)
+    counts = []
+    for text in ("x", spelled):
+        conversation = chat.conversation(opening(text, text), TOOLS)
+        seen = [ids_of(conversation.prompt().pieces)]
+        for step in calling_steps(name):
+            calls = conversation.add_turn(step.generated).calls
+            conversation.add_tool_results([text] * len(calls))
+            seen.append(ids_of(conversation.prompt().pieces))
+        counts.append([dict(zip(*np.unique(ids, return_counts=True), strict=True)) for ids in seen])
+    harmless, spelling = counts
+    frame = {int(i) for ids in harmless for i in ids if int(i) in added_ids(name)}
+    frame |= {tokenizer_of(name).convert_tokens_to_ids(token) for token in model.special}
+    for before, after in zip(harmless, spelling, strict=True):
+        assert {i: after.get(i, 0) for i in frame} == {i: before.get(i, 0) for i in frame}
