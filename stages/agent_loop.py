@@ -68,7 +68,7 @@ class Episode(Record):
     trajectory: TrajectoryBuilder = field(default_factory=TrajectoryBuilder)
     stop_reason: StopReason | None = None
     last_text: str = ""
-    """The text of the policy's last turn."""
+    """The text of the policy's last turn, without its reasoning."""
     final_message: str | None = None
     """What the policy said with the call that ended the episode, if there was one."""
     notes: dict[str, str] = field(default_factory=dict)

@@ -183,7 +183,7 @@ class PhaseRunner:
                         raise SandboxBroken(f"the agent broke its sandbox: {error.message}") from error
                     raise
                 except EngineFailed as error:  # also of what the agent loop could make nothing of
-                    if not error.fields.get("refused"):
+                    if not (error.fields.get("refused") or error.fields.get("parser")):
                         self._report(error)
                     raise
                 finally:

@@ -60,6 +60,10 @@ class ScriptedModel:
         self.opening = asyncio.Event()
         self.replying = asyncio.Event()
         self.given_up = asyncio.Event()
+        self.charged: list[int] = []
+
+    def charge(self, cost: int) -> None:
+        self.charged.append(cost)
 
     async def open(self, request: ModelRequest) -> _Call:
         self.requests.append(request)

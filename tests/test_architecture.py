@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "tasks": {"errors", "wire"},
     "brokers": BASE,
     "tools": BASE - {"data"},
-    "model_proxy": {"data"},
+    "model_proxy": {"data", "wire"},
     "stages": BASE | {"tools", "tasks", "inference", "model_proxy"},
     "make_swe": {"errors", "system", "tools"},
     "service": BASE | {"client", "tools", "inference"},

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
+from ..client.requests import JOBS_PER_REQUEST
 from ..errors import MalformedMessage
+from ..wire.json_bounds import json_values
 from .bodies import Waiting  # noqa: TC001 - msgspec reads annotations at run time
 
 if TYPE_CHECKING:
@@ -17,7 +21,16 @@ if TYPE_CHECKING:
 
     from ..security.rights import Sender
 
+    Decoded = TypeVar("Decoded")
     Answer = Callable[["Call"], Awaitable[object]]
+
+
+VALUES_LIMIT = 1_000_000
+"""JSON values of a body: a tenth of a second to decode."""
+ASIDE_BYTES = 64 * 1024
+"""From so many bytes on, a body is decoded in a thread."""
+_DECODERS = ThreadPoolExecutor(2, "prorl-decode")
+"""Few, since they share the interpreter with the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +82,9 @@ async def read_call(endpoint: Endpoint, request: web.Request, sender: Sender) ->
         MalformedMessage: its body or query is not what the endpoint takes; `field` says where.
         HTTPRequestEntityTooLarge: its body is over the limit.
     """
-    body = _decoded(await request.read(), endpoint.takes) if endpoint.takes is not None else None
+    body = None
+    if endpoint.takes is not None:
+        body = await decoded_body(request, lambda data: _decoded(data, endpoint.takes))
     try:
         query = msgspec.convert(dict(request.query), endpoint.query, strict=False)
     except msgspec.ValidationError as error:
@@ -78,9 +93,55 @@ async def read_call(endpoint: Endpoint, request: web.Request, sender: Sender) ->
     return Call(sender, body, request.match_info, query, accepts, request.headers.get("traceparent", ""))
 
 
-def _decoded(body: bytes, kind: Any) -> Any:
+async def decoded_body(request: web.Request, decode: Callable[[bytes], Decoded]) -> Decoded:
+    """Return what a request's body is decoded to; nothing is decoded that has more values than a body may.
+
+    Raises:
+        MalformedMessage: it has; or what `decode` raises.
+        HTTPRequestEntityTooLarge: the body is over the limit.
+    """
+    data = await request.read() or b"{}"
+    if len(data) < ASIDE_BYTES:
+        return decode(data)
+    return await asyncio.get_running_loop().run_in_executor(_DECODERS, _bounded, data, decode)
+
+
+def _bounded(data: bytes, decode: Callable[[bytes], Decoded]) -> Decoded:
+    if json_values(data, VALUES_LIMIT) > VALUES_LIMIT:
+        message = (
+            f"the body has more than {VALUES_LIMIT} values, which is the most that is taken; send several requests"
+        )
+        raise MalformedMessage(message, field="$")
+    return decode(data)
+
+
+class _Prompts(msgspec.Struct):
+    prompts: list[msgspec.Raw] = []
+
+
+def _count_jobs(body: bytes) -> None:
+    """Refuse a list of too many jobs before any of them is decoded.
+
+    Raises:
+        MalformedMessage: there are more than a request may have.
+    """
+    is_list = body[:64].lstrip().startswith(b"[")
     try:
-        return msgspec.json.decode(body or b"{}", type=kind)
+        if is_list:
+            count = len(msgspec.json.decode(body, type=list[msgspec.Raw]))
+        else:
+            count = len(msgspec.json.decode(body, type=_Prompts).prompts)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return  # decoding says what is wrong
+    if count > JOBS_PER_REQUEST:
+        message = f"there are {count} jobs; a request may have {JOBS_PER_REQUEST}: send several"
+        raise MalformedMessage(message, field="$" if is_list else "$.prompts")
+
+
+def _decoded(body: bytes, kind: Any) -> Any:
+    _count_jobs(body)
+    try:
+        return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         what, _, place = str(error).partition(" - at `")
         raise MalformedMessage(

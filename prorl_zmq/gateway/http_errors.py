@@ -36,7 +36,7 @@ STATUSES: dict[type[ProrlError], int] = {
     errors.Closed: 503,
 }
 """Of all others, 500."""
-HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 413: "too_large"}
+HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 413: "too_large", 415: "unsupported_encoding"}
 """Of what no broker was asked."""
 RETRY_S = 1.0
 

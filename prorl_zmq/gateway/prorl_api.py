@@ -27,6 +27,7 @@ from ..stages.known_row_formats import known_row_formats
 from ..wire.messages.base import KeyRole, new_id
 from ..wire.messages.front_door import Status
 from .connection import check_may
+from .endpoint import decoded_body
 from .http_errors import json_response
 from .llm_servers import SERVERS_LIMIT
 from .loaded_texts import LoadedTexts
@@ -281,7 +282,7 @@ def detail(status: int, text: str) -> web.Response:
 
 async def _body(request: web.Request) -> dict[str, Any]:
     try:
-        body = msgspec.json.decode(await request.read() or b"{}")
+        body = await decoded_body(request, msgspec.json.decode)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedMessage(f"the body is not JSON: {error}", field="$") from None
     if not isinstance(body, dict):

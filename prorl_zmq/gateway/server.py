@@ -13,7 +13,7 @@ import asyncio
 import errno
 import logging
 import socket
-from functools import partial
+from functools import cached_property, partial
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
@@ -160,13 +160,12 @@ class Gateway:
                     sender = self._sender(request)
                 except NotAllowed as error:
                     return error_response(error, 401)
-                if self._is_open_to(sender) and (self._is_foreign_page(request) or not self._is_named(request)):
-                    raise NotAllowed(
-                        "a web page of another origin may not use a gateway that asks for no keys; open the dashboard "
-                        "by this machine's address, not by another name"
-                    )
+                if self._is_open_to(sender):
+                    self._check_origin(request)
                 if self._options.read_only and request.method not in READING:
                     raise NotAllowed("this dashboard was started with --read-only: it shows, and changes nothing")
+                if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+                    raise web.HTTPUnsupportedMediaType(text="a body must not be compressed: send it as it is")
                 return await handler(request, sender)
             except ProrlError as error:
                 return error_response(error)
@@ -184,10 +183,26 @@ class Gateway:
         """Return whether it was let in without a key, which no page of another origin has."""
         return sender.role is None and not isinstance(self._bearers, PageToken)
 
+    def _check_origin(self, request: web.Request) -> None:
+        """Refuse what a web page of another origin asks.
+
+        Raises:
+            NotAllowed: it may come from one.
+        """
+        if self._is_foreign_page(request):
+            raise NotAllowed("a web page of another origin may not use a gateway that asks for no keys")
+        if not self._is_named(request):
+            raise NotAllowed(
+                f"{request.host[:80]!r} is no name of this machine, and a gateway that asks for no keys answers to no "
+                "other: use its address or its host name, or start it with --keys"
+            )
+
     def _is_named(self, request: web.Request) -> bool:
         """Return whether a request was meant for this address, not for a name that was led here."""
         host = _host_of(request)
-        return self._options.insecure or is_loopback_host(host) or host == self._options.host
+        if self._options.insecure:
+            return self._is_own_host(host)
+        return is_loopback_host(host) or host == self._options.host
 
     def _is_foreign_page(self, request: web.Request) -> bool:
         """Return whether a browser asks for another page than our own; other programs send none of these headers.
@@ -205,8 +220,13 @@ class Gateway:
         try:
             ip_address(host.strip("[]"))
         except ValueError:
-            return is_loopback_host(host) or host in (self._options.host, socket.gethostname(), socket.getfqdn())
+            return is_loopback_host(host) or host.lower() in self._own_names
         return True
+
+    @cached_property
+    def _own_names(self) -> frozenset[str]:
+        """The names of this machine; looked up once, since that may ask a name server."""
+        return frozenset(name.lower() for name in (self._options.host, socket.gethostname(), socket.getfqdn()))
 
     async def _watch(self, request: web.Request, sender: Sender) -> web.StreamResponse:
         return await self._dashboard.streams.answer(request, sender, self._sender)

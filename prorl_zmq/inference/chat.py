@@ -68,7 +68,8 @@ class PolicyTurn(NamedTuple):
     """What the policy said."""
 
     text: str
-    """With its reasoning and its tool calls; the token that ended the turn is left out."""
+    """What follows its reasoning, with its tool calls; the token that ended the turn is left out. Empty if the turn
+    ended before its reasoning did."""
     calls: tuple[ToolCall | MalformedCall, ...]
     """In order; none of them from its reasoning."""
 

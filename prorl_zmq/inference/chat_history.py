@@ -1,16 +1,15 @@
 """Messages as a chat template takes them, turns of the policy and tools' answers among them.
 
 Templates are strict: some take no id of a call but nine letters or digits, some no two messages of one role in a row,
-some no system message but the first. So ids become what the template takes, and what it refuses is told `folded`.
+some no system message but the first. So ids become what the template takes; what it refuses has other `chat_forms`.
 """
 
 from __future__ import annotations
 
-from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..data.trajectory import Role
-from .chat_traits import WrittenCall, text_of
+from .chat_traits import WrittenCall
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -71,15 +70,3 @@ def history(
             written.append({"role": _ROLES[message.role], "content": message.content})
         roles.append(message.role)
     return History(written, roles)
-
-
-def folded(told: History) -> History:
-    """Return the same for a strict template: all but the policy's turns and a first system message are of the user."""
-    first = told.messages[:1] if told.roles[:1] == [Role.SYSTEM] else []
-    rest = told.messages[len(first) :]
-    messages, roles = list(first), [Role.SYSTEM] * len(first)
-    for is_policy, run in groupby(rest, lambda message: message["role"] == "assistant"):
-        texts = [text_of(message) for message in run]
-        messages.append({"role": "assistant" if is_policy else "user", "content": "\n\n".join(texts)})
-        roles.append(Role.ASSISTANT if is_policy else Role.USER)
-    return History(messages, roles)

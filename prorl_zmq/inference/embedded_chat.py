@@ -125,10 +125,9 @@ def _with_tools(messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]
     if not tools:
         return list(messages)
     names = f"Tools: {', '.join(str(tool.get('function', tool).get('name', '?')) for tool in tools)}."
-    for index, message in enumerate(messages):
-        if message.role == Role.SYSTEM:
-            told = ChatMessage(Role.SYSTEM, f"{message.content} {names}" if message.content else names)
-            return [*messages[:index], told, *messages[index + 1 :]]
+    if messages and messages[0].role == Role.SYSTEM:
+        content = messages[0].content
+        return [ChatMessage(Role.SYSTEM, f"{content} {names}" if content else names), *messages[1:]]
     return [ChatMessage(Role.SYSTEM, names), *messages]
 
 

@@ -14,6 +14,7 @@ import json
 import logging
 import re
 from contextlib import contextmanager, suppress
+from itertools import product
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,8 @@ from jinja2 import TemplateError
 from ..data.trajectory import Role
 from ..errors import ConfigError, InvalidJob
 from .chat import ChatMessage, Piece, ReadTurn
-from .chat_history import UNKNOWN_TOOL, History, folded, history
+from .chat_forms import forms, systems_as_user
+from .chat_history import UNKNOWN_TOOL, History, history
 from .chat_probes import AddedTokens, find_traits, inside_turns
 from .chat_skeleton import ChatSkeleton, TurnShape
 from .chat_template import ChatTemplate, TemplateRefused, template_variables
@@ -120,13 +122,16 @@ class TransformersChatFormat:
         """Return the ids of a whole conversation, turns of the policy among its messages; the last opens its next turn.
 
         Raises:
-            InvalidJob: the template refuses the messages (`field` is `messages`), folded or not.
+            InvalidJob: the template refuses the messages (`field` is `messages`), in all forms.
         """
-        told = history(self._with_tools(messages, tools), self.traits)
-        try:
-            return self._conversation(told, tools).prompt().pieces
-        except InvalidJob:
-            return self._conversation(folded(told), tools).prompt().pieces
+        refused: InvalidJob | None = None
+        for form in forms(self._with_tools(messages, tools), self.traits.form.write):
+            try:
+                return self._conversation(history(form, self.traits), tools).prompt().pieces
+            except InvalidJob as error:
+                refused = refused or error
+        assert refused is not None
+        raise refused
 
     def read_turn(self, generated: NDArray[np.int32], tools: Sequence[dict[str, Any]] = ()) -> ReadTurn:
         """Read a turn of the policy, int32 [G], as the engine generated it; the tools type the arguments of its calls.
@@ -145,7 +150,7 @@ class TransformersChatFormat:
         """Return the ids that follow a turn of the policy; tools' answers name its calls by their numbers from 0.
 
         Raises:
-            InvalidJob: the template refuses the messages (`field` is `messages`), folded or not.
+            InvalidJob: the template refuses the messages (`field` is `messages`), in all forms.
         """
         calls = [
             WrittenCall(call.name, {}, self.traits.call_id(number, call.name, call.call_id))
@@ -153,14 +158,15 @@ class TransformersChatFormat:
             else WrittenCall(call.name or UNKNOWN_TOOL, {}, self.traits.call_id(number, call.name or UNKNOWN_TOOL))
             for number, call in enumerate(turn.calls, 1)
         ]
-        told = history(messages, self.traits, {str(number): call for number, call in enumerate(calls)})
+        answered = {str(number): call for number, call in enumerate(calls)}
         shown = tools if self.traits.shows_tools else ()
         # With its calls or, where the template refuses these (more than one, say), as text alone.
         shape = TurnShape(turn.reasoning is not None, tuple(call.name for call in calls), self.traits.writes_calls)
-        tries = ((told, shape), (told, shape._replace(written=False)), (folded(told), shape._replace(written=False)))
-        for one, as_shape in tries:
+        shapes = dict.fromkeys((shape, shape._replace(written=False)))
+        for form, as_shape in product(forms(messages, self.traits.form.write), shapes):
             with suppress(TemplateRefused):
-                return self._following(one, as_shape, [call.call_id for call in calls], shown, turn)
+                told = history(form, self.traits, answered)
+                return self._following(told, as_shape, [call.call_id for call in calls], shown, turn)
         message = "the model's chat template refuses the messages that follow a turn"
         raise InvalidJob(message, field="messages")
 
@@ -213,20 +219,20 @@ def _calls_before(turn: ReadTurn) -> int:
 
 
 def _with_system(messages: list[ChatMessage], text: str) -> list[ChatMessage]:
-    """Add a text to the system message, or begin with one."""
-    for index, message in enumerate(messages):
-        if message.role == Role.SYSTEM:
-            content = f"{message.content}\n\n{text}" if message.content else text
-            return [*messages[:index], ChatMessage(Role.SYSTEM, content), *messages[index + 1 :]]
+    """Add a text to the system message at the beginning, or begin with one."""
+    if messages and messages[0].role == Role.SYSTEM:
+        content = messages[0].content
+        return [ChatMessage(Role.SYSTEM, f"{content}\n\n{text}" if content else text), *messages[1:]]
     return [ChatMessage(Role.SYSTEM, text), *messages]
 
 
 def _without_system(messages: list[ChatMessage]) -> list[ChatMessage]:
-    """Put system messages at the beginning of the first message of the user."""
-    system = [message.content for message in messages if message.role == Role.SYSTEM]
-    others = [message for message in messages if message.role != Role.SYSTEM]
+    """Put the system messages at the beginning into the first message of the user; later ones become the user's."""
+    told = systems_as_user(messages)
+    system = [message.content for message in told if message.role == Role.SYSTEM]
+    others = [message for message in told if message.role != Role.SYSTEM]
     if not system:
-        return messages
+        return told
     for index, message in enumerate(others):
         if message.role == Role.USER:
             others[index] = ChatMessage(Role.USER, "\n\n".join([*system, message.content]))

@@ -133,7 +133,7 @@ class TransformersConversation:
         if not self._chat.rewrites:
             self._turns.clear()
         self._turns.append(turn)
-        return PolicyTurn(whole, calls)
+        return PolicyTurn(text, calls)
 
     def add_tool_results(self, results: Sequence[str]) -> None:
         """Answer the last turn's tool calls, one text for each."""

@@ -64,6 +64,8 @@ class RequestMessage:
     """The tool that answered, where the API says it."""
     turn_ids: tuple[str, ...] = ()
     """Of an assistant: the captured turns that its ids name (see `turn_ids_in`)."""
+    left_out: int = 0
+    """Images and other contents that the policy cannot read; the text has a placeholder for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,8 @@ class ModelRequest:
     messages: tuple[RequestMessage, ...]
     tools: tuple[dict[str, Any], ...] = ()
     """In the form of chat completions, each with a name of its own: `{"type": "function", "function": {...}}`."""
+    may_call: bool = True
+    """False: the reply is text, whatever the policy writes (`tool_choice: none`)."""
     model: str = ""
     """The name that the harness asked for; the policy answers whatever it is."""
     max_tokens: int | None = None
@@ -116,7 +120,7 @@ class ModelReply:
 
     turn_id: str
     text: str
-    """Without reasoning and calls."""
+    """Without reasoning and calls, and without the text of `stop` that ended the turn."""
     reasoning: str
     calls: tuple[ReplyCall, ...]
     finish_reason: FinishReason
@@ -127,6 +131,8 @@ class ModelReply:
     """int32 [G]"""
     logprobs: NDArray[np.float32]
     """float32 [G]"""
+    stopped_by: str = ""
+    """The text of the request's `stop` that ended the turn; empty: none of them."""
 
 
 class Problem(StrEnum):
@@ -202,6 +208,13 @@ class Model(Protocol):
     @property
     def refusal_status(self) -> int:
         """The HTTP status of `Problem.OVER` that this harness stops at: 400 or 403."""
+
+    def charge(self, cost: int) -> None:
+        """Charge the rollout for a body, before it is decoded: bytes, and what its values cost besides.
+
+        Raises:
+            CallRefused: the rollout is over, or has sent more than it may, and is over with that.
+        """
 
     async def open(self, request: ModelRequest) -> OpenCall:
         """Take a call; the prompt is known when this returns, and nothing has been generated.

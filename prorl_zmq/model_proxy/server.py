@@ -19,6 +19,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from ..wire.json_bounds import json_values
 from .calls import CallRefused, Problem
 from .dialect import KEEP_ALIVE_S
 from .dialects.chat_completions import ChatCompletions
@@ -31,6 +32,7 @@ from .routes import Routes
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
 
     from .calls import Model, ModelRequest
     from .dialect import Dialect
@@ -38,10 +40,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BODY_LIMIT_BYTES: Final = 8 * 2**20
+BODY_LIMIT_BYTES: Final = 4 * 2**20
 """Of a request, decompressed. The largest that harnesses were seen to send is below one."""
+VALUES_LIMIT: Final = 200_000
+"""JSON values of a request: those of a history with as many pieces as a conversation may have."""
+VALUE_COST: Final = 64
+"""What a value costs besides its bytes, in bytes of text that take as long to decode."""
+ASIDE_COST: Final = 64 * 1024
+"""From this cost on, a body is decoded and read in a thread."""
 BODIES, BODY_S = 4, 30.0
 """How many bodies of a rollout are read at a time, and how long one may take: all that is held of what is unread."""
+LOGGED_FAILURES: Final = 3
+"""Failures of the proxy that are logged for a rollout, which may make as many as it likes."""
 CONNECTIONS: Final = 64
 """Of one rollout at a time: a program may open what it likes, and each takes a descriptor of this process."""
 _RETRY_AFTER_S: Final = 1
@@ -72,6 +82,7 @@ class ModelServer:
         self._keep_alive_s = keep_alive_s
         self._body_limit_bytes = body_limit_bytes
         self._bodies = asyncio.Semaphore(BODIES)
+        self._failures = 0
         self._handling: set[asyncio.Task[Any]] = set()
         self._web: web.Server | None = None
         self._listener: asyncio.Server | None = None
@@ -123,15 +134,11 @@ class ModelServer:
         try:
             return await self._call(http, match)
         except Exception as error:  # noqa: BLE001 - logged, unless it is a refusal
-            return self._refusal(match.dialect, _refused(error))
+            return self._refusal(match.dialect, self._refused(error))
 
     async def _call(self, http: web.BaseRequest, match: Match) -> web.StreamResponse:
-        body = {**await self._body(http), **match.places}
         headers = {name.lower(): value for name, value in http.headers.items()}
-        try:
-            request = match.dialect.read(body, headers)
-        except RecursionError:
-            raise invalid("the body is nested too deeply") from None
+        request = await self._request(http, lambda body: match.dialect.read({**body, **match.places}, headers))
         if match.route.purpose == "count":
             return _json_response(200, {match.route.count_field: await self._model.count_tokens(request)})
         if match.route.purpose == "stream":
@@ -163,17 +170,35 @@ class ModelServer:
         except Exception as error:
             if not writer.begun:
                 raise
-            await writer.finish(events.fail(_refused(error), self._model.refusal_status))
+            await writer.finish(events.fail(self._refused(error), self._model.refusal_status))
         finally:
             if call is not None:
                 call.close(delivered=delivered)
         return writer.response
 
-    async def _body(self, http: web.BaseRequest) -> dict[str, Any]:
-        """Return a request's JSON.
+    async def _request(self, http: web.BaseRequest, read: Callable[[dict[str, Any]], ModelRequest]) -> ModelRequest:
+        """Return what is asked, once the rollout was charged for it.
 
         Raises:
-            CallRefused: it is too large, or no JSON object.
+            CallRefused: the body is too large, no JSON object or no request of the API, or the rollout is over.
+        """
+        async with self._bodies:
+            data = await self._body(http)
+            values = json_values(data, VALUES_LIMIT)
+            cost = len(data) + VALUE_COST * values
+            self._model.charge(cost)
+            if values > VALUES_LIMIT:
+                message = f"the body has more than {VALUES_LIMIT} values, which is the most that is taken"
+                raise CallRefused(Problem.TOO_LARGE, message)
+            if cost < ASIDE_COST:
+                return _read(data, read)
+            return await asyncio.to_thread(_read, data, read)
+
+    async def _body(self, http: web.BaseRequest) -> bytearray:
+        """Return a request's body.
+
+        Raises:
+            CallRefused: it is too large, or does not come.
         """
         too_large = CallRefused(
             Problem.TOO_LARGE, f"the body has more than {self._body_limit_bytes} bytes, which is the most that is taken"
@@ -182,19 +207,17 @@ class ModelServer:
             raise too_large
         data = bytearray()  # with `http.read` each open connection would keep its last body
         try:
-            async with self._bodies, asyncio.timeout(BODY_S):
+            async with asyncio.timeout(BODY_S):
                 async for chunk in http.content.iter_any():
                     data += chunk
                     if len(data) > self._body_limit_bytes:
+                        self._model.charge(len(data))
                         raise too_large
         except TimeoutError:
             raise invalid(f"the body did not come within {BODY_S:g} s") from None
         except (HttpProcessingError, web.RequestPayloadError) as error:
             raise invalid(f"the body cannot be read: {error}") from None
-        body = _decoded(data)
-        if not isinstance(body, dict):
-            raise invalid("the body must be a JSON object")
-        return body
+        return data
 
     def _no_route(self, http: web.BaseRequest, matches: list[Match], match: Match | None) -> web.Response:
         """Answer what no dialect answers, in the form of the nearest."""
@@ -216,6 +239,16 @@ class ModelServer:
             response.headers["Retry-After"] = str(_RETRY_AFTER_S)
         return response
 
+    def _refused(self, error: Exception) -> CallRefused:
+        """Return what to tell a harness of an error."""
+        if isinstance(error, CallRefused):
+            return error
+        self._failures += 1
+        if self._failures <= LOGGED_FAILURES:
+            more = "; further failures of this rollout are not logged" if self._failures == LOGGED_FAILURES else ""
+            log.error("a call of the model failed in the proxy%s", more, exc_info=error)
+        return CallRefused(Problem.INTERNAL, "the model proxy failed; its log says why")
+
 
 class _Refusing(asyncio.Protocol):
     """Closes its connection."""
@@ -235,12 +268,14 @@ def _shows(http: web.BaseRequest, key: str) -> bool:
     return any(secrets.compare_digest(one.encode(errors="replace"), key.encode()) for one in shown)
 
 
-def _refused(error: Exception) -> CallRefused:
-    """Return what to tell a harness of an error."""
-    if isinstance(error, CallRefused):
-        return error
-    log.error("a call of the model failed in the proxy", exc_info=error)
-    return CallRefused(Problem.INTERNAL, "the model proxy failed; its log says why")
+def _read(data: bytearray, read: Callable[[dict[str, Any]], ModelRequest]) -> ModelRequest:
+    body = _decoded(data)
+    if not isinstance(body, dict):
+        raise invalid("the body must be a JSON object")
+    try:
+        return read(body)
+    except RecursionError:
+        raise invalid("the body is nested too deeply") from None
 
 
 def _decoded(data: bytearray) -> Any:

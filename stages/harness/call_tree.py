@@ -12,8 +12,9 @@ harness sent none, its text. What comes after it is new. A call that continues n
     anything else: a title, a memory, a commit message                                side
 
 A turn that nothing was built on is an orphan if the harness did not get it whole (undelivered), asked the same again
-(retried), or went on without it (dropped). Two equal calls at the same time are no retry: both stay. A turn that a
-compaction left out stays too.
+(retried), or went on without it (dropped). A reply that arrived whole and may be the end of a conversation is never
+retried: two rollouts may use one address. Two equal calls at the same time both stay, as does a turn that a compaction
+left out.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ import msgspec
 from ...data.trajectory import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Sequence
 
     from ...model_proxy.calls import ModelRequest, ReplyCall, RequestMessage
     from .adapter import CallHints
@@ -44,6 +45,8 @@ HANDED_OVER_TEXTS = 8
 """Arguments of a call that are looked at."""
 SUMMARY_LINE, SUMMARY_LINES = 40, 16
 """Characters of a line by which a reply is found in a later conversation, and how many lines are looked for."""
+WAYS = 32
+"""Ways through equal turns that are compared for one request."""
 _LINE_ENDS = re.compile(r"\n|</?[a-z_]{1,32}>")
 
 
@@ -124,6 +127,35 @@ class Turn:
         return line[::-1]
 
 
+class _Way:
+    """A way through the tree that the history of a request may have come."""
+
+    def __init__(self, state: bytes, parent: Turn | None = None, told: Sequence[Turn] = ()) -> None:
+        self.parent = parent
+        self.new: list[RequestMessage] = []
+        self.states = [state]
+        self.told = list(told)
+
+    def after(self, turn: Turn) -> _Way:
+        """Return the way on after a turn."""
+        return _Way(_digest(turn.turn_id), turn, self.told)
+
+    def add(self, message: RequestMessage, content: bytes, told: Sequence[Turn]) -> None:
+        """Add a message that is new, the digest of its content, and the turns that it repeats."""
+        self.new.append(message)
+        self.told += told
+        self.states.append(_digest((self.states[-1], content)))
+
+    def asked(self) -> int:
+        """Return how often the same was asked here, without those that did not get the reply and ask again."""
+        turns = self.parent.children if self.parent is not None else ()
+        return sum(turn.digest == self.states[-1] and (turn.closed is None or turn.delivered) for turn in turns)
+
+    def place(self) -> Place:
+        """Return where the request belongs."""
+        return Place(self.parent, tuple(self.new), tuple(self.states), tuple(self.told))
+
+
 class CallTree:
     """All calls of one rollout, in order.
 
@@ -140,24 +172,23 @@ class CallTree:
         self._events = 0
 
     def locate(self, request: ModelRequest) -> Place:
-        """Find the turn that a request continues."""
-        state = _digest(request.tools)
-        parent: Turn | None = None
-        new: list[RequestMessage] = []
-        states = [state]
-        told: list[Turn] = []
+        """Find the turn that a request continues.
+
+        Turns that are equal, as two rollouts behind one address may sample, begin ways of their own. Of the ways that
+        the history may have come, the one counts on which nobody has asked this yet.
+        """
+        ways = [_Way(_digest(request.tools))]
         for message in request.messages:
-            turn = self._turn_of(message, state) if message.role == Role.ASSISTANT else None
-            if turn is not None:
-                parent, new = turn, []
-                state = _digest(turn.turn_id)
-                states = [state]
-            else:
-                new.append(message)
-                told += [self._by_id[turn_id] for turn_id in message.turn_ids if turn_id in self._by_id]
-                state = _digest((state, _content(message)))
-                states.append(state)
-        return Place(parent, tuple(new), tuple(states), tuple(told))
+            if message.role == Role.ASSISTANT:
+                found = [way.after(turn) for way in ways for turn in self._turns_of(message, way.states[-1])]
+                if found:
+                    ways = found[-WAYS:]
+                    continue
+            told = [self._by_id[turn_id] for turn_id in message.turn_ids if turn_id in self._by_id]
+            content = _digest(_content(message))
+            for way in ways:
+                way.add(message, content, told)
+        return min(ways, key=_Way.asked).place()
 
     def open(self, turn_id: str, request: ModelRequest, place: Place, hints: CallHints) -> Turn:
         """Add a call."""
@@ -203,11 +234,13 @@ class CallTree:
             others = [other for other in self.turns if other.parent is turn.parent and other is not turn]
             after = [other for other in others if turn.closed is not None and other.opened > turn.closed]
             before = [other for other in others if other.closed is not None and other.closed < turn.opened]
-            # Of two that arrived and were not built on, the first one stays.
-            instead = [
-                *(other for other in after if is_built_on(other) or not turn.delivered),
-                *(other for other in before if is_built_on(other) or other.delivered),
-            ]
+            # Of a reply that arrived, another was asked for only if that was used, and this one could not be the end:
+            # each of two rollouts behind one address has an end of its own.
+            could_end = turn.said.text.strip() and not turn.said.calls
+            if turn.delivered:
+                instead = [other for other in (*before, *after) if is_built_on(other) and not could_end]
+            else:
+                instead = [*after, *(other for other in before if is_built_on(other) or other.delivered)]
             if any(other.digest == turn.digest and other.said for other in instead):
                 found[turn] = OrphanReason.RETRIED
             elif not turn.delivered:
@@ -230,20 +263,13 @@ class CallTree:
             yield [(turn, turn in chosen and turn not in given) for turn in path]
             given.update(path)
 
-    def _turn_of(self, message: RequestMessage, state: bytes) -> Turn | None:
-        """Return the turn that a message of the assistant is, where the history before it is that turn's."""
+    def _turns_of(self, message: RequestMessage, state: bytes) -> list[Turn]:
+        """Return the turns that a message of the assistant may be, where the history before it is theirs."""
         named = [turn for turn_id in message.turn_ids if (turn := self._by_id.get(turn_id))]
-        for turn in named:
-            if turn.digest == state and turn.said is not None:
-                return turn
         if named:
-            return None
+            return [turn for turn in named if turn.digest == state and turn.said is not None][:1]
         said = _said(message)
-        for turn in self._by_state.get(state, ()):
-            assert turn.said is not None
-            if _said(turn.said) == said:
-                return turn
-        return None
+        return [turn for turn in self._by_state.get(state, ()) if turn.said is not None and _said(turn.said) == said]
 
     def _kind_of_beginning(self, request: ModelRequest, front: bytes, hints: CallHints) -> CallKind:
         if hints.kind:

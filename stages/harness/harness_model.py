@@ -23,6 +23,7 @@ from ...inference.chat import ChatMessage, PastCall
 from ...inference.tool_calls.call import ToolCall
 from ...model_proxy.calls import CallRefused, ModelReply, Problem, ReplyCall, Usage, new_turn_id
 from ...system.traces import current_traceparent, span
+from ...wire.json_bounds import json_values
 from ..agent_loop import LONG_TEXT, UNLIMITED, StopReason
 from ..turn_sampler import TurnSampler
 from .call_tree import CallTree, Said
@@ -53,8 +54,13 @@ TOKEN_CHARACTERS = 32
 """More than a token has on average in any text: longer requests are refused before anything is made of them."""
 TOOLS, STOPS, STOP_CHARACTERS = 512, 16, 256
 """Most tools and texts to stop at of a call, and the longest of the latter."""
+ARGUMENT_VALUES = 200_000
+"""JSON values of the arguments of all calls in a request's history, where they are texts that are decoded again."""
 MESSAGE_CHARACTERS = 32
 """What a message costs besides its text."""
+BYTES, BYTES_PER_TURN = 64 * 2**20, 4 * 2**20
+"""What a rollout's bodies may cost in all (see `model_proxy.calls.Model.charge`): programs send their whole history
+with each call, some hundred kilobytes of it."""
 LINES = 100
 """Lines that the calls of a rollout may make, each of which tells its history again in the trajectory."""
 
@@ -94,6 +100,8 @@ class HarnessModel:
         """Why the last call that went to the engine failed, if it did."""
         self.too_long: CallRefused | None = None
         """The last call, if it was refused as too long."""
+        self.exceeded = False
+        """The programs sent more than a rollout may."""
         self._generate = generate
         self._chat = chat
         self._job = job
@@ -107,7 +115,8 @@ class HarnessModel:
         self.limited_by = StopReason.MAX_TOKENS if limit <= context else StopReason.CONTEXT_LENGTH
         self._tree = CallTree(prompt)
         self._captured = CapturedTurns(self._tree)
-        self._in_flight = self._waiting = self._calls = self._lines = 0
+        self._in_flight = self._waiting = self._calls = self._lines = self._cost = 0
+        self._counting = asyncio.Lock()
         self._traceparent = current_traceparent()
         """Of the phase; the calls come in tasks of the server's."""
         self._engine_s, self._busy, self._busy_since = 0.0, 0, 0.0
@@ -123,15 +132,41 @@ class HarnessModel:
         """Calls that got a reply."""
         return len(self._captured)
 
+    def charge(self, cost: int) -> None:
+        """Charge the rollout for a body (see `model_proxy.calls.Model.charge`)."""
+        self._cost += cost
+        if self._cost > self.cost_limit:
+            self.exceeded = True
+            self.over.set()
+        if self.over.is_set():
+            raise CallRefused(
+                Problem.OVER, "the rollout is over: its turns, or the bytes that it may send, are used up"
+            )
+
+    @property
+    def cost_limit(self) -> int:
+        """What all bodies may cost."""
+        return BYTES + BYTES_PER_TURN * self._job.episode.max_turns
+
     async def open(self, request: ModelRequest) -> HarnessCall:
         """Take a call (see `model_proxy.calls.Model.open`)."""
-        self._check(request)
+        self._check_call()
+        try:
+            self._check_request(request)
+            return await self._opened(request)
+        except CallRefused as refused:
+            self._note_too_long(refused)
+            raise
+
+    async def _opened(self, request: ModelRequest) -> HarnessCall:
         if request.sampling:
             self._episode.metrics["calls_with_own_sampling"] += 1
         if request.model != MODEL:
             self._episode.metrics["calls_of_another_model"] += 1
         place = self._tree.locate(request)
         turn = self._tree.open(new_turn_id(), request, place, self._hints(request.headers))
+        if left_out := sum(message.left_out for message in place.new):
+            self._episode.metrics["contents_left_out"] += left_out
         self._lines += place.parent is None or len(place.parent.children) > 1
         self._in_flight += 1
         self._waiting += 1
@@ -148,14 +183,16 @@ class HarnessModel:
         return HarnessCall(self, turn, request, context, prompt, room)
 
     async def count_tokens(self, request: ModelRequest) -> int:
-        """Return the tokens of a prompt (see `model_proxy.calls.Model.count_tokens`)."""
-        self._check(request)
-        place = self._tree.locate(request)
-        self._in_flight += 1
-        try:
+        """Return the tokens of a prompt (see `model_proxy.calls.Model.count_tokens`).
+
+        It ends nothing and uses up no call; a rollout has one such request answered at a time.
+        """
+        if self.over.is_set():
+            raise CallRefused(Problem.OVER, "the rollout is over")
+        self._check_request(request)
+        async with self._counting:
+            place = self._tree.locate(request)
             context = await self._context(request, place)
-        finally:
-            self._in_flight -= 1
         return len(self._captured.prompt(place.parent, context))
 
     def write(self, kinds: Collection[CallKind]) -> None:
@@ -166,8 +203,8 @@ class HarnessModel:
         episode.notes["calls"] = self._captured.outline()
         episode.last_text = self._captured.last_text()
 
-    def _check(self, request: ModelRequest) -> None:
-        """Refuse a call that is beyond what a rollout may ask.
+    def _check_call(self) -> None:
+        """Count a call, and refuse it beyond what a rollout may ask.
 
         Raises:
             CallRefused: it is.
@@ -185,20 +222,36 @@ class HarnessModel:
             self._episode.metrics["calls_refused_as_too_many"] += 1
             message = f"{CALLS_AT_ONCE} calls of this rollout are being answered; try again later"
             raise CallRefused(Problem.BUSY, message)
+
+    def _check_request(self, request: ModelRequest) -> None:
+        """Refuse a request that no engine would take.
+
+        Raises:
+            CallRefused: it is.
+        """
         stops = STOPS - len(self._job.sampling.stop)
         if len(request.stop) > stops or not all(0 < len(text) <= STOP_CHARACTERS for text in request.stop):
             message = f"stop takes up to {stops} texts of 1 to {STOP_CHARACTERS} characters each"
             raise CallRefused(Problem.INVALID, message)
         if len(request.tools) > TOOLS:
             raise CallRefused(Problem.INVALID, f"there are {len(request.tools)} tools; at most {TOOLS} are taken")
+        arguments = [call.arguments for message in request.messages for call in message.calls]
+        if sum(map(len, arguments)) > ARGUMENT_VALUES:  # there are no more values than characters
+            encoded = (text.encode(errors="replace") for text in arguments)
+            if sum(json_values(text, ARGUMENT_VALUES) for text in encoded) > ARGUMENT_VALUES:
+                message = f"the calls have arguments of more than {ARGUMENT_VALUES} values, which is the most"
+                raise CallRefused(Problem.INVALID, message)
         if (characters := _size(request.messages, request.tools)) > TOKEN_CHARACTERS * self.limit:
             raise self._too_long(characters // TOKEN_CHARACTERS)
 
     def _too_long(self, tokens: int) -> CallRefused:
-        self._episode.metrics["calls_refused_as_too_long"] += 1
         message = f"the prompt has {tokens} tokens, and the limit is {self.limit} with the answer"
-        self.too_long = CallRefused(Problem.CONTEXT_LENGTH, message, tokens=tokens, limit=self.limit)
-        return self.too_long
+        return CallRefused(Problem.CONTEXT_LENGTH, message, tokens=tokens, limit=self.limit)
+
+    def _note_too_long(self, refused: CallRefused) -> None:
+        if refused.problem == Problem.CONTEXT_LENGTH:
+            self._episode.metrics["calls_refused_as_too_long"] += 1
+            self.too_long = refused
 
     async def _context(self, request: ModelRequest, place: Place) -> tuple[Piece, ...]:
         """Return the ids of what is new."""
@@ -238,7 +291,7 @@ class HarnessModel:
             raise CallRefused(Problem.FAILED, f"service unavailable: {error.message}") from error
         self.failure = self.too_long = None
         self._captured.add(call.turn, Capture(call.context, generation, read))
-        reply = self._made_reply(call, generation, read)
+        reply = self._made_reply(call, generation, *_stopped(read, call.request.stop))
         self._tree.replied(call.turn, Said(reply.text, reply.calls))
         return reply
 
@@ -263,15 +316,22 @@ class HarnessModel:
             self._waiting -= 1
 
     async def _read(self, call: HarnessCall, token_ids: NDArray[np.int32]) -> ReadTurn:
+        request = call.request
+        tools = request.tools if request.may_call else ()
         if self._parser is None:
-            return self._chat.read_turn(token_ids, call.request.tools)
-        started = time.monotonic()
-        try:
-            return await self._parser.read_turn(call.prompt, token_ids, call.request.tools)
-        finally:
-            self._episode.spent("parser", started)
+            read = self._chat.read_turn(token_ids, tools)
+        else:
+            started = time.monotonic()
+            try:
+                read = await self._parser.read_turn(call.prompt, token_ids, tools)
+            finally:
+                self._episode.spent("parser", started)
+            if read.calls and not tools:
+                read = self._chat.read_turn(token_ids, tools)
+        # Where nothing may be called, what looks like a call is text, and the program may well read it itself.
+        return read if tools else read._replace(content=read.text, calls=())
 
-    def _made_reply(self, call: HarnessCall, generation: Generation, read: ReadTurn) -> ModelReply:
+    def _made_reply(self, call: HarnessCall, generation: Generation, read: ReadTurn, stopped_by: str) -> ModelReply:
         metrics = self._episode.metrics
         calls: list[ReplyCall] = []
         for number, one in enumerate(read.calls):
@@ -298,6 +358,7 @@ class HarnessModel:
             call.prompt,
             generation.token_ids,
             generation.logprobs,
+            stopped_by,
         )
 
     def _reasoning_tokens(self, reasoning: str, token_ids: NDArray[np.int32]) -> int:
@@ -361,6 +422,23 @@ def _size(messages: Sequence[RequestMessage], tools: Sequence[dict[str, Any]]) -
     texts = sum(len(message.text) + len(message.reasoning) + MESSAGE_CHARACTERS for message in messages)
     calls = sum(len(call.arguments) for message in messages for call in message.calls)
     return texts + calls + len(msgspec.json.encode(tools))
+
+
+def _stopped(read: ReadTurn, stops: Sequence[str]) -> tuple[ReadTurn, str]:
+    """Return a turn without the text that ended it and what follows that, and the text; empty: it ended by itself.
+
+    A turn is cut behind the token that completes the first such text, so that text is the only one.
+    """
+    reasoning = read.reasoning or ""
+    for said in (reasoning, read.text):
+        found = min(((at, stop) for stop in stops if (at := said.find(stop)) >= 0), default=None)
+        if found is None:
+            continue
+        before, stop = said[: found[0]], found[1]
+        if said is reasoning:
+            return read._replace(reasoning=before, text="", content="", calls=()), stop
+        return read._replace(text=before, content=read.content[: found[0]]), stop
+    return read, ""
 
 
 def _call_ids(turn: Turn) -> Sequence[str]:

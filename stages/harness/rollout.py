@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 
 from ...data.trajectory import Role
-from ...errors import ConfigError, HarnessFailed, InvalidJob, SandboxFailed
+from ...errors import ConfigError, HarnessFailed, InvalidJob, SandboxFailed, SandboxLimitExceeded
 from ...inference.http.turn_parser import TurnParser
 from ...model_proxy.server import ModelServer
 from ..agent_loop import StopReason
@@ -151,6 +151,7 @@ class HarnessRollout:
         Raises:
             HarnessFailed: it ended before any call of the model was answered.
             InvalidJob: its first prompt leaves no room for an answer.
+            SandboxLimitExceeded: its programs sent more than a rollout may.
             EngineFailed: it ended with an error after the engine had failed.
             SandboxFailed: the sandbox is gone.
         """
@@ -215,6 +216,9 @@ class HarnessRollout:
     def _judge(self, result: ExecResult | None) -> None:
         """Note how it ended."""
         episode, model, name = self.episode, self.model, self.harness.choice.name
+        if model.exceeded:
+            limit = f"{model.cost_limit >> 20} MiB of requests to the model"
+            raise SandboxLimitExceeded(f"{name} sent more than {limit}, which a rollout may send", limit="requests")
         code = result.exit_code if result is not None else KILLED
         words = last_words(result) if result is not None else ""
         if model.failure is not None and (code or not model.answered):

@@ -202,6 +202,36 @@ def test_bodies_that_are_no_jobs(served: SharedService, content: bytes) -> None:
     run(served, asks)
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"[" + b'{"task":"math"},' * 513 + b"{}]", "there are 514 jobs; a request may have 512"),
+        (b"[" + b"{}," * 400_000 + b"{}]", "there are 400001 jobs"),
+        (b"[" + b"[]," * 600_000 + b"{}]", "more than 1000000 values"),
+        (b'{"task": "math", "instance": {"a": [' + b"0," * 1_000_000 + b"0]}}", "more than 1000000 values"),
+    ],
+)
+def test_more_than_a_request_may_have_is_refused_before_it_is_decoded(
+    served: SharedService, content: bytes, words: str
+) -> None:
+    async def asks(client: Http) -> None:
+        async with client.session.post("/v1/jobs", data=io.BytesIO(content)) as response:
+            answer = await response.json()
+            assert (response.status, answer["error"]["code"]) == (400, "malformed_message")
+            assert words in answer["error"]["message"]
+
+    run(served, asks)
+
+
+def test_prompts_of_a_batch_are_counted_too(served: SharedService) -> None:
+    async def asks(client: Http) -> None:
+        status, answer = await client.post("/v1/batches/never/prompts", {"prompts": [{}] * 513, "start": 0})
+        assert status == 400
+        assert "there are 513 jobs" in answer["error"]["message"]
+
+    run(served, asks)
+
+
 def test_a_body_over_the_limit_is_refused(served: SharedService) -> None:
     async def asks(client: Http) -> None:
         async with client.session.post("/v1/jobs", data=io.BytesIO(bytes(65 * 2**20))) as response:

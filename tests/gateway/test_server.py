@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import signal
+import socket
 import ssl
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +93,37 @@ def test_a_web_page_may_not_use_a_gateway_without_keys(served: SharedService) ->
             assert (await client.get("/v1/status", headers={"Host": "somewhere.example"}))[0] == 403  # a name led here
             status, answer = await client.post("/v1/jobs", problem(), headers={"Origin": "http://somewhere.example"})
             assert (status, answer["error"]["code"]) == (403, "not_allowed")
+
+    asyncio.run(asks())
+
+
+def test_an_insecure_gateway_answers_to_names_of_its_machine_only(served: SharedService) -> None:
+    """A page whose name was led here would read all jobs otherwise, with requests that change nothing."""
+
+    async def asks(url: str) -> None:
+        async with http(url) as client:
+            await until_async(client.is_up, "the gateway")
+            for host in ("10.1.2.3:80", "[::1]", "localhost", socket.gethostname().upper()):
+                assert (await client.get("/v1/status", headers={"Host": host}))[0] == 200
+            for method, path in (("GET", "/v1/status"), ("GET", "/v1/jobs/a/view"), ("POST", "/v1/jobs")):
+                status, answer = await client(method, path, headers={"Host": "evil.example"})
+                assert (status, answer["error"]["code"]) == (403, "not_allowed")
+                assert "'evil.example' is no name of this machine" in answer["error"]["message"]
+
+    with served.gateway("--insecure") as (_, url):
+        asyncio.run(asks(url))
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "GZIP"])
+@pytest.mark.parametrize("path", ["/v1/jobs", "/process"])
+def test_a_compressed_body_is_refused(served: SharedService, path: str, encoding: str) -> None:
+    async def asks() -> None:
+        async with http(served.url) as client:
+            await until_async(client.is_up, "the gateway")
+            bomb = gzip.compress(bytes(10**7))
+            async with client.session.post(path, data=bomb, headers={"Content-Encoding": encoding}) as response:
+                assert response.status == 415
+                assert (await response.json())["error"]["code"] == "unsupported_encoding"
 
     asyncio.run(asks())
 

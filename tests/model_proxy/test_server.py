@@ -5,6 +5,7 @@ import contextlib
 import gzip
 import io
 import json
+import threading
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -12,6 +13,7 @@ import pytest
 from scripted_model import ScriptedModel, served, turn
 from support.waiting import WAIT_S
 
+from prorl_zmq.model_proxy import server
 from prorl_zmq.model_proxy.calls import CallRefused, Problem
 
 if TYPE_CHECKING:
@@ -131,6 +133,82 @@ def test_a_body_of_100_mb_is_refused(how: str) -> None:
             assert (await response.json())["error"]["type"] == "request_too_large"
 
     run(ScriptedModel(), talk)
+
+
+HOSTILE = {
+    "lists": b"[]," * 300_000 + b"1",
+    "texts": b'"",' * 300_000 + b"1",
+    "half a surrogate": b"[]," * 300_000 + rb'"\ud83d"',
+    "calls": b'{"functionCall":{"name":"a"}},' * 100_000 + b"1",
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("values", HOSTILE.values(), ids=HOSTILE)
+def test_a_body_of_more_values_than_a_conversation_has_is_never_decoded(
+    path: str, values: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[int] = []
+    monkeypatch.setattr(server, "_decoded", lambda data: decoded.append(len(data)))
+    model = ScriptedModel()
+
+    async def talk(client: Client) -> None:
+        async with client.post(path, data=io.BytesIO(b'{"messages": [' + values + b"]}")) as response:
+            assert response.status == 413
+            assert "more than 200000 values" in await response.text()
+
+    run(model, talk)
+    assert decoded == []
+    assert model.charged[0] > server.VALUE_COST * server.VALUES_LIMIT
+
+
+@pytest.mark.parametrize("size", [100, server.ASIDE_COST])
+def test_a_body_is_charged_before_it_is_decoded_and_a_large_one_is_decoded_aside(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = ScriptedModel(turn("hi"))
+    decoded: list[tuple[bool, int]] = []
+    decode = server._decoded
+
+    def decoding(data: bytearray) -> Any:
+        decoded.append((threading.current_thread() is threading.main_thread(), len(model.charged)))
+        return decode(data)
+
+    monkeypatch.setattr(server, "_decoded", decoding)
+
+    async def talk(client: Client) -> None:
+        body = {"messages": [{"role": "user", "content": "x, [y] " * (size // 7)}]}
+        async with client.post(CHAT, json=body) as response:
+            assert response.status == 200
+
+    run(model, talk)
+    assert decoded == [(size == 100, 1)]
+    assert size < model.charged[0] < size + 100 + 20 * server.VALUE_COST
+
+
+def test_failures_of_the_proxy_are_logged_a_few_times(caplog: pytest.LogCaptureFixture) -> None:
+    async def talk(client: Client) -> None:
+        for _ in range(10):
+            async with client.post(CHAT, json=BODIES[CHAT]) as response:
+                assert response.status == 500
+
+    run(ScriptedModel(*[ValueError("secret")] * 10), talk)
+    assert len(caplog.records) == server.LOGGED_FAILURES
+    assert "further failures of this rollout are not logged" in caplog.text
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_number_that_is_too_large_is_refused(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def talk(client: Client) -> None:
+        number = "1" + "0" * 400
+        config = f'"generationConfig": {{"temperature": {number}}}' if path == GEMINI else f'"temperature": {number}'
+        body = json.dumps(BODIES[path])[:-1] + f", {config}}}"
+        async with client.post(path, data=body.encode()) as response:
+            assert response.status == 400
+            assert "temperature" in await response.text()
+
+    run(ScriptedModel(), talk)
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("path", BODIES)

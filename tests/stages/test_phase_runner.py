@@ -10,11 +10,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from prorl_zmq.errors import ErrorInfo, GraderFailed, HandlerFailed, SandboxLimitExceeded
+from prorl_zmq.errors import EngineFailed, ErrorInfo, GraderFailed, HandlerFailed, SandboxLimitExceeded
 from prorl_zmq.stages.grading.grader_pool import GraderPool
 from prorl_zmq.stages.handler import AgentHandler, EvalPhase, Evaluation, InitPhase, PhaseData, RunPhase
 from prorl_zmq.stages.phase_runner import PhaseRunner, checked, readable, reward_of
 from prorl_zmq.wire import codec
+from prorl_zmq.wire.messages.backends import Backend
 from prorl_zmq.wire.messages.base import METRICS_LIMIT, SEGMENTS_LIMIT
 from prorl_zmq.wire.messages.jobs import Job, Outcome, Phase, PhaseLimits
 from prorl_zmq.wire.messages.stages import PhaseDone, PhaseFailed, StartPhase
@@ -115,7 +116,7 @@ class Scripted(AgentHandler[NoInstance]):
         return await self._act()
 
     async def run(self, phase: RunPhase[NoInstance]) -> PhaseData:
-        raise NotImplementedError
+        return await self._act()
 
     async def eval(self, phase: EvalPhase[NoInstance]) -> Evaluation:
         return await self._act()
@@ -135,6 +136,72 @@ def outcome(phase: Phase, act: Callable[[], Awaitable[Any]], limit_s: float = 60
             return event
 
     return asyncio.run(main())
+
+
+class Reports:
+    """The part of a backend client that a failed phase asks."""
+
+    def __init__(self) -> None:
+        self.failed: list[str] = []
+
+    def report_failure(self, _job_id: str, backend: Backend, _message: str) -> None:
+        self.failed.append(backend.backend_id)
+
+    def release(self, _job_id: str, _attempt: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("fields", "failed"), [({}, ["b"]), ({"refused": True}, []), ({"parser": True, "unreachable": True}, [])]
+)
+def test_only_a_backends_own_failure_is_reported_of_it(fields: dict[str, bool], failed: list[str]) -> None:
+    async def fail() -> None:
+        raise EngineFailed("no", **fields)
+
+    reports, unused = Reports(), object()
+    command = StartPhase(job_id="j", attempt=1, phase=Phase.RUN)
+    job = Job(task="scripted", instance={}, job_id="j")
+
+    async def main() -> PhaseDone | PhaseFailed:
+        runner: Any = PhaseRunner("s", command, job, Scripted(fail), unused, reports, unused, unused, unused)  # type: ignore[arg-type]
+        runner._backend = Backend(backend_id="b", endpoint="ipc://b")
+        return (await runner.run())[0]
+
+    event = asyncio.run(main())
+    assert isinstance(event, PhaseFailed)
+    assert event.error.code == "engine_failed"
+    assert reports.failed == failed
+
+
+def test_time_that_is_added_to_a_phase_that_has_ended_changes_nothing() -> None:
+    """It still closes its sandbox then, and a pause of the process is added to all phases that it has."""
+    closing, closed = asyncio.Event(), asyncio.Event()
+
+    class Slow:
+        handle = None
+        held = True
+
+        async def close(self) -> None:
+            closing.set()
+            await closed.wait()
+
+    async def act() -> None:
+        raise SandboxLimitExceeded("it used too much memory")
+
+    unused: Any = None
+    command = StartPhase(job_id="j", attempt=1, phase=Phase.INIT)
+    job = Job(task="scripted", instance={}, job_id="j")
+
+    async def main() -> PhaseDone | PhaseFailed:
+        runner: Any = PhaseRunner("s", command, job, Scripted(act), unused, unused, unused, unused, unused)
+        runner._sandbox = Slow()
+        running = asyncio.create_task(runner.run())
+        await closing.wait()
+        runner.add_time(5.0)
+        closed.set()
+        return (await running)[0]
+
+    assert isinstance(asyncio.run(main()), PhaseFailed)
 
 
 @pytest.mark.parametrize("phase", [Phase.INIT, Phase.EVAL])

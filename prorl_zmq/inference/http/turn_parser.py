@@ -3,7 +3,8 @@
     POST /v1/chat/completions/derender    the ids of a prompt and a turn → the message that vLLM would have answered
 
 Nothing is kept here but connections. Where the server fails, is slow, has no parser or says what cannot be read, the
-turn is not read: never is it read in another way instead. Left out: a key for the server, and its streamed form, which
+turn is not read: never is it read in another way instead. A server that reads a plain turn is well: what it cannot
+read is refused. Left out: a key for the server, and its streamed form, which
 reads a turn from its beginning for each part. A call that vLLM's parser cannot read is text, as it is in vLLM.
 """
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from ..chat import ChatFormat
 
 PATH = "/v1/chat/completions/derender"
+_CALLERS_FAULT = frozenset({400, 413, 422})
 READ_S = 60.0
 """How long the server may take for a turn, or stay busy."""
 
@@ -78,21 +80,27 @@ class TurnParser:
         """Read a turn, int32 [G], as the engine generated it after a prompt, int32 [P].
 
         Raises:
-            EngineFailed: the server did not read it.
+            EngineFailed: the server did not read it (`parser`); with `refused`, since the turn or the tools are wrong,
+                and the server is well.
         """
+        try:
+            return await self._read(prompt, generated, tools)
+        except EngineFailed as error:
+            error.fields["parser"] = True  # no backend's fault
+            raise
+
+    async def _read(
+        self, prompt: NDArray[np.int32], generated: NDArray[np.int32], tools: Sequence[dict[str, Any]]
+    ) -> ReadTurn:
         ended = len(generated) > 0 and int(generated[-1]) in self._chat.stop_token_ids
         ended_by = self._chat.decode(generated[-1:]) if ended else ""
         said = generated[:-1] if ended else generated  # vLLM leaves out what ends a turn before its parsers
         if not len(said):  # which the server refuses
             return ReadTurn(None, "", "", (), ended, ended_by)
-        generation = {"choices": [{"index": 0, "token_ids": said.tolist()}], "prompt_token_ids": prompt.tolist()}
-        request: dict[str, Any] = {"messages": [{"role": "user", "content": ""}]}  # its parsers look at tools only
-        if tools:
-            request["tools"] = tools
         try:
             async with asyncio.timeout(self._read_s):
                 await self._check_has_parser()
-                answer = await self._ask({"generate_response": generation, "chat_request": request})
+                answer = await self._ask(prompt, said, tools)
         except TimeoutError:
             message = f"the parser server {self._connections.url} did not read a turn within {self._read_s:g} s"
             raise EngineFailed(message, unreachable=True) from None
@@ -121,11 +129,28 @@ class TurnParser:
             )
         self._has_parser = answer.status == 400
 
-    async def _ask(self, asked: dict[str, Any]) -> _Answer:
-        answer = await self._connections.generate(PATH, msgspec.json.encode(asked))
-        if answer.status != 200:
-            raise EngineFailed(f"the parser server {self._connections.url} did not read a turn: {answer.excerpt()}")
-        return decoded(answer.body, _Answer)
+    async def _ask(
+        self, prompt: NDArray[np.int32], said: NDArray[np.int32], tools: Sequence[dict[str, Any]]
+    ) -> _Answer:
+        body = _asking(prompt, said, tools)
+        answer = await self._connections.generate(PATH, body)
+        if answer.status == 200:
+            return decoded(answer.body, _Answer)
+        # A program chooses the tools, and the policy what it says: neither may make it a failure of the service.
+        wrong = answer.status in _CALLERS_FAULT
+        if not wrong and answer.status >= 500:
+            plain = _asking(prompt[:1], said[:1], ())
+            wrong = plain != body and (await self._connections.generate(PATH, plain)).status == 200
+        message = f"the parser server {self._connections.url} did not read a turn: {answer.excerpt()}"
+        raise EngineFailed(message, refused=wrong)
+
+
+def _asking(prompt: NDArray[np.int32], said: NDArray[np.int32], tools: Sequence[dict[str, Any]]) -> bytes:
+    generation = {"choices": [{"index": 0, "token_ids": said.tolist()}], "prompt_token_ids": prompt.tolist()}
+    request: dict[str, Any] = {"messages": [{"role": "user", "content": ""}]}  # its parsers look at tools only
+    if tools:
+        request["tools"] = tools
+    return msgspec.json.encode({"generate_response": generation, "chat_request": request})
 
 
 def _call(call: _Call) -> ToolCall | MalformedCall:

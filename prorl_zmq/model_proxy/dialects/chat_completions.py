@@ -16,7 +16,19 @@ from ..calls import ModelRequest, RequestCall, new_turn_id
 from ..dialect import Route
 from .errors import error_object, status_of
 from .events import DONE, event
-from .fields import Content, arguments_text, converted, invalid, one_choice, sampling_of, text_of, texts, token_limit
+from .fields import (
+    Content,
+    arguments_text,
+    converted,
+    invalid,
+    kind_of,
+    may_call,
+    one_choice,
+    sampling_of,
+    text_of,
+    texts,
+    token_limit,
+)
 from .history import ROLES, History
 
 if TYPE_CHECKING:
@@ -32,6 +44,12 @@ _SAMPLING: Final = {
 class _Function(msgspec.Struct):
     name: str
     arguments: Any = None
+
+
+class _OfferedFunction(msgspec.Struct):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
 
 
 class _Call(msgspec.Struct):
@@ -56,6 +74,7 @@ class _StreamOptions(msgspec.Struct):
 class _Body(msgspec.Struct):
     messages: list[_Message]
     tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
     model: str | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -87,7 +106,8 @@ class ChatCompletions:
         options = asked.stream_options or _StreamOptions()
         return ModelRequest(
             messages=_messages(asked.messages),
-            tools=tuple(tool for tool in asked.tools or () if isinstance(tool.get("function"), dict)),
+            tools=tuple(tool for index, tool in enumerate(asked.tools or ()) if _is_function(tool, f"tools[{index}]")),
+            may_call=may_call(kind_of(asked.tool_choice), "tool_choice"),
             model=asked.model or "",
             max_tokens=token_limit(asked.max_completion_tokens, asked.max_tokens),
             stop=texts(asked.stop),
@@ -182,13 +202,12 @@ class _Chunks:
 def _messages(messages: list[_Message]) -> tuple[Any, ...]:
     history = History()
     for index, message in enumerate(messages):
-        where = f"messages[{index}]"
         role = ROLES.get(message.role)
         if role is None:
-            raise invalid(f"{where} has the role {message.role!r}; known are {', '.join(ROLES)}")
+            raise invalid(f"messages[{index}] has the role {message.role!r}; known are {', '.join(ROLES)}")
         if role == Role.ASSISTANT:
             history.assistant(
-                text_of(message.content, where, ""),
+                text_of(message.content, history.placeholder, ""),
                 message.reasoning_content or message.reasoning or "",
                 [
                     RequestCall(call.id or "", call.function.name, arguments_text(call.function.arguments))
@@ -196,10 +215,29 @@ def _messages(messages: list[_Message]) -> tuple[Any, ...]:
                 ],
             )
         elif role == Role.TOOL:
-            history.answer(message.tool_call_id or "", text_of(message.content, where), message.name or "")
+            history.answer(
+                message.tool_call_id or "", text_of(message.content, history.placeholder), message.name or ""
+            )
         else:
-            history.say(role, text_of(message.content, where))
+            history.say(role, text_of(message.content, history.placeholder))
     return history.messages
+
+
+def _is_function(tool: dict[str, Any], where: str) -> bool:
+    """Return whether a tool is a function, which is offered as it is.
+
+    Raises:
+        CallRefused: it is one that no template and no parser could take.
+    """
+    if not isinstance(tool.get("function"), dict):
+        return False
+    try:
+        function = msgspec.convert(tool["function"], _OfferedFunction)
+    except msgspec.ValidationError as error:
+        raise invalid(f"{where}.function is not of this API's form: {error}") from None
+    if not function.name:
+        raise invalid(f"{where}.function has no name")
+    return True
 
 
 def _calls(reply: ModelReply) -> list[dict[str, Any]]:

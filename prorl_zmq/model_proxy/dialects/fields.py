@@ -12,7 +12,7 @@ import msgspec
 from ..calls import CallRefused, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 _Read = TypeVar("_Read", bound=msgspec.Struct)
 
@@ -49,31 +49,36 @@ def converted(body: Mapping[str, Any], kind: type[_Read]) -> _Read:
         raise invalid(f"the request is not of this API's form: {error}") from None
 
 
-def text_of(content: Content, where: str, between: str = "\n") -> str:
-    """Return the text of a content.
-
-    Raises:
-        CallRefused: it holds what is no text.
-    """
+def text_of(content: Content, placeholder: Callable[[str], str], between: str = "\n") -> str:
+    """Return the text of a content, with a placeholder for what is no text."""
     if not isinstance(content, list):
         return content or ""
-    for part in content:
-        if part.type not in _TEXTS:
-            raise not_text(part.type, where)
-    return between.join(part.text or part.refusal or "" for part in content)
-
-
-def not_text(kind: str, where: str) -> CallRefused:
-    """Return the refusal of an image, a document, or another content that the policy cannot read."""
-    return invalid(
-        f"{where} has content of type {kind!r}: the policy takes text only; send it as text, or leave it out"
+    return between.join(
+        part.text or part.refusal or "" if part.type in _TEXTS else placeholder(part.type) for part in content
     )
 
 
+def error_text(text: str) -> str:
+    """Return what the policy sees of a tool's answer that is an error, unless the text says so itself."""
+    begun = text.lstrip().lower()
+    return text if begun.startswith(("error", "<tool_use_error>")) else f"Error: {text}"
+
+
 def sampling_of(body: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, float]:
-    """Return what is asked of the sampling: `names` says what the API calls it, and we."""
-    asked = {ours: body.get(theirs) for theirs, ours in names.items()}
-    return {name: float(value) for name, value in asked.items() if isinstance(value, int | float)}
+    """Return what is asked of the sampling: `names` says what the API calls it, and we.
+
+    Raises:
+        CallRefused: a number is too large.
+    """
+    asked: dict[str, float] = {}
+    for theirs, ours in names.items():
+        value = body.get(theirs)
+        if isinstance(value, int | float):
+            try:
+                asked[ours] = float(value)
+            except OverflowError:
+                raise invalid(f"{theirs} is a number of more digits than any sampling has") from None
+    return asked
 
 
 def token_limit(*limits: int | None) -> int | None:
@@ -98,8 +103,33 @@ def one_choice(count: int | None, field: str) -> None:
         raise invalid(f"{field} must be 1, not {count}: the proxy gives one reply to a request; send more requests")
 
 
+def may_call(choice: Any, field: str) -> bool:
+    """Return whether the policy may call tools; `choice` is the name of what is asked for, None if nothing is.
+
+    Raises:
+        CallRefused: a call is asked for: the policy's turns are sampled, never forced.
+    """
+    if choice is None or choice in ("auto", "none"):
+        return bool(choice != "none")
+    raise invalid(
+        f"{field} {choice!r} is not supported: the policy chooses itself whether it calls a tool, and which; send "
+        "auto or none, or leave the field out"
+    )
+
+
+def kind_of(choice: Any) -> Any:
+    """Return the name of a choice of tools that is a name, or an object with a type."""
+    return choice.get("type") if isinstance(choice, dict) else choice
+
+
 def function_tool(name: str, description: str | None, parameters: Any) -> dict[str, Any]:
-    """Return a tool in the form of chat completions."""
+    """Return a tool in the form of chat completions.
+
+    Raises:
+        CallRefused: it has no name.
+    """
+    if not name:
+        raise invalid("a tool has no name")
     function: dict[str, Any] = {"name": name}
     if description:
         function["description"] = description

@@ -12,8 +12,16 @@ from ..calls import ModelRequest, Problem
 from ..dialect import Route
 from .errors import status_of
 from .events import event, signature
-from .fields import arguments_object, converted, one_choice, sampling_of, texts, token_limit
-from .gemini_request import GeminiBody, GenerationConfig, ThinkingConfig, in_camel_case, messages_of, tools_of
+from .fields import arguments_object, converted, may_call, one_choice, sampling_of, texts, token_limit
+from .gemini_request import (
+    GeminiBody,
+    GenerationConfig,
+    ThinkingConfig,
+    ToolConfig,
+    in_camel_case,
+    messages_of,
+    tools_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,6 +66,7 @@ class Gemini:
         return ModelRequest(
             messages=messages_of(asked),
             tools=tools_of(asked),
+            may_call=may_call((asked.tool_config or ToolConfig()).choice, "functionCallingConfig.mode"),
             model=asked.model or "",
             max_tokens=token_limit(config.max_output_tokens),
             stop=texts(config.stop_sequences),

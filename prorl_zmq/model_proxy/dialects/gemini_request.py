@@ -9,7 +9,7 @@ import msgspec
 
 from ...data.trajectory import Role
 from ..calls import RequestCall
-from .fields import arguments_text, function_tool, invalid, json_text, not_text
+from .fields import arguments_text, error_text, function_tool, invalid, json_text
 from .history import ROLES, History
 
 if TYPE_CHECKING:
@@ -58,6 +58,23 @@ class _Tool(msgspec.Struct, rename="camel"):
     function_declarations: list[_Function] | None = None
 
 
+class _CallingConfig(msgspec.Struct, rename="camel"):
+    mode: str | None = None
+
+
+class ToolConfig(msgspec.Struct, rename="camel"):
+    """What is asked of calls."""
+
+    function_calling_config: _CallingConfig | None = None
+
+    @property
+    def choice(self) -> str | None:
+        """What the other APIs call the choice of tools."""
+        asked = self.function_calling_config
+        mode = asked.mode if asked is not None else None
+        return mode.lower() if mode and mode != "MODE_UNSPECIFIED" else None
+
+
 class ThinkingConfig(msgspec.Struct, rename="camel"):
     """What is asked of the reasoning."""
 
@@ -80,6 +97,7 @@ class GeminiBody(msgspec.Struct, rename="camel"):
     model: str | None = None
     system_instruction: str | _Content | None = None
     tools: list[_Tool] | None = None
+    tool_config: ToolConfig | None = None
     generation_config: GenerationConfig | None = None
 
 
@@ -108,23 +126,22 @@ def messages_of(asked: GeminiBody) -> tuple[RequestMessage, ...]:
     """Return the conversation.
 
     Raises:
-        CallRefused: it holds what is no text.
+        CallRefused: a content has an unknown role.
     """
     history = History()
     system = asked.system_instruction
     if system:
-        parts = system if isinstance(system, str) else _joined(system.parts or [], "systemInstruction")
+        parts = system if isinstance(system, str) else _joined(system.parts or [], history)
         history.say(Role.SYSTEM, parts)
     names = _CallNames()
     for index, content in enumerate(asked.contents):
-        where = f"contents[{index}]"
         role = ROLES.get(content.role or "user")
         if role == Role.ASSISTANT:
-            _read_model(history, content.parts or [], names, where)
+            _read_model(history, content.parts or [], names)
         elif role in {Role.USER, Role.TOOL}:
-            _read_user(history, content.parts or [], names, where)
+            _read_user(history, content.parts or [], names)
         else:
-            raise invalid(f"{where} has the role {content.role!r}; known are user and model")
+            raise invalid(f"contents[{index}] has the role {content.role!r}; known are user and model")
     return history.messages
 
 
@@ -150,7 +167,7 @@ class _CallNames:
         return answer.id or ""
 
 
-def _read_model(history: History, parts: list[_Part], names: _CallNames, where: str) -> None:
+def _read_model(history: History, parts: list[_Part], names: _CallNames) -> None:
     text, reasoning = "", ""
     calls = []
     for part in parts:
@@ -159,11 +176,11 @@ def _read_model(history: History, parts: list[_Part], names: _CallNames, where: 
         elif part.thought:
             reasoning += part.text or ""
         else:
-            text += _text(part, where)
+            text += _text(part, history)
     history.assistant(text, reasoning, calls, [part.thought_signature for part in parts])
 
 
-def _read_user(history: History, parts: list[_Part], names: _CallNames, where: str) -> None:
+def _read_user(history: History, parts: list[_Part], names: _CallNames) -> None:
     said: list[_Part] = []
     for part in parts:
         answer = part.function_response
@@ -171,29 +188,31 @@ def _read_user(history: History, parts: list[_Part], names: _CallNames, where: s
             said.append(part)
             continue
         if said:
-            history.say(Role.USER, _joined(said, where))
+            history.say(Role.USER, _joined(said, history))
             said = []
-        if answer.parts:
-            raise not_text("functionResponse.parts", where)
-        history.answer(names.answered(answer), _answer_text(answer.response), answer.name)
+        text = "\n".join([_answer_text(answer.response), *(history.placeholder("media") for _ in answer.parts or ())])
+        history.answer(names.answered(answer), text, answer.name)
     if said or not parts:
-        history.say(Role.USER, _joined(said, where))
+        history.say(Role.USER, _joined(said, history))
 
 
 def _answer_text(response: Any) -> str:
     """Return what a tool answered; its text, where a text is all that there is."""
     values = list(response.values()) if isinstance(response, dict) else [response]
-    return values[0] if len(values) == 1 and isinstance(values[0], str) else json_text(response)
+    text = values[0] if len(values) == 1 and isinstance(values[0], str) else json_text(response)
+    return error_text(text) if isinstance(response, dict) and [*response] == ["error"] else text
 
 
-def _joined(parts: list[_Part], where: str) -> str:
-    return "\n".join(_text(part, where) for part in parts)
+def _joined(parts: list[_Part], history: History) -> str:
+    return "\n".join(_text(part, history) for part in parts)
 
 
-def _text(part: _Part, where: str) -> str:
-    if part.inline_data is not None or part.file_data is not None:
-        raise not_text("inlineData" if part.file_data is None else "fileData", where)
-    return part.text or ""
+def _text(part: _Part, history: History) -> str:
+    if part.inline_data is None and part.file_data is None:
+        return part.text or ""
+    data = part.inline_data if part.inline_data is not None else part.file_data
+    kind = str(data.get("mimeType", "")) if isinstance(data, dict) else ""
+    return history.placeholder(kind.partition("/")[0] or "media")
 
 
 def _json_schema(schema: Any) -> Any:

@@ -6,6 +6,7 @@ them where a harness runs each call at once. Pieces belong together if they foll
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ...data.trajectory import Role
@@ -28,6 +29,8 @@ ROLES = {
 }
 
 
+KIND_CHARACTERS = 32
+"""Of the kind of a content that is left out, which the program names."""
 PIECES = 20_000
 """Of one conversation; a harness that runs for days has some thousands."""
 
@@ -40,10 +43,12 @@ class _Turn:
         self.reasoning: list[str] = []
         self.calls: list[RequestCall] = []
         self.turn_ids: dict[str, None] = {}
+        self.left_out = 0
 
     def message(self) -> RequestMessage:
         text, reasoning = "".join(self.texts), "".join(self.reasoning)
-        return RequestMessage(Role.ASSISTANT, text, reasoning, tuple(self.calls), turn_ids=tuple(self.turn_ids))
+        calls, turn_ids = tuple(self.calls), tuple(self.turn_ids)
+        return RequestMessage(Role.ASSISTANT, text, reasoning, calls, turn_ids=turn_ids, left_out=self.left_out)
 
 
 class History:
@@ -55,7 +60,7 @@ class History:
 
     def __init__(self) -> None:
         self._messages: list[RequestMessage | _Turn] = []
-        self._pieces = 0
+        self._pieces = self._left_out = 0
         self._turn: _Turn | None = None
         """The last turn, while only answers of tools have followed it."""
         self._is_last = False
@@ -63,18 +68,27 @@ class History:
 
     @property
     def messages(self) -> tuple[RequestMessage, ...]:
-        """All so far."""
-        return tuple(one.message() if isinstance(one, _Turn) else one for one in self._messages)
+        """All so far; the answers to a turn's calls are in the order of these calls."""
+        messages = [one.message() if isinstance(one, _Turn) else one for one in self._messages]
+        turns = [index for index, message in enumerate(messages) if message.role == Role.ASSISTANT]
+        for start, end in pairwise([*turns, len(messages)]):
+            _order_answers(messages, start, end)
+        return tuple(messages)
+
+    def placeholder(self, kind: str) -> str:
+        """Return the text that stands for a content that the policy cannot read; the next piece counts it."""
+        self._left_out += 1
+        return f"[{kind[:KIND_CHARACTERS]} left out: the policy reads text only]"
 
     def say(self, role: Role, text: str) -> None:
         """Add a message of a user or the system."""
         self._turn = None
-        self._add(RequestMessage(role, text))
+        self._add(RequestMessage(role, text, left_out=self._taken()))
 
     def answer(self, call_id: str, text: str, name: str = "") -> None:
         """Add a tool's answer."""
         self._is_last = False
-        self._add(RequestMessage(Role.TOOL, text, call_id=call_id, name=name))
+        self._add(RequestMessage(Role.TOOL, text, call_id=call_id, name=name, left_out=self._taken()))
 
     def assistant(
         self, text: str = "", reasoning: str = "", calls: Iterable[RequestCall] = (), ids: Iterable[str | None] = ()
@@ -91,10 +105,16 @@ class History:
             self._add(turn)
         else:
             self._count()
+        turn.left_out += self._taken()
         turn.texts.append(text)
         turn.reasoning.append(reasoning)
         turn.calls += calls
         turn.turn_ids.update(dict.fromkeys(turn_ids))
+
+    def _taken(self) -> int:
+        """Return how many contents were left out since the last piece."""
+        left_out, self._left_out = self._left_out, 0
+        return left_out
 
     def _add(self, one: RequestMessage | _Turn) -> None:
         self._count()
@@ -104,3 +124,24 @@ class History:
         self._pieces += 1
         if self._pieces > PIECES:
             raise invalid(f"the conversation has more than {PIECES} parts, which is the most that is taken")
+
+
+def _order_answers(messages: list[RequestMessage], start: int, end: int) -> None:
+    """Put the tools' answers that stand behind a turn, up to `end`, in the order of its calls.
+
+    Programs send the answers to parallel calls as they come, and many templates show no ids: the policy would take one
+    answer for another. An answer without an id belongs to the next call that no other answer names.
+    """
+    numbers = {call.call_id: number for number, call in enumerate(messages[start].calls) if call.call_id}
+    places = [
+        place
+        for place in range(start + 1, end)
+        if messages[place].role == Role.TOOL and (not messages[place].call_id or messages[place].call_id in numbers)
+    ]
+    named = {numbers[messages[place].call_id] for place in places if messages[place].call_id}
+    free = iter([number for number in range(len(messages[start].calls)) if number not in named])
+    order = {place: numbers.get(messages[place].call_id, -1) for place in places}
+    order |= {place: next(free, len(numbers)) for place in places if order[place] < 0}
+    answers = [messages[place] for place in sorted(places, key=order.__getitem__)]
+    for place, answer in zip(places, answers, strict=True):
+        messages[place] = answer

@@ -16,6 +16,8 @@ from .fields import (
     arguments_object,
     converted,
     function_tool,
+    kind_of,
+    may_call,
     sampling_of,
     texts,
     token_limit,
@@ -59,6 +61,7 @@ class Messages:
                 for tool in asked.tools or ()
                 if tool.name and tool.input_schema is not None  # others are Anthropic's own
             ),
+            may_call=may_call(kind_of(asked.tool_choice), "tool_choice"),
             model=asked.model or "",
             max_tokens=token_limit(asked.max_tokens),
             stop=texts(asked.stop_sequences),
@@ -73,7 +76,7 @@ class Messages:
         calls = [_call(call.call_id, call.name, arguments_object(call.arguments)) for call in reply.calls]
         return _message(reply.turn_id, model, _usage(reply)) | {
             "content": [*_said(request, reply), *calls],
-            "stop_reason": _STOP_REASONS[reply.finish_reason],
+            **_stop(reply),
         }
 
     def stream(self, request: ModelRequest, model: str) -> _Events:
@@ -116,8 +119,7 @@ class _Events:
             events.append({"type": "content_block_start", "index": index, "content_block": start})
             events += [{"type": "content_block_delta", "index": index, "delta": delta} for delta in deltas]
             events.append({"type": "content_block_stop", "index": index})
-        stop = {"stop_reason": _STOP_REASONS[reply.finish_reason], "stop_sequence": None}
-        events += [{"type": "message_delta", "delta": stop, "usage": _usage(reply)}, {"type": "message_stop"}]
+        events += [{"type": "message_delta", "delta": _stop(reply), "usage": _usage(reply)}, {"type": "message_stop"}]
         return b"".join(map(named_event, events))
 
     def fail(self, error: CallRefused, refusal_status: int) -> bytes:
@@ -139,6 +141,13 @@ def _message(turn_id: str, model: str, usage: dict[str, Any]) -> dict[str, Any]:
         "stop_sequence": None,
         "usage": usage,
     }
+
+
+def _stop(reply: ModelReply) -> dict[str, Any]:
+    """Return why a reply ended."""
+    if reply.finish_reason == "stop" and reply.stopped_by:
+        return {"stop_reason": "stop_sequence", "stop_sequence": reply.stopped_by}
+    return {"stop_reason": _STOP_REASONS[reply.finish_reason], "stop_sequence": None}
 
 
 def _usage(reply: ModelReply) -> dict[str, Any]:

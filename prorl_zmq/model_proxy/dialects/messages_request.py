@@ -11,7 +11,7 @@ import msgspec
 
 from ...data.trajectory import Role
 from ..calls import RequestCall
-from .fields import arguments_text, invalid, not_text
+from .fields import arguments_text, error_text, invalid
 from .history import History
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class _Block(msgspec.Struct):
     input: Any = None
     tool_use_id: str | None = None
     tool_name: str | None = None
+    is_error: bool | None = None
     content: str | list[_Block] | None = None
 
 
@@ -56,6 +57,7 @@ class MessagesBody(msgspec.Struct):
     messages: list[_Message]
     system: str | list[_Block] | None = None
     tools: list[_Tool] | None = None
+    tool_choice: Any = None
     model: str | None = None
     max_tokens: int | None = None
     stop_sequences: list[str] | None = None
@@ -67,30 +69,29 @@ def messages_of(asked: MessagesBody) -> tuple[RequestMessage, ...]:
     """Return the conversation.
 
     Raises:
-        CallRefused: it holds what is no text.
+        CallRefused: a message has an unknown role.
     """
     history = History()
     system = (
-        [asked.system] if isinstance(asked.system, str) else [_text(block, "system") for block in asked.system or ()]
+        [asked.system] if isinstance(asked.system, str) else [_text(block, history) for block in asked.system or ()]
     )
     if any(kept := [text for text in system if not text.startswith(_BILLING)]):
         history.say(Role.SYSTEM, "\n".join(kept))
     for index, message in enumerate(asked.messages):
-        where = f"messages[{index}]"
         content = [_Block("text", message.content)] if isinstance(message.content, str) else message.content
         match message.role:
             case "assistant":
-                _read_assistant(history, content, where)
+                _read_assistant(history, content)
             case "user":
-                _read_user(history, content, where)
+                _read_user(history, content)
             case "system":
-                history.say(Role.SYSTEM, "\n".join(_text(block, where) for block in content))
+                history.say(Role.SYSTEM, "\n".join(_text(block, history) for block in content))
             case role:
-                raise invalid(f"{where} has the role {role!r}; known are user, assistant and system")
+                raise invalid(f"messages[{index}] has the role {role!r}; known are user, assistant and system")
     return history.messages
 
 
-def _read_assistant(history: History, content: list[_Block], where: str) -> None:
+def _read_assistant(history: History, content: list[_Block]) -> None:
     text, reasoning = "", ""
     calls: list[RequestCall] = []
     ids: list[str | None] = []
@@ -104,31 +105,30 @@ def _read_assistant(history: History, content: list[_Block], where: str) -> None
             case "tool_use":
                 calls.append(RequestCall(block.id or "", block.name or "", arguments_text(block.input)))
             case _:
-                text += _text(block, where)
+                text += _text(block, history)
     history.assistant(text, reasoning, calls, ids)
 
 
-def _read_user(history: History, content: list[_Block], where: str) -> None:
+def _read_user(history: History, content: list[_Block]) -> None:
     """Read answers of tools, each a message, and the texts between and after them."""
     said: list[str] = []
     for block in content:
         if block.type != "tool_result":
-            said.append(_text(block, where))
+            said.append(_text(block, history))
             continue
         if said:
             history.say(Role.USER, "\n".join(said))
             said = []
         answer = block.content
         if isinstance(answer, list):
-            answer = "\n".join(_text(part, f"{where}, tool_result") for part in answer)
-        history.answer(block.tool_use_id or "", answer or "")
+            answer = "\n".join(_text(part, history) for part in answer)
+        answer = error_text(answer or "") if block.is_error else answer or ""
+        history.answer(block.tool_use_id or "", answer)
     if said or not content:
         history.say(Role.USER, "\n".join(said))
 
 
-def _text(block: _Block, where: str) -> str:
+def _text(block: _Block, history: History) -> str:
     if block.type == "tool_reference":
         return block.tool_name or ""
-    if block.type != "text":
-        raise not_text(block.type, where)
-    return block.text or ""
+    return block.text or "" if block.type == "text" else history.placeholder(block.type)

@@ -23,7 +23,8 @@ from .fields import (
     converted,
     invalid,
     json_text,
-    not_text,
+    kind_of,
+    may_call,
     sampling_of,
     text_of,
     token_limit,
@@ -61,6 +62,7 @@ class _Body(msgspec.Struct):
     input: str | list[_Item]
     instructions: str | None = None
     tools: list[Tool] | None = None
+    tool_choice: Any = None
     model: str | None = None
     max_output_tokens: int | None = None
     stream: bool | None = None
@@ -85,6 +87,7 @@ class Responses:
         return ModelRequest(
             messages=_messages(asked, names),
             tools=names.functions,
+            may_call=may_call(kind_of(asked.tool_choice), "tool_choice"),
             model=asked.model or "",
             max_tokens=token_limit(asked.max_output_tokens),
             stream=bool(asked.stream),
@@ -191,11 +194,11 @@ def _read_item(history: History, item: _Item, names: ToolNames, where: str) -> N
             if role is None or role == Role.TOOL:
                 raise invalid(f"{where} has the role {item.role!r}; known are system, developer, user and assistant")
             if role == Role.ASSISTANT:
-                history.assistant(text_of(item.content, where, ""), ids=[item.id])
+                history.assistant(text_of(item.content, history.placeholder, ""), ids=[item.id])
             else:
-                history.say(role, text_of(item.content, where))
+                history.say(role, text_of(item.content, history.placeholder))
         case "reasoning":
-            reasoning = text_of(item.content, where) or text_of(item.summary, where)
+            reasoning = text_of(item.content, history.placeholder) or text_of(item.summary, history.placeholder)
             history.assistant(reasoning=reasoning, ids=[item.id, item.encrypted_content])
         case "function_call" | "custom_tool_call":
             custom = item.type == "custom_tool_call"
@@ -203,6 +206,6 @@ def _read_item(history: History, item: _Item, names: ToolNames, where: str) -> N
             function = names.function(item.name or "", item.namespace)
             history.assistant(calls=[RequestCall(item.call_id or "", function, arguments)], ids=[item.id])
         case "function_call_output" | "custom_tool_call_output":
-            history.answer(item.call_id or "", text_of(item.output, where))
+            history.answer(item.call_id or "", text_of(item.output, history.placeholder))
         case _:
-            raise not_text(item.type, where)
+            raise invalid(f"{where} is of type {item.type!r}, which the policy cannot have made or read; leave it out")

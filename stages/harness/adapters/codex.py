@@ -65,6 +65,6 @@ class Codex(Adapter):
 def _metadata(header: str) -> dict[str, Any]:
     try:
         told = json.loads(header)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return told if isinstance(told, dict) else {}

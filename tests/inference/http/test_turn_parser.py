@@ -142,6 +142,27 @@ def test_a_server_that_does_not_read_a_turn(answer: Callable[[], web.Response], 
         read(parser_server(lambda _: answer()), TURN)
 
 
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_what_the_server_refuses_is_the_callers_fault(status: int) -> None:
+    with pytest.raises(EngineFailed, match="bad tools") as raised:
+        read(parser_server(lambda _: web.json_response({"error": {"message": "bad tools"}}, status=status)), TURN)
+    assert (raised.value.fields["refused"], raised.value.fields["parser"]) == (True, True)
+
+
+def test_a_server_that_only_this_turn_breaks_is_well() -> None:
+    def broken(asked: Any) -> web.Response:
+        if asked["chat_request"].get("tools"):
+            return web.Response(status=500, text="KeyError: name")
+        return web.json_response(message(content="I"))
+
+    with pytest.raises(EngineFailed, match="KeyError") as raised:
+        read(parser_server(broken), TURN)
+    assert raised.value.fields["refused"]
+    with pytest.raises(EngineFailed, match="500") as raised:
+        read(parser_server(lambda _: web.Response(status=500)), TURN)
+    assert (raised.value.fields["refused"], raised.value.fields["parser"]) == (False, True)
+
+
 def test_a_server_that_is_slow() -> None:
     async def never(_: Any) -> web.Response:
         await asyncio.Event().wait()
@@ -163,6 +184,7 @@ def test_a_server_that_is_not_there() -> None:
     with pytest.raises(EngineFailed, match="cannot be reached") as raised:
         asyncio.run(main())
     assert raised.value.fields["unreachable"]
+    assert raised.value.fields["parser"]
 
 
 def test_a_server_without_a_parser_is_never_believed() -> None:
@@ -194,7 +216,7 @@ def model_of(policy: Policy, chat: Any, parser: TurnParser, episode: Episode) ->
 
 
 def test_a_call_whose_turn_was_not_read_fails_and_may_be_tried_again() -> None:
-    answers = [web.Response(status=500), web.json_response(message(content="I looked."))]
+    answers = [web.Response(status=500), web.Response(status=500), web.json_response(message(content="I looked."))]
     server, episode = parser_server(lambda _: answers.pop(0)), Episode()
 
     async def main() -> None:

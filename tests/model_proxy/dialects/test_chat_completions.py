@@ -53,8 +53,10 @@ def test_tools_stay_whatever_the_choice_is() -> None:
         ({"max_tokens": 0}, "1 or more"),
         ({"messages": "hi"}, r"messages"),
         ({"messages": [{"role": "king"}]}, r"messages\[0\] has the role 'king'"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "text only"),
         ({"stop": 3}, r"\$\.stop"),
+        ({"tools": [{"type": "function", "function": {}}]}, r"tools\[0\]\.function .*`name`"),
+        ({"tools": [{"type": "function", "function": {"name": ""}}]}, r"tools\[0\]\.function has no name"),
+        ({"tools": [{"function": {"name": "a", "parameters": []}}]}, r"\$\.parameters"),
     ],
 )
 def test_wrong_requests_are_refused_with_the_field(body: dict[str, object], words: str) -> None:

@@ -54,3 +54,32 @@ def test_more_parts_than_any_harness_sends_are_refused_and_fewer_take_no_time() 
     assert (len(first.text), len(answers)) == (PIECES // 2, PIECES // 2)
     with pytest.raises(CallRefused, match=f"more than {PIECES} parts"):
         history.say(Role.USER, "one too many")
+
+
+def answers(history: History) -> list[str]:
+    return [message.text for message in history.messages if message.role == Role.TOOL]
+
+
+def test_answers_stand_in_the_order_of_the_calls() -> None:
+    history = History()
+    history.answer("early", "of no call")
+    history.assistant(calls=[call(ONE, number) for number in range(3)])
+    history.answer(f"call_{ONE}_2", "2")
+    history.say(Role.USER, "by the way")
+    history.answer("", "without an id")
+    history.answer("call_of_another", "x")
+    history.answer(f"call_{ONE}_0", "0")
+    assert answers(history) == ["of no call", "0", "without an id", "x", "2"]
+    assert [message.role for message in history.messages][3] == Role.USER
+    history.assistant(calls=[call(TWO, 0)])
+    history.answer(f"call_{ONE}_1", "late")
+    history.answer(f"call_{TWO}_0", "3")
+    assert answers(history)[-2:] == ["late", "3"]
+
+
+def test_two_answers_of_one_call_and_more_answers_than_calls_stay() -> None:
+    history = History()
+    history.assistant(calls=[call(ONE, 0), call(ONE, 1)])
+    for text, call_id in (("1", f"call_{ONE}_1"), ("1 again", f"call_{ONE}_1"), ("0", ""), ("more", ""), ("and", "")):
+        history.answer(call_id, text)
+    assert answers(history) == ["0", "1", "1 again", "more", "and"]

@@ -145,6 +145,7 @@ TURN = {"thread_id": "t2", "parent_thread_id": "t1", "thread_source": "subagent"
         ),
         ("codex", {"thread-id": "t", "x-codex-parent-thread-id": "p"}, CallHints("t", "p", "subagent")),
         ("codex", {"thread-id": "t", "x-codex-turn-metadata": "not JSON"}, CallHints("t")),
+        ("codex", {"thread-id": "t", "x-codex-turn-metadata": "[" * 7000}, CallHints("t")),
         ("opencode", {"x-session-id": "s"}, CallHints("s")),
         ("opencode", {"x-session-id": "s", "x-parent-session-id": "p"}, CallHints("s", "p", "subagent")),
         ("openhands", {"x-litellm-session-id": "s"}, CallHints("s")),

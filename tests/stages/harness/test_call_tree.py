@@ -271,13 +271,59 @@ def test_a_summary_that_is_gone_on_with_was_none() -> None:
     assert [turn.kind for turn in (first, last)] == ["main", "main"]
 
 
-def test_of_two_equal_turns_that_arrived_and_ended_all_the_first_stays() -> None:
+def test_two_equal_turns_that_arrived_both_stay() -> None:
     """Or a program could have its last turn forgotten, and a better one in its place."""
     tree = CallTree()
     first = asked(tree, request(TASK), "Bad.")
     again = asked(tree, request(TASK), "Good.")
-    assert tree.orphans() == {again: OrphanReason.RETRIED}
-    assert lines(tree) == [[first]]
+    assert not tree.orphans()
+    assert lines(tree) == [[first], [again]]
+
+
+def test_rollouts_behind_one_address_are_told_apart() -> None:
+    """Eight of the same prompt whose policy says the same, without ids: one after another, and all at a time."""
+    spoken = request(TASK, RequestMessage(Role.ASSISTANT, "Try ls."), user("a b"))
+    one_by_one = CallTree(TASK.text)
+    for _ in range(8):
+        asked(one_by_one, request(TASK), "Try ls.")
+        asked(one_by_one, spoken, "Done.")
+    at_a_time = CallTree(TASK.text)
+    for first in [opened(at_a_time, request(TASK)) for _ in range(8)]:
+        answered(at_a_time, first, "Try ls.")
+    for second in [opened(at_a_time, spoken) for _ in range(8)]:
+        answered(at_a_time, second, "Done.")
+    for tree in (one_by_one, at_a_time):
+        assert not tree.orphans()
+        assert [len(line) for line in lines(tree)] == [2] * 8
+        assert {turn.kind for turn in tree.turns} == {CallKind.MAIN}
+
+
+def test_a_rollout_of_one_turn_is_not_merged_with_one_that_continues() -> None:
+    tree = CallTree()
+    ended = asked(tree, request(TASK), "It is 7.")
+    other = asked(tree, request(TASK), "Let me see.")
+    last = asked(tree, request(TASK, echoed(other, named=False), user("Go on.")), "It is 8.")
+    assert not tree.orphans()
+    assert lines(tree) == [[ended], [other, last]]
+
+
+def test_a_history_finds_its_way_through_equal_turns() -> None:
+    """The second of two equal turns was continued: the history goes on there, though the first has no successor."""
+    tree = CallTree()
+    asked(tree, request(TASK), "Try ls.")
+    kept = asked(tree, request(TASK), "Try ls.")
+    history = (TASK, RequestMessage(Role.ASSISTANT, "Try ls."), user("a b"))
+    other = asked(tree, request(*history), "Cat a.")
+    second = asked(tree, request(*history), "Cat b.")
+    assert {other.parent, second.parent} == {tree.turns[0], kept}
+    for turn in (other, second):
+        assert turn.said is not None
+        asked_for = request(*history, RequestMessage(Role.ASSISTANT, turn.said.text), user("x"))
+        assert tree.locate(asked_for).parent is turn
+    cut = asked(tree, request(*history, RequestMessage(Role.ASSISTANT, "Cat b."), user("x")), "Do", delivered=False)
+    again = asked(tree, request(*history, RequestMessage(Role.ASSISTANT, "Cat b."), user("x")), "Done.")
+    assert (cut.parent, again.parent) == (second, second)
+    assert tree.orphans() == {cut: OrphanReason.RETRIED}
 
 
 @given(data=st.data())

@@ -17,9 +17,10 @@ from support.ports import free_port
 
 from prorl_zmq import EpisodeLimits, Job, Sampling
 from prorl_zmq.data.trajectory import Role
-from prorl_zmq.errors import EngineFailed, HarnessFailed, InvalidJob
+from prorl_zmq.errors import EngineFailed, HarnessFailed, InvalidJob, SandboxLimitExceeded
 from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.stages.agent_loop import Episode
+from prorl_zmq.stages.handler import failure_of
 from prorl_zmq.stages.harness import harness_model, rollout
 from prorl_zmq.stages.harness.rollout import ChosenHarness
 from prorl_zmq.system.traces import current, tracing
@@ -203,6 +204,19 @@ def test_a_program_that_asks_for_ever(sandboxes: Sandboxes, monkeypatch: pytest.
     limits = EpisodeLimits(max_turns=2, max_tokens=20)
     with pytest.raises(InvalidJob, match="cannot begin"):
         lead(sandboxes, ScriptedPolicy(lambda _: BASH), job(agent("--stubborn"), episode=limits), "word " * 4000)
+
+
+@only_process
+def test_a_program_that_sends_more_than_a_rollout_may_earns_nothing(
+    sandboxes: Sandboxes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(harness_model, "BYTES", 20_000)
+    monkeypatch.setattr(harness_model, "BYTES_PER_TURN", 0)
+    policy = ScriptedPolicy(lambda _: tool_call("bash", command="seq 1000"))
+    with pytest.raises(SandboxLimitExceeded, match="sent more than 0 MiB of requests") as raised:
+        lead(sandboxes, policy, job(agent(), episode=EpisodeLimits(max_turns=100)))
+    assert 1 < len(policy.said) < 10
+    assert failure_of(raised.value).reward == 0.0
 
 
 @only_process
