@@ -30,7 +30,7 @@ _NAMES = {"true": True, "false": False, "null": None}
 _LINE_IN_STRING = re.compile(r"\n(?!\s{0,64}[A-Za-z_][\w.]{0,255}\()")
 _NO_IDENTIFIERS = re.compile(
     rf"{_STRING}|(?P<key>\b(?:{'|'.join(keyword.kwlist)})\b)(?=\s?=[^=]|\()"
-    r"|(?P<tool>\b[A-Za-z_][\w.]{0,255}-[\w.-]{1,255})(?=\()",
+    r"|(?P<tool>(?<![\w.-])[A-Za-z_][\w.-]{0,255}(?=\())",
     re.DOTALL,
 )
 """Keys and tools whose names are keywords of Python, and tools whose names have a hyphen."""

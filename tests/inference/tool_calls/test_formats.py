@@ -108,7 +108,9 @@ def test_every_beginning_of_a_call_is_no_call(name: str) -> None:
     complete = next(n for n in lengths if bare(format_named(name).parse(written[:n])) == [whole])
     assert len(written) - complete < 60
     for length in range(complete):
-        assert not any(isinstance(call, ToolCall) for call in format_named(name).parse(written[:length]))
+        found = format_named(name).parse(written[:length])
+        assert not any(isinstance(call, ToolCall) for call in found)
+        assert found or length < written.index("rm -rf")
 
 
 @pytest.mark.parametrize("name", FORMS)
