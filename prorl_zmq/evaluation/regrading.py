@@ -84,8 +84,9 @@ class Regrading:
             waiting = iter(self.samples)
             try:
                 async with GraderPool() as pool, asyncio.TaskGroup() as group:
-                    for _ in range(len(os.sched_getaffinity(0))):
-                        group.create_task(self._work(waiting, pool, sandboxes))
+                    count = len(os.sched_getaffinity(0))
+                    workers = [group.create_task(self._work(waiting, pool, sandboxes)) for _ in range(count)]
+                    await asyncio.wait(workers)
             except ExceptionGroup as failures:
                 raise failures.exceptions[0] from None
             finally:
