@@ -60,7 +60,7 @@ def test_phase_over_its_limit(shared_service: LocalService, phase: str) -> None:
 @pytest.mark.parametrize(
     ("instance", "expected"),
     [
-        ({"run": "big data"}, ("failed", "handler_failed")),
+        ({"run": "big data"}, ("failed", "sandbox_limit_exceeded")),
         ({"init": "no data"}, ("failed", "handler_failed")),
         ({"run": "odd data"}, ("failed", "handler_failed")),
         ({"eval": "nan"}, ("infrastructure_error", "grader_failed")),

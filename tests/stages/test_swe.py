@@ -365,18 +365,18 @@ def test_empty_patch_needs_no_sandbox(instance: SweInstance, shared: Shared) -> 
     assert "empty" in evaluation.notes["problem"]
 
 
-def test_caches_and_environments_are_no_part_of_the_patch(instance: SweInstance, sandboxes: Sandboxes) -> None:
+def test_caches_and_environments_are_no_part_of_the_patch(instance: SweInstance, shared: Shared) -> None:
     acts = (
         f"{MEND}; mkdir -p env/lib/a 'my venv' node_modules/b src/__pycache__; echo home > env/pyvenv.cfg; "
         "echo x > env/lib/a/b.py; echo home > 'my venv/pyvenv.cfg'; echo x > node_modules/b/c.js; "
         "echo x > src/__pycache__/d.pyc; echo x > src/e.py; echo x > f.pyo"
     )
-    data, _ = rolled_out(instance, acts, sandboxes)
+    data, _ = rolled_out(instance, acts, shared)
     assert [line for line in data["patch"].splitlines() if line.startswith("diff")] == [
         "diff --git a/calculator.py b/calculator.py",
         "diff --git a/src/e.py b/src/e.py",
     ]
-    evaluation = judged(instance, data, sandboxes)
+    evaluation = judged(instance, data, shared)
     assert evaluation.reward == 1.0
     assert {"env/lib/a/b.py", "my venv/pyvenv.cfg", "node_modules/b/c.js"} <= {
         *evaluation.notes["left_out"].split("\n")
@@ -392,11 +392,11 @@ def test_caches_and_environments_are_no_part_of_the_patch(instance: SweInstance,
         "head -c 1048200 /dev/zero | tr '\\0' '\\377' > bytes.txt",
     ],
 )
-def test_new_files_that_are_too_large_are_left_out(make: str, instance: SweInstance, sandboxes: Sandboxes) -> None:
-    data, _ = rolled_out(instance, f"{MEND}; {make}; echo new > small.py", sandboxes)
+def test_new_files_that_are_too_large_are_left_out(make: str, instance: SweInstance, shared: Shared) -> None:
+    data, _ = rolled_out(instance, f"{MEND}; {make}; echo new > small.py", shared)
     assert "b/small.py" in data["patch"]
     assert passed_on(data) == data
-    evaluation = judged(instance, data, sandboxes)
+    evaluation = judged(instance, data, shared)
     assert evaluation.reward == 1.0
     assert {"big.bin", "big.txt", "1.bin", "bytes.txt"} & {*evaluation.notes["left_out"].split("\n")}
 
