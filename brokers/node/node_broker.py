@@ -17,13 +17,12 @@ away its slots flow to the others as they come free.
 from __future__ import annotations
 
 import logging
-import zlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import zmq
 
-from ...data.trajectory import oldest_version
+from ...data.trajectory import block_checksum, oldest_version
 from ...errors import LeaseLost, MalformedMessage, from_info
 from ...metrics import catalog
 from ...security.keyring import WORKER, Keyring
@@ -348,7 +347,7 @@ class NodeBroker:
         return BlockHandle(
             node=self._node,
             block_id=block_id,
-            checksum=zlib.crc32(block),
+            checksum=block_checksum(block),
             endpoint=self._block_server.endpoint,
             curve_key=self._block_server.curve_key,
             socket=self._block_server.path,

@@ -24,12 +24,11 @@ from __future__ import annotations
 import logging
 import math
 import time
-import zlib
 from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from ...data.trajectory import block_bytes
+from ...data.trajectory import block_bytes, block_checksum
 from ...errors import JournalFailed, MalformedMessage, ProrlError
 from ...security.keyring import BROKER, Keyring, connect_to_service
 from ...security.rights import Listener
@@ -305,7 +304,7 @@ class RolloutBroker:
             return  # it is not wanted; a job that has not ended goes with its sandbox if the node leaves
         result = finished.result
         size_bytes, handle = block_bytes(result.tokens, result.turns), result.kept
-        if block is None or handle is None or len(block) != size_bytes or zlib.crc32(block) != handle.checksum:
+        if block is None or handle is None or len(block) != size_bytes or block_checksum(block) != handle.checksum:
             self._jobs.blocks.lose([event.block_id])
             return
         self._jobs.take_block(finished, block)

@@ -12,12 +12,12 @@ import os
 import socket
 import threading
 import time
-import zlib
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import zmq
 
+from ..data.trajectory import block_checksum
 from ..errors import MalformedMessage, ProrlError
 from ..security.keyring import connect_to_peer
 from ..system.unix_peers import peer_problem
@@ -103,7 +103,7 @@ class BlockFetcher:
             return None
         finally:
             os.close(files[0])
-        return block if zlib.crc32(block.buffer) == handle.checksum else None
+        return block if block_checksum(block.buffer) == handle.checksum else None
 
     def _connected(self, path: str) -> socket.socket:
         client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -181,7 +181,7 @@ class _Node:
             reply: BlockGiven = codec.decode(frames[1], BlockGiven)  # type: ignore[arg-type]
             key = self._asked.pop(reply.request_id, None)
             if key is not None:
-                if len(frames) > 2 and zlib.crc32(frames[2]) == self._checksums[key]:
+                if len(frames) > 2 and block_checksum(frames[2]) == self._checksums[key]:
                     self.found[key] = frames[2]
                 self._ask()
                 return True
