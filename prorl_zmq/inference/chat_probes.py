@@ -119,6 +119,7 @@ def find_traits(
     form = None if described else form  # such as Phi's, whose history has the calls without their mark
     named = FORMS[wanted_form] if wanted_form else form or described or format_named("fenced")
     writes_calls = form is not None and form.name == named.name
+    fallback = unread and named.name == "fenced"
     older = template.render_or_not([_PLAIN, _ANSWER, _MORE])
     rest = _between(older, _SPOKEN, _AGAIN)
     answered = template.render_or_not([_PLAIN, _ANSWER, {"role": "tool", "name": "t", "content": _AGAIN}])
@@ -131,6 +132,7 @@ def find_traits(
         shows_tools=bool(tools) and (writes_calls or (form is None and bool(wanted_form or described))),
         writes_calls=writes_calls,
         unread_calls=unread,
+        unread_marks=tuple(sorted(_own_marks(tokens, written, history))) if written and fallback else (),
         arguments_as_text=chosen is not None and chosen.as_text,
         silent=chosen.silent if chosen else "",
         end_is_read=writes_calls and end_is_read,
@@ -140,6 +142,11 @@ def find_traits(
         reasoning=reasoning,
         frame=frame,
     )
+
+
+def _own_marks(tokens: AddedTokens, written: _Calls, history: str) -> set[str]:
+    """Return the tokens that a template writes in a turn that calls tools, and in no other."""
+    return tokens.all_in(written.turn) - tokens.all_in(history) - tokens.all_in(written.after(written.turn))
 
 
 def _written_calls(template: ChatTemplate, tools: Sequence[Any]) -> Iterator[_Calls]:

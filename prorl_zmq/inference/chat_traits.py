@@ -84,6 +84,8 @@ class TemplateTraits:
     """It writes the calls of earlier turns, in this form; otherwise they stay in the turn's text."""
     unread_calls: bool
     """It writes calls in a form that nothing here reads."""
+    unread_marks: tuple[str, ...]
+    """The tokens of that form: a turn that holds one calls a tool, or means to."""
     arguments_as_text: bool
     """It wants a call's arguments as JSON text."""
     silent: str | None
@@ -167,7 +169,9 @@ class TemplateTraits:
 
     def calls(self, text: str, end: str, tools: Sequence[dict[str, Any]]) -> list[ToolCall | MalformedCall]:
         """Return the tool calls of what follows a turn's reasoning; `end` is the token that ended the turn."""
-        return self.form.parse(text + end if self.end_is_read else text, tools)
+        calls = self.form.parse(text + end if self.end_is_read else text, tools)
+        mark = next((mark for mark in self.unread_marks if mark in text), None) if not calls else None
+        return [self.form.malformed(f"what {mark} begins is not read here")] if mark else calls
 
     def said(self, text: str) -> str:
         """Return what a turn says, given what follows its reasoning, up to its calls: without the template's frame."""

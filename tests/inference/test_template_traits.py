@@ -13,7 +13,7 @@ from prorl_zmq.data.trajectory import Role
 from prorl_zmq.errors import ConfigError
 from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.inference.chat_loading import load_chat_format
-from prorl_zmq.inference.tool_calls.call import ToolCall
+from prorl_zmq.inference.tool_calls.call import MalformedCall, ToolCall
 from prorl_zmq.inference.transformers_chat import TransformersChatFormat
 from prorl_zmq.wire.messages.backends import ChatSettings
 
@@ -98,6 +98,8 @@ STRICT = (
 {%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"""
 )
 
+UNREAD = STRICT.replace("<tool_call>", "<own>").replace("</tool_call>", "</own>")
+
 # Reasoning is a block of the content.
 BLOCKS = (
     _TOOLS
@@ -138,6 +140,7 @@ FAMILIES = {
         eos="<|return|>",
     ),
     "strict": Family("strict", STRICT, (*_ROLES, "<|end|>"), eos="<|end|>"),
+    "unread": Family("unread", UNREAD, (*_ROLES, "<|end|>"), ("<own>", "</own>"), eos="<|end|>"),
     "blocks": Family("blocks", BLOCKS, (*_ROLES, "<|end|>"), ("[THINK]", "[/THINK]"), eos="<|end|>"),
     "late": Family("late", LATE, (*_ROLES, "<|tools|>", "<|end|>"), eos="<|end|>"),
     "plain roles": Family("plain roles", STRICT, ("<|end|>",), _ROLES, eos="<|end|>"),
@@ -287,10 +290,18 @@ def test_arguments_of_a_job_count_more() -> None:
     assert backend.with_arguments({"b": 2}).arguments() == {"a": True, "b": 2}
 
 
+@pytest.mark.parametrize(("text", "malformed"), [("<own>bash", 1), ("I <b>own</b> it", 0)])
+def test_a_call_in_a_form_that_is_not_read_is_malformed(chats: Any, text: str, malformed: int) -> None:
+    """The policy is shown how to write it, and the episode goes on."""
+    chat = chats("unread")
+    calls = chat.read_turn(encoded(chat, f"{text}<|end|>"), TOOLS).calls
+    assert [type(call) for call in calls] == [MalformedCall] * malformed
+    assert all("what <own> begins is not read here" in call.feedback for call in calls)
+
+
 def test_a_form_that_is_not_read_is_a_warning(chats: Any) -> None:
-    unread = STRICT.replace("<tool_call>", "<own>").replace("</tool_call>", "</own>")
-    assert "in a form that is not read here" in chats("strict", unread).warning
+    assert "in a form that is not read here" in chats("unread").warning
     silent = "{% for message in messages %}{{ message.content }}<|end|>{% endfor %}"
     assert "writes no tool calls" in chats("strict", silent).warning
-    assert chats("strict", unread, tool_calls="fenced").warning == ""
+    assert chats("unread", tool_calls="fenced").warning == ""
     assert chats("strict").warning == ""
