@@ -243,7 +243,7 @@ def test_tables_of_long_names_fit_80_columns_and_lose_nothing() -> None:
             assigned=0,
         ),
         BackendStatus(
-            backend=Backend(backend_id="idle", endpoint="ipc://i"),
+            backend=Backend(backend_id="idle", endpoint="ipc://i", warning="calls of its model are not read"),
             state="ready",
             in_flight=0,
             assigned=0,
@@ -256,6 +256,7 @@ def test_tables_of_long_names_fit_80_columns_and_lose_nothing() -> None:
     text = narrow.export_text()
     assert max(map(len, text.splitlines())) <= 80
     assert "new: HTTP 500 (tried again in 7 s)" in text
+    assert "idle: calls of its model are not read" in text
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
     joined: list[list[str]] = []
     for line in cells:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from chat_families import Family, make_tokenizer
+from chat_families import Family, make_tokenizer, save_tokenizer
 
 from prorl_zmq.data.trajectory import Role
 from prorl_zmq.errors import ConfigError
 from prorl_zmq.inference.chat import ChatMessage
-from prorl_zmq.inference.chat_loading import load_chat_format
+from prorl_zmq.inference.chat_loading import chat_warning, load_chat_format
 from prorl_zmq.inference.tool_calls.call import MalformedCall, ToolCall
 from prorl_zmq.inference.transformers_chat import TransformersChatFormat
 from prorl_zmq.wire.messages.backends import ChatSettings
@@ -297,6 +298,12 @@ def test_a_call_in_a_form_that_is_not_read_is_malformed(chats: Any, text: str, m
     calls = chat.read_turn(encoded(chat, f"{text}<|end|>"), TOOLS).calls
     assert [type(call) for call in calls] == [MalformedCall] * malformed
     assert all("what <own> begins is not read here" in call.feedback for call in calls)
+
+
+def test_an_engine_host_warns_of_its_model(tmp_path: Path) -> None:
+    folder = str(save_tokenizer(FAMILIES["unread"], tmp_path / "unread"))
+    assert "in a form that is not read here" in asyncio.run(chat_warning(ChatSettings("transformers", folder)))
+    assert asyncio.run(chat_warning(ChatSettings("transformers", f"{folder}/elsewhere"))) == ""
 
 
 def test_a_form_that_is_not_read_is_a_warning(chats: Any) -> None:
