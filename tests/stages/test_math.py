@@ -294,3 +294,10 @@ def test_no_answer_is_right_for_two_values(each: int) -> None:
         ("x \\equiv 3", "\\boxed{x \\equiv 3}", True),
     ):
         assert right_answer(truth, answer_of(None, text)) == right, text
+
+
+@pytest.mark.parametrize("joint", ["", ",", ", and", "\\text{"])
+def test_blanks_between_boxes_take_no_time(joint: str) -> None:
+    """RUN takes the answer where no grader's limit holds: the cube of their number would stop its whole process."""
+    assert answer_of(None, f"\\boxed{{1}}{joint}{' ' * 20_000}!\\boxed{{2}}") == "\\boxed{2}"
+    assert answer_of(None, f"\\boxed{{1}}, {' ' * 20_000}\\boxed{{2}}") == "\\boxed{1, 2}"
