@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .turn import Turn
 
 _S = r"(?::\w{1,32})?"
-_HEADER = re.compile(rf"\s*([^\s<>{{}}\"]{{1,256}})\s*(?:<tool_sep{_S}>)?(?=\s*<)")
+_HEADER = re.compile(rf"\s*+([^\s<>{{}}\"]{{1,256}})\s*+(?:<tool_sep{_S}>\s*+)?(?=<)")
 _KEY = re.compile(rf"\s*<arg_key{_S}>([^<>]{{1,256}})</arg_key{_S}>\s*<arg_value{_S}>")
 _CLOSES = re.compile(rf"\s*</tool_call{_S}>")
 _MARKS = re.compile(

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 MAX_DEPTH = 8
 """How deep alternatives and references of a schema are followed."""
+MAX_SCHEMAS = 1000
+"""How many of them: programs within a sandbox choose schemas, too."""
 MAX_LITERAL_CHARS = 1 << 16
 """Longest literal of Python: its syntax tree takes some hundred times the memory of its text."""
 _NULLS = ("null", "None")
@@ -73,25 +75,32 @@ def typed(schema: Any, text: str) -> Any:
     return value if any(kind in _KINDS and isinstance(value, _KINDS[kind]) for kind in kinds) else text
 
 
-def kinds_of(schema: Any, root: Any = None, depth: int = 0) -> Iterator[str]:
+def kinds_of(schema: Any) -> Iterator[str]:
     """Yield the types that a schema allows."""
-    schema, root = _object(schema), _object(schema if root is None else root)
-    kinds = schema.get("type")
-    yield from (kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if isinstance(kind, str))
-    if kinds is None:
-        constants = schema.get("enum", [schema["const"]] if "const" in schema else [])
-        for constant in constants if isinstance(constants, list) else []:
-            yield kind_of(constant)
-    if depth == MAX_DEPTH:
-        return
-    for part in ("anyOf", "oneOf", "allOf"):
-        for inner in schema[part] if isinstance(schema.get(part), list) else ():
-            yield from kinds_of(inner, root, depth + 1)
-    if isinstance(reference := schema.get("$ref"), str):
-        found: Any = root
-        for step in reference.removeprefix("#/").split("/"):
-            found = _object(found).get(step)
-        yield from kinds_of(found, root, depth + 1)
+    root = _object(schema)
+    waiting = [(root, 0)]
+    seen: set[int] = set()  # references may lead to one schema in any number of ways
+    while waiting and len(seen) < MAX_SCHEMAS:
+        inner, depth = waiting.pop()
+        if id(inner) in seen:
+            continue
+        seen.add(id(inner))
+        kinds = inner.get("type")
+        yield from (kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if isinstance(kind, str))
+        if kinds is None:
+            constants = inner.get("enum", [inner["const"]] if "const" in inner else [])
+            for constant in constants if isinstance(constants, list) else []:
+                yield kind_of(constant)
+        if depth == MAX_DEPTH:
+            continue
+        for part in ("anyOf", "oneOf", "allOf"):
+            parts = inner.get(part)
+            waiting += [(one, depth + 1) for one in (parts if isinstance(parts, list) else ()) if isinstance(one, dict)]
+        if isinstance(reference := inner.get("$ref"), str):
+            found: Any = root
+            for step in reference.removeprefix("#/").split("/"):
+                found = _object(found).get(step)
+            waiting.append((_object(found), depth + 1))
 
 
 def kind_of(value: Any) -> str:

@@ -68,14 +68,15 @@ class MarkedJsonFormat(MarkedFormat):
         """Read the JSON behind a mark."""
         text = turn.text
         calls, position = read_calls(self, text, found.end(), self.closes)
-        end = text.find(self.closes, position) if self.closes else position
+        following = self.begins.search(text, position) if self.closes else None  # looked for once, however many
+        until = len(text) if following is None else following.start()
+        end = text.find(self.closes, position, until) if self.closes else position
         if end < 0:
             if calls and not isinstance(calls[-1], MalformedCall) and not text[position:].strip():
                 problem = f"it was not closed with {self.closes}"
                 calls[-1] = malformed_json(self, problem, text[found.end() : position])
             return calls, position
-        between = self.begins.search(text, position, end)
-        return calls, end + len(self.closes) if between is None else position
+        return calls, end + len(self.closes)
 
     def write(self, name: str, arguments: dict[str, Any]) -> str:
         """Return the text of a call."""

@@ -180,7 +180,7 @@ def _literal(node: ast.expr) -> Any:
     match node:
         case ast.Constant(value=str() | bool() | int() | float() | None as value) if value not in _INFINITE:
             return value
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)) if value not in _INFINITE:
             return -value
         case ast.Name(id=name) if name in _NAMES:
             return _NAMES[name]

@@ -69,3 +69,8 @@ def test_arguments_by_tool_and_name() -> None:
 @pytest.mark.parametrize("tool", [{}, {"function": 7}, {"function": {"name": "a", "parameters": [1]}}, {"name": "a"}])
 def test_a_schema_may_be_anything(tool: dict[str, Any]) -> None:
     assert ArgumentTypes([tool]).typed("a", "n", "5") == "5"
+
+
+def test_references_that_multiply_are_followed_once() -> None:
+    loop = {"anyOf": [{"$ref": "#/$defs/loop"}] * 400 + [{"type": "integer"}]}
+    assert typed({"$defs": {"loop": loop}, "$ref": "#/$defs/loop"}, "5") == 5

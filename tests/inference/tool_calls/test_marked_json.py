@@ -112,3 +112,8 @@ def test_one_list_of_many_calls_is_cut_too() -> None:
     assert calls[:MAX_CALLS] == [ToolCall("a")] * MAX_CALLS
     (last,) = calls[MAX_CALLS:]
     assert isinstance(last, MalformedCall)
+
+
+def test_what_closes_no_list_is_looked_for_in_linear_time() -> None:
+    assert PARSE("<tool_call>[]" * 100_000) == []
+    assert PARSE("<tool_call>[]" * 3 + '<tool_call>{"name": "a"}</tool_call>') == [ToolCall("a")]

@@ -37,6 +37,7 @@ def test_arguments_are_literals(arguments: str, value: dict[str, Any]) -> None:
         "a(open('x'))",
         "a(x=open('x'))",
         "a(x=1+1)",
+        "a(x=-1e999)",
         "a(x=b'c')",
         "a(x={1: 2})",
         "a(x=1e999)",

@@ -143,3 +143,11 @@ def test_turns_of_several_messages_are_split(form: str, text: str, parts: tuple[
     split = FORMS[form].split(text)
     assert split is not None
     assert (split[0], FORMS[form].before_calls(split[1])) == parts
+
+
+def test_blanks_behind_a_name_are_read_once() -> None:
+    parse = FORMS["glm"].parse
+    (call,) = parse(f"<tool_call>edit{' ' * 300_000}x", TOOLS)
+    assert isinstance(call, MalformedCall)
+    text = f"<tool_call>edit{' ' * 300_000}<tool_sep> <arg_key>n</arg_key><arg_value>3</arg_value></tool_call>"
+    assert parse(text, TOOLS) == [ToolCall("edit", {"n": 3})]
