@@ -90,17 +90,33 @@ def template_variables(source: str, token_names: Iterable[str]) -> frozenset[str
     Raises:
         TemplateError: it is no template.
     """
-    environment = Environment(autoescape=False, extensions=[_Generation, loopcontrols])  # noqa: S701 - nothing is rendered
-    tree = environment.parse(source)
+    tree = _tree(source)
     names = list(tree.find_all(nodes.Name))
     # What a template sets in a loop or a branch is found too. An argument that it sets is first asked for.
-    own = {name.name for name in names if name.ctx != "load"}
+    own = {name.name for name in names if name.ctx != "load"} | {macro.name for macro in tree.find_all(nodes.Macro)}
     asked = {
         one.node.name
         for one in tree.find_all((nodes.Test, nodes.Filter))
         if one.name in {"defined", "undefined", "default"} and isinstance(one.node, nodes.Name)
     }
     return frozenset(find_undeclared_variables(tree) - (own - asked) - _GIVEN - set(token_names))
+
+
+def written_texts(source: str) -> frozenset[str]:
+    """Return the texts that a template has of its own, which it may write beside those that it is given.
+
+    Raises:
+        TemplateError: it is no template.
+    """
+    tree = _tree(source)
+    texts = {one.data for one in tree.find_all(nodes.TemplateData)}
+    texts |= {one.value for one in tree.find_all(nodes.Const) if isinstance(one.value, str)}
+    return frozenset(texts - {""})
+
+
+def _tree(source: str) -> nodes.Template:
+    environment = Environment(autoescape=False, extensions=[_Generation, loopcontrols])  # noqa: S701 - nothing is rendered
+    return environment.parse(source)
 
 
 def marker(name: str) -> str:

@@ -27,17 +27,28 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from tokenizers import Encoding, Tokenizer
 
+_CHOSEN = frozenset({"role", "type"})
+"""Keys of values that templates compare, and that nobody writes."""
+_NAMES = frozenset(
+    {*_CHOSEN, "content", "name", "id", "tool_calls", "tool_call_id", "function", "arguments", "parameters"}
+    | {"description", "properties", "required", "reasoning", "reasoning_content", "thinking", "text"}
+)
+"""Names of what templates look at: they stay whole."""
+
 
 class ChatTokenizer:
     """Guards, encodes and decodes."""
 
-    def __init__(self, backend: Tokenizer, frame: Iterable[str], own: Iterable[str] = ()) -> None:
+    def __init__(
+        self, backend: Tokenizer, frame: Iterable[str], own: Iterable[str] = (), written: Iterable[str] = ()
+    ) -> None:
         """Guard the tokens of a frame and all special ones.
 
         Args:
             backend: the tokenizer.
             frame: texts of tokens that a template writes, or that end a text.
             own: those that it writes within turns of the policy.
+            written: texts that it has of its own, of which a token may be made with what stands beside them.
         """
         backend.no_truncation()
         backend.no_padding()
@@ -56,6 +67,25 @@ class ChatTokenizer:
             for length in range(1, len(text)):
                 self._rests.setdefault(text[:length], set()).add(text[length:])
         self._longest = max(map(len, guarded), default=1)
+        heads = {
+            text[:length] for text in (*written, *guarded) for length in range(1, min(len(text), self._longest) + 1)
+        }
+        tails = {
+            text[-length:] for text in (*written, *guarded) for length in range(1, min(len(text), self._longest) + 1)
+        }
+        self._continued = {text[:at] for text in guarded for at in range(1, len(text)) if text[at:] in heads}
+        """Beginnings of guarded tokens that the template may complete behind a text."""
+        self._begun = {text[at:] for text in guarded for at in range(1, len(text)) if text[:at] in tails}
+        """Ends of guarded tokens that it may have begun before a text."""
+        self._framed = {
+            text[start:end]
+            for text in guarded
+            for start in range(1, len(text))
+            if text[:start] in tails
+            for end in range(start + 1, len(text))
+            if text[end:] in heads
+        }
+        """What may be a guarded token with what it writes on both sides."""
         ids = {backend.token_to_id(text): text for text in guarded}
         self._guarded_ids = {token_id: text for token_id, text in ids.items() if token_id is not None}
         known = np.array(sorted(backend.get_vocab(with_added_tokens=True).values()))
@@ -92,7 +122,7 @@ class ChatTokenizer:
         """
         texts = list(_texts(value))
         joining = self._joining(texts)
-        if not joining and not any(self._guarded.search(text) for text in texts):
+        if not joining and not any(self._guarded.search(text) or any(self._at_edges(text)) for text in texts):
             return value, ""
         # Nobody can have written it, whatever was written.
         cut = f"xQ{secrets.token_hex(16)}Qx"
@@ -118,6 +148,14 @@ class ChatTokenizer:
             )
         }
 
+    def _at_edges(self, text: str) -> tuple[bool, bool]:
+        """Return whether the template may make a guarded token of a text's beginning, and of its end."""
+        inner = text.strip()
+        head, tail = inner[: self._longest], inner[-self._longest :]
+        begun = bool(self._begun) and any(head[:length] in self._begun for length in range(1, len(head) + 1))
+        continued = bool(self._continued) and any(tail[start:] in self._continued for start in range(len(tail)))
+        return begun, continued or inner in self._framed
+
     def _ends_of(self, text: str) -> list[str]:
         tail = text.rstrip()[-self._longest :]
         return [tail[start:] for start in range(len(tail)) if tail[start:] in self._rests]
@@ -128,7 +166,10 @@ class ChatTokenizer:
         if isinstance(value, dict):
             inner = self._guarded_in_turns if value.get("role") == "assistant" else guarded
             return {
-                self._cut(key, inner, cut, joining): self._cut(item, inner, cut, joining) for key, item in value.items()
+                self._cut(key, inner, cut, joining): self._cut(item, inner, cut, joining)
+                if key not in _CHOSEN
+                else item
+                for key, item in value.items()
             }
         if isinstance(value, list | tuple):
             return [self._cut(item, guarded, cut, joining) for item in value]
@@ -146,7 +187,15 @@ class ChatTokenizer:
             if end in joining and length - len(end) >= position:
                 parts.append(text[position : length - len(end) + 1])
                 position = length - len(end) + 1
-        return cut.join([*parts, text[position:]])
+        begun, continued = self._at_edges(text) if text not in _NAMES else (False, False)
+        if continued and length > position:
+            parts.append(text[position:length])
+            position = length
+        parts.append(text[position:])
+        if begun:
+            blank = len(text) - len(text.lstrip())
+            parts[:1] = [text[:blank], parts[0][blank:]]
+        return cut.join(parts)
 
     def encode(
         self, text: str, boundaries: Sequence[int] = (), cut: str = "", after: str = "", *, inside: bool = False

@@ -19,7 +19,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import TemplateError
+from jinja2 import TemplateSyntaxError
 
 from ..data.trajectory import Role
 from ..errors import ConfigError, InvalidJob
@@ -28,7 +28,7 @@ from .chat_forms import forms, systems_as_user
 from .chat_history import UNKNOWN_TOOL, History, history
 from .chat_probes import AddedTokens, find_traits, inside_turns
 from .chat_skeleton import ChatSkeleton, TurnShape
-from .chat_template import ChatTemplate, TemplateRefused, template_variables
+from .chat_template import ChatTemplate, TemplateRefused, template_variables, written_texts
 from .chat_tokenizer import ChatTokenizer
 from .chat_traits import TemplateTraits, WrittenCall
 from .tool_calls.call import ToolCall
@@ -104,7 +104,7 @@ class TransformersChatFormat:
             )
         frame |= {text for i in ends if (text := backend.id_to_token(i)) is not None}
         calls = tokens.all_in(traits.form.write("name", {"key": "value"}))
-        tokenizer = ChatTokenizer(backend, frame | calls, inside | calls)
+        tokenizer = ChatTokenizer(backend, frame | calls, inside | calls, _written(loaded))
         return cls(template, traits, tokenizer, sorted(stop_token_ids), settings, variables)
 
     @property
@@ -254,8 +254,14 @@ def _load_tokenizer(name: str) -> Any:
             message = f"a chat format of kind transformers needs the package transformers ({error})"
             raise ConfigError(message, key="chat.kind") from error
     try:
-        loaded = AutoTokenizer.from_pretrained(name, local_files_only=directory.is_dir())
+        loaded = AutoTokenizer.from_pretrained(name, local_files_only=directory.is_dir(), trust_remote_code=False)
     except Exception as error:
+        if "trust_remote_code" in str(error):
+            raise ConfigError(
+                f"the tokenizer of {name} is Python code in the model's own files, which prorl does not run: set "
+                "tokenizer to a directory with a tokenizer.json that gives the same ids, and the chat template",
+                key="chat.tokenizer",
+            ) from error
         raise ConfigError(
             f"no tokenizer could be loaded from {name} ({error}): give a directory with tokenizer.json and "
             "tokenizer_config.json, or a hub name",
@@ -275,9 +281,15 @@ def _variables(loaded: Any) -> frozenset[str]:
             template_variables(source, loaded.special_tokens_map)
             for source in (sources.values() if isinstance(sources, dict) else [sources])
         ]
-    except TemplateError as error:
-        raise ConfigError(f"the chat template fails on a plain conversation: {error}", key="chat.template") from error
+    except TemplateSyntaxError as error:
+        words = f"the chat template of {loaded.name_or_path} is no Jinja template, line {error.lineno}: {error}"
+        raise ConfigError(words, key="chat.template") from error
     return frozenset().union(*found)
+
+
+def _written(loaded: Any) -> frozenset[str]:
+    sources = loaded.chat_template
+    return frozenset().union(*map(written_texts, sources.values() if isinstance(sources, dict) else [sources]))
 
 
 def _checked_arguments(settings: ChatSettings, variables: frozenset[str]) -> dict[str, Any]:

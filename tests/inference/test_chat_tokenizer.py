@@ -163,3 +163,19 @@ def test_texts_side_by_side_make_no_special_token(texts: list[str]) -> None:
     (ids,) = BYTES.encode("".join(text.strip() for text in guarded), cut=cut)
     assert not set(ids.tolist()) & {IDS[text] for text in GUARDED}
     assert BYTES.decode(ids) == "".join(text.strip() for text in texts)
+
+
+@pytest.mark.parametrize("text", ["</s", " </s\n", "a</s", "stop>", "stop", "stop>b", "</s the </s"])
+def test_text_makes_no_special_token_with_what_a_template_writes_beside_it(text: str) -> None:
+    """As in `<function=NAME>`, where a name may end in all but the last character of a token."""
+    tokenizer = ChatTokenizer(make_backend(pieces=False), [STOP], written=["<", ">\n", "="])
+    guarded, cut = tokenizer.guard([{"role": "s", "name": text}])
+    (ids,) = tokenizer.encode(f"=<{guarded[0]['name'].strip()}>\n", cut=cut)
+    assert not set(ids.tolist()) & {IDS[each] for each in GUARDED}
+    assert tokenizer.decode(ids) == f"=<{text.strip()}>\n"
+    assert guarded[0]["role"] == "s"
+
+
+def test_other_text_stays_whole_beside_what_a_template_writes() -> None:
+    tokenizer = ChatTokenizer(make_backend(pieces=False), [STOP], written=["<", ">\n"])
+    assert tokenizer.guard(["the words", "the", "a < b"])[1] == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from dataclasses import dataclass, field
@@ -540,7 +541,7 @@ def test_an_opening_that_the_template_refuses_is_an_invalid_job() -> None:
         (None, "has no chat template", "chat.template"),
         ("{{ raise_exception('I only translate') }}", "I only translate", "chat.template"),
         ("{{ messages[0].content.text }}", "leaves out what was said", "chat.template"),
-        ("{% for", "fails on a plain conversation", "chat.template"),
+        ("\n{% for", "is no Jinja template, line 2: ", "chat.template"),
     ],
 )
 def test_a_template_that_holds_no_conversation(tmp_path: Path, template: str | None, said: str, key: str) -> None:
@@ -554,6 +555,14 @@ def test_a_directory_that_is_none_and_one_without_a_tokenizer(tmp_path: Path) ->
         with pytest.raises(ConfigError, match=said) as caught:
             TransformersChatFormat.load(settings(directory))
         assert caught.value.key == "chat.tokenizer"
+
+
+def test_a_tokenizer_of_python_code_is_not_run(tmp_path: Path) -> None:
+    entry = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(entry))
+    (tmp_path / "own.py").write_text("raise SystemExit('it ran')")
+    with pytest.raises(ConfigError, match="is Python code in the model's own files, which prorl does not run"):
+        TransformersChatFormat.load(settings(tmp_path))
 
 
 def test_a_broken_generation_config(tmp_path: Path) -> None:
