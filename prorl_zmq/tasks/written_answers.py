@@ -28,6 +28,7 @@ _SYMBOLS = {
     "∼": "\\sim ", "ℝ": "\\mathbb{R} ",
     "°": "^\\circ ", "²": "^2", "³": "^3", "\u2009": " ", "\u00a0": " ",
 }  # fmt: skip
+_SCALES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _REWRITES = tuple(
     (re.compile(pattern), to)
     for pattern, to in (
@@ -49,6 +50,11 @@ _REWRITES = tuple(
         (r"\{\\(?:rm|bf|it)\s+([^{}]*)\}", r"\\text{\1}"),
         (r"\\(?:text[a-z]*|math(?:rm|bf|it|sf)|[mh]box|operatorname\*?|boldsymbol|bm|emph)\s*\{", r"\\text{"),
         (r"\\text\{\s*(and|or|,)\s*\}|\b(and|or)\b", r" \1\2 "),
+        *(
+            (rf"(?<=\d)\s*\\text\{{\s*{name}\b\s*", rf" \\times 10^{{{power}}} \\text{{")
+            for name, power in _SCALES.items()
+        ),
+        *((rf"(?<=\d)[\s-]*{name}\b", rf" \\times 10^{{{power}}} ") for name, power in _SCALES.items()),
         (r"\\text\{\s*\}", " "),
         (r"\*\*", "^"),
         (r"(?<![\\A-Za-z])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
@@ -58,6 +64,7 @@ _REWRITES = tuple(
         (r"\s+", " "),
     )
 )
+_RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
 _BRACKETS = {"(": 1, "[": 1, "{": 1, "\\{": 1, "\\langle": 1, "\\begin": 1, "\\end": -1} | dict.fromkeys(
     (")", "]", "}", "\\}", "\\rangle"), -1
 )
@@ -130,6 +137,7 @@ def boxed(text: str) -> str:
 def normal(text: str) -> str:
     r"""Write a text in one way: `\frac` for `\dfrac`, `\text` for all its kin, no `\left`, no dollars, one space."""
     text = re.sub(r"(?<=\d)([¼-¾⅐-⅞])", r" \1", text)
+    text = re.sub(r"[⁺⁻]?[⁰¹²³⁴-⁹]+", lambda digits: _raised(digits[0].translate(_RAISED)), text)
     for symbol, to in _SYMBOLS.items():
         text = text.replace(symbol, to)
     text = unicodedata.normalize("NFKC", text).replace("⁄", "/").strip().strip("`")
@@ -138,6 +146,10 @@ def normal(text: str) -> str:
     for pattern, to in _REWRITES:
         text = pattern.sub(to, text)
     return re.sub(r"[\s.,;:]+$", "", re.sub(r"(?<!\\)\\$", "", text.strip()))
+
+
+def _raised(digits: str) -> str:
+    return f"^{digits}" if len(digits) == 1 else f"^{{{digits}}}"
 
 
 def compact(text: str) -> str:

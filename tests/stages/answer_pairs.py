@@ -7,6 +7,10 @@ no reason; all of them are wrong. None of what is disputed among people is here,
 from __future__ import annotations
 
 EQUAL = [
+    ("10000000", "10 million"),
+    ("2000000", "\\$2 \\text{ million}"),
+    ("10^{-7}", "10⁻⁷"),
+    ("x^{10}", "x¹⁰"),
     # integers, signs, thousands
     ("5", "5"),
     ("5", " 5 "),
@@ -235,6 +239,9 @@ EQUAL = [
 """Right answers."""
 
 UNEQUAL = [
+    ("10", "10 million"),
+    ("10 billion", "10 million"),
+    ("3", "10⁻⁷"),
     ("5", "6"),
     ("5", "-5"),
     ("5", ""),
