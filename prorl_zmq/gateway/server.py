@@ -164,7 +164,8 @@ class Gateway:
                     self._check_origin(request)
                 if self._options.read_only and request.method not in READING:
                     raise NotAllowed("this dashboard was started with --read-only: it shows, and changes nothing")
-                if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+                # Of several such headers, aiohttp decompresses by the last.
+                if {each.lower() for each in request.headers.getall("Content-Encoding", ())} - {"identity"}:
                     raise web.HTTPUnsupportedMediaType(text="a body must not be compressed: send it as it is")
                 return await handler(request, sender)
             except ProrlError as error:

@@ -12,6 +12,7 @@ import asyncio
 import json
 import logging
 import secrets
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -206,17 +207,22 @@ class ModelServer:
         if (http.content_length or 0) > self._body_limit_bytes:
             raise too_large
         data = bytearray()  # with `http.read` each open connection would keep its last body
+        whole = False
         try:
             async with asyncio.timeout(BODY_S):
                 async for chunk in http.content.iter_any():
                     data += chunk
                     if len(data) > self._body_limit_bytes:
-                        self._model.charge(len(data))
                         raise too_large
+            whole = True
         except TimeoutError:
             raise invalid(f"the body did not come within {BODY_S:g} s") from None
         except (HttpProcessingError, web.RequestPayloadError) as error:
             raise invalid(f"the body cannot be read: {error}") from None
+        finally:
+            if data and not whole:  # also of a client that has left: the next call is refused
+                with suppress(CallRefused):
+                    self._model.charge(len(data))
         return data
 
     def _no_route(self, http: web.BaseRequest, matches: list[Match], match: Match | None) -> web.Response:

@@ -128,6 +128,17 @@ def test_a_compressed_body_is_refused(served: SharedService, path: str, encoding
     asyncio.run(asks())
 
 
+def test_a_second_header_does_not_hide_that_a_body_is_compressed(served: SharedService) -> None:
+    async def asks() -> None:
+        async with http(served.url) as client:
+            await until_async(client.is_up, "the gateway")
+            headers = [("Content-Encoding", "identity"), ("Content-Encoding", "gzip")]
+            async with client.session.post("/v1/jobs", data=gzip.compress(bytes(10**7)), headers=headers) as response:
+                assert response.status == 415
+
+    asyncio.run(asks())
+
+
 def test_a_key_in_a_request_that_is_malformed_is_in_no_log(served: SharedService) -> None:
     async def asks() -> None:
         async with http(served.url) as client:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 from scripted_model import ScriptedModel, served, turn
-from support.waiting import WAIT_S
+from support.waiting import WAIT_S, until_async
 
 from prorl_zmq.model_proxy import server
 from prorl_zmq.model_proxy.calls import CallRefused, Problem
@@ -419,3 +419,26 @@ def test_more_connections_than_a_harness_needs_are_closed(monkeypatch: pytest.Mo
                 writer.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_body_that_does_not_come_whole_is_charged(leaves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "BODY_S", 0.5)
+    model = ScriptedModel()
+
+    async def charged() -> bool:
+        return bool(model.charged)
+
+    async def main() -> None:
+        async with served(model) as url:
+            reader, writer = await asyncio.open_connection(*url.removeprefix("http://").rstrip("/").split(":"))
+            writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 4000000\r\n\r\n")
+            writer.write(bytes(1_000_000))
+            await writer.drain()
+            if not leaves:
+                assert b" 400 " in await asyncio.wait_for(reader.readline(), WAIT_S)
+            writer.close()
+            await until_async(charged, "the charge")
+
+    asyncio.run(main())
+    assert 0 < model.charged[0] <= 1_000_000
