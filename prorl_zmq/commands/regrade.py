@@ -59,11 +59,14 @@ def regrade(
     from ..evaluation.summary import Counting, default_ks, summarise
     from ..stages.handler import load_handlers
 
+    if not (run / PLAN).exists():
+        raise ConfigError(f"{run} is no run folder of `prorl eval`: it has no {PLAN}", key="run")
     plan = read_plan(run)
     samples = sorted(read_samples(run / RESULTS), key=lambda one: one.index)
     if not samples:
         raise ConfigError(f"{run} has no results yet", key="run")
-    out = out if out is not None else run.with_name(f"{run.name}-regraded")
+    whole = run.resolve()  # of `.` and `..`, too
+    out = out if out is not None else whole.with_name(f"{whole.name}-regraded")
     if (out / PLAN).exists():
         raise ConfigError(f"--out {out} has a run already; name a new folder", key="out")
     handlers = load_handlers(warn=partial(say, "prorl regrade"))

@@ -101,12 +101,18 @@ class Regrading:
         for sample in waiting:
             self.folder.add_copy(await self._regraded(sample, pool, sandboxes), self.source)
 
+    def _problem(self, sample: Sample) -> Problem:
+        if not 0 <= sample.index.problem < len(self.problems):
+            message = f"{self.source} has a result of problem {sample.index.problem}, which its data file has not"
+            raise ConfigError(message, key="run")
+        return self.problems[sample.index.problem]
+
     async def _regraded(self, sample: Sample, pool: GraderPool, sandboxes: Sandboxes) -> Sample:
         result = sample.result
         if result.outcome != Outcome.COMPLETED:
             self.not_judged += 1
             return sample
-        job = msgspec.structs.replace(self.problems[sample.index.problem].job, job_id=result.job_id)
+        job = msgspec.structs.replace(self._problem(sample).job, job_id=result.job_id)
         handler = self.handlers.get(job.task)
         if handler is None:
             raise ConfigError(f"no handler of the task {job.task!r} is installed here", key="task")

@@ -138,8 +138,9 @@ class RunFolder:
         """Add a result with its trajectory from another run folder, if there is one."""
         try:
             for name in (f"{sample.job_id}.npz", f"{sample.job_id}.json"):
-                if (source / TRAJECTORIES / name).is_file():
-                    shutil.copyfile(source / TRAJECTORIES / name, self.path / TRAJECTORIES / name)
+                place = source / TRAJECTORIES / name
+                if place.is_file() and not place.is_symlink():  # a link may lead to what is no part of a run
+                    shutil.copyfile(place, self.path / TRAJECTORIES / name)
             assert self._results is not None, "the folder is not open"
             _append(self._results, msgspec.json.encode(sample) + b"\n")
         except OSError as error:

@@ -115,7 +115,7 @@ def test_sources_run_again_in_sandboxes(tmp_path: Path) -> None:
     [
         (lambda run: (run.parent / "data.jsonl").unlink(), "is not there: name it with --file"),
         (lambda run: (run.parent / "data.jsonl").write_text("{}\n"), "its checksum is another one"),
-        (lambda run: (run / "plan.json").unlink(), "No such file"),
+        (lambda run: (run / "plan.json").unlink(), "is no run folder of `prorl eval`"),
         (lambda run: (run / RESULTS).write_text(""), "has no results yet"),
         (lambda run: run.rename(run.parent / "x") and stored_copy(run), "has a run already; name a new folder"),
     ],
@@ -167,3 +167,29 @@ def test_run_without_signs_says_so(math_run: Path) -> None:
     done = prorl("cheats", math_run)
     assert (done.returncode, done.stdout) == (0, "")
     assert "no signs" in done.stderr
+
+
+@pytest.mark.parametrize("problem", [-1, 99])
+def test_a_result_of_no_problem_is_refused(math_run: Path, tmp_path: Path, problem: int) -> None:
+    line, *others = (math_run / RESULTS).read_text().splitlines()
+    sample = json.loads(line)
+    sample["index"]["problem"] = problem
+    (math_run / RESULTS).write_text("\n".join([json.dumps(sample), *others, ""]))
+    said = complaint(prorl("regrade", math_run, "--out", tmp_path / "new", "--sandbox", "process"))
+    assert f"a result of problem {problem}" in said
+
+
+def test_the_working_folder_is_regraded_and_links_are_not_followed(
+    math_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = math_run.parent / "secret"
+    secret.write_text("a key")
+    first = min((math_run / TRAJECTORIES).glob("*.json"))
+    first.unlink()
+    first.symlink_to(secret)
+    monkeypatch.chdir(math_run)
+    done = prorl("regrade", ".", "--sandbox", "process")
+    assert done.returncode == 0, done.stderr
+    new = math_run.parent / "run-regraded" / TRAJECTORIES
+    assert not (new / first.name).exists()
+    assert len([*new.glob("*.json")]) == len(STORED) - 1
