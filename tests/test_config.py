@@ -79,9 +79,16 @@ def test_a_whole_file_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "key", "message"),
     [
-        ("colour = 1", "colour", "unknown field `colour`"),
+        ("colour = 1", "colour", "unknown field `colour`; `prorl init` writes a file with all keys"),
         ("[service]\ncolour = 1", "service.colour", "unknown field `colour` in service"),
         ("[[stage]]\nrole = 'run'\ncolour = 1", "stage[0].colour", "unknown field `colour` in stage[0]"),
+        ("[[backend]]", "backend", "unknown field `backend`; did you mean `backends`?"),
+        (
+            "[[backends]]\nchat_template_kwargs = {}",
+            "backends[0].chat_template_kwargs",
+            "in backends[0]; did you mean `template_arguments`?",
+        ),
+        ("[backends]\ntool_calls = 'qwen3coder'", "backends[0].tool_calls", "; allowed are apertus, apriel, command_r"),
         ("[[stage]]\nslots = 1", "stage[0].role", "missing required field `role` in stage[0]"),
         ("[[stage]]\nrole = 'walk'", "stage[0].role", "Invalid enum value 'walk' in stage[0].role"),
         ("[gateway]\nbind = '8080'", "gateway.bind", "'8080' is not HOST:PORT"),

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 from rich.console import Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -172,6 +173,9 @@ def evaluate(
         tool_calls=tool_calls,
         options=options.named_values("--option", option),
     )
+    template_arguments = options.named_values("--template-argument", template_argument)
+    if not running:  # jobs carry them; whether this engine takes any is known now
+        list(msgspec.structs.replace(backend, template_arguments=template_arguments).check(flags=True))
     sandbox = sandbox or SandboxSettings().kind
     own = None if running else _own_service(backend, slots, sandbox, image or "", image_folder or [])
     named_fields = options.named_values("--set", fields)
@@ -199,7 +203,7 @@ def evaluate(
         max_tokens=max_tokens,
         max_turns=max_turns,
         context=context,
-        template_arguments=options.named_values("--template-argument", template_argument),
+        template_arguments=template_arguments,
         sandbox="" if running else sandbox,
         image=image or "",
         harness=harness,

@@ -8,6 +8,7 @@ import typer
 from rich.table import Column, Table
 from rich.text import Text
 
+from ..errors import ConfigError
 from . import options
 from .options import console
 
@@ -36,6 +37,8 @@ def doctor(
     if model:
         _show_model(model, tool_calls, options.named_values("--template-argument", template_argument))
         return
+    if tool_calls or template_argument:
+        raise ConfigError("--tool-calls and --template-argument are about a model: name it with --model", key="model")
     from ..service.doctor import examine
 
     detail = Column("detail", overflow="fold")

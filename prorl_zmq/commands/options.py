@@ -404,11 +404,18 @@ def named_texts(flag: str, options: list[str] | None, written: str = "NAME=VALUE
     return values
 
 
+_OF_PYTHON = {"True": "true", "False": "false", "None": "null"}
+
+
 def named_values(flag: str, options: list[str] | None) -> dict[str, Any]:
     """Read options of the form NAME=JSON; what is no JSON is text."""
-    texts = named_texts(flag, options, "NAME=JSON, such as tools='[\"ipython\"]'")
+    example = "enable_thinking=false" if flag == "--template-argument" else "tools='[\"ipython\"]'"
+    texts = named_texts(flag, options, f"NAME=JSON, such as {example}")
     values: dict[str, Any] = dict(texts)
     for name, text in texts.items():
+        if text in _OF_PYTHON:  # as a text it would count as true
+            words = f"write {_OF_PYTHON[text]}, as JSON does, or for the text '\"{text}\"'"
+            raise ConfigError(f"{flag} {name}={text}: {words}", key=flag.lstrip("-"))
         with suppress(msgspec.MsgspecError):
             values[name] = msgspec.json.decode(text)
     return values

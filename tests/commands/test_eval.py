@@ -212,6 +212,10 @@ def test_a_service_that_runs_already_keeps_what_an_evaluation_that_was_killed_ga
         (("{file}", "--engine", "http", "--url", "here:80"), "here:80 is not of the form http://HOST:PORT"),
         (("{file}", "--model", "nowhere.npz"), "there is no such file"),
         (("{file}", "--set", "tools"), "write NAME=JSON"),
+        (
+            ("{file}", "--template-argument", "enable_thinking=false"),
+            "--engine embedded takes no --template-argument; http, transformers and vllm would",
+        ),
         (("{file}", "--row-format", "chess"), "chess"),
         (("{wrong}",), "line 2"),
     ],

@@ -51,7 +51,12 @@ def test_command(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (("--model", "/nowhere"), "/nowhere is no directory"),
-        (("--model", "{model}", "--template-argument", "a"), "--template-argument a: write NAME=JSON"),
+        (("--tool-calls", "glm"), "name it with --model"),
+        (
+            ("--model", "{model}", "--template-argument", "a"),
+            "--template-argument a: write NAME=JSON, such as enable_thinking=false",
+        ),
+        (("--model", "{model}", "--template-argument", "a=False"), "--template-argument a=False: write false"),
         (("--model", "{model}", "--template-argument", "a=1"), "does not look at the argument a: it looks at none"),
     ],
 )
