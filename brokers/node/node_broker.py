@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import zmq
 
-from ...data.trajectory import block_checksum, oldest_version
+from ...data.trajectory import oldest_version
 from ...errors import LeaseLost, MalformedMessage, from_info
 from ...metrics import catalog
 from ...security.keyring import WORKER, Keyring
 from ...security.rights import Listener
 from ...security.zap_authenticator import ZapAuthenticator
 from ...wire import codec
+from ...wire.messages.blocks import block_checksum
 from ...wire.messages.jobs import BlockHandle, Outcome, Phase
 from ...wire.messages.nodes import NodeFacts
 from ...wire.messages.stages import (

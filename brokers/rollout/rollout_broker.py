@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from ...data.trajectory import block_bytes, block_checksum
+from ...data.trajectory import block_bytes
 from ...errors import JournalFailed, MalformedMessage, ProrlError
 from ...security.keyring import BROKER, Keyring, connect_to_service
 from ...security.rights import Listener
@@ -37,6 +37,7 @@ from ...system.logs import of_job
 from ...wire import codec
 from ...wire.messages.backends import Release
 from ...wire.messages.base import PROTOCOL_VERSION, new_id
+from ...wire.messages.blocks import block_checksum
 from ...wire.messages.jobs import Outcome
 from ...wire.messages.stages import (
     BlockSent,

@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from ..data.trajectory import block_checksum
 from ..errors import MalformedMessage, ProrlError
 from ..security.keyring import connect_to_peer
 from ..system.unix_peers import peer_problem
 from ..wire import codec
 from ..wire.messages.base import new_id
-from ..wire.messages.blocks import BlockGiven, FetchBlock
+from ..wire.messages.blocks import BlockGiven, FetchBlock, block_checksum
 from ..wire.sockets import open_socket, receive
 from .mapped_block import MappedBlock
 

@@ -10,7 +10,6 @@ produced them and are never re-tokenised.
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
@@ -61,11 +60,6 @@ class TokenArrays(NamedTuple):
 def block_bytes(tokens: int, turns: int) -> int:
     """Return the size in bytes of the block that holds a trajectory of that many tokens and turns."""
     return tokens * TOKEN_BYTES + turns * TURN_BYTES
-
-
-def block_checksum(block: Any) -> int:
-    """Return the CRC-32 of a block (any buffer)."""
-    return zlib.crc32(block)
 
 
 def array_views(block: Any, tokens: int, turns: int) -> TokenArrays:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import zlib
+from typing import Any
+
 from .base import JobIdentifier, Reply, Request
 
 
@@ -13,3 +16,8 @@ class FetchBlock(Request, frozen=True):
 
 class BlockGiven(Reply, frozen=True):
     """Answer to `FetchBlock`. Further frame: the block; none if it is not there."""
+
+
+def block_checksum(block: Any) -> int:
+    """Return the CRC-32 of a block (any buffer), as `BlockHandle.checksum` has it."""
+    return zlib.crc32(block)
