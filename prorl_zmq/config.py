@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,6 +19,7 @@ from .errors import ConfigError, ProrlError
 from .system.logs import LogFormat, LogLevel  # noqa: TC001 - msgspec reads the annotations at run time
 from .system.node_name import default_node
 from .system.plugins import load_plugin, offered
+from .system.suggestions import instead_of
 from .system.unix_peers import way_problem
 from .wire.messages.backends import History, ParserUrl, TemplateArguments, ToolCallFormatName  # noqa: TC001 - msgspec reads the annotations at run time
 from .wire.messages.base import JOB_LIMIT_BYTES, Count, Seconds
@@ -404,29 +404,6 @@ def load_topology(path: Path | None) -> Topology:
     return parse_topology(data, str(path))
 
 
-def _allowed(what: str, place: str, name: str) -> str:
-    """Say what a place of a topology takes instead of an unknown value or field; nothing for other errors."""
-    found: Any = msgspec.inspect.type_info(Topology)
-    for part in place.replace("[", ".[").split(".") if place else ():
-        if part.startswith("["):
-            found = getattr(found, "item_type", None)
-        else:
-            fields = {field.encode_name: field.type for field in getattr(found, "fields", ())}
-            found = fields.get(part)
-        while isinstance(found, msgspec.inspect.Metadata):
-            found = found.type
-    if what.startswith("Invalid enum value"):
-        if isinstance(found, msgspec.inspect.EnumType):
-            values = [str(one.value) for one in found.cls]
-        else:
-            values = [str(value) for value in getattr(found, "values", ()) if value != ""]
-        return f"; allowed are {', '.join(values)}" if values else ""
-    if name and "unknown field" in what:
-        near = get_close_matches(name, [field.encode_name for field in getattr(found, "fields", ())], 1)
-        return f"; did you mean `{near[0]}`?" if near else "; `prorl init` writes a file with all keys"
-    return ""
-
-
 def parse_topology(data: dict[str, object], source: str) -> Topology:
     """Check the content of a topology file, which errors call `source`.
 
@@ -443,7 +420,7 @@ def parse_topology(data: dict[str, object], source: str) -> Topology:
         name = what.partition("field `")[2].rstrip("`")
         key = f"{place}.{name}" if place and name else place or name
         raise ConfigError(
-            f"{source}: {what}" + (f" in {place}" if place else "") + _allowed(what, place, name), key=key
+            f"{source}: {what}" + (f" in {place}" if place else "") + instead_of(Topology, what, place, name), key=key
         ) from error
     _check_endpoints(topology, source)
     for section in ("gateway", "dashboard", "metrics"):
