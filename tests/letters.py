@@ -46,7 +46,8 @@ class LettersHandler(AgentHandler[Letters]):
     async def run(self, phase: Any) -> dict[str, Any]:
         await asyncio.sleep(phase.instance.wait_s)
         episode = await phase.converse([ChatMessage(Role.USER, f"Write letters, {phase.instance.name}.")], [])
-        return {"text": episode.last_text.replace("<tool_call>", "")}
+        # Marks are no letters: a policy that only closes its reasoning again and again would settle for their share.
+        return {"text": episode.last_text.replace("<tool_call>", "").replace("</think>", "")}
 
     async def eval(self, phase: Any) -> Evaluation:
         fixed = phase.instance.reward
