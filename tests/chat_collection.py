@@ -1,4 +1,4 @@
-"""The chat templates of current models that lie beside the repository, each with a tokenizer that has its tokens.
+"""The chat templates of current models in the folder next to the repository, each with a tokenizer that has its tokens.
 
 They are other people's files and no part of this repository; where they are missing, tests of them are skipped. One
 small vocabulary is trained for all; each template's own tokens are added to it, as `SOURCES.md` there lists them.

@@ -67,7 +67,7 @@ async def chat_warning(settings: ChatSettings) -> str:
     try:
         return (await chat_format(settings)).warning
     except ConfigError:
-        return ""  # whoever needs it is told
+        return ""  # the first job that needs it raises this
 
 
 async def _load_aside(settings: ChatSettings) -> None:

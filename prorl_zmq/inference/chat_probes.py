@@ -128,7 +128,7 @@ def find_traits(
         user_header=rest[max(_start_of_next(ends, rest), 0) :].lstrip(),
         takes_system=_AGAIN in template.render_or_not([{"role": "system", "content": _AGAIN}, _PLAIN]),
         form=named,
-        # Where the template writes no calls at all, whoever names a form is trusted that the tools are told in it.
+        # Where the template writes no calls at all, a form that the settings name is trusted to be the template's.
         shows_tools=bool(tools) and (writes_calls or (form is None and bool(wanted_form or described))),
         writes_calls=writes_calls,
         unread_calls=unread,

@@ -103,7 +103,7 @@ def template_variables(source: str, token_names: Iterable[str]) -> frozenset[str
 
 
 def written_texts(source: str) -> frozenset[str]:
-    """Return the texts that a template has of its own, which it may write beside those that it is given.
+    """Return the texts that a template has of its own, which it may write next to those that it is given.
 
     Raises:
         TemplateError: it is no template.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
 
 _CHOSEN = frozenset({"role", "type"})
-"""Keys of values that templates compare, and that nobody writes."""
+"""Keys of values that templates compare and do not write."""
 _NAMES = frozenset(
     {*_CHOSEN, "content", "name", "id", "tool_calls", "tool_call_id", "function", "arguments", "parameters"}
     | {"description", "properties", "required", "reasoning", "reasoning_content", "thinking", "text"}
@@ -48,7 +48,7 @@ class ChatTokenizer:
             backend: the tokenizer.
             frame: texts of tokens that a template writes, or that end a text.
             own: those that it writes within turns of the policy.
-            written: texts that it has of its own, of which a token may be made with what stands beside them.
+            written: literal texts of the template, which may complete a token together with the text next to them.
         """
         backend.no_truncation()
         backend.no_padding()

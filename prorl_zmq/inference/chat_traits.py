@@ -93,7 +93,7 @@ class TemplateTraits:
     end_is_read: bool
     """The token that ends a turn with calls is part of how they are written."""
     named_ids: bool
-    """A call's id names its tool, and is how a tool's answer is told."""
+    """A call's id names its tool and identifies the tool's answer."""
     counts_calls: bool
     """What it writes around tools' answers depends on how many calls earlier turns had."""
     takes_results: bool

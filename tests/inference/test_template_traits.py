@@ -293,7 +293,7 @@ def test_arguments_of_a_job_count_more() -> None:
 
 @pytest.mark.parametrize(("text", "malformed"), [("<own>bash", 1), ("I <b>own</b> it", 0)])
 def test_a_call_in_a_form_that_is_not_read_is_malformed(chats: Any, text: str, malformed: int) -> None:
-    """The policy is shown how to write it, and the episode goes on."""
+    """The policy is shown how to write it, and the episode continues."""
     chat = chats("unread")
     calls = chat.read_turn(encoded(chat, f"{text}<|end|>"), TOOLS).calls
     assert [type(call) for call in calls] == [MalformedCall] * malformed
