@@ -35,7 +35,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 help:
 	@echo "make demo    train a small policy to use bash, through the whole service (about two minutes)"
-	@echo "make unit    run the tests that start no process (about ninety seconds on two cores)"
+	@echo "make unit    run the tests that start no process (about two minutes on two cores)"
 	@echo "make test    run the tests that this machine allows (about seven minutes on two cores)"
 	@echo "make bare    run the tests that depend on which sandbox programs there are, or on HOME"
 	@echo "make turn    write .ci/turn.toml, the last change before a submission: which proofs CI runs"

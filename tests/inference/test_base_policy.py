@@ -20,7 +20,13 @@ NEWLINE = encode("\n")
 trained_here = cache(train_base_policy)
 
 
-@pytest.fixture(scope="module", params=[base_policy.base_policy, trained_here], ids=["packaged", "trained here"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(base_policy.base_policy, id="packaged"),
+        pytest.param(trained_here, marks=pytest.mark.proof, id="trained here"),
+    ],
+)
 def base(request: pytest.FixtureRequest) -> Policy:
     policy: Policy = request.param()
     return policy
@@ -58,6 +64,7 @@ def test_it_is_the_same_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
         np.testing.assert_array_equal(value, second.parameters[name])
 
 
+@pytest.mark.proof
 def test_the_packaged_one_is_what_training_gives() -> None:
     """But for what processors and BLAS libraries round otherwise."""
     packaged, trained = base_policy.base_policy(), trained_here()

@@ -44,6 +44,11 @@ TOOLS = [
     for name in ("bash", "python")
 ]
 
+on_each_template = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in MODELS]
+)
+"""The tests of a template run in one worker: each loads it for 0.1 s."""
+
 
 class Step(NamedTuple):
     """A turn that calls tools, and what follows it."""
@@ -158,7 +163,7 @@ def opening(system: str = "Work.", user: str = "Do it.") -> list[ChatMessage]:
     return [ChatMessage(Role.SYSTEM, system), ChatMessage(Role.USER, user)]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@on_each_template
 def test_own_calls_are_read_and_what_is_seen_is_what_the_template_writes(name: str) -> None:
     chat = load(name)
     conversation = chat.conversation(opening(), TOOLS)
@@ -176,7 +181,7 @@ def test_own_calls_are_read_and_what_is_seen_is_what_the_template_writes(name: s
         assert chat.decode(seen) == step.whole, (chat.decode(seen)[-900:], step.whole[-900:])
 
 
-@pytest.mark.parametrize("name", MODELS)
+@on_each_template
 def test_what_follows_a_turn_is_what_the_template_writes(name: str) -> None:
     chat = load(name)
     # The one of R1 writes the mark that begins answers only once in a conversation.
@@ -188,7 +193,7 @@ def test_what_follows_a_turn_is_what_the_template_writes(name: str) -> None:
         assert step.whole.endswith(chat.decode(np.concatenate([step.generated, new])))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@on_each_template
 def test_a_message_of_the_user_follows_without_a_word_of_markers(name: str) -> None:
     chat = load(name)
     said = chat.read_turn(np.array(answer(name)), TOOLS)
@@ -197,7 +202,7 @@ def test_a_message_of_the_user_follows_without_a_word_of_markers(name: str) -> N
     assert "qz" not in text
 
 
-@pytest.mark.parametrize("name", MODELS)
+@on_each_template
 def test_no_content_makes_a_token_of_the_frame(name: str) -> None:
     """A conversation whose contents spell all tokens has as many of each as one with harmless contents."""
     model, chat = MODELS[name], load(name)
@@ -250,7 +255,7 @@ KNOWN = frozenset(
 """Arguments that are about reasoning."""
 
 
-@pytest.mark.parametrize("name", MODELS)
+@on_each_template
 def test_the_table_of_the_docs(name: str) -> None:
     text = (Path(__file__).resolve().parents[2] / "docs" / "engines.md").read_text()
     rows = {found[0]: found[1:] for found in TABLE.findall(text)}

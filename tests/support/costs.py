@@ -190,7 +190,9 @@ class Meter:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
         self._look()
-        tier, now = tier_of(item), cpu_s()
+        tier = tier_of(item)
+        # Asked for once per test: a worker of many threads and children takes 0.2 ms for the answer.
+        now = cpu_s() if call.when == "teardown" else self._cpu_s
         # What others start meanwhile, such as a service that tests share, counts with the next test of another tier.
         own = f" {os.getpid()}" if call.when != "teardown" else " -"
         later = [line for line in self._new if tier == UNIT and not self.survey and not line.endswith(own)]

@@ -144,8 +144,20 @@ def belongings(folder: str) -> Counter[str]:
         except FileNotFoundError:
             continue
     threads = [thread.name for thread in threading.enumerate()]
-    children = [f"process {child.pid}" for child in psutil.Process().children(recursive=True)]
+    children = [f"process {child.pid}" for child in alive_below()]
     return Counter([*descriptors, *threads, *children, *(path.name for path in Path(folder).iterdir())])
+
+
+def alive_below() -> list[psutil.Process]:
+    """The processes below this one that run. An execution server in it makes it a subreaper: it keeps ended orphans."""
+    return [each for each in psutil.Process().children(recursive=True) if running(each)]
+
+
+def running(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 # Jobs ---------------------------------------------------------------------------------------------------------------
@@ -302,8 +314,7 @@ def test_jobs_under_way_leave_no_sandbox(kind: str) -> None:
 
 
 def sleepers() -> list[psutil.Process]:
-    below = psutil.Process().children(recursive=True)
-    return [each for each in below if each.is_running() and each.name() == "sleep"]
+    return [each for each in alive_below() if each.name() == "sleep"]
 
 
 def test_a_handler_that_waits_is_cancelled() -> None:
