@@ -51,7 +51,7 @@ def train() -> Overlap:
         RuntimeError: it failed.
     """
     with tempfile.TemporaryDirectory(prefix="prorl-bench-") as folder:
-        flags = ["--out", folder, "--steps", str(STEPS), "--test-every", "0", "--measure", str(MEASURED)]
+        flags = ["--out", folder, "--steps", str(STEPS), "--eval-every", "0", "--measure", str(MEASURED)]
         command = [sys.executable, "-P", "-m", "prorl_zmq.examples.train_torch", *flags]
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
         if done.returncode:

@@ -395,15 +395,27 @@ def test_the_example_trains_on_two_processes(service: ChildService, model: Path,
     assert prorl("init", "--trainer", "trl", example).returncode == 0
     assert all(len((example / name).read_text().splitlines()) < 80 for name in ("grpo.py", "async_grpo.py"))
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes=2", "--num_machines=1"]
-    options = ["--cpu", "--steps=3", "--batch=8", "--group=4", "--model", str(model), "--connect", service.front_door]
-    done = subprocess.run(
-        [*launch, "--mixed_precision=no", "--dynamo_backend=no", str(example / "grpo.py"), *options, "--out", str(out)],
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    pushed = [load_file(file) for file in sorted((out / "weights").glob("weights-*/*.safetensors"))]
-    assert len(pushed) == 2, "the last two versions stay"
-    assert {"rewards/rollout_reward/mean", "step_time"} <= set(re.findall(r"'([\w/]+)':", done.stdout + done.stderr))
+    program = [*launch, "--mixed_precision=no", "--dynamo_backend=no", str(example / "grpo.py")]
+    options = ["--cpu", "--batch=8", "--group=4", "--model", str(model), "--connect", service.front_door, "--lr=0.001"]
+
+    def train(*more: str) -> str:
+        arguments = [*program, *options, "--out", str(out), *more]
+        done = subprocess.run(arguments, capture_output=True, text=True, timeout=250, check=False)
+        assert done.returncode == 0, done.stderr[-4000:]
+        return done.stdout + done.stderr
+
+    text = train("--steps=3", "--save-steps=2", "--eval-every=2")
+    assert {"rewards/rollout_reward/mean", "eval_reward", "step_time"} <= set(re.findall(r"'([\w/]+)':", text))
+    check_last_push(out, 3)
+    train("--steps=5", "--save-steps=2", "--resume")
+    check_last_push(out, 5)
+    assert sorted(path.name for path in out.glob("checkpoint-*")) == ["checkpoint-4", "checkpoint-5"]
+
+
+def check_last_push(out: Path, step: int) -> None:
+    """The engines' newest weights are the saved model's; the last two versions stay."""
+    pushed = sorted((out / "weights").glob("weights-*/*.safetensors"))
+    assert [path.parent.name for path in pushed] == [f"weights-{version:08d}" for version in (step - 1, step)]
+    weights, saved = load_file(pushed[-1]), load_file(out / "model.safetensors")
+    assert weights.keys() == saved.keys()
+    assert all(torch.equal(weights[name], saved[name]) for name in saved)

@@ -66,7 +66,7 @@ def train(
     ] = DEFAULTS.max_staleness,
     slots: Annotated[int, typer.Option(min=1, max=512, help="Conversations at once.")] = DEFAULTS.slots,
     learning_rate: Annotated[
-        float, typer.Option(min=1e-7, max=1.0, callback=_finite, help="Of Adam.")
+        float, typer.Option("--lr", min=1e-7, max=1.0, callback=_finite, help="Learning rate of Adam.")
     ] = DEFAULTS.learner.learning_rate,
     epochs: Annotated[int, typer.Option(min=1, max=100, help="How often each rollout is learned from.")] = (
         DEFAULTS.learner.epochs
@@ -75,7 +75,8 @@ def train(
         int, typer.Option(min=1, max=100_000, help="Steps of imitation before; its policy knows the form of an answer.")
     ] = IMITATION_STEPS,
     test_every: Annotated[
-        int, typer.Option(min=0, help="Steps between two tests at temperature 0 on other prompts; 0: none.")
+        int,
+        typer.Option("--eval-every", min=0, help="Steps between two tests at temperature 0 on other prompts; 0: none."),
     ] = DEFAULTS.test_every,
     measure: Annotated[
         int, typer.Option(min=0, max=100, help="How many of the last steps also measure each side alone.")

@@ -21,6 +21,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch", type=int, default=32, help="samples of a step, per process")
     parser.add_argument("--group", type=int, default=8, help="rollouts of a prompt")
+    parser.add_argument("--lr", type=float, default=1e-6, help="learning rate of AdamW")
+    parser.add_argument("--save-steps", type=int, default=50, help="steps between two checkpoints; the last two stay")
     parser.add_argument("--connect", help="the service's front door (default: that of `prorl serve`)")
     parser.add_argument("--log", action="append", default=[], help="a tracker of TRL's, such as wandb; may be repeated")
     options = parser.parse_args()
@@ -30,6 +32,9 @@ def main() -> None:
         per_device_train_batch_size=options.batch,
         num_generations=options.group,
         max_completion_length=2048,
+        learning_rate=options.lr,
+        save_steps=options.save_steps,
+        save_total_limit=2,
         token_budget=-1,  # by the number of samples; None would ask a vLLM server of TRL's own
         max_staleness=2,
         logging_steps=1,

@@ -32,6 +32,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch", type=int, default=32, help="rollouts of a step, per process")
     parser.add_argument("--group", type=int, default=8, help="rollouts of a prompt")
+    parser.add_argument("--lr", type=float, default=1e-6, help="learning rate of AdamW")
+    parser.add_argument("--save-steps", type=int, default=50, help="steps between two checkpoints; the last two stay")
+    parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint in --out")
+    parser.add_argument("--eval-every", type=int, default=0, help="steps between two evaluations; 0: none")
     parser.add_argument("--cpu", action="store_true", help="train on the CPU, in float32")
     parser.add_argument("--connect", help="the service's front door (default: that of `prorl serve`)")
     parser.add_argument("--log", action="append", default=[], help="a tracker of TRL's, such as wandb; may be repeated")
@@ -42,7 +46,12 @@ def main() -> None:
         per_device_train_batch_size=options.batch,
         num_generations=options.group,
         max_completion_length=2048,
-        learning_rate=1e-6,
+        learning_rate=options.lr,
+        save_steps=options.save_steps,
+        save_total_limit=2,
+        eval_strategy="steps" if options.eval_every else "no",
+        eval_steps=options.eval_every or None,
+        per_device_eval_batch_size=options.batch,
         bf16=not options.cpu,
         use_cpu=options.cpu,
         logging_steps=1,
@@ -50,10 +59,19 @@ def main() -> None:
     )
     connect = partial(RolloutClient, options.connect) if options.connect else RolloutClient
     make_job = job_maker(EpisodeLimits(max_turns=1), max_tokens=512)
-    data = Dataset.from_list(dataset_rows(problems(1000)))
+    rows = dataset_rows(problems(1064))
+    data, held_out = Dataset.from_list(rows[64:]), Dataset.from_list(rows[:64])
     with GrpoRollouts(options.model, f"{options.out}/weights", connect=connect, make_job=make_job) as rollouts:
-        trainer = GRPOTrainer(options.model, rollout_reward, args=args, train_dataset=data, rollout_func=rollouts)
-        trainer.train()
+        trainer = GRPOTrainer(
+            options.model,
+            rollout_reward,
+            args=args,
+            train_dataset=data,
+            eval_dataset=held_out if options.eval_every else None,
+            rollout_func=rollouts,
+        )
+        trainer.train(resume_from_checkpoint=options.resume or None)
+        rollouts.sync_weights()  # those of the last step, which no rollouts have asked for
         trainer.save_model()
 
 
