@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(abspath $(VENV))/bin
 OUT ?= demo
+# Of the wheels that an image of the service gets.
+EXTRAS ?= server
 VLLM ?= .vllm
 TRAINERS ?= .trainers
 GYM ?= .gym
@@ -31,7 +33,7 @@ export PATH := $(PATH):$(BIN)
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: demo unit test bare proof turn service-proof engine-proof vllm trainers harnesses lint types client docs bench mutants clean help
+.PHONY: wheels demo unit test bare proof turn service-proof engine-proof vllm trainers harnesses lint types client docs bench mutants clean help
 
 help:
 	@echo "make demo    train a small policy to use bash, through the whole service (about two minutes)"
@@ -49,6 +51,7 @@ help:
 	@echo "make docs    build the documentation, strictly, into site/"
 	@echo "make bench   all benchmarks in full; rewrites bench/README.md"
 	@echo "make mutants  see that tests notice small faults (about ten minutes); MUTANTS=\"NAME …\" for some"
+	@echo "make wheels  the service and all that it needs as wheels, in dist/wheels, for an image (see docs/image.md)"
 	@echo "make clean   remove what the others made"
 
 demo: $(VENV)/.server
@@ -109,7 +112,7 @@ mutants: $(VENV)/.test
 # Installed as a wheel, so that what is tested is what a user gets. build/ would carry deleted files into it.
 $(VENV)/.server: $(SOURCES) | $(BIN)/python
 	rm -rf build
-	$(PIP) install '.[server]'
+	$(PIP) install '.[server,eval]'
 	touch $@
 
 $(VENV)/.test: $(SOURCES) | $(BIN)/python
@@ -179,6 +182,11 @@ $(HARNESSES)/.ready: stages/harness/adapter.py $(wildcard stages/harness/adapter
 	  $(BIN)/prorl harness install $$name --into $(HARNESSES) || exit 1; \
 	done
 	touch $@
+
+# What deploy/ installs into an image of the service, for the Python of $(VENV).
+wheels: | $(BIN)/python
+	rm -rf build dist/wheels
+	$(PIP) wheel --wheel-dir dist/wheels '.[$(EXTRAS)]' pip
 
 $(BIN)/python:
 	@echo "make: building $(VENV) (about a minute)"

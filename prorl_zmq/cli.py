@@ -1,4 +1,4 @@
-"""Entry points of the commands. Without the server extra they say, in one line, what to install."""
+"""Entry points of the commands. Without the extra that one needs, it says in one line what to install."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import gc
 import os
 import sys
 
-NEEDED = (
-    *("typer", "rich", "uvloop", "ptyprocess", "aiohttp", "jinja2", "spython", "matplotlib", "plotext"),
-    "prometheus_client",
-    *("threadpoolctl", "math_verify", "transformers", "safetensors"),
-)
-"""What the commands import, from the server extra."""
+EXTRAS = {
+    "server": (
+        *("typer", "rich", "uvloop", "ptyprocess", "aiohttp", "jinja2", "spython", "plotext", "prometheus_client"),
+        *("threadpoolctl", "math_verify"),
+    ),
+    "eval": ("matplotlib",),
+    "models": ("transformers",),
+}
+"""What the commands import, by the extra that has it."""
 
 USAGE_ERROR = 2
 FORKING = {"serve", "node"}
@@ -37,13 +40,15 @@ def _run(program: str, arguments: list[str] | None = None) -> None:
     try:
         sys.exit(_command(program, given))
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in NEEDED:
+        sought = (error.name or "").partition(".")[0]
+        extra = next((extra for extra, names in EXTRAS.items() if sought in names), None)
+        if extra is None:
             raise
         from importlib.util import find_spec
 
-        missing = [name for name in NEEDED if find_spec(name) is None]
+        missing = [name for name in EXTRAS[extra] if find_spec(name) is None]
         print(
-            f"{program} needs the server extra ({', '.join(missing)} not found): pip install 'prorl-zmq[server]'",
+            f"{program} needs the {extra} extra ({', '.join(missing)} not found): pip install 'prorl-zmq[{extra}]'",
             file=sys.stderr,
         )
         sys.exit(USAGE_ERROR)

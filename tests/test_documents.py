@@ -22,6 +22,7 @@ import pytest
 from aiohttp import web
 from chat_families import FAMILIES, make_tokenizer, save_tokenizer
 from documents import (
+    CLEAN_COMMANDS,
     DASHBOARD_COMMAND,
     DOCUMENTS,
     ENGINE_COMMANDS,
@@ -151,7 +152,14 @@ def test_every_command_is_run_here_or_by_ci() -> None:
     ci = (Path(__file__).resolve().parents[1] / ".ci" / "run").read_text(encoding="utf-8")
     assert all(command in ci for command in SERVED_BY_CI)
     serves = {"prorl serve", "prorl serve --config topology.toml", SERVE_APPTAINER, SERVE_DATA}
-    elsewhere = {*ENGINE_COMMANDS, *MAKE_SWE_COMMANDS, *SLURM_COMMANDS, TRAIN_COMMAND, DASHBOARD_COMMAND}
+    elsewhere = {
+        *CLEAN_COMMANDS,
+        *ENGINE_COMMANDS,
+        *MAKE_SWE_COMMANDS,
+        *SLURM_COMMANDS,
+        TRAIN_COMMAND,
+        DASHBOARD_COMMAND,
+    }
     elsewhere |= {IMAGE_BUILD, ENGINE, WATCHED, *serves}
     assert set(command_lines()) == {*QUICK_COMMANDS, *SERVERS, *EVALUATION, *HARNESS, *elsewhere}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -10,8 +11,12 @@ import venv
 import zipfile
 from importlib.metadata import distribution, requires
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).resolve().parents[1]
 CLIENT_PACKAGES = {"pyzmq", "msgpack", "msgspec", "numpy"}
@@ -96,25 +101,58 @@ def test_importing_the_client_brings_in_no_part_of_the_service() -> None:
     assert not loaded & heavy
 
 
+def python_with(folder: Path, wanted: Callable[[str], bool]) -> Path:
+    """Make a venv with some of this one's packages, by links; return its interpreter.
+
+    Args:
+        wanted: whether it gets what has this name in site-packages.
+    """
+    venv.create(folder, with_pip=False)
+    site = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    for entry in Path(sysconfig.get_paths()["purelib"]).iterdir():
+        if wanted(entry.name) and entry.suffix != ".pth":
+            (site / entry.name).symlink_to(entry)
+    return folder / "bin" / "python"
+
+
+def run_with(python: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": ""}
+    return subprocess.run([str(python), "-P", *arguments], env=environment, capture_output=True, text=True, check=False)
+
+
 @pytest.mark.parametrize("words", ["prorl status", "prorl-stage", "prorl-engine"])
 def test_without_the_server_extra_a_command_says_what_to_install(words: str, tmp_path: Path) -> None:
-    """A venv with the client's packages only, borrowed from this one by path."""
-    venv.create(tmp_path / "venv", with_pip=False)
-    site = tmp_path / "venv" / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
-    here = Path(sysconfig.get_paths()["purelib"])
-    package = Path(__import__("prorl_zmq").__file__).parent
-    for name in ("msgpack", "msgspec", "numpy", "numpy.libs", "zmq", "pyzmq.libs"):
-        if (here / name).exists():
-            (site / name).symlink_to(here / name)
-    (site / "prorl_zmq").symlink_to(package)
-    environment = {**os.environ, "PYTHONPATH": ""}
-    done = subprocess.run(
-        [str(tmp_path / "venv" / "bin" / "python"), "-P", "-m", "prorl_zmq.cli", *words.split()],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    clients = {"prorl_zmq", "msgpack", "msgspec", "numpy", "numpy.libs", "zmq", "pyzmq.libs"}
+    done = run_with(python_with(tmp_path / "venv", clients.__contains__), "-m", "prorl_zmq.cli", *words.split())
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert "pip install 'prorl-zmq[server]'" in line
+
+
+def test_what_charts_and_models_need_is_named_before_anything_starts(tmp_path: Path) -> None:
+    """With the server extra only: matplotlib and transformers are not there."""
+    absent = ("matplotlib", "mpl_toolkits", "pylab", "transformers", "tokenizers", "scipy", "safetensors", "torch")
+    python = python_with(tmp_path / "venv", lambda name: not name.startswith(absent))
+    (tmp_path / "data.jsonl").write_text('{"problem": "1", "answer": "1"}\n')
+    for command in (f"eval {tmp_path}/data.jsonl --out {tmp_path}/run", f"demo --out {tmp_path}/run"):
+        done = run_with(python, "-m", "prorl_zmq.cli", "prorl", *command.split())
+        assert (done.returncode, done.stderr.splitlines()) == (
+            2,
+            ["prorl needs the eval extra (matplotlib not found): pip install 'prorl-zmq[eval]'"],
+        )
+    assert not (tmp_path / "run").exists()
+    code = (
+        "from prorl_zmq.inference.transformers_chat import TransformersChatFormat\n"
+        "from prorl_zmq.wire.messages.backends import ChatSettings\n"
+        "TransformersChatFormat.load(ChatSettings('transformers', 'some/model'))\n"
+    )
+    assert "pip install 'prorl-zmq[models]'" in run_with(python, "-c", code).stderr.splitlines()[-1]
+    served = run_with(python, "-m", "prorl_zmq.cli", "prorl", "doctor")
+    assert "prorl-zmq[train]" in served.stdout.replace("\n", " ")
+    assert "needs the" not in served.stderr
+
+
+def test_the_server_has_none_of_the_large_libraries_that_few_use() -> None:
+    needed = {line.split()[0] for line in requires("prorl-zmq") or () if 'extra == "server"' in line}
+    assert len(needed) > 10
+    assert not {re.split("[<>=!~;]", name)[0] for name in needed} & {"matplotlib", "scipy", "transformers", "torch"}

@@ -144,6 +144,7 @@ def evaluate(
     """
     from ..evaluation.plan import Plan
     from ..evaluation.problems import check_instances, checksum, load_problems
+    from ..evaluation.report import write_reports
     from ..evaluation.run_folder import RunFolder
     from ..evaluation.summary import Counting, summarise
     from ..evaluation.tracking import EvaluationLog, run_config
@@ -244,8 +245,6 @@ def evaluate(
         finally:
             summary = summarise(folder.plan, folder.samples, counting)
             if folder.samples:
-                from ..evaluation.report import write_reports
-
                 write_reports(folder, summary)
                 tracking.summed_up(summary)
                 options.console().print(summary_tables(summary))

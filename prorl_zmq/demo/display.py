@@ -6,6 +6,8 @@ import time
 from typing import TYPE_CHECKING, Self
 
 import plotext
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -89,9 +91,6 @@ def reward_curve(rewards: list[float], steps: int, width: int) -> str:
 
 
 def draw_rewards(rewards: list[float], path: Path) -> None:
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
     figure = Figure(figsize=(7, 3.5), layout="constrained")
     axes = figure.add_subplot()
     axes.plot(range(1, len(rewards) + 1), rewards, marker="o", markersize=4)

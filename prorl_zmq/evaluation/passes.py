@@ -108,7 +108,28 @@ def _interval(value: float, samples: float, problems: int) -> Estimate:
 
 
 def _student(freedom: int) -> float:
-    """Return how many standard errors Student's t interval reaches."""
-    from scipy import special  # takes 0.3 s, which a gateway does without; scipy.stats would take a second
+    """Return how many standard errors Student's t interval reaches, to nine digits.
 
-    return float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2))
+    Newton's method from below, where it cannot overshoot, since the share is concave. SciPy has this too, in 140 MB.
+    """
+    reach = Z
+    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(freedom * math.pi)
+    for _ in range(100):
+        density = scale * (1 + reach * reach / freedom) ** (-(freedom + 1) / 2)
+        step = (CONFIDENCE - _student_share(reach, freedom)) / (2 * density)
+        reach += step
+        if step <= 1e-12 * reach:
+            break
+    return reach
+
+
+def _student_share(reach: float, freedom: int) -> float:
+    """Return how much of Student's t lies within ± `reach` (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    angle = math.atan(reach / math.sqrt(freedom))
+    odd = freedom % 2
+    term, terms = math.cos(angle) if odd else 1.0, []
+    for index in range(odd, freedom - 1, 2):
+        terms.append(term)
+        term *= math.cos(angle) ** 2 * (index + 1) / (index + 2)
+    total = math.sin(angle) * math.fsum(terms)
+    return 2 / math.pi * (angle + total) if odd else total

@@ -93,9 +93,8 @@ class TransformersKind(EngineKind, frozen=True):
 
     @classmethod
     def problem(cls) -> str:
-        if importlib.util.find_spec("torch") is None:
-            return "PyTorch is not installed: pip install 'prorl-zmq[train]'"
-        return ""
+        missing = [name for name in ("torch", "transformers", "safetensors") if importlib.util.find_spec(name) is None]
+        return f"{', '.join(missing)} not installed: pip install 'prorl-zmq[train]'" if missing else ""
 
     async def start(self, weight_version: int) -> Engine:
         if problem := self.problem():

@@ -251,7 +251,7 @@ def _load_tokenizer(name: str) -> Any:
         try:
             from transformers import AutoTokenizer
         except ImportError as error:
-            message = f"a chat format of kind transformers needs the package transformers ({error})"
+            message = f"the chat format of {name} needs transformers ({error}): pip install 'prorl-zmq[models]'"
             raise ConfigError(message, key="chat.kind") from error
     try:
         loaded = AutoTokenizer.from_pretrained(name, local_files_only=directory.is_dir(), trust_remote_code=False)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorl_zmq.evaluation.passes import Tally, mean_estimate, pass_at_k, pass_estimate
+from prorl_zmq.evaluation.passes import CONFIDENCE, Tally, _student, mean_estimate, pass_at_k, pass_estimate
 
 
 def test_pass_at_k_is_the_share_of_draws_with_a_solved_one() -> None:
@@ -111,3 +111,10 @@ def test_the_interval_of_a_mean_reward_is_students() -> None:
     assert estimate is not None
     low, high = stats.t.interval(0.95, 3, np.mean(means), stats.sem(means))
     assert (estimate.low, estimate.high) == pytest.approx((low, high))
+
+
+def test_students_interval_reaches_as_far_as_scipys() -> None:
+    from scipy import stats  # it takes a second
+
+    for freedom in (*range(1, 40), 99, 100, 1001, 20_000):
+        assert _student(freedom) == pytest.approx(stats.t.ppf((1 + CONFIDENCE) / 2, freedom), rel=1e-9)

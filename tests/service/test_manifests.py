@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 import kubernetes_validate
 import pytest
 import yaml
+from needed import lacking, usable
+from rootfs import root_filesystem
 
 from prorl_zmq import Job, RolloutClient, Sampling
 from prorl_zmq.config import load_topology
@@ -24,10 +27,14 @@ from prorl_zmq.errors import ConfigError
 from prorl_zmq.service import manifests
 from prorl_zmq.service.manifests import BROKERS_HOST, STOP_S, ManifestOptions, render, secrets
 from prorl_zmq.service.service_folder import ServiceFolder
+from prorl_zmq.tools.images.definition import load_definition
+from prorl_zmq.tools.images.image_store import ImageStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+ROOT = Path(__file__).resolve().parents[2]
+SETUP_FILES = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE")
 VERSIONS = ("1.36", "1.37")
 IMAGE = "registry.example/prorl:0.1"
 
@@ -121,13 +128,19 @@ def test_each_broker_has_ports_of_its_own(tmp_path: Path) -> None:
 
 
 @contextmanager
-def container(pod: Any, mounts: Path, environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """Run what a pod's container runs, with what is mounted there in a folder instead."""
+def container(
+    pod: Any, mounts: Path, environment: dict[str, str], runtime: tuple[str, ...]
+) -> Iterator[subprocess.Popen[str]]:
+    """Run what a pod's container runs, with what is mounted there in a folder instead.
+
+    Args:
+        runtime: the words before the command: of a container runtime, or none.
+    """
     (one,) = pod["containers"]
     (script,) = one["args"]
     (folder,) = [variable["value"] for variable in one["env"] if variable["name"] == "PRORL_SERVICE"]
     place = mounts / Path(folder).relative_to("/")
-    command = [*one["command"], script.replace("/mnt/", f"{mounts}/")]
+    command = [*runtime, *one["command"], script.replace("/mnt/", f"{mounts}/")]
     with subprocess.Popen(
         command, env={**environment, "PRORL_SERVICE": str(place)}, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -137,9 +150,47 @@ def container(pod: Any, mounts: Path, environment: dict[str, str]) -> Iterator[s
             process.kill()
 
 
+def test_both_recipes_of_the_image_have_one_base() -> None:
+    docker = (ROOT / "deploy" / "Dockerfile").read_text("utf-8")
+    (base,) = re.findall(r"^ARG BASE=docker\.io/library/(\S+)$", docker, re.MULTILINE)
+    definition = load_definition(ROOT / "deploy" / "prorl.def.j2", {})
+    assert definition.bases == (("docker", base),)
+    for text, wheels in ((docker, "source=dist/wheels"), (definition.text, "../dist/wheels /opt")):
+        assert wheels in text
+        assert "sh /opt/install.sh" in text
+        assert "bubblewrap" in text
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the service's image by deploy/prorl.def.j2, from `make wheels` and a Debian with Python."""
+    usable("apptainer")
+    base = root_filesystem()
+    source = tmp_path_factory.mktemp("source")
+    for name in ("Makefile", "prorl_zmq", "brokers", "stages", "tools", "deploy", *SETUP_FILES):
+        subprocess.run(["cp", "-r", str(ROOT / name), str(source)], check=True)
+    made = subprocess.run(
+        ["make", "wheels", f"VENV={sys.prefix}"], cwd=source, capture_output=True, text=True, check=False
+    )
+    if made.returncode:
+        lacking("network", f"no wheels from the package index: {made.stderr}")
+    store = ImageStore(source / "images")
+    variables = {"bootstrap": "localimage", "base": str(base), "packages": ""}
+    built = store.build(str(source / "deploy" / "prorl.def.j2"), "prorl", mode="scratch", variables=variables)
+    return built.image.path
+
+
 @pytest.mark.proof
-def test_what_the_containers_run_makes_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both pods' scripts, on this machine: brokers bind at the fixed ports, a node finds them by name, a job passes."""
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("place", ["host", "image"])
+def test_what_the_containers_run_makes_a_service(
+    place: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """Both pods' scripts: brokers bind at the fixed ports, a node finds them by name, a job passes.
+
+    On the host, `prorl` is that of the tests; in the image, the programs are the image's alone.
+    """
+    files = request.getfixturevalue("image") if place == "image" else None
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     monkeypatch.setattr(manifests, "FIRST_PORT", port)
@@ -157,6 +208,7 @@ def test_what_the_containers_run_makes_a_service(monkeypatch: pytest.MonkeyPatch
         prorl.parent.mkdir()
         prorl.write_text(f'#!/bin/sh\nexec {sys.executable} -P -m prorl_zmq.cli prorl "$@"\n')
         prorl.chmod(0o755)
+        runtime = ("apptainer", "--quiet", "exec", "--contain", "--no-home", "--pwd", "/", "--bind", name, str(files))
         environment = {
             **os.environ,
             "PATH": f"{prorl.parent}:{os.environ['PATH']}",
@@ -173,7 +225,9 @@ def test_what_the_containers_run_makes_a_service(monkeypatch: pytest.MonkeyPatch
                     (mounts / kind / file).write_text(text)
             (mounts / "keys").mkdir()
             (mounts / "keys" / "keys.tar").write_bytes(base64.b64decode(made[f"prorl-keys-{part}"]["data"]["keys.tar"]))
-            processes.append(pods.enter_context(container(pod(found[document]), mounts, environment)))
+            processes.append(
+                pods.enter_context(container(pod(found[document]), mounts, environment, runtime if files else ()))
+            )
         with RolloutClient(f"tcp://127.0.0.1:{port}", keys=keys.keys("client"), timeout_s=60) as client:
             client.submit(
                 Job(task="math", instance={"problem": "1", "ground_truth": "1"}, sampling=Sampling(max_tokens=4))

@@ -64,6 +64,7 @@ STARTED = {
         "tests/service/test_pauses.py",
         "tests/service/test_restarts.py",
     ),
+    "deploy/": ("tests/service/test_manifests.py",),
     "docs/": ("tests/test_documents.py",),
     "README.md": ("tests/test_documents.py",),
     "bench/": ("tests/chaos/",),

@@ -6,13 +6,14 @@ import signal
 import sys
 from importlib.util import find_spec
 
-from ...cli import NEEDED, USAGE_ERROR
+from ...cli import EXTRAS, USAGE_ERROR
 
 PROGRAM = "python -m prorl_zmq.examples.train_torch"
 
 
 def main(arguments: list[str]) -> int:
-    missing = [name for name in ("torch", *NEEDED) if find_spec(name) is None]
+    needed = ("torch", "safetensors", *(name for names in EXTRAS.values() for name in names))
+    missing = [name for name in needed if find_spec(name) is None]
     if missing:
         print(f"train_torch needs {', '.join(missing)}: pip install 'prorl-zmq[train]'", file=sys.stderr)
         return USAGE_ERROR

@@ -1,0 +1,59 @@
+"""`prorl clean`: what prorl_zmq has left on this machine's disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Column, Table
+from rich.text import Text
+
+from ..errors import ProrlError
+from . import options
+
+
+def clean(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[FOLDER…]", help="Run folders and services' folders that are not in the usual places."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove it; else it is only listed.")] = False,
+    journals: Annotated[
+        bool,
+        typer.Option("--journals", help="Journals too, with jobs and results that were not collected, and services."),
+    ] = False,
+    images: options.Images = None,
+) -> None:
+    """List what services and commands of this account left on this machine's disk, with sizes; --yes removes it.
+
+    These are run folders, images, agent programs, and unpacked images. What a live process uses, what belongs to
+    another account, and what is behind a link stays. Exit code 1 if something could not be removed.
+    """
+    from ..service.leftovers import find_leftovers
+    from ..stages.harness.installation import default_root as harnesses
+    from ..tools.images.image import default_root
+
+    store = images if images is not None else default_root()
+    caches = (harnesses(), default_root().parent / "unpacked")
+    given = [folder.expanduser().absolute() for folder in folders or ()]
+    found = find_leftovers(given, store.absolute(), caches, journals=journals)
+    state = Column("removed" if yes else "would be removed", overflow="fold")
+    table = Table(Column("path", overflow="fold"), "what", Column("MB", justify="right"), state)
+    freed, failed = 0, False
+    for one in found:
+        words = f"no: {one.kept}" if one.kept else "yes"
+        if yes and not one.kept:
+            try:
+                one.remove()
+            except (ProrlError, OSError) as error:
+                words, failed = f"no: {error}", True
+        freed += one.size_bytes if words == "yes" else 0
+        table.add_row(Text(str(one.path)), one.what, f"{one.size_bytes / 1e6:.1f}", Text(words))
+    if not found:
+        print("nothing of this account is left here")
+        return
+    options.console().print(table)
+    print(f"{freed / 1e6:.1f} MB {'are free again' if yes else 'would be free again; --yes removes it'}")
+    if failed:
+        raise typer.Exit(1)

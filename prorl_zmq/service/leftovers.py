@@ -1,0 +1,202 @@
+"""What prorl_zmq leaves on a machine's disk: which of it this account may remove, and the removal.
+
+Nothing is removed that a live process uses, that another account owns, or that lies behind a link. Run folders are held
+while they are emptied, so that no service starts in one meanwhile. Files on other file systems are left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import socket
+import tempfile
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..config import JOURNAL_SUFFIX, RUN_DIR_MARK, default_run_dir, run_dir_problem
+from ..errors import ConfigError, EndpointInUse
+from ..system.held_file import holder
+from ..tools.images.build_lock import remove
+from ..tools.images.fingerprint import size_bytes
+from ..tools.images.image import lock_alone
+from ..tools.images.image_store import ImageStore
+from .run_dir import LOCK, held_run_dir
+from .service_folder import LOCK as SERVICE_LOCK
+from .service_folder import ServiceFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from ..tools.images.image import Image
+
+USED = "a process of a service uses it; stop that first"
+UNCOLLECTED = "may hold results that were not collected; --journals removes it too"
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    path: Path
+    what: str
+    size_bytes: int
+    kept: str
+    """Why it stays; empty: it may be removed."""
+    remove: Callable[[], None]
+
+
+def find_leftovers(folders: Sequence[Path], images: Path, caches: Sequence[Path], *, journals: bool) -> list[Leftover]:
+    """Return what there is of this account in the usual places, and in folders that are named.
+
+    Args:
+        folders: run folders and services' folders elsewhere.
+        images: the folder of `prorl image`.
+        caches: folders that are made again when they are needed.
+        journals: journals may be removed, and so may services' folders.
+
+    Raises:
+        ConfigError: a folder that is named is neither.
+    """
+    found: list[Leftover] = []
+    run_folders = dict.fromkeys((*_usual_run_folders(), *filter(_is_run_folder, folders)))
+    for folder in run_folders:
+        found += _in_run_folder(folder, journals=journals)
+    for folder in folders:
+        if folder not in run_folders:
+            found.append(_service_folder(folder, journals=journals))
+    used = USED if any(one.kept == USED for one in found) else ""
+    if images.is_symlink() or images.is_dir():
+        reason, store = _foreign(images), ImageStore(images)
+        if reason:
+            found.append(Leftover(images, "images", 0, reason, _nothing))
+        for image in [] if reason else store.list():
+            delete = partial(_remove_image, store, image.name)
+            reason = used or _why_used(image)
+            found.append(Leftover(images / image.name, "image", image.manifest.size_bytes, reason, delete))
+    for cache in caches:
+        if cache.is_symlink() or cache.is_dir():
+            reason = _foreign(cache)
+            size = 0 if reason else size_bytes(cache)
+            found.append(Leftover(cache, "cache", size, reason or used, partial(remove, cache)))
+    return found
+
+
+def _usual_run_folders() -> Iterator[Path]:
+    """Find the default run folder, and others in the folder for temporary files, where commands make theirs."""
+    default = default_run_dir()
+    if default.is_symlink() or default.is_dir():
+        yield default
+    for path in sorted(Path(tempfile.gettempdir()).glob("prorl-*")):
+        if _is_run_folder(path) and path.lstat().st_uid == os.getuid():
+            yield path
+
+
+def _is_run_folder(path: Path) -> bool:
+    try:
+        return not path.is_symlink() and (path / RUN_DIR_MARK).is_file()
+    except PermissionError:  # another account's
+        return False
+
+
+def _foreign(path: Path) -> str:
+    """Return why a folder is not this account's to remove; empty if it is."""
+    if path.is_symlink():
+        return "it is a link, which is not followed"
+    owner = path.stat().st_uid
+    return "" if owner == os.getuid() else f"it belongs to another account (uid {owner})"
+
+
+def _in_run_folder(path: Path, *, journals: bool) -> Iterator[Leftover]:
+    reason = _foreign(path) or run_dir_problem(path) or (USED if _is_used(path) else "")
+    readable = not _foreign(path)
+    records = [each for each in path.iterdir() if JOURNAL_SUFFIX in each.name] if readable else []
+    size_of_records = sum(map(size_bytes, records))
+    size = size_bytes(path) if readable else 0
+    left = 0 if journals else size_of_records
+    delete = partial(_remove_run_folder, path, journals=journals)
+    yield Leftover(path, "run folder", size - left, reason, delete)
+    if records and not journals:
+        yield Leftover(path / f"*{JOURNAL_SUFFIX}*", "journals", size_of_records, reason or UNCOLLECTED, _nothing)
+
+
+def _service_folder(path: Path, *, journals: bool) -> Leftover:
+    if not path.is_symlink() and not ServiceFolder.is_made(path):
+        raise ConfigError(f"{path} is neither a run folder nor a service's folder", key="folder")
+    reason = _foreign(path)
+    if not reason:
+        ServiceFolder.open(path)
+        reason = f"used by {used}" if (used := holder(path / SERVICE_LOCK)) else ""
+    if not reason and not journals:
+        reason = f"it has keys and journals, which {UNCOLLECTED.replace('removes it', 'removes them')}"
+    size = size_bytes(path) if not path.is_symlink() else 0
+    return Leftover(path, "service", size, reason, partial(_remove_service_folder, path))
+
+
+def _is_used(folder: Path) -> bool:
+    """Return whether a process listens in a run folder, or holds a lock there."""
+    return any(_is_locked(each) or _is_listening(each) for each in folder.iterdir())
+
+
+def _is_locked(path: Path) -> bool:
+    if path.suffix != ".lock" or path.is_symlink():
+        return False
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:  # it was removed just now
+        return False
+    return False
+
+
+def _is_listening(path: Path) -> bool:
+    if not path.is_socket() or path.is_symlink():
+        return False
+    with closing(socket.socket(socket.AF_UNIX)) as probe:
+        probe.setblocking(False)
+        return probe.connect_ex(str(path)) == 0
+
+
+def _remove_run_folder(path: Path, *, journals: bool) -> None:
+    if _is_used(path):  # since it was found
+        raise EndpointInUse(f"{path}: {USED}", endpoint=str(path))
+    asyncio.run(_empty_run_folder(path, journals=journals))
+    if not any(path.iterdir()):
+        path.rmdir()
+
+
+async def _empty_run_folder(path: Path, *, journals: bool) -> None:
+    async with held_run_dir(path):
+        await asyncio.to_thread(_remove_content, path, journals=journals)
+
+
+def _remove_content(path: Path, *, journals: bool) -> None:
+    left = [each for each in path.iterdir() if journals or JOURNAL_SUFFIX not in each.name]
+    for each in sorted(left, key=lambda each: each.name == LOCK):  # the lock last: it keeps others out
+        remove(each)
+
+
+def _remove_service_folder(path: Path) -> None:
+    with ServiceFolder.open(path).held():
+        remove(path)
+
+
+def _remove_image(store: ImageStore, name: str) -> None:
+    if not store.remove(name, wait_s=0.0):
+        raise EndpointInUse(
+            f"a sandbox uses the files of {name}; they go when that name is next removed", endpoint=name
+        )
+
+
+def _why_used(image: Image) -> str:
+    lock = lock_alone(image.path)
+    if lock is None:
+        return "a sandbox uses it"
+    lock.close()
+    return ""
+
+
+def _nothing() -> None: ...

@@ -1,0 +1,165 @@
+"""`prorl clean`: it lists what there is, and removes nothing that is used, another account's, or behind a link."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from documents import CLEAN_COMMANDS
+from rootfs import tiny_root_filesystem
+from support.commands import prorl
+
+from prorl_zmq.config import own_run_dir
+from prorl_zmq.service.service_folder import ServiceFolder
+from prorl_zmq.tools.images.image import lock_image
+from prorl_zmq.tools.images.image_store import ImageStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from subprocess import CompletedProcess
+
+
+class Machine:
+    """A folder for temporary files and a home of their own, so that a clean reaches nothing else."""
+
+    def __init__(self, root: Path) -> None:
+        self.temporary = root / "t"
+        self.cache = root / "home" / ".cache" / "prorl"
+        self.temporary.mkdir()
+        self.cache.mkdir(parents=True)
+        self.environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(root / "home"),
+            "COLUMNS": "300",
+        }
+
+    def clean(self, *words: object) -> CompletedProcess[str]:
+        return prorl("clean", *words, environment=self.environment)
+
+    def run_folder(self, name: str) -> Path:
+        folder = own_run_dir(self.temporary / name)
+        (folder / "sandboxes" / "one").mkdir(parents=True)
+        (folder / "sandboxes" / "one" / "file").write_bytes(bytes(2_000_000))
+        (folder / "serve.lock").touch()
+        return folder
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    with tempfile.TemporaryDirectory(prefix="prorl-t-") as name:  # short, for sockets
+        made = Machine(Path(name))
+        monkeypatch.setattr(tempfile, "tempdir", str(made.temporary))
+        yield made
+
+
+def row(done: CompletedProcess[str], path: Path) -> str:
+    (line,) = [line for line in done.stdout.splitlines() if f"{path} " in line]
+    return line
+
+
+def test_an_empty_machine(machine: Machine) -> None:
+    assert machine.clean().stdout == "nothing of this account is left here\n"
+
+
+def test_it_lists_first_and_removes_only_if_asked(machine: Machine) -> None:
+    default = machine.run_folder(f"prorl-{os.getuid()}")
+    (machine.temporary / "prorl-mine").mkdir()  # no run folder: a user's own
+    (machine.cache / "harnesses" / "codex").mkdir(parents=True)
+    listing, removing = (command.removeprefix("prorl clean").split() for command in CLEAN_COMMANDS)
+    listed = machine.clean(*listing)
+    assert "2.0" in row(listed, default)
+    assert listed.stdout.endswith("would be free again; --yes removes it\n")
+    assert (default / "sandboxes" / "one" / "file").exists()
+    done = machine.clean(*removing)
+    assert done.returncode == 0, done.stderr
+    assert not default.exists()
+    assert not (machine.cache / "harnesses").exists()
+    assert (machine.temporary / "prorl-mine").exists()
+
+
+def test_journals_stay_unless_they_are_named(machine: Machine) -> None:
+    folder = machine.run_folder(f"prorl-{os.getuid()}-abcd")
+    (folder / "rollout.journal").write_bytes(bytes(1_000_000))
+    done = machine.clean("--yes")
+    assert "--journals removes it too" in done.stdout
+    assert [each.name for each in folder.iterdir()] == ["rollout.journal"]
+    own_run_dir(folder)  # a service may take it up again
+    assert machine.clean("--yes", "--journals").returncode == 0
+    assert not folder.exists()
+
+
+def test_what_a_live_process_uses_stays(machine: Machine) -> None:
+    locked, listening = machine.run_folder("prorl-one"), machine.run_folder("prorl-two")
+    (machine.cache / "harnesses" / "codex").mkdir(parents=True)
+    with (locked / "serve.lock").open("w") as lock, socket.socket(socket.AF_UNIX) as server:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        server.bind(str(listening / "engine-1"))
+        server.listen()
+        done = machine.clean("--yes", "--journals")
+        for folder in (locked, listening, machine.cache / "harnesses"):
+            assert "no: a process of a service uses it" in row(done, folder)
+        assert (locked / "sandboxes" / "one" / "file").exists()
+        assert (listening / "sandboxes" / "one" / "file").exists()
+        assert (machine.cache / "harnesses" / "codex").exists()
+
+
+def test_links_are_not_followed(machine: Machine) -> None:
+    kept = machine.temporary / "mine"
+    own_run_dir(kept)
+    (kept / "file").write_text("precious")
+    default = machine.temporary / f"prorl-{os.getuid()}"
+    default.symlink_to(kept)
+    (machine.cache / "harnesses").symlink_to(kept)
+    (machine.cache / "images").symlink_to(kept)
+    folder = machine.run_folder("prorl-other")
+    (folder / "sandboxes" / "one" / "away").symlink_to(kept)
+    done = machine.clean("--yes", "--journals")
+    for path in (default, machine.cache / "harnesses", machine.cache / "images"):
+        assert "it is a link, which is not followed" in row(done, path)
+    assert not folder.exists()
+    assert (kept / "file").read_text() == "precious"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files to another account")
+def test_what_another_account_owns_stays(machine: Machine) -> None:
+    default, other = machine.run_folder(f"prorl-{os.getuid()}"), machine.run_folder("prorl-1234")
+    for folder in (default, other):
+        os.chown(folder, 1234, 1234)
+    done = machine.clean("--yes", "--journals")
+    assert "it belongs to another account (uid 1234)" in row(done, default)
+    assert str(other) not in done.stdout
+    assert (default / "sandboxes").exists()
+    assert (other / "sandboxes").exists()
+
+
+def test_images_that_a_sandbox_uses_stay(machine: Machine) -> None:
+    store = ImageStore(machine.cache / "images")
+    for name in ("used", "idle"):
+        store.build(str(tiny_root_filesystem(machine.temporary / name)), name)
+    with lock_image(store.root / "used"):
+        done = machine.clean("--yes")
+    assert "no: a sandbox uses it" in row(done, store.root / "used")
+    assert "yes" in row(done, store.root / "idle")
+    assert [image.name for image in store.list()] == ["used"]
+
+
+def test_a_service_that_is_named_goes_with_its_journals_only(machine: Machine) -> None:
+    folder = ServiceFolder.create(machine.temporary / "service")
+    assert "keys and journals" in machine.clean(folder.path, "--yes").stdout
+    with folder.held():
+        assert f"used by process {os.getpid()}" in machine.clean(folder.path, "--yes", "--journals").stdout
+    assert folder.path.exists()
+    assert machine.clean(folder.path, "--yes", "--journals").returncode == 0
+    assert not folder.path.exists()
+
+
+def test_any_other_folder_is_refused(machine: Machine) -> None:
+    done = machine.clean(machine.cache, "--yes", "--journals")
+    assert done.returncode == 2
+    assert f"{machine.cache} is neither a run folder nor a service's folder" in done.stderr
+    assert machine.cache.exists()
