@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..system.duration import duration
-from ..system.logs import one_line
+from ..system.logs import one_line, printable
 from .summary import seconds_of
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ SHOWN_TEXT = 40_000
 SHOWN_LINE = 4_000
 PAGE_TOKENS = 1_000
 SHOWN_NAME = 40
-TAB = "    "
 NOTHING = "–"
 ROLE_STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
 OUTCOME_STYLES = {
@@ -51,8 +50,7 @@ CONTEXT_STYLE = "dim"
 def clean(text: str, limit: int = SHOWN_TEXT) -> str:
     """Return a text as lines of printable characters: escapes for all others, its beginning if it is long."""
     more = len(text) - limit
-    lines = text[:limit].replace("\r\n", "\n").replace("\t", TAB).split("\n")
-    shown = "\n".join(one_line(line, SHOWN_LINE) for line in lines)
+    shown = printable(text[:limit], SHOWN_LINE)
     return f"{shown}\n… ({more} more characters)" if more > 0 else shown
 
 
