@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "metrics": {"errors", "wire"},
     "config": {"errors", "system", "wire"},
     "security": {"errors", "system", "wire", "config"},
-    "data": {"errors", "wire"},
+    "data": {"errors", "system", "wire"},
     "service_folder": {"errors", "system", "wire", "config", "security"},
     "client": BASE,
     "integrations": BASE | {"client", "weights_publisher"},

@@ -174,6 +174,7 @@ EVALUATION = (
     "prorl eval data.jsonl --samples 4 --k 1,4 --out run",
     "prorl view run",
     "prorl regrade run --out run-regraded",
+    "prorl view run run-regraded",
     "prorl cheats run",
     "prorl eval data.jsonl --samples 4 --out run --log tensorboard",
 )

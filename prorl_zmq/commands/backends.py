@@ -16,6 +16,7 @@ from ..wire.messages.base import new_id
 from ..wire.messages.engines import UpdateMode
 from .backend_tables import backend_table, detail_tables, show
 from .options import quick_client, taking
+from .progress_display import WorkProgress
 
 if TYPE_CHECKING:
     from ..wire.messages.backends import BackendList
@@ -144,7 +145,8 @@ def update_weights(
 ) -> None:
     """Have every backend serve the weights at DIR. An engine that refuses them serves what it served."""
     started = time.monotonic()
-    client.update_weights(path.absolute(), weight_version, mode=mode, timeout_s=timeout_s)
+    with WorkProgress("prorl backends", f"loading version {weight_version} from {path}"):
+        client.update_weights(path.absolute(), weight_version, mode=mode, timeout_s=timeout_s)
     spent_s = time.monotonic() - started
     print(f"{len(client.backends.list())} backend(s) serve version {weight_version} after {spent_s:.1f} s")
 
@@ -166,7 +168,8 @@ def begin_weights(
     Jobs that need a backend wait. `end-weights` lets the engines continue with the new weights, `cancel-weights`
     with the old ones.
     """
-    client.begin_weights(weight_version, mode, update_limit_s=limit_s, timeout_s=timeout_s)
+    with WorkProgress("prorl backends", "waiting until the engines generate nothing"):
+        client.begin_weights(weight_version, mode, update_limit_s=limit_s, timeout_s=timeout_s)
     print(f"nothing is generated; end or cancel version {weight_version} within {limit_s:g} s")
 
 

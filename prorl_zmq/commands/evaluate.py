@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 from rich.console import Group
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -23,6 +22,7 @@ from ..system.logs import one_line, say
 from ..trackers.adapter import TRACKERS
 from . import options
 from .demo import say_where
+from .progress_display import RolloutProgress
 
 if TYPE_CHECKING:
     from ..client.asynchronous.client import AsyncRolloutClient
@@ -260,34 +260,30 @@ def evaluate(
 
 
 class _Display:
-    """Shows how an evaluation goes: a bar, and pass@1 so far."""
+    """Shows how an evaluation goes: how many rollouts ended, and pass@1 so far."""
 
     def __init__(self, folder: RunFolder, counting: Counting, tracking: EvaluationLog) -> None:
         self._folder = folder
         self._tracking = tracking
         self._threshold = counting.threshold
         self._errors = self._counted = self._solved = 0
-        columns = (TextColumn("rollouts"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self.progress = Progress(*columns, TextColumn("{task.fields[note]}"), console=options.console(stderr=True))
         rollouts = folder.plan.rollouts
-        self._bar = self.progress.add_task(
-            "rollouts", total=rollouts, completed=rollouts - len(folder.missing()), note=""
-        )
+        self.progress = RolloutProgress("prorl eval", rollouts, rollouts - len(folder.missing()))
         for sample in folder.samples:
             self._count(sample)
         self._errors = 0  # those that are there are run again
 
     def waits(self, what: str) -> None:
-        self.progress.update(self._bar, note=f"waiting for {what}")
+        self.progress.update(f"waiting for {what}")
 
     def starts(self) -> None:
-        self.progress.update(self._bar, note=self._note())
+        self.progress.update(self._note())
 
     def ended(self, sample: Sample) -> None:
         self._tracking.ended(sample)
         errors, error = self._errors, sample.result.error
         self._count(sample)
-        self.progress.update(self._bar, advance=1, note=self._note())
+        self.progress.update(self._note(), advance=1)
         if errors == 0 < self._errors and error is not None:
             self.troubled(f"the first error, of {sample.problem}: {error.code}: {error.message}")
 

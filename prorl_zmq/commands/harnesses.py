@@ -52,7 +52,7 @@ def install(
     """
     # Half an installation is removed and programs ended on ^C; so it is on SIGTERM.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with build_progress(verbose=verbose) as (say, heard):
+    with build_progress("prorl harness", verbose=verbose) as (say, heard):
         installed = harness_store(into).install(name, say=say, heard=heard, timeout_s=timeout, wait_s=wait)
     print(installed.folder)
 
@@ -84,7 +84,7 @@ def list_(into: Into = None) -> None:
 @commands.command()
 def remove(name: Name, into: Into = None, wait: Wait = 3600.0) -> None:
     """Remove a version of a harness, or all of them. Sandboxes that run it lose its files."""
-    with build_progress(verbose=False) as (say, _):
+    with build_progress("prorl harness", verbose=False) as (say, _):
         harness_store(into).remove(name, say=say, wait_s=wait)
 
 

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 import typer
-from rich.markup import escape
 from rich.table import Column, Table
+from rich.text import Text
 
+from ..system.logs import one_line
 from .options import Images, columns, console, named_texts
+from .progress_display import WorkProgress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -72,7 +74,7 @@ def build(
     # Temporary files are removed and programs ended on ^C; so it is on SIGTERM.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     store = image_store(images)
-    with build_progress(verbose=verbose) as (say, heard):
+    with build_progress("prorl image", verbose=verbose) as (say, heard):
         built = store.build(
             source,
             name,
@@ -100,7 +102,7 @@ def list_(images: Images = None) -> None:
     for image in found:
         manifest, recipe = image.manifest, image.manifest.recipe
         size_mb = f"{manifest.size_bytes / 1e6:.1f}"
-        table.add_row(image.name, recipe.format, size_mb, manifest.mode, recipe.version, escape(recipe.source))
+        table.add_row(image.name, recipe.format, size_mb, manifest.mode, recipe.version, Text(one_line(recipe.source)))
     if not found:
         table.add_row("none", "", "", "", "", "build one with `prorl image build`")
     console().print(table)
@@ -118,7 +120,7 @@ def show(name: Name, images: Images = None) -> None:
 @commands.command()
 def remove(name: Name, wait: Wait = 3600.0, images: Images = None) -> None:
     """Remove an image. Sandboxes that use it keep its files until they end."""
-    with build_progress(verbose=False) as (say, _):
+    with build_progress("prorl image", verbose=False) as (say, _):
         if not image_store(images).remove(name, wait_s=wait, say=say):
             say(f"a sandbox still uses the files of {name}; the next build or removal of that name removes them")
 
@@ -147,12 +149,12 @@ def image_store(root: Path | None) -> ImageStore:
 
 
 @contextmanager
-def build_progress(*, verbose: bool) -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
+def build_progress(program: str, *, verbose: bool) -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
     """Yield what takes our own lines, and what takes those of the building programs."""
     screen = console(stderr=True)
 
-    def say(line: str) -> None:
-        screen.print(escape(line), highlight=False)
+    def show(line: str) -> None:
+        screen.print(Text(one_line(line)))
 
-    with screen.status("working") as status:
-        yield say, (say if verbose else lambda line: status.update(escape(line[: max(20, screen.width - 4)])))
+    with WorkProgress(program) as work:
+        yield show, (show if verbose else work.update)

@@ -23,6 +23,7 @@ from ..system.stopping import Stopping
 from ..wire.messages.base import Identifier
 from ..wire.messages.jobs import Job, Outcome
 from .options import Config, Connect, Keys, Service, all_brokers, async_client_of, columns, console, taking
+from .progress_display import RolloutProgress
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,24 +88,20 @@ def submit(
 
 
 class _Report:
-    """What came of a file's jobs: a bar on the terminal, files, and a summary."""
+    """What came of a file's jobs: progress, files, and a summary."""
 
     def __init__(self, jobs: int, out: Path | None) -> None:
         self.finished: list[Trajectory] = []
         self.note = ""
         """How it ended, if not as it should."""
         self._out = out
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        columns = (TextColumn("rollouts"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self.progress = Progress(*columns, TextColumn("{task.fields[note]}"), console=console(stderr=True))
-        self._bar = self.progress.add_task("rollouts", total=jobs or None, note="")
+        self.progress = RolloutProgress("prorl submit", jobs or None)
 
     def add(self, trajectory: Trajectory) -> None:
         if self._out is not None:
             _write(trajectory, self._out)
         self.finished.append(trajectory)
-        self.progress.update(self._bar, advance=1, note=_mean_reward(self.finished))
+        self.progress.update(_mean_reward(self.finished), advance=1)
 
     def conclude(self, submission: Submission, session: str) -> None:
         """Note what became of jobs that were not waited for, and where the rest is."""

@@ -88,7 +88,7 @@ def make_swe(
     # Sandboxes and temporary files are removed on ^C; so it is on SIGTERM.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     parts = out.with_name(f"{out.name}.parts")
-    with build_progress(verbose=verbose) as (say, heard):
+    with build_progress("prorl tasks make-swe", verbose=verbose) as (say, heard):
         maker = Maker(ImageStore(default_root() if images is None else images), settings, say, heard)
         results = asyncio.run(maker.make(orders, parts))
     made = [each for each in results if not isinstance(each, ProrlError)]

@@ -195,11 +195,19 @@ Log = Annotated[
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return the console that commands print to; into a pipe or a file it cuts and breaks nothing."""
+    """Return the console that commands print to; into a pipe or a file it cuts, breaks and colours nothing."""
     from rich.console import Console
 
     seen = (sys.stderr if stderr else sys.stdout).isatty()
-    return Console(stderr=stderr, width=None if seen else 200, highlight=seen, markup=False, emoji=False)
+    forced = None if seen else False  # variables such as FORCE_COLOR would put escape codes into logs
+    return Console(
+        stderr=stderr,
+        width=None if seen else 200,
+        force_terminal=forced,
+        highlight=seen,
+        markup=False,
+        emoji=False,
+    )
 
 
 def columns(*names: str, **how: Any) -> Iterator[Column]:

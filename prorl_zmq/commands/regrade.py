@@ -17,6 +17,7 @@ from ..config import SandboxSettings
 from ..errors import ConfigError
 from ..system.logs import one_line, say
 from . import options
+from .progress_display import WorkProgress
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -74,7 +75,8 @@ def regrade(
     counting = Counting(default_ks(plan.settings.samples), threshold)
     with RunFolder(out, msgspec.structs.replace(plan, version=version("prorl-zmq"))) as folder:
         work = Regrading(samples, run, folder, problems, handlers, sandbox or SandboxSettings().kind, image or "")
-        work.run()
+        with WorkProgress("prorl regrade", f"grading {len(samples)} rollouts"):
+            work.run()
         summary = summarise(folder.plan, folder.samples, counting)
         write_reports(folder, summary)
     _show(work, out)

@@ -1,4 +1,4 @@
-"""`prorl view`: the rollouts of an evaluation, from near."""
+"""`prorl view`: the rollouts of an evaluation one by one, or two evaluations compared."""
 
 from __future__ import annotations
 
@@ -22,6 +22,12 @@ EMBEDDED = "embedded"
 
 def view(
     folder: Annotated[Path, typer.Argument(metavar="RUN_FOLDER", help="Of `prorl eval`, or of `prorl submit --out`.")],
+    other: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[OTHER]", help="A second run folder of `prorl eval`: compare the two.", show_default=False
+        ),
+    ] = None,
     job: Annotated[
         str,
         typer.Option(metavar="ID", help="Open this rollout: its job's id, a beginning of it, or its problem's name."),
@@ -44,12 +50,24 @@ def view(
 
     prorl view eval/aime
 
+    prorl view eval/aime eval/aime-after
+
     prorl view eval/aime --plain --job 3f2a90c1d5e7-12-0.0 --tokens
 
     In the list, s sorts by another column, r turns the order round, f filters (solved, not solved, each outcome) and
     Enter opens. There, 1 to 4 choose turns, tokens, the table of tokens, and the result; n and p go to the next
     rollout and back, ] and [ turn the pages of tokens, Escape goes to the list, q quits.
+
+    With two folders: the settings that differ, the problems that both, one or none solved, a paired test with its
+    p value, and the problems that changed.
     """
+    if other is not None:
+        if job or plain or tokens or tokenizer or tool_calls:
+            raise ConfigError(
+                "two run folders are compared; --job, --plain, --tokens, --tokenizer and --tool-calls are for one"
+            )
+        _compare(folder, other)
+        return
     from ..evaluation.collection import open_collection
 
     collection = open_collection(folder, _reader(tokenizer, tool_calls) if tokenizer else None)
@@ -94,6 +112,15 @@ def _print(collection: Collection, rollout: Rollout | None, *, tokens: bool) -> 
             screen.print(token_text(transcript, page))
     screen.print()
     screen.print(notes_text(rollout))
+
+
+def _compare(first: Path, second: Path) -> None:
+    from ..evaluation.display import comparison_text
+    from ..evaluation.run_comparison import compare
+    from ..evaluation.run_figures import read_figures
+
+    comparison = compare(read_figures(first), read_figures(second))
+    console().print(comparison_text(comparison, str(first), str(second)))
 
 
 def _reader(tokenizer: str, tool_calls: ToolCallFormatName) -> TextReader:

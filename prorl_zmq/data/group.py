@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .printed import RolloutLine, group_html, group_line
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -39,3 +41,14 @@ class Group:
     def versions(self) -> tuple[int, ...]:
         """The weight versions that generated its tokens, ascending; several if weights changed on the way."""
         return tuple(sorted({version for trajectory in self.trajectories for version in trajectory.versions}))
+
+    def __repr__(self) -> str:
+        return f"<Group {self._line()}>"
+
+    def _repr_html_(self) -> str:
+        """Return the form in which a notebook shows it."""
+        rollouts = [RolloutLine(one.result, one.generated_tokens, one.versions) for one in self.trajectories]
+        return group_html(self._line(), rollouts)
+
+    def _line(self) -> str:
+        return group_line(self.group_id, self.prompt_id, self.rewards.tolist(), self.versions)

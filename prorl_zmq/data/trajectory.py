@@ -18,8 +18,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..errors import MalformedMessage
+from .printed import TurnLine, conversation_text, trajectory_html, trajectory_line
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from ..errors import ErrorInfo
@@ -150,6 +153,42 @@ class Trajectory:
         """The weight versions that generated its tokens, ascending; several if weights changed on the way."""
         return tuple(np.unique(self.weight_versions[self.loss_mask]).tolist())
 
+    @property
+    def generated_tokens(self) -> int:
+        """How many of its tokens the policy generated."""
+        return int(np.count_nonzero(self.loss_mask))
+
+    def text(self, decode: Callable[[list[int]], str] | None = None) -> str:
+        """Return the conversation for reading: one line of figures, then each turn below its role.
+
+        Control characters are written as escapes, so it can be printed to a terminal.
+
+        Args:
+            decode: The tokenizer's: token ids to text. None: turns are shown as token ids.
+        """
+        read = decode or (lambda ids: " ".join(map(str, ids)))
+        turns = ((_role_name(role), read(self.token_ids[start:end].tolist())) for start, end, role in self._turns())
+        return conversation_text(self._line(), turns, self.result)
+
+    def __repr__(self) -> str:
+        return f"<Trajectory {self._line()}>"
+
+    def _repr_html_(self) -> str:
+        """Return the form in which a notebook shows it."""
+        return trajectory_html(self._line(), [self._turn_line(*turn) for turn in self._turns()], self.result)
+
+    def _line(self) -> str:
+        return trajectory_line(self.result, self.generated_tokens, self.versions)
+
+    def _turns(self) -> list[list[int]]:
+        turns: list[list[int]] = self.turns.tolist()
+        return turns
+
+    def _turn_line(self, start: int, end: int, role: int) -> TurnLine:
+        logprobs = self.logprobs[start:end][self.loss_mask[start:end]]
+        mean = float(logprobs.mean()) if len(logprobs) else None
+        return TurnLine(_role_name(role), start, end, len(logprobs), mean)
+
     def segments(self) -> list[TokenArrays]:
         """Return the arrays of each segment, as views; nearly all trajectories have one.
 
@@ -263,6 +302,10 @@ class TrajectoryBuilder:
             room[self.tokens : end] = values
         self.tokens = end
         self._turns[-1][1] = end
+
+
+def _role_name(role: int) -> str:
+    return Role(role).name.lower()
 
 
 def _arrays(count: int) -> TokenArrays:

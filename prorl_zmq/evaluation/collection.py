@@ -7,6 +7,7 @@ read: they may come from anywhere.
 
 from __future__ import annotations
 
+import itertools
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from .run_folder import ARRAYS, PLAN, RESULTS, TRAJECTORIES, is_solved, read_lin
 from .transcript import Transcript, make_transcript
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from .plan import RolloutIndex
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 
 SUBMITTED = "arrays"
 """The folder of arrays that `prorl submit` leaves."""
+PROMPT_ROLLOUTS = 8
+"""Most rollouts of a problem that are read for its prompt."""
+PROMPT_CHARACTERS = 20_000
 DTYPES = {
     "token_ids": np.int32,
     "loss_mask": np.bool_,
@@ -87,6 +92,19 @@ class Collection:
         if rollout.result.tokens:
             raise ConfigError(f"{self.path} has no trajectory of job {rollout.job_id}", key="folder")
         return Transcript(job_id=rollout.job_id)
+
+    def prompt(self, rollouts: Sequence[Rollout]) -> str:
+        """Return what the model was asked in the first of some rollouts that has kept its texts, or nothing."""
+        for rollout in rollouts[:PROMPT_ROLLOUTS]:
+            try:
+                turns = self.transcript(rollout).turns
+            except ConfigError:
+                continue  # damaged or missing: another rollout of the problem has the same prompt
+            asked = itertools.takewhile(lambda turn: turn.role != "assistant", turns)
+            texts = [turn.text for turn in asked if turn.role == "user" and turn.text]
+            if texts:
+                return "\n\n".join(texts)[:PROMPT_CHARACTERS]
+        return ""
 
     def find(self, name: str) -> Rollout:
         """Return the rollout of a job's id, or of a beginning of one, or of a problem that has only one."""

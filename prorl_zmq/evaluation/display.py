@@ -9,17 +9,21 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from rich.table import Table
+from rich.console import Group
+from rich.table import Column, Table
 from rich.text import Text
 
 from ..system.duration import duration
-from ..system.logs import one_line
+from ..system.logs import one_line, printable
 from .summary import seconds_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rich.console import RenderableType
+
     from .collection import Rollout
+    from .run_comparison import Comparison
     from .transcript import Transcript, TurnText
 
 SHOWN_TEXT = 40_000
@@ -27,7 +31,9 @@ SHOWN_TEXT = 40_000
 SHOWN_LINE = 4_000
 PAGE_TOKENS = 1_000
 SHOWN_NAME = 40
-TAB = "    "
+SHOWN_SETTING = 60
+SHOWN_CHANGES = 50
+"""Most problems that became better or worse in a comparison; the dashboard shows more."""
 NOTHING = "–"
 ROLE_STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
 OUTCOME_STYLES = {
@@ -51,8 +57,7 @@ CONTEXT_STYLE = "dim"
 def clean(text: str, limit: int = SHOWN_TEXT) -> str:
     """Return a text as lines of printable characters: escapes for all others, its beginning if it is long."""
     more = len(text) - limit
-    lines = text[:limit].replace("\r\n", "\n").replace("\t", TAB).split("\n")
-    shown = "\n".join(one_line(line, SHOWN_LINE) for line in lines)
+    shown = printable(text[:limit], SHOWN_LINE)
     return f"{shown}\n… ({more} more characters)" if more > 0 else shown
 
 
@@ -207,6 +212,81 @@ def notes_text(rollout: Rollout) -> Text:
     if result.logprobs_mode:
         text.append(f", {result.logprobs_mode}", style="dim")
     return text
+
+
+def comparison_text(comparison: Comparison, first: str, second: str) -> Group:
+    """Return two runs compared, which are called A and B from the second line on."""
+    parts: list[RenderableType] = [Text(f"A  {one_line(first)}\nB  {one_line(second)}\n")]
+    if comparison.settings:
+        settings = Table("settings that differ", "A", "B", box=None, pad_edge=False)
+        for row in comparison.settings:
+            settings.add_row(
+                *(Text(short(cell, SHOWN_SETTING), overflow="fold") for cell in (row.name, row.first, row.second))
+            )
+        parts += [settings, ""]
+    else:
+        parts.append("all settings are equal\n")
+    parts.append(_shared_text(comparison))
+    if comparison.shared:
+        parts += ["", _solved_table(comparison), "", _test_text(comparison)]
+    if comparison.changed:
+        parts += ["", _changes_table(comparison)]
+    if len(comparison.changed) > SHOWN_CHANGES:
+        parts.append(Text(f"{len(comparison.changed) - SHOWN_CHANGES} more are not shown", style="dim"))
+    return Group(*parts)
+
+
+def _shared_text(comparison: Comparison) -> Text:
+    parts = [f"{comparison.shared} problems are shared"]
+    for count, run in ((comparison.only_first, "A"), (comparison.only_second, "B")):
+        parts += [f"{count} count only in {run}"] if count else []
+    text = Text("; ".join(parts))
+    if not comparison.shared and not comparison.same_data:
+        text.append("\nThe data files differ, and no problem of one has the name of one of the other.", style="yellow")
+    return text
+
+
+def _solved_table(comparison: Comparison) -> Table:
+    table = Table("problems solved at least once", *_counts("problems", "share"), box=None, pad_edge=False)
+    rows = (
+        ("by both", comparison.solved_by_both),
+        ("only by A", comparison.solved_by_first),
+        ("only by B", comparison.solved_by_second),
+        ("by none", comparison.solved_by_none),
+    )
+    for name, count in rows:
+        table.add_row(name, str(count), f"{count / comparison.shared:.1%}")
+    return table
+
+
+def _test_text(comparison: Comparison) -> Text:
+    if comparison.first_share is None or comparison.second_share is None or comparison.difference is None:
+        return Text()
+    difference = comparison.difference
+    low, high = 100 * difference.low, 100 * difference.high
+    return Text(
+        f"rollouts that solved: A {comparison.first_share:.1%}, B {comparison.second_share:.1%}; difference "
+        f"{100 * difference.value:+.1f} points, 95 % interval {low:+.1f} to {high:+.1f}"
+        f"\np = {comparison.p_value:.3g}, {comparison.test}"
+    )
+
+
+def _changes_table(comparison: Comparison) -> Table:
+    """Return the problems that changed; of many, those that changed most in either direction."""
+    most = sorted(comparison.changed, key=lambda each: -abs(each.change))[:SHOWN_CHANGES]
+    table = Table("problem", *_counts("A solved", "B solved", "change"), box=None, pad_edge=False)
+    for each in sorted(most, key=lambda each: each.change):
+        table.add_row(
+            Text(short(each.name)),
+            f"{each.first_solved} of {each.first_samples}",
+            f"{each.second_solved} of {each.second_samples}",
+            Text(f"{100 * each.change:+.0f}", style="green" if each.change > 0 else "red"),
+        )
+    return table
+
+
+def _counts(*names: str) -> list[Column]:
+    return [Column(name, justify="right") for name in names]
 
 
 def _of_page(transcript: Transcript, page: int) -> range:

@@ -109,15 +109,31 @@ class RolloutIndex(msgspec.Struct, frozen=True, order=True):
     """How many infrastructure errors came before."""
 
 
+def option_of(name: str) -> str:
+    """Return how a field of `Settings` is called in errors and reports."""
+    return OPTIONS.get(name, f"--{name.replace('_', '-')}")
+
+
+def differing_settings(first: Settings, second: Settings) -> list[tuple[str, str, str]]:
+    """Return each setting that differs: its option, and both values in words."""
+    return [
+        (option_of(name), _shown(one), _shown(other))
+        for name in Settings.__struct_fields__
+        if (one := getattr(first, name)) != (other := getattr(second, name))
+    ]
+
+
 def differences(before: Plan, now: Plan) -> list[str]:
     """Return in words why a plan cannot continue an earlier one; nothing: it is the same, or has more."""
-    lines = []
-    for name in Settings.__struct_fields__:
-        there, here = getattr(before.settings, name), getattr(now.settings, name)
-        more = (name == "samples" and here > there) or (name == "limit" and now.problems >= before.problems)
-        if there != here and not more:
-            option = OPTIONS.get(name, f"--{name.replace('_', '-')}")
-            lines.append(f"{option} was {_shown(there)} and is {_shown(here)}")
+    may_grow = {
+        option_of("samples"): now.settings.samples > before.settings.samples,
+        option_of("limit"): now.problems >= before.problems,
+    }
+    lines = [
+        f"{option} was {there} and is {here}"
+        for option, there, here in differing_settings(before.settings, now.settings)
+        if not may_grow.get(option)
+    ]
     if now.problems < before.problems:
         lines.append(f"the problems were {before.problems} and are {now.problems}")
     return lines

@@ -91,6 +91,12 @@ def one_line(text: str, limit: int = TEXT_LIMIT) -> str:
     return f"{text} … ({more} more characters)" if more > 0 else text
 
 
+def printable(text: str, line_limit: int = TEXT_LIMIT) -> str:
+    """Return a text's lines, each as `one_line` returns it; a tab is four spaces."""
+    lines = text.replace("\r\n", "\n").replace("\t", "    ").split("\n")
+    return "\n".join(one_line(line, line_limit) for line in lines)
+
+
 def start_logging(process: str, log_format: LogFormat = "text", level: LogLevel = "info") -> None:
     """Have this process log under this name, a stage's or backend's id say; other packages log from warnings on."""
     global _settings  # noqa: PLW0603 - as logging's own settings, there is one for the process

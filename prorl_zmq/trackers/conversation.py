@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from ..data.trajectory import Role
-from ..system.logs import one_line
+from ..system.logs import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -97,8 +97,7 @@ def fitting(rows: Sequence[Conversation]) -> list[Conversation]:
 
 def clean(text: str) -> str:
     """Return a text's lines, printable and bounded."""
-    lines = shorten(text, TURN_CHARACTERS).replace("\r\n", "\n").replace("\t", "    ").split("\n")
-    return "\n".join(one_line(line) for line in lines)
+    return printable(shorten(text, TURN_CHARACTERS))
 
 
 def shorten(text: str, limit: int) -> str:

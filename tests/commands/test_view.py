@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from support.commands import complaint, prorl
 
+from ..evaluation.conftest import HOSTILE, write_run
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -45,4 +47,44 @@ def test_into_a_pipe_it_prints_the_list_and_one_of_them(folder: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_said_in_a_line(folder: Path, arguments: tuple[str, ...], said: str) -> None:
+    assert said in complaint(prorl("view", *(argument.format(folder=folder) for argument in arguments)))
+
+
+def test_two_runs_are_compared(tmp_path: Path) -> None:
+    write_run(tmp_path / "before", problems=4, samples=1, rewards=(1, 0, 0, 0))
+    write_run(tmp_path / "after", problems=4, samples=1, rewards=(0, 1, 1, 0))
+    plan = tmp_path / "after" / "plan.json"
+    plan.write_text(plan.read_text().replace('"temperature": null', '"temperature": 0.5'))
+    compared = prorl("view", tmp_path / "before", tmp_path / "after")
+    assert compared.returncode == 0, compared.stderr
+    lines = [line.rstrip() for line in compared.stdout.splitlines()]
+    assert lines.index("settings that differ  A          B") < lines.index("4 problems are shared")
+    assert "--temperature         not given  0.5" in lines
+    assert "only by B                             2  50.0%" in lines
+    assert "p = 1, McNemar's exact test" in lines
+    assert lines[-1].split() == ["problem-2", "0", "of", "1", "1", "of", "1", "+100"]
+
+
+def test_a_hostile_run_is_compared_as_text(tmp_path: Path) -> None:
+    for name, reward in (("one", 0.0), ("two", 1.0)):
+        write_run(tmp_path / name, problems=1, samples=1, rewards=(reward,), name=HOSTILE)
+        plan = tmp_path / name / "plan.json"
+        plan.write_text(plan.read_text().replace('"model": ""', '"model": "\\u001b[2J[red]' + name + '"'))
+    compared = prorl("view", tmp_path / "one", tmp_path / "two")
+    assert compared.returncode == 0, compared.stderr
+    assert "\\x1b[2J[red]two" in compared.stdout
+    assert "[red]not red" in compared.stdout
+    assert "\x1b" not in compared.stdout
+    assert "\u202e" not in compared.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("{folder}", "{folder}"), "is no folder of `prorl eval`: it has no plan.json"),
+        (("{folder}", "nowhere"), "is no folder of `prorl eval`"),
+        (("{folder}", "{folder}", "--job", "x"), "two run folders are compared"),
+    ],
+)
+def test_what_cannot_be_compared_is_said(folder: Path, arguments: tuple[str, ...], said: str) -> None:
     assert said in complaint(prorl("view", *(argument.format(folder=folder) for argument in arguments)))

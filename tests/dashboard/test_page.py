@@ -224,11 +224,19 @@ def test_runs_stand_side_by_side(dashboard: Page) -> None:
     playwright.expect(passes.get_by_role("img").first).to_have_attribute(
         "aria-label", re.compile(r"50\.0 %, 95 % interval")
     )
-    changed = dashboard.get_by_role("region", name="Problems")
+    solved = cells(dashboard, "Solved by both, one, none", "before → after")
+    assert [solved[name] for name in ("shared", "both", "only first", "only second", "none", "p")] == (
+        ["3", "1", "1", "1", "0", "1"]
+    )
+    playwright.expect(dashboard.get_by_text("None: all are equal.")).to_be_visible()
+    changed = dashboard.get_by_role("region", name="Problems", exact=True)
     playwright.expect(changed.locator("tbody tr")).to_have_count(2)
     playwright.expect(changed).to_contain_text("▼ −50 %")
     playwright.expect(changed).to_contain_text("▲ +50 %")
+    changed.locator("summary", has_text="problem-1").click()
+    playwright.expect(changed.locator("details[open] .asked")).to_contain_text("What is 2 + 2?")
     changed.get_by_role("link", name="1 of 2").last.click()
+    playwright.expect(dashboard.locator(".card", has_text="Problem").locator(".asked")).to_contain_text("2 + 2")
     playwright.expect(dashboard.locator(".turn.is-tool")).to_contain_text("<script>alert(1)</script>")
     dashboard.get_by_role("link", name="Runs").last.click()
     dashboard.get_by_label("Compare before").uncheck()

@@ -107,3 +107,25 @@ def put(file: Path, content: bytes | str | int | None) -> None:
             os.truncate(file, content)
         case None:
             os.mkfifo(file)
+
+
+def test_two_runs_are_compared(tmp_path: Path) -> None:
+    write_run(tmp_path / "before", problems=3, samples=1, rewards=(1, 0, 0))
+    write_run(tmp_path / "after", problems=3, samples=1, rewards=(0, 1, 0))
+    runs = RunList(tmp_path)
+    compared = runs.comparison("before", "after")
+    assert (compared.run, compared.other, compared.comparison.shared) == ("before", "after", 3)
+    assert (compared.comparison.solved_by_first, compared.comparison.solved_by_second) == (1, 1)
+    with pytest.raises(ConfigError, match="no run other"):
+        runs.comparison("before", "other")
+
+
+def test_a_problems_text_is_that_of_a_rollout_that_can_be_read(tmp_path: Path) -> None:
+    write_run(tmp_path / "one", problems=1, samples=2)
+    first, second = sorted((tmp_path / "one" / "trajectories").glob("*.json"))
+    first.write_text("{")
+    runs = RunList(tmp_path)
+    assert "What is 2 + 2?" in runs.rollouts("one", "problem-0").text
+    second.write_text("{")
+    assert runs.rollouts("one", "problem-0").text == ""
+    assert runs.rollouts("one", "no such problem").text == ""

@@ -20,7 +20,7 @@ from ..connection import check_may
 from ..endpoint import Endpoint, NoQuery
 from ..http_errors import error_response
 from .job_views import JobView, JobViews
-from .run_list import Rollouts, RunFigures, RunList, Runs
+from .run_list import Rollouts, RunComparison, RunFigures, RunList, Runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,6 +48,12 @@ class RunQuery(NoQuery, frozen=True):
     """Which run."""
 
     run: str
+
+
+class ComparisonQuery(RunQuery, frozen=True):
+    """Which run it is compared with."""
+
+    other: str
 
 
 class ProblemQuery(RunQuery, frozen=True):
@@ -80,6 +86,7 @@ class DashboardApi:
             Endpoint("GET", "/v1/batches/{batch_id}/view", self.batch, BatchView),
             Endpoint("GET", "/v1/runs", self.runs, Runs),
             Endpoint("GET", "/v1/runs/figures", self.run, RunFigures, query=RunQuery),
+            Endpoint("GET", "/v1/runs/comparison", self.comparison, RunComparison, query=ComparisonQuery),
             Endpoint("GET", "/v1/runs/rollouts", self.rollouts, Rollouts, query=ProblemQuery),
             Endpoint("GET", "/v1/runs/view", self.rollout, JobView, query=RolloutQuery),
         )
@@ -131,6 +138,10 @@ class DashboardApi:
     async def run(self, call: Call) -> object:
         """Return the figures of one evaluation."""
         return await self._of_run(call, lambda: self._runs.figures(call.query.run))
+
+    async def comparison(self, call: Call) -> object:
+        """Compare two evaluations: settings that differ, problems that both have, and a paired test."""
+        return await self._of_run(call, lambda: self._runs.comparison(call.query.run, call.query.other))
 
     async def rollouts(self, call: Call) -> object:
         """List the rollouts of one problem of an evaluation."""

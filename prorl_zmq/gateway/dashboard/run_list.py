@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from ...errors import ConfigError
 from ...evaluation.collection import open_collection
 from ...evaluation.plan import Plan  # noqa: TC001 - msgspec reads annotations at run time
-from ...evaluation.run_file import read_file
-from ...evaluation.run_folder import PLAN, RESULTS, SUMMARY, read_plan, read_samples
-from ...evaluation.summary import Counting, PassRow, Summary, default_ks, seconds_of, summarise
+from ...evaluation.run_comparison import Comparison, compare
+from ...evaluation.run_figures import Figures, read_figures, read_written
+from ...evaluation.run_folder import PLAN, RESULTS, read_plan
+from ...evaluation.summary import PassRow, Summary, seconds_of
 from ...wire.messages.jobs import Outcome  # noqa: TC001
 from ..bodies import Body
 from .job_views import JobView
@@ -58,6 +57,14 @@ class RunFigures(Body, frozen=True):
     summary: Summary
 
 
+class RunComparison(Body, frozen=True):
+    """Two runs compared: problems that both have, and a paired test."""
+
+    run: str
+    other: str
+    comparison: Comparison
+
+
 class RolloutRow(Body, frozen=True):
     """One rollout of a run, in short."""
 
@@ -75,15 +82,9 @@ class RolloutRow(Body, frozen=True):
 class Rollouts(Body, frozen=True):
     """The rollouts of one problem of a run."""
 
+    text: str
+    """What the model was asked; empty: no rollout has kept its texts."""
     rollouts: tuple[RolloutRow, ...]
-
-
-class _Written(msgspec.Struct, frozen=True):
-    """What is read of a `summary.json`."""
-
-    threshold: float = 1.0
-    ended: int = 0
-    passes: tuple[PassRow, ...] = ()
 
 
 class RunList:
@@ -97,7 +98,7 @@ class RunList:
         rows = []
         for name, path in self._paths().items():
             try:
-                written = _written(path)
+                written = read_written(path)
                 row = RunRow(
                     run=name,
                     plan=read_plan(path),
@@ -122,13 +123,25 @@ class RunList:
         if key not in self._figures:
             if len(self._figures) >= KEPT:
                 self._figures.clear()
-            self._figures[key] = _figures(run, path)
+            figures = read_figures(path)
+            self._figures[key] = RunFigures(run=run, plan=figures.plan, summary=figures.summary)
         return self._figures[key]
+
+    def comparison(self, run: str, other: str) -> RunComparison:
+        """Compare a run with another one.
+
+        Raises:
+            ConfigError: as `figures`.
+        """
+        first, second = (self.figures(name) for name in (run, other))
+        figures = (Figures(one.plan, one.summary) for one in (first, second))
+        return RunComparison(run=run, other=other, comparison=compare(*figures))
 
     def rollouts(self, run: str, problem: str) -> Rollouts:
         collection = open_collection(self._path(run))
         found = [one for one in collection.rollouts if one.problem == problem]
         return Rollouts(
+            text=collection.prompt(found),
             rollouts=tuple(
                 RolloutRow(
                     job_id=one.job_id,
@@ -142,7 +155,7 @@ class RunList:
                     code=one.result.error.code if one.result.error is not None else "",
                 )
                 for one in found
-            )
+            ),
         )
 
     def view(self, run: str, job_id: str) -> JobView:
@@ -180,19 +193,3 @@ def _state(path: Path) -> tuple[int, int]:
     file = path / RESULTS
     state = (file if file.exists() else path / PLAN).stat()
     return state.st_mtime_ns, state.st_size
-
-
-def _written(path: Path) -> _Written:
-    try:
-        return msgspec.json.decode(read_file(path / SUMMARY), type=_Written)
-    except (OSError, msgspec.MsgspecError, UnicodeError, RecursionError):
-        return _Written()
-
-
-def _figures(run: str, path: Path) -> RunFigures:
-    plan, written = read_plan(path), _written(path)
-    samples = sorted(read_samples(path / RESULTS), key=lambda sample: sample.index)
-    newest = {(sample.index.problem, sample.index.sample): sample for sample in samples}
-    ks = tuple(row.k for row in written.passes) or default_ks(plan.settings.samples)
-    counting = Counting(ks=ks, threshold=written.threshold)
-    return RunFigures(run=run, plan=plan, summary=summarise(plan, list(newest.values()), counting))

@@ -1,20 +1,75 @@
 // Evaluations side by side: pass@k with intervals, failures by reason, and the problems whose result changed.
 
-import { part } from "./api.js";
+import { ApiError, get, part } from "./api.js";
 import { interval } from "./charts.js";
 import { card, h, link, table } from "./dom.js";
-import { count, NOTHING, percent, reward, seconds, words } from "./format.js";
+import { count, NOTHING, percent, reward, seconds, visible, words } from "./format.js";
 
 const SHOWN_PROBLEMS = 300;
 const SHOWN_REASONS = 15;
 
-export function comparison(runs) {
-  return [head(runs), passes(runs), failures(runs), problems(runs)];
+// `pairs` compare the first run with each of the others.
+export function comparison(runs, pairs) {
+  return [settings(runs, pairs), paired(pairs), head(runs), passes(runs), failures(runs), problems(runs)];
 }
 
 const kindOf = (index) => `series-${index}`;
 const names = (runs) =>
   runs.map(({ run }, index) => [h("span", null, h("i", { class: `dot ${kindOf(index)}` }), run), "number"]);
+
+function settings(runs, pairs) {
+  if (!pairs.length) return null;
+  const rows = new Map();
+  pairs.forEach(({ comparison: found }, index) =>
+    found.settings.forEach(({ name, first, second }) => {
+      const values = rows.get(name) ?? runs.map(() => first);
+      values[index + 1] = second;
+      rows.set(name, values);
+    }),
+  );
+  const cells = [...rows].map(([name, values]) => [name, ...values.map((value) => h("span", { class: "wrap" }, value))]);
+  const columns = [["setting", "text"], ...names(runs).map(([title]) => [title, "text"])];
+  return card("Settings that differ", null, table("Settings that differ", columns, cells, "None: all are equal."));
+}
+
+function paired(pairs) {
+  if (!pairs.length) return null;
+  const rows = pairs.map(({ run, other, comparison: found }) => [
+    h("span", { class: "wrap" }, `${run} → ${other}`),
+    count(found.shared),
+    count(found.solved_by_both),
+    count(found.solved_by_first),
+    count(found.solved_by_second),
+    count(found.solved_by_none),
+    points(found.difference),
+    found.p_value == null ? NOTHING : h("span", { title: testOf(found) }, Number(found.p_value.toPrecision(2)).toString()),
+  ]);
+  const columns = [
+    ["runs", "text"],
+    ["shared", "number"],
+    ["both", "number"],
+    ["only first", "number"],
+    ["only second", "number"],
+    ["none", "number"],
+    ["difference in points, 95 %", "number"],
+    ["p", "number"],
+  ];
+  const tests = [...new Set(pairs.map(({ comparison: found }) => testOf(found)))].join("; ");
+  return card(
+    "Problems that were solved at least once",
+    null,
+    table("Solved by both, one, none", columns, rows),
+    h("p", { class: "quiet small" }, `p: ${tests}, over the problems with a rollout that counts in both runs.`),
+  );
+}
+
+const testOf = (found) => (found.one_sample ? "McNemar’s exact test" : "exact sign-flip test");
+
+function points(estimate) {
+  if (!estimate) return NOTHING;
+  const signed = (value) => `${value < 0 ? "−" : "+"}${Math.abs(100 * value).toFixed(1)}`;
+  return `${signed(estimate.value)} (${signed(estimate.low)} to ${signed(estimate.high)})`;
+}
 
 function head(runs) {
   const rows = [
@@ -99,6 +154,22 @@ function failures(runs) {
   return card("Failures by reason", null, table("Failures by reason", [["reason", "text"], ...names(runs)], rows));
 }
 
+// A problem's name, which shows its text when it is opened.
+function asked(name, run) {
+  const text = h("p", { class: "asked" }, "…");
+  const load = async () => {
+    try {
+      const found = await get(`/v1/runs/rollouts?run=${part(run)}&problem=${part(name)}`);
+      text.replaceChildren(visible(found.text || "No rollout has kept its texts."));
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      text.replaceChildren(visible(error.message));
+    }
+  };
+  const opened = (event) => event.target.open && load();
+  return h("details", { "data-key": `problem ${name}`, ontoggle: opened }, h("summary", null, name), text);
+}
+
 function problems(runs) {
   const found = new Map();
   runs.forEach(({ summary }, index) =>
@@ -124,7 +195,7 @@ function problems(runs) {
   const shown = (isAlone ? rows : changed).slice(0, SHOWN_PROBLEMS);
   const columns = [["problem", "text"], ...names(runs), ...(isAlone ? [] : [["change", "number"]])];
   const cells = shown.map(({ name, cells: ofRuns, change }) => [
-    name,
+    asked(name, runs[ofRuns.findIndex(Boolean)].run),
     ...ofRuns.map((row, index) =>
       row ? link(`#/runs/${part(runs[index].run)}/${part(name)}`, null, `${row.solved} of ${row.samples}`) : NOTHING,
     ),

@@ -20,7 +20,7 @@ export function run({ path: [name, problem, jobId] }) {
 
   async function load() {
     try {
-      const { rollouts } = await get(`/v1/runs/rollouts?run=${part(name)}&problem=${part(problem)}`);
+      const { rollouts, text } = await get(`/v1/runs/rollouts?run=${part(name)}&problem=${part(problem)}`);
       const current = jobId ?? rollouts[0]?.job_id;
       const columns = [
         ["rollout", "id"],
@@ -33,6 +33,7 @@ export function run({ path: [name, problem, jobId] }) {
       ];
       redraw(
         list,
+        text ? card("Problem", null, h("p", { class: "asked" }, text)) : null,
         card(
           "Rollouts",
           null,

@@ -14,6 +14,7 @@ export function runs({ query }) {
   let chosen = query.getAll("run");
   let known = null;
   const figures = new Map();
+  const pairs = new Map();
 
   async function load() {
     try {
@@ -34,11 +35,23 @@ export function runs({ query }) {
     const wanted = [...chosen];
     try {
       for (const run of wanted) if (!figures.has(run)) figures.set(run, await get(`/v1/runs/figures?run=${part(run)}`));
+      for (const other of wanted.slice(1)) {
+        const place = `run=${part(wanted[0])}&other=${part(other)}`;
+        if (!pairs.has(place)) pairs.set(place, await get(`/v1/runs/comparison?${place}`));
+      }
     } catch (error) {
       return fail(error);
     }
     if (wanted.join("\n") === chosen.join("\n"))
-      redraw(side, wanted.length ? comparison(wanted.map((run) => figures.get(run))) : null);
+      redraw(
+        side,
+        wanted.length
+          ? comparison(
+              wanted.map((run) => figures.get(run)),
+              wanted.slice(1).map((other) => pairs.get(`run=${part(wanted[0])}&other=${part(other)}`)),
+            )
+          : null,
+      );
   }
 
   function fail(error) {
