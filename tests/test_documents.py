@@ -26,6 +26,7 @@ from documents import (
     DOCUMENTS,
     ENGINE_COMMANDS,
     MAKE_SWE_COMMANDS,
+    OWN_TASK_COMMANDS,
     PAGES,
     ROOT,
     SLURM_COMMANDS,
@@ -151,7 +152,14 @@ def test_every_command_is_run_here_or_by_ci() -> None:
     ci = (Path(__file__).resolve().parents[1] / ".ci" / "run").read_text(encoding="utf-8")
     assert all(command in ci for command in SERVED_BY_CI)
     serves = {"prorl serve", "prorl serve --config topology.toml", SERVE_APPTAINER, SERVE_DATA}
-    elsewhere = {*ENGINE_COMMANDS, *MAKE_SWE_COMMANDS, *SLURM_COMMANDS, TRAIN_COMMAND, DASHBOARD_COMMAND}
+    elsewhere = {
+        *ENGINE_COMMANDS,
+        *MAKE_SWE_COMMANDS,
+        *SLURM_COMMANDS,
+        *OWN_TASK_COMMANDS,
+        TRAIN_COMMAND,
+        DASHBOARD_COMMAND,
+    }
     elsewhere |= {IMAGE_BUILD, ENGINE, WATCHED, *serves}
     assert set(command_lines()) == {*QUICK_COMMANDS, *SERVERS, *EVALUATION, *HARNESS, *elsewhere}
 
@@ -186,6 +194,7 @@ QUICK_COMMANDS = {
     "prorl backends list --config topology.toml": (0,),
     "prorl tasks list": (0,),
     "prorl tasks validate data.jsonl": (0,),
+    "prorl tasks show shell": (0,),
     "prorl tasks images swe.jsonl": (1,),
     "prorl k8s render --image prorl:0.1 --nodes 8": (0,),
     "prorl k8s render --image prorl:0.1 --daemon-set --drain-s 1800": (0,),

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from documents import blocks
+from documents import OWN_TASK_COMMANDS, PAGES, ROOT, blocks
 from support.commands import complaint, prorl
 
 from prorl_zmq.config import ServiceSettings, Topology
 from prorl_zmq.errors import ConfigError
 from prorl_zmq.service.child_plans import plan_children
+from prorl_zmq.stages.handler import load_handlers
 from prorl_zmq.stages.own_tasks import all_handlers, own_handlers
 
 if TYPE_CHECKING:
@@ -88,13 +90,41 @@ def rows(folder: Path, *lines: object) -> Path:
     return file
 
 
-def test_the_task_of_the_docs_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def documented(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the files that the docs' commands name."""
+    folder = tmp_path_factory.mktemp("documented")
+    for name, handler in (("my_task.py", "class CountHandler"), ("essay_task.py", "class EssayHandler")):
+        (code,) = [block for block in blocks("python") if handler in block]
+        (folder / name).write_text(code)
+    rows(folder, {"text": "to be or not to be", "word": "be"})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        pytest.param(line, said, marks=[pytest.mark.proof] if line.startswith("prorl eval") else [])
+        for line, said in zip(
+            OWN_TASK_COMMANDS,
+            ("completed, reward 1", "word +│ text", r"count +│ count +│ +1", "pass@1", "completed, reward 0.8"),
+            strict=True,
+        )
+    ],
+)
+def test_the_commands_of_the_docs(line: str, said: str, documented: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", sys.path[:])
-    (code,) = [block for block in blocks("python") if "class CountHandler" in block]
-    (tmp_path / "count_task.py").write_text(code)
-    file = rows(tmp_path, {"text": "a", "word": "a"}, {"document": "to be or not to be", "term": "be"})
+    done = prorl(*shlex.split(line)[1:], cwd=documented)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(said, done.stdout), done.stdout
+
+
+def test_each_phase_is_shown(documented: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    file = documented / "both.jsonl"
+    file.write_text('{"text": "a", "word": "a"}\n{"document": "to be or not to be", "term": "be"}\n')
     turns = ("--say", 'bash {"command": "grep -ow be text.txt | wc -l"}', "--say", 'finish {"message": "2"}')
-    done = tried(tmp_path / "count_task.py", file, "--row", "2", "--sandbox", "process", *turns)
+    done = tried(documented / "my_task.py", file, "--row", "2", "--sandbox", "process", *turns)
     assert done.returncode == 0, done.stderr
     heads = re.findall(r"^(INIT|RUN|EVAL) [0-9.]+ s  (.*)$", done.stdout, re.MULTILINE)
     assert heads == [
@@ -278,6 +308,14 @@ def test_fields_are_shown(write: Write) -> None:
     assert re.search(r"word +│ text +│ required │ What the model must say", prorl("tasks", "show", write()).stdout)
     assert re.search(r"tests\[\]\.input +│ text +│ required", prorl("tasks", "show", "code").stdout)
     assert "offered: " in complaint(prorl("tasks", "show", "nonsense"))
+
+
+def test_the_fields_of_each_task_are_in_the_docs() -> None:
+    page = PAGES[ROOT / "docs" / "tasks.md"]
+    kinds = [handler.instance_type for handler in load_handlers().values()]
+    ours = [f"{kind.__module__}.{kind.__qualname__}" for kind in kinds if kind.__module__.startswith("prorl_zmq.")]
+    assert len(ours) >= 6
+    assert [kind for kind in ours if f"::: {kind}\n" not in page] == []
 
 
 def test_rows_are_validated_with_a_module(write: Write, tmp_path: Path) -> None:
