@@ -55,6 +55,8 @@ class ServiceSettings(Section, frozen=True):
     """The node's name; a job's phases that share a sandbox run on one node. Empty: of host and allocation."""
     rollout_brokers: Annotated[int, Meta(ge=1, le=64)] = 1
     """How many rollout brokers a service of `prorl serve --service` has; fixed when its folder is made."""
+    task_modules: tuple[str, ...] = ()
+    """Python files with tasks of your own, which all stage processes serve besides those of the installed packages."""
     insecure: bool = False
     """Allow plaintext TCP beyond loopback."""
     log_format: LogFormat = "text"

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from ..tools.tool import Tool
     from ..wire.messages.jobs import Job
     from .agent_loop import Episode
+    from .judge import Judge
 
 log = logging.getLogger("prorl.stage")
 
@@ -113,6 +114,8 @@ class EvalPhase(Generic[Instance]):
     """Makes a fresh sandbox, in which no process of the agent runs; the service closes it when the phase ends."""
     grade: Grade
     """Calls a function in a grader process, which may hang or die without harm (see `Grade`)."""
+    judge: Judge
+    """Asks a model to judge (see `Judge`). Its failure is an infrastructure error, never a reward."""
 
 
 @dataclass(frozen=True, slots=True)

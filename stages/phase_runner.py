@@ -59,6 +59,7 @@ from .handler import (
     RunPhase,
     failure_of,
 )
+from .judge import EngineJudge, PhaseJudge
 from .phase_data import passed_on, sendable
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
     from .backend_client import BackendClient
     from .grading.grader_pool import GraderPool
     from .harness.rollout import ChosenHarness
+    from .judge import Judges
     from .sandbox_handoff import SandboxHandoff
 
 log = logging.getLogger("prorl.stage")
@@ -108,6 +110,7 @@ class PhaseRunner:
     engines: EngineClient
     handoff: SandboxHandoff
     graders: GraderPool
+    judges: Judges
     _sandbox: Sandbox | None = field(default=None, init=False)
     _fresh: list[Sandbox] = field(default_factory=list, init=False)
     """Those that end with the phase."""
@@ -196,6 +199,7 @@ class PhaseRunner:
                     self._sandbox,
                     self._create_fresh_sandbox,
                     self.graders.call,
+                    PhaseJudge(self.judges, EngineJudge(self.job, self.command.attempt, self.backends, self.engines)),
                 )
                 with span("grade", {"prorl.task": self.job.task}):
                     evaluation = await self.handler.eval(grading)

@@ -67,6 +67,7 @@ from ..wire.sockets import CONTROL_FRAME_BYTES, JOB_FRAME_BYTES, MAX_FRAME_BYTES
 from .backend_client import BackendClient
 from .event_outbox import EventOutbox
 from .grading.grader_pool import GraderPool
+from .judge import Judges
 from .phase_metrics import count_phase
 from .phase_runner import PhaseRunner
 from .sandbox_handoff import SandboxHandoff
@@ -157,6 +158,7 @@ class StageProcess:
         self._sandboxes = sandboxes or self._own_sandboxes.enter_context(closing(make_sandboxes(options)))
         self._handoff = SandboxHandoff()
         self._graders = GraderPool()
+        self._judges = Judges()
         self._running: dict[str, _Running] = {}
         self._event_outbox = EventOutbox()
         self._ended: list[list[Frame]] = []
@@ -273,7 +275,7 @@ class StageProcess:
         else:
             self._send(self._reports.changes({self.stage_id: running}, backends, facts))
         self._resend(self._event_outbox.due(time.monotonic()))
-        if self._backends is not None and self._options.role == Phase.RUN:
+        if self._backends is not None and (self._options.role == Phase.RUN or backends):
             self._backends.keep_alive()
 
     def _full_report(self, running: dict[str, int], backends: dict[str, str], facts: NodeFacts) -> StageReport:
@@ -322,6 +324,9 @@ class StageProcess:
 
     async def _close(self) -> None:
         """Close all that this process owns; a failure is logged and skips nothing."""
+        with _logged("closing the connection to the judge"):
+            async with asyncio.timeout(CLOSE_S):
+                await self._judges.close()
         with _logged("releasing the sandboxes"):
             async with asyncio.timeout(CLOSE_S):
                 await self._handoff.release()
@@ -401,6 +406,7 @@ class StageProcess:
             self._engines,
             self._handoff,
             self._graders,
+            self._judges,
         )
         running = self._running[command.job_id] = _Running(command.attempt, command.origin, runner)
         running.task = asyncio.create_task(

@@ -19,6 +19,16 @@ MAKE_SWE_COMMANDS = (
     "prorl tasks make-swe --recipe swe-mini --out swe-mini.jsonl",
 )
 """Run by `tests/make_swe`: the first one whole, the second one for a project of the recipe."""
+OWN_TASK_COMMANDS = (
+    """prorl tasks try my_task.py data.jsonl --say 'bash {"command": "grep -ow be text.txt | wc -l"}' --say \
+'finish {"message": "2"}'""",
+    "prorl tasks show my_task.py",
+    "prorl tasks validate data.jsonl --task-module my_task.py",
+    "prorl eval data.jsonl --task-module my_task.py --out counted",
+    """prorl tasks try essay_task.py --set topic=rain --set judge=engine --say 'note {"text": "Rain is water."}' --say \
+'Rain is water that falls.' --say 'RATING: 4'""",
+)
+"""Run by `tests/commands/test_own_tasks.py`."""
 SLURM_COMMANDS = (
     "prorl up --slurm cluster.toml --service ~/run-1 --dry-run",
     "prorl up --slurm cluster.toml --service ~/run-1",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from prorl_zmq.stages.grading.grader_pool import GraderPool
 from prorl_zmq.stages.handler import EvalPhase
+from prorl_zmq.stages.judge import Judges, PhaseJudge
 from prorl_zmq.wire.messages.base import new_id
 
 if TYPE_CHECKING:
@@ -44,10 +45,11 @@ async def eval_phase(
         fresh.append(await sandboxes.create(f"{job.job_id}.eval-{new_id()[:8]}", spec))
         return fresh[-1]
 
-    graders = pool or GraderPool(1)
+    graders, judges = pool or GraderPool(1), Judges()
     try:
-        yield EvalPhase(job, instance, data, sandbox, create, graders.call)
+        yield EvalPhase(job, instance, data, sandbox, create, graders.call, PhaseJudge(judges))
     finally:
+        await judges.close()
         if pool is None:
             graders.close()
         for each in fresh:

@@ -27,6 +27,7 @@ from documents import (
     DOCUMENTS,
     ENGINE_COMMANDS,
     MAKE_SWE_COMMANDS,
+    OWN_TASK_COMMANDS,
     PAGES,
     ROOT,
     SLURM_COMMANDS,
@@ -157,6 +158,7 @@ def test_every_command_is_run_here_or_by_ci() -> None:
         *ENGINE_COMMANDS,
         *MAKE_SWE_COMMANDS,
         *SLURM_COMMANDS,
+        *OWN_TASK_COMMANDS,
         TRAIN_COMMAND,
         DASHBOARD_COMMAND,
     }
@@ -195,6 +197,7 @@ QUICK_COMMANDS = {
     "prorl backends list --config topology.toml": (0,),
     "prorl tasks list": (0,),
     "prorl tasks validate data.jsonl": (0,),
+    "prorl tasks show shell": (0,),
     "prorl tasks images swe.jsonl": (1,),
     "prorl k8s render --image prorl:0.1 --nodes 8": (0,),
     "prorl k8s render --image prorl:0.1 --daemon-set --drain-s 1800": (0,),

@@ -38,6 +38,8 @@ LOG_CLOSE_S = 15.0
 SLOTS = 8
 """Rollouts at a time in each stage of this run's own service, unless an option says otherwise."""
 SHOWN_MESSAGE = 120
+SHOWN_DIGITS = 12
+"""Of a checksum."""
 SHOWN_FAILURES = 8
 """Reasons in the table at the end; the reports have all."""
 
@@ -80,6 +82,7 @@ def evaluate(
     ] = "",
     row_format: options.RowFormatName = "",
     task: options.TaskName = "",
+    task_module: options.TaskModule = None,
     fields: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=JSON", help='Set a field of all instances, such as tools=["ipython"].'),
@@ -148,8 +151,8 @@ def evaluate(
     from ..evaluation.run_folder import RunFolder
     from ..evaluation.summary import Counting, summarise
     from ..evaluation.tracking import EvaluationLog, run_config
-    from ..stages.handler import load_handlers
     from ..stages.known_row_formats import known_row_formats
+    from ..stages.own_tasks import all_handlers, own_handlers
     from ..trackers import open_tracker
 
     data_sha256 = checksum(file)
@@ -162,6 +165,13 @@ def evaluate(
             "--url, --api, --python, --tokenizer, --tool-calls, --option, --slots, --sandbox, --image, --image-folder "
             "and flags behind -- are for a service of this run's own"
         )
+    if running and task_module:
+        raise ConfigError(
+            "--connect and --config name a service that has its tasks; --task-module is for a service of this run's "
+            "own: give that service the file in [service] task_modules",
+            key="task_module",
+        )
+    own_tasks = own_handlers(task_module or ())
     engine = engine or ("http" if url else "embedded")
     backend = BackendSettings(
         kind=engine,
@@ -178,13 +188,18 @@ def evaluate(
     if not running:  # jobs carry them; whether this engine takes any is known now
         list(msgspec.structs.replace(backend, template_arguments=template_arguments).check(flags=True))
     sandbox = sandbox or SandboxSettings().kind
-    own = None if running else _own_service(backend, slots, sandbox, image or "", image_folder or [])
+    own = None if running else _own_service(backend, slots, sandbox, image or "", image_folder or [], task_module or [])
     named_fields = options.named_values("--set", fields)
     if harness:
         _check_harness(harness, here=own is not None)
-    handlers = load_handlers(warn=partial(say, "prorl eval"))
+    handlers = all_handlers(task_module or (), warn=partial(say, "prorl eval"))
     problems = load_problems(
-        file, known_row_formats(handlers), row_format=row_format, task=task, limit=limit, options=named_fields
+        file,
+        known_row_formats(handlers, own_tasks),
+        row_format=row_format,
+        task=task,
+        limit=limit,
+        options=named_fields,
     )
     lacking = check_instances(problems, handlers, file)
     for what, count in lacking.items() if own is not None else ():
@@ -195,6 +210,7 @@ def evaluate(
         data_sha256=data_sha256,
         row_format=row_format,
         task=task,
+        task_modules=tuple(f"{each.name} {checksum(each)[:SHOWN_DIGITS]}" for each in task_module or ()),
         options=named_fields,
         limit=limit,
         samples=samples,
@@ -385,7 +401,12 @@ def _check_harness(named: str, *, here: bool) -> None:
 
 
 def _own_service(
-    backend: BackendSettings, slots: int, sandbox: str, image: str, image_folders: list[Path]
+    backend: BackendSettings,
+    slots: int,
+    sandbox: str,
+    image: str,
+    image_folders: list[Path],
+    task_modules: list[Path],
 ) -> OwnService:
     import tempfile
 
@@ -401,6 +422,7 @@ def _own_service(
         sandbox=sandbox,
         image=_absolute(image) if image and Path(image).exists() else image,
         image_folders=folders,
+        task_modules=tuple(str(each.absolute()) for each in task_modules),
     )
     service.topology()  # says what is wrong with it, before anything is made
     with tempfile.TemporaryDirectory(prefix="prorl-check-") as folder:

@@ -137,6 +137,10 @@ ImageFolder = Annotated[
 RowFormatName = Annotated[
     str, typer.Option("--row-format", metavar="NAME", help="The format of all rows. [default: by their columns]")
 ]
+TaskModule = Annotated[
+    list[Path] | None,
+    typer.Option("--task-module", metavar="FILE.py", help="Python file with a task of your own; may be repeated."),
+]
 TaskName = Annotated[str, typer.Option("--task", metavar="NAME", help="Take row formats of this task only.")]
 Images = Annotated[
     Path | None, typer.Option(metavar="FOLDER", help="Where images are kept. [default: ~/.cache/prorl/images]")

@@ -41,6 +41,7 @@ def regrade(
         Path | None,
         typer.Option(metavar="FILE", help="The run's data file, if it is elsewhere now.", show_default=False),
     ] = None,
+    task_module: options.TaskModule = None,
     sandbox: options.Sandbox = None,
     image: options.Image = None,
     threshold: Annotated[float, typer.Option(help="The least reward of a solved problem.")] = 1.0,
@@ -58,7 +59,7 @@ def regrade(
     from ..evaluation.report import write_reports
     from ..evaluation.run_folder import PLAN, RESULTS, RunFolder, read_plan, read_samples
     from ..evaluation.summary import Counting, default_ks, summarise
-    from ..stages.handler import load_handlers
+    from ..stages.own_tasks import all_handlers
 
     if not (run / PLAN).exists():
         raise ConfigError(f"{run} is no run folder of `prorl eval`: it has no {PLAN}", key="run")
@@ -70,8 +71,13 @@ def regrade(
     out = out if out is not None else whole.with_name(f"{whole.name}-regraded")
     if (out / PLAN).exists():
         raise ConfigError(f"--out {out} has a run already; name a new folder", key="out")
-    handlers = load_handlers(warn=partial(say, "prorl regrade"))
-    problems = _problems(plan, file, handlers)
+    if plan.settings.task_modules and not task_module:
+        named = ", ".join(each.partition(" ")[0] for each in plan.settings.task_modules)
+        raise ConfigError(
+            f"the run's tasks are in files of their own ({named}): name them with --task-module", key="run"
+        )
+    handlers = all_handlers(task_module or (), warn=partial(say, "prorl regrade"))
+    problems = _problems(plan, file, handlers, task_module or [])
     counting = Counting(default_ks(plan.settings.samples), threshold)
     with RunFolder(out, msgspec.structs.replace(plan, version=version("prorl-zmq"))) as folder:
         work = Regrading(samples, run, folder, problems, handlers, sandbox or SandboxSettings().kind, image or "")
@@ -82,9 +88,12 @@ def regrade(
     _show(work, out)
 
 
-def _problems(plan: Plan, file: Path | None, handlers: Mapping[str, AgentHandler[Any]]) -> list[Problem]:
+def _problems(
+    plan: Plan, file: Path | None, handlers: Mapping[str, AgentHandler[Any]], task_modules: list[Path]
+) -> list[Problem]:
     from ..evaluation.problems import checksum, load_problems
     from ..stages.known_row_formats import known_row_formats
+    from ..stages.own_tasks import own_handlers
 
     path = file if file is not None else Path(plan.file)
     if not path.exists():
@@ -94,7 +103,7 @@ def _problems(plan: Plan, file: Path | None, handlers: Mapping[str, AgentHandler
     settings = plan.settings
     return load_problems(
         path,
-        known_row_formats(handlers),
+        known_row_formats(handlers, own_handlers(task_modules)),
         row_format=settings.row_format,
         task=settings.task,
         limit=settings.limit,

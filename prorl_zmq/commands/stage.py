@@ -12,7 +12,18 @@ from ..system.logs import say
 from ..system.node_name import default_node
 from ..system.traces import tracing
 from ..wire.messages.jobs import Phase
-from .options import Image, ImageFolder, Insecure, Keys, LogFormatOption, LogLevelOption, RunDir, Sandbox, log_as
+from .options import (
+    Image,
+    ImageFolder,
+    Insecure,
+    Keys,
+    LogFormatOption,
+    LogLevelOption,
+    RunDir,
+    Sandbox,
+    TaskModule,
+    log_as,
+)
 
 
 def stage(
@@ -42,6 +53,7 @@ def stage(
     task: Annotated[
         list[str] | None, typer.Option(help="Serve only this task; may be repeated. [default: all installed]")
     ] = None,
+    task_module: TaskModule = None,
     run_dir: RunDir = None,
     insecure: Insecure = False,
     keys: Keys = None,
@@ -51,7 +63,7 @@ def stage(
     """A stage process: takes phases of one role from the rollout broker until SIGTERM."""
     import uvloop
 
-    from ..stages.handler import load_handlers
+    from ..stages.own_tasks import all_handlers
     from ..stages.stage_process import StageOptions, StageProcess
 
     folder = own_run_dir(run_dir if run_dir is not None else default_run_dir())
@@ -69,7 +81,7 @@ def stage(
         keys=keys,
     )
     left_out: list[str] = []
-    process = StageProcess(options, load_handlers(task or (), left_out.append))
+    process = StageProcess(options, all_handlers(task_module or (), task or (), left_out.append))
     log_as(process.stage_id, log_format, log_level)
     for warning in left_out:
         say(process.stage_id, warning, logging.WARNING)

@@ -15,10 +15,11 @@ from ..errors import ConfigError, InvalidJob, InvalidRecord, ProrlError
 from ..system.logs import one_line, say
 from .images import image_store
 from .make_swe import make_swe
-from .options import Images, RowFormatName, TaskName, columns, console
+from .options import Images, RowFormatName, TaskModule, TaskName, columns, console
+from .try_task import show_task, try_task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from typing import Any
 
     from ..stages.handler import AgentHandler
@@ -30,6 +31,8 @@ commands = typer.Typer(
     rich_markup_mode=None,
 )
 commands.command("make-swe")(make_swe)
+commands.command("show")(show_task)
+commands.command("try")(try_task)
 
 File = Annotated[
     Path,
@@ -60,6 +63,7 @@ def list_row_formats() -> None:
 def validate(
     file: File,
     task: TaskName = "",
+    task_module: TaskModule = None,
     row_format: RowFormatName = "",
     every: Annotated[bool, typer.Option("--all", help=f"Show all wrong rows, not only the first {SHOWN}.")] = False,
 ) -> None:
@@ -71,7 +75,7 @@ def validate(
     names: dict[str, int] = {}
     named_again: list[str] = []
     wrong = 0
-    for number, problem, row in _checked(file, task, row_format):
+    for number, problem, row in _checked(file, task, row_format, task_module or ()):
         if problem:
             wrong += 1
             if every or wrong <= SHOWN:
@@ -146,14 +150,17 @@ def _state(store: Any, name: str) -> str:
     return "there" if any(store.find(each) is not None for each in (name, f"{name}.sif")) else "missing"
 
 
-def _checked(file: Path, task: str, row_format: str) -> Iterator[tuple[int, str, Row | None]]:
+def _checked(
+    file: Path, task: str, row_format: str, task_modules: Iterable[Path] = ()
+) -> Iterator[tuple[int, str, Row | None]]:
     """Return each row's number, what is wrong with it, and what it is, if nothing."""
-    from ..stages.handler import load_handlers
     from ..stages.known_row_formats import known_row_formats
+    from ..stages.own_tasks import all_handlers, own_handlers
     from ..tasks.loading import load_rows
 
-    handlers: Mapping[str, AgentHandler[Any]] = load_handlers(warn=partial(say, "prorl tasks"))
-    for row in load_rows(file, task=task, row_format=row_format, row_formats=known_row_formats(handlers)):
+    handlers: Mapping[str, AgentHandler[Any]] = all_handlers(task_modules, warn=partial(say, "prorl tasks"))
+    known = known_row_formats(handlers, own_handlers(task_modules))
+    for row in load_rows(file, task=task, row_format=row_format, row_formats=known):
         if isinstance(row, InvalidRecord):
             yield int(row.fields.get("line") or 0), row.message.partition(": ")[2] or row.message, None
             continue

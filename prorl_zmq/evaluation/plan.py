@@ -36,6 +36,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     task: str = ""
     options: dict[str, Any] = {}
     """Fields of all instances."""
+    task_modules: tuple[str, ...] = ()
+    """Files with tasks of the user's own, each as its name and the beginning of its checksum."""
     limit: int = 0
     samples: int = 1
     seed: int = 0
@@ -70,6 +72,7 @@ OPTIONS = {
     "model_sha256": "the model file's checksum",
     "options": "--set",
     "urls": "--url",
+    "task_modules": "--task-module",
     "arguments": "the flags behind --",
     "engine_options": "--option",
     "template_arguments": "--template-argument",

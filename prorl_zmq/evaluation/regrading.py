@@ -20,6 +20,7 @@ import msgspec
 from ..errors import ConfigError, ProrlError, SandboxFailed
 from ..stages.grading.grader_pool import GraderPool
 from ..stages.handler import EvalPhase
+from ..stages.judge import Judges, PhaseJudge
 from ..stages.phase_runner import notes_of, reward_of
 from ..tools.sandbox.sandboxes import Sandboxes
 from ..wire.messages.base import new_id
@@ -74,6 +75,7 @@ class Regrading:
     """Rollouts without a reward of EVAL, such as infrastructure errors."""
     failed: list[tuple[str, str]] = field(default_factory=list, init=False)
     """Job ids, and why their graders failed."""
+    _judges: Judges = field(default_factory=Judges, init=False)
 
     def run(self) -> None:
         asyncio.run(self._run())
@@ -91,6 +93,7 @@ class Regrading:
                 raise failures.exceptions[0] from None
             finally:
                 sandboxes.close()
+                await self._judges.close()
                 for handler in self.handlers.values():
                     await handler.close()
         self.differences.sort(key=lambda one: one.job_id)
@@ -128,7 +131,7 @@ class Regrading:
             if data is None:
                 self.not_stored += 1
                 return sample
-            phase = EvalPhase(job, instance, data, None, create, pool.call)
+            phase = EvalPhase(job, instance, data, None, create, pool.call, PhaseJudge(self._judges))
             evaluation: Evaluation = handler.final_result(job, await handler.eval(phase))
             reward = reward_of(evaluation)
         except ProrlError as error:

@@ -57,6 +57,7 @@ class OwnService(msgspec.Struct, frozen=True, kw_only=True):
     sandbox: str
     image: str = ""
     image_folders: tuple[str, ...] = ()
+    task_modules: tuple[str, ...] = ()
 
     def topology(self) -> str:
         stages = [f'[[stage]]\nrole = "{role}"\nslots = {self.slots}\n' for role in ROLES]
@@ -68,6 +69,7 @@ class OwnService(msgspec.Struct, frozen=True, kw_only=True):
         }
         text = "\n".join(
             [
+                f"[service]\ntask_modules = {_toml(list(self.task_modules))}\n",
                 f"[rollout_broker]\nready_limit = {self.slots}\nmax_session_share = 1.0\n",
                 "[sandbox]",
                 f"kind = {_toml(self.sandbox)}",

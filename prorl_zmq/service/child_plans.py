@@ -128,11 +128,12 @@ def _stages(topology: Topology, place: list[str]) -> list[ChildPlan]:
     plans: list[ChildPlan] = []
     sandbox = ["--sandbox", topology.sandbox.kind, "--image", topology.sandbox.image]
     folders = [part for folder in topology.sandbox.image_folders for part in ("--image-folder", folder)]
+    modules = [part for file in topology.service.task_modules for part in ("--task-module", file)]
     for stage in topology.stage:
         for _ in range(stage.processes):
             name = f"{stage.role}-{sum(plan.role == stage.role for plan in plans)}"
             work = ["--role", stage.role, "--slots", str(stage.slots), "--node", topology.node]
-            arguments = ("prorl-stage", *work, *sandbox, *folders, *place)
+            arguments = ("prorl-stage", *work, *sandbox, *folders, *modules, *place)
             plans.append(ChildPlan(name, arguments, STAGE_RANK, role=stage.role))
     return plans
 

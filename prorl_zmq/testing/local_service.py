@@ -16,11 +16,13 @@ import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import FunctionType, MethodType
+from typing import TYPE_CHECKING, Any, cast
 
 import zmq
 
@@ -39,7 +41,7 @@ from .broker_threads import BrokerThreads
 from .loop_thread import LoopThread
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Awaitable, Coroutine
     from types import TracebackType
     from typing import Self
 
@@ -71,13 +73,14 @@ class LocalService:
     Args:
         handlers: the tasks that it serves, by name: classes, of which INIT, RUN and EVAL each get an instance, as in a
             service; or instances, which they share. None: the tasks of the installed packages.
-        engine: what talks, such as `say("4")`; anything that is an `Engine`. None: a job that wants to talk ends with
-            `no_backend`.
+        engine: what talks, such as `say("4")`; anything that is an `Engine`, or a function that starts one on the
+            service's loop. None: a job that wants to talk ends with `no_backend`.
         sandbox: what the jobs' tools act in: `process` isolates nothing; `bubblewrap` and others, if the machine has
             them, as in a service.
         slots: jobs that each of INIT, RUN and EVAL works on at a time.
         topology: tables of a topology file, for what else is to differ, such as
             `{"rollout_broker": {"max_jobs": 10}}`.
+        start_limit_s: how long the service may take until it is ready; an engine with a model takes its time.
 
     Raises:
         ConfigError: a handler, the engine, the kind of sandbox or a setting is wrong (`key`).
@@ -89,14 +92,20 @@ class LocalService:
         self,
         *,
         handlers: Handlers | None = None,
-        engine: Engine | None = None,
+        engine: Engine | Callable[[], Awaitable[Engine]] | None = None,
         sandbox: str = "process",
         slots: int = 8,
         topology: Mapping[str, Mapping[str, Any]] | None = None,
+        start_limit_s: float = START_LIMIT_S,
     ) -> None:
-        self._engine = engine
-        if engine is not None:
-            _check_engine(engine)
+        self._engine: Engine | None = None
+        self._begin_engine: Callable[[], Awaitable[Engine]] | None = None
+        if isinstance(engine, FunctionType | MethodType | partial):
+            self._begin_engine = engine
+        elif engine is not None:
+            self._engine = cast("Engine", engine)
+            _check_engine(self._engine)
+        self._start_limit_s = start_limit_s
         self._handlers = {role: _made(handlers) for role in Phase}
         if type(slots) is not int or slots < 1:
             raise ConfigError(f"slots has to be a number of jobs, at least 1; not {slots!r}", key="slots")
@@ -178,14 +187,20 @@ class LocalService:
         )
 
     async def _start_parts(self) -> None:
-        if self._engine is not None:
-            self._start_part("the engine host", self._serve_engine(self._engine))
+        if self._has_engine:
+            self._start_part("the engine host", self._serve_engine())
         for role, handlers in self._handlers.items():
             stage = StageProcess(replace(self._options, role=role), handlers, self._sandboxes)
             self._stages.append(stage)
             self._start_part(f"the {role} process", stage.serve())
 
-    async def _serve_engine(self, engine: Engine) -> None:
+    @property
+    def _has_engine(self) -> bool:
+        return self._engine is not None or self._begin_engine is not None
+
+    async def _serve_engine(self) -> None:
+        engine = self._engine if self._begin_engine is None else await self._begin_engine()
+        assert engine is not None, "it is started only if there is one"
         broker = self._topology.endpoint(self._topology.backend_broker.endpoint)
         options = HostOptions(
             endpoint=endpoint_beside(broker, f"{self.run_dir}/{BACKEND_ID}"),
@@ -203,14 +218,14 @@ class LocalService:
         self._parts.append(part)
 
     def _wait_ready(self) -> None:
-        until = time.monotonic() + START_LIMIT_S
+        until = time.monotonic() + self._start_limit_s
         with self.client(timeout_s=START_LIMIT_S) as client:
-            while len(client.status().stages) < len(Phase) or (self._engine is not None and not client.backends.list()):
+            while len(client.status().stages) < len(Phase) or (self._has_engine and not client.backends.list()):
                 for part in self._parts:
                     if part.done():
                         part.result()
                 if time.monotonic() > until:
-                    raise TimeoutError(f"the LocalService was not ready within {START_LIMIT_S:g} s")
+                    raise TimeoutError(f"the LocalService was not ready within {self._start_limit_s:g} s")
                 time.sleep(LOOK_S)
 
     def _close(self) -> list[str]:

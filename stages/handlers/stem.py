@@ -1,8 +1,8 @@
 """The `stem` task: a question of science, tools if it has any, rules that judge, and a model where rules cannot.
 
-Rules run in a grader process (`stem_answers.py`). What they cannot decide, `LlmJudge` is asked, which the environment
-of the EVAL stage processes names; its question and its reply stay with the result. Without a judge, such an answer
-is an infrastructure error. `search` asks the provider that the environment of the stage processes names.
+Rules run in a grader process (`stem_answers.py`). What they cannot decide, a model is asked, which the environment
+of the EVAL stage processes names (`phase.judge`); its question and its reply stay with the result. Without a judge,
+such an answer is an infrastructure error. `search` asks the provider that the environment of the stage processes names.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
-from ...errors import ConfigError, InvalidEndpoint
+from ...errors import ConfigError, GraderFailed, InvalidEndpoint
 from ...tasks.stem import ROW_FORMATS, StemInstance
 from ...tools.search import SearchTool
 from ...tools.toolbox import ToolName
 from ...wire.messages.jobs import Outcome
 from ..handler import AgentHandler, EvalPhase, Evaluation, Failure, InitPhase, PhaseData, RunPhase
-from .llm_judge import LlmJudge, judge_of, unset_settings
+from ..judge import unset_settings
+from .llm_judge import question_of, read_verdict
 from .math import FINISH_MESSAGE, GRADE_S, check_ground_truth
 from .math_answers import answer_of
 from .stem_answers import Verdict, judged_by_rules
@@ -43,7 +44,6 @@ class StemHandler(AgentHandler[StemInstance]):
 
     def __init__(self) -> None:
         self._search: SearchProvider | None = None
-        self._judge: LlmJudge | None = None
 
     def lacks(self, instance: StemInstance) -> str:
         """Return whether a judge will be asked for, and none is configured."""
@@ -89,10 +89,12 @@ class StemHandler(AgentHandler[StemInstance]):
             )
         if verdict != "undecided" or instance.judge == "never":
             return Evaluation(1.0 if verdict == "right" else 0.0, {"judged": 0.0}, notes)
-        if self._judge is None:
-            self._judge = judge_of()
-        judgement = await self._judge.judge(problem_text(instance), instance.ground_truth, answer)
-        return Evaluation(1.0 if judgement.correct else 0.0, {"judged": 1.0}, notes | judgement.notes())
+        if unset := unset_settings():
+            message = f"rules cannot decide on this answer, and no judge is configured: {_ways_out(unset)}"
+            raise GraderFailed(message, reason="raised", output="")
+        system, question = question_of(problem_text(instance), instance.ground_truth, answer)
+        judgement = await phase.judge(question, system=system, read=read_verdict)
+        return Evaluation(1.0 if judgement.value else 0.0, {"judged": 1.0}, notes | judgement.notes())
 
     def init_exception(self, job: Job, error: Exception) -> Failure:
         """Return how a job ends whose INIT raised: what the service was not given is not the policy's fault."""
@@ -105,10 +107,9 @@ class StemHandler(AgentHandler[StemInstance]):
         return self.init_exception(job, error)
 
     async def close(self) -> None:
-        search, judge, self._search, self._judge = self._search, self._judge, None, None
-        for each in (search, judge):
-            if each is not None:
-                await each.close()
+        search, self._search = self._search, None
+        if search is not None:
+            await search.close()
 
     def _provider(self) -> SearchProvider:
         if self._search is None:
@@ -117,6 +118,10 @@ class StemHandler(AgentHandler[StemInstance]):
             key = next((name for name in (SEARCH_KEY, TAVILY_KEY) if os.environ.get(name, "").strip()), SEARCH_KEY)
             self._search = HttpSearchProvider(os.environ.get(SEARCH_URL, "").strip() or TAVILY, key)
         return self._search
+
+
+def _ways_out(unset: str) -> str:
+    return f"set {unset} for the EVAL stage processes, or give the instance judge='never'"
 
 
 def problem_text(instance: StemInstance) -> str:

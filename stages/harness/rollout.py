@@ -23,6 +23,7 @@ from ...errors import ConfigError, HarnessFailed, InvalidJob, SandboxFailed, San
 from ...inference.http.turn_parser import TurnParser
 from ...model_proxy.server import ModelServer
 from ..agent_loop import StopReason
+from ..cut_text import cut_text
 from .adapter import ADDRESS_SPACE_BYTES, LaunchRequest, load_adapter
 from .call_tree import CallKind
 from .harness_model import CALLS_AT_ONCE, HarnessModel
@@ -48,8 +49,11 @@ CLOSE_S = 1.0
 WRITE_S = 30.0
 OUTPUT_LIMIT_BYTES = 64 * 1024
 WORDS = 2000
-"""Characters of what it said last, in errors and notes."""
+"""Characters of what it said last, in errors."""
+NOTE_CHARACTERS = 4000
+"""Of what it printed, in the rollout's notes: its beginning and its end."""
 _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[@-Z\\-_])")
+KILLED_NOTE = "it had to be killed, and what it printed is lost"
 KILLED = -9
 """The exit code that is noted of one that had to be killed."""
 HOME = "harness"
@@ -221,6 +225,9 @@ class HarnessRollout:
             raise SandboxLimitExceeded(f"{name} sent more than {limit}, which a rollout may send", limit="requests")
         code = result.exit_code if result is not None else KILLED
         words = last_words(result) if result is not None else ""
+        episode.notes["harness_output"] = (
+            cut_text(printed(result), NOTE_CHARACTERS) if result is not None else KILLED_NOTE
+        )
         if model.failure is not None and (code or not model.answered):
             raise model.failure
         if not model.answered and model.too_long is not None:
@@ -234,7 +241,6 @@ class HarnessRollout:
         if model.too_long is not None:
             episode.stop_reason = episode.stop_reason or model.limited_by
         if code:
-            episode.notes["harness_output"] = words
             episode.stop_reason = episode.stop_reason or StopReason.HARNESS_FAILED
         elif episode.stop_reason is None:
             episode.stop_reason = StopReason.DONE
@@ -242,7 +248,12 @@ class HarnessRollout:
 
 def last_words(result: ExecResult) -> str:
     """Return the last lines of what a program said, without what colours a terminal."""
-    text = _ESCAPES.sub("", (result.stderr + b"\n" + result.stdout).decode(errors="replace")).strip()
+    text = printed(result)
     if len(text) > WORDS:
         text = text[-WORDS:].partition("\n")[2] or text[-WORDS:]
     return text or "it said nothing"
+
+
+def printed(result: ExecResult) -> str:
+    """Return all that a program said that is kept of it, without what colours a terminal."""
+    return _ESCAPES.sub("", (result.stderr + b"\n" + result.stdout).decode(errors="replace")).strip()

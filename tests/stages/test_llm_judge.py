@@ -10,15 +10,8 @@ from aiohttp import web
 
 from prorl_zmq.errors import GraderFailed, JudgeUnreachable
 from prorl_zmq.stages.handler import failure_of
-from prorl_zmq.stages.handlers.llm_judge import (
-    ANSWER_LIMIT,
-    REPLY_LIMIT_BYTES,
-    Judgement,
-    LlmJudge,
-    harmless,
-    judge_of,
-    read_verdict,
-)
+from prorl_zmq.stages.handlers.llm_judge import ANSWER_LIMIT, harmless, question_of, read_verdict
+from prorl_zmq.stages.judge import REPLY_LIMIT_BYTES, REPLY_TOKENS, Judgement, JudgeServer, judged, server_of
 from prorl_zmq.stages.phase_runner import notes_of
 from prorl_zmq.wire.messages.base import NOTE_LIMIT
 
@@ -33,19 +26,20 @@ ANSWER = "The nucleus."
 
 def asked(
     handler: Handler, answer: str = ANSWER, path: str = "", problem: str = "Where is the DNA?", **options: Any
-) -> Judgement:
+) -> Judgement[bool]:
     """Ask a server that answers so."""
 
-    async def main() -> Judgement:
+    async def main() -> Judgement[bool]:
         application = web.Application(client_max_size=2**24)
         application.router.add_post("/v1/chat/completions", handler)
         runner = web.AppRunner(application, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         host, port = runner.addresses[0][:2]
-        judge = LlmJudge(f"http://{host}:{port}{path}", "judge-1", KEY, **options)
+        judge = JudgeServer(f"http://{host}:{port}{path}", "judge-1", KEY, **options)
+        system, question = question_of(problem, "In the nucleus", answer)
         try:
-            return await judge.judge(problem, "In the nucleus", answer)
+            return await judged(judge.reply, question, read_verdict, system, REPLY_TOKENS)
         finally:
             await judge.close()
             await judge.close()
@@ -76,7 +70,7 @@ def says(*replies: str | int | None) -> tuple[Handler, list[dict[str, Any]]]:
 def test_a_verdict(reply: str, correct: bool, path: str) -> None:
     handler, requests = says(reply)
     judgement = asked(handler, path=path)
-    assert (judgement.correct, judgement.reply, judgement.model) == (correct, reply, "judge-1")
+    assert (judgement.value, judgement.reply, judgement.model) == (correct, reply, "judge-1")
     [request] = requests
     assert request["authorization"] == f"Bearer {KEY}"
     assert (request["model"], request["temperature"]) == ("judge-1", 0)
@@ -124,7 +118,7 @@ def test_only_the_last_line_is_a_verdict(reply: str, verdict: bool | None) -> No
 @pytest.mark.parametrize("first", ["I cannot say.", "", None])
 def test_a_reply_without_a_verdict_is_asked_for_again_once(first: str | None) -> None:
     handler, requests = says(first, "VERDICT: CORRECT")
-    assert asked(handler).correct
+    assert asked(handler).value
     assert len(requests) == 2
 
 
@@ -139,7 +133,7 @@ def test_no_verdict_twice_is_an_infrastructure_error_with_the_reply() -> None:
 @pytest.mark.parametrize("status", [429, 500, 502, 503])
 def test_busy_and_broken_servers_are_asked_again(status: int) -> None:
     handler, requests = says(status, "VERDICT: INCORRECT")
-    assert not asked(handler).correct
+    assert not asked(handler).value
     assert len(requests) == 2
 
 
@@ -191,9 +185,9 @@ def test_a_reply_that_is_too_large() -> None:
 
 def test_no_server_there() -> None:
     async def main() -> None:
-        judge = LlmJudge("http://127.0.0.1:9", "judge-1", retry_s=0.1)
+        judge = JudgeServer("http://127.0.0.1:9", "judge-1", retry_s=0.1)
         try:
-            await judge.judge("", "", "")
+            await judge.reply("", "")
         finally:
             await judge.close()
 
@@ -220,7 +214,7 @@ ATTACKS = [
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_an_answer_cannot_leave_its_fence(attack: str) -> None:
     handler, requests = says("VERDICT: INCORRECT")
-    assert not asked(handler, attack).correct
+    assert not asked(handler, attack).value
     user = requests[0]["messages"][1]["content"]
     word = user.split("STUDENT'S ANSWER\n<<<", 1)[1].split("\n", 1)[0]
     assert len(word) == 16
@@ -263,14 +257,14 @@ def test_long_texts_are_shortened() -> None:
 )
 def test_an_environment_without_a_judge_is_an_infrastructure_error(environment: dict[str, str], said: str) -> None:
     with pytest.raises(GraderFailed, match=said) as caught:
-        judge_of(environment)
+        server_of(environment)
     assert failure_of(caught.value).outcome == "infrastructure_error"
     assert "a\nb" not in caught.value.message
 
 
 def test_the_environment_names_the_judge() -> None:
     async def main() -> None:
-        judge = judge_of({"PRORL_JUDGE_URL": "http://localhost:1/v1", "PRORL_JUDGE_MODEL": "m"})
+        judge = server_of({"PRORL_JUDGE_URL": "http://localhost:1/v1", "PRORL_JUDGE_MODEL": "m"})
         await judge.close()
 
     asyncio.run(main())

@@ -15,10 +15,10 @@ from prorl_zmq import Job
 from prorl_zmq.errors import ConfigError, GraderFailed, HandlerFailed
 from prorl_zmq.stages.agent_loop import Episode
 from prorl_zmq.stages.handler import InitPhase, RunPhase
-from prorl_zmq.stages.handlers.llm_judge import KEY, MODEL, URL
 from prorl_zmq.stages.handlers.math import GRADE_S
 from prorl_zmq.stages.handlers.stem import SEARCH_KEY, SEARCH_URL, TAVILY_KEY, StemHandler
 from prorl_zmq.stages.handlers.stem_answers import Verdict, judged_by_rules
+from prorl_zmq.stages.judge import KEY, MODEL, URL
 from prorl_zmq.tasks.stem import TOLERANCE, StemInstance
 
 if TYPE_CHECKING:

@@ -38,6 +38,9 @@ def main():
             sys.exit(3)
         messages.append({"role": "assistant", "content": said["content"], "tool_calls": said.get("tool_calls", [])})
         if not said.get("tool_calls"):
+            for option in OPTIONS:
+                if option.startswith("--print="):
+                    print(f"\x1b[1mbegin\x1b[0m {'.' * int(option.removeprefix('--print='))} end")
             return
         for call in said["tool_calls"]:
             command = json.loads(call["function"]["arguments"])["command"]

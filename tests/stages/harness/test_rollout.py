@@ -94,6 +94,19 @@ def test_a_program_that_ignores_the_end_is_killed(sandboxes: Sandboxes, monkeypa
     episode = lead(sandboxes, policy, job(agent("--stubborn"), episode=EpisodeLimits(max_turns=3)))
     assert (episode.stop_reason, episode.metrics["turns"]) == ("max_turns", 3)
     assert episode.metrics["harness_exit_code"] == rollout.KILLED
+    assert episode.notes["harness_output"] == rollout.KILLED_NOTE
+
+
+@only_process
+@pytest.mark.parametrize(("characters", "kept"), [(100, "." * 100), (9000, "characters left out) …")])
+def test_what_a_program_printed_is_kept_though_it_ended_well(sandboxes: Sandboxes, characters: int, kept: str) -> None:
+    episode = lead(sandboxes, ScriptedPolicy(lambda _: "Done."), job(agent(f"--print={characters}")))
+    assert (episode.stop_reason, episode.metrics["harness_exit_code"]) == ("done", 0)
+    said = episode.notes["harness_output"]
+    assert said.startswith("begin .")
+    assert said.endswith(". end")
+    assert kept in said
+    assert len(said) < rollout.NOTE_CHARACTERS + 60
 
 
 @only_process

@@ -1,0 +1,301 @@
+"""`prorl tasks try` and `prorl tasks show`: one task, of a file or installed, looked at and tried."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import traceback
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from ..config import BackendSettings, SandboxSettings
+from ..errors import ConfigError, InvalidJob, InvalidRecord
+from ..system.logs import one_line, say
+from ..wire.messages.jobs import Job, Outcome
+from . import options
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..data.trajectory import Trajectory
+    from ..stages.handler import AgentHandler
+    from ..testing.task_trial import PhaseSeen
+    from ..wire.messages.backends import Backend
+
+    Kinds = dict[str, type[AgentHandler[Any]]]
+
+LIMIT_S = 60.0
+SHOWN_DATA = 2_000
+SHOWN_ROW = 300
+JOB_ID = "try"
+SCRIPT_ENDED = "the script has"
+_CALL = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_.-]*)\s*(\{.*\})\s*", re.DOTALL)
+
+TaskOrFile = Annotated[
+    str, typer.Argument(metavar="FILE.py|TASK", help="A file with a task of your own, or an installed task.")
+]
+
+
+def try_task(
+    task_or_file: TaskOrFile,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[DATA]", help="Rows: .jsonl, .parquet, .csv, or .json with a list.")
+    ] = None,
+    row: Annotated[int, typer.Option(min=1, help="Which row of DATA, from 1.")] = 1,
+    task: options.TaskName = "",
+    row_format: options.RowFormatName = "",
+    fields: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="NAME=JSON", help="Set a field of the instance; without DATA, make one of these."
+        ),
+    ] = None,
+    said: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--say",
+            metavar="TURN",
+            help="What the model says: its turns in order, in place of an engine. NAME {JSON} calls a tool, such as "
+            """'bash {"command": "ls"}'.""",
+        ),
+    ] = None,
+    engine: Annotated[
+        str, typer.Option(metavar="KIND", help="A real model's engine. [default: embedded]", show_default=False)
+    ] = "",
+    model: options.Model = "",
+    url: Annotated[
+        str, typer.Option(help="http: a server, such as http://gpu-7:8000. Its key is in $PRORL_API_KEY.")
+    ] = "",
+    api: options.Api = "auto",
+    tokenizer: options.Tokenizer = "",
+    harness: Annotated[
+        str, typer.Option(metavar="NAME[==VERSION]", help="Let an agent program lead the rollout.")
+    ] = "",
+    sandbox: options.Sandbox = None,
+    image: options.Image = None,
+    limit: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Longest time of each phase.")] = LIMIT_S,
+    start_limit: Annotated[
+        float, typer.Option(min=1, metavar="SECONDS", help="How long the engine may take to start.")
+    ] = 900.0,
+) -> None:
+    r"""Run one rollout of a task, and show what each phase returned, the turns and the reward.
+
+    prorl tasks try my_task.py data.jsonl --row 3 --say 'bash {"command": "ls"}' --say 'finish {"message": "2"}'
+
+    prorl tasks try math --set problem='1 + 1' --set ground_truth=2 --say '\boxed{2}'
+
+    prorl tasks try my_task.py data.jsonl --url http://gpu-7:8000
+
+    The service runs inside this command, so nothing has to be installed or restarted. Exit codes: 0 the rollout has a
+    reward, whatever it is; 1 it ended without one; 2 a wrong flag, file or row.
+    """
+    from ..testing.task_trial import TaskTrial
+
+    kinds, handlers, own = _handlers(task_or_file)
+    job = _job(handlers, own, task_or_file if not own else task, file, row, row_format, fields)
+    if harness:
+        job = msgspec.structs.replace(job, harness=harness)
+    if said and (engine or model or url):
+        raise ConfigError("--say and an engine (--engine, --model, --url) are two ways to talk; name one", key="say")
+    backend = BackendSettings(
+        kind=engine or ("http" if url else "embedded"),
+        model=model,
+        urls=(url,) if url else (),
+        api=api,
+        tokenizer=tokenizer,
+    )
+    trial = TaskTrial(
+        job=job,
+        handlers=kinds,
+        engine=_script(said) if said else _starter(backend),
+        sandbox=sandbox or SandboxSettings().kind,
+        image=image or "",
+        limit_s=limit,
+        start_limit_s=start_limit,
+    )
+    logging.getLogger("prorl").setLevel(logging.CRITICAL)  # what goes wrong is shown below
+    trajectory, backends = trial.run(_show_phase)
+    _show_result(trajectory, backends)
+    if said and trajectory.error is not None and SCRIPT_ENDED in trajectory.error.message:
+        say("prorl tasks", f"the {len(said)} turns were not enough: one more --say adds a turn")
+    if trajectory.outcome != Outcome.COMPLETED:
+        raise typer.Exit(1)
+
+
+def show_task(task_or_file: TaskOrFile) -> None:
+    """Show a task: the fields of its instances, and the data sets whose rows it reads.
+
+    prorl tasks show shell
+    """
+    from ..stages.known_row_formats import known_row_formats
+    from ..tasks.instance_fields import instance_fields
+
+    _, handlers, own = _handlers(task_or_file)
+    shown = own or [task_or_file]
+    screen = options.console()
+    for name in shown:
+        handler = handlers[name]
+        kind = handler.instance_type
+        about = one_line((kind.__doc__ or "").strip().partition("\n")[0])
+        screen.print(Text(f"task {name}: {about}" if about else f"task {name}"))
+        table = Table(*options.columns("field", "type", "default", "about", overflow="fold"), title_justify="left")
+        for field in instance_fields(kind):
+            default = "required" if field.default is None else field.default
+            about = " ".join(field.about.split())
+            table.add_row(*(Text(one_line(each)) for each in (field.name, field.type, default, about)))
+        screen.print(table)
+        formats = [each for each in known_row_formats(handlers, own) if each.task == name and each.name != name]
+        for each in formats:
+            screen.print(Text(f"rows of {each.about}: {', '.join(sorted(each.required))} ({each.name})"))
+
+
+def _handlers(task_or_file: str) -> tuple[Kinds, Mapping[str, AgentHandler[Any]], list[str]]:
+    """Return the classes and the handlers that a trial may need, and the tasks that are of a file."""
+    from ..stages.handler import load_handlers
+    from ..stages.own_tasks import own_handlers
+
+    if task_or_file.endswith(".py") or "/" in task_or_file:
+        kinds: Kinds = own_handlers([Path(task_or_file)])
+        return kinds, {task: kind() for task, kind in kinds.items()}, list(kinds)
+    handlers = load_handlers([task_or_file])
+    return {task: type(handler) for task, handler in handlers.items()}, handlers, []
+
+
+def _job(
+    handlers: Mapping[str, AgentHandler[Any]],
+    own: list[str],
+    task: str,
+    file: Path | None,
+    row: int,
+    row_format: str,
+    fields: list[str] | None,
+) -> Job:
+    """Make the job of a row, or of fields alone.
+
+    Raises:
+        ConfigError, InvalidJob, InvalidRecord: there is no such row, or it does not fit.
+    """
+    from ..stages.known_row_formats import known_row_formats
+    from ..tasks.loading import load_rows
+
+    given = options.named_values("--set", fields)
+    if file is None:
+        if not task and len(own) > 1:
+            raise ConfigError(f"the file has the tasks {', '.join(own)}; name one with --task", key="task")
+        job = Job(task=task or own[0], instance=given)
+        where = "without a data file, --set makes the instance"
+    else:
+        formats = known_row_formats(handlers, own or list(handlers))
+        formats = tuple(each for each in formats if each.task in handlers)
+        count, found = 0, None
+        for count, found in enumerate(  # noqa: B007 - it is read below
+            load_rows(file, task=task, row_format=row_format, row_formats=formats, options=given), 1
+        ):
+            if count == row:
+                break
+        if count < row or found is None:
+            raise ConfigError(f"--row {row}: {file} has {count} rows", key="row")
+        if isinstance(found, InvalidRecord):
+            raise InvalidRecord(f"{found.message}; {_fields_there(handlers)}", **found.fields)
+        job = found.job
+        where = f"{file.name}, line {found.number}"
+    if job.task not in handlers:
+        raise ConfigError(f"{where}: it is a job of task {job.task}, not of {', '.join(handlers)}", key="task")
+    try:
+        handlers[job.task].parse_instance(job)
+    except InvalidJob as error:
+        raise InvalidJob(f"{where}: {error.message}; {_fields_there(handlers)}", **error.fields) from error
+    say("prorl tasks", f"task {job.task}, {where}: {_short(job.instance, SHOWN_ROW)}")
+    return msgspec.structs.replace(job, job_id=JOB_ID)
+
+
+def _fields_there(handlers: Mapping[str, AgentHandler[Any]]) -> str:
+    parts = []
+    for task, handler in handlers.items():
+        described = handler.describe()
+        names = [f"{name} (optional)" if name in described.optional else name for name in described.fields]
+        parts.append(f"a {task} instance has the fields {', '.join(names) or 'none'}")
+    return "; ".join(parts)
+
+
+def _script(turns: list[str]) -> Any:
+    from ..testing import say as script
+    from ..testing import tool_call
+
+    said = []
+    for turn in turns:
+        match = _CALL.fullmatch(turn)
+        try:
+            arguments = msgspec.json.decode(match[2], type=dict[str, Any]) if match else None
+        except msgspec.MsgspecError as error:
+            raise ConfigError(f"--say {turn}: the call's arguments are no JSON: {error}", key="say") from error
+        said.append(turn if match is None or arguments is None else tool_call(match[1], **arguments))
+    return script(*said)
+
+
+def _starter(backend: BackendSettings) -> Any:
+    (kind,) = backend.check(flags=True)
+    kind.check()
+    return partial(kind.start, 0)
+
+
+def _show_phase(seen: PhaseSeen) -> None:
+    screen = options.console()
+    head = Text(f"{seen.phase.upper()} {seen.took_s:.2f} s", style="bold")
+    if seen.raised is None:
+        screen.print(head.append(f"  {_said(seen.returned)}", style="not bold"))
+        return
+    screen.print(head.append(f"  raised {type(seen.raised).__name__}", style="red"))
+    if not isinstance(seen.raised, asyncio.CancelledError):
+        own = [each for each in traceback.extract_tb(seen.raised.__traceback__) if _is_the_tasks(each.filename)]
+        lines = [*traceback.format_list(own), *traceback.format_exception_only(seen.raised)]
+        screen.print(Text(_clean("".join(lines).rstrip())))
+
+
+def _is_the_tasks(file: str) -> bool:
+    return not file.startswith(str(Path(__file__).parents[1]))
+
+
+def _said(returned: Any) -> str:
+    from ..stages.handler import Evaluation
+
+    if isinstance(returned, Evaluation):
+        return f"reward {returned.reward!r}"
+    return f"returned {_short(returned, SHOWN_DATA)}" if returned else "returned nothing"
+
+
+def _show_result(trajectory: Trajectory, backends: tuple[Backend, ...]) -> None:
+    from ..evaluation.collection import Rollout
+    from ..evaluation.display import head, notes_text, turn_body, turn_title
+    from ..evaluation.transcript import TextReader, make_transcript
+    from ..inference.chat_loading import load_chat_format
+
+    screen, reader = options.console(), None
+    for backend in backends:
+        reader = TextReader(load_chat_format(backend.chat), backend.chat, backend.model)
+    transcript = make_transcript(trajectory.job_id, trajectory, reader)
+    for number, turn in enumerate(transcript.turns):
+        screen.print()
+        screen.print(turn_title(number, turn, transcript))
+        screen.print(turn_body(turn, transcript))
+    rollout = Rollout(trajectory.result, "")
+    screen.print()
+    screen.print(head(rollout))
+    screen.print()
+    screen.print(notes_text(rollout))
+
+
+def _short(data: Any, limit: int) -> str:
+    text = repr(data)
+    return one_line(text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit} more characters)")
+
+
+def _clean(text: str) -> str:
+    return "\n".join(map(one_line, text.split("\n")))

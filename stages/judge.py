@@ -1,0 +1,313 @@
+r"""`phase.judge`: a model that judges, behind an OpenAI-style server or one of the service's own engines.
+
+    POST {PRORL_JUDGE_URL}/v1/chat/completions, Authorization: Bearer {PRORL_JUDGE_KEY}
+    {"model": PRORL_JUDGE_MODEL, "messages": […], "temperature": 0, "max_tokens": …}
+    200 {"choices": [{"message": {"content": "…\nVERDICT: CORRECT"}}], …}
+
+The service's environment names the server, never a job: the key goes to that address only. A server that is busy or
+broken is asked again. A reply that says nothing is asked for once more; then there is an error, never a reward.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
+
+import msgspec
+import numpy as np
+
+from ..data.trajectory import Role
+from ..errors import ConfigError, EngineFailed, GraderFailed, JudgeUnreachable
+from ..inference.chat import ChatMessage
+from ..inference.chat_loading import chat_format
+from ..wire.messages.jobs import Sampling
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from ..inference.client import EngineClient
+    from ..inference.http.connections import Answer
+    from ..wire.messages.backends import Backend
+    from ..wire.messages.jobs import Job
+    from .backend_client import BackendClient
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+URL, MODEL, KEY = "PRORL_JUDGE_URL", "PRORL_JUDGE_MODEL", "PRORL_JUDGE_KEY"
+CONNECTIONS = 32
+TRY_S = 120.0
+"""Default of how long one reply may take; a model that thinks needs a minute."""
+RETRY_S = 60.0
+"""Default of how long a server that is busy, broken or out of reach is asked again."""
+BACKOFF_S = 0.5
+LONGEST_BACKOFF_S = 10.0
+REPLY_TOKENS = 4096
+REPLY_LIMIT_BYTES = 2**20
+ASKED = 2
+ENGINES_TRIED = 2
+SHOWN_REPLY = 2_000
+
+By = Literal["server", "engine"]
+
+
+class _Message(msgspec.Struct, frozen=True):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    message: _Message
+
+
+class _Reply(msgspec.Struct, frozen=True):
+    choices: list[_Choice]
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement(Generic[T_co]):
+    """What a judge said."""
+
+    value: T_co
+    """What `read` made of the reply."""
+    prompt: str
+    reply: str
+    model: str
+
+    def notes(self) -> dict[str, str]:
+        """Return it for people, for an `Evaluation`'s notes."""
+        return {"judge_model": self.model, "judge_prompt": self.prompt, "judge_verdict": self.reply}
+
+
+class Judge(Protocol):
+    """Asks a model to judge; what `EvalPhase.judge` is."""
+
+    async def __call__(
+        self,
+        question: str,
+        /,
+        *,
+        read: Callable[[str], T | None],
+        system: str = "",
+        by: By = "server",
+        max_tokens: int = REPLY_TOKENS,
+    ) -> Judgement[T]:
+        """Return what the judge said.
+
+        Args:
+            question: the user message. What a policy wrote in it should stand between marks that it cannot know.
+            read: reads the reply; None: it says nothing, and the judge is asked once more.
+            system: the system message; empty: none.
+            by: `server`: the one that the environment of the EVAL processes names (`PRORL_JUDGE_URL`,
+                `PRORL_JUDGE_MODEL`, `PRORL_JUDGE_KEY`); `engine`: an engine of the service, so the policy itself where
+                the service has no other.
+            max_tokens: most tokens of the reply.
+
+        Raises:
+            JudgeUnreachable: the judge did not answer; the job's EVAL is retried.
+            GraderFailed: no judge is configured, it refused the question, or no reply could be read.
+            NoBackend: the service has no engine.
+        """
+
+
+class JudgeServer:
+    """Asks one OpenAI-style server. Made on a running loop, closed by its user; `ConfigError`: the address is none."""
+
+    def __init__(self, url: str, model: str, key: str = "", *, try_s: float = TRY_S, retry_s: float = RETRY_S) -> None:
+        from ..inference.http.connections import Connections  # with aiohttp
+
+        # The connections do not retry by themselves: one loop decides on all retries.
+        base = url.rstrip("/").removesuffix("/v1")
+        self._connections = Connections(base, limit=CONNECTIONS, api_key=key or None, retry_s=0.0)
+        self.model = model
+        self._try_s, self._retry_s = try_s, retry_s
+
+    async def reply(self, system: str, question: str, max_tokens: int = REPLY_TOKENS) -> tuple[str, str]:
+        """Return a reply, and the model that gave it."""
+        messages = [{"role": "system", "content": system}] if system else []
+        body = msgspec.json.encode(
+            {
+                "model": self.model,
+                "messages": [*messages, {"role": "user", "content": question}],
+                "temperature": 0,
+                "max_tokens": max_tokens,
+            }
+        )
+        loop = asyncio.get_running_loop()
+        deadline, attempt = loop.time() + self._retry_s, 0
+        while True:
+            failed = await self._try(body)
+            if isinstance(failed, str):
+                return failed, self.model
+            # Half to full: many answers are judged at one time, and must not all come back at one time.
+            backoff_s = random.uniform(0.5, 1) * min(BACKOFF_S * 2**attempt, LONGEST_BACKOFF_S)  # noqa: S311
+            if loop.time() + backoff_s > deadline:
+                raise failed
+            await asyncio.sleep(backoff_s)
+            attempt += 1
+
+    async def close(self) -> None:
+        """Close the connections; may be called again."""
+        await self._connections.close()
+
+    async def _try(self, body: bytes) -> str | JudgeUnreachable:
+        """Ask once; return the reply, or what failed and may be tried again."""
+        try:
+            async with asyncio.timeout(self._try_s):
+                answer = await self._connections.generate("/v1/chat/completions", body, limit_bytes=REPLY_LIMIT_BYTES)
+        except TimeoutError:
+            return self._unreachable(f"did not answer within {self._try_s:g} s")
+        except EngineFailed as error:
+            if not error.fields.get("unreachable"):
+                raise GraderFailed(f"the judge cannot be used: {error.message}", reason="result", output="") from error
+            return self._unreachable(f"cannot be asked: {error.message}")
+        if answer.status >= 500:
+            return self._unreachable(f"failed: {answer.excerpt()}")
+        return self._content(answer)
+
+    def _unreachable(self, what: str) -> JudgeUnreachable:
+        url = self._connections.url
+        return JudgeUnreachable(f"the judge at {url} ({URL}) {what}", url=url)
+
+    def _content(self, answer: Answer) -> str:
+        if answer.status != 200:
+            message = f"the judge at {self._connections.url} refuses the question: {answer.excerpt()}"
+            raise GraderFailed(message, reason="result", output=answer.excerpt())
+        try:
+            reply = msgspec.json.decode(answer.body, type=_Reply)
+        except (msgspec.MsgspecError, UnicodeError):
+            return ""  # as one without a verdict: it is asked again
+        return (reply.choices[0].message.content or "") if reply.choices else ""
+
+
+def server_of(environment: Mapping[str, str] = os.environ) -> JudgeServer:
+    if unset := unset_settings(environment):
+        message = (
+            f"no judge is configured: set {unset} for the EVAL stage processes (an OpenAI-style server and its model; "
+            f"{KEY}, if it wants a key)"
+        )
+        raise GraderFailed(message, reason="raised", output="")
+    url, model, key = (environment.get(name, "").strip() for name in (URL, MODEL, KEY))
+    if not (key.isascii() and (key.isprintable() or not key)):
+        raise GraderFailed(f"{KEY} must be plain ASCII", reason="raised", output="")
+    try:
+        return JudgeServer(url, model, key)
+    except ConfigError as error:
+        raise GraderFailed(f"{URL} is wrong: {error.message}", reason="raised", output="") from error
+
+
+def unset_settings(environment: Mapping[str, str] = os.environ) -> str:
+    """Name the variables of the environment that a judge needs and that are not set; empty: they are."""
+    return " and ".join(name for name in (URL, MODEL) if not environment.get(name, "").strip())
+
+
+class Judges:
+    """A process's connections to its judge server, made when first asked; `close` it."""
+
+    def __init__(self) -> None:
+        self._server: JudgeServer | None = None
+
+    def server(self) -> JudgeServer:
+        """Return the server that the environment names.
+
+        Raises:
+            GraderFailed: it names none.
+        """
+        if self._server is None:
+            self._server = server_of()
+        return self._server
+
+    async def close(self) -> None:
+        """Close the connections; may be called again."""
+        server, self._server = self._server, None
+        if server is not None:
+            await server.close()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineJudge:
+    """Asks an engine of the service, which counts the job as its own meanwhile."""
+
+    job: Job
+    attempt: int
+    backends: BackendClient
+    engines: EngineClient
+
+    async def reply(self, system: str, question: str, max_tokens: int) -> tuple[str, str]:
+        """Return a reply without its reasoning, and the model that gave it."""
+        job, failed = self.job, ""
+        try:
+            for tried in range(ENGINES_TRIED):
+                backend = await self.backends.assign(job, self.attempt, leaving=failed)
+                try:
+                    return await self._said(backend, system, question, max_tokens), backend.model or backend.backend_id
+                except EngineFailed as error:
+                    if error.fields.get("refused"):
+                        message = f"the engine {backend.backend_id} refuses to judge: {error.message}"
+                        raise GraderFailed(message, reason="result", output="") from error
+                    self.backends.report_failure(job.job_id, backend, error.message)
+                    if tried + 1 == ENGINES_TRIED:
+                        message = f"the engine {backend.backend_id} could not judge: {error.message}"
+                        raise JudgeUnreachable(message, url=backend.endpoint) from error
+                    failed = backend.backend_id
+        finally:
+            self.backends.release(job.job_id, self.attempt)
+        raise AssertionError("the last try returns or raises")
+
+    async def _said(self, backend: Backend, system: str, question: str, max_tokens: int) -> str:
+        chat = await chat_format(backend.chat)
+        messages = [ChatMessage(Role.SYSTEM, system)] if system else []
+        pieces = chat.opening([*messages, ChatMessage(Role.USER, question)], ())
+        prompt = np.concatenate([piece.token_ids for piece in pieces])
+        sampling = Sampling(temperature=0, max_tokens=max_tokens)
+        done = await self.engines.generate(
+            backend, self.job.job_id, prompt, sampling, chat.stop_token_ids, timeout_s=self.job.episode.generation_s
+        )
+        return chat.read_turn(done.token_ids).text
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseJudge:
+    """Implements `Judge` for one phase."""
+
+    judges: Judges
+    engine: EngineJudge | None = None
+    """None: there is no service, as in `prorl regrade`."""
+
+    async def __call__(
+        self,
+        question: str,
+        /,
+        *,
+        read: Callable[[str], T | None],
+        system: str = "",
+        by: By = "server",
+        max_tokens: int = REPLY_TOKENS,
+    ) -> Judgement[T]:
+        """See `Judge`."""
+        if by == "server":
+            return await judged(self.judges.server().reply, question, read, system, max_tokens)
+        if by != "engine":
+            raise ConfigError(f'a judge is asked by="server" or by="engine", not by={by!r}', key="by")
+        if self.engine is None:
+            raise GraderFailed("a service's engine is to judge, and no service runs here", reason="raised", output="")
+        return await judged(self.engine.reply, question, read, system, max_tokens)
+
+
+async def judged(
+    reply_of: Callable[[str, str, int], Awaitable[tuple[str, str]]],
+    question: str,
+    read: Callable[[str], T | None],
+    system: str,
+    max_tokens: int,
+) -> Judgement[T]:
+    """Ask until a reply can be read, twice at most."""
+    reply, model = "", ""
+    for _ in range(ASKED):
+        reply, model = await reply_of(system, question, max_tokens)
+        if (value := read(reply)) is not None:
+            return Judgement(value, f"{system}\n\n{question}" if system else question, reply, model)
+    message = f"the judge {model} gave no verdict, asked {ASKED} times; its last reply ends: {reply[-300:]!r}"
+    raise GraderFailed(message, reason="result", output=reply[-SHOWN_REPLY:])

@@ -1,0 +1,345 @@
+"""Tasks in a file of one's own: `prorl tasks try`, `prorl tasks show`, `--task-module`; and what is wrong with one."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from documents import OWN_TASK_COMMANDS, PAGES, ROOT, blocks
+from support.commands import complaint, prorl
+
+from prorl_zmq.config import ServiceSettings, Topology
+from prorl_zmq.errors import ConfigError
+from prorl_zmq.service.child_plans import plan_children
+from prorl_zmq.stages.handler import load_handlers
+from prorl_zmq.stages.own_tasks import all_handlers, own_handlers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from subprocess import CompletedProcess
+
+    Write = Callable[..., Path]
+
+HEAD = """
+import asyncio, math, threading
+import msgspec
+from prorl_zmq.inference.chat import ChatMessage
+from prorl_zmq.stages.handler import AgentHandler, Evaluation
+from prorl_zmq import Role
+
+
+BUSY = threading.Event()
+
+
+class EchoInstance(msgspec.Struct, forbid_unknown_fields=True):
+    word: str
+    \"\"\"What the model must say.\"\"\"
+
+
+"""
+HANDLER = """
+class EchoHandler(AgentHandler[EchoInstance]):
+    task = "{task}"
+    instance_type = EchoInstance
+
+    async def run(self, phase):
+        {run}
+        episode = await phase.converse([ChatMessage(Role.USER, "Say the word.")], [])
+        return {{"said": episode.last_text}}
+
+    async def eval(self, phase):
+        {evaluate}
+        return Evaluation(float(phase.data["said"] == phase.instance.word), notes={{"said": phase.data["said"]}})
+"""
+ONE = """
+class One(AgentHandler[EchoInstance]):
+    instance_type = EchoInstance
+    async def run(self, phase): ...
+    async def eval(self, phase): ...
+"""
+SAY = ("--set", "word=be", "--sandbox", "process")
+_numbers = iter(range(1000))
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Write a module whose name no other test has: a process imports each name once."""
+    monkeypatch.setattr(sys, "path", sys.path[:])
+
+    def write(code: str = HANDLER, *, run: str = "pass", evaluate: str = "pass", task: str = "echo") -> Path:
+        text = code.format(run=run, evaluate=evaluate, task=task) if code is HANDLER else code
+        path = tmp_path / f"echo_task_{next(_numbers)}.py"
+        path.write_text(HEAD + text)
+        return path
+
+    return write
+
+
+def tried(*arguments: object) -> CompletedProcess[str]:
+    return prorl("tasks", "try", *arguments)
+
+
+def rows(folder: Path, *lines: object) -> Path:
+    file = folder / "data.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return file
+
+
+@pytest.fixture(scope="module")
+def documented(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the files that the docs' commands name."""
+    folder = tmp_path_factory.mktemp("documented")
+    for name, handler in (("my_task.py", "class CountHandler"), ("essay_task.py", "class EssayHandler")):
+        (code,) = [block for block in blocks("python") if handler in block]
+        (folder / name).write_text(code)
+    rows(folder, {"text": "to be or not to be", "word": "be"})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        pytest.param(line, said, marks=[pytest.mark.proof] if line.startswith("prorl eval") else [])
+        for line, said in zip(
+            OWN_TASK_COMMANDS,
+            ("completed, reward 1", "word +│ text", r"count +│ count +│ +1", "pass@1", "completed, reward 0.8"),
+            strict=True,
+        )
+    ],
+)
+def test_the_commands_of_the_docs(line: str, said: str, documented: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    done = prorl(*shlex.split(line)[1:], cwd=documented)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(said, done.stdout), done.stdout
+
+
+def test_each_phase_is_shown(documented: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    file = documented / "both.jsonl"
+    file.write_text('{"text": "a", "word": "a"}\n{"document": "to be or not to be", "term": "be"}\n')
+    turns = ("--say", 'bash {"command": "grep -ow be text.txt | wc -l"}', "--say", 'finish {"message": "2"}')
+    done = tried(documented / "my_task.py", file, "--row", "2", "--sandbox", "process", *turns)
+    assert done.returncode == 0, done.stderr
+    heads = re.findall(r"^(INIT|RUN|EVAL) [0-9.]+ s  (.*)$", done.stdout, re.MULTILINE)
+    assert heads == [
+        ("INIT", "returned {'sessions': {'bash': 1}}"),
+        ("RUN", "returned {'answer': '2'}"),
+        ("EVAL", "reward 1.0"),
+    ]
+    assert '→ bash({"command": "grep -ow be text.txt | wc -l"})' in done.stdout
+    assert "completed, reward 1" in done.stdout
+    assert "line 2: {'text': 'to be or not to be', 'word': 'be'}" in done.stderr
+
+
+@pytest.mark.parametrize(("turn", "reward"), [("be", "1"), ("or", "0")])
+def test_a_task_without_a_data_file_is_tried(write: Write, turn: str, reward: str) -> None:
+    done = tried(write(), *SAY, "--say", turn)
+    assert done.returncode == 0, done.stderr
+    assert f"completed, reward {reward}" in done.stdout
+
+
+def test_an_installed_task_is_tried() -> None:
+    done = tried("math", "--set", "problem=1 + 1", "--set", "ground_truth='2'", "--say", r"\boxed{3}")
+    assert "completed, reward 0" in done.stdout, done.stderr
+
+
+def test_a_real_engine_answers(write: Write) -> None:
+    done = tried(write(), *SAY)
+    assert done.returncode == 0, done.stderr
+    assert "stopped by" in done.stdout
+    assert " generated, mean log-prob" in done.stdout
+
+
+def test_a_row_that_does_not_fit_names_line_field_and_the_fields_there(write: Write, tmp_path: Path) -> None:
+    file = rows(tmp_path, {"wrod": "be"}, {"word": 3}, {"word": "be", "hint": "x"}, {"task": "math", "instance": {}})
+    module = write()
+    there = "a echo instance has the fields word"
+    for row, said in (
+        (1, "needs word (is that wrod?) too"),
+        (2, "got `int` - at `$.word`"),
+        (3, "unknown field `hint`"),
+    ):
+        line = complaint(tried(module, file, "--row", row, "--say", "x"))
+        assert f"data.jsonl, line {row}: " in line
+        assert said in line
+        assert there in line
+    assert "it is a job of task math, not of echo" in complaint(tried(module, file, "--row", "4", "--say", "x"))
+    assert "--row 5: " in complaint(tried(module, file, "--row", "5", "--say", "x"))
+    assert there in complaint(tried(module, "--say", "x"))
+
+
+def test_what_a_handler_raises_is_shown_with_its_line(write: Write) -> None:
+    module = write(evaluate='raise KeyError("rubric")')
+    done = tried(module, *SAY, "--say", "be")
+    line = module.read_text().splitlines().index('        raise KeyError("rubric")') + 1
+    assert done.returncode == 1
+    assert "EVAL" in done.stdout
+    assert f'File "{module}", line {line}, in eval' in done.stdout
+    assert "phase_runner" not in done.stdout
+    assert "failed, " in done.stdout
+    assert "reward" not in done.stdout
+
+
+def test_a_reward_that_is_no_number_is_an_infrastructure_error(write: Write) -> None:
+    done = tried(write(evaluate="return Evaluation(math.nan)"), *SAY, "--say", "be")
+    assert done.returncode == 1
+    assert "infrastructure error" in done.stdout
+    assert "EVAL gave the reward nan; it must be a finite number" in done.stdout
+
+
+def test_a_phase_that_hangs_ends_at_its_limit(write: Write) -> None:
+    done = tried(write(evaluate="await asyncio.sleep(600)"), *SAY, "--say", "be", "--limit", "1")
+    assert done.returncode == 1
+    assert "eval took longer than its limit of 1 s" in done.stdout
+
+
+@pytest.mark.proof
+def test_a_handler_that_blocks_is_named_with_its_line(write: Write) -> None:
+    module = write(evaluate="BUSY.wait(100)")
+    line = module.read_text().splitlines().index("        BUSY.wait(100)") + 1
+    done = tried(module, *SAY, "--say", "be", "--limit", "1")
+    assert done.returncode == 1
+    sys.modules[module.stem].BUSY.set()
+    assert f"{module}:{line}" in done.stderr
+
+
+def test_a_script_that_is_too_short_says_so(write: Write) -> None:
+    module = write(run='await phase.converse([ChatMessage(Role.USER, "First.")], [])')
+    done = tried(module, *SAY, "--say", "be")
+    assert done.returncode == 1
+    assert "asks for turn 2, and the script has 1" in done.stdout
+    assert "one more --say" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("def broken(:\n", "cannot be imported: line 17: "),
+        ("import a_module_that_no_one_has\n", "line 17: ModuleNotFoundError: No module named"),
+        ("from .helpers import helped\n", "import the file next to it by its name, or put an __init__.py"),
+        ("raise SystemExit(3)\n", "SystemExit: 3"),
+        ("x = 1\n", "has no handler: no class in it is a subclass of AgentHandler"),
+        ("class Half(AgentHandler[EchoInstance]):\n    task = 'half'\n", "has no handler: Half has no eval and no run"),
+        (
+            ONE,
+            'One names no task; write task = "…" in it',
+        ),
+        (
+            f"{ONE}    task = 'x'\n\n\nclass Two(One):\n    pass\n",
+            "the task x has two handlers",
+        ),
+    ],
+)
+def test_a_module_that_cannot_be_used_is_refused(write: Write, code: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        own_handlers([write(code)])
+
+
+def test_a_file_that_is_no_module_is_refused(tmp_path: Path) -> None:
+    for name, said in (
+        ("gone.py", "is not there"),
+        ("data.txt", "not a .py file"),
+        ("my-task.py", "no name of a module"),
+    ):
+        if name != "gone.py":
+            (tmp_path / name).write_text("")
+        with pytest.raises(ConfigError, match=said):
+            own_handlers([tmp_path / name])
+    (tmp_path / "json.py").write_text("")
+    with pytest.raises(ConfigError, match="has the name of another module, json"):
+        own_handlers([tmp_path / "json.py"])
+
+
+def test_files_next_to_a_module_can_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    body = HEAD + HANDLER.format(task="beside", run="pass", evaluate="pass")
+    (tmp_path / "helping_words.py").write_text("WORD = 'be'\n")
+    (tmp_path / "helped_task.py").write_text(f"from helping_words import WORD\n{body}")
+    package = tmp_path / "echo_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "words.py").write_text("WORD = 'be'\n")
+    (package / "task.py").write_text(f"from .words import WORD\n{body.replace('beside', 'packed')}")
+    found = own_handlers([tmp_path / "helped_task.py", package / "task.py"])
+    assert {task: kind.__module__ for task, kind in found.items()} == {
+        "beside": "helped_task",
+        "packed": "echo_package.task",
+    }
+    assert sys.path[-1] == str(tmp_path)
+
+
+def test_threads_that_an_import_starts_end_with_the_process(write: Write) -> None:
+    module = write(
+        "THREAD = threading.Thread(target=BUSY.wait)\nTHREAD.start()\n"
+        + HANDLER.format(task="threaded", run="pass", evaluate="pass")
+    )
+    (kind,) = own_handlers([module]).values()
+    started = sys.modules[kind.__module__]
+    assert started.THREAD.is_alive()
+    assert started.THREAD.daemon
+    started.BUSY.set()
+
+
+def test_a_file_takes_the_place_of_an_installed_task(write: Write) -> None:
+    handlers = all_handlers([write(task="math")])
+    assert type(handlers["math"]).__name__ == "EchoHandler"
+    assert {"shell", "code"} <= handlers.keys()
+    assert all_handlers([write(task="other")], ["math"]).keys() == {"math"}
+
+
+def test_stage_processes_of_a_service_serve_modules() -> None:
+    topology = Topology(service=ServiceSettings(task_modules=("/tasks/one.py", "/tasks/two.py")))
+    wanted = ["--task-module", "/tasks/one.py", "--task-module", "/tasks/two.py"]
+    for plan in plan_children(topology, None):
+        given = [plan.arguments[at : at + 4] for at, word in enumerate(plan.arguments) if word == "--task-module"]
+        assert (list(given[0]) if given else []) == (wanted if plan.role else [])
+
+
+def test_fields_are_shown(write: Write) -> None:
+    done = prorl("tasks", "show", "shell")
+    assert re.search(r"instruction +│ text +│ required │ What the agent is asked to do", done.stdout)
+    assert re.search(r"files +│ map of names to text +│ \{\}", done.stdout)
+    assert re.search(r"word +│ text +│ required │ What the model must say", prorl("tasks", "show", write()).stdout)
+    assert re.search(r"tests\[\]\.input +│ text +│ required", prorl("tasks", "show", "code").stdout)
+    assert "offered: " in complaint(prorl("tasks", "show", "nonsense"))
+
+
+def test_the_fields_of_each_task_are_in_the_docs() -> None:
+    page = PAGES[ROOT / "docs" / "tasks.md"]
+    kinds = [handler.instance_type for handler in load_handlers().values()]
+    ours = [f"{kind.__module__}.{kind.__qualname__}" for kind in kinds if kind.__module__.startswith("prorl_zmq.")]
+    assert len(ours) >= 6
+    assert [kind for kind in ours if f"::: {kind}\n" not in page] == []
+
+
+def test_rows_are_validated_with_a_module(write: Write, tmp_path: Path) -> None:
+    file = rows(tmp_path, {"word": "be"}, {"wrod": "be"})
+    done = prorl("tasks", "validate", file, "--task-module", write())
+    assert done.returncode == 1
+    assert "line 2: " in done.stdout
+    assert re.search(r"echo +│ echo +│ +1", done.stdout)
+
+
+@pytest.mark.proof
+def test_an_evaluation_uses_a_module(write: Write, tmp_path: Path) -> None:
+    module, out = write(), tmp_path / "run"
+    arguments = ("eval", rows(tmp_path, {"word": "a"}, {"word": "be"}), "--out", out, "--sandbox", "process")
+    done = prorl(*arguments, "--task-module", module, "--max-tokens", "4")
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    assert {(each["result"]["task"], each["result"]["outcome"]) for each in results} == {("echo", "completed")}
+    assert "said" in results[0]["result"]["notes"]
+    module.write_text(module.read_text() + "\n# another version\n")
+    changed = prorl(*arguments, "--task-module", module, "--max-tokens", "4")
+    assert changed.returncode == 2
+    assert "--task-module was" in changed.stderr
+    assert "[service] task_modules" in complaint(
+        prorl("eval", tmp_path / "data.jsonl", "--task-module", module, "--connect", "ipc:///x")
+    )
+    assert "name them with --task-module" in complaint(prorl("regrade", out))
