@@ -94,9 +94,9 @@ class RunPhase(Generic[Instance]):
     sandbox: Sandbox | None
     """The sandbox that INIT made."""
     converse: Callable[[Sequence[ChatMessage], Sequence[Tool[Any]]], Awaitable[Episode]]
-    """Runs the agent loop on the job's backend, from the opening messages to the end, and returns the episode. The chat
-    template describes the tools to the model. Where a harness leads the rollout, it gets the user's messages as its
-    task, and has tools of its own."""
+    """Runs the agent loop on the job's backend, from the opening messages to the end, and returns the episode. A rollout
+    is one conversation: a second call raises `HandlerFailed`. The chat template describes the tools to the model. Where
+    a harness leads the rollout, it gets the user's messages as its task, and has tools of its own."""
 
 
 @dataclass(frozen=True, slots=True)

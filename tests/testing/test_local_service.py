@@ -415,3 +415,28 @@ def test_an_engine_that_describes_itself_wrongly_ends_the_start() -> None:
 def test_an_unknown_task_is_refused_at_the_front_door() -> None:
     with local() as service, service.client() as client, pytest.raises(UnknownTask, match="chess"):
         client.submit(Job(task="chess", instance={}))
+
+
+class TwiceHandler(RiddleHandler):
+    """Asks a second time, after the first conversation or beside it."""
+
+    async def run(self, phase: RunPhase[RiddleInstance]) -> PhaseData:
+        asked = [phase.converse([ChatMessage(Role.USER, phase.instance.question)], []) for _ in range(2)]
+        if phase.instance.answer == "at once":
+            await asyncio.gather(*asked)
+        else:
+            for one in asked:
+                await one
+        return {}
+
+
+@pytest.mark.parametrize("when", ["later", "at once"])
+def test_a_second_conversation_is_refused_by_name(when: str) -> None:
+    """The turns of the first were dropped from the mask, the counters and the limits."""
+    with local(handlers={"riddle": TwiceHandler}) as service:
+        trajectory = ended(service, Job(task="riddle", instance={"question": "2 + 2?", "answer": when}))
+    assert trajectory.outcome == Outcome.FAILED
+    assert trajectory.reward is None
+    assert trajectory.error is not None
+    assert trajectory.error.code == "handler_failed"
+    assert "phase.converse was called a second time" in trajectory.error.message
