@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorl_zmq.evaluation.passes import Tally, mean_estimate, pass_at_k, pass_estimate
+from prorl_zmq.evaluation.passes import Tally, mean_estimate, pass_at_k, pass_estimate, percentage
 
 
 def test_pass_at_k_is_the_share_of_draws_with_a_solved_one() -> None:
@@ -111,3 +111,9 @@ def test_the_interval_of_a_mean_reward_is_students() -> None:
     assert estimate is not None
     low, high = stats.t.interval(0.95, 3, np.mean(means), stats.sem(means))
     assert (estimate.low, estimate.high) == pytest.approx((low, high))
+
+
+def test_a_share_is_rounded_as_the_dashboard_rounds_it() -> None:
+    """The terminal showed 1.2 % where the page showed 1.3 %."""
+    shares = {0.0125: "1.3%", 0.0375: "3.8%", 0.1: "10.0%", 1 / 3: "33.3%", 0.0005: "0.1%", 1.0: "100.0%", 0.0: "0.0%"}
+    assert {share: percentage(share) for share in shares} == shares
