@@ -50,6 +50,7 @@ from ..wire import codec
 from ..wire.messages.jobs import Harness, Outcome
 from ..wire.messages.stages import Task
 from .grading.grader_pool import GRADE_S
+from .harness.adapter import known_harnesses
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -95,9 +96,9 @@ class RunPhase(Generic[Instance]):
     sandbox: Sandbox | None
     """The sandbox that INIT made."""
     converse: Callable[[Sequence[ChatMessage], Sequence[Tool[Any]]], Awaitable[Episode]]
-    """Runs the agent loop on the job's backend, from the opening messages to the end, and returns the episode. The chat
-    template describes the tools to the model. Where a harness leads the rollout, it gets the user's messages as its
-    task, and has tools of its own."""
+    """Runs the agent loop on the job's backend, from the opening messages to the end, and returns the episode. A
+    rollout is one conversation: a second call raises `HandlerFailed`. The chat template describes the tools to the
+    model. Where a harness leads the rollout, it gets the user's messages as its task, and has tools of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,13 +244,14 @@ class AgentHandler(ABC, Generic[Instance]):
         """Free what the handler holds in this process; the process allows some seconds for it."""
 
     def describe(self) -> Task:
-        """Return the task with the fields of its instances, for the check at the front door."""
+        """Return the task with the fields of its instances and its harnesses, for the check at the front door."""
         hints = get_type_hints(self.instance_type)
         fields = msgspec.structs.fields(self.instance_type)
         return Task(
             self.task,
             fields={one.encode_name: _type_name(hints[one.name]) for one in fields},
             optional=tuple(one.encode_name for one in fields if not one.required),
+            harnesses=tuple(known_harnesses()),
         )
 
     def parse_instance(self, job: Job) -> Instance:

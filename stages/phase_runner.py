@@ -116,6 +116,7 @@ class PhaseRunner:
     """Those that end with the phase."""
     _backend: Backend | None = field(default=None, init=False)
     _episode: Episode | None = field(default=None, init=False)
+    _has_conversed: bool = field(default=False, init=False)
     _harness: ChosenHarness | None = field(default=None, init=False)
     _conversing: float = field(default=math.inf, init=False)
     """Since when the agent acts."""
@@ -241,6 +242,12 @@ class PhaseRunner:
         return self._backend
 
     async def _converse(self, messages: Sequence[ChatMessage], tools: Sequence[Tool[Any]]) -> Episode:
+        if self._has_conversed:
+            raise HandlerFailed(
+                "phase.converse was called a second time; a rollout has one conversation, and its trajectory, mask and "
+                "limits are of that one: pass all opening messages in one call, and let tools answer the policy"
+            )
+        self._has_conversed = True
         asked_at = time.monotonic()
         backend = await self._assigned()
         waited_s = time.monotonic() - asked_at

@@ -10,7 +10,7 @@ from ...metrics import catalog
 if TYPE_CHECKING:
     from .request_handler import BackendRequestHandler
 
-STATES = ("ready", "draining", "updating", "probation", "unwell")
+STATES = ("ready", "draining", "updating", "behind", "probation", "unwell")
 
 
 def set_gauges(handler: BackendRequestHandler) -> None:

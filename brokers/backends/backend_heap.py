@@ -8,7 +8,8 @@
 - Otherwise it goes to the best of the ranking (see `backend_ranking`): one with room on its node, one with room, the
   least loaded one.
 - A job that cannot go on with its backend gets another one, and the same only where there is no other.
-- A backend that drains, serves older weights than are wanted, or is unwell takes no jobs; those that hold it keep it.
+- A backend that drains, is behind (it serves other weights than are wanted), or is unwell takes no jobs; those that
+  hold it keep it.
 - While weights are on their way (see `weight_update`), a backend that does not serve exactly these takes no jobs.
 - A backend on probation takes one job each time that it is offered for a trial (`backend_probation` says when): the
   next job that has no backend yet; or, if there is no other backend, one that leaves another.
@@ -66,7 +67,7 @@ class BackendHeap:
     def add(self, backend: Backend, needed_version: int = 0) -> None:
         """Register a backend, or update a known one, which ends its draining or probation.
 
-        While its weights are older than `needed_version`, or than the wanted ones, it drains.
+        While its weights are older than `needed_version`, or than the wanted ones, it is behind.
         """
         member = self._members.get(backend.backend_id)
         if member is not None and member.backend.endpoint != backend.endpoint:
@@ -129,10 +130,10 @@ class BackendHeap:
         """Note which weights a backend (None: each) serves from now on; one that has caught up takes jobs again.
 
         With `as_wanted` a trainer says so: the backend need not catch up with what it has served, and if it is of each,
-        no newer weights are wanted.
+        these are the wanted weights.
         """
         if as_wanted and backend_id is None:
-            self.wanted_version = min(self.wanted_version, weight_version)
+            self.wanted_version = weight_version
         for member in [self.member(backend_id)] if backend_id is not None else self._members.values():
             before = member.state
             member.backend = msgspec.structs.replace(member.backend, weight_version=weight_version)
@@ -148,6 +149,8 @@ class BackendHeap:
         member.needed_version = 0 if version >= needed or version == self._begun else needed
         member.awaited = None if version == self._begun else self._begun
         member.note = ""
+        if not member.needed_version:
+            member.catch_up = ""
 
     def serves(self, weight_version: int) -> bool:
         return any(member.backend.weight_version == weight_version for member in self._members.values())
@@ -170,6 +173,7 @@ class BackendHeap:
         for member in self._members.values():
             member.needed_version = 0 if member.backend.weight_version == weight_version else weight_version
             member.awaited = None
+            member.catch_up = ""
             self._rank(member)
 
     def hold_back(self, backend_id: str, needed_version: int) -> None:
@@ -186,6 +190,10 @@ class BackendHeap:
             self._weigh(member)
             member.note = note if waited else ""
             self._rank(member)
+
+    def note_catch_up(self, backend_id: str, note: str) -> None:
+        """Note how a backend that is behind gets the wanted weights, or why it did not."""
+        self.member(backend_id).catch_up = note
 
     def known_version(self, backend_id: str) -> int:
         """Return the weights that a backend last served, or should have caught up with."""

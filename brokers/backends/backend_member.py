@@ -21,6 +21,8 @@ class Member:
     """It takes no jobs until it has got weights of this version, or newer ones; 0 once it has."""
     awaited: int | None = None
     """The weights that are on their way, and that it does not serve yet."""
+    catch_up: str = ""
+    """How it gets the weights that it needs, or why it did not; empty: nothing has been tried."""
     note: str = ""
     """What people should know of it, though it takes jobs."""
     failure: str = ""
@@ -31,14 +33,14 @@ class Member:
     jobs: set[str] = field(default_factory=set)
 
     @property
-    def state(self) -> Literal["ready", "draining", "updating", "probation", "unwell"]:
+    def state(self) -> Literal["ready", "draining", "updating", "behind", "probation", "unwell"]:
         """As in `BackendStatus`."""
         if self.draining:
             return "draining"
         if self.awaited is not None:
             return "updating"
         if self.needed_version:
-            return "draining"
+            return "behind"
         if self.problem:
             return "unwell"
         return "probation" if self.failure else "ready"
@@ -48,10 +50,13 @@ class Member:
         if self.awaited is not None:
             return f"weights {self.awaited} are on their way, and it serves {self.backend.weight_version}"
         if self.needed_version:
-            return (
-                f"it serves weights {self.backend.weight_version} where {self.needed_version} are wanted: update it, "
-                "or say with `prorl backends set-version` what is"
+            served, needed = self.backend.weight_version, self.needed_version
+            remedy = self.catch_up or (
+                f"load them with `prorl backends update-weights PATH {needed}`, or, if its engine has them, say so "
+                f"with `prorl backends set-version {needed}`; a new training begins with `prorl backends set-version "
+                f"{served}`"
             )
+            return f"it serves weights {served} where {needed} are wanted: {remedy}"
         return self.problem or self.failure or self.note
 
     @property

@@ -1,8 +1,8 @@
 """Which backends are registered, and what is remembered of those that are gone. Pure: no sockets, no clock, no file.
 
 An engine host that promised heartbeats and falls silent is removed, but its weight version is remembered, and that it
-was drained: one that comes back with older weights (a new process under the old name) drains until it has caught up. Of
-a host's version and a trainer's, the one that changed last counts. A host that was removed on request stays removed
+was drained: one that comes back with older weights (a new process under the old name) is behind until it has caught up.
+Of a host's version and a trainer's, the one that changed last counts. A host that was removed on request stays removed
 until it is added again.
 
 All this outlives the broker's process: `take_changes` returns what a journal has to note, `restore` takes it back.
@@ -184,8 +184,8 @@ class BackendRegistry:
     def restore(self, records: Iterable[BackendRecord], now: float, *, of_before: bool = False) -> None:
         """Take over what an earlier process knew; for a new registry.
 
-        With `of_before` that was of a service that has ended. Hosts that register now are not held to its weights: who
-        starts a service says which weights it starts with.
+        With `of_before` that was of a service that has ended. Hosts that register now are not held to what each of them
+        served, but to the wanted weights, as all are.
         """
         for record in records:
             backend_id = record.backend.backend_id

@@ -152,6 +152,8 @@ class BackendRequestHandler:
         weights: WeightsRecord | None = None,
     ) -> None:
         """See `BackendRegistry.restore`; before the first request."""
+        if weights is not None:
+            self.heap.want_version(weights.wanted)
         self._registry.restore(records, now, of_before=of_before)
         if weights is not None:
             self._update.restore(weights, now, of_before=of_before)
@@ -297,6 +299,8 @@ class BackendRequestHandler:
         remedy = "register one with `prorl backends add` or start `prorl-engine`"
         if len(self.heap) == 0:
             remedy = self._starts.failures() or remedy
+        elif behind := [status for status in self.heap.status() if status.state == "behind"]:
+            remedy = f"backend {behind[0].backend.backend_id} is behind: {behind[0].problem}"
         if self._update.version is not None:
             remedy = (
                 f"weights {self._update.version} are on their way, and none serves them yet: let its jobs wait longer"

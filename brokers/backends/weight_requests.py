@@ -214,8 +214,8 @@ class WeightRequests:
                 self._update.begin(version, min(limit_s, LIMIT_MOST_S), now)
             case SetWeightVersion():
                 self._update.check_none_but(None)
-                self._registry.set_weight_version(version, None)
                 self._check_backends()
+                self._registry.set_weight_version(version, None)
             case _:
                 self._check_backends()
 
@@ -241,6 +241,7 @@ class WeightRequests:
         is_behind = self._heap.member(backend_id).backend.weight_version < wanted
         if path and is_behind and not is_asked and self._update.version is None:
             log.info("backend %s is asked to load weights %d from %s", backend_id, wanted, path)
+            self._heap.note_catch_up(backend_id, f"it is loading them from {path}")
             request = LoadWeights(new_id(), path, wanted, "keep", CATCH_UP_S)
             under_way = self._under_way[request] = _UnderWay(request, None, now, now + CATCH_UP_S, {})
             self._ask_one(under_way, backend_id)
@@ -250,6 +251,8 @@ class WeightRequests:
         for backend_id, error in under_way.outcomes.items():
             if error is not None:
                 log.warning("weights %d: %s", under_way.request.weight_version, error.message)
+                with suppress(UnknownBackend):
+                    self._heap.note_catch_up(backend_id, f"loading them failed, so update it by hand: {error.message}")
             elif under_way.request.weight_version == self._heap.wanted_version:
                 with suppress(UnknownBackend):
                     self._registry.set_weight_version(under_way.request.weight_version, backend_id)

@@ -5,8 +5,8 @@ that they do, get them again. The end makes the version the wanted one: whoever 
 those that come later. An update whose end does not come in time is given up, as engine hosts do with their part
 of it: then jobs get any backend again, as before its begin. One update at a time; a trainer may die at any moment.
 
-What is wanted and what was begun outlives the broker's process (`take_change`, `restore`); what is restored has its
-whole limit again, since no clock outlives the process.
+What is wanted outlives the broker's process and the service (`take_change`, `restore`); what was begun outlives the
+process, and has its whole limit again, since no clock outlives the process.
 """
 
 from __future__ import annotations
@@ -126,11 +126,11 @@ class WeightUpdate:
         return record
 
     def restore(self, record: WeightsRecord, now: float, *, of_before: bool = False) -> None:
-        """Take over what an earlier process knew, once its backends are in the heap."""
+        """Take over what an earlier process knew, once the heap wants its weights and has its backends.
+
+        With `of_before` that was of a service that has ended: the update that it had begun is given up.
+        """
         self._noted = record
-        if of_before:
-            return
-        self._heap.want_version(record.wanted)
         self._loaded = (record.wanted, record.path)
-        if record.begun is not None:
+        if record.begun is not None and not of_before:
             self.begin(record.begun, record.limit_s, now)

@@ -49,7 +49,7 @@ from .batch_records import (
     Unusable,
 )
 from .batch_registry import BatchRegistry
-from .batch_stats import DiscardReason
+from .batch_stats import DiscardReason, described_failures
 from .group_filters import Verdict
 
 if TYPE_CHECKING:
@@ -405,7 +405,7 @@ class BatchSampler:
         self._actions.append(GiveUp(batch.batch_id, group))
         in_row = batch.stats.given_up_in_row
         if batch.state == "open" and in_row >= batch.options.max_given_up:
-            reasons = ", ".join(f"{reason} ({count} jobs)" for reason, count in batch.status().failures.items())
+            reasons = described_failures(batch.status().failures)
             self._end(batch, "failed", f"{in_row} groups in a row could not be completed: {reasons}")
         return True
 

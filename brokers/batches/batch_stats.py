@@ -15,9 +15,16 @@ from ...wire.messages.base import GIVEN_UP_LIMIT
 from ...wire.messages.batches import BatchReport, Distribution, GivenUpGroup, RolloutDistribution
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from .rollout_group import Rollout
+
+ADVICE = {
+    "no_backend": "`prorl backends list` says why no backend takes jobs",
+    "older_weights_than_announced": "`prorl backends list` says which weights each engine serves: load the announced "
+    "ones with `update_weights`, or say with `set_weight_version` which ones they are",
+}
+"""What to do about some reasons for which jobs fail."""
 
 
 class DiscardReason(StrEnum):
@@ -144,3 +151,9 @@ class BatchStats(msgspec.Struct, array_like=True):
             kept=self.kept.distribution(),
             dropped=self.dropped.distribution(),
         )
+
+
+def described_failures(failures: Mapping[str, int]) -> str:
+    """Say why jobs failed, and what to do about it."""
+    reasons = ", ".join(f"{reason} ({count} jobs)" for reason, count in failures.items())
+    return "; ".join([reasons, *(ADVICE[reason] for reason in failures if reason in ADVICE)])

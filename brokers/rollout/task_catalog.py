@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ...errors import Busy, InvalidJob, UnknownTask
+from ...wire.messages.jobs import Harness
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -38,12 +39,16 @@ class TaskCatalog:
         """The one that was announced last comes last."""
         self._instances: dict[str, type[msgspec.Struct]] = {}
         """Made with a task's first job: reports come often, and may name many tasks."""
+        self._harnesses: set[str] = set()
+        """Of all stage processes: nodes may have different ones."""
 
     def add(self, tasks: Iterable[Task]) -> None:
         for task in tasks:
             if self._tasks.pop(task.name, None) != task:
                 self._instances.pop(task.name, None)
             self._tasks[task.name] = task
+            if len(self._harnesses) < KNOWN_LIMIT:
+                self._harnesses.update(task.harnesses)
         while len(self._tasks) > KNOWN_LIMIT:
             oldest = next(iter(self._tasks))
             del self._tasks[oldest]
@@ -55,13 +60,16 @@ class TaskCatalog:
         Raises:
             Busy: no stage process has announced any task yet.
             UnknownTask: none has announced this one.
-            InvalidJob: the instance lacks a field, has an unknown one, or one of a wrong type; `field` names it.
+            InvalidJob: the instance lacks a field, has an unknown one, or one of a wrong type, or nobody offers the
+                harness; `field` names it.
         """
         if not self._tasks:
             raise Busy("no stage process has reported yet; the service is starting", retry_after_s=0.2)
         if job.task not in self._tasks:
             served = ", ".join(sorted(self._tasks))
-            raise UnknownTask(f"no stage process serves task {job.task!r}; served: {served}", task=job.task)
+            message = f"no stage process serves task {job.task!r}; served: {served}"
+            raise UnknownTask(message, task=job.task, job_id=job.job_id)
+        self._check_harness(job)
         if job.task not in self._instances:
             self._instances[job.task] = _instance_type(self._tasks[job.task])
         try:
@@ -69,12 +77,23 @@ class TaskCatalog:
         except msgspec.ValidationError as error:
             what, _, where = str(error).partition(" - at `$.")
             field = where.rstrip("`") or what.partition("field `")[2].rstrip("`")
+            if "unknown field" in what:
+                what += f"; its fields are {', '.join(self._tasks[job.task].fields) or 'none'}"
             raise InvalidJob(
                 f"job {job.job_id}: the instance of task {job.task} is wrong: {what}"
                 + (f" in {field}" if where else ""),
                 job_id=job.job_id,
                 field=field,
             ) from error
+
+    def _check_harness(self, job: Job) -> None:
+        name = Harness.of(job.harness).name if job.harness is not None else ""
+        if name and self._harnesses and name not in self._harnesses:
+            raise InvalidJob(
+                f"job {job.job_id}: there is no harness {name!r}; the service has {', '.join(sorted(self._harnesses))}",
+                job_id=job.job_id,
+                field="harness",
+            )
 
 
 def _instance_type(task: Task) -> type[msgspec.Struct]:

@@ -17,6 +17,7 @@ from ..wire.messages.backends import AnyBackendReply, BackendRefused
 from ..wire.messages.base import JobIdentifier, new_id
 from ..wire.messages.engines import AnyEngineReply, EngineRefused
 from ..wire.messages.front_door import Collect, Collected, FrontDoorReply, Refused, Submit
+from ..wire.messages.jobs import Job
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     import zmq
 
     from ..data.trajectory import Trajectory
-    from ..wire.messages.jobs import Job, Result
+    from ..wire.messages.jobs import Result
     from .mapped_block import MappedBlock
 
     Received = bytes | zmq.Frame | MappedBlock
@@ -51,7 +52,11 @@ REFUSALS = (Refused, BackendRefused, EngineRefused)
 def submissions(
     session: str, jobs: Iterable[Job], limit_bytes: int
 ) -> Iterator[tuple[Submit, list[bytes], tuple[str, ...]]]:
-    """Cut jobs into requests: the header of each, its packed jobs, and their ids."""
+    """Cut jobs into requests: the header of each, its packed jobs, and their ids.
+
+    Raises:
+        TypeError: one is no `Job`.
+    """
     packed_jobs: list[bytes] = []
     ids: list[str] = []
     size = 0
@@ -68,7 +73,17 @@ def submissions(
 
 
 def pack_job(job: Job, limit_bytes: int, what: str = "job") -> bytes:
-    """Pack a job or prompt; raise `JobTooLarge` or, for an instance that is not plain data, `MalformedMessage`."""
+    """Pack a job or prompt; raise `JobTooLarge` or, for an instance that is not plain data, `MalformedMessage`.
+
+    Raises:
+        TypeError: it is no `Job`.
+    """
+    if not isinstance(job, Job):
+        given = shortened(repr(job))
+        raise TypeError(
+            f"a {what} must be a prorl_zmq.Job, such as Job(task='math', instance={{…}}), and not a "
+            f"{type(job).__name__}: {given}; of a dict it is made by msgspec.convert(given, Job)"
+        )
     packed = codec.encode(job)
     if len(packed) > limit_bytes:
         raise JobTooLarge(

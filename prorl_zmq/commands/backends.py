@@ -55,7 +55,8 @@ def list_(
     """List the backends: state, weight version, jobs in flight, tokens/s and cache hits.
 
     States: `ready`; `draining`: it keeps its jobs and gets no more; `updating`: it gets no jobs until it serves the
-    new weights; `probation`: a job could not reach it, or its generation failed there, and single jobs try it, at
+    new weights; `behind`: it serves other weights than were announced last, gets no jobs, and below the table is what
+    to do; `probation`: a job could not reach it, or its generation failed there, and single jobs try it, at
     growing intervals, until one is served; `unwell`: its host says why it cannot serve; `starting`: its engine loads,
     and jobs wait for it; `failed`: its engine could not be started, and the reason is below the table. Cache hits are
     the share of prompt tokens that the engine found in its prefix cache. Engine hosts report them and tokens/s with

@@ -356,7 +356,10 @@ def summary_tables(summary: Summary) -> Group:
 def _share(estimate: Estimate | None) -> tuple[str, str, str]:
     if estimate is None:
         return "–", "–", "0"
-    return f"{estimate.value:.1%}", f"{estimate.low:.1%} – {estimate.high:.1%}", str(estimate.problems)
+    from ..evaluation.passes import percentage  # with numpy
+
+    low, high = percentage(estimate.low), percentage(estimate.high)
+    return percentage(estimate.value), f"{low} – {high}", str(estimate.problems)
 
 
 def _say_where_it_stands(folder: RunFolder) -> None:

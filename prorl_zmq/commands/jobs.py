@@ -15,7 +15,7 @@ from rich.text import Text
 
 from ..client.submission import Submission
 from ..client.trace_log import TRACES, TraceLog
-from ..errors import ConfigError, ProrlError
+from ..errors import ConfigError, InvalidJob, ProrlError, UnknownTask
 from ..service.rollout_brokers import RolloutBrokers, fates
 from ..system.logs import one_line, say
 from ..system.processes import stop_signals
@@ -70,7 +70,7 @@ def submit(
     """
     if tasks is None and session is None:
         raise typer.BadParameter("Missing argument 'TASKS.jsonl', or --session NAME, to collect what it has")
-    jobs = read_jobs(tasks) if tasks is not None else []
+    jobs, line_of = read_jobs(tasks) if tasks is not None else ([], {})
     client = async_client_of(connect, config, keys, service, session=_checked(session))
     if out is not None:
         _make_folder(out, empty=tasks is not None)
@@ -78,6 +78,11 @@ def submit(
     screen = console()
     try:
         done = asyncio.run(_run(client, jobs, report, out))
+    except (InvalidJob, UnknownTask) as error:
+        number = line_of.get(error.fields.get("job_id", ""))
+        if number is None:
+            raise
+        raise ConfigError(f"{tasks}, line {number}: {error.message}") from error
     finally:
         if report.finished:
             screen.print(_summary(report.finished))
@@ -167,8 +172,8 @@ def cancel(
         raise typer.Exit(1)
 
 
-def read_jobs(path: Path) -> list[Job]:
-    """Read a file of one JSON job per line; blank lines are skipped."""
+def read_jobs(path: Path) -> tuple[list[Job], dict[str, int]]:
+    """Read a file of one JSON job per line, and return the line of each job's id too; blank lines are skipped."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -180,14 +185,15 @@ def read_jobs(path: Path) -> list[Job]:
             try:
                 job = msgspec.json.decode(line, type=Job)
             except msgspec.MsgspecError as error:
-                raise ConfigError(f"{path}, line {number}: {error}") from error
+                fields = f"; a job has {', '.join(Job.__struct_fields__)}" if "unknown field" in str(error) else ""
+                raise ConfigError(f"{path}, line {number}: {error}{fields}") from error
             if job.job_id in line_of:
                 raise ConfigError(f"{path}, line {number}: job_id {job.job_id!r} is on line {line_of[job.job_id]} too")
             line_of[job.job_id] = number
             jobs.append(job)
     if not jobs:
         raise ConfigError(f"{path} has no jobs in it")
-    return jobs
+    return jobs, line_of
 
 
 def _make_folder(out: Path, *, empty: bool) -> None:

@@ -16,10 +16,11 @@ import typer
 from ..config import SecuritySettings, Topology, http_address
 from ..errors import ConfigError, SandboxUnavailable
 from ..service.preloading import begun_fork_server
-from ..service.service_folder import TOPOLOGY, ServiceFolder
+from ..service.service_folder import BACKENDS, TOPOLOGY, ServiceFolder
 from ..system.logs import say, start_logging
 from ..system.node_name import short_id
 from . import options
+from .earlier_training import Journals, continue_training
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -88,6 +89,9 @@ def serve(
     take_over: Annotated[
         bool, typer.Option("--take-over", help="--service: also if another one holds the folder, which then ends.")
     ] = False,
+    new_training: Annotated[
+        bool, typer.Option("--new-training", help="Forget the weight version that an earlier training announced here.")
+    ] = False,
     metrics: options.Metrics = None,
     log_dir: Annotated[Path | None, typer.Option(help="For one log file per process. [default: stderr]")] = None,
     log_format: options.LogFormatOption = None,
@@ -101,6 +105,9 @@ def serve(
     with `WatchdogSec`, that it lives. Exit codes: 0 stopped on request; 1 it could not do its work; 2 a wrong flag,
     file or setting, its own or that of a process that it starts.
 
+    A service that is started again continues the training before it: engines of older weights than were announced load
+    them again, or get no jobs. On a terminal this command asks whether it is a new training instead.
+
     With --service DIR, the brokers take free ports, and all other nodes, trainers and commands find them and their keys
     in that folder, which is made if it is not there; --config is then copied into it.
     """
@@ -110,11 +117,16 @@ def serve(
         folder = _folder_of(service, config)
         topology = node_topology(folder, run_dir, f"{short_id(str(folder.path))}-brokers", log_format, log_level)
         topology = with_metrics(_with_sandbox(topology, sandbox, image), metrics)
+        journals = Journals(folder.journal(BACKENDS), tuple(map(folder.journal, folder.rollout_brokers)))
+        continue_training(journals, forget=new_training)
         _serve_folder(folder, topology, address, log_dir, bare=brokers_only, take_over=take_over)
         return
     if address or brokers_only or take_over:
         raise ConfigError("--address, --brokers-only and --take-over go with --service DIR", key="service")
     topology = options.topology_of(config, run_dir, insecure, keys, log_format, log_level)
+    if topology.journal is not None:
+        journals = Journals(topology.run_dir / "backends.journal", (topology.journal,))
+        continue_training(journals, forget=new_training)
     _serve_alone(with_metrics(_with_sandbox(topology, sandbox, image), metrics), config, log_dir)
 
 

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, MultipleLocator, NullLocator, PercentFormatter
 
 from .display import short
+from .passes import percentage
 from .run_folder import is_solved
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def _draw_passes(charts: Charts, rows: Sequence[PassRow]) -> None:
         reach = [np.subtract(values, lows), np.subtract(highs, values)]
         axes.errorbar(ks, values, reach, color=MAIN, marker="o", linewidth=2, elinewidth=1.2, capsize=4)
         for k, value, high in zip(ks, values, highs, strict=True):
-            axes.annotate(f"{value:.1%}", (k, high), (0, 5), textcoords="offset points", ha="center", fontsize=9)
+            axes.annotate(percentage(value), (k, high), (0, 5), textcoords="offset points", ha="center", fontsize=9)
         axes.xaxis.set_major_locator(FixedLocator(ks))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(FuncFormatter(lambda k, _: f"{k:g}"))

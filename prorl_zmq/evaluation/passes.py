@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,11 @@ class Estimate:
     low: float
     high: float
     problems: int
+
+
+def percentage(share: float) -> str:
+    """Write a share with one decimal place, halves away from zero: as the dashboard's `toFixed` does."""
+    return f"{Decimal(100 * share).quantize(Decimal('0.1'), ROUND_HALF_UP)}%"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from ..system.logs import one_line
 from .charts import COLOURS, charts_of, standing_alone
-from .passes import Estimate
+from .passes import Estimate, percentage
 from .run_folder import CHARTS, REPORT_HTML, REPORT_MD, SUMMARY
 
 if TYPE_CHECKING:
@@ -109,21 +109,19 @@ def counting_text(threshold: float) -> str:
 
 
 def percent(value: Estimate | float | None) -> str:
-    return _formatted(value, ".1%")
+    if value is None:
+        return NOTHING
+    return percentage(value.value if isinstance(value, Estimate) else value)
 
 
 def mean(value: Estimate | float | None) -> str:
-    return _formatted(value, ".3f")
-
-
-def _formatted(value: Estimate | float | None, spec: str) -> str:
     if value is None:
         return NOTHING
-    return format(value.value if isinstance(value, Estimate) else value, spec)
+    return format(value.value if isinstance(value, Estimate) else value, ".3f")
 
 
 def interval(estimate: Estimate | None) -> str:
-    return NOTHING if estimate is None else f"{estimate.low:.1%} to {estimate.high:.1%}"
+    return NOTHING if estimate is None else f"{percentage(estimate.low)} to {percentage(estimate.high)}"
 
 
 def mean_interval(estimate: Estimate | None) -> str:

@@ -2,9 +2,9 @@
 
 Structural suspects are the parts of the critical path: a stage, the engines, a tool. The others are in `suspects`. For
 each the run is replayed without it, and what is saved decides. A cross-cut (a slow node, backend or task, losses, cold
-INITs) is named before the leading part if it is a share of that, since it says more. A stage whose slots are few beside
-those of the other stages, with jobs waiting for them, is named for its slots. If nothing saves much, nothing stands
-out.
+INITs or RUNs) is named before the leading part if it is a share of that, since it says more. A stage whose slots are
+few beside those of the other stages, with jobs waiting for them, is named for its slots. A part that leads the critical
+path is named even if the replay saves little without it, with that doubt. If there is none, nothing stands out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .critical_path import critical_path
 from .explanation import Explanation, Finding, PartRow, StageRow
 from .parts import BACKEND, is_work, stage_of, work_name
 from .replay import Change, replay
-from .sentences import GAIN, SATURATED, sentences, use_sentence
+from .sentences import GAIN, LEADING, SATURATED, sentences, use_sentence
 from .suspects import Kind, Suspect, suspects
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 BESIDE = 0.5
 """What is no cross-cut of the leading part is named before it if it saves so much of what the part would; what is
 doubtful, if it saves as much."""
-LEADING = 0.4
-"""The least share of the critical path of a part that is named for it."""
 CLOSE = 0.9
 """Of suspects of which each saves so much of what the best one does, the most telling is named."""
 FEW_ROLLOUTS, MODEL_ERROR, RIVAL = 10, 0.25, 0.75
@@ -40,6 +38,8 @@ UNDIVIDED = 0.2
 """Share of rollouts of which it is not known what RUN did, beyond which an explanation is less sure."""
 NOT_COMPLETED, LACKING = 0.1, 0.8
 """Shares of rollouts with one bad outcome, and of a stage's slots that were there for them, that are worth a note."""
+NOT_NOTHING = 0.3
+"""Share of the critical path of one part, beyond which it is less sure that nothing stands out."""
 SURENESS = ("sure", "fairly sure", "not sure")
 """With no doubt, with one, and with more."""
 SHOWN_JOBS = 8
@@ -86,6 +86,7 @@ def diagnose(recording: Recording, of: str, notes: tuple[str, ...] = ()) -> Expl
     rivals.sort(key=lambda one: -one.saves_s)
     parts = list(structural.values())
     doubts = _doubts(recording, calibration, chosen, [*rivals, *(parts if chosen in parts else ())])
+    doubts += _unearned(chosen, replayed_s, path)
     named = finding(chosen) if chosen is not None else Finding(kind="nothing", name="nothing")
     sureness = SURENESS[min(len(doubts), len(SURENESS) - 1)]
     return Explanation(
@@ -139,11 +140,27 @@ def _chosen(
             return least_s
         return max(rival_s, leading.saves_s) if one.suspect.doubt else rival_s
 
-    likely = [one for one in others if one.saves_s >= enough_s(one)]
+    whole = sum(path.parts.values())
+    likely = [one for one in others if one.saves_s >= enough_s(one) and not _is_aside(one, path, whole)]
     if likely:
         most_s = max(one.saves_s for one in likely)
         return next(one for one in likely if one.saves_s >= CLOSE * most_s)  # the most telling comes first
-    return leading if leading is not None and leading.saves_s >= least_s else None
+    return leading
+
+
+def _is_aside(one: _Weighed, path: CriticalPath, whole: float) -> bool:
+    """Return whether a slow task is slow in a part that the critical path hardly has."""
+    return one.suspect.kind == "task" and path.parts.get(one.suspect.part, 0.0) < GAIN * whole
+
+
+def _unearned(chosen: _Weighed | None, replayed_s: float, path: CriticalPath) -> list[str]:
+    """Return why the replay and the critical path do not agree on what is named."""
+    if chosen is not None:
+        small = chosen.saves_s < GAIN * replayed_s
+        return ["without it other work would have taken most of its time"] if small else []
+    part, part_s = max(path.parts.items(), key=lambda one: one[1], default=("", 0.0))
+    share = part_s / (sum(path.parts.values()) or 1.0)
+    return [f"{work_name(part)} is {share:.0%} of its critical path"] if share >= NOT_NOTHING else []
 
 
 def _refines(one: _Weighed, leading: _Weighed) -> bool:

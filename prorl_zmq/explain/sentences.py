@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 GAIN = 0.15
 """The least share of the time that something must cost to be named."""
+LEADING = 0.4
+"""The least share of the critical path of a part that is named for it."""
 SATURATED = 0.4
 """A stage is short of slots if jobs wait for them during so much of the time."""
 HARDLY = 0.5
@@ -43,12 +45,12 @@ def sentences(
         "slots": f"{name} has too few slots, which bounded {of}: it is {share:.0%} of the critical path of {took}",
         "engine": f"{_engines(found.part)} bounded {of}: it is {share:.0%} of the critical path of {took}",
         "tool": f"The tool {name} bounded {of}: it is {share:.0%} of the critical path of {took}",
-        "task": f"The task {name} bounded {of}, which took {took}, most of all by its {work_name(found.part)}",
+        "task": f"The task {name} bounded {of}, which took {took}{_most_of_all(found, share)}",
         "node": f"The node {name} bounded {of}, which took {took}: its {work_name(found.part)} is slow",
         "backend": f"The backend {name} bounded {of}, which took {took}: it is slower than its peers",
         "losses": f"Lost work bounded {of}, which took {took}: {found.stage} failed with {name}",
         "straggler": f"{_long(len(found.job_ids))} bounded {of}, which took {took}, by {work_name(found.part)}",
-        "cold": f"Cold INITs bounded {of}, which took {took}",
+        "cold": f"Cold {name}s bounded {of}, which took {took}",
         "client": f"The client bounded {of}, which took {took}: it submitted rollouts too slowly",
     }[found.kind]
     evidence = found.evidence[0].upper() + found.evidence[1:]
@@ -68,6 +70,12 @@ def sentences(
 
 def _engines(part: str) -> str:
     return "That no backend was ready" if part == BACKEND else "Engine time"
+
+
+def _most_of_all(found: Finding, share: float) -> str:
+    if share < LEADING:
+        return ""
+    return f", most of all by {work_name(found.part)}: it is {share:.0%} of the critical path"
 
 
 def _long(count: int) -> str:

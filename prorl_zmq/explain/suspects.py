@@ -1,8 +1,9 @@
 """What may have bounded a run besides its stages as such: each with the change that would undo it.
 
 A slow node or backend (beside its peers), a slow task (beside the others), attempts that were lost, a few rollouts that
-last much longer than others of their task, the first INITs of a node (images that were not there yet), and a client
-that submits too slowly. Whether one of them matters is told by the replay, not here.
+last much longer than others of their task, the first INITs of a node (images that were not there yet), the first RUNs
+of a stage process (a tokenizer that it had not loaded yet), and a client that submits too slowly. The replay decides
+whether one of them matters.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ..system.duration import duration
 from ..wire.messages.jobs import Phase
-from .parts import BACKEND, stage_of, work_name
+from .parts import BACKEND, OWN_CODE, stage_of, work_name
 from .peers import LEAST, Like, Slow, slower
 from .replay import Change
 
@@ -58,7 +59,7 @@ class Suspect:
 
 def suspects(recording: Recording) -> list[Suspect]:
     finders: tuple[Callable[[Recording], Iterator[Suspect]], ...] = (
-        *(_losses, _slow_nodes, _slow_backends, _cold, _slow_tasks, _stragglers, _client),
+        *(_losses, _slow_nodes, _slow_backends, _cold_inits, _cold_runs, _slow_tasks, _stragglers, _client),
     )
     return [suspect for find in finders for suspect in find(recording)]
 
@@ -132,7 +133,7 @@ def _slow_backends(recording: Recording) -> Iterator[Suspect]:
         )
 
 
-def _cold(recording: Recording) -> Iterator[Suspect]:
+def _cold_inits(recording: Recording) -> Iterator[Suspect]:
     """The first INITs of a node and task, as many as it has slots, beside the later ones."""
     works: dict[tuple[str, str], list[tuple[Rollout, Work]]] = defaultdict(list)
     for rollout in recording.rollouts:
@@ -162,6 +163,39 @@ def _cold(recording: Recording) -> Iterator[Suspect]:
     change = Change(lambda _rollout, work, _part: usual_s[id(work)] / work.seconds if id(work) in usual_s else 1.0)
     doubt = "more of the first INITs were at work at once, which may be why they were slow" if crowded else ""
     yield Suspect("cold", "INIT", evidence, change, stage="INIT", part="INIT", doubt=doubt, cross_cut=True)
+
+
+def _cold_runs(recording: Recording) -> Iterator[Suspect]:
+    """Compare the own code of a stage process's first RUNs, which began before one had ended, with that of later ones.
+
+    What a process loads once, such as a tokenizer, its first RUNs wait for together.
+    """
+    runs: dict[str, list[Work]] = defaultdict(list)
+    for work in (work for rollout in recording.rollouts for work in rollout.counted):
+        if work.phase == Phase.RUN and OWN_CODE in work.parts:
+            runs[work.stage_id or work.node].append(work)
+    usual_s: dict[int, float] = {}
+    cold: list[float] = []
+    for works in runs.values():
+        first_end = min(work.ended for work in works)
+        first = [work.parts[OWN_CODE] for work in works if work.began < first_end]
+        later = [work.parts[OWN_CODE] for work in works if work.began >= first_end]
+        if len(later) >= LEAST and median(first) >= LONG * (later_s := median(later)):
+            slow = [work for work in works if work.began < first_end and work.parts[OWN_CODE] > later_s]
+            usual_s |= {id(work): later_s for work in slow}
+            cold += [work.parts[OWN_CODE] for work in slow]
+    if not usual_s:
+        return
+    evidence = (
+        f"{work_name(OWN_CODE)} took {duration(median(cold))} in the first {len(cold)} RUNs of their stage processes "
+        f"and {duration(median(usual_s.values()))} in later ones, as with a tokenizer that was not loaded yet"
+    )
+    change = Change(
+        lambda _rollout, work, part: (
+            usual_s[id(work)] / work.parts[OWN_CODE] if part == OWN_CODE and id(work) in usual_s else 1.0
+        )
+    )
+    yield Suspect("cold", "RUN", evidence, change, stage="RUN", part=OWN_CODE, cross_cut=True)
 
 
 def _at_once(works: list[Work]) -> list[int]:

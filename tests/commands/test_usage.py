@@ -76,7 +76,7 @@ def test_wrong_flags(arguments: tuple[str, ...], said: str, tmp_path: Path) -> N
     [
         ('{"task": "math"}\n', "line 1: Object missing required field `instance`"),
         ('\n{"task": "math", "instance": {}}\n{"task": "math", "instance": []}\n', "line 3: Expected `object`"),
-        ('{"task": "math", "instance": {}, "prio": 1}\n', "line 1: Object contains unknown field `prio`"),
+        ('{"task": "math", "instance": {}, "prio": 1}\n', "unknown field `prio`; a job has task, instance, job_id"),
         ("not json\n", "line 1: JSON is malformed"),
         ("\n\n", "has no jobs in it"),
     ],

@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorl_zmq.evaluation.passes import CONFIDENCE, Tally, _student, mean_estimate, pass_at_k, pass_estimate
+from prorl_zmq.evaluation.passes import (
+    CONFIDENCE,
+    Tally,
+    _student,
+    mean_estimate,
+    pass_at_k,
+    pass_estimate,
+    percentage,
+)
 
 
 def test_pass_at_k_is_the_share_of_draws_with_a_solved_one() -> None:
@@ -118,3 +126,9 @@ def test_students_interval_reaches_as_far_as_scipys() -> None:
 
     for freedom in (*range(1, 40), 99, 100, 1001, 20_000):
         assert _student(freedom) == pytest.approx(stats.t.ppf((1 + CONFIDENCE) / 2, freedom), rel=1e-9)
+
+
+def test_a_share_is_rounded_as_the_dashboard_rounds_it() -> None:
+    """The terminal showed 1.2 % where the page showed 1.3 %."""
+    shares = {0.0125: "1.3%", 0.0375: "3.8%", 0.1: "10.0%", 1 / 3: "33.3%", 0.0005: "0.1%", 1.0: "100.0%", 0.0: "0.0%"}
+    assert {share: percentage(share) for share in shares} == shares

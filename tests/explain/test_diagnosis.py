@@ -15,7 +15,7 @@ from prorl_zmq.explain.rollout import Rollout, within
 from prorl_zmq.explain.suspects import suspects
 from prorl_zmq.wire.messages.jobs import Outcome, Phase
 
-from .recordings import SLOTS, USUAL, Parts, passing, recording
+from .recordings import SLOTS, USUAL, Parts, passing, recording, rollout, work
 
 
 def spread(count: int, parts: Parts, seed: int = 0) -> list[tuple[float, Parts]]:
@@ -191,3 +191,50 @@ def test_any_recording_can_be_explained(jobs: list[tuple[float, Parts]], now: fl
     assert len(found.sentences) == 3
     assert all(not text[0].islower() and text.endswith(".") for text in found.sentences)
     assert found.finding.without_s >= 0
+
+
+def first_runs(busy: float, later: int = 24) -> list[Rollout]:
+    """Four RUNs of a process load its tokenizer; a busy machine makes all work of the processor longer."""
+    usual = {"INIT": 0.02 * busy, "engine": 0.05, "own code": 0.004 * busy, "EVAL": 0.02 * busy}
+    return passing([(0.0, usual | {"own code": 1.6 * busy})] * 4 + [(0.0, usual)] * later)
+
+
+@pytest.mark.parametrize("busy", [1.0, 3.0])
+def test_the_first_runs_of_a_process_that_loads_its_tokenizer_are_named_also_on_a_busy_machine(busy: float) -> None:
+    """'Nothing stands out' was said with 63 % of the critical path in RUN's own code."""
+    found = diagnose(recording(first_runs(busy)), "the run")
+    assert (found.finding.kind, found.finding.name, found.finding.part) == ("cold", "RUN", "own code")
+    assert found.sentences[0].startswith("Cold RUNs bounded the run, which took ")
+    assert "in the first 4 RUNs of their stage processes" in found.sentences[1]
+    assert found.parts[0].part == "RUN's own code", "the table shows what is said first"
+    assert found.sureness == "sure"
+
+
+def test_the_first_runs_alone_are_named_for_their_own_code_and_are_not_sure() -> None:
+    found = diagnose(recording(first_runs(1.0, later=0)), "the run")
+    assert (found.finding.kind, found.finding.part) == ("stage", "own code")
+    assert found.doubts == ("only 4 rollouts are known",)
+
+
+def test_a_part_that_is_most_of_the_critical_path_is_named_though_other_work_would_take_its_time() -> None:
+    """Two rollouts of nothing but bash, and beside them two of engine time that end a moment sooner."""
+    found = diagnose(recording(passing([(0.0, {"tool.bash": 10.0}), (0.0, {"engine": 9.8})] * 2)), "the run")
+    assert (found.finding.kind, found.finding.name) == ("tool", "bash")
+    assert "without it other work would have taken most of its time" in found.doubts
+    assert found.parts[0].part == "tool bash"
+    assert found.sureness != "sure"
+
+
+def test_a_task_that_is_slow_in_what_the_critical_path_hardly_has_is_not_named() -> None:
+    """'Most of all by its EVAL' was said with EVAL at 5 % of the critical path."""
+    made, free = [], [0.0] * 4
+    for number in range(150):
+        task, engine_s, eval_s = ("graded", 1.5, 4.0) if number % 5 < 2 else ("quick", 0.6, 0.01)
+        ran = free[0] + engine_s
+        run = work(Phase.RUN, free[0], {"engine": engine_s}, queued_at=0.0)
+        made.append(rollout(str(number), [run, work(Phase.EVAL, ran, {"EVAL": eval_s})], task=task))
+        free = sorted([*free[1:], ran])
+    found = diagnose(recording(made, slots=SLOTS | {(Phase.EVAL, "n"): 16}), "the run")
+    assert (found.finding.kind, found.finding.name, found.parts[0].part) == ("slots", "RUN", "engine time")
+    assert found.doubts == ("task graded costs about as much",)
+    assert found.sureness == "fairly sure"

@@ -194,10 +194,10 @@ def test_an_update_outlives_the_broker_and_an_engine_that_joins_late(service: Te
             until(lambda: len(states(client)) == 3, "the late engine")
             client.submit(long_job(0))
             client.end_weights(1)
-            assert states(client) == {"a": ("ready", 1), "b": ("ready", 1), "late": ("draining", 0)}
+            assert states(client) == {"a": ("ready", 1), "b": ("ready", 1), "late": ("behind", 0)}
             service.brokers.stop("backend")
             service.brokers.start_backend_broker(journal)
-            assert states(client) == {"a": ("ready", 1), "b": ("ready", 1), "late": ("draining", 0)}
+            assert states(client) == {"a": ("ready", 1), "b": ("ready", 1), "late": ("behind", 0)}
             client.update_weights(tmp_path / "policy-1.npz", 2)
             assert set(states(client).values()) == {("ready", 2)}
             (trajectory,) = client.stream(timeout_s=60)
@@ -254,7 +254,7 @@ def test_a_host_that_is_born_again_with_old_weights_gives_no_tokens_of_these(
         first.wait()
         weights.unlink()  # or it would load them by itself
         start_engine(service, name, make_policy(tmp_path, 0), 0, *at)
-        until(lambda: states(client) == {name: ("draining", 0)}, "the second life")
+        until(lambda: states(client) == {name: ("behind", 0)}, "the second life")
         client.submit(long_job(number) for number in range(6, 8))
         early = client.collect(wait_s=3.0)
         client.update_weights(make_policy(tmp_path, 8), 8)

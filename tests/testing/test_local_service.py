@@ -19,7 +19,7 @@ from support import forks
 from support.waiting import until
 
 from prorl_zmq import Job, Outcome, Role, Sampling
-from prorl_zmq.errors import ConfigError, JobTooLarge, UnknownTask
+from prorl_zmq.errors import ConfigError, InvalidJob, JobTooLarge, UnknownTask
 from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.inference.embedded_engine import load_embedded_engine
 from prorl_zmq.stages.handler import AgentHandler, EvalPhase, Evaluation, InitPhase, PhaseData, RunPhase
@@ -426,3 +426,42 @@ def test_an_engine_that_describes_itself_wrongly_ends_the_start() -> None:
 def test_an_unknown_task_is_refused_at_the_front_door() -> None:
     with local() as service, service.client() as client, pytest.raises(UnknownTask, match="chess"):
         client.submit(Job(task="chess", instance={}))
+
+
+class TwiceHandler(RiddleHandler):
+    """Asks a second time, after the first conversation or beside it."""
+
+    async def run(self, phase: RunPhase[RiddleInstance]) -> PhaseData:
+        asked = [phase.converse([ChatMessage(Role.USER, phase.instance.question)], []) for _ in range(2)]
+        if phase.instance.answer == "at once":
+            await asyncio.gather(*asked)
+        else:
+            for one in asked:
+                await one
+        return {}
+
+
+@pytest.mark.parametrize("when", ["later", "at once"])
+def test_a_second_conversation_is_refused_by_name(when: str) -> None:
+    """The turns of the first were dropped from the mask, the counters and the limits."""
+    with local(handlers={"riddle": TwiceHandler}) as service:
+        trajectory = ended(service, Job(task="riddle", instance={"question": "2 + 2?", "answer": when}))
+    assert trajectory.outcome == Outcome.FAILED
+    assert trajectory.reward is None
+    assert trajectory.error is not None
+    assert trajectory.error.code == "handler_failed"
+    assert "phase.converse was called a second time" in trajectory.error.message
+
+
+@pytest.mark.parametrize("given", [{"task": "riddle"}, [{"task": "riddle"}], ["riddle"]])
+def test_what_is_no_job_is_refused_with_what_is(given: Any) -> None:
+    said = r"a job must be a prorl_zmq\.Job, such as .* and not a (dict|str)"
+    with local() as service, service.client() as client, pytest.raises(TypeError, match=said):
+        client.submit(given)
+
+
+def test_a_harness_that_is_not_there_is_refused_when_its_job_is_submitted() -> None:
+    with local() as service, service.client() as client:
+        with pytest.raises(InvalidJob, match=r"no harness 'nope'; the service has .*claude-code.*command") as caught:
+            client.submit(Job(task="riddle", instance={"question": "?"}, harness="nope"))
+        assert caught.value.field == "harness"

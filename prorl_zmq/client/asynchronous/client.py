@@ -128,6 +128,7 @@ class AsyncRolloutClient:
 
         Raises:
             UnknownTask, InvalidJob, JobTooLarge, DuplicateJob: a job was refused; of its request none was accepted.
+            TypeError: one of them is no `Job`.
             Busy: the service stayed full.
             RequestTimeout: it did not answer.
         """

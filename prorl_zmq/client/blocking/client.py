@@ -129,6 +129,7 @@ class RolloutClient:
 
         Raises:
             UnknownTask, InvalidJob, JobTooLarge, DuplicateJob: a job was refused; of its request none was accepted.
+            TypeError: one of them is no `Job`.
             Busy: the service stayed full.
             RequestTimeout: it did not answer.
         """

@@ -160,12 +160,13 @@ class BackendStatus(Part, frozen=True, kw_only=True):
     """One backend, as the backend broker sees it."""
 
     backend: Backend
-    state: Literal["ready", "draining", "updating", "probation", "unwell"]
+    state: Literal["ready", "draining", "updating", "behind", "probation", "unwell"]
     """`updating`: new weights are on their way and it does not serve them yet, so it gets no jobs.
+    `behind`: it serves other weights than the trainer announced last, so it gets no jobs; `problem` says what to do.
     `probation`: a job could not reach it, or its generation failed there; single jobs try it, at growing intervals,
     until one is served. `unwell`: its host says that the engine cannot serve now, so it gets none."""
     problem: str = ""
-    """Why it is unwell or on probation."""
+    """Why it is behind, unwell or on probation."""
     next_try_s: float | None = None
     """How soon a job may try one on probation; 0: the next one does."""
     in_flight: int

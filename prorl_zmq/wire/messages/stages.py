@@ -41,6 +41,8 @@ class Task(Part, frozen=True):
     """The instance's fields and their types: `str`, `int`, `float`, `bool`, `list[str]`, `dict[str, str]` or `any`."""
     optional: Annotated[tuple[FieldName, ...], Meta(max_length=TASK_LIMIT)] = ()
     """Those of the fields that may be left out."""
+    harnesses: Annotated[tuple[Identifier, ...], Meta(max_length=TASK_LIMIT)] = ()
+    """The agent programs that may lead its rollouts."""
 
 
 class StageReport(Message, frozen=True, kw_only=True):

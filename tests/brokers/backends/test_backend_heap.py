@@ -176,7 +176,7 @@ def test_a_backend_with_older_weights_than_needed_gets_jobs_once_it_has_caught_u
     assert assign(heap, "a") == "x", "what holds it keeps it"
     assert assign(heap, "b") is None
     heap.set_weight_version(2)
-    assert [status.state for status in heap.status()] == ["draining"]
+    assert [status.state for status in heap.status()] == ["behind"]
     heap.set_weight_version(3, "x")
     assert assign(heap, "b") == "x"
     heap.set_weight_version(1, "x")

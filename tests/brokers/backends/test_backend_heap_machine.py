@@ -42,7 +42,7 @@ class ModelBackend:
     def state(self) -> str:
         if self.draining or self.updating:
             return "draining" if self.draining else "updating"
-        return "draining" if self.needed else "probation" if self.probation else "ready"
+        return "behind" if self.needed else "probation" if self.probation else "ready"
 
     @property
     def has_room(self) -> bool:
@@ -133,7 +133,7 @@ class HeapMachine(RuleBasedStateMachine):
             return
         self.heap.set_weight_version(version, name, as_wanted=as_wanted)
         if as_wanted and name is None:
-            self.wanted = min(self.wanted, version)
+            self.wanted = version
         for one in self.backends if name is None else [name]:
             member = self.backends[one]
             state, member.version = member.state, version

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from prorl_zmq.brokers.backends.backend_journal import BackendJournal
 from prorl_zmq.brokers.backends.backend_records import BackendRecord, WeightsRecord
 from prorl_zmq.brokers.backends.request_handler import BackendRequestHandler
-from prorl_zmq.errors import ConfigError, JournalFailed
+from prorl_zmq.errors import ConfigError, InvalidWeights, JournalFailed
 from prorl_zmq.wire.messages.backends import (
     AddBackend,
+    Assign,
     Backend,
     BackendAlive,
     BackendList,
@@ -30,6 +31,7 @@ from prorl_zmq.wire.messages.backends import (
     RemoveBackend,
     SetWeightVersion,
 )
+from prorl_zmq.wire.messages.engines import UpdateWeights
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -161,9 +163,46 @@ def test_a_broker_that_was_restarted_in_the_middle_of_an_update_goes_on_with_it(
     assert {one[1] for one in listed(again, 130.0)} == {"ready"}, "given up, a whole limit after the restart"
     assert again.take_weights() == WeightsRecord(0)
     after = BackendRequestHandler(LEASE_S)
-    after.restore(records, 100.0, weights=WeightsRecord(7, 8, 30.0), of_before=True)
-    assert {one[1] for one in listed(after, 100.0)} == {"ready"}, "another service wanted them"
+    after.restore(records, 100.0, weights=WeightsRecord(0, 5, 30.0), of_before=True)
+    assert {one[1] for one in listed(after, 100.0)} == {"ready"}, "the service that began the update has ended"
     assert after.take_weights() == WeightsRecord()
+
+
+def test_a_service_that_was_started_again_wants_the_weights_that_were_announced() -> None:
+    """It took engines of version 0 for ready, and batches refused each of their rollouts."""
+    handler = BackendRequestHandler(LEASE_S)
+    known = [record("mine"), record("x", backend=backend("x", 5), heartbeats=True, reported=5)]
+    handler.restore(known, 0.0, weights=WeightsRecord(5), of_before=True)
+    handler.handle([b"c", b""], AddBackend("r", backend("x"), heartbeats=True), 1.0)
+    states = {one[0].backend_id: one[1:3] for one in listed(handler, 1.0)}
+    assert {state for state, _ in states.values()} == {"behind"}
+    assert states["x"][1] == (
+        "it serves weights 0 where 5 are wanted: load them with `prorl backends update-weights PATH 5`, or, if its "
+        "engine has them, say so with `prorl backends set-version 5`; a new training begins with `prorl backends "
+        "set-version 0`"
+    )
+    assert handler.handle([b"j", b""], Assign("a", owner="o", job_id="j", attempt=1, wait_s=5.0), 1.0) == []
+    (refused,) = handler.tick(7.0)
+    assert isinstance(refused.reply, BackendRefused)
+    assert "it serves weights 0 where 5 are wanted: load them with" in refused.reply.error.message
+    assert handler.handle([b"c", b""], SetWeightVersion("r", 0), 8.0) == []
+    assert {one[1] for one in listed(handler, 8.0)} == {"ready"}
+    assert handler.take_weights() == WeightsRecord(0)
+
+
+def test_an_engine_of_a_service_that_was_started_again_loads_the_weights_from_their_path() -> None:
+    handler = BackendRequestHandler(LEASE_S)
+    handler.restore([], 0.0, weights=WeightsRecord(5, path="/weights/5"), of_before=True)
+    handler.handle([b"c", b""], AddBackend("r", backend("x"), heartbeats=True), 1.0)
+    (call,) = handler.weights.take_calls()
+    assert isinstance(call.request, UpdateWeights)
+    assert (call.request.path, call.request.weight_version) == ("/weights/5", 5)
+    ((_, state, problem, _),) = listed(handler, 1.0)
+    assert (state, problem) == ("behind", "it serves weights 0 where 5 are wanted: it is loading them from /weights/5")
+    handler.engine_answered(call.request.request_id, InvalidWeights("no such file"), 2.0)
+    assert "loading them failed, so update it by hand: " in next(iter(listed(handler, 2.0)))[2]
+    handler.handle([b"c", b""], BackendAlive("r", "x", 5), 3.0)
+    assert {one[1:3] for one in listed(handler, 3.0)} == {("ready", "")}
 
 
 def test_a_row_of_another_version_is_refused_by_name(tmp_path: Path) -> None:
@@ -190,7 +229,7 @@ def test_a_service_that_was_started_anew_is_told_from_a_broker_that_was(tmp_path
 @pytest.mark.parametrize("fate", ["listed", "lost"])
 def test_engines_of_a_new_service_were_held_to_the_weights_of_the_one_before(fate: str) -> None:
     old = [record("x", fate=fate, backend=backend("x", 7), heartbeats=True, reported=7), record("mine", draining=True)]
-    for of_before, state in ((False, "draining"), (True, "ready")):
+    for of_before, state in ((False, "behind"), (True, "ready")):
         handler = BackendRequestHandler(LEASE_S)
         handler.restore(old, 0.0, of_before=of_before)
         handler.handle([b"c", b""], AddBackend("r", backend("x"), heartbeats=True), 1.0)
@@ -212,6 +251,6 @@ def test_a_trainer_that_begins_again_is_not_held_to_earlier_weights() -> None:
     handler.restore([record("x", backend=backend("x", 7), heartbeats=True, reported=7)], 0.0)
     handler.handle([b"c", b""], AddBackend("r", backend("x"), heartbeats=True), 1.0)
     ((_, state, problem, _),) = listed(handler, 1.0)
-    assert (state, "serves weights 0 where 7 are wanted" in problem) == ("draining", True)
+    assert (state, "serves weights 0 where 7 are wanted" in problem) == ("behind", True)
     handler.handle([b"c", b""], SetWeightVersion("r", 1, "x"), 1.0)
     assert {one[1:3] for one in listed(handler, 1.0)} == {("ready", "")}

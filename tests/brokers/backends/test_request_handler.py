@@ -281,10 +281,10 @@ def test_a_version_that_the_trainer_set_was_undone_by_the_next_heartbeat() -> No
         broker.ask(BackendAlive("alive", "x", 1))
         assert broker.listed() == ("ready", version)
     broker.ask(BackendAlive("alive", "x", 2))
-    assert broker.listed() == ("ready", 2), "the host's own change counts"
+    assert broker.listed() == ("behind", 2), "the host's own change counts: older weights than announced"
     broker.ask(add(version=5))
     broker.ask(BackendAlive("alive", "x", 2))
-    assert broker.listed() == ("ready", 2), "added by hand: the host knows better"
+    assert broker.listed() == ("behind", 2), "added by hand: the host knows better"
 
 
 def test_an_engine_that_was_restarted_served_its_first_weights_unnoticed(caplog: pytest.LogCaptureFixture) -> None:
@@ -292,11 +292,11 @@ def test_an_engine_that_was_restarted_served_its_first_weights_unnoticed(caplog:
     broker.ask(add(heartbeats=True))
     broker.ask(BackendAlive("alive", "x", 7))
     broker.ask(add(heartbeats=True))  # killed and started again within the lease
-    assert broker.listed() == ("draining", 0)
+    assert broker.listed() == ("behind", 0)
     assert "backend x came with weights 0 after it had served 7" in caplog.text
     assert broker.ask(assign()) == {}
     broker.ask(BackendAlive("alive", "x", 6))
-    assert broker.listed() == ("draining", 6)
+    assert broker.listed() == ("behind", 6)
     broker.ask(add(heartbeats=True))  # and once more: it is still 7 that it has to reach
     assert isinstance(broker.ask(BackendAlive("alive", "x", 7), b"host")[b"client"], Assigned)
     assert broker.listed() == ("ready", 7)
@@ -308,7 +308,7 @@ def test_a_host_that_came_back_after_its_lease_was_not_held_to_its_weights() -> 
     broker.tick(LEASE_S)
     assert broker.in_flight() == {}
     broker.ask(add(heartbeats=True, endpoint="tcp://127.0.0.1:5555"))
-    assert broker.listed() == ("draining", 0)
+    assert broker.listed() == ("behind", 0)
     broker.ask(SetWeightVersion("set", 8, "x"))
     broker.ask(BackendAlive("alive", "x", 0))
     assert broker.listed() == ("ready", 8)
@@ -325,7 +325,7 @@ def test_a_host_that_was_restarted_at_another_port_waits_for_no_lease() -> None:
     assert broker.ask(elsewhere)[b"client"].error.code == "duplicate_backend", "it was heard of"
     broker.tick(0.51 * LEASE_S)
     assert broker.ask(elsewhere)[b"client"] == Done("add")
-    assert broker.listed() == ("draining", 0), "it has to reach what its last life had served"
+    assert broker.listed() == ("behind", 0), "it has to reach what its last life had served"
 
 
 @pytest.mark.parametrize("forget", [RemoveBackend("forget", "x"), ClearBackends("forget"), add()])
@@ -351,7 +351,7 @@ def test_not_every_host_that_ever_was_is_remembered(monkeypatch: pytest.MonkeyPa
         broker.tick((number + 1) * LEASE_S)
     for name in "xyz":
         broker.ask(add(name, heartbeats=True))
-    assert [broker.listed(name)[0] for name in "xyz"] == ["ready", "draining", "draining"]
+    assert [broker.listed(name)[0] for name in "xyz"] == ["ready", "behind", "behind"]
 
 
 def test_an_http_server_is_refused_with_the_command_that_serves_it() -> None:
@@ -624,8 +624,8 @@ def test_a_backend_that_joins_with_older_weights_gets_no_jobs_until_it_has_the_n
     broker.ask(add("new", heartbeats=True, version=2))
     assert [broker.listed(name) for name in ("x", "y", "z", "new")] == [
         ("ready", 2),
-        ("draining", 1),
-        ("draining", 1),
+        ("behind", 1),
+        ("behind", 1),
         ("ready", 2),
     ]
     broker.ask(BackendAlive("alive", "y", 2))
@@ -643,7 +643,7 @@ def test_a_trainer_that_goes_back_to_older_weights_updates_all() -> None:
     assert broker.listed("x") == ("updating", 2)
     broker.late = {"y"}
     broker.ask(EndWeights("end", 1))
-    assert (broker.listed("x"), broker.listed("y")) == (("ready", 1), ("draining", 2))
+    assert (broker.listed("x"), broker.listed("y")) == (("ready", 1), ("behind", 2))
 
 
 def test_an_update_whose_end_does_not_come_is_given_up(caplog: pytest.LogCaptureFixture) -> None:

@@ -133,12 +133,12 @@ def test_of_a_load_that_fails_on_one_host_the_others_serve_the_new_weights() -> 
     service.answer(calls["x"], InvalidWeights("another shape", path="/weights"))
     service.answer(calls["y"])
     assert service.refusal() == ("invalid_weights", "x")
-    assert service.states() == {"x": ("draining", 0), "y": ("ready", 1)}
+    assert service.states() == {"x": ("behind", 0), "y": ("ready", 1)}
     service.ask(LoadWeights("r2", "/weights", 2))
     for call in service.calls().values():
         service.answer(call, InvalidWeights("another shape", path="/weights"))
     assert service.refusal() == ("invalid_weights", "x")
-    assert service.states() == {"x": ("draining", 0), "y": ("ready", 1)}, "none has them: all go on as they were"
+    assert service.states() == {"x": ("behind", 0), "y": ("ready", 1)}, "none has them: all go on as they were"
 
 
 def test_hosts_that_had_begun_nothing_are_no_failure_of_an_end_that_others_did() -> None:
@@ -154,7 +154,7 @@ def test_hosts_that_had_begun_nothing_are_no_failure_of_an_end_that_others_did()
     service.answer(calls["x"], UpdateNotBegun("no update was begun here"))
     service.answer(calls["y"])
     assert service.reply() == Done("r2")
-    assert service.states() == {"x": ("draining", 0), "y": ("ready", 1)}
+    assert service.states() == {"x": ("behind", 0), "y": ("ready", 1)}
 
 
 def test_a_request_that_is_sent_again_joins_the_one_under_way_and_hears_its_end() -> None:
@@ -286,7 +286,7 @@ def test_a_backend_that_comes_with_older_weights_loads_what_the_others_have() ->
     assert service.calls() == {}
     service.add("x")
     service.add("z")
-    assert service.states() == {"x": ("draining", 0), "y": ("ready", 3), "z": ("draining", 0)}
+    assert service.states() == {"x": ("behind", 0), "y": ("ready", 3), "z": ("behind", 0)}
     calls = service.calls()
     assert {name: (call.request.path, call.request.weight_version) for name, call in calls.items()} == {
         "x": ("/weights-3", 3),
@@ -296,7 +296,7 @@ def test_a_backend_that_comes_with_older_weights_loads_what_the_others_have() ->
     assert service.calls() == {}, "it is asked already"
     service.answer(calls["x"])
     service.answer(calls["z"], InvalidWeights("there is no such folder here"))
-    assert service.states() == {"x": ("ready", 3), "y": ("ready", 3), "z": ("draining", 0)}
+    assert service.states() == {"x": ("ready", 3), "y": ("ready", 3), "z": ("behind", 0)}
     assert service.replies == []
     assert service.handler.next_deadline() is None
 

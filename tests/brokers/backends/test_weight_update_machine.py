@@ -148,8 +148,8 @@ class UpdateMachine(RuleBasedStateMachine):
         names = {status.backend.backend_id for status in self.listed()}
         known = name in names if name is not None else bool(names)
         refused = self.begun is not None and (name is None or version != self.begun)
-        if name is None and not refused:
-            self.wanted = min(self.wanted, version)
+        if name is None and known and not refused:
+            self.wanted = version
         reply = self.ask(SetWeightVersion("set", version, name))
         assert self.refused(reply, UpdateInProgress) == refused
         assert isinstance(reply, BackendRefused) == (refused or not known)

@@ -245,7 +245,11 @@ def test_a_batch_whose_engines_never_have_the_announced_weights_fails_and_says_w
         trainer.complete(1.0, version=6)
     status = trainer.sampler.registry.batch(batch).status()
     assert status.state == "failed"
-    assert status.problem == "2 groups in a row could not be completed: older_weights_than_announced (6 jobs)"
+    assert status.problem == (
+        "2 groups in a row could not be completed: older_weights_than_announced (6 jobs); `prorl backends list` says "
+        "which weights each engine serves: load the announced ones with `update_weights`, or say with "
+        "`set_weight_version` which ones they are"
+    )
 
 
 # Failures -------------------------------------------------------------------------------------------------------------

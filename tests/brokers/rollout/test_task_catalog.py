@@ -6,7 +6,7 @@ import pytest
 
 from prorl_zmq.brokers.rollout.task_catalog import KNOWN_LIMIT, TaskCatalog
 from prorl_zmq.errors import Busy, InvalidJob, UnknownTask
-from prorl_zmq.wire.messages.jobs import Job
+from prorl_zmq.wire.messages.jobs import Harness, Job
 from prorl_zmq.wire.messages.stages import Task
 
 
@@ -98,3 +98,20 @@ def test_of_too_many_tasks_the_one_goes_that_was_announced_longest_ago() -> None
     check(catalog, {"value": "x"})
     with pytest.raises(UnknownTask):
         catalog.check(Job(task="other-0", instance={}))
+
+
+def test_an_unknown_field_is_refused_with_the_fields_there_are() -> None:
+    with pytest.raises(InvalidJob, match="unknown field `prompt`; its fields are problem, ground_truth") as caught:
+        check(catalog_of({"problem": "str", "ground_truth": "str"}), {"prompt": "1 + 1?"})
+    assert caught.value.field == "prompt"
+
+
+def test_a_harness_that_no_stage_process_offers_is_refused_with_those_there_are() -> None:
+    catalog = TaskCatalog()
+    catalog.add([Task("task", harnesses=("codex", "command"))])
+    catalog.add([Task("task", harnesses=("mine",))])
+    for harness in ("codex", "codex==1.0", Harness("mine")):  # of any node: RUN goes to one that has it
+        catalog.check(Job(task="task", instance={}, harness=harness))
+    with pytest.raises(InvalidJob, match="no harness 'nope'; the service has codex, command, mine") as caught:
+        catalog.check(Job(task="task", instance={}, harness="nope"))
+    assert caught.value.field == "harness"

@@ -139,7 +139,7 @@ export function jobs(context) {
     table.element.hidden = !found.length;
     none.textContent = store.rows.size ? `No job is like that. ${HELP}.` : "No job is known yet.";
     shown.textContent = `${count(found.length)} of ${count(store.rows.size)}`;
-    for (const [place, select] of choices) select.value = placeOf(query, place);
+    fillChoices();
     const place = new URLSearchParams({ ...(query && { q: query }), sort, ...(!descending && { up: "" }) });
     history.replaceState(null, "", `#/jobs?${place}`);
   }
@@ -153,19 +153,20 @@ export function jobs(context) {
     }
   }
 
+  // One with nothing to choose from is hidden; what the search names is a choice, even if no job is like that.
   function fillChoice(place, values) {
     const select = choices.get(place);
-    const options = ["", ...values];
-    if ([...select.options].map((option) => option.value).join("\n") === options.join("\n")) return;
     const chosen = placeOf(query, place);
-    select.replaceChildren(...options.map((value) => h("option", { value }, value ? words(value) : `any ${place}`)));
+    const options = ["", ...(chosen && !values.includes(chosen) ? [chosen] : []), ...values];
+    select.hidden = options.length === 1;
+    if ([...select.options].map((option) => option.value).join("\n") !== options.join("\n"))
+      select.replaceChildren(...options.map((value) => h("option", { value }, value ? words(value) : `any ${place}`)));
     select.value = chosen;
   }
 
   function update() {
     if (change === store.change) return;
     change = store.change;
-    fillChoices();
     filtered();
   }
 

@@ -69,7 +69,7 @@ function content() {
 function attention({ problems, backends, nodes, status }) {
   const lines = Object.entries(problems).map(([name, why]) => [name, why, "#/"]);
   for (const { backend, state, problem } of backends?.backends ?? []) {
-    if (state === "unwell" || state === "probation")
+    if (["unwell", "probation", "behind"].includes(state))
       lines.push([`backend ${backend.backend_id}`, `${state}: ${problem}`, "#/backends"]);
   }
   for (const { backend_id: id, state, problem } of backends?.starts ?? []) {
