@@ -188,6 +188,21 @@ class BatchRecord:
             self.prompts.extendleft(reversed(record.prompts))
             record.prompts.clear()
 
+    def leave_prompts(self, record: SessionRecord, fresh: list[Any], name_of: Callable[[Any], str]) -> list[Any]:
+        """Return the prompts that were not used to the session, for its next batch, those of begun groups first.
+
+        A batch that stands alone (it carries nothing and adopts nothing) leaves none to others: it names them in its
+        report, and they are returned here, to be forgotten.
+        """
+        unused = [*fresh, *self.prompts]
+        self.prompts.clear()
+        if self.options.carry == "nothing" and not self.options.adopt:
+            self.stats.leave(map(name_of, unused))
+            return unused
+        self.stats.returned_prompts += len(unused)
+        record.prompts.extendleft(reversed(unused))
+        return []
+
     def fitting(self, carried: Iterable[RolloutGroup]) -> list[RolloutGroup]:
         return [group for group in carried if self.options.adopt and group.size == self.options.group_size]
 

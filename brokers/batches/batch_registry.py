@@ -93,8 +93,13 @@ class BatchRegistry:
         record = self.sessions.get(session)
         return record.closed.get(request_id) if record is not None else None
 
-    def wants_room(self) -> bool:
-        return any(batch.state == "open" for batch in self.batches.values())
+    def weights(self) -> dict[str, float]:
+        """Return the weight of the open batches of each session that has some, together."""
+        weights: dict[str, float] = {}
+        for batch in self.batches.values():
+            if batch.state == "open":
+                weights[batch.session] = weights.get(batch.session, 0.0) + batch.options.weight
+        return weights
 
     def heard(self, session: str, now: float) -> None:
         if session in self.sessions:

@@ -65,6 +65,8 @@ class BatchRunner:
         self._batches = self._sampler.registry
         self._prompts = 0
         self._launch_at = 0.0
+        self._weights: dict[str, float] = {}
+        """Of each session's open batches, together."""
         self._refusal = ""
         """Why the journal refused jobs last."""
         jobs.writes.collect_notes = self.note_changes
@@ -254,7 +256,11 @@ class BatchRunner:
         self._enqueue(self._sampler.rollout_lost(finished.result.job_id, now))
 
     def launch(self, now: float) -> None:
-        if now < self._launch_at or not self._batches.wants_room():
+        weights = self._batches.weights()
+        if weights != self._weights:
+            self._weights = weights
+            self._jobs.table.counts.weigh_batches(weights)
+        if now < self._launch_at or not weights:
             return
         of_task = _RoomByKey(self._jobs.table.room)
         of_session = _RoomByKey(

@@ -8,6 +8,7 @@ them in order, and each becomes a group of `group_size` jobs.
 - **Early termination**: once `target_groups` are kept, the batch is met, and what it has under way is not needed by it.
 - **Carry-over**: what is not needed is carried into the session's next batch of that group size: finished rollouts, and
   with `carry="running"` those that run. A group so carried is the oldest there, so long ones are late, never left out.
+  With `carry="nothing"` its prompt alone is, so that none is lost (see `BatchRecord.leave_prompts`).
 - **Staleness**: rollouts with tokens of weights older than `max_staleness` versions are dropped, and made again. If
   they were too old already when they began, their engine never had the weights that were announced: a failure.
 - **Failures**: a job without a reward is replaced, up to `max_replacements` a group; then the group is given up, with
@@ -416,13 +417,13 @@ class BatchSampler:
         self._waste(batch, why, [rollout.seconds for rollout in group.rollouts.values()])
         self._abandon(group, why)
 
-    def _abandon(self, group: RolloutGroup, why: DiscardReason) -> None:
+    def _abandon(self, group: RolloutGroup, why: DiscardReason, *, with_prompt: bool = True) -> None:
         """Cancel what runs of a group, discard what is in, and forget it."""
         self._cancel(group, why)
         if group.rollouts:
             self._actions.append(Discard(tuple(group.rollouts.values()), why))
             group.rollouts = {}
-        self._changes.forget_group(group, with_prompt=True)
+        self._changes.forget_group(group, with_prompt=with_prompt)
 
     def _cancel(self, group: RolloutGroup, why: DiscardReason) -> None:
         stopped = group.stop()
@@ -474,7 +475,9 @@ class BatchSampler:
             unwanted = group.verdict == Verdict.DROP and not group.is_complete
             if batch.options.carry == "nothing" or unwanted:
                 self._waste(batch, DiscardReason.NOT_NEEDED, [rollout.seconds for rollout in group.rollouts.values()])
-                self._abandon(group, DiscardReason.NOT_NEEDED)
+                self._abandon(group, DiscardReason.NOT_NEEDED, with_prompt=unwanted)
+                if not unwanted:
+                    fresh.append(group.prompt)
                 continue
             if batch.options.carry == "finished":
                 self._cancel(group, DiscardReason.NOT_NEEDED)
@@ -486,8 +489,7 @@ class BatchSampler:
             else:
                 fresh.append(group.prompt)
                 self._changes.forget_group(group, with_prompt=False)
-        record.prompts.extendleft(reversed([*fresh, *batch.prompts]))
-        batch.prompts.clear()
+        self._changes.gone_prompts += batch.leave_prompts(record, fresh, self._name_of)
         batch.groups = {}
         batch.due = []
         batch.in_flight = 0

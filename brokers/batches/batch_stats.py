@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from ...wire.messages.base import GIVEN_UP_LIMIT
+from ...wire.messages.base import GIVEN_UP_LIMIT, UNUSED_LIMIT
 from ...wire.messages.batches import BatchReport, Distribution, GivenUpGroup, RolloutDistribution
 
 if TYPE_CHECKING:
@@ -110,6 +111,12 @@ class BatchStats(msgspec.Struct, array_like=True):
     kept: RolloutCounts = msgspec.field(default_factory=RolloutCounts)
     """Those that a client was sent."""
     dropped: RolloutCounts = msgspec.field(default_factory=RolloutCounts)
+    returned_prompts: int = 0
+    unused_prompts: list[str] = []
+
+    def leave(self, prompt_ids: Iterable[str]) -> None:
+        """Prompts were not used, and no other batch gets them."""
+        self.unused_prompts.extend(islice(prompt_ids, UNUSED_LIMIT - len(self.unused_prompts)))
 
     def fail(self, reason: str) -> None:
         self.failed += 1
@@ -150,6 +157,8 @@ class BatchStats(msgspec.Struct, array_like=True):
             wasted_s=dict(self.wasted_s),
             kept=self.kept.distribution(),
             dropped=self.dropped.distribution(),
+            returned_prompts=self.returned_prompts,
+            unused_prompts=tuple(self.unused_prompts),
         )
 
 

@@ -1,4 +1,4 @@
-"""How many jobs are where: by phase and status, by session, and those of batches by task. Pure."""
+"""How many jobs are where: by phase and status, by flow, and those of batches by task. Pure."""
 
 from __future__ import annotations
 
@@ -6,38 +6,71 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ...wire.messages.jobs import Phase
+from ..journal.records import holder_of
+from .fair_queue import Flow, setting_of
 from .job_record import JobStatus
 from .stage_pool import Requirement
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from .job_record import JobRecord
     from .stage_pool import StagePool
 
 
 class JobCounts:
-    def __init__(self) -> None:
-        self._unfinished: Counter[str] = Counter()
+    """Args: the weights and the priorities of sessions, by patterns of their names."""
+
+    def __init__(self, weights: Mapping[str, float], priorities: Mapping[str, int]) -> None:
+        self._weights = weights
+        self._priorities = priorities
+        self._batch_weights: dict[str, float] = {}
+        """Of the open batches of a session, together."""
+        self._flows: dict[str, Flow] = {}
+        """By the holder of the jobs."""
         self._by_status: Counter[tuple[Phase, JobStatus]] = Counter()
         self._batched: Counter[tuple[Phase, str]] = Counter()
 
     def accepted(self, record: JobRecord) -> None:
-        self._unfinished[record.holder] += 1
+        holder = record.holder
+        flow = self._flows.get(holder)
+        if flow is None:
+            priority = setting_of(record.session, self._priorities, 0)
+            flow = self._flows[holder] = Flow(holder, self._weight(record.session, in_batch=record.in_batch), priority)
+        flow.unfinished += 1
+        record.flow = flow
 
     def ended(self, record: JobRecord) -> None:
-        self._unfinished[record.holder] -= 1
-        if not self._unfinished[record.holder]:
-            del self._unfinished[record.holder]
+        flow = record.flow
+        flow.unfinished -= 1
+        if not flow.unfinished:
+            del self._flows[flow.name]
+
+    def weigh_batches(self, weights: Mapping[str, float]) -> None:
+        """Note the weight of each session's open batches, together; of a session without any, 1."""
+        changed = {*weights, *self._batch_weights}
+        self._batch_weights = dict(weights)
+        for session in changed:
+            flow = self._flows.get(holder_of(session, in_batch=True))
+            if flow is not None:
+                flow.weigh(self._weight(session, in_batch=True))
+
+    def _weight(self, session: str, *, in_batch: bool) -> float:
+        weight = setting_of(session, self._weights, 1.0)
+        return weight * self._batch_weights.get(session, 1.0) if in_batch else weight
 
     def moved(self, record: JobRecord, change: int) -> None:
         """A job came to where its record says that it is (1), or is about to leave it (-1)."""
         self._by_status[record.phase, record.status] += change
+        record.flow.moved(record.phase, change, held=record.status == JobStatus.HELD)
         if record.in_batch:
             self._batched[record.phase, record.task] += change
             if not self._batched[record.phase, record.task]:
                 del self._batched[record.phase, record.task]
 
     def unfinished(self, session: str) -> int:
-        return self._unfinished[session]
+        flow = self._flows.get(session)
+        return flow.unfinished if flow is not None else 0
 
     def of(self, phase: Phase, status: JobStatus) -> int:
         return self._by_status[phase, status]

@@ -1,15 +1,15 @@
-"""Jobs that wait for a phase, in the order in which they were accepted, one queue for each requirement. Pure.
+"""Jobs that wait for a phase, one queue for each requirement, in the order of their flows' turns (`fair_queue`). Pure.
 
-An entry names a job's attempt, and is dropped when it comes to the head and the job has moved on. Jobs that INIT may
-not start now, since their session holds too much, are set aside, so that they do not stand before the others.
+An entry names a job's attempt, and is dropped when it comes to the head and the job has moved on. Flows whose jobs INIT
+may not start now, since their session holds too much, are set aside.
 """
 
 from __future__ import annotations
 
-import heapq
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ...wire.messages.jobs import Phase
+from .fair_queue import Entry, FairQueue
 from .job_record import JobStatus
 
 if TYPE_CHECKING:
@@ -23,32 +23,24 @@ RETURN_S = 10.0
 """Within it a supervisor has started a stage process again that died, on a node that lives."""
 
 
-class _Entry(NamedTuple):
-    sequence: int
-    job_id: str
-    attempt: int
-
-
 class JobQueues:
     def __init__(self, records: Mapping[str, JobRecord]) -> None:
         self._records = records
-        self._queues: dict[Phase, dict[Requirement, list[_Entry]]] = {phase: {} for phase in Phase}
+        self._queues: dict[Phase, dict[Requirement, FairQueue]] = {phase: {} for phase in Phase}
         self._unserved_since: dict[Requirement, float | None] = {}
         """What no process could give when it was looked at; when that was seen first in `overdue`."""
         self.may_start: Callable[[str], bool] = lambda _: True
         """Says of a session whether INIT may start its jobs now."""
-        self._set_aside: dict[str, list[tuple[Requirement, _Entry]]] = {}
+        self._set_aside: dict[str, list[Entry]] = {}
         """Entries of INIT's queues, of sessions that may not start jobs now."""
 
     def push(self, record: JobRecord) -> None:
         """Have a job wait, under the attempt that it has now."""
-        entry = _Entry(record.sequence, record.job_id, record.attempt)
-        heapq.heappush(self._queues[record.phase].setdefault(record.requirement, []), entry)
+        self._queue_of(record).push(record.flow, Entry(record.sequence, record.job_id, record.attempt))
 
     def append(self, record: JobRecord) -> None:
-        """Have a job wait behind all others of its requirement: the quicker way for many that come in order."""
-        entry = _Entry(record.sequence, record.job_id, record.attempt)
-        self._queues[record.phase].setdefault(record.requirement, []).append(entry)  # a sorted list is a heap
+        """Have a job wait behind all others of its flow: the quicker way for many that come in order."""
+        self._queue_of(record).append(record.flow, Entry(record.sequence, record.job_id, record.attempt))
 
     def requirements(self, phase: Phase, among: KeysView[Requirement] | None = None) -> list[Requirement]:
         """Return what jobs wait for, of a phase; `among` some."""
@@ -61,33 +53,41 @@ class JobQueues:
         return requirement in self._queues[requirement.role]
 
     def head(self, requirement: Requirement) -> JobRecord | None:
+        """Return the job whose turn it is."""
         queue = self._queues[requirement.role].get(requirement)
-        while queue:
-            record = self._waiting(queue[0])
-            if record is not None and (requirement.role != Phase.INIT or self.may_start(record.holder)):
+        while queue and (first := queue.first()) is not None:
+            flow, entry = first
+            record = self._waiting(entry)
+            if record is None:
+                queue.pop(flow)
+            elif requirement.role == Phase.INIT and not self.may_start(flow.name):
+                self._set_aside.setdefault(flow.name, []).extend(queue.take_flow(flow))
+            else:
                 return record
-            entry = self.pop(requirement)
-            if record is not None:
-                self._set_aside.setdefault(record.holder, []).append((requirement, entry))
+        if queue is not None:
+            del self._queues[requirement.role][requirement]
         return None
 
-    def pop(self, requirement: Requirement) -> _Entry:
-        queues = self._queues[requirement.role]
-        entry = heapq.heappop(queues[requirement])
-        if not queues[requirement]:
+    def pop(self, record: JobRecord) -> None:
+        """Take the job that `head` has returned."""
+        queues, requirement = self._queues[record.phase], record.requirement
+        queue = queues[requirement]
+        queue.pop(record.flow)
+        if not queue:
             del queues[requirement]
-        return entry
 
     def look_at_sessions_again(self) -> None:
         """Have the jobs wait again of sessions that may start some now."""
         for session in [session for session in self._set_aside if self.may_start(session)]:
-            for requirement, entry in self._set_aside.pop(session):
-                heapq.heappush(self._queues[requirement.role].setdefault(requirement, []), entry)
-                self.watch(requirement)
+            for entry in self._set_aside.pop(session):
+                if (record := self._waiting(entry)) is not None:
+                    self.push(record)
+                    self.watch(record.requirement)
 
     def waiting(self, requirement: Requirement) -> list[JobRecord]:
         """Return the jobs that wait for a requirement, in order."""
-        entries = sorted(self._queues[requirement.role].get(requirement, ()))
+        queue = self._queues[requirement.role].get(requirement)
+        entries = sorted(queue.entries()) if queue is not None else ()
         return [record for entry in entries if (record := self._waiting(entry)) is not None]
 
     def watch(self, requirement: Requirement) -> None:
@@ -106,7 +106,14 @@ class JobQueues:
                 if now - max(record.since, since) >= limit_s:
                     yield record, limit_s
 
-    def _waiting(self, entry: _Entry) -> JobRecord | None:
+    def _queue_of(self, record: JobRecord) -> FairQueue:
+        queues, requirement = self._queues[record.phase], record.requirement
+        queue = queues.get(requirement)
+        if queue is None:
+            queue = queues[requirement] = FairQueue(requirement)
+        return queue
+
+    def _waiting(self, entry: Entry) -> JobRecord | None:
         """Return the job of an entry if it still waits there: an ended job's id may belong to a new one."""
         record = self._records.get(entry.job_id)
         if record is None or record.status != JobStatus.QUEUED:

@@ -15,6 +15,7 @@ from .stage_pool import Requirement, SlotClaim
 if TYPE_CHECKING:
     from ...wire.messages.jobs import Outcome, SandboxHandle
     from ...wire.messages.stages import PhaseDone, PhaseFailed
+    from .fair_queue import Flow
 
 QUEUE_TIMING = {phase: f"{phase}_queue" for phase in Phase}
 QUEUE_TIMINGS = frozenset(QUEUE_TIMING.values())
@@ -70,6 +71,8 @@ class JobRecord:
     metrics: dict[str, float] = field(default_factory=dict)
     timings: dict[str, float] = field(default_factory=dict)
     in_batch: bool = False
+    flow: Flow = field(init=False, repr=False)
+    """Which shares slots with others; known once the job is counted."""
     _claim: SlotClaim | None = None
     _requirement: Requirement | None = None
     """As they were last asked for."""

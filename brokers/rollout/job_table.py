@@ -71,7 +71,7 @@ SKIP_LIMIT = ATTEMPT_LIMIT // 2
 
 
 class JobTable:
-    def __init__(self, lease_s: float, ready_limit: int, quiet_s: float) -> None:
+    def __init__(self, lease_s: float, ready_limit: int, quiet_s: float, counts: JobCounts | None = None) -> None:
         self.stages = StagePool(lease_s, quiet_s)
         self.redelivered = 0
         """Phases queued again after a loss."""
@@ -81,7 +81,7 @@ class JobTable:
         self._records: dict[str, JobRecord] = {}
         self._held = HeldJobs(lease_s)
         self.queues = JobQueues(self._records)
-        self.counts = JobCounts()
+        self.counts = counts or JobCounts({}, {})
         self.last_sequence = 0
         """The number of the job that was accepted last; the next one gets the next."""
         self._changed: dict[int, JobRecord] = {}
@@ -350,28 +350,29 @@ class JobTable:
             self.queues.watch(record.requirement)
             self._give_up_nodes(now, in_order=self.stages.misses(record.requirement))
         if record.phase != Phase.INIT and not is_first:
-            self._start_oldest([record.requirement], now)
+            self._start_next([record.requirement], now)
 
     def _employ(self, stage: StageProcess, now: float) -> None:
         if stage.role != Phase.INIT:
             waited_for = partial(self.queues.requirements, stage.role, stage.requirements)
-            while stage.credit > 0 and self._start_oldest(waited_for(), now):
+            while stage.credit > 0 and self._start_next(waited_for(), now):
                 pass
 
     def _may_init(self) -> bool:
         ready = self.counts.of(Phase.INIT, JobStatus.HELD) + self.counts.of(Phase.RUN, JobStatus.QUEUED)
         return ready < self._ready_limit
 
-    def _start_oldest(self, requirements: Iterable[Requirement], now: float) -> bool:
+    def _start_next(self, requirements: Iterable[Requirement], now: float) -> bool:
         heads = [
-            (record.sequence, requirement, record)
+            (requirement, record)
             for requirement in requirements
             if self.stages.has_free(requirement) and (record := self.queues.head(requirement)) is not None
         ]
-        for _, requirement, record in sorted(heads):
+        heads.sort(key=lambda head: (head[1].flow.turn(head[0].role), head[1].sequence))
+        for requirement, record in heads:
             stage_id = self.stages.take(requirement, record.claim, record.avoids)
             if stage_id is not None:
-                self.queues.pop(requirement)
+                self.queues.pop(record)
                 self._start(record, stage_id, now)
                 return True
         return False
@@ -493,7 +494,7 @@ class JobTable:
 
     def _take_actions(self, now: float) -> list[Action]:
         """Let INIT prepare what it may, now that an event has moved jobs, and return all actions."""
-        while self._may_init() and self._start_oldest(self.queues.requirements(Phase.INIT), now):
+        while self._may_init() and self._start_next(self.queues.requirements(Phase.INIT), now):
             pass
         actions, self._actions = self._actions, []
         return actions

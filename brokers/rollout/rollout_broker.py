@@ -63,6 +63,7 @@ from .action_queue import perform_queue
 from .actions import Action, Close, Start, Stop, Unassign
 from .broker_gauges import set_gauges
 from .front_door import FrontDoor
+from .job_counts import JobCounts
 from .job_history import JobHistory
 from .job_table import JobTable
 from .job_tracer import JobTracer
@@ -445,7 +446,9 @@ class RolloutBroker:
 
 def _make_jobs(settings: RolloutBrokerSettings, journal: Journal, act: Any) -> Jobs:
     quiet_s = min(QUIET_HEARTBEATS * settings.heartbeat_s, settings.lease_s)
-    table, results, history = JobTable(settings.lease_s, settings.ready_limit, quiet_s), ResultStore(), JobHistory()
+    counts = JobCounts(settings.session_weights, settings.session_priorities)
+    table = JobTable(settings.lease_s, settings.ready_limit, quiet_s, counts)
+    results, history = ResultStore(), JobHistory()
     quota = Quota(settings.max_jobs, settings.max_held_bytes, settings.max_session_share)
     blocks = KeptBlocks(settings.lease_s)
     recent = RecentResults(settings.keep_collected_bytes)

@@ -177,6 +177,11 @@ class BatchReport(Part, frozen=True, kw_only=True):
     """Rollouts of the groups that were kept."""
     dropped: RolloutDistribution = RolloutDistribution()
     """Rollouts of those that were not: are they longer?"""
+    returned_prompts: int = 0
+    """Prompts that it did not use, and that the session's next batch begins with."""
+    unused_prompts: tuple[JobIdentifier, ...] = ()
+    """Prompts that it did not use, and that no other batch gets, since it shares none (`carry="nothing"` with
+    `adopt=False`). The first 4,096 of them."""
 
 
 class BatchStatus(Part, frozen=True, kw_only=True):

@@ -17,7 +17,14 @@ from prorl_zmq.brokers.batches.batch_records import (
     SamplerAction,
 )
 from prorl_zmq.brokers.batches.batch_sampler import BatchSampler
-from prorl_zmq.brokers.batches.group_filters import KeepInformative, KeepMeanReward, KeepPolicy, KeepWhere, keep_policy
+from prorl_zmq.brokers.batches.group_filters import (
+    KeepAll,
+    KeepInformative,
+    KeepMeanReward,
+    KeepPolicy,
+    KeepWhere,
+    keep_policy,
+)
 from prorl_zmq.brokers.batches.rollout_group import Rollout
 from prorl_zmq.errors import InvalidBatch, UnknownBatch
 from prorl_zmq.wire.messages.batches import BatchOptions, GroupFilter
@@ -157,8 +164,37 @@ def test_nothing_is_carried_where_that_was_asked_for(trainer: Trainer) -> None:
     actions = met_with_more_under_way(trainer, carry="nothing")
     assert sorted(kinds(actions)) == ["CancelJobs", "CancelJobs", "Deliver", "Discard", "Ended"]
     assert trainer.running == []
-    trainer.open(target=1)
-    assert trainer.launch(9) == ["s", "s"]
+    assert trainer.sampler.registry.batch("b00").stats.returned_prompts == 3
+    trainer.open(target=3)
+    assert trainer.launch(9) == ["q", "q", "r", "r", "s", "s"], "their prompts begin the next batch, without rollouts"
+
+
+def test_a_finite_set_of_prompts_is_used_up_though_nothing_is_carried(trainer: Trainer) -> None:
+    prompts = [f"p{number}" for number in range(10)]
+    trainer.feed(trainer.open(target=3, keep=KeepAll(), carry="nothing"), *prompts, last=True)
+    kept: list[str] = []
+    while True:
+        batch_id = next(iter(trainer.sampler.registry.batches))
+        batch = trainer.sampler.registry.batch(batch_id)
+        while batch.state == "open":
+            trainer.launch(7 - len(trainer.running))
+            trainer.complete(1.0)
+        kept += [group.prompt for group in batch.ready.values()]
+        trainer.sampler.acknowledge(batch_id, list(batch.ready))
+        trainer.note(trainer.sampler.close(batch_id, trainer.now))
+        if batch.state == "short":
+            break
+        trainer.feed(trainer.open(target=3, keep=KeepAll(), carry="nothing"), last=True)
+    assert sorted(kept) == sorted(prompts)
+
+
+def test_a_batch_that_stands_alone_names_the_prompts_that_it_did_not_use(trainer: Trainer) -> None:
+    met_with_more_under_way(trainer, carry="nothing", adopt=False)
+    report = trainer.sampler.registry.batch("b00").stats.report()
+    assert (report.unused_prompts, report.returned_prompts) == (("q", "r", "s"), 0)
+    assert sorted(trainer.sampler.take_changes().gone_prompts) == ["q", "r", "s"], "p's client does not have it yet"
+    trainer.open(target=3)
+    assert trainer.launch(9) == []
 
 
 def test_finished_rollouts_go_on_into_the_next_batch(trainer: Trainer) -> None:

@@ -1,8 +1,9 @@
 """The job table against a plain model of it, under every order of events that Hypothesis can think of.
 
 The model keeps one record per job and one per stage process, and predicts what each event does to them. It leaves open
-only which of the waiting jobs starts where, and checks there that the table's choice was allowed: the oldest job, the
-least loaded process with credit, the right task, node and role, and no job waiting while someone could take it.
+only which of the waiting jobs starts where, and checks there that the table's choice was allowed: the oldest job of the
+session that uses the fewest slots, the least loaded process with credit, the right task, node and role, and no job
+waiting while someone could take it.
 
 A crash is an event like any other: a new table takes up what the journal has. What the killed broker had read and not
 written down is told again by the stage processes.
@@ -480,9 +481,17 @@ class JobTableMachine(RuleBasedStateMachine):
         return [w for w in free if w.role != Phase.INIT or not self.is_full(w.node, job.task)]
 
     def waits_behind(self, job: ModelJob) -> bool:
-        """An older job waits for another node than the one that is free."""
-        older = [o for o in self.jobs.values() if o.holder is None and o.need == job.need and o.sequence < job.sequence]
-        return any(o.avoids and not self.takers(o) for o in older if o.session not in self.full | self.unlooked)
+        """A job whose turn may be before waits for another node than the one that is free."""
+        waiting = [o for o in self.jobs.values() if o.holder is None and o.need == job.need]
+        before = [o for o in waiting if o.session != job.session or o.sequence < job.sequence]
+        return any(o.avoids and not self.takers(o) for o in before if o.session not in self.full | self.unlooked)
+
+    def used(self, session: str, phase: Phase) -> int:
+        """Return how many slots of a phase a session uses; of INIT's, what it has prepared and RUN has not ended."""
+        jobs = [job for job in self.jobs.values() if job.session == session]
+        if phase == Phase.INIT:
+            return sum(job.phase == Phase.RUN or (job.phase == phase and job.holder is not None) for job in jobs)
+        return sum(job.phase == phase and job.holder is not None for job in jobs)
 
     def is_full(self, node: str, task: str) -> bool:
         """As many jobs of a task wait for RUN or EVAL on a node as it has slots for."""
@@ -694,7 +703,10 @@ class JobTableMachine(RuleBasedStateMachine):
         if in_order:
             waiting = [other for other in self.jobs.values() if other.holder is None and other.need == job.need]
             passed_over = self.full | self.unlooked if job.phase == Phase.INIT else set()
-            assert job.sequence == min([o.sequence for o in waiting if o.session not in passed_over] + [job.sequence])
+            turns = [o for o in waiting if o.session not in passed_over]
+            assert job.sequence == min([o.sequence for o in turns if o.session == job.session] + [job.sequence])
+            used = self.used(job.session, job.phase)
+            assert used == min([self.used(o.session, job.phase) for o in turns] + [used])
         job.holder, job.since, job.lease_until = worker.stage_id, self.now, self.now + LEASE_S
         job.confirmed = False
         worker.holds.add((job.job_id, job.attempt))
