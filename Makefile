@@ -33,7 +33,7 @@ export PATH := $(PATH):$(BIN)
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: wheels demo unit test bare proof turn service-proof engine-proof vllm trainers harnesses lint types client docs bench mutants clean help
+.PHONY: wheels release demo unit test bare proof turn service-proof engine-proof vllm trainers harnesses lint types client docs bench mutants clean help
 
 help:
 	@echo "make demo    train a small policy to use bash, through the whole service (about two minutes)"
@@ -52,6 +52,7 @@ help:
 	@echo "make bench   all benchmarks in full; rewrites bench/README.md"
 	@echo "make mutants  see that tests notice small faults (about ten minutes); MUTANTS=\"NAME …\" for some"
 	@echo "make wheels  the service and all that it needs as wheels, in dist/wheels, for an image (see docs/image.md)"
+	@echo "make release  build wheel and sdist into dist/, and check them as a user gets them (about two minutes)"
 	@echo "make clean   remove what the others made"
 
 demo: $(VENV)/.server
@@ -187,6 +188,10 @@ $(HARNESSES)/.ready: stages/harness/adapter.py $(wildcard stages/harness/adapter
 wheels: | $(BIN)/python
 	rm -rf build dist/wheels
 	$(PIP) wheel --wheel-dir dist/wheels '.[$(EXTRAS)]' pip
+
+# RELEASE=--rehearse: without a section of the changelog, with changes that are not committed.
+release: | $(BIN)/python
+	$(BIN)/python .ci/make_release.py $(RELEASE)
 
 $(BIN)/python:
 	@echo "make: building $(VENV) (about a minute)"

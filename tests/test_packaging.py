@@ -9,14 +9,18 @@ import sys
 import sysconfig
 import venv
 import zipfile
+from contextlib import nullcontext
 from importlib.metadata import distribution, requires
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from needed import lacking
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[1]
 CLIENT_PACKAGES = {"pyzmq", "msgpack", "msgspec", "numpy"}
@@ -156,3 +160,56 @@ def test_the_server_has_none_of_the_large_libraries_that_few_use() -> None:
     needed = {line.split()[0] for line in requires("prorl-zmq") or () if 'extra == "server"' in line}
     assert len(needed) > 10
     assert not {re.split("[<>=!~;]", name)[0] for name in needed} & {"matplotlib", "scipy", "transformers", "torch"}
+
+
+def release() -> ModuleType:
+    specification = spec_from_file_location("make_release", ROOT / ".ci" / "make_release.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("# Changelog\n\n## [Unreleased]\n\n- One.\n", "has no section"),
+        ("## [0.2.0] - 2026-01-02\n\n### Added\n\n## [0.1.0] - 2026-01-01\n\n- One.\n", "has no entries"),
+        ("## [0.2.0]\n\n- One.\n", "has no section"),
+        ("## [0.2.0] - 2026-01-02\n\n- One.\n", ""),
+    ],
+)
+def test_a_release_has_a_section_of_the_changelog(text: str, said: str) -> None:
+    module = release()
+    with pytest.raises(module.Refused, match=said) if said else nullcontext():
+        module.check_changelog(text, "0.2.0")
+
+
+def test_the_version_is_in_one_place() -> None:
+    number = release().version()
+    assert distribution("prorl-zmq").version == number
+    files = subprocess.run(
+        ["git", "grep", "-lF", number, "--", "prorl_zmq", "brokers", "stages", "tools", "setup.cfg", "pyproject.toml"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if files.returncode > 1:
+        pytest.skip(f"this is no checkout: {files.stderr}")
+    assert files.stdout.split() == ["setup.cfg"]
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(600)
+def test_a_release_is_what_its_users_get(tmp_path: Path) -> None:
+    """Wheel and sdist are built and checked; the README's example runs with the wheel in a new environment."""
+    script = ROOT / ".ci" / "make_release.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--rehearse", "--out", str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    if "No matching distribution" in done.stderr:
+        lacking("network", done.stderr)
+    assert done.returncode == 0, done.stderr
+    assert sorted(each.suffix for each in tmp_path.iterdir()) == [".gz", ".whl"]

@@ -64,9 +64,10 @@ STARTED = {
         "tests/service/test_pauses.py",
         "tests/service/test_restarts.py",
     ),
+    ".ci/make_release.py": ("tests/test_packaging.py",),
     "deploy/": ("tests/service/test_manifests.py",),
     "docs/": ("tests/test_documents.py",),
-    "README.md": ("tests/test_documents.py",),
+    "README.md": ("tests/test_documents.py", "tests/test_packaging.py"),
     "bench/": ("tests/chaos/",),
 }
 """Code that proofs start as processes of their own, which no import shows: where it is, and whose proofs those are."""
