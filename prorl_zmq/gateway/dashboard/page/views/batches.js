@@ -1,7 +1,7 @@
 // The open batches: how far each is.
 
 import { badge, card, h, link, meter, redraw, table } from "../dom.js";
-import { count, shortId } from "../format.js";
+import { count, sessionName, shortId } from "../format.js";
 import { store } from "../store.js";
 
 export const BATCH_COLUMNS = [
@@ -19,7 +19,7 @@ export const BATCH_COLUMNS = [
 export function batchRows(list) {
   return list.map((batch) => [
     link(`#/batches/${encodeURIComponent(batch.batch_id)}`, null, shortId(batch.batch_id)),
-    shortId(batch.session),
+    sessionName(batch.session),
     badge(batch.state),
     kept(batch),
     count(batch.under_way),

@@ -82,6 +82,7 @@ export function runs({ query }) {
       ["", ""],
       ["run", "id"],
       ["data"],
+      ["model", "text"],
       ["pass@1", "number"],
       ["rollouts", "number"],
       ["samples", "number"],
@@ -97,6 +98,7 @@ export function runs({ query }) {
       }),
       run.run,
       run.plan.file.split("/").at(-1),
+      run.plan.settings.model || run.plan.settings.connect || run.plan.settings.urls?.join(", ") || run.plan.settings.engine,
       percent(run.passes.find((row) => row.k === 1)?.estimate?.value),
       run.passes.length
         ? `${count(run.ended)} of ${count(run.plan.problems * run.plan.settings.samples)}`
