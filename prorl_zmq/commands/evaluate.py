@@ -243,7 +243,7 @@ def evaluate(
             open_tracker(
                 *log or (),
                 project=log_project,
-                run=f"eval-{folder.plan.run_id}",
+                run=folder.plan.session,
                 folder=folder.path / TRACKERS,
                 config=run_config(folder.plan),
                 close_s=LOG_CLOSE_S,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import msgspec
 import typer
 from rich.console import Group
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from ..service.rollout_brokers import EachBroker, summed
@@ -21,6 +22,9 @@ from .options import columns, each_broker, taking
 if TYPE_CHECKING:
     from ..wire.messages.batches import BatchStatus
     from ..wire.messages.front_door import ServiceStatus
+
+RANDOM_ID = re.compile("[0-9a-f]{32}")
+"""The session of a client that named none."""
 
 
 class _Seen(NamedTuple):
@@ -82,13 +86,19 @@ def status_tables(status: ServiceStatus, listed: BackendList) -> Group:
     return Group(stages, backend_table(listed.backends, listed.starts), *batches, line, served)
 
 
+def session_name(session: str) -> str:
+    """Return a session as people named it; of a random id, the beginning."""
+    return session[:12] if RANDOM_ID.fullmatch(session) else session
+
+
 def batch_table(batches: tuple[BatchStatus, ...]) -> Table:
     names = ("kept", "target", "size", "dropped", "given up", "under way", "jobs", "failed", "prompts")
     counts = columns(*names, justify="right")
-    table = Table("batch", "session", "state", *counts, title="batches", title_justify="left")
+    session = Column("session", overflow="fold")
+    table = Table("batch", session, "state", *counts, title="batches", title_justify="left")
     for batch in batches:
         groups = (batch.kept, batch.target_groups, batch.group_size, batch.dropped, batch.given_up, batch.under_way)
         numbers = (*groups, batch.in_flight, batch.failed, batch.prompts)
         state = f"{batch.state}: {batch.problem}" if batch.problem else batch.state
-        table.add_row(batch.batch_id[:12], batch.session[:12], Text(one_line(state)), *map(str, numbers))
+        table.add_row(batch.batch_id[:12], session_name(batch.session), Text(one_line(state)), *map(str, numbers))
     return table

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 FORMAT = 1
 """Of the run folder; raised with every incompatible change."""
 RUN_ID_DIGITS = 12
+NAME_DIGITS = 40
+_UNNAMEABLE = re.compile(r"[^A-Za-z0-9._]+")
 _JOB_ID = re.compile(r"(?P<run>[0-9a-f]+)-(?P<problem>[0-9]{1,9})-(?P<sample>[0-9]{1,9})\.(?P<trial>[0-9]{1,9})\Z")
 
 
@@ -90,13 +93,15 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     problems: int
     format: int = FORMAT
     run_id: str = msgspec.field(default_factory=lambda: new_id()[:RUN_ID_DIGITS])
-    """Begins the ids of its jobs, and names their session."""
+    """Begins the ids of its jobs."""
     version: str = ""
     created: str = ""
 
     @property
     def session(self) -> str:
-        return f"eval-{self.run_id}"
+        """The session of its jobs, and the run's name in trackers: after the data file, so that people know it."""
+        data = _UNNAMEABLE.sub("-", PurePath(self.file).stem)[:NAME_DIGITS].strip("-")
+        return "-".join(part for part in ("eval", data, self.run_id) if part)
 
     @property
     def rollouts(self) -> int:

@@ -291,6 +291,33 @@ def test_it_works_at_the_width_of_a_phone_and_by_keyboard(dashboard: Page) -> No
     playwright.expect(dashboard.locator("main")).to_be_focused()
 
 
+RIGHT_EDGES = "heads => heads.map(head => [head.textContent, head.getBoundingClientRect().right])"
+PHONE_COLUMNS = {
+    ("", "Backends"): ("backend", "state", "in flight"),
+    ("", "Latest failures"): ("outcome", "error", "job"),
+    ("batches", "Open batches"): ("batch", "state", "groups kept"),
+    ("backends", "Backends"): ("backend", "state", "in flight"),
+    ("runs", "Evaluations"): ("run", "pass@1", "rollouts"),
+    ("runs?run=before&run=after", "Solved by both, one, none"): ("runs", "p", "difference in points, 95 %"),
+}
+"""By view and table: what must be on the screen of a phone without scrolling sideways."""
+
+
+@pytest.mark.usefixtures("runs")
+def test_the_columns_that_matter_are_on_the_screen_of_a_phone(served: SharedService, dashboard: Page) -> None:
+    dashboard.set_viewport_size({"width": 390, "height": 800})
+    with served.client() as client, client.open_batch(4, 3, keep="all") as batch:
+        client.submit(problem(limits=PhaseLimits(run_s=0.001)))
+        next(iter(client.stream()))
+        batch.feed([problem()])
+        for (view, table), names in PHONE_COLUMNS.items():
+            go(dashboard, f"#/{view}")
+            region = dashboard.get_by_role("region", name=table, exact=True)
+            playwright.expect(region).to_be_visible()
+            right = dict(region.locator("th").evaluate_all(RIGHT_EDGES))
+            assert {name: right[name] for name in names if not right[name] <= 390} == {}, (view, table)
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_table_has_a_shadow_where_it_goes_on(dashboard: Page, scheme: str) -> None:
     dashboard.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ import pytest
 from prorl_zmq import Job
 from prorl_zmq.evaluation.plan import RolloutIndex, differences, index_of, job_id, jobs_of, sample_seed
 from prorl_zmq.evaluation.problems import Problem
+from prorl_zmq.wire.messages.base import Identifier
 from prorl_zmq.wire.messages.jobs import EpisodeLimits, Sampling
 
 from .conftest import made_plan
@@ -83,3 +84,19 @@ def test_differences_are_said_as_options(change: dict[str, object], said: str) -
     now = msgspec.structs.replace(before, settings=msgspec.structs.replace(before.settings, **change))
     assert differences(before, now) == [said]
     assert differences(before, before) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("data/aime-2024.jsonl", "eval-aime-2024-"),
+        ("/x/my problems (new).parquet", "eval-my-problems-new-"),
+        ("\x1b[2J.jsonl", "eval-2J-"),
+        ("问题.jsonl", "eval-"),
+        ("a" * 300 + ".jsonl", f"eval-{'a' * 40}-"),
+    ],
+)
+def test_a_session_is_named_after_its_data_file(file: str, name: str) -> None:
+    plan = msgspec.structs.replace(made_plan(), file=file)
+    assert plan.session == name + plan.run_id
+    assert msgspec.convert(plan.session, Identifier) == plan.session

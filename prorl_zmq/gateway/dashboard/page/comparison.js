@@ -36,23 +36,23 @@ function paired(pairs) {
   if (!pairs.length) return null;
   const rows = pairs.map(({ run, other, comparison: found }) => [
     h("span", { class: "wrap" }, `${run} → ${other}`),
+    found.p_value == null ? NOTHING : h("span", { title: testOf(found) }, Number(found.p_value.toPrecision(2)).toString()),
+    points(found.difference),
     count(found.shared),
     count(found.solved_by_both),
     count(found.solved_by_first),
     count(found.solved_by_second),
     count(found.solved_by_none),
-    points(found.difference),
-    found.p_value == null ? NOTHING : h("span", { title: testOf(found) }, Number(found.p_value.toPrecision(2)).toString()),
   ]);
   const columns = [
     ["runs", "text"],
+    ["p", "number"],
+    ["difference in points, 95 %", "number"],
     ["shared", "number"],
     ["both", "number"],
     ["only first", "number"],
     ["only second", "number"],
     ["none", "number"],
-    ["difference in points, 95 %", "number"],
-    ["p", "number"],
   ];
   const tests = [...new Set(pairs.map(({ comparison: found }) => testOf(found)))].join("; ");
   return card(

@@ -77,6 +77,8 @@ export function clock(unixSeconds) {
 }
 
 export const words = (name) => name.replaceAll("_", " ");
+// A session as people named it; of a random id, some digits.
+export const sessionName = (session) => (/^[0-9a-f]{32}$/.test(session) ? shortId(session) : session);
 export const shortId = (id) => (id.length > 18 ? `${id.slice(0, 6)}…${id.slice(-10)}` : id);
 
 function pad(number) {

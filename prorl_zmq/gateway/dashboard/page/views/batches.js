@@ -1,32 +1,32 @@
 // The open batches: how far each is.
 
 import { badge, card, h, link, meter, redraw, table } from "../dom.js";
-import { count, shortId } from "../format.js";
+import { count, sessionName, shortId } from "../format.js";
 import { store } from "../store.js";
 
 export const BATCH_COLUMNS = [
   ["batch", "id"],
-  ["session"],
   ["state"],
   ["groups kept", "meter"],
-  ["under way", "number"],
   ["jobs in flight", "number"],
+  ["failed jobs", "number"],
+  ["session"],
+  ["under way", "number"],
   ["prompts waiting", "number"],
   ["dropped", "number"],
-  ["failed jobs", "number"],
 ];
 
 export function batchRows(list) {
   return list.map((batch) => [
     link(`#/batches/${encodeURIComponent(batch.batch_id)}`, null, shortId(batch.batch_id)),
-    shortId(batch.session),
     badge(batch.state),
     kept(batch),
-    count(batch.under_way),
     count(batch.in_flight),
+    count(batch.failed),
+    sessionName(batch.session),
+    count(batch.under_way),
     count(batch.prompts),
     count(batch.dropped),
-    count(batch.failed),
   ]);
 }
 

@@ -2,7 +2,7 @@
 
 import { OUTCOMES, outcomeLegend, outcomesOverTime } from "../charts.js";
 import { badge, bar, card, figure, h, link, redraw, table } from "../dom.js";
-import { clock, compact, count, percent, rate, seconds, words } from "../format.js";
+import { clock, compact, count, percent, rate, seconds, shortId, words } from "../format.js";
 import { store } from "../store.js";
 import { backendRows, BACKEND_COLUMNS } from "./backends.js";
 import { batchRows, BATCH_COLUMNS } from "./batches.js";
@@ -157,7 +157,7 @@ function latestFailures() {
   for (const row of store.rows.values())
     if (row.outcome && row.outcome !== "completed" && row.outcome !== "cancelled") failed.push(row);
   failed.sort((one, other) => other.ended_at - one.ended_at);
-  const columns = [["ended", ""], ["job", "id"], ["outcome"], ["error"], ["task"], ["node"]];
+  const columns = [["outcome"], ["error"], ["job", "id"], ["ended", ""], ["task"], ["node"]];
   return card(
     "Latest failures",
     null,
@@ -167,10 +167,10 @@ function latestFailures() {
       failed
         .slice(0, LATEST)
         .map((row) => [
-          clock(row.ended_at),
-          link(`#/jobs/${encodeURIComponent(row.job_id)}`, null, row.job_id),
           badge(row.outcome, words(row.outcome)),
           row.code,
+          link(`#/jobs/${encodeURIComponent(row.job_id)}`, null, shortId(row.job_id)),
+          clock(row.ended_at),
           row.task,
           row.node,
         ]),

@@ -81,11 +81,12 @@ export function runs({ query }) {
     const columns = [
       ["", ""],
       ["run", "id"],
-      ["data"],
       ["pass@1", "number"],
       ["rollouts", "number"],
       ["samples", "number"],
       ["changed", "number"],
+      ["data"],
+      ["model", "text"],
     ];
     const rows = known.runs.map((run) => [
       h("input", {
@@ -96,13 +97,14 @@ export function runs({ query }) {
         onchange: (event) => choose(run.run, event.target.checked),
       }),
       run.run,
-      run.plan.file.split("/").at(-1),
       percent(run.passes.find((row) => row.k === 1)?.estimate?.value),
       run.passes.length
         ? `${count(run.ended)} of ${count(run.plan.problems * run.plan.settings.samples)}`
         : "no summary yet",
       count(run.plan.settings.samples),
       clock(run.changed_at),
+      run.plan.file.split("/").at(-1),
+      run.plan.settings.model || run.plan.settings.connect || run.plan.settings.urls?.join(", ") || run.plan.settings.engine,
     ]);
     redraw(
       list,

@@ -1,0 +1,40 @@
+"""Batches as `prorl status` and `prorl top` list them."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console, RenderableType
+
+from prorl_zmq.commands.status import batch_table
+from prorl_zmq.commands.top_batches import batches_layout
+from prorl_zmq.wire.messages.base import new_id
+from prorl_zmq.wire.messages.batches import BatchStatus
+
+
+def printed(shown: RenderableType) -> str:
+    out = io.StringIO()
+    Console(file=out, width=200).print(shown)
+    return out.getvalue()
+
+
+def test_a_session_that_people_named_is_listed_whole_and_a_random_one_short() -> None:
+    random = new_id()
+    batches = tuple(
+        BatchStatus(
+            batch_id=f"batch-{number}",
+            session=session,
+            state="open",
+            target_groups=4,
+            group_size=2,
+            kept=1,
+            under_way=1,
+            in_flight=2,
+            prompts=0,
+        )
+        for number, session in enumerate(("grpo-qwen3-8b-second-try", random))
+    )
+    for shown in (printed(batch_table(batches)), printed(batches_layout(batches, {}))):
+        assert " grpo-qwen3-8b-second-try " in shown
+        assert f" {random[:12]} " in shown
+        assert random not in shown
