@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from .plain_routes import DOCUMENT
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_CODE = re.compile(r"`([^`]+)`")
 REFERENCE = "#/components/schemas/"
 
 
@@ -46,7 +48,7 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
     yield "<table>\n<tbody>"
     for method, path, one in operations:
         link = f'<a href="#{escape(one["operationId"])}"><code>{method} {escape(path)}</code></a>'
-        yield f"<tr><td>{link}</td><td>{escape(one['summary'])}</td></tr>"
+        yield f'<tr><td>{link}</td><td class="text">{_words(one["summary"])}</td></tr>'
     yield "</tbody>\n</table>"
     for method, path, one in operations:
         yield from _operation(method, path, one)
@@ -80,10 +82,10 @@ def _fields(schema: dict[str, Any]) -> Iterator[str]:
 def _table(rows: Any) -> Iterator[str]:
     yield "<table>\n<tbody>"
     for name, note, kind in rows:
-        about = escape(kind.get("description", ""))
+        about = _words(kind.get("description", ""))
         default = f" Default: <code>{escape(repr(kind['default']))}</code>" if "default" in kind else ""
-        yield f"<tr><td><code>{escape(name)}</code></td><td>{escape(note)}</td><td>{_type(kind)}</td>"
-        yield f"<td>{about}{default}</td></tr>"
+        yield f'<tr><td><code>{escape(name)}</code></td><td>{escape(note)}</td><td class="text">{_type(kind)}</td>'
+        yield f'<td class="text long">{about}{default}</td></tr>'
     yield "</tbody>\n</table>"
 
 
@@ -105,4 +107,9 @@ def _type(schema: dict[str, Any]) -> str:
 def _paragraphs(text: str) -> Iterator[str]:
     for part in text.split("\n\n"):
         if part.strip():
-            yield f"<p>{escape(' '.join(part.split()))}</p>"
+            yield f"<p>{_words(part)}</p>"
+
+
+def _words(text: str) -> str:
+    """Return a text as HTML, its words between backquotes as code."""
+    return _CODE.sub(r"<code>\1</code>", escape(" ".join(text.split())))

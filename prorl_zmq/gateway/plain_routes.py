@@ -59,7 +59,7 @@ def plain_operation(route: PlainRoute, problem: dict[str, Any]) -> dict[str, Any
     schema = {} if route.content == JSON else {"type": "string"}
     operation: dict[str, Any] = {
         "operationId": route.name,
-        "summary": route.summary.partition(". ")[0],
+        "summary": f"{route.summary.partition('. ')[0].rstrip('.')}.",
         "description": route.summary,
         "parameters": [],
         "responses": {
