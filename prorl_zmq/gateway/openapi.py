@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document of the JSON API, made from its endpoints and from the Structs that they take and return."""
+"""The OpenAPI 3.1 document of all routes: the JSON API's from its endpoints and their Structs, and the plain ones."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from .http_errors import ErrorBody
+from .plain_routes import PLAIN_ROUTES, plain_operation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,6 +44,8 @@ def openapi_document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
         operation = _operation(endpoint, answer, body, components[query["$ref"].rpartition("/")[2]])
         operation["responses"] |= {status: {"description": text, **problem} for status, text in PROBLEMS.items()}
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = operation
+    for route in PLAIN_ROUTES:
+        paths.setdefault(route.path, {})[route.method.lower()] = plain_operation(route, problem)
     document = {
         "openapi": "3.1.0",
         "info": {"title": "prorl_zmq", "version": version("prorl-zmq"), "description": (__doc__ or "").strip()},

@@ -29,6 +29,7 @@ from ..wire.sockets import is_loopback_host
 from .connection import GatewayConnection
 from .dashboard.dashboard import Dashboard
 from .dashboard.page_files import PLACE, add_page
+from .docs_page import DocsPage
 from .endpoint import read_call
 from .http_errors import error_response, http_error_response, is_for_the_log, json_response
 from .json_api import JsonApi
@@ -37,6 +38,7 @@ from .loaded_texts import LoadedTexts
 from .metrics import RequestMetrics, answer_metrics
 from .openapi import openapi_document
 from .page_token import PageToken
+from .plain_routes import DOCS, DOCUMENT
 from .prorl_api import ProrlApi
 from .stored_state import StoredState
 
@@ -143,8 +145,9 @@ class Gateway:
             app.router.add_route(method, path, self._guarded(handler))
         app.router.add_get("/v1/watch", self._guarded(self._watch))
         add_page(app)
-        document = json_response(openapi_document(self._endpoints)).body
-        app.router.add_get("/v1/openapi.json", partial(_document, document))
+        document = openapi_document(self._endpoints)
+        app.router.add_get(DOCUMENT, partial(_document, json_response(document).body))
+        app.router.add_get(DOCS, DocsPage(document).answer)
         app.router.add_get("/healthz", self._health)
         return app
 

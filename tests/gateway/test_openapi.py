@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import html
 import json
+import re
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from support.later import Later
 
+from prorl_zmq.config import GatewaySettings
+from prorl_zmq.gateway.docs_page import docs_html
 from prorl_zmq.gateway.json_api import JsonApi
 from prorl_zmq.gateway.openapi import openapi_document
+from prorl_zmq.gateway.plain_routes import PLAIN_ROUTES
+from prorl_zmq.gateway.server import Gateway
+from prorl_zmq.gateway.settings import GatewayOptions
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import openapi_spec_validator
 else:
     openapi_spec_validator = Later("openapi_spec_validator")
@@ -29,7 +39,7 @@ def test_it_is_valid_and_plain() -> None:
 def test_it_has_each_endpoint_with_words_for_it() -> None:
     paths = DOCUMENT["paths"].items()
     operations = {(path, method.upper()): each for path, item in paths for method, each in item.items()}
-    assert operations.keys() == {(endpoint.path, endpoint.method) for endpoint in API.endpoints}
+    assert operations.keys() == {(each.path, each.method) for each in (*API.endpoints, *PLAIN_ROUTES)}
     assert all(operation["summary"] for operation in operations.values())
     assert len({operation["operationId"] for operation in operations.values()}) == len(operations)
 
@@ -38,3 +48,49 @@ def test_it_says_how_a_trajectory_may_be_asked_for() -> None:
     operation = DOCUMENT["paths"]["/v1/jobs/{job_id}/trajectory"]["get"]
     assert [each["name"] for each in operation["parameters"]] == ["job_id", "wait_s", "arrays"]
     assert set(operation["responses"]["200"]["content"]) == {"application/json", "application/octet-stream"}
+
+
+def test_all_routes_of_a_gateway_are_in_it(tmp_path: Path) -> None:
+    """All but pages, whose paths are the dashboard's, the root and this document's own page."""
+
+    async def main() -> tuple[set[tuple[str, str]], dict[str, Any]]:
+        options = GatewayOptions(
+            settings=GatewaySettings(bind="127.0.0.1:1"), run_dir=tmp_path, front_door=f"ipc://{tmp_path}/front_door"
+        )
+        gateway = Gateway(options)
+        async with gateway._dashboard.watching():
+            routes = gateway._app().router.routes()  # a started gateway does not name them
+            served = {(route.resource.canonical, route.method) for route in routes if route.resource is not None}
+        await gateway._prorl_api.close()
+        gateway._connection.close()
+        return served, openapi_document(gateway._endpoints)
+
+    served, document = asyncio.run(main())
+    api = {
+        (path, method)
+        for path, method in served
+        if method != "HEAD" and not path.startswith("/dashboard") and path not in ("/", "/docs")
+    }
+    named = {(path, method.upper()) for path, item in document["paths"].items() for method in item}
+    assert api == named
+    assert len(named) > 25
+
+
+def test_the_page_shows_all_of_it() -> None:
+    page = docs_html(DOCUMENT)
+    for path, item in DOCUMENT["paths"].items():
+        for method, operation in item.items():
+            assert f"<code>{method.upper()} {html.escape(path)}</code>" in page
+            assert f'id="{operation["operationId"]}"' in page
+    assert set(re.findall(r'href="#([^"]+)"', page)) <= set(re.findall(r'id="([^"]+)"', page))
+    assert "<script" not in page
+    assert re.findall(r"https?://|style=|onclick", page) == []
+
+
+def test_what_a_document_says_is_no_markup_of_the_page() -> None:
+    operation = {"operationId": "x", "summary": "<b>", "description": "<script>", "parameters": [], "responses": {}}
+    operation["responses"] = {"200": {"content": {"a/b": {"schema": {"enum": ["</td>"]}}}}}
+    document = {**DOCUMENT, "paths": {"/<i>": {"get": operation}}}
+    page = docs_html(document)
+    assert all(mark not in page for mark in ("<b>", "<script>", "<i>"))
+    assert "<code>&lt;/td&gt;</code>" in page

@@ -43,6 +43,9 @@ def test_tokens_and_their_roles(served: SharedService, tmp_path: Path) -> None:
                 status, answer = await client.get("/v1/status", **more)
                 assert (status, answer["error"]["code"]) == (401, "not_allowed")
             assert (await client.get("/v1/openapi.json"))[0] == 200
+            async with client.session.get("/docs") as page:
+                assert "default-src 'none'" in page.headers["Content-Security-Policy"]
+                assert 'id="submit"' in await page.text()
             assert (await client.get("/v1/status", headers={"x-api-key": alice}))[0] == 200
             server = {"address": "http://127.0.0.1:1"}  # it would get the rollouts of all
             assert (await client.post("/add_llm_server", server, **bearer(alice)))[0] == 403

@@ -1,0 +1,75 @@
+"""The routes of a gateway that are no `Endpoint`: what the OpenAPI document says of them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+TEXT, JSON, EVENTS = "text/plain", "application/json", "text/event-stream"
+DOCUMENT, DOCS = "/v1/openapi.json", "/docs"
+_BY_PRORL = "ProRL Agent's API (see the page HTTP gateway of the manual)."
+
+
+class PlainRoute(NamedTuple):
+    method: str
+    path: str
+    name: str
+    summary: str
+    takes: dict[str, Any] | None = None
+    """The properties of its body, as JSON schemas."""
+    content: str = JSON
+    public: bool = False
+    """It asks for no token."""
+
+
+_INSTANCE = {"instance": {"type": "object"}, "sampling_params": {"type": "object"}, "job_id": {"type": "string"}}
+PLAIN_ROUTES = (
+    PlainRoute("GET", "/healthz", "health", "Whether the service answers.", public=True),
+    PlainRoute("GET", DOCUMENT, "openapi", "This document.", public=True),
+    PlainRoute("GET", "/metrics", "metrics", "The metrics of this run folder, for Prometheus.", content=TEXT),
+    PlainRoute(
+        "GET", "/v1/watch", "watch", "The service's changes as server-sent events, for the dashboard.", content=EVENTS
+    ),
+    PlainRoute("POST", "/start", "prorl_start", f"Take jobs of /process from now on. {_BY_PRORL}"),
+    PlainRoute("POST", "/stop", "prorl_stop", f"Cancel this client's jobs, and take no more. {_BY_PRORL}"),
+    PlainRoute("GET", "/status", "prorl_status", f"Return the counts of jobs, and the engines. {_BY_PRORL}"),
+    PlainRoute(
+        "POST",
+        "/process",
+        "prorl_process",
+        f"Run a rollout; return its messages and reward. {_BY_PRORL}",
+        _INSTANCE,
+    ),
+    PlainRoute(
+        "POST", "/cancel", "prorl_cancel", f"Cancel jobs of /process. {_BY_PRORL}", {"job_id": {"type": "string"}}
+    ),
+    PlainRoute(
+        "POST",
+        "/add_llm_server",
+        "prorl_add_llm_server",
+        f"Start an engine in front of a server. {_BY_PRORL}",
+        {"address": {"type": "string"}},
+    ),
+    PlainRoute("POST", "/clear_llm_server", "prorl_clear_llm_server", f"Remove this client's servers. {_BY_PRORL}"),
+)
+"""In the order of the page."""
+
+
+def plain_operation(route: PlainRoute, problem: dict[str, Any]) -> dict[str, Any]:
+    """Return what the document says of a route; `problem` is the content of an error's answer."""
+    schema = {} if route.content == JSON else {"type": "string"}
+    operation: dict[str, Any] = {
+        "operationId": route.name,
+        "summary": f"{route.summary.partition('. ')[0].rstrip('.')}.",
+        "description": route.summary,
+        "parameters": [],
+        "responses": {
+            "200": {"description": "Done.", "content": {route.content: {"schema": schema}}},
+            "503": {"description": "The service does not answer.", **problem},
+        },
+    }
+    if route.takes is not None:
+        body = {"type": "object", "properties": route.takes}
+        operation["requestBody"] = {"required": True, "content": {JSON: {"schema": body}}}
+    if route.public:
+        operation["security"] = [{}]
+    return operation
