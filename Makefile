@@ -31,7 +31,7 @@ export PATH := $(PATH):$(BIN)
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: demo unit test bare proof turn service-proof engine-proof vllm trainers harnesses lint types client docs bench mutants clean help
+.PHONY: demo unit test bare proof turn service-proof engine-proof vllm trainers harnesses lint types client docs bench mutants wheel clean help
 
 help:
 	@echo "make demo    train a small policy to use bash, through the whole service (about two minutes)"
@@ -49,6 +49,7 @@ help:
 	@echo "make docs    build the documentation, strictly, into site/"
 	@echo "make bench   all benchmarks in full; rewrites bench/README.md"
 	@echo "make mutants  see that tests notice small faults (about ten minutes); MUTANTS=\"NAME …\" for some"
+	@echo "make wheel   build the wheel into dist/, for other environments and machines"
 	@echo "make clean   remove what the others made"
 
 demo: $(VENV)/.server
@@ -98,6 +99,10 @@ client: $(VENV)/.lint
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+wheel: | $(BIN)/python
+	rm -rf build dist
+	$(PIP) wheel --no-deps --wheel-dir dist .
 
 bench: $(VENV)/.bench
 	$(BIN)/python bench/run_all.py

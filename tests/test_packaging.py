@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -12,6 +13,8 @@ from importlib.metadata import distribution, requires
 from pathlib import Path
 
 import pytest
+
+from prorl_zmq.system.installation import how_to_install
 
 ROOT = Path(__file__).resolve().parents[1]
 CLIENT_PACKAGES = {"pyzmq", "msgpack", "msgspec", "numpy"}
@@ -117,4 +120,12 @@ def test_without_the_server_extra_a_command_says_what_to_install(words: str, tmp
     )
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert "pip install 'prorl-zmq[server]'" in line
+    assert how_to_install("server") in line
+
+
+def test_no_text_has_pip_look_for_the_package_in_an_index() -> None:
+    """No index has it, and one may get another of that name."""
+    texts = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "prorl_zmq").rglob("*.md")]
+    texts += [path for room in ("prorl_zmq", "brokers", "stages", "tools") for path in (ROOT / room).rglob("*.py")]
+    asked = re.compile(r"pip install [^\n`]*prorl-zmq")
+    assert {str(path.relative_to(ROOT)) for path in texts if asked.search(path.read_text(encoding="utf-8"))} == set()

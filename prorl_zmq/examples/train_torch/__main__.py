@@ -7,6 +7,7 @@ import sys
 from importlib.util import find_spec
 
 from ...cli import NEEDED, USAGE_ERROR
+from ...system.installation import how_to_install
 
 PROGRAM = "python -m prorl_zmq.examples.train_torch"
 
@@ -14,7 +15,7 @@ PROGRAM = "python -m prorl_zmq.examples.train_torch"
 def main(arguments: list[str]) -> int:
     missing = [name for name in ("torch", *NEEDED) if find_spec(name) is None]
     if missing:
-        print(f"train_torch needs {', '.join(missing)}: pip install 'prorl-zmq[train]'", file=sys.stderr)
+        print(f"train_torch needs {', '.join(missing)}: {how_to_install('train')}", file=sys.stderr)
         return USAGE_ERROR
     from ...commands.app import new_typer, run_program
     from .command import train
