@@ -33,7 +33,7 @@ export PATH := $(PATH):$(BIN)
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: wheels release demo unit test bare proof turn service-proof engine-proof vllm trainers harnesses lint types client docs bench mutants clean help
+.PHONY: wheel wheels release demo unit test bare proof turn service-proof engine-proof vllm trainers harnesses lint types client docs bench mutants clean help
 
 help:
 	@echo "make demo    train a small policy to use bash, through the whole service (about two minutes)"
@@ -51,6 +51,7 @@ help:
 	@echo "make docs    build the documentation, strictly, into site/"
 	@echo "make bench   all benchmarks in full; rewrites bench/README.md"
 	@echo "make mutants  see that tests notice small faults (about ten minutes); MUTANTS=\"NAME …\" for some"
+	@echo "make wheel   build the wheel into dist/, for other environments and machines"
 	@echo "make wheels  the service and all that it needs as wheels, in dist/wheels, for an image (see docs/image.md)"
 	@echo "make release  build wheel and sdist into dist/, and check them as a user gets them (about two minutes)"
 	@echo "make clean   remove what the others made"
@@ -102,6 +103,10 @@ client: $(VENV)/.lint
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+wheel: | $(BIN)/python
+	rm -rf build dist
+	$(PIP) wheel --no-deps --wheel-dir dist .
 
 bench: $(VENV)/.bench
 	$(BIN)/python bench/run_all.py

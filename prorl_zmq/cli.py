@@ -46,9 +46,11 @@ def _run(program: str, arguments: list[str] | None = None) -> None:
             raise
         from importlib.util import find_spec
 
+        from .system.installation import how_to_install
+
         missing = [name for name in EXTRAS[extra] if find_spec(name) is None]
         print(
-            f"{program} needs the {extra} extra ({', '.join(missing)} not found): pip install 'prorl-zmq[{extra}]'",
+            f"{program} needs the {extra} extra ({', '.join(missing)} not found): {how_to_install(extra)}",
             file=sys.stderr,
         )
         sys.exit(USAGE_ERROR)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from .errors import ConfigError, EngineFailed, InvalidWeights, NoBackend, RequestTimeout
 from .inference.checkpoint import INDEX, read_tensors
 from .system.held_file import claim_folder
+from .system.installation import how_to_install
 
 try:
     import torch
@@ -23,7 +24,7 @@ try:
 
     from .system.ranks import raise_everywhere, rank
 except ImportError as error:
-    message = "prorl_zmq.weights_publisher needs PyTorch and safetensors: pip install 'prorl-zmq[train]'"
+    message = f"prorl_zmq.weights_publisher needs PyTorch and safetensors: {how_to_install('train')}"
     raise ImportError(message) from error
 
 if TYPE_CHECKING:

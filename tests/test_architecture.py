@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "integrations": BASE | {"client", "weights_publisher"},
     "trackers": BASE,
     "inference": BASE,
-    "tasks": {"errors", "wire"},
+    "tasks": {"errors", "system", "wire"},
     "brokers": BASE,
     "tools": BASE - {"data"},
     "model_proxy": {"data", "wire"},

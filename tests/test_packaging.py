@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 import pytest
 from needed import lacking
 
+from prorl_zmq.system.installation import how_to_install
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
@@ -130,7 +132,7 @@ def test_without_the_server_extra_a_command_says_what_to_install(words: str, tmp
     done = run_with(python_with(tmp_path / "venv", clients.__contains__), "-m", "prorl_zmq.cli", *words.split())
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert "pip install 'prorl-zmq[server]'" in line
+    assert how_to_install("server") in line
 
 
 def test_what_charts_and_models_need_is_named_before_anything_starts(tmp_path: Path) -> None:
@@ -142,7 +144,7 @@ def test_what_charts_and_models_need_is_named_before_anything_starts(tmp_path: P
         done = run_with(python, "-m", "prorl_zmq.cli", "prorl", *command.split())
         assert (done.returncode, done.stderr.splitlines()) == (
             2,
-            ["prorl needs the eval extra (matplotlib not found): pip install 'prorl-zmq[eval]'"],
+            [f"prorl needs the eval extra (matplotlib not found): {how_to_install('eval')}"],
         )
     assert not (tmp_path / "run").exists()
     code = (
@@ -150,9 +152,9 @@ def test_what_charts_and_models_need_is_named_before_anything_starts(tmp_path: P
         "from prorl_zmq.wire.messages.backends import ChatSettings\n"
         "TransformersChatFormat.load(ChatSettings('transformers', 'some/model'))\n"
     )
-    assert "pip install 'prorl-zmq[models]'" in run_with(python, "-c", code).stderr.splitlines()[-1]
+    assert how_to_install("models") in run_with(python, "-c", code).stderr.splitlines()[-1]
     served = run_with(python, "-m", "prorl_zmq.cli", "prorl", "doctor")
-    assert "prorl-zmq[train]" in served.stdout.replace("\n", " ")
+    assert "PATH[train]" in served.stdout.replace("\n", " ")
     assert "needs the" not in served.stderr
 
 
@@ -213,3 +215,11 @@ def test_a_release_is_what_its_users_get(tmp_path: Path) -> None:
         lacking("network", done.stderr)
     assert done.returncode == 0, done.stderr
     assert sorted(each.suffix for each in tmp_path.iterdir()) == [".gz", ".whl"]
+
+
+def test_no_text_has_pip_look_for_the_package_in_an_index() -> None:
+    """No index has it, and one may get another of that name."""
+    texts = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "prorl_zmq").rglob("*.md")]
+    texts += [path for room in ("prorl_zmq", "brokers", "stages", "tools") for path in (ROOT / room).rglob("*.py")]
+    asked = re.compile(r"pip install [^\n`]*prorl-zmq")
+    assert {str(path.relative_to(ROOT)) for path in texts if asked.search(path.read_text(encoding="utf-8"))} == set()

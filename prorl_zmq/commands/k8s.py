@@ -19,7 +19,7 @@ commands = typer.Typer(
 
 @commands.command("render")
 def render(
-    image: Annotated[str, typer.Option(metavar="IMAGE", help="Container image that has prorl-zmq[server].")],
+    image: Annotated[str, typer.Option(metavar="IMAGE", help="Container image with prorl_zmq and its server extra.")],
     config: options.Config = None,
     nodes: Annotated[int | None, typer.Option(min=0, max=5000, help="Pods that run nodes. [default: 2]")] = None,
     daemon_set: Annotated[bool, typer.Option("--daemon-set", help="One node on each machine instead.")] = False,

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..errors import ConfigError, ProrlError
+from ..system.installation import how_to_install
 from .images import build_progress
 from .options import Images, columns, console
 
@@ -68,7 +69,7 @@ def make_swe(
     """
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
-        raise ConfigError(f"make-swe needs {', '.join(missing)}: pip install 'prorl-zmq[tasks]'", key="tasks")
+        raise ConfigError(f"make-swe needs {', '.join(missing)}: {how_to_install('tasks')}", key="tasks")
     from ..make_swe.maker import Maker, write_atomically
     from ..make_swe.project import check_source
     from ..make_swe.project_maker import Settings, encode

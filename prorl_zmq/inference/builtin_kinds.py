@@ -15,6 +15,7 @@ import msgspec
 
 from ..config import ServerApi  # noqa: TC001 - msgspec reads the annotations at run time
 from ..errors import ConfigError
+from ..system.installation import how_to_install
 from ..wire.messages.backends import ChatSettings, History, ParserUrl, TemplateArguments, ToolCallFormatName
 from .engine_kind import EngineKind
 
@@ -59,7 +60,7 @@ class VllmKind(EngineKind, frozen=True):
     def problem(cls) -> str:
         if importlib.util.find_spec("vllm") is not None:
             return ""
-        return "vLLM is not in this environment; pip install 'prorl-zmq[vllm]' where engines run"
+        return f"vLLM is not in this environment; where engines run: {how_to_install('vllm')}"
 
     @classmethod
     def summary(cls) -> str:
@@ -94,7 +95,7 @@ class TransformersKind(EngineKind, frozen=True):
     @classmethod
     def problem(cls) -> str:
         missing = [name for name in ("torch", "transformers", "safetensors") if importlib.util.find_spec(name) is None]
-        return f"{', '.join(missing)} not installed: pip install 'prorl-zmq[train]'" if missing else ""
+        return f"{', '.join(missing)} not installed: {how_to_install('train')}" if missing else ""
 
     async def start(self, weight_version: int) -> Engine:
         if problem := self.problem():

@@ -23,6 +23,7 @@ from jinja2 import TemplateSyntaxError
 
 from ..data.trajectory import Role
 from ..errors import ConfigError, InvalidJob
+from ..system.installation import how_to_install
 from .chat import ChatMessage, Piece, ReadTurn
 from .chat_forms import forms, systems_as_user
 from .chat_history import UNKNOWN_TOOL, History, history
@@ -251,7 +252,7 @@ def _load_tokenizer(name: str) -> Any:
         try:
             from transformers import AutoTokenizer
         except ImportError as error:
-            message = f"the chat format of {name} needs transformers ({error}): pip install 'prorl-zmq[models]'"
+            message = f"the chat format of {name} needs transformers ({error}): {how_to_install('models')}"
             raise ConfigError(message, key="chat.kind") from error
     try:
         loaded = AutoTokenizer.from_pretrained(name, local_files_only=directory.is_dir(), trust_remote_code=False)

@@ -290,7 +290,7 @@ def start(
         topology: a topology file, which says what one node runs; None: that of `prorl init`.
         service_dir: the service's folder on this machine, for a service that is continued after its driver has ended;
             None: a new one, which is removed by `stop`.
-        python: the interpreter that has `prorl-zmq[server]`, on every machine at this path. This process needs only
+        python: the interpreter that has the extra `server`, on every machine at this path. This process needs only
             the base package.
         strict: each node on a machine of its own; False: spread as far as there are machines.
         drain_s: how long a node that ends waits for its jobs.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..errors import ConfigError, InvalidEndpoint
 from ..security.keyring import BROKER, WORKER, Keyring
 from ..security.zap_authenticator import PLAINTEXT
+from ..system.installation import how_to_install
 from ..system.processes import ISOLATED
 from ..wire.sockets import check_private, endpoint_beside, is_loopback
 
@@ -62,6 +63,6 @@ async def check_python(python: str) -> None:
     if child.returncode:
         words = said.decode(errors="replace").strip().rpartition("\n")[2]
         raise ConfigError(
-            f"backends.python: {python} has no prorl-zmq: `{python} -m pip install 'prorl-zmq[server]'` ({words})",
+            f"backends.python: {python} has no prorl_zmq ({words}); there, {how_to_install('server')}",
             key="backends.python",
         )

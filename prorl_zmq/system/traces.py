@@ -20,6 +20,7 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import ConfigError, ProrlError
+from .installation import how_to_install
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -104,7 +105,7 @@ def is_possible() -> bool:
         import opentelemetry.exporter.otlp.proto.http.trace_exporter
         import opentelemetry.sdk.trace.export  # noqa: F401
     except ImportError as error:
-        log.warning("no traces, though OTEL_* asks for them: %s (pip install 'prorl-zmq[otel]')", error)
+        log.warning("no traces, though OTEL_* asks for them: %s; %s", error, how_to_install("otel"))
         return False
     return True
 

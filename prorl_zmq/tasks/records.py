@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..errors import ConfigError, InvalidRecord
+from ..system.installation import how_to_install
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -93,7 +94,7 @@ def _parquet(path: Path) -> Iterator[tuple[int, Record | InvalidRecord]]:
         import pyarrow as pa
         from pyarrow import parquet
     except ImportError as error:
-        raise ConfigError("parquet needs pyarrow: pip install 'prorl-zmq[tasks]'", key="file") from error
+        raise ConfigError(f"parquet needs pyarrow: {how_to_install('tasks')}", key="file") from error
     try:
         with parquet.ParquetFile(path) as file:
             batches = file.iter_batches(batch_size=BATCH_ROWS)

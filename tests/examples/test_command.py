@@ -15,6 +15,7 @@ import pytest
 from documents import TRAIN_COMMAND
 
 from prorl_zmq.examples.train_torch import __main__ as program
+from prorl_zmq.system.installation import how_to_install
 
 from ..trackers import readback
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 PNG = b"\x89PNG\r\n"
 needs_torch = pytest.mark.skipif(
-    find_spec("torch") is None, reason="the example needs torch: pip install 'prorl-zmq[train]'"
+    find_spec("torch") is None, reason="the example needs torch: install the extra `train`"
 )
 
 
@@ -32,7 +33,7 @@ def test_without_torch_it_says_what_to_install(
 ) -> None:
     monkeypatch.setattr(program, "find_spec", lambda name: None if name == "torch" else find_spec(name))
     assert program.main([]) == 2
-    assert capsys.readouterr().err == "train_torch needs torch: pip install 'prorl-zmq[train]'\n"
+    assert capsys.readouterr().err == f"train_torch needs torch: {how_to_install('train')}\n"
 
 
 @needs_torch

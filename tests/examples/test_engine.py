@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="the example needs torch: pip install 'prorl-zmq[train]'")
+torch = pytest.importorskip("torch", reason="the example needs torch: install the extra `train`")
 
 from prorl_zmq.errors import EngineFailed, InvalidWeights
 from prorl_zmq.examples.train_torch.engine import ROWS, TorchEngine

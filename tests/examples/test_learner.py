@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from finished_groups import Turn, group, trajectory
 
-torch = pytest.importorskip("torch", reason="the example needs torch: pip install 'prorl-zmq[train]'")
+torch = pytest.importorskip("torch", reason="the example needs torch: install the extra `train`")
 
 from prorl_zmq.data.trajectory import Role
 from prorl_zmq.errors import ConfigError

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from finished_groups import chat, group
 
-torch = pytest.importorskip("torch", reason="the example needs torch: pip install 'prorl-zmq[train]'")
+torch = pytest.importorskip("torch", reason="the example needs torch: install the extra `train`")
 
 from prorl_zmq.examples.train_torch.loss import divergence, group_advantages, importance_weights, token_loss
 

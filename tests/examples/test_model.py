@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="the example needs torch: pip install 'prorl-zmq[train]'")
+torch = pytest.importorskip("torch", reason="the example needs torch: install the extra `train`")
 
 from prorl_zmq.examples.train_torch.model import KeyValueCache, Model, ModelShape
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-pytest.importorskip("torch", reason="the example needs torch: pip install 'prorl-zmq[train]'")
+pytest.importorskip("torch", reason="the example needs torch: install the extra `train`")
 
 from prorl_zmq.examples.train_torch.learner import LearnStats
 from prorl_zmq.examples.train_torch.plot import draw

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="the example needs torch: pip install 'prorl-zmq[train]'")
+torch = pytest.importorskip("torch", reason="the example needs torch: install the extra `train`")
 
 from prorl_zmq.data.trajectory import Role
 from prorl_zmq.examples.train_torch import script

@@ -110,7 +110,7 @@ def test_several_segments_are_refused() -> None:
 
 
 def test_columns_as_tensors() -> None:
-    torch = pytest.importorskip("torch", reason="the tensors need torch: pip install 'prorl-zmq[train]'")
+    torch = pytest.importorskip("torch", reason="the tensors need torch: install the extra `train`")
     columns = tensors(rollout_batch([group("a", with_tool())]))
     assert columns["total_reward"].dtype == torch.float32
     assert columns["message_log"][0][2]["token_ids"].tolist() == [10, 11]

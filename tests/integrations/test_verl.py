@@ -99,7 +99,7 @@ def test_agent_loop_outputs_hold_all_that_was_generated(batch: list[Group]) -> N
 @pytest.mark.proof
 def test_verl_takes_the_fields_of_an_agent_loop_output() -> None:
     pydantic = pytest.importorskip("pydantic", reason="the framework's class needs pydantic")
-    torch = pytest.importorskip("torch", reason="the tensors need torch: pip install 'prorl-zmq[train]'")
+    torch = pytest.importorskip("torch", reason="the tensors need torch: install the extra `train`")
     known: dict[str, Any] = {
         "BaseModel": pydantic.BaseModel,
         "Optional": Optional,
@@ -121,7 +121,7 @@ def test_verl_takes_the_fields_of_an_agent_loop_output() -> None:
 
 @pytest.mark.proof
 def test_verl_finds_the_groups_by_uid() -> None:
-    torch = pytest.importorskip("torch", reason="the tensors need torch: pip install 'prorl-zmq[train]'")
+    torch = pytest.importorskip("torch", reason="the tensors need torch: install the extra `train`")
 
     class Config:
         """Stands for the type of an argument that is not given."""

@@ -15,6 +15,7 @@ import pytest
 from otlp_receiver import OtlpReceiver, tree
 
 from prorl_zmq.errors import ConfigError, HandlerFailed
+from prorl_zmq.system.installation import how_to_install
 from prorl_zmq.system.traces import SpanExport, current, current_traceparent, is_wanted, span, tracing
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def test_where_the_sdk_is_missing_a_line_says_what_to_install(
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace.export", None)
     with tracing("stage", "run-1"), span("a", parent=PARENT) as made:
         assert made is None
-    assert "pip install 'prorl-zmq[otel]'" in caplog.text
+    assert how_to_install("otel") in caplog.text
 
 
 @pytest.mark.parametrize(
