@@ -139,6 +139,14 @@ class UnknownJob(ProrlError):
     """No job that the service knows has this id, or several ids have it as their prefix (`job_id`, `matches`)."""
 
 
+class UnknownSession(ProrlError):
+    """No session of this name holds anything (`session`)."""
+
+
+class SessionEnded(ProrlError):
+    """The session was ended, with its jobs and results: its client was silent, or an operator wanted it (`session`)."""
+
+
 class UnknownBackend(ProrlError):
     """No backend has this id (`backend`)."""
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ..journal.records import Finished, JobState
     from ..rollout.jobs import Jobs
     from ..rollout.task_catalog import TaskCatalog
-    from .batch_records import BatchAction, BatchRecord, SamplerAction
+    from .batch_records import BatchAction, BatchRecord, SamplerAction, SessionRecord
     from .rollout_group import RolloutGroup
 
 BATCH_LIMIT = 1024
@@ -195,6 +195,19 @@ class BatchRunner:
 
     def heard(self, session: str, now: float) -> None:
         self._batches.heard(session, now)
+
+    def sessions(self) -> Mapping[str, SessionRecord]:
+        """Return the sessions that have batches, or carry groups, to look at."""
+        return self._batches.sessions
+
+    def end_session(self, session: str, now: float) -> int | None:
+        """Stop the batches of a session and forget them; return how many there were, None if it is unknown."""
+        record = self._batches.sessions.get(session)
+        if record is None:
+            return None
+        batches = len(record.batches)
+        self._enqueue(self._sampler.close_session(session, now))
+        return batches
 
     def set_version(self, weight_version: int, now: float) -> None:
         self._jobs.writes.note(WEIGHTS, msgspec.msgpack.encode(weight_version))

@@ -37,8 +37,10 @@ from ...wire.messages.front_door import (
     Cancelled,
     Collect,
     Collected,
+    EndSession,
     FrontDoorRequest,
     Hello,
+    ListSessions,
     Noted,
     Refused,
     RelayBlocks,
@@ -57,6 +59,7 @@ from ..request_routing import FRONT_DOOR, convert_request
 from .job_frame import read_job
 from .job_record import JobStatus
 from .node_list import list_nodes
+from .sessions import Sessions
 from .watch_requests import WatchRequestHandler
 
 if TYPE_CHECKING:
@@ -115,6 +118,7 @@ class FrontDoor:
         self._batches = batches
         self._batch_requests = BatchRequestHandler(batches, jobs, self._answer, look_again)
         self._watch_requests = WatchRequestHandler(jobs, batches)
+        self.sessions = Sessions(jobs, batches)
         self._started_at = started_at
 
     def handle(self, frames: list[bytes], now: float, sender: Sender = ANYBODY) -> None:
@@ -163,6 +167,11 @@ class FrontDoor:
     def _dispatch(
         self, envelope: Sequence[Frame], request: FrontDoorRequest, rest: list[bytes], sender: Sender, now: float
     ) -> None:
+        self.sessions.asks(request, now)
+        if isinstance(request, ListSessions | EndSession):
+            reply = self.sessions.answer(request, now)
+            self._jobs.writes.then(lambda: self._answer(envelope, reply))
+            return
         if isinstance(request, BatchRequest):
             self._batch_requests.handle(envelope, request, rest, sender, now)
             return
@@ -228,6 +237,7 @@ class FrontDoor:
         jobs = [(request.session, job, packed) for job, packed in new.values()]
         self._jobs.quota.check(request.session, len(jobs), sum(len(packed) for _, _, packed in jobs))
         if jobs:
+            self.sessions.submits(request.session, request.lease_s, now)
             submission = Submission(request.session, request.request_id, len(jobs))
             self._jobs.submit(jobs, now, submission)
             self.remember([submission])

@@ -78,9 +78,9 @@ class JobTable:
         self.outcomes: Counter[Outcome] = Counter()
         self._lease_s = lease_s
         self._ready_limit = ready_limit
-        self._records: dict[str, JobRecord] = {}
+        self.records: dict[str, JobRecord] = {}
         self._held = HeldJobs(lease_s)
-        self.queues = JobQueues(self._records)
+        self.queues = JobQueues(self.records)
         self.counts = counts or JobCounts({}, {})
         self.last_sequence = 0
         """The number of the job that was accepted last; the next one gets the next."""
@@ -90,17 +90,17 @@ class JobTable:
         self._actions: list[Action] = []
 
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self.records)
 
     def __contains__(self, job_id: str) -> bool:
-        return job_id in self._records
+        return job_id in self.records
 
     def record(self, job_id: str) -> JobRecord:
         """Return what is known of a job, to look at."""
-        return self._records[job_id]
+        return self.records[job_id]
 
     def kept(self, job_id: str) -> BlockHandle | None:
-        run = self._records[job_id].run if job_id in self._records else None
+        run = self.records[job_id].run if job_id in self.records else None
         return run.kept if run is not None else None
 
     def unfinished(self, session: str) -> int:
@@ -115,7 +115,7 @@ class JobTable:
         return self.counts.room(task, self.stages)
 
     def worked_s(self, job_id: str, now: float) -> float:
-        record = self._records.get(job_id)
+        record = self.records.get(job_id)
         return record.worked_s(now) if record is not None else 0.0
 
     def count(self, status: JobStatus) -> dict[Phase, int]:
@@ -133,7 +133,7 @@ class JobTable:
         self.last_sequence = last_sequence
         for state in states:
             record = JobRecord.restored(state)
-            self._records[record.job_id] = record
+            self.records[record.job_id] = record
             self.counts.accepted(record)
             if state.stage_id:
                 self._enter(record, JobStatus.HELD, now)
@@ -156,7 +156,7 @@ class JobTable:
         place = (self.last_sequence, session, job.job_id, job.task, job.stage_wait_s)
         record = JobRecord(*place, packed, job, attempt=stopping.attempt + 1, in_batch=in_batch)
         record.attempts_given_back = stopping.attempt
-        self._records[job.job_id] = record
+        self.records[job.job_id] = record
         self.counts.accepted(record)
         self._queue(record, now)
         return self._take_actions(now)
@@ -174,7 +174,7 @@ class JobTable:
             del stage.stopped_at[claim]
         for claim in sorted(stage.claims - named):
             # A slot that is not reported stays taken while its phase may still be on the way there.
-            record = self._records.get(claim.job_id)
+            record = self.records.get(claim.job_id)
             if record is None or not record.is_held_by(stage.stage_id, claim.attempt):
                 self._give_back(stage.stage_id, claim)
             elif expected:
@@ -206,7 +206,7 @@ class JobTable:
 
     def _confirm(self, stage: StageProcess, claim: SlotClaim, now: float, *, at_work: bool) -> None:
         """A stage process says that it has an attempt of a job: note it, or stop what is not its own."""
-        record = self._records.get(claim.job_id)
+        record = self.records.get(claim.job_id)
         if record is not None and record.is_held_by(stage.stage_id, claim.attempt):
             self._held.confirm(record)
             return
@@ -225,7 +225,7 @@ class JobTable:
         """A member refuses connections, so that it has died; it may still have reported over another one."""
         until = self.stages.disconnected(member, now)
         for stage_id, claim in self.stages.claims_of(member):
-            record = self._records.get(claim.job_id)
+            record = self.records.get(claim.job_id)
             if record is not None and record.is_held_by(stage_id, claim.attempt):
                 record.lease_until = min(record.lease_until, until)
                 self._held.watch(record)
@@ -243,7 +243,7 @@ class JobTable:
         stage = self._give_back(done.stage_id, SlotClaim(done.job_id, done.attempt))
         record = self._current(done)
         if record is None:
-            job = self._records.get(done.job_id)
+            job = self.records.get(done.job_id)
             if job is None or job.sandbox != done.sandbox:
                 self._close(done.sandbox)
         else:
@@ -279,7 +279,7 @@ class JobTable:
 
     def cancel(self, job_id: str, now: float) -> list[Action]:
         """End a job that has not ended, with outcome `cancelled`."""
-        record = self._records[job_id]
+        record = self.records[job_id]
         self._stop_holder(record)
         self._end(record, Outcome.CANCELLED, Cancelled("the job was cancelled on request").info())
         return self._take_actions(now)
@@ -321,7 +321,7 @@ class JobTable:
         """Return the jobs that a stage process held which the pool has forgotten."""
         for claim in claims:
             self._let_go(stage_id, claim)
-        records = [(self._records.get(claim.job_id), claim.attempt) for claim in sorted(claims)]
+        records = [(self.records.get(claim.job_id), claim.attempt) for claim in sorted(claims)]
         return [record for record, attempt in records if record is not None and record.is_held_by(stage_id, attempt)]
 
     def _give_up_nodes(self, now: float, *, in_order: bool) -> None:
@@ -446,7 +446,7 @@ class JobTable:
             self._stopping[record.job_id] = (record.stage_id, record.claim)
         self._leave(record)
         self._close(record.sandbox)
-        del self._records[record.job_id]
+        del self.records[record.job_id]
         self._changed.pop(record.sequence, None)
         self.counts.ended(record)
         self.outcomes[outcome] += 1
@@ -471,7 +471,7 @@ class JobTable:
 
     def _current(self, event: PhaseDone | PhaseFailed) -> JobRecord | None:
         """Return the job of an event; None if the event is stale."""
-        record = self._records.get(event.job_id)
+        record = self.records.get(event.job_id)
         return record if record is not None and record.is_current(event) else None
 
     def _note(self, record: JobRecord, event: PhaseDone | PhaseFailed, block: Any) -> None:

@@ -7,6 +7,7 @@ died). A live client, which knows the ids it has seen, so gets each result exact
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -57,6 +58,17 @@ class ResultStore:
     def waiting(self, holder: str) -> int:
         """Return the number of a holder's results that were not acknowledged."""
         return len(self._holders.get(holder, ()))
+
+    def job_ids(self, holder: str) -> list[str]:
+        """Return the jobs whose results a holder has here, those too that are held back."""
+        return list(self._holders.get(holder, ()))
+
+    def counts(self) -> Counter[str]:
+        """Return the number of results of each session, with those of its batches."""
+        counts: Counter[str] = Counter()
+        for results in self._holders.values():
+            counts[next(iter(results.values())).session] += len(results)
+        return counts
 
     def hold_back(self, finished: Finished) -> None:
         """Keep an ended job that no client may see before it is `put`."""

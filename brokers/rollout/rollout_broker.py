@@ -183,7 +183,8 @@ class RolloutBroker:
             if state.run is not None and state.run.kept is not None:
                 jobs.blocks.restore(state.job_id, state.run.kept, now)
         jobs.table.restore(recovered.unfinished, recovered.last_sequence, now)
-        self._batches.recover(recovered.notes, recovered.unfinished, recovered.uncollected, now)
+        notes = self._requests.sessions.restore(recovered.notes, now)
+        self._batches.recover(notes, recovered.unfinished, recovered.uncollected, now)
         self._perform(now)
         if recovered.unfinished or recovered.uncollected:
             counts = (len(recovered.unfinished), len(recovered.uncollected))
@@ -399,8 +400,10 @@ class RolloutBroker:
         if self._stood_still:
             self._stood_still = False
             table.restart_leases(now)
+            self._requests.sessions.restart_leases(now)
         self._jobs.queue.extend(table.tick(now))
         self._batches.tick(now)
+        self._requests.sessions.tick(now)
         self._jobs.blocks.gone(table.stages.take_gone())
         self._run_lost_again(now)
         for stage_id, command in self._jobs.blocks.tick(now):

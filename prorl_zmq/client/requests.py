@@ -42,6 +42,8 @@ POLL_S = 10.0
 RESEND_S = 2.0
 """A request is resent after this time without a reply, beyond the time that its reply may be held: a broker that was
 killed is back in about as long (bench/chaos.py), and what was on its way to it is lost."""
+NAMELESS_S = 600.0
+"""How long the jobs and results of a session without a name stay when its client is gone."""
 UPDATE_LIMIT_S = 600.0
 """How long engines wait for the end of a weight update unless told otherwise: beyond it the trainer is dead."""
 
@@ -50,7 +52,7 @@ REFUSALS = (Refused, BackendRefused, EngineRefused)
 
 
 def submissions(
-    session: str, jobs: Iterable[Job], limit_bytes: int
+    session: str, jobs: Iterable[Job], limit_bytes: int, lease_s: float | None = None
 ) -> Iterator[tuple[Submit, list[bytes], tuple[str, ...]]]:
     """Cut jobs into requests: the header of each, its packed jobs, and their ids.
 
@@ -63,13 +65,13 @@ def submissions(
     for job in jobs:
         packed = pack_job(job, limit_bytes)
         if packed_jobs and (len(packed_jobs) == JOBS_PER_REQUEST or size + len(packed) > REQUEST_BYTES):
-            yield Submit(new_id(), session), packed_jobs, tuple(ids)
+            yield Submit(new_id(), session, lease_s), packed_jobs, tuple(ids)
             packed_jobs, ids, size = [], [], 0
         packed_jobs.append(packed)
         ids.append(job.job_id)
         size += len(packed)
     if packed_jobs:
-        yield Submit(new_id(), session), packed_jobs, tuple(ids)
+        yield Submit(new_id(), session, lease_s), packed_jobs, tuple(ids)
 
 
 def pack_job(job: Job, limit_bytes: int, what: str = "job") -> bytes:

@@ -33,6 +33,7 @@ CALLERS_FAULT = (
     errors.SandboxUnavailable,
     errors.UnknownBackend,
     errors.UnknownJob,
+    errors.UnknownSession,
     errors.UnknownTask,
 )
 PROGRAMS = {"prorl-stage": "stage:stage", "prorl-engine": "engine:engine"}

@@ -74,7 +74,7 @@ def submit(
     client = async_client_of(connect, config, keys, service, session=_checked(session))
     if out is not None:
         _make_folder(out, empty=tasks is not None)
-    report = _Report(len(jobs), out)
+    report = _Report(len(jobs), out, named=session is not None)
     screen = console()
     try:
         done = asyncio.run(_run(client, jobs, report, out))
@@ -95,11 +95,12 @@ def submit(
 class _Report:
     """What came of a file's jobs: progress, files, and a summary."""
 
-    def __init__(self, jobs: int, out: Path | None) -> None:
+    def __init__(self, jobs: int, out: Path | None, *, named: bool) -> None:
         self.finished: list[Trajectory] = []
         self.note = ""
         """How it ended, if not as it should."""
         self._out = out
+        self._named = named
         self.progress = RolloutProgress("prorl submit", jobs or None)
 
     def add(self, trajectory: Trajectory) -> None:
@@ -117,6 +118,7 @@ class _Report:
             parts.append(
                 f"{submission.waiting} not collected: `prorl submit --session {session}` collects them (name "
                 "--connect, --config, --keys and --out as here)"
+                + ("" if self._named else ", within 10 minutes: the service then ends a session without a name")
             )
         self.note = ", ".join(parts) or "nothing was submitted"
 

@@ -25,6 +25,7 @@ STATUSES: dict[type[ProrlError], int] = {
     errors.NotAllowed: 403,
     errors.UnknownJob: 404,
     errors.UnknownBatch: 404,
+    errors.UnknownSession: 404,
     errors.UnknownBackend: 404,
     errors.DuplicateJob: 409,
     errors.DuplicateBackend: 409,

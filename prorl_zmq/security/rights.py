@@ -42,7 +42,18 @@ from ..wire.messages.engines import (
     NoteWeightVersion,
     UpdateWeights,
 )
-from ..wire.messages.front_door import Cancel, Collect, Hello, NoteWeights, RelayBlocks, Status, Submit, Trace
+from ..wire.messages.front_door import (
+    Cancel,
+    Collect,
+    EndSession,
+    Hello,
+    ListSessions,
+    NoteWeights,
+    RelayBlocks,
+    Status,
+    Submit,
+    Trace,
+)
 from ..wire.messages.nodes import ListNodes
 from ..wire.messages.watching import Peek, ViewBatch, Watch
 
@@ -78,6 +89,7 @@ REQUESTS: dict[KeyRole, _Kinds] = {
     KeyRole.OPERATOR: _EVERYBODY
     | _WATCHING
     | _WEIGHTS
+    | {ListSessions, EndSession}
     | {Cancel, Trace, AddBackend, DrainBackend, RemoveBackend, ClearBackends},
     KeyRole.STAGE: _EVERYBODY
     | {

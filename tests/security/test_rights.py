@@ -25,7 +25,16 @@ from prorl_zmq.wire.messages.backends import (
 from prorl_zmq.wire.messages.base import KeyRole
 from prorl_zmq.wire.messages.batches import CloseBatch, Feed, NextGroup, OpenBatch
 from prorl_zmq.wire.messages.engines import AnyEngineRequest, BeginUpdate, Generate, UpdateWeights
-from prorl_zmq.wire.messages.front_door import Cancel, Collect, FrontDoorRequest, Status, Submit, Trace
+from prorl_zmq.wire.messages.front_door import (
+    Cancel,
+    Collect,
+    EndSession,
+    FrontDoorRequest,
+    ListSessions,
+    Status,
+    Submit,
+    Trace,
+)
 from prorl_zmq.wire.messages.nodes import ListNodes
 from prorl_zmq.wire.messages.watching import Peek, ViewBatch, Watch
 
@@ -35,7 +44,8 @@ PROMISED = {
     KeyRole.TRAINER: LOOK | WEIGHTS | {Submit, Collect, Cancel, Trace, OpenBatch, Feed, NextGroup, CloseBatch},
     KeyRole.OPERATOR: LOOK
     | WEIGHTS
-    | {Cancel, Trace, Watch, Peek, ViewBatch, AddBackend, DrainBackend, RemoveBackend, ClearBackends},
+    | {Cancel, Trace, ListSessions, EndSession, Watch, Peek, ViewBatch}
+    | {AddBackend, DrainBackend, RemoveBackend, ClearBackends},
     KeyRole.STAGE: {Assign, Release, AddBackend, BackendAlive, RemoveBackend, Generate},
 }
 """What SECURITY.md says that a key of each role may do."""

@@ -123,7 +123,8 @@ def test_what_a_met_batch_has_under_way_is_cancelled_or_carried(service: LocalSe
             assert len(list(batch)) == 1
         until(lambda: busy_slots(service) == 0, "the slots of jobs that are not needed", WAIT_S)
         assert batch.report is not None
-        assert batch.report.wasted == {"not_needed": 2}
+        assert (batch.report.wasted, batch.report.returned_prompts) == ({"not_needed": 2}, 1)
+    with service.client() as client:
         waiting = scripted(run="wait", eval="alternate", mark=str(tmp_path / "held"))
         with client.open_batch(1, 2, carry="running") as batch:
             batch.feed([waiting, scripted(eval="alternate")])

@@ -36,7 +36,7 @@ from ...wire.messages.nodes import ListNodes, NodeList
 from ..batch_progress import BatchProgress, batch_options
 from ..current_trace import in_current_trace, submit_span
 from ..keep_alive import KeepAlive
-from ..requests import IDS_PER_REQUEST, POLL_S, UPDATE_LIMIT_S, CollectState, check_job_ids, submissions
+from ..requests import IDS_PER_REQUEST, NAMELESS_S, POLL_S, UPDATE_LIMIT_S, CollectState, check_job_ids, submissions
 from .backends import AsyncBackends
 from .batch import AsyncBatch
 from .connection import AsyncServiceConnection
@@ -61,8 +61,9 @@ class AsyncRolloutClient:
 
     Args:
         endpoint: the service's front door; None: that of `prorl serve` without a topology file.
-        session: the name under which jobs and results are kept apart from other trainers'; None: a new one. A trainer
-            that was restarted names its old session to collect what it had submitted.
+        session: the name under which jobs and results are kept apart from other trainers'. A trainer that was
+            restarted names its old session to collect what it had submitted. None: a new one, which the service ends,
+            with its jobs and results, 10 minutes after its client is gone.
         timeout_s: longest time, in seconds, that a call waits for the service unless it names another.
         keys: for a service over TCP with keys: the folder that has ours and the service's public one, or our secret
             file in it (see SECURITY.md). None: `$PRORL_KEYS`, and without it no keys.
@@ -84,6 +85,7 @@ class AsyncRolloutClient:
         service: str | Path | None = None,
     ) -> None:
         self.session = session if session is not None else new_id()
+        self._lease_s = NAMELESS_S if session is None else None
         folder = None
         if service is None:
             endpoint = endpoint if endpoint is not None else default_front_door()
@@ -137,7 +139,9 @@ class AsyncRolloutClient:
         busy_until = until if busy_s is None else min(until, time.monotonic() + busy_s)
         accepted: list[str] = []
         given = in_current_trace([jobs] if isinstance(jobs, Job) else jobs)
-        for request, packed, ids in submissions(self.session, given, limit_bytes):
+        if self._lease_s is not None:
+            self._renew(self._lease_s)
+        for request, packed, ids in submissions(self.session, given, limit_bytes, self._lease_s):
             begun = self._collecting.begin(ids)
             try:
                 with submit_span(len(ids)):
@@ -319,12 +323,7 @@ class AsyncRolloutClient:
         limit_bytes = (await self._service.hello(until)).job_limit_bytes
         progress = BatchProgress(self.session, name, options, limit_bytes)
         progress.opened(await self._service.ask(progress.open_request(), until))
-        if self._keep_alive is None:
-            self._keep_alive = KeepAlive(
-                self._service.endpoint, self._service.keyring, self.session, lease_s, self._service.find
-            )
-            weakref.finalize(self._service, self._keep_alive.stop).atexit = False
-        self._keep_alive.shorten(lease_s)
+        self._renew(lease_s)
         return AsyncBatch(self._service, name, progress)
 
     async def begin_weights(
@@ -449,6 +448,14 @@ class AsyncRolloutClient:
         await self.close()
 
     # Requests ---------------------------------------------------------------------------------------------------------
+
+    def _renew(self, lease_s: float) -> None:
+        """Renew the session's lease from now on."""
+        if self._keep_alive is None:
+            place = (self._service.endpoint, self._service.keyring, self.session)
+            self._keep_alive = KeepAlive(*place, lease_s, self._service.find)
+            weakref.finalize(self._service, self._keep_alive.stop).atexit = False
+        self._keep_alive.shorten(lease_s)
 
     async def _submit(self, request: Submit, packed: list[bytes], until: float, busy_until: float) -> Accepted:
         while True:

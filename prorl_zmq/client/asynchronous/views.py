@@ -1,15 +1,17 @@
-"""`AsyncViews`: what an operator sees of a service's jobs and batches, none of which is changed by looking."""
+"""`AsyncViews`: what an operator sees of a service's sessions, jobs and batches. Looking changes none of them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from ...wire.messages.base import new_id
+from ...wire.messages.front_door import EndSession, ListSessions
 from ...wire.messages.watching import Peek, ViewBatch, Watch
 from ..requests import check_job_ids, read_reply, read_trajectory
 
 if TYPE_CHECKING:
     from ...data.trajectory import Trajectory
+    from ...wire.messages.front_door import SessionList, SessionStopped
     from ...wire.messages.jobs import Result
     from ...wire.messages.watching import BatchView, Peeked, Watched
     from .connection import AsyncServiceConnection
@@ -65,4 +67,19 @@ class AsyncViews:
             UnknownBatch: there is none of that id (any more), or more than one.
         """
         reply: BatchView = await self._service.ask(ViewBatch(new_id(), batch_id), self._service.until(timeout_s))
+        return reply
+
+    async def sessions(self, *, timeout_s: float | None = None) -> SessionList:
+        """List the sessions that hold jobs, results, batches or carried groups at the rollout broker."""
+        reply: SessionList = await self._service.ask(ListSessions(new_id()), self._service.until(timeout_s))
+        return reply
+
+    async def end_session(self, session: str, *, timeout_s: float | None = None) -> SessionStopped:
+        """End a session: cancel its jobs, close its batches, drop its results. Returns how many there were.
+
+        Raises:
+            UnknownSession: it holds nothing here.
+        """
+        request = EndSession(new_id(), session)
+        reply: SessionStopped = await self._service.ask(request, self._service.until(timeout_s))
         return reply

@@ -32,6 +32,8 @@ SEGMENTS_LIMIT = 16_384
 """Most segments of one trajectory."""
 GROUP_LIMIT = 1024
 """Most rollouts of a group, which crosses the wire in one message of two frames each."""
+SESSIONS_LIMIT = 1000
+"""Most sessions of one reply."""
 UNUSED_LIMIT = 4096
 """Most unused prompts that a report names: as many as may wait for a batch."""
 GIVEN_UP_LIMIT = 32

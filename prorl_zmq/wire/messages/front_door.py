@@ -16,6 +16,7 @@ from .base import (
     Part,
     Reply,
     Request,
+    Seconds,
     WeightVersion,
 )
 from .batches import (
@@ -45,6 +46,8 @@ class Submit(Request, frozen=True):
     """Accept these jobs, all or none. Further frames: one packed `Job` each. A job already here is not added twice."""
 
     session: Identifier
+    lease_s: Seconds | None = None
+    """How long the session may be silent before its jobs and results are dropped; None: it lasts."""
 
 
 class Collect(Request, frozen=True):
@@ -97,6 +100,16 @@ class Trace(Request, frozen=True):
     job_id: JobIdentifier
     session: Identifier | Literal[""] = ""
     """Only a job of this session that was not collected yet, by its whole id. Empty: any that is known."""
+
+
+class ListSessions(Request, frozen=True):
+    """List the sessions that hold something."""
+
+
+class EndSession(Request, frozen=True):
+    """Cancel a session's jobs, close its batches, and drop its results."""
+
+    session: Identifier
 
 
 class Welcome(Reply, frozen=True, kw_only=True):
@@ -224,6 +237,44 @@ class JobTrace(Reply, frozen=True, kw_only=True):
     """The id of the span above it, 16 hexadecimal digits; empty: there is none."""
 
 
+class SessionRow(Part, frozen=True):
+    """What a session holds."""
+
+    session: str
+    queued: int = 0
+    """Jobs that wait, those of its batches too."""
+    running: int = 0
+    """Jobs that hold a slot."""
+    results: int = 0
+    """Results that no client has acknowledged, and rollouts of groups that are not fetched."""
+    batches: int = 0
+    """Open ones, and ended ones that were not closed."""
+    carried_groups: int = 0
+    """Groups that wait for its next batch."""
+    lease_s: float | None = None
+    """How long it may be silent; None: its jobs and results last."""
+    silent_s: float | None = None
+    """How long it has been."""
+
+
+class SessionList(Reply, frozen=True, kw_only=True):
+    """Answer to `ListSessions`."""
+
+    sessions: tuple[SessionRow, ...] = ()
+    """By name."""
+    left_out: int = 0
+
+
+class SessionStopped(Reply, frozen=True, kw_only=True):
+    """Answer to `EndSession`."""
+
+    jobs: int = 0
+    """Plain jobs that were cancelled."""
+    results: int = 0
+    """Results that were dropped."""
+    batches: int = 0
+
+
 class Refused(Reply, frozen=True):
     """The request was not done, and changed nothing."""
 
@@ -244,6 +295,8 @@ FrontDoorRequest = (
     | NoteWeights
     | Status
     | ListNodes
+    | ListSessions
+    | EndSession
     | Trace
     | WatchingRequest
 )
@@ -257,6 +310,8 @@ FrontDoorReply = (
     | GroupGiven
     | BatchClosed
     | Noted
+    | SessionList
+    | SessionStopped
     | ServiceStatus
     | NodeList
     | JobTrace

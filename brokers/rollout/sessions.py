@@ -1,0 +1,180 @@
+"""The sessions of a rollout broker: what each holds, which of them last, and how one is ended.
+
+A session that its client named lasts. A nameless one has a lease, which each request of its client renews; when it is
+over, the session is ended: its jobs are cancelled and its results dropped. (The leases of batches are the sampler's.)
+A client that comes back to a session that was ended is refused once, with the reason.
+
+A lease is a note in the journal, written when the session submits first. A restarted broker begins all of them anew.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ...errors import SessionEnded, UnknownSession
+from ...wire.messages.base import SESSIONS_LIMIT
+from ...wire.messages.batches import Feed, NextGroup, OpenBatch
+from ...wire.messages.front_door import (
+    Collect,
+    EndSession,
+    ListSessions,
+    SessionList,
+    SessionRow,
+    SessionStopped,
+    Submit,
+)
+from .job_record import JobStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ...wire.messages.front_door import FrontDoorRequest
+    from ..batches.batch_runner import BatchRunner
+    from .jobs import Jobs
+
+NOTE = "lease:"
+ENDED_LIMIT = 1024
+"""Ended sessions whose clients are still refused."""
+
+log = logging.getLogger("prorl.rollout_broker")
+
+
+@dataclass(slots=True)
+class _Lease:
+    lease_s: float
+    heard_at: float
+
+    def is_over(self, now: float) -> bool:
+        return self.heard_at + self.lease_s <= now
+
+
+class Sessions:
+    def __init__(self, jobs: Jobs, batches: BatchRunner) -> None:
+        self._jobs = jobs
+        self._batches = batches
+        self._leases: dict[str, _Lease] = {}
+        self._cancelled: dict[str, list[str]] = {}
+        """Jobs of ended sessions, whose results are to be dropped."""
+        self._ended: OrderedDict[str, str] = OrderedDict()
+        """Sessions whose clients have not heard yet that they were ended, and why."""
+
+    def restore(self, notes: Mapping[str, bytes], now: float) -> dict[str, bytes]:
+        """Take up leases from the journal's notes; return the other notes."""
+        for name, note in notes.items():
+            if name.startswith(NOTE):
+                try:
+                    self._leases[name.removeprefix(NOTE)] = _Lease(msgspec.msgpack.decode(note, type=float), now)
+                except msgspec.MsgspecError as error:
+                    log.error("the journal's note %s is damaged, and its session lasts: %s", name, error)  # noqa: TRY400
+        return {name: note for name, note in notes.items() if not name.startswith(NOTE)}
+
+    def submits(self, session: str, lease_s: float | None, now: float) -> None:
+        """Note what a session that submits says of its lease; None: it lasts."""
+        known = self._leases.get(session)
+        if lease_s is None:
+            if known is not None:
+                self._forget(session)
+        elif known is None or known.lease_s != lease_s:
+            self._leases[session] = _Lease(lease_s, now)
+            self._jobs.writes.note(f"{NOTE}{session}", msgspec.msgpack.encode(lease_s))
+
+    def asks(self, request: FrontDoorRequest, now: float) -> None:
+        """Renew the lease of a session that asks for something.
+
+        Raises:
+            SessionEnded: it was ended since it asked last; said once, to a request whose client says it to its user.
+        """
+        session = getattr(request, "session", "")
+        lease = self._leases.get(session)
+        if lease is not None:
+            lease.heard_at = now
+        if not self._ended or not isinstance(request, Submit | Collect | OpenBatch | Feed | NextGroup):
+            return
+        if (why := self._ended.pop(session, None)) is not None:
+            raise SessionEnded(f"session {session} was ended: {why}; its jobs and results are gone", session=session)
+
+    def restart_leases(self, now: float) -> None:
+        """Time stood still."""
+        for lease in self._leases.values():
+            lease.heard_at = now
+
+    def tick(self, now: float) -> None:
+        """End the sessions whose leases are over, and drop what cancelled jobs of ended ones brought."""
+        for session, job_ids in self._cancelled.items():
+            self._jobs.discard(session, job_ids)
+        self._cancelled.clear()
+        for session in [session for session, lease in self._leases.items() if lease.is_over(now)]:
+            lease_s = self._leases[session].lease_s
+            jobs, results = self._stop(session, f"it has no name, and its client was silent for {lease_s:g} s", now)
+            if jobs or results:
+                log.info("ended session %s: its client was silent; %d jobs, %d results", session, jobs, results)
+
+    def answer(self, request: ListSessions | EndSession, now: float) -> SessionList | SessionStopped:
+        """List the sessions, or end one with its batches, as an operator asks.
+
+        Raises:
+            UnknownSession: it holds nothing here.
+        """
+        if isinstance(request, ListSessions):
+            return self._list_all(request.request_id, now)
+        session = request.session
+        batches = self._batches.end_session(session, now)
+        if batches is None and not self._holds(session):
+            raise UnknownSession(
+                f"session {session} holds nothing here; `prorl sessions list` shows those that do", session=session
+            )
+        jobs, results = self._stop(session, "an operator has ended it", now)
+        return SessionStopped(request.request_id, jobs=jobs, results=results, batches=batches or 0)
+
+    def _list_all(self, request_id: str, now: float) -> SessionList:
+        counts = self._counts()
+        results, carried, batches = self._jobs.results.counts(), Counter[str](), Counter[str]()
+        for name, session in self._batches.sessions().items():
+            carried[name], batches[name] = len(session.carried), len(session.batches)
+        names = sorted({*(session for session, _ in counts), *results, *carried, *self._leases})
+        rows = [
+            SessionRow(
+                name,
+                queued=counts[name, JobStatus.QUEUED],
+                running=counts[name, JobStatus.HELD],
+                results=results[name],
+                batches=batches[name],
+                carried_groups=carried[name],
+                lease_s=self._leases[name].lease_s if name in self._leases else None,
+                silent_s=max(0.0, now - self._leases[name].heard_at) if name in self._leases else None,
+            )
+            for name in names[:SESSIONS_LIMIT]
+        ]
+        return SessionList(request_id, sessions=tuple(rows), left_out=len(names) - len(rows))
+
+    def _counts(self) -> Counter[tuple[str, JobStatus]]:
+        return Counter((record.session, record.status) for record in self._jobs.table.records.values())
+
+    def _holds(self, session: str) -> bool:
+        table, results = self._jobs.table, self._jobs.results
+        return session in self._leases or bool(table.unfinished(session) or results.waiting(session))
+
+    def _stop(self, session: str, why: str, now: float) -> tuple[int, int]:
+        """Cancel a session's own jobs and drop its results; return how many there were of both."""
+        records = self._jobs.table.records.values()
+        jobs = [record.job_id for record in records if record.holder == session]
+        results = self._jobs.results.job_ids(session)
+        self._jobs.discard(session, results)
+        for job_id in jobs:
+            self._jobs.cancel(job_id, now)
+        self._cancelled.setdefault(session, []).extend(jobs)
+        if session in self._leases:
+            self._forget(session)
+        self._ended[session] = why
+        while len(self._ended) > ENDED_LIMIT:
+            self._ended.popitem(last=False)
+        return len(jobs), len(results)
+
+    def _forget(self, session: str) -> None:
+        del self._leases[session]
+        self._jobs.writes.note(f"{NOTE}{session}", None)
