@@ -43,6 +43,7 @@ from support.waiting import until
 from prorl_zmq import Job, RolloutClient, Sampling
 from prorl_zmq.cluster.cluster_file import ClusterFile, load_cluster_file
 from prorl_zmq.config import Topology, load_topology
+from prorl_zmq.tools.images.definition import load_definition
 
 from .inference.http.conftest import FakeServer, Speech
 from .trackers import readback
@@ -115,6 +116,16 @@ def test_tables_are_right(block: str, tmp_path: Path) -> None:
         return
     (tmp_path / "topology.toml").write_text(block)
     assert isinstance(load_topology(tmp_path / "topology.toml"), Topology)
+
+
+@pytest.mark.parametrize("block", blocks("singularity"))
+def test_definitions_are_right(block: str, tmp_path: Path) -> None:
+    definition = tmp_path / "project.def.j2"
+    definition.write_text(block)
+    (tmp_path / "requirements.txt").touch()
+    filled = load_definition(definition, {}, tmp_path / "requirements.txt")
+    assert filled.bases == (("docker", "python:3.11-slim-bookworm"),)
+    assert f"{tmp_path}/requirements.txt /opt/requirements.txt" in filled.text
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ..errors import SlurmFailed
+from ..service.node_rows import node_rows
 from ..system.logs import say, start_logging
 from . import options
 
@@ -81,11 +82,26 @@ def drain(
     node: Annotated[str | None, typer.Argument(metavar="NODE", help="A node's name, its host, or its job.")] = None,
     all_: Annotated[bool, typer.Option("--all", help="All nodes and engine hosts.")] = False,
 ) -> None:
-    """Send a node away for good: it takes nothing new, ends what it can, gives the rest back, and is not replaced."""
-    from ..cluster.cluster_service import ClusterService
+    """Send a node away for good: it takes nothing new, ends what it can, returns the rest, and is not replaced.
 
+    It is a node of `prorl node`, or one that `prorl up` has on Slurm, with engine hosts and jobs that still wait.
+    """
     if (node is None) != all_:
         raise typer.BadParameter("Name a node, or --all")
+    if not (service / "slurm").is_dir():
+        from ..service.node_drain import drain_nodes
+        from ..service.service_folder import ServiceFolder
+
+        folder = ServiceFolder.open(service)
+        with options.all_brokers(service=folder.path) as brokers:
+            answers = brokers.ask(lambda client: client.nodes())
+        answers.check()
+        with options.console(stderr=True).status("waiting for nodes to answer"):
+            drained = drain_nodes(folder, node_rows(answers.found), node)
+        print("\n".join(f"{one.node} on {one.host} drains" for one in drained) or "there is no node")
+        return
+    from ..cluster.cluster_service import ClusterService
+
     leaving = ClusterService(service).drain(node)
     print("\n".join(f"{one.name} on {one.host or 'no host yet'} leaves" for one in leaving) or "there is no node")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -57,9 +58,9 @@ def node(
 ) -> None:
     """Start and supervise the stage processes and engines of one node of a service.
 
-    What it starts stands in the service's topology.toml. SIGTERM, SIGUSR1 and Ctrl-C drain the node: it takes nothing
-    new, ends what it can within --drain-s, gives the rest back, no attempt spent, and ends with code 0; a second signal
-    ends it at once. Brokers that were restarted elsewhere are found again. Exit codes: as of `prorl serve`.
+    What it starts stands in the service's topology.toml. SIGTERM, SIGUSR1, Ctrl-C and `prorl drain` drain it: it takes
+    nothing new, ends what it can within --drain-s, returns the rest, no attempt spent, and ends with code 0; a second
+    signal ends it at once. Brokers that were restarted elsewhere are found again. Exit codes: as of `prorl serve`.
     """
     from ..service.broker_places import announced_places
     from ..service.child_plans import plan_node
@@ -85,7 +86,9 @@ def node(
     plans = plan_node(topology, folder, options.checked_address(address))
     places = announced_places(folder, topology.node, of_ours=False)
     with begun_fork_server() as server:
-        supervisor = Supervisor(topology, plans, places, server, log_dir, drain_s=drain_s)
+        folder.take_drain_request(topology.node)  # of an earlier life
+        leaving = partial(folder.take_drain_request, topology.node)
+        supervisor = Supervisor(topology, plans, places, server, log_dir, drain_s=drain_s, is_dismissed=leaving)
         supervise(supervisor, "prorl node", f"ready: {topology.node}")
 
 

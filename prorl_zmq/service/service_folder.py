@@ -5,6 +5,7 @@
     DIR/keys/service, node, client, operator     a key folder for each kind of process; `service` has the list of keys
     DIR/brokers/NAME.json        where a broker is bound, written by itself once it is
     DIR/journals/NAME.journal
+    DIR/nodes/NAME.drain         asks a node to drain; the node removes it as it begins to
     DIR/lock                     held by `prorl serve` as long as it lives: the host and process are in it
 
 All is of mode 0700 and this user's alone: who can read it can be the service. A broker that was restarted is announced
@@ -251,6 +252,28 @@ class ServiceFolder:
     def _is_there(self, name: str, service_id: str) -> bool:
         one = self.announcement(name)
         return one is not None and service_id in ("", one.service_id)
+
+    # Nodes that are to drain ------------------------------------------------------------------------------------------
+
+    def ask_to_drain(self, node: str) -> None:
+        """Ask a node to drain and end, wherever it runs."""
+        (self.path / "nodes").mkdir(mode=0o700, exist_ok=True)
+        write_whole(self._drain_request(node), "")
+
+    def take_drain_request(self, node: str) -> bool:
+        """Remove the request that a node drains; return whether there was one."""
+        try:
+            self._drain_request(node).unlink()
+        except OSError:  # there is none, or the file system is away
+            return False
+        return True
+
+    def is_asked_to_drain(self, node: str) -> bool:
+        """Return whether a node has not taken the request yet."""
+        return self._drain_request(node).exists()
+
+    def _drain_request(self, node: str) -> Path:
+        return self.path / "nodes" / f"{node}.drain"
 
     # One service at a time --------------------------------------------------------------------------------------------
 

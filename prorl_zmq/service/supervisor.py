@@ -70,6 +70,7 @@ GROWN_UP_S = 30.0
 """A child that lived for so long is restarted without a longer pause."""
 REPORT_S = 1.0
 LOSS_S = 5.0
+DISMISSAL_S = 1.0
 """How often to look whether another supervisor has taken over."""
 REPORT_TIMEOUT_S = 5.0
 REASON_LENGTH = 500
@@ -107,6 +108,7 @@ class Supervisor:
         drain_s: how long stage processes may take to end what they have, once told to stop, by SIGUSR1 too; None: they
             are ended at once.
         is_lost: says every now and then whether another supervisor has taken over what this one holds.
+        is_dismissed: says every second whether this one is to end in good order, as on SIGUSR1.
     """
 
     def __init__(
@@ -119,12 +121,14 @@ class Supervisor:
         *,
         drain_s: float | None = None,
         is_lost: Callable[[], bool] | None = None,
+        is_dismissed: Callable[[], bool] | None = None,
     ) -> None:
         self._topology = topology
         self._plans = plans
         self._places = places
         self._drain_s = drain_s
         self._is_lost = is_lost
+        self._is_dismissed = is_dismissed
         self._log_dir = log_dir
         self._stopping = asyncio.Event()
         self._hurrying = asyncio.Event()
@@ -170,6 +174,8 @@ class Supervisor:
             tasks.append(asyncio.create_task(self._report_starts()))
         if self._is_lost is not None:
             tasks.append(asyncio.create_task(self._watch_loss(self._is_lost)))
+        if self._is_dismissed is not None:
+            tasks.append(asyncio.create_task(self._watch_dismissal(self._is_dismissed)))
         for task in tasks:
             task.add_done_callback(self._note_failure)
         try:
@@ -203,6 +209,12 @@ class Supervisor:
         while not await asyncio.to_thread(is_lost):  # noqa: ASYNC110 - a file has no event
             await asyncio.sleep(LOSS_S)
         raise EndpointInUse("another `prorl serve` has taken this service's folder over, or removed it; this one ends")
+
+    async def _watch_dismissal(self, is_dismissed: Callable[[], bool]) -> None:
+        while not await asyncio.to_thread(is_dismissed):  # noqa: ASYNC110 - a file has no event
+            await asyncio.sleep(DISMISSAL_S)
+        log.info("asked to drain")
+        self.stop()
 
     def _note_failure(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

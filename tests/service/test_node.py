@@ -26,8 +26,10 @@ from support.waiting import until
 from prorl_zmq import Job, RolloutClient
 from prorl_zmq.brokers.node.node_broker import LOOK_S
 from prorl_zmq.config import load_topology
-from prorl_zmq.errors import JobTooLarge, NotAllowed
+from prorl_zmq.errors import JobTooLarge, NotAllowed, RequestTimeout
 from prorl_zmq.security.keys import KeyFolder
+from prorl_zmq.service.node_drain import drain_nodes
+from prorl_zmq.service.node_rows import NodeRow
 from prorl_zmq.service.service_folder import BACKENDS, MARKER, Announcement, ServiceFolder
 
 if TYPE_CHECKING:
@@ -219,6 +221,33 @@ def test_a_second_machine_of_a_name_is_refused(shared: Cluster) -> None:
     with shared.client() as client:
         client.submit(job())
         assert [one.outcome for one in client.stream(timeout_s=60)] == ["completed"]
+
+
+def test_a_node_drains_by_its_name(shared: Cluster) -> None:
+    other = shared.node("leaves", "--no-engines")
+    other.wait_line("ready: leaves")
+    done = prorl("drain", "leaves", "--service", shared.folder)
+    assert (done.returncode, done.stdout) == (0, f"leaves on {socket.gethostname()} drains\n"), done.stderr
+    assert other.wait() == 0
+    assert "asked to drain" in other.log
+    with shared.client() as client:
+        client.submit(job())
+        assert [one.outcome for one in client.stream(timeout_s=60)] == ["completed"]
+        assert {stage.node for stage in client.status().stages} == {"one"}
+    again = shared.node("leaves", "--no-engines")  # the request is gone
+    again.wait_line("ready: leaves")
+    again.process.send_signal(signal.SIGTERM)
+    assert again.wait() == 0
+    assert "there is no node or host nowhere here; nodes: " in refused("drain", "nowhere", "--service", shared.folder)
+    assert "Name a node, or --all" in refused("drain", "--service", shared.folder)
+
+
+def test_a_node_that_takes_no_request_is_named(tmp_path: Path) -> None:
+    folder = ServiceFolder.create(tmp_path / "service")
+    row = NodeRow(node="deaf", host="h", state="ready")
+    with pytest.raises(RequestTimeout, match="deaf did not answer within 0 s"):
+        drain_nodes(folder, [row], "h", limit_s=0.3)
+    assert not folder.is_asked_to_drain("deaf")
 
 
 def test_wrong_flags_and_folders_are_refused(shared: Cluster, tmp_path: Path) -> None:
