@@ -78,7 +78,7 @@ def submit(
     try:
         done = asyncio.run(_run(client, jobs, report, out))
     except (InvalidJob, UnknownTask) as error:
-        number = line_of.get(error.fields.get("job_id", ""))
+        number = line_of.get(str(error.fields.get("job_id")))
         if number is None:
             raise
         raise ConfigError(f"{tasks}, line {number}: {error.message}") from error
