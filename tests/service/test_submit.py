@@ -136,6 +136,26 @@ def test_a_refused_job_in_the_middle_leaves_nothing_behind(tight: LocalService, 
     assert held(tight) == 0
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"task": "scripted", "instance": {"prompt": "1 + 1?"}}, "unknown field `prompt`; its fields are "),
+        ({"task": "chess", "instance": {}}, "no stage process serves task 'chess'"),
+        ({"task": "scripted", "instance": {}, "harness": "nope"}, "no harness 'nope'; the service has "),
+    ],
+)
+def test_a_refused_job_is_named_by_its_line_in_the_file(
+    tight: LocalService, tmp_path: Path, wrong: dict[str, object], said: str
+) -> None:
+    tasks = task_file(tmp_path / "tasks.jsonl", [scripted()])
+    tasks.write_bytes(tasks.read_bytes() + b"\n" + msgspec.json.encode(wrong) + b"\n")
+    done = submitted(tight, tasks)
+    assert done.returncode == 2
+    message = " ".join(done.stderr.split())
+    assert "tasks.jsonl, line 3: " in message
+    assert said in message
+
+
 def test_a_service_that_takes_nothing_is_given_up_with_its_reason(empty_service: TestService) -> None:
     empty_service.start_brokers()
 
