@@ -156,6 +156,8 @@ def shoot(page: Page, job_id: str) -> None:
         for name, place in views.items():
             page.evaluate("(place) => { location.hash = place; }", place)
             page.locator("main .card, main .virtual-scroll").first.wait_for(timeout=WAIT_MS)
+            if name == "runs":
+                page.get_by_role("heading", name="Problems that changed").wait_for(timeout=WAIT_MS)
             time.sleep(1.5)  # a view asks for what it shows, and is drawn again once a second
             page.screenshot(path=OUT / f"{name}-{size if size == 'narrow' else scheme}.png", full_page=name == "runs")
 

@@ -30,6 +30,7 @@ class WrittenSummary(msgspec.Struct, frozen=True):
     threshold: float = 1.0
     ended: int = 0
     passes: tuple[PassRow, ...] = ()
+    models: tuple[str, ...] = ()
 
 
 def read_figures(path: Path) -> Figures:

@@ -51,8 +51,11 @@ def test_figures_are_those_of_the_newest_results(tmp_path: Path) -> None:
 
 def test_the_threshold_is_that_of_the_runs_own_summary(tmp_path: Path) -> None:
     write_run(tmp_path / "one", problems=1, samples=1, rewards=(0.5,))
-    (tmp_path / "one" / "summary.json").write_text('{"threshold": 0.5, "passes": [], "ended": 1, "more": null}')
+    (tmp_path / "one" / "summary.json").write_text(
+        '{"threshold": 0.5, "passes": [], "ended": 1, "models": ["tiny"], "more": null}'
+    )
     assert [row.solved for row in RunList(tmp_path).figures("one").summary.problems] == [1]
+    assert [row.models for row in RunList(tmp_path).rows().runs] == [("tiny",)]
 
 
 ENDLESS = "/dev/zero"

@@ -39,6 +39,8 @@ class RunRow(Body, frozen=True):
     passes: tuple[PassRow, ...] = ()
     """Empty: it has no summary yet."""
     ended: int = 0
+    models: tuple[str, ...] = ()
+    """Those that the engines named."""
 
 
 class Runs(Body, frozen=True):
@@ -105,6 +107,7 @@ class RunList:
                     changed_at=_state(path)[0] / 1e9,
                     passes=written.passes,
                     ended=written.ended,
+                    models=written.models,
                 )
             except (ConfigError, OSError):
                 continue  # a plan of another version, or none at all

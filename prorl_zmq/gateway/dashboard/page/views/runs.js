@@ -2,7 +2,7 @@
 
 import { ApiError, get, part } from "../api.js";
 import { card, h, redraw, table } from "../dom.js";
-import { clock, count, percent } from "../format.js";
+import { clock, count, NOTHING, percent } from "../format.js";
 import { comparison } from "../comparison.js";
 
 const MOST = 6;
@@ -104,7 +104,7 @@ export function runs({ query }) {
       count(run.plan.settings.samples),
       clock(run.changed_at),
       run.plan.file.split("/").at(-1),
-      run.plan.settings.model || run.plan.settings.connect || run.plan.settings.urls?.join(", ") || run.plan.settings.engine,
+      run.models.join(", ") || run.plan.settings.model || NOTHING,
     ]);
     redraw(
       list,
