@@ -100,6 +100,12 @@ def test_jobs_are_searched_filtered_sorted_and_opened_by_keyboard(served: Shared
     playwright.expect(dashboard.get_by_role("heading", name="Conversation")).to_be_visible()
 
 
+def test_a_drop_down_shows_what_the_search_names_even_if_no_job_is_like_that(dashboard: Page) -> None:
+    """It was blank."""
+    go(dashboard, "#/jobs?q=task%3Anowhere")
+    playwright.expect(dashboard.get_by_label("task", exact=True)).to_have_value("nowhere")
+
+
 def test_a_job_shows_its_time_its_words_and_its_tokens(served: SharedService, dashboard: Page) -> None:
     job = problem("What is 1 + 0?", sampling=Sampling(max_tokens=12))
     with served.client() as client:
