@@ -89,8 +89,7 @@ REQUESTS: dict[KeyRole, _Kinds] = {
     KeyRole.OPERATOR: _EVERYBODY
     | _WATCHING
     | _WEIGHTS
-    | {ListSessions, EndSession}
-    | {Cancel, Trace, AddBackend, DrainBackend, RemoveBackend, ClearBackends},
+    | {Cancel, Trace, ListSessions, EndSession, AddBackend, DrainBackend, RemoveBackend, ClearBackends},
     KeyRole.STAGE: _EVERYBODY
     | {
         Assign,
