@@ -54,12 +54,14 @@ class Flow:
         """Count a job that comes to a phase (1) or leaves it (-1), as queued or as `held`."""
         if phase == Phase.RUN or (held and phase == Phase.INIT):
             self.used[Phase.INIT] += change
-            for marked in self.marks[Phase.INIT].values():
-                marked[self.name] = self
+            if queues := self.marks[Phase.INIT]:
+                for marked in queues.values():
+                    marked[self.name] = self
         if held and phase != Phase.INIT:
             self.used[phase] += change
-            for marked in self.marks[phase].values():
-                marked[self.name] = self
+            if queues := self.marks[phase]:
+                for marked in queues.values():
+                    marked[self.name] = self
 
     def weigh(self, weight: float) -> None:
         self.weight = weight
@@ -77,15 +79,12 @@ class FairQueue:
 
     def __init__(self, requirement: Requirement) -> None:
         self._requirement = requirement
-        self._flows: dict[str, Flow] = {}
+        self.flows: dict[str, Flow] = {}
         self._entries: dict[str, list[Entry]] = {}
         """Of each flow, a heap."""
         self._turns: LeastLoaded[str] = LeastLoaded()
         self._marked: dict[str, Flow] = {}
         """Flows whose turn may have changed: the next question moves them to their places."""
-
-    def __bool__(self) -> bool:
-        return bool(self._flows)
 
     def push(self, flow: Flow, entry: Entry) -> None:
         heapq.heappush(self._of(flow), entry)
@@ -96,17 +95,17 @@ class FairQueue:
 
     def first(self) -> tuple[Flow, Entry] | None:
         """Return the job whose turn it is, with its flow."""
-        if not self._flows:
+        if not self.flows:
             return None
-        if len(self._flows) == 1:
-            name = next(iter(self._flows))
+        if len(self.flows) == 1:
+            name = next(iter(self.flows))
         else:
             for flow in self._marked.values():
                 tier, load = flow.turn(self._requirement.role)
                 self._turns.set(flow.name, load, tier)
             self._marked.clear()
             name = self._turns.first() or ""
-        return self._flows[name], self._entries[name][0]
+        return self.flows[name], self._entries[name][0]
 
     def pop(self, flow: Flow) -> Entry:
         """Take the oldest job of a flow."""
@@ -118,7 +117,7 @@ class FairQueue:
 
     def take_flow(self, flow: Flow) -> list[Entry]:
         """Take all jobs of a flow."""
-        del self._flows[flow.name]
+        del self.flows[flow.name]
         del flow.marks[self._requirement.role][self._requirement]
         self._marked.pop(flow.name, None)
         self._turns.discard(flow.name)
@@ -129,8 +128,8 @@ class FairQueue:
             yield from entries
 
     def _of(self, flow: Flow) -> list[Entry]:
-        if self._flows.get(flow.name) is not flow:  # new here, or new again: all jobs that it had were cancelled
-            self._flows[flow.name] = self._marked[flow.name] = flow
+        if self.flows.get(flow.name) is not flow:  # new here, or new again: all jobs that it had were cancelled
+            self.flows[flow.name] = self._marked[flow.name] = flow
             flow.marks[self._requirement.role][self._requirement] = self._marked
         return self._entries.setdefault(flow.name, [])
 

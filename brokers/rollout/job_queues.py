@@ -55,7 +55,7 @@ class JobQueues:
     def head(self, requirement: Requirement) -> JobRecord | None:
         """Return the job whose turn it is."""
         queue = self._queues[requirement.role].get(requirement)
-        while queue and (first := queue.first()) is not None:
+        while queue is not None and (first := queue.first()) is not None:
             flow, entry = first
             record = self._waiting(entry)
             if record is None:
@@ -73,7 +73,7 @@ class JobQueues:
         queues, requirement = self._queues[record.phase], record.requirement
         queue = queues[requirement]
         queue.pop(record.flow)
-        if not queue:
+        if not queue.flows:
             del queues[requirement]
 
     def look_at_sessions_again(self) -> None:

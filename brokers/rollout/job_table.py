@@ -363,14 +363,12 @@ class JobTable:
         return ready < self._ready_limit
 
     def _start_next(self, requirements: Iterable[Requirement], now: float) -> bool:
-        heads = [
-            (requirement, record)
-            for requirement in requirements
-            if self.stages.has_free(requirement) and (record := self.queues.head(requirement)) is not None
-        ]
-        heads.sort(key=lambda head: (head[1].flow.turn(head[0].role), head[1].sequence))
-        for requirement, record in heads:
-            stage_id = self.stages.take(requirement, record.claim, record.avoids)
+        free = filter(self.stages.has_free, requirements)
+        heads = [record for requirement in free if (record := self.queues.head(requirement)) is not None]
+        if len(heads) > 1:
+            heads.sort(key=lambda record: (record.flow.turn(record.phase), record.sequence))
+        for record in heads:
+            stage_id = self.stages.take(record.requirement, record.claim, record.avoids)
             if stage_id is not None:
                 self.queues.pop(record)
                 self._start(record, stage_id, now)

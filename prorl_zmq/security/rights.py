@@ -83,15 +83,13 @@ _Kinds = frozenset[type[msgspec.Struct]]
 _EVERYBODY: _Kinds = frozenset({Hello, Status, ListNodes, ListBackends})
 _BATCHES: _Kinds = frozenset({OpenBatch, Feed, NextGroup, CloseBatch, SessionAlive})
 _WATCHING: _Kinds = frozenset({Watch, Peek, ViewBatch})
-_SESSIONS: _Kinds = frozenset({ListSessions, EndSession})
 _WEIGHTS: _Kinds = frozenset({NoteWeights, BeginWeights, EndWeights, CancelWeights, LoadWeights, SetWeightVersion})
 REQUESTS: dict[KeyRole, _Kinds] = {
     KeyRole.TRAINER: _EVERYBODY | _WEIGHTS | _BATCHES | {Submit, Collect, RelayBlocks, Cancel, Trace},
     KeyRole.OPERATOR: _EVERYBODY
     | _WATCHING
     | _WEIGHTS
-    | _SESSIONS
-    | {Cancel, Trace, AddBackend, DrainBackend, RemoveBackend, ClearBackends},
+    | {Cancel, Trace, ListSessions, EndSession, AddBackend, DrainBackend, RemoveBackend, ClearBackends},
     KeyRole.STAGE: _EVERYBODY
     | {
         Assign,

@@ -111,7 +111,7 @@ def test_no_flow_waits_below_its_share_for_longer_than_a_job(
     for name in weights:
         mine = [number for number in model.order if flow_of[number] == name]
         assert mine == sorted(mine), "a flow's jobs start in order"
-    assert not model.queue
+    assert not model.queue.flows
 
 
 def test_a_flow_that_came_again_under_its_name_is_counted_anew() -> None:
