@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     Kinds = dict[str, type[AgentHandler[Any]]]
 
 LIMIT_S = 60.0
+URL_LIMIT_S = 30.0
+ENGINE_LIMIT_S = 900.0
 SHOWN_DATA = 2_000
 SHOWN_ROW = 300
 JOB_ID = "try"
@@ -82,8 +84,14 @@ def try_task(
     image: options.Image = None,
     limit: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Longest time of each phase.")] = LIMIT_S,
     start_limit: Annotated[
-        float, typer.Option(min=1, metavar="SECONDS", help="How long the engine may take to start.")
-    ] = 900.0,
+        float | None,
+        typer.Option(
+            min=1,
+            metavar="SECONDS",
+            help="How long the engine may take to start. [default: 900; with --url 30]",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     r"""Run one rollout of a task, and show what each phase returned, the turns and the reward.
 
@@ -96,6 +104,7 @@ def try_task(
     The service runs inside this command, so nothing has to be installed or restarted. Exit codes: 0 the rollout has a
     reward, whatever it is; 1 it ended without one; 2 a wrong flag, file or row.
     """
+    from ..testing.local_service import NotReady
     from ..testing.task_trial import TaskTrial
 
     kinds, handlers, own = _handlers(task_or_file)
@@ -111,6 +120,7 @@ def try_task(
         api=api,
         tokenizer=tokenizer,
     )
+    limit_s = start_limit or (URL_LIMIT_S if url else ENGINE_LIMIT_S)
     trial = TaskTrial(
         job=job,
         handlers=kinds,
@@ -118,10 +128,16 @@ def try_task(
         sandbox=sandbox or SandboxSettings().kind,
         image=image or "",
         limit_s=limit,
-        start_limit_s=start_limit,
+        start_limit_s=limit_s,
     )
     logging.getLogger("prorl").setLevel(logging.CRITICAL)  # what goes wrong is shown below
-    trajectory, backends = trial.run(_show_phase)
+    if not said:
+        say("prorl tasks", f"waiting for {url or f'the engine of kind {backend.kind}'}, at most {limit_s:g} s")
+    try:
+        trajectory, backends = trial.run(_show_phase)
+    except NotReady as error:
+        remedy = "is the server up?" if url else "--start-limit gives it longer"
+        raise ConfigError(f"{url or backend.kind} did not answer within {limit_s:g} s; {remedy}", key="url") from error
     _show_result(trajectory, backends)
     if said and trajectory.error is not None and SCRIPT_ENDED in trajectory.error.message:
         say("prorl tasks", f"the {len(said)} turns were not enough: one more --say adds a turn")

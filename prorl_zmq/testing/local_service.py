@@ -65,6 +65,10 @@ BACKEND_ID = "local"
 log = logging.getLogger("prorl.testing")
 
 
+class NotReady(TimeoutError):
+    """A `LocalService` was not ready in time, such as for an engine that did not start."""
+
+
 class LocalService:
     """A service that runs inside a `with` block; several can run at once, also where an asyncio loop runs.
 
@@ -225,7 +229,7 @@ class LocalService:
                     if part.done():
                         part.result()
                 if time.monotonic() > until:
-                    raise TimeoutError(f"the LocalService was not ready within {self._start_limit_s:g} s")
+                    raise NotReady(f"the LocalService was not ready within {self._start_limit_s:g} s")
                 time.sleep(LOOK_S)
 
     def _close(self) -> list[str]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from documents import OWN_TASK_COMMANDS, PAGES, ROOT, blocks
 from support.commands import complaint, prorl
+from support.ports import free_port
 
 from prorl_zmq.config import ServiceSettings, Topology
 from prorl_zmq.errors import ConfigError
@@ -154,6 +155,14 @@ def test_a_real_engine_answers(write: Write) -> None:
     assert done.returncode == 0, done.stderr
     assert "stopped by" in done.stdout
     assert " generated, mean log-prob" in done.stdout
+
+
+def test_a_server_that_does_not_answer_is_named(write: Write) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    done = tried(write(), *SAY, "--url", url, "--start-limit", 1)
+    assert done.returncode == 2
+    assert f"waiting for {url}, at most 1 s" in done.stderr
+    assert f"{url} did not answer within 1 s; is the server up?" in done.stderr
 
 
 def test_a_row_that_does_not_fit_names_line_field_and_the_fields_there(write: Write, tmp_path: Path) -> None:
