@@ -52,7 +52,7 @@ def test_an_operator_ends_a_session(shared_service: LocalService) -> None:
         assert json.loads(done.stdout) == {"session": "mine", "jobs": 1, "results": 1, "batches": 0}
         with pytest.raises(SessionEnded, match="an operator has ended it"):
             client.collect(wait_s=0.0)
-        assert "mine" not in listed(shared_service)
+        until(lambda: "mine" not in listed(shared_service), "what was cancelled to be dropped")
 
 
 def test_a_name_that_no_session_has_is_refused(shared_service: LocalService) -> None:
