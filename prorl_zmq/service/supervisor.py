@@ -70,8 +70,8 @@ GROWN_UP_S = 30.0
 """A child that lived for so long is restarted without a longer pause."""
 REPORT_S = 1.0
 LOSS_S = 5.0
-DISMISSAL_S = 1.0
 """How often to look whether another supervisor has taken over."""
+DISMISSAL_S = 1.0
 REPORT_TIMEOUT_S = 5.0
 REASON_LENGTH = 500
 """Most characters of an engine's last line; the log has all of it."""
