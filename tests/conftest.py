@@ -27,7 +27,6 @@ __all__ = ["sandboxes_of", "shared_sandboxes"]  # fixtures
 
 pytest_plugins = ["support.costs", "support.due"]
 LONGEST_ID = 100
-FORK_MOST = ("tests/tools/", "tests/stages/")
 gc.set_threshold(20_000, 20, 20)  # a worker keeps millions of objects, which all collections walk
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, "1")  # where others work too, threads wait for each other for seconds
@@ -63,12 +62,6 @@ def logging_kept() -> Iterator[None]:
     root.setLevel(levels[0])
     package.setLevel(levels[1])
     sys.excepthook = hook
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run first what forks most: a worker grows with what its tests import, and each fork copies its page tables."""
-    items.sort(key=lambda item: [not item.nodeid.startswith(folder) for folder in FORK_MOST])
 
 
 @pytest.hookimpl(wrapper=True)

@@ -44,7 +44,7 @@ COMMANDS = {
     "cheats": Command("regrade:cheats", "List rollouts of a run that may have cheated"),
     "view": Command("view:view", "Look at rollouts: turns, tool calls, rewards, notes"),
     "tasks": Command("tasks:commands", "Data files of the tasks that people train on"),
-    "sessions": Command("sessions:commands", "List the sessions, and end one"),
+    "sessions": Command("sessions:commands", "List the sessions of a service, and end one"),
     "backends": Command("backends:commands", "List and change the inference backends"),
     "keys": Command("keys:commands", "Make keys for connections over TCP"),
     "journal": Command("journal:commands", "The rollout broker's journal"),

@@ -10,7 +10,6 @@ from rich.text import Text
 
 from ..system.logs import one_line
 from .options import columns
-from .status import session_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,14 +27,12 @@ def batches_layout(batches: Sequence[BatchStatus], waits_for: Mapping[str, str])
     """Lay the open batches out; `waits_for` is what those say of themselves that were asked, by id."""
     if not batches:
         return Group(Text("No batch is open."))
-    first = columns("batch", "session", "state", "groups kept", no_wrap=True)
+    first = columns("batch", "state", "groups kept", no_wrap=True)
     counts = columns("under way", "jobs", "dropped", "failed", justify="right")
     table = Table(*first, *counts, title="open batches", title_justify="left")
     for batch in batches:
         numbers = (batch.under_way, batch.in_flight, batch.dropped, batch.failed)
-        table.add_row(
-            batch.batch_id[:SHORT_ID], session_name(batch.session), batch.state, _kept(batch), *map(str, numbers)
-        )
+        table.add_row(batch.batch_id[:SHORT_ID], batch.state, _kept(batch), *map(str, numbers))
     asked = [batch.batch_id for batch in batches if batch.batch_id in waits_for]
     return Group(table, *(_waits(batch_id, waits_for[batch_id]) for batch_id in asked))
 

@@ -1,4 +1,4 @@
-"""Batches as `prorl status` and `prorl top` list them."""
+"""Batches as `prorl status` lists them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import io
 from rich.console import Console, RenderableType
 
 from prorl_zmq.commands.status import batch_table
-from prorl_zmq.commands.top_batches import batches_layout
 from prorl_zmq.wire.messages.base import new_id
 from prorl_zmq.wire.messages.batches import BatchStatus
 
@@ -34,7 +33,7 @@ def test_a_session_that_people_named_is_listed_whole_and_a_random_one_short() ->
         )
         for number, session in enumerate(("grpo-qwen3-8b-second-try", random))
     )
-    for shown in (printed(batch_table(batches)), printed(batches_layout(batches, {}))):
-        assert " grpo-qwen3-8b-second-try " in shown
-        assert f" {random[:12]} " in shown
-        assert random not in shown
+    shown = printed(batch_table(batches))
+    assert " grpo-qwen3-8b-second-try " in shown
+    assert f" {random[:12]} " in shown
+    assert random not in shown

@@ -219,8 +219,7 @@ def test_a_handler_that_blocks_is_named_with_its_line(write: Write) -> None:
 
 
 def test_a_script_that_is_too_short_says_so(write: Write) -> None:
-    module = write(run='await phase.converse([ChatMessage(Role.USER, "First.")], [])')
-    done = tried(module, *SAY, "--say", "be")
+    done = tried(write(), *SAY, "--say", 'bash {"command": "ls"}')
     assert done.returncode == 1
     assert "asks for turn 2, and the script has 1" in done.stdout
     assert "one more --say" in done.stderr

@@ -16,6 +16,7 @@ from prorl_zmq.stages.handler import failure_of, load_handlers
 from prorl_zmq.stages.handlers.check_script import check_reward
 from prorl_zmq.stages.handlers.math import MathHandler
 from prorl_zmq.stages.handlers.shell import ShellHandler
+from prorl_zmq.stages.harness.adapter import known_harnesses
 from prorl_zmq.wire.messages.jobs import Outcome
 from prorl_zmq.wire.messages.stages import Task
 
@@ -125,6 +126,7 @@ def test_handler_announces_the_fields_of_its_instances() -> None:
             "output_limit_bytes": "int",
         },
         optional=("files", "image", "tools", "output_limit_bytes"),
+        harnesses=tuple(known_harnesses()),
     )
 
 
