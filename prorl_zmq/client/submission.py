@@ -37,10 +37,13 @@ class Submission:
         self._unsent = list(jobs)
         self._unsent.reverse()  # the next one is at the end
         self._waiting: set[str] = set()
+        self._doubtful: set[str] = set()
+        """Unsent jobs that the service may have all the same: no reply came to their request."""
 
     @property
     def unsent(self) -> int:
-        return len(self._unsent)
+        """Jobs that the service has not got, as far as is known."""
+        return len(self._unsent) - len(self._doubtful)
 
     @property
     def waiting(self) -> int:
@@ -82,7 +85,9 @@ class Submission:
         try:
             async with asyncio.timeout(limit_s):
                 fates = await self._client.cancel(self._waiting)
-                self._waiting -= {job_id for job_id, fate in fates.items() if fate == "unknown"}
+                unknown = {job_id for job_id, fate in fates.items() if fate == "unknown"}
+                self._waiting -= unknown
+                self._doubtful -= unknown
                 while self._waiting:
                     await self._collect(limit_s)
                 await self._collect(0.0)
@@ -103,11 +108,12 @@ class Submission:
 
     async def _submit(self, part: list[Job]) -> None:
         job_ids = {job.job_id for job in part}
-        self._waiting |= job_ids  # if this is cancelled here, the service may have them all the same
+        self._waiting |= job_ids
         try:
             await self._client.submit(part, busy_s=0.0)
-        except RequestTimeout:
-            raise  # so it may after this
+        except (RequestTimeout, asyncio.CancelledError):
+            self._doubtful = job_ids
+            raise
         except ProrlError:
             self._waiting -= job_ids
             raise
