@@ -180,7 +180,7 @@ def _cold_runs(recording: Recording) -> Iterator[Suspect]:
         first_end = min(work.ended for work in works)
         first = [work.parts[OWN_CODE] for work in works if work.began < first_end]
         later = [work.parts[OWN_CODE] for work in works if work.began >= first_end]
-        if len(later) >= LEAST and median(first) >= LONG * (later_s := median(later)):
+        if first and len(later) >= LEAST and median(first) >= LONG * (later_s := median(later)):
             slow = [work for work in works if work.began < first_end and work.parts[OWN_CODE] > later_s]
             usual_s |= {id(work): later_s for work in slow}
             cold += [work.parts[OWN_CODE] for work in slow]
