@@ -90,8 +90,8 @@ class RolloutBrokerSettings(Section, frozen=True):
     """Shares of the slots, by session: the first pattern that fits its name counts (`*` and `?` as in a shell); others
     have weight 1. That of a batch is multiplied by it."""
     session_priorities: dict[str, Annotated[int, Meta(ge=-1000, le=1000)]] = {}
-    """Which sessions go first, by patterns as above: while jobs of a higher priority wait, none of a lower one starts.
-    Others have priority 0."""
+    """Which sessions go first, by patterns as above; others have priority 0. While jobs of a higher priority wait,
+    those of lower ones do not start."""
     job_limit_bytes: Annotated[int, Meta(ge=1024, le=256 * 2**20)] = JOB_LIMIT_BYTES
     ready_limit: Count = 64
     """Sandboxes that INIT prepares ahead of RUN."""

@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[1]
+TOP_LEVEL = {
+    *(".ci", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "SECURITY.md"),
+    *("bench", "brokers", "deploy", "docs", "mkdocs.yml", "prorl_zmq", "pyproject.toml", "setup.cfg", "stages"),
+    *("tests", "tools"),
+}
 CLIENT_PACKAGES = {"pyzmq", "msgpack", "msgspec", "numpy"}
 
 
@@ -223,3 +228,11 @@ def test_no_text_has_pip_look_for_the_package_in_an_index() -> None:
     texts += [path for room in ("prorl_zmq", "brokers", "stages", "tools") for path in (ROOT / room).rglob("*.py")]
     asked = re.compile(r"pip install [^\n`]*prorl-zmq")
     assert {str(path.relative_to(ROOT)) for path in texts if asked.search(path.read_text(encoding="utf-8"))} == set()
+
+
+def test_the_top_level_has_no_other_entries() -> None:
+    """A file that a test writes into the working folder is soon committed."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip(f"this is no checkout: {listed.stderr}")
+    assert {Path(file).parts[0] for file in listed.stdout.splitlines()} == TOP_LEVEL

@@ -4,7 +4,8 @@ A session that its client named lasts. A nameless one has a lease, which each re
 over, the session is ended: its jobs are cancelled and its results dropped. (The leases of batches are the sampler's.)
 A client that comes back to a session that was ended is refused once, with the reason.
 
-A lease is a note in the journal, written when the session submits first. A restarted broker begins all of them anew.
+A lease is a note in the journal, written when the session submits first. After a restart of the broker, every lease
+starts again in full.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Sessions:
         """Sessions whose clients have not heard yet that they were ended, and why."""
 
     def restore(self, notes: Mapping[str, bytes], now: float) -> dict[str, bytes]:
-        """Take up leases from the journal's notes; return the other notes."""
+        """Restore leases from the journal's notes; return the other notes."""
         for name, note in notes.items():
             if name.startswith(NOTE):
                 try:
@@ -99,12 +100,12 @@ class Sessions:
             raise SessionEnded(f"session {session} was ended: {why}; its jobs and results are gone", session=session)
 
     def restart_leases(self, now: float) -> None:
-        """Time stood still."""
+        """Restart all leases: the broker was paused."""
         for lease in self._leases.values():
             lease.heard_at = now
 
     def tick(self, now: float) -> None:
-        """End the sessions whose leases are over, and drop what cancelled jobs of ended ones brought."""
+        """End sessions whose leases have expired, and drop results of jobs that were cancelled with their session."""
         for session, job_ids in self._cancelled.items():
             self._jobs.discard(session, job_ids)
         self._cancelled.clear()

@@ -60,8 +60,8 @@ class TaskCatalog:
         Raises:
             Busy: no stage process has announced any task yet.
             UnknownTask: none has announced this one.
-            InvalidJob: the instance lacks a field, has an unknown one, or one of a wrong type, or nobody offers the
-                harness; `field` names it.
+            InvalidJob: the instance lacks a field, has an unknown one, or one of a wrong type, or no stage
+                process has the harness; `field` names it.
         """
         if not self._tasks:
             raise Busy("no stage process has reported yet; the service is starting", retry_after_s=0.2)

@@ -29,7 +29,7 @@ def list_(
     brokers: RolloutBrokers,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
 ) -> None:
-    """List the sessions that hold something: jobs that wait or run, results that nobody has collected, batches.
+    """List the sessions that hold something: jobs that wait or run, results that were not collected, batches.
 
     A session without a name ends when its client has been silent for its lease; the column `ends in` says when. A named
     one lasts. The exit code is 1 if a rollout broker did not answer; what others say is shown all the same.

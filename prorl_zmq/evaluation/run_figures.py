@@ -37,7 +37,7 @@ def read_figures(path: Path) -> Figures:
     """Read a folder of `prorl eval`.
 
     Raises:
-        ConfigError: the folder is none of `prorl eval`, or its files are damaged.
+        ConfigError: the folder was not made by `prorl eval`, or its files are damaged.
     """
     if not (path / PLAN).exists():
         raise ConfigError(f"{path} is no folder of `prorl eval`: it has no {PLAN}", key="folder")

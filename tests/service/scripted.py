@@ -130,6 +130,7 @@ def first_time(instance: ScriptedInstance) -> bool:
 
 async def wait_for_go(mark: str) -> None:
     """Wait until the test says that the phase may end; say that it waits, and that it ends."""
+    assert mark, "who waits needs a `mark`, or its files go to the working folder"
     touch(f"{mark}.waits")
     while not exists(f"{mark}.go"):  # noqa: ASYNC110 - the test may be another process
         await asyncio.sleep(0.02)

@@ -29,8 +29,8 @@ def test_a_nameless_session_ends_with_its_client_and_not_before(
     monkeypatch.setattr(client_module, "NAMELESS_S", 2.0)
     killed, alive = shared_service.client(), shared_service.client()
     with alive, killed:
-        alive.submit(scripted(run="wait"))
-        killed.submit(scripted(run="wait"))
+        alive.submit(scripted(run="sleep"))
+        killed.submit(scripted(run="sleep"))
         assert killed._keep_alive is not None
         killed._keep_alive.close()  # as its process would, without a word
         until(lambda: killed.session not in listed(shared_service), "the silent session to be ended")
@@ -44,7 +44,7 @@ def test_a_nameless_session_ends_with_its_client_and_not_before(
 
 def test_an_operator_ends_a_session(shared_service: LocalService) -> None:
     with shared_service.client(session="mine") as client:
-        client.submit([scripted(run="wait"), scripted()])
+        client.submit([scripted(run="sleep"), scripted()])
         until(lambda: listed(shared_service)["mine"]["results"] == 1, "one to end")
         assert (listed(shared_service)["mine"]["running"], listed(shared_service)["mine"]["lease_s"]) == (1, None)
         assert " mine " in prorl("sessions", "list", "--connect", shared_service.front_door).stdout
