@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -29,6 +30,7 @@ from support.proofs import (
     due,
     raised,
 )
+from support.tiers import PROOF, mark_all_but_few, tier_of
 
 pytestmark = pytest.mark.xdist_group("import graph")
 TESTS = ROOT / "tests"
@@ -97,6 +99,8 @@ def test_a_submission_that_changed_the_code_of_very_many_proofs_runs_them_in_tur
         f"the code of {MOST_CHANGED + 1} proofs changed; more than {MOST_CHANGED} run in turn: see make proof"
         in found.lines()
     )
+    quick = [proof._replace(quick=True) for proof in many]
+    assert due(quick, [file], Turn(0)).reasons.keys() == {proof.id for proof in quick}
 
 
 def test_a_proof_that_failed_is_due_in_any_quarter() -> None:
@@ -326,11 +330,39 @@ tiers.LIMITS["process"] = tiers.Limit(processes=0, interpreters=0)
 """
 
 
+class Collected:
+    """As much of a collected test as marks need."""
+
+    def __init__(self, nodeid: str, *marks: pytest.MarkDecorator) -> None:
+        self.nodeid, self.marks = nodeid, [one.mark for one in marks]
+
+    def get_closest_marker(self, name: str) -> pytest.Mark | None:
+        return next((mark for mark in self.marks if mark.name == name), None)
+
+    def add_marker(self, mark: pytest.MarkDecorator) -> None:
+        self.marks.append(mark.mark)
+
+
+@pytest.mark.parametrize(("number", "kept"), [(1, "0"), (3, "024"), (6, "012345"), (9, "0123456")])
+def test_few_parameters_of_a_test_run_and_the_rest_are_quick_proofs(number: int, kept: str) -> None:
+    few, proof = pytest.mark.few(number), pytest.mark.proof
+    matrix = [Collected(f"tests/test_a.py::test_few[{index}]", few) for index in range(7)]
+    own, other = Collected("tests/test_a.py::test_few[7]", few, proof), Collected("tests/test_a.py::test_other")
+    items: list[Any] = [*matrix, own, other]
+    mark_all_but_few(items)
+    assert "".join(str(index) for index, one in enumerate(matrix) if tier_of(one) != PROOF) == kept  # type: ignore[arg-type]
+    assert [bool(item.marks[-1].kwargs.get("quick")) for item in items if tier_of(item) == PROOF] == [
+        *[True] * (7 - len(kept)),
+        False,
+    ]
+    assert other.marks == []
+
+
 def test_a_run_that_breaks_its_rules_fails(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_inner.py").write_text(INNER)
     (tmp_path / "conftest.py").write_text(TABLE)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  proof: a\n  vllm: b\n  bare: c\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  proof: a\n  vllm: b\n  bare: c\n  few: d\n")
     command = [sys.executable, "-P", "-m", "pytest", "-p", "xdist", "-n2", "-p", "support.costs", "--limits", "tests"]
     environment = {**os.environ, "PYTHONPATH": str(TESTS), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)

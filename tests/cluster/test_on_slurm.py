@@ -59,6 +59,7 @@ def wait(there: Callable[[], bool]) -> None:
 # What is wrong ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proof(quick=True)
 def test_slurm_says_itself_what_is_wrong_with_a_script(cluster: SlurmCluster) -> None:
     write(cluster, 'partition = "nowhere"\n')
     done = up(cluster, "refused", check=False)
@@ -78,6 +79,7 @@ def test_a_host_without_slurm_says_so(cluster: SlurmCluster) -> None:
     assert not (cluster.shared / "none").exists()
 
 
+@pytest.mark.proof(quick=True)
 def test_a_folder_that_the_hosts_do_not_see_is_named(cluster: SlurmCluster) -> None:
     write(cluster, "")
     done = up(cluster, "/tmp/only-here", check=False)  # each host has a /tmp of its own
@@ -87,6 +89,7 @@ def test_a_folder_that_the_hosts_do_not_see_is_named(cluster: SlurmCluster) -> N
     assert queue(cluster) == []
 
 
+@pytest.mark.proof(quick=True)
 def test_the_log_of_a_node_that_could_not_start_is_shown(cluster: SlurmCluster) -> None:
     write(cluster, "", before='setup = ["module load apptainer || exit 1"]')
     done = up(cluster, "broken", check=False)

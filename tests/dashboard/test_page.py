@@ -59,6 +59,7 @@ def test_the_overview_shows_stages_backends_and_what_ended(dashboard: Page) -> N
     assert "#key=" not in dashboard.url  # it would stay in the history
 
 
+@pytest.mark.proof(quick=True)
 def test_a_change_is_shown_by_itself(served: SharedService, dashboard: Page) -> None:
     go(dashboard, "#/jobs")
     with served.client() as client:
@@ -68,6 +69,7 @@ def test_a_change_is_shown_by_itself(served: SharedService, dashboard: Page) -> 
         playwright.expect(row_of(dashboard, job.job_id)).to_contain_text(str(trajectory.outcome))
 
 
+@pytest.mark.proof(quick=True)
 def test_jobs_are_searched_filtered_sorted_and_opened_by_keyboard(served: SharedService, dashboard: Page) -> None:
     session = f"s-{new_id()[:8]}"
     with served.client(session) as client:
@@ -106,6 +108,7 @@ def test_a_drop_down_shows_what_the_search_names_even_if_no_job_is_like_that(das
     playwright.expect(dashboard.get_by_label("task", exact=True)).to_have_value("nowhere")
 
 
+@pytest.mark.proof(quick=True)
 def test_a_job_shows_its_time_its_words_and_its_tokens(served: SharedService, dashboard: Page) -> None:
     job = problem("What is 1 + 0?", sampling=Sampling(max_tokens=12))
     with served.client() as client:
@@ -158,6 +161,7 @@ def test_hostile_text_is_shown_as_text_and_never_run(served: SharedService, runs
     assert dashboard.evaluate(tried) == "TypeError"  # even a fault of ours could make no HTML of text
 
 
+@pytest.mark.proof(quick=True)
 def test_a_batch_shows_its_groups_and_rollouts(served: SharedService, dashboard: Page) -> None:
     with served.client() as client, client.open_batch(4, 3, keep="all") as batch:
         batch.feed(problem(job_id=f"prompt-{number}-{new_id()[:8]}") for number in range(4))
@@ -175,6 +179,7 @@ def test_a_batch_shows_its_groups_and_rollouts(served: SharedService, dashboard:
     playwright.expect(dashboard.get_by_text("Waits now for")).to_have_count(0)
 
 
+@pytest.mark.proof(quick=True)
 def test_nodes_and_backends(served: SharedService, dashboard: Page) -> None:
     with served.client() as client:
         (node,) = client.nodes().nodes
@@ -265,6 +270,7 @@ def test_the_page_outlives_a_restart_of_the_broker(served: SharedService, dashbo
     playwright.expect(dashboard.locator("#state")).to_have_text("live")
 
 
+@pytest.mark.proof(quick=True)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_light_and_dark(dashboard: Page, scheme: str) -> None:
     def brightness() -> int:
@@ -324,6 +330,7 @@ def test_the_columns_that_matter_are_on_the_screen_of_a_phone(served: SharedServ
             assert {name: right[name] for name in names if not right[name] <= 390} == {}, (view, table)
 
 
+@pytest.mark.proof(quick=True)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_table_has_a_shadow_where_it_goes_on(dashboard: Page, scheme: str) -> None:
     dashboard.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]

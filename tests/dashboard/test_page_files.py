@@ -69,6 +69,7 @@ def test_a_file_that_changed_is_sent_though_its_size_and_time_did_not(tmp_path: 
     assert tag("one") == tag("one")
 
 
+@pytest.mark.proof(quick=True)
 def test_a_reload_fetches_no_file_whole(dashboard: Page) -> None:
     def moved() -> dict[str, int]:
         entries = [(re.sub(r".*/dashboard/", "", name), size) for name, size in dashboard.evaluate(MOVED)]

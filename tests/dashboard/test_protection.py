@@ -47,6 +47,7 @@ async (there) => {
 """
 
 
+@pytest.mark.proof(quick=True)
 def test_a_viewer_without_the_key_sees_only_the_form(served: SharedService, page: Page) -> None:
     address, _, key = served.dashboard.partition("#key=")
     page.goto(f"{address}#/jobs")
@@ -67,6 +68,7 @@ def test_a_viewer_without_the_key_sees_only_the_form(served: SharedService, page
     playwright.expect(form).to_be_visible()
 
 
+@pytest.mark.proof(quick=True)
 def test_one_that_only_shows_has_no_buttons_and_refuses_changes(
     served: SharedService, page: Page, tmp_path: Path
 ) -> None:
@@ -123,6 +125,7 @@ def test_tokens_of_each_role(served: SharedService, page: Page, tmp_path: Path) 
                 playwright.expect(page.locator("main")).to_contain_text("use a key of role operator")
 
 
+@pytest.mark.proof(quick=True)
 def test_at_a_gateway_without_keys_its_own_page_needs_none(served: SharedService, page: Page) -> None:
     page.goto(f"{served.url}/dashboard/#/backends")
     playwright.expect(page.locator("#state")).to_have_text("live")
@@ -163,6 +166,7 @@ def test_a_page_of_another_origin_can_do_nothing(
         assert status.state == "ready"  # what was sent blindly did nothing
 
 
+@pytest.mark.proof(quick=True)
 @pytest.mark.parametrize("keyed", [True, False])
 def test_a_name_that_is_led_here_is_of_no_use(served: SharedService, page: Page, *, keyed: bool) -> None:
     address = (served.dashboard.partition("#")[0] if keyed else f"{served.url}/dashboard/").replace(

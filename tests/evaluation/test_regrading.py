@@ -90,6 +90,7 @@ def test_rewards_are_computed_again_into_a_new_folder(math_run: Path, tmp_path: 
     assert open_collection(tmp_path / "new").transcript(open_collection(tmp_path / "new").rollouts[0]).turns
 
 
+@pytest.mark.proof(quick=True)
 def test_sources_run_again_in_sandboxes(tmp_path: Path) -> None:
     usable("bubblewrap")
     run = stored_run(
@@ -169,6 +170,7 @@ def test_run_without_signs_says_so(math_run: Path) -> None:
     assert "no signs" in done.stderr
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("problem", [-1, 99])
 def test_a_result_of_no_problem_is_refused(math_run: Path, tmp_path: Path, problem: int) -> None:
     line, *others = (math_run / RESULTS).read_text().splitlines()
@@ -179,6 +181,7 @@ def test_a_result_of_no_problem_is_refused(math_run: Path, tmp_path: Path, probl
     assert f"a result of problem {problem}" in said
 
 
+@pytest.mark.proof(quick=True)
 def test_the_working_folder_is_regraded_and_links_are_not_followed(
     math_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

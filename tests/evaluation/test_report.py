@@ -89,6 +89,7 @@ def reports() -> dict[str, str]:
     return report.reports_of(plan, summary, samples, "run folder")
 
 
+@pytest.mark.proof(quick=True)
 def test_the_page_is_one_file_with_all_charts_and_tables(reports: dict[str, str]) -> None:
     page = Page(reports[REPORT_HTML])
     assert not page.open
@@ -111,6 +112,7 @@ def test_the_page_is_one_file_with_all_charts_and_tables(reports: dict[str, str]
     assert "errors as failures" in text
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", [REPORT_MD, REPORT_HTML])
 def test_each_figure_is_in_its_own_cell(name: str) -> None:
     plan = made_plan(4, 2)

@@ -107,6 +107,7 @@ def test_a_rollout_is_opened_looked_through_and_left(tmp_path: Path) -> None:
     drive(tmp_path, body)
 
 
+@pytest.mark.proof(quick=True)
 def test_tokens_and_reward_are_shown_as_they_were_recorded(tmp_path: Path) -> None:
     write_run(tmp_path, problems=1, samples=1, rewards=(0.25,))
     collection = open_collection(tmp_path)
@@ -138,6 +139,7 @@ def test_tokens_and_reward_are_shown_as_they_were_recorded(tmp_path: Path) -> No
     drive(tmp_path, body, "problem-0")
 
 
+@pytest.mark.proof(quick=True)
 def test_long_rollouts_have_pages_of_tokens(tmp_path: Path) -> None:
     write_run(tmp_path, problems=1, samples=1, said="!" * (2 * PAGE_TOKENS))
 
@@ -156,6 +158,7 @@ def test_long_rollouts_have_pages_of_tokens(tmp_path: Path) -> None:
     drive(tmp_path, body, "problem-0")
 
 
+@pytest.mark.proof(quick=True)
 def test_a_damaged_rollout_is_said_and_the_viewer_goes_on(tmp_path: Path) -> None:
     write_run(tmp_path, problems=2, samples=1)
     job_id = open_collection(tmp_path).rollouts[0].job_id
@@ -172,6 +175,7 @@ def test_a_damaged_rollout_is_said_and_the_viewer_goes_on(tmp_path: Path) -> Non
     drive(tmp_path, body)
 
 
+@pytest.mark.proof(quick=True)
 def test_a_hostile_model_shows_as_text(tmp_path: Path) -> None:
     write_run(tmp_path, problems=1, samples=1, said=HOSTILE, tool_says=HOSTILE, name=HOSTILE, notes={HOSTILE: HOSTILE},
               outcome=Outcome.FAILED, message=HOSTILE)  # fmt: skip

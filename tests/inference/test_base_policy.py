@@ -37,6 +37,7 @@ def next_token(policy: Policy, *parts: object) -> np.ndarray:
     return np.exp(log_softmax(policy.logits(policy.contexts(token_ids)[-1:])))[0]
 
 
+@pytest.mark.proof(quick=True)
 @pytest.mark.parametrize("question", ["How many lines are in data.txt?", "Show the first line of data.txt."])
 def test_it_calls_the_tool_but_does_not_know_what_for(base: Policy, question: str) -> None:
     message = encode_message(ChatMessage(Role.USER, f"Write to answer.txt: {question}"))
@@ -49,6 +50,7 @@ def test_it_calls_the_tool_but_does_not_know_what_for(base: Policy, question: st
     assert max(shares) < 0.6
 
 
+@pytest.mark.proof(quick=True)
 def test_it_ends_after_a_tools_answer(base: Policy) -> None:
     call = encode(f"{CALL_PRELUDE}tail -n 1 data.txt > answer.txt{CALL_END}")
     turn = np.concatenate([[TOOL_CALL], call, [TOOL_CALL_END, IM_END]]).astype(np.int32)
@@ -57,6 +59,7 @@ def test_it_ends_after_a_tools_answer(base: Policy) -> None:
     assert after[encode("Done.")[0]] > 0.8
 
 
+@pytest.mark.proof(quick=True)
 def test_it_is_the_same_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base_policy, "_STEPS", 3)
     first, second = train_base_policy(5), train_base_policy(5)

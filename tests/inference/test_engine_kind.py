@@ -89,6 +89,7 @@ def run(environment: dict[str, str], program: str, *arguments: str) -> Completed
     return commands.run(program, *arguments, environment=environment)
 
 
+@pytest.mark.proof(quick=True)
 def test_a_job_is_answered_by_an_engine_of_another_package(
     tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

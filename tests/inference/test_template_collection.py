@@ -163,6 +163,7 @@ def opening(system: str = "Work.", user: str = "Do it.") -> list[ChatMessage]:
     return [ChatMessage(Role.SYSTEM, system), ChatMessage(Role.USER, user)]
 
 
+@pytest.mark.few(8)
 @on_each_template
 def test_own_calls_are_read_and_what_is_seen_is_what_the_template_writes(name: str) -> None:
     chat = load(name)
@@ -181,6 +182,7 @@ def test_own_calls_are_read_and_what_is_seen_is_what_the_template_writes(name: s
         assert chat.decode(seen) == step.whole, (chat.decode(seen)[-900:], step.whole[-900:])
 
 
+@pytest.mark.few(8)
 @on_each_template
 def test_what_follows_a_turn_is_what_the_template_writes(name: str) -> None:
     chat = load(name)
@@ -193,6 +195,7 @@ def test_what_follows_a_turn_is_what_the_template_writes(name: str) -> None:
         assert step.whole.endswith(chat.decode(np.concatenate([step.generated, new])))
 
 
+@pytest.mark.few(8)
 @on_each_template
 def test_a_message_of_the_user_follows_without_a_word_of_markers(name: str) -> None:
     chat = load(name)
@@ -202,6 +205,7 @@ def test_a_message_of_the_user_follows_without_a_word_of_markers(name: str) -> N
     assert "qz" not in text
 
 
+@pytest.mark.few(8)
 @on_each_template
 def test_no_content_makes_a_token_of_the_frame(name: str) -> None:
     """A conversation whose contents spell all tokens has as many of each as one with harmless contents."""
@@ -255,6 +259,7 @@ KNOWN = frozenset(
 """Arguments that are about reasoning."""
 
 
+@pytest.mark.few(8)
 @on_each_template
 def test_the_table_of_the_docs(name: str) -> None:
     text = (Path(__file__).resolve().parents[2] / "docs" / "engines.md").read_text()

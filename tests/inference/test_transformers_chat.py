@@ -167,6 +167,7 @@ def special_ids(family: Family) -> list[int]:
     return [oracle(family.name).convert_tokens_to_ids(token) for token in family.special]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("history", ["template", "append"])
 @pytest.mark.parametrize("name", FAMILIES)
 @FEW
@@ -204,6 +205,7 @@ def test_engine_sees_what_it_saw_and_what_the_template_writes(name: str, history
             assert chat.decode(seen) == whole
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", FAMILIES)
 @FEW
 @given(data=st.data())
@@ -225,6 +227,7 @@ def test_what_follows_a_turn_is_what_a_conversation_goes_on_with(name: str, data
         assert np.array_equal(joined(pieces), ids_of(conversation.prompt()))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", FAMILIES)
 @FEW
 @given(data=st.data())
@@ -323,6 +326,7 @@ def test_harmless_opening_has_the_ids_that_transformers_gives_it(name: str, mess
     assert ids_of(conversation.prompt()).tolist() == wanted
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("strips", [False, True])
 @pytest.mark.parametrize("name", ["chatml", "qwen3", "llama3", "mistral", "gemma", "phi"])
 def test_harmless_conversation_has_the_ids_that_transformers_gives_it(name: str, strips: bool, tmp_path: Path) -> None:

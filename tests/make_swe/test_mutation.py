@@ -64,6 +64,7 @@ def mutants(text: str, kind: str) -> list[str]:
     return [each.apply(source.data).decode() for each in mutations(source) if each.kind == kind]
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(("kind", "before", "after"), CASES)
 def test_a_kind_makes_its_bug(kind: str, before: str, after: str) -> None:
     assert in_function(after) in mutants(in_function(before), kind)
@@ -103,6 +104,7 @@ def test_positions_count_bytes_not_characters() -> None:
     assert "def f(a):\n    return ['äöü…', a <= 2]\n" in mutants(text, "comparison")
 
 
+@pytest.mark.proof(quick=True)
 @given(st.data())
 def test_a_sound_mutation_is_other_python_of_the_same_function(data: st.DataObject) -> None:
     number = data.draw(st.sampled_from(range(len(CORPUS))))
@@ -129,6 +131,7 @@ def without(tree: ast.Module, function: str) -> str:
     return ast.dump(tree)
 
 
+@pytest.mark.proof(quick=True)
 def test_most_mutations_are_sound() -> None:
     for source, of_source in zip(CORPUS, MUTATIONS, strict=True):
         every = of_source[::37]

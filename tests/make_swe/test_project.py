@@ -111,6 +111,7 @@ def test_a_clone_has_no_history(tmp_path: Path, work: Path, write_project: Calla
     assert project.metadata.name == "shop"
 
 
+@pytest.mark.proof(quick=True)
 def test_a_release_is_fetched_once_if_its_checksum_is_known(
     index: str, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,16 +123,19 @@ def test_a_release_is_fetched_once_if_its_checksum_is_known(
     assert fetch("shop==1.2", work / "again", sha256=index).commit == first.commit
 
 
+@pytest.mark.proof(quick=True)
 def test_another_checksum_is_refused(index: str, work: Path) -> None:
     with pytest.raises(ConfigError, match="checksum is not the one"):
         fetch("shop==1.2", work, sha256=index[::-1])
 
 
+@pytest.mark.proof(quick=True)
 def test_a_release_that_does_not_exist_is_named(index: str, work: Path) -> None:
     with pytest.raises(ConfigError, match=r"shop==7\.0 cannot be fetched"):
         fetch("shop==7.0", work)
 
 
+@pytest.mark.proof(quick=True)
 def test_without_a_network_it_says_so(index: str, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")

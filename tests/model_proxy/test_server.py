@@ -118,6 +118,7 @@ def test_a_compressed_body_is_read() -> None:
     run(ScriptedModel(turn("hi")), talk)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", ["known length", "chunked", "compressed"])
 def test_a_body_of_100_mb_is_refused(how: str) -> None:
     async def chunks() -> AsyncIterator[bytes]:
@@ -143,6 +144,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("values", HOSTILE.values(), ids=HOSTILE)
 def test_a_body_of_more_values_than_a_conversation_has_is_never_decoded(

@@ -57,6 +57,7 @@ def asked(service: StagedService | LocalService, capsys: pytest.CaptureFixture[s
     return answer
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", SHORT)
 def test_what_bounded_a_run_is_named(name: str, staged: StagedService, tmp_path: Path) -> None:
     (scenario,) = (one for one in SCENARIOS if one.name == name)
@@ -139,6 +140,7 @@ def test_a_batch_is_explained_after_it_was_closed(staged: StagedService, capsys:
     assert asked(staged, capsys, "closed-")["of"] == "batch closed-1"
 
 
+@pytest.mark.proof(quick=True)
 def test_of_a_batch_that_kept_no_group_the_rollouts_are_explained(
     staged: StagedService, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -152,6 +154,7 @@ def test_of_a_batch_that_kept_no_group_the_rollouts_are_explained(
     assert not any("not known what RUN did" in doubt for doubt in found["doubts"])
 
 
+@pytest.mark.proof(quick=True)
 def test_rollouts_that_a_batch_took_over_count_from_when_it_was_opened(
     staged: StagedService, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,6 +174,7 @@ def test_rollouts_that_a_batch_took_over_count_from_when_it_was_opened(
     assert second["finding"]["name"] == "EVAL"
 
 
+@pytest.mark.proof(quick=True)
 def test_rollouts_of_a_batch_that_are_no_longer_kept_are_counted(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,6 +254,7 @@ def test_a_job_that_runs_is_compared_with_others_of_its_task(
         assert len(list(client.stream())) == 1
 
 
+@pytest.mark.proof(quick=True)
 def test_brokers_whose_clocks_differ_are_explained_by_one_clock(
     staged: StagedService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,6 +278,7 @@ def test_brokers_whose_clocks_differ_are_explained_by_one_clock(
     assert recorded.recording.wall_s < 60.0
 
 
+@pytest.mark.proof(quick=True)
 def test_the_traces_of_a_run_are_beside_its_results(staged: StagedService, tmp_path: Path) -> None:
     staged.run(same(3), Feed(), tmp_path)
     staged.run(same(5), Feed(), tmp_path)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
+import pytest
 from command_lines import line_of, words_of
 from support.services import PROCESS, Service
 from support.waiting import until
@@ -100,6 +101,7 @@ def test_processes_live_on_without_the_fork_server_and_restart_with_the_code_of_
         until(lambda: not any(is_running(pid) for pid in left), "the end of all processes")
 
 
+@pytest.mark.proof(quick=True)
 def test_a_service_ends_while_its_fork_server_stands_still() -> None:
     with serving() as served:
         server = served.child("fork_server_process")

@@ -148,6 +148,7 @@ def test_each_token_has_its_broker_and_all_are_told_of_the_whole_service(shared:
     run(shared, asks)
 
 
+@pytest.mark.proof(quick=True)
 def test_an_operator_cancels_at_whichever_broker_has_the_job(shared: Shared) -> None:
     async def asks(http: Http) -> None:
         async with without_engine(shared, http):

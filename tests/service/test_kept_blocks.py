@@ -71,6 +71,7 @@ def is_of(process: psutil.Process, cluster: Cluster, *words: str) -> bool:
     return set(words) <= set(line) and any(word.startswith(str(cluster.path)) for word in line)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("way", ["mapped", "over TCP", "by the broker"])
 def test_clients_get_what_the_node_keeps(shared: Cluster, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     socket = Path(shared.run_dir("one"), "blocks.socket")

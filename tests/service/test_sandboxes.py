@@ -7,6 +7,7 @@ import signal
 from typing import TYPE_CHECKING
 
 import psutil
+import pytest
 from sandbox_kind import register
 from support.waiting import until
 
@@ -16,8 +17,6 @@ from .conftest import TestService, image_for, in_process, scripted
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 
 def folders(service: TestService) -> list[str]:
@@ -34,6 +33,7 @@ def test_all_tools_work_on_what_init_prepared(sandbox_kind: str) -> None:
         until(lambda: not list((service.run_dir / "sandboxes").iterdir()), "the sandboxes to be gone")
 
 
+@pytest.mark.few(1)
 def test_a_sandbox_that_died_while_its_job_waited_costs_an_attempt(
     empty_service: TestService, sandbox_kind: str, tmp_path: Path
 ) -> None:
@@ -60,6 +60,7 @@ def test_a_sandbox_that_died_while_its_job_waited_costs_an_attempt(
     assert (trajectory.outcome, trajectory.result.attempt) == ("completed", 2)
 
 
+@pytest.mark.few(1)
 def test_an_init_process_that_ends_in_good_order_costs_nothing(empty_service: TestService, sandbox_kind: str) -> None:
     """What it prepared waits for RUN as long as a lease lasts."""
     service = empty_service

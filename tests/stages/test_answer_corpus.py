@@ -29,6 +29,7 @@ LEAST = 400
 """Pairs of each corpus."""
 
 
+@pytest.mark.proof(quick=True)
 def test_choices() -> None:
     assert len(CHOICES) >= LEAST
     assert len(CHOICE_HACKS) >= 100
@@ -40,6 +41,7 @@ def test_choices() -> None:
     assert wrong == []
 
 
+@pytest.mark.proof(quick=True)
 def test_math() -> None:
     assert len(MATH) >= LEAST
     assert len(MATH_HACKS) >= 80
@@ -76,6 +78,7 @@ def documented(task: str) -> list[tuple[str, list[str], list[str]]]:
     return [(truth.split("`")[1], *(re.findall("`([^`]*)`", cell) for cell in cells)) for truth, *cells in rows]
 
 
+@pytest.mark.proof(quick=True)
 def test_examples_of_the_documentation() -> None:
     math, stem, code = (documented(task) for task in ("math", "stem", "code"))
     assert min(len(math), len(stem), len(code)) >= 3

@@ -97,6 +97,7 @@ def got(request: pytest.FixtureRequest, shared: Shared) -> dict[str, Any]:
     return evaluated(shared, answers, kind)
 
 
+@pytest.mark.few(24)
 @pytest.mark.xdist_group("hostile answers")
 @pytest.mark.parametrize("cheat", CHEATS, ids=lambda cheat: cheat.name)
 def test_hostile_answer_gets_what_it_has_earned(cheat: Cheat, got: dict[str, Any]) -> None:

@@ -98,6 +98,7 @@ def rewarded(graders: Graders, name: str, text: str, message: str | None, sandbo
     return graders.run(run())
 
 
+@pytest.mark.few(18)
 @pytest.mark.parametrize("name", INSTANCES)
 @pytest.mark.parametrize("what", HOSTILE)
 def test_hostile_output_earns_nothing(name: str, what: str, graders: Graders, sandboxes: Sandboxes) -> None:

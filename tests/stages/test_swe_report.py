@@ -32,6 +32,7 @@ def log(*lines: str, code: int = 0) -> str:
     return "\n".join((f"+ : '{START}'", *lines, f"+ : '{END}'", f"{EXIT_CODE}: {code}", ""))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("lines", "resolved"),
     [
@@ -95,6 +96,7 @@ def test_run_that_did_not_happen_says_so(text: str) -> None:
     assert found.problem
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("parser", "line"),
     [

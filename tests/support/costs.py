@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support import bare
-from support.tiers import LIMITS, PROOF, TIERS, UNIT, tier_of, tiers_of_file
+from support.tiers import LIMITS, PROOF, TIERS, UNIT, mark_all_but_few, tier_of, tiers_of_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -341,6 +341,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    mark_all_but_few(items)
     for item in items:
         if bare.is_bare(item.nodeid):
             item.add_marker(bare.MARKER)

@@ -52,13 +52,14 @@ def id_of(nodeid: str) -> str:
 
 def proof_of(item: pytest.Item) -> Proof | None:
     """Describe a collected test, if it is a proof."""
-    vllm = item.get_closest_marker("vllm") is not None
-    if not vllm and item.get_closest_marker("proof") is None:
+    vllm, mark = item.get_closest_marker("vllm") is not None, item.get_closest_marker("proof")
+    if not vllm and mark is None:
         return None
+    quick = mark is not None and mark.kwargs.get("quick", False)
     parameters: Iterable[Any] = item.callspec.params.values() if hasattr(item, "callspec") else ()
     benches = [f"bench/{value}.py" for value in parameters if isinstance(value, str)]
     ran = next((bench for bench in benches if item.path.name == "test_bench.py" and (ROOT / bench).is_file()), "")
-    return Proof(id_of(item.nodeid), vllm, ran)
+    return Proof(id_of(item.nodeid), vllm, ran, quick)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -36,7 +36,8 @@ COMMON_SHARE = 0.5
 select most proofs at each submission."""
 
 MOST_CHANGED = 240
-"""If a submission changed the code of more proofs, they run in turn: they would not end within the time of CI."""
+"""If a submission changed the code of more proofs that are not quick, those run in turn: they would not end within the
+time of CI."""
 
 ENVIRONMENTS = {
     "vllm": 0,
@@ -158,6 +159,8 @@ class Proof(NamedTuple):
     vllm: bool = False
     bench: str = ""
     """The file below bench/ that it runs, where that is a parameter."""
+    quick: bool = False
+    """It takes about a second, so it runs whenever its code changed, however many others do."""
 
     @property
     def file(self) -> str:
@@ -249,12 +252,13 @@ def due(proofs: Iterable[Proof], changed: Iterable[str], turn: Turn) -> Due:
     code = {proof: _changed_code(proof, changed) for proof in proofs}
     selecting, common = _selecting(code, changed)
     selected = {proof for proof in proofs if code[proof] & selecting}
-    postponed = len(selected) if len(selected) > MOST_CHANGED else 0
+    slow = sum(not proof.quick for proof in selected)
+    postponed = slow if slow > MOST_CHANGED else 0
     found = Due(turn, common=common, postponed=postponed)
     for proof in proofs:
         if proof.id in turn.again:
             found.reasons[proof.id] = AGAIN
-        elif proof in selected and not postponed:
+        elif proof in selected and (proof.quick or not postponed):
             found.reasons[proof.id] = CHANGED
         elif proof.quarter == turn.quarter:
             found.reasons[proof.id] = IN_TURN

@@ -4,14 +4,19 @@
 - `process`: one real process, program or sandbox.
 - `system`: a whole service.
 - `proof`: what is marked `proof` or `vllm`. Runs in turn (see `support.proofs`).
+
+Of a test that is marked `few(n)`, n of its parameters run with their tier; the rest are quick proofs.
 """
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
+import pytest
+
 if TYPE_CHECKING:
-    import pytest
+    from collections.abc import Iterable
 
 UNIT, PROCESS, SYSTEM, PROOF = TIERS = ("unit", "process", "system", "proof")
 
@@ -201,6 +206,20 @@ def begins(test: str, beginning: str) -> bool:
 def tiers_of_file(path: str) -> set[str]:
     """Return the tiers that tests of a file may have, unless they are proofs."""
     return {tier_of_id(path), *(tier for test, tier in OF_PATH.items() if test.startswith(f"{path}::"))}
+
+
+def mark_all_but_few(items: Iterable[pytest.Item]) -> None:
+    """Mark tests as quick proofs, but for as many parameters of each function as its mark `few` says."""
+    marked = [item for item in items if item.get_closest_marker("few") and not item.get_closest_marker("proof")]
+    for _, parameters in groupby(marked, key=lambda item: item.nodeid.split("[")[0]):
+        tests = list(parameters)
+        mark = tests[0].get_closest_marker("few")
+        assert mark is not None
+        (number,) = mark.args
+        kept = {index * len(tests) // number for index in range(number)}  # from all parts of a matrix
+        for index, item in enumerate(tests):
+            if index not in kept:
+                item.add_marker(pytest.mark.proof(quick=True))
 
 
 def tier_of(item: pytest.Item) -> str:

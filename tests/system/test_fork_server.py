@@ -98,6 +98,7 @@ def test_a_fork_is_a_child_of_its_client_and_leads_a_session(server: ForkServer,
     assert [int(word) for word in words.split()] == [process.pid, os.getpid(), process.pid]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("end", "code"),
     [
@@ -355,6 +356,7 @@ def test_a_server_that_stands_still_is_replaced(
     assert ended(pid)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("place", ["before", "between", "after"])
 def test_a_server_that_dies_in_the_middle_of_an_order_starts_a_process_once(
     place: str, folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -442,6 +444,7 @@ def test_closing_ends_an_order_that_waits(folder: Path) -> None:
     assert ended(pid)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("text", "problem"),
     [

@@ -302,6 +302,7 @@ def test_a_test_that_fails_raises_its_own_error() -> None:
     assert not service.run_dir.exists()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["process", "bubblewrap"])
 def test_jobs_under_way_leave_no_sandbox(kind: str) -> None:
     usable(kind)
@@ -347,6 +348,7 @@ def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_thread, "THREAD_LIMIT_S", 1.0)
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("short_limits")
 @pytest.mark.parametrize(("how", "message"), HANGS, ids=[how for how, _ in HANGS])
 def test_a_handler_that_cannot_be_stopped_is_named(how: str, message: str) -> None:

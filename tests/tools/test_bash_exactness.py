@@ -167,6 +167,7 @@ STEPS: dict[str, Steps] = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", STEPS)
 def test_steps(live_container: LiveContainer, name: str) -> None:
     async def body(session: BashSession) -> None:
@@ -177,6 +178,7 @@ def test_steps(live_container: LiveContainer, name: str) -> None:
     use(live_container, body)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("command", "output", "code"),
     [
@@ -208,6 +210,7 @@ async def sleeping(session: BashSession) -> list[str]:
     return re.findall(r"^sleep 3600", lines.output, re.MULTILINE)
 
 
+@pytest.mark.few(3)
 @pytest.mark.usefixtures("short_limits")
 @pytest.mark.parametrize(
     ("command", "restarted"),
@@ -270,6 +273,7 @@ FORGERIES = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", FORGERIES)
 def test_what_others_write_to_the_private_descriptors_forges_nothing(
     live_container: LiveContainer, name: str, kind: SandboxKind

@@ -39,6 +39,7 @@ def test_a_command_that_asks_is_answered(live_container: LiveContainer) -> None:
     use(live_container, body)
 
 
+@pytest.mark.proof(quick=True)
 def test_an_interpreter_is_talked_with(live_container: LiveContainer) -> None:
     async def body(session: BashSession) -> None:
         first = await session.run("python3 -q", LIMIT_S, 0)
@@ -54,6 +55,7 @@ def test_an_interpreter_is_talked_with(live_container: LiveContainer) -> None:
     use(live_container, body)
 
 
+@pytest.mark.proof(quick=True)
 def test_a_nested_shell_is_talked_with_and_left(live_container: LiveContainer) -> None:
     async def body(session: BashSession) -> None:
         await session.run("X=1", LIMIT_S)
@@ -126,6 +128,7 @@ def test_input_that_came_too_late_is_told(live_container: LiveContainer) -> None
     use(live_container, body)
 
 
+@pytest.mark.proof(quick=True)
 def test_more_input_than_a_terminal_holds_arrives_whole(live_container: LiveContainer) -> None:
     async def body(session: BashSession) -> None:
         await session.run("sleep 0.2; wc -c", LIMIT_S, 0)
@@ -136,6 +139,7 @@ def test_more_input_than_a_terminal_holds_arrives_whole(live_container: LiveCont
     use(live_container, body)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("command", ["cat", "stty raw; cat", "python3 -c 'input()'", "sleep 3600"])
 def test_the_time_limit_of_a_later_call_ends_it(live_container: LiveContainer, command: str) -> None:
     async def body(session: BashSession) -> None:
@@ -147,6 +151,7 @@ def test_the_time_limit_of_a_later_call_ends_it(live_container: LiveContainer, c
     use(live_container, body)
 
 
+@pytest.mark.proof(quick=True)
 def test_a_stopped_job_gives_the_session_back_and_goes_on(live_container: LiveContainer) -> None:
     async def body(session: BashSession) -> None:
         assert (await session.run("cat", LIMIT_S, 0.2)).running
@@ -163,6 +168,7 @@ def test_a_stopped_job_gives_the_session_back_and_goes_on(live_container: LiveCo
     use(live_container, body)
 
 
+@pytest.mark.proof(quick=True)
 def test_an_editor_and_a_pager(live_container: LiveContainer) -> None:
     async def body(session: BashSession) -> None:
         editor = '#!/bin/bash\nread -rsn 1 key\nprintf \'%s\' "$key" >> "$1"\n'

@@ -54,6 +54,7 @@ class LateLine:
         return getattr(self._control, name)
 
 
+@pytest.mark.proof(quick=True)
 def test_a_line_that_outlives_its_interrupt_runs_nothing_and_no_later_command_too_early(
     live_container: LiveContainer,
 ) -> None:
@@ -75,6 +76,7 @@ def test_a_line_that_outlives_its_interrupt_runs_nothing_and_no_later_command_to
     use(live_container, body)
 
 
+@pytest.mark.proof(quick=True)
 def test_a_program_that_comes_after_the_interrupt_is_interrupted_and_one_that_handles_it_only_once(
     live_container: LiveContainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +93,7 @@ def test_a_program_that_comes_after_the_interrupt_is_interrupted_and_one_that_ha
     use(live_container, body)
 
 
+@pytest.mark.proof(quick=True)
 def test_what_an_interrupted_read_had_in_hand_is_not_taken_for_the_next_command(live_container: LiveContainer) -> None:
     """Bash keeps it, and the next `read`, of whatever, got it: no status came any more."""
 

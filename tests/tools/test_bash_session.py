@@ -86,6 +86,7 @@ CASES: dict[str, Cases] = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
 @pytest.mark.parametrize("name", CASES)
 def test_results(live_container: LiveContainer, name: str, runner: Callable[..., object]) -> None:
@@ -98,6 +99,7 @@ def test_results(live_container: LiveContainer, name: str, runner: Callable[...,
     use(live_container, body, runner)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "command", ["echo 'a", 'echo "a', "echo `a", "echo a |", "if true; then", "f() {", "(", "for i in", "case x in"]
 )
@@ -394,6 +396,7 @@ def test_a_forged_status_of_another_action_is_not_taken(live_container: LiveCont
 PLUMBING = ("eval", "builtin", "read", "printf", "return", "trap", "enable", "exit", "command", ":")
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     "vandal",
     [
@@ -420,6 +423,7 @@ def test_no_alias_or_function_of_the_agents_takes_the_place_of_the_plumbing(
     use(live_container, body)
 
 
+@pytest.mark.few(2)
 @pytest.mark.usefixtures("short_limits")
 @pytest.mark.parametrize(
     "vandal",

@@ -22,6 +22,7 @@ def ipython(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
     return runner_of(request.param, tmp_path)
 
 
+@pytest.mark.proof(quick=True)
 def test_magics_and_commands(ipython: Run) -> None:
     async def body(session: IPythonSession) -> None:
         for code, text in (
@@ -75,6 +76,7 @@ def test_rich_output_is_text_and_png(ipython: Run) -> None:
     ipython(body)
 
 
+@pytest.mark.proof(quick=True)
 def test_figures_are_images(ipython: Run) -> None:
     pytest.importorskip("matplotlib")
 

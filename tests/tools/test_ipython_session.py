@@ -107,6 +107,7 @@ def test_results(anywhere: Run) -> None:
     anywhere(body)
 
 
+@pytest.mark.few(1)
 @in_an_image_too
 @on_both_loops
 def test_errors_are_told_without_colours(anywhere: Run, runner: Callable[..., object]) -> None:
@@ -135,6 +136,7 @@ def test_errors_are_told_without_colours(anywhere: Run, runner: Callable[..., ob
 FLOODS = ("print('x' * 10**8)", "import os; os.system('yes x | head -c 100000000')")
 
 
+@pytest.mark.proof(quick=True)
 def test_a_flood_is_cut_in_the_middle(anywhere: Run) -> None:
     async def body(session: IPythonSession) -> None:
         for flood in FLOODS:
@@ -149,6 +151,7 @@ def test_a_flood_is_cut_in_the_middle(anywhere: Run) -> None:
     anywhere(body)
 
 
+@pytest.mark.proof(quick=True)
 def test_a_long_cell(anywhere: Run) -> None:
     async def body(session: IPythonSession) -> None:
         assert (await session.run(f"x = '{'0123456789' * 200_000}'; len(x)", LIMIT_S)).text == "2000000\n"
@@ -159,6 +162,7 @@ def test_a_long_cell(anywhere: Run) -> None:
     anywhere(body)
 
 
+@pytest.mark.proof(quick=True)
 @in_an_image_too
 def test_late_output_is_not_taken_for_the_next_cells(anywhere: Run) -> None:
     async def body(session: IPythonSession) -> None:
@@ -172,6 +176,7 @@ def test_late_output_is_not_taken_for_the_next_cells(anywhere: Run) -> None:
     anywhere(body)
 
 
+@pytest.mark.few(1)
 @in_an_image_too
 @on_both_loops
 def test_the_time_limit_interrupts_and_state_is_kept(anywhere: Run, runner: Callable[..., object]) -> None:
@@ -203,6 +208,7 @@ UNINTERRUPTIBLE = (
 )
 
 
+@pytest.mark.proof(quick=True)
 @pytest.mark.usefixtures("short_limits")
 def test_what_cannot_be_interrupted_is_replaced(anywhere: Run) -> None:
     async def body(session: IPythonSession) -> None:
@@ -217,6 +223,7 @@ def test_what_cannot_be_interrupted_is_replaced(anywhere: Run) -> None:
     anywhere(body)
 
 
+@pytest.mark.proof(quick=True)
 def test_an_ignored_interrupt_is_back_in_the_next_cell(anywhere: Run) -> None:
     async def body(session: IPythonSession) -> None:
         await session.run("import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); x = 1", LIMIT_S)
@@ -226,6 +233,7 @@ def test_an_ignored_interrupt_is_back_in_the_next_cell(anywhere: Run) -> None:
     anywhere(body)
 
 
+@pytest.mark.proof(quick=True)
 def test_an_interrupt_at_any_moment_does_not_lose_the_session(anywhere: Run) -> None:
     async def body(session: IPythonSession) -> None:
         for i in range(20):
@@ -249,6 +257,7 @@ ENDS = (
 )
 
 
+@pytest.mark.few(1)
 @in_an_image_too
 def test_the_end_of_python_is_told(anywhere: Run) -> None:
     async def body(session: IPythonSession) -> None:
@@ -264,6 +273,7 @@ def test_the_end_of_python_is_told(anywhere: Run) -> None:
     anywhere(body)
 
 
+@pytest.mark.proof(quick=True)
 def test_python_that_ends_between_cells_is_told_and_replaced(anywhere: Run) -> None:
     async def body(session: IPythonSession) -> None:
         await session.run("import threading, os; threading.Timer(0.02, os._exit, [3]).start()", LIMIT_S)
@@ -275,6 +285,7 @@ def test_python_that_ends_between_cells_is_told_and_replaced(anywhere: Run) -> N
     anywhere(body)
 
 
+@pytest.mark.proof(quick=True)
 def test_a_forked_child_does_not_answer(anywhere: Run) -> None:
     async def body(session: IPythonSession) -> None:
         fork = "import os\npid = os.fork()\nif pid: print('parent', os.waitpid(pid, 0)[1])\nelse: print('child')"
@@ -301,6 +312,7 @@ done = lambda error: json.dumps({'error': error, 'directory': '/'}).encode()
 """
 
 
+@pytest.mark.proof(quick=True)
 @pytest.mark.usefixtures("short_limits")
 def test_a_forged_frame_spoils_no_more_than_its_own_session(anywhere: Run) -> None:
     async def body(session: IPythonSession) -> None:
@@ -333,6 +345,7 @@ def test_a_forged_frame_spoils_no_more_than_its_own_session(anywhere: Run) -> No
     anywhere(body)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("ignoring", ["", "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "])
 def test_cancellation_ends_the_cell_first(
     anywhere: Run, survivors: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch, ignoring: str
@@ -373,6 +386,7 @@ def test_closing_leaves_nothing(anywhere: Run, survivors: Callable[[str], list[s
     assert survivors(mark) == []
 
 
+@pytest.mark.proof(quick=True)
 def test_calls_at_one_time_run_one_after_the_other(anywhere: Run) -> None:
     async def body(session: IPythonSession) -> None:
         calls = (session.run(f"print({i}); import time; time.sleep(0.001); {i}", LIMIT_S) for i in range(20))
@@ -381,6 +395,7 @@ def test_calls_at_one_time_run_one_after_the_other(anywhere: Run) -> None:
     anywhere(body)
 
 
+@pytest.mark.proof(quick=True)
 def test_no_port_no_thread_and_nothing_in_the_workspace(anywhere: Run) -> None:
     before = threading.enumerate()
 
@@ -396,6 +411,7 @@ def test_no_port_no_thread_and_nothing_in_the_workspace(anywhere: Run) -> None:
     anywhere(body)
 
 
+@pytest.mark.proof(quick=True)
 def test_a_module_of_the_workspace_takes_no_others_place_at_a_restart(anywhere: Run) -> None:
     async def body(session: IPythonSession) -> None:
         write = "for name in ('json', 'random', 'IPython', 'traceback'): open(name + '.py', 'w').write('1/0')"

@@ -77,6 +77,7 @@ def test_results(kernel: Run, runner: Callable[..., object]) -> None:
     kernel(body, runner)
 
 
+@pytest.mark.proof(quick=True)
 def test_figures_are_images(kernel: Run) -> None:
     pytest.importorskip("matplotlib")
 
@@ -88,6 +89,7 @@ def test_figures_are_images(kernel: Run) -> None:
     kernel(body)
 
 
+@pytest.mark.proof(quick=True)
 def test_a_large_cell_starts_no_thread_and_nothing_opens_a_port(kernel: Run) -> None:
     """Messages of 64 KiB and more would be sent without a copy, by a thread of pyzmq's."""
     before = threading.enumerate()
@@ -106,6 +108,7 @@ def test_a_large_cell_starts_no_thread_and_nothing_opens_a_port(kernel: Run) -> 
     kernel(body)
 
 
+@pytest.mark.proof(quick=True)
 def test_the_time_limit_interrupts_and_state_is_kept(kernel: Run) -> None:
     async def body(session: KernelSession) -> None:
         await session.run("import time; x = 1", LIMIT_S)
@@ -117,6 +120,7 @@ def test_the_time_limit_interrupts_and_state_is_kept(kernel: Run) -> None:
     kernel(body)
 
 
+@pytest.mark.proof(quick=True)
 def test_what_cannot_be_interrupted_is_replaced(kernel: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prorl_zmq.tools.cell_session.INTERRUPT_LIMIT_S", 0.1)
     monkeypatch.setattr("prorl_zmq.tools.cell_session.KILL_LIMIT_S", 0.1)
@@ -137,6 +141,7 @@ ENDS = (
 )
 
 
+@pytest.mark.proof(quick=True)
 def test_a_kernel_that_ends_is_told_at_once_and_replaced(kernel: Run) -> None:
     async def body(session: KernelSession) -> None:
         for code, ended in ENDS:

@@ -53,6 +53,7 @@ def only_child() -> psutil.Process:
     return child
 
 
+@pytest.mark.proof(quick=True)
 def test_a_tracker_that_cannot_begin_is_told_once_and_tried_again(
     tensorboard: Callable[..., Tracker], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -120,6 +121,7 @@ def test_a_tracker_that_hangs_is_told_once_and_ended_by_close(
     tracker.close()
 
 
+@pytest.mark.proof(quick=True)
 def test_a_pause_of_the_tracker_loses_nothing(tensorboard: Callable[..., Tracker], tmp_path: Path) -> None:
     steps = 400
     with tensorboard() as tracker:
@@ -162,6 +164,7 @@ def trainer(end: str, steps: int = 200) -> list[str]:
     return [sys.executable, "-P", "-c", f"STEPS = {steps}\n" + textwrap.dedent(TRAINER) + textwrap.dedent(end)]
 
 
+@pytest.mark.proof(quick=True)
 def test_a_trainer_that_is_killed_leaves_its_run_whole(tmp_path: Path) -> None:
     readback.library("tensorboardX")
     with subprocess.Popen([*trainer("sys.stdin.read()", 50), str(tmp_path)], stdin=-1, stdout=-1) as process:

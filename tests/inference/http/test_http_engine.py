@@ -50,6 +50,7 @@ def test_a_prompt_is_continued(serving: Any, speech: Any) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.few(1)
 def test_five_hundred_at_once(serving: Any, speech: Any) -> None:
     async def main() -> None:
         async with serving(speech) as server, engine_of(server, connections=100) as engine:

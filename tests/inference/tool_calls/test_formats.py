@@ -64,6 +64,7 @@ def test_every_form_of_the_settings_is_there() -> None:
     assert all(format_named(name).name == name for name in FORMS)
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("name", FORMS)
 @settings(max_examples=10)
 @given(data=st.data())
@@ -76,6 +77,7 @@ def test_what_is_written_is_read(name: str, data: st.DataObject) -> None:
     assert format_named(name).before_calls(text) == ""
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("name", FORMS)
 @settings(max_examples=15)
 @given(data=st.data())
@@ -113,6 +115,7 @@ def test_every_beginning_of_a_call_is_no_call(name: str) -> None:
         assert found or length < written.index("rm -rf")
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("repeated", ["begins", "call", "unclosed", "spaces", "quotes", "opened"])
 def test_a_long_text_is_read(name: str, repeated: str) -> None:

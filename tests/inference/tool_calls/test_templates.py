@@ -154,11 +154,13 @@ def test_every_template_is_covered() -> None:
     assert {path.stem for path in TEMPLATES.glob("*.jinja")} == {*FORM_OF, *WRITE_NO_CALLS}
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize("name", FORM_OF)
 def test_arguments_have_the_types_of_the_schema(name: str) -> None:
     assert read(name, turn(name, [TYPED])) == [("bash", TYPED)]
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize("name", FORM_OF)
 def test_the_first_form_that_reads_a_template_is_its_own(name: str) -> None:
     text = turn(name, [{"command": "qzvaluezq"}])
@@ -170,18 +172,21 @@ def _calls(found: list[Any]) -> list[Any]:
     return [call.arguments for call in found]
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize("name", sorted(FORM_OF.keys() - ONE_CALL))
 def test_several_calls(name: str) -> None:
     calls = [TYPED, {"command": "ls"}, {"command": "pwd", "seconds": 0}]
     assert read(name, turn(name, calls)) == [("bash", arguments) for arguments in calls]
 
 
+@pytest.mark.few(56)
 @pytest.mark.parametrize("name", FORM_OF)
 @pytest.mark.parametrize("command", ["  two  spaces  ", "\n\tif x:\n\n", "a\n", " ", "null", '{"a": 1}', "<b> & </b>"])
 def test_texts_are_kept_exactly(name: str, command: str) -> None:
     assert read(name, turn(name, [{"command": command}])) == [("bash", {"command": command})]
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize("name", sorted(FORM_OF.keys() - UNQUOTED))
 def test_arguments_that_hold_calls_of_the_form(name: str) -> None:
     form = FORMS[FORM_OF[name]]

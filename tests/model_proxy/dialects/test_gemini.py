@@ -81,6 +81,7 @@ def test_wrong_requests_are_refused_with_the_field(body: dict[str, object], word
     assert caught.value.problem == Problem.INVALID
 
 
+@pytest.mark.few(1)
 @pytest.mark.xdist_group("SDKs of models")
 @pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning")
 @pytest.mark.parametrize("streamed", [False, True])

@@ -73,6 +73,7 @@ def test_process_is_used_again() -> None:
     assert pid != os.getpid()
 
 
+@pytest.mark.proof(quick=True)
 def test_calls_run_side_by_side() -> None:
     async def use(pool: GraderPool) -> int:
         """Three calls of two processes: the pool has no room for a third."""
@@ -103,6 +104,7 @@ def test_loop_goes_on_while_a_function_spins() -> None:
     assert pooled(use) > 20
 
 
+@pytest.mark.proof(quick=True)
 def test_what_a_function_started_ends_with_it(tmp_path: Path) -> None:
     error = failure(judges.leave, str(tmp_path / "pid"), timeout_s=2.0)
     assert error.reason == "hung"
@@ -225,6 +227,7 @@ def test_what_is_no_function_of_a_module_is_refused(function: Callable[..., Any]
     pooled(use)
 
 
+@pytest.mark.proof(quick=True)
 def test_graders_end_with_a_process_that_is_killed() -> None:
     script = (
         "import asyncio, os, sys\n"

@@ -42,6 +42,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(package_installer.PackageInstaller, "install", install)
 
 
+@pytest.mark.proof(quick=True)
 def test_a_harness_is_installed_found_listed_and_removed(store: HarnessStore) -> None:
     said: list[str] = []
     heard: list[str] = []
@@ -80,6 +81,7 @@ def test_versions_lie_beside_each_other(store: HarnessStore) -> None:
     assert store.list() == [second]
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("damage", ["record", "program", "moved"])
 def test_a_broken_one_is_said_and_mended(store: HarnessStore, damage: str, tmp_path: Path) -> None:

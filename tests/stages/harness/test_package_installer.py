@@ -52,6 +52,7 @@ def install(package: Npm, version: str, folder: Path) -> None:
         assert PackageInstaller(package, version, LIMIT_S, ignored).install(folder, lock.fileno()) == ""
 
 
+@pytest.mark.proof(quick=True)
 def test_a_package_of_npm_can_be_moved_and_its_scripts_are_not_run(package: str, tmp_path: Path) -> None:
     install(
         Npm("tiny", "1.0.0", program="t*y/cli.js", command="hello", executables=("tiny/tool",)), package, tmp_path / "a"
@@ -63,11 +64,13 @@ def test_a_package_of_npm_can_be_moved_and_its_scripts_are_not_run(package: str,
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.proof(quick=True)
 def test_a_package_that_lacks_its_program_is_said(package: str, tmp_path: Path) -> None:
     with pytest.raises(SandboxFailed, match=r"tiny file:.* has no tiny/\w+/run; version 1\.0\.0 was tried"):
         install(Npm("tiny", "1.0.0", program="tiny/{arch}/run", command="tiny"), package, tmp_path / "a")
 
 
+@pytest.mark.proof(quick=True)
 @pytest.mark.usefixtures("package")
 def test_what_npm_says_is_in_the_error(tmp_path: Path) -> None:
     with pytest.raises(SandboxFailed, match=r"npm failed with exit code \d+: .*nothing\.tgz"):
@@ -80,6 +83,7 @@ def test_a_machine_without_npm_is_told_what_to_install(tmp_path: Path, monkeypat
         PackageInstaller(Npm("tiny", "1.0.0", program="x", command="x"), "1.0.0", LIMIT_S, ignored)
 
 
+@pytest.mark.proof(quick=True)
 def test_a_machine_without_the_python_is_told_what_to_install() -> None:
     with pytest.raises(ConfigError, match=r"no Python 3\.99 or newer with venv here; install one"):
         PackageInstaller(PyPI("tiny", "1.0.0", python=(3, 99)), "1.0.0", LIMIT_S, ignored)

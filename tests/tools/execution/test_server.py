@@ -168,6 +168,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.few(3)
 @on_each_kind
 @pytest.mark.parametrize("victims", ["holder", "holder and spawner", "holder, spawner and server"])
 def test_a_kill_of_the_holder_leaves_nothing(
