@@ -411,6 +411,7 @@ def said_of(line: str, site: Path, environment: dict[str, str]) -> str:
     return " ".join(run_line(line, site, environment).stdout.split())
 
 
+@pytest.mark.proof(quick=True)
 def test_engine_of_ones_own(folder: Path) -> None:
     """The documents' file and entry point, installed: it serves a job, takes weights, and registers from a shell."""
     (module,) = [block for block in blocks("python") if "EngineKind" in block]
@@ -437,6 +438,7 @@ def test_engine_of_ones_own(folder: Path) -> None:
     assert serve.returncode == 0, err
 
 
+@pytest.mark.proof(quick=True)
 def test_sandbox_kind_of_ones_own(folder: Path) -> None:
     """The documents' file and entry point, installed: the doctor names it, and a job's sandbox is of that kind."""
     usable("bubblewrap")

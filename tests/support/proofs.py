@@ -67,7 +67,11 @@ STARTED = {
     ),
     ".ci/make_release.py": ("tests/test_packaging.py",),
     "deploy/": ("tests/service/test_manifests.py",),
-    "docs/": ("tests/test_documents.py",),
+    "docs/": ("tests/test_documents.py", "tests/testing/test_page.py"),
+    "prorl_zmq/cluster/": ("tests/cluster/",),
+    "prorl_zmq/dashboard/": ("tests/dashboard/",),
+    "prorl_zmq/gateway/": ("tests/dashboard/",),
+    "prorl_zmq/testing/": ("tests/testing/",),
     "README.md": ("tests/test_documents.py", "tests/test_packaging.py"),
     "bench/": ("tests/chaos/",),
 }

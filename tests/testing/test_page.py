@@ -7,12 +7,14 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
 from documents import PAGES, ROOT, blocks
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.mark.proof(quick=True)
 def test_the_examples_pass(tmp_path: Path) -> None:
     (task,) = [block for block in blocks("python") if "class CountHandler" in block]
     (tmp_path / "my_task.py").write_text(task)
