@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,6 +18,7 @@ from .errors import ConfigError, ProrlError
 from .system.logs import LogFormat, LogLevel  # noqa: TC001 - msgspec reads the annotations at run time
 from .system.node_name import default_node
 from .system.plugins import load_plugin, offered
+from .system.run_places import NAME_PATTERN, base_run_dir, name_of_environment, named_run_dir
 from .system.suggestions import instead_of
 from .system.unix_peers import way_problem
 from .wire.messages.backends import History, ParserUrl, TemplateArguments, ToolCallFormatName  # noqa: TC001 - msgspec reads the annotations at run time
@@ -51,6 +51,9 @@ class ServiceSettings(Section, frozen=True):
 
     run_dir: str = ""
     """Folder of sockets, sandboxes and logs, made private (0700). Empty: one per user under the system's /tmp."""
+    name: Annotated[str, Meta(pattern=rf"^(?:{NAME_PATTERN})?\Z")] = ""
+    """The service's name, which is added to `run_dir`, so that two services of a user do not meet. Empty: that of
+    `$PRORL_NAME`, or none."""
     node: Annotated[str, Meta(pattern=r"^(?:[A-Za-z0-9_][A-Za-z0-9._:-]{0,99})?\Z")] = ""
     """The node's name; a job's phases that share a sandbox run on one node. Empty: of host and allocation."""
     rollout_brokers: Annotated[int, Meta(ge=1, le=64)] = 1
@@ -326,7 +329,8 @@ class Topology(Section, frozen=True):
     @property
     def run_dir(self) -> Path:
         """The service's private folder."""
-        return Path(self.service.run_dir).expanduser() if self.service.run_dir else default_run_dir()
+        base = Path(self.service.run_dir).expanduser() if self.service.run_dir else base_run_dir()
+        return named_run_dir(base, self.service.name)
 
     @property
     def node(self) -> str:
@@ -346,16 +350,6 @@ class Topology(Section, frozen=True):
             InvalidEndpoint: it is malformed, or its path is too long for ipc.
         """
         return check_endpoint(template.replace("{run_dir}", str(self.run_dir)))
-
-
-def default_run_dir() -> Path:
-    """Return the run_dir of a service that names none: `$PRORL_RUN_DIR`, or one per user in the temporary folder."""
-    return Path(os.environ.get("PRORL_RUN_DIR") or Path(tempfile.gettempdir()) / f"prorl-{os.getuid()}")
-
-
-def default_front_door() -> str:
-    """Return the front door of a service that was started without a topology file on this machine."""
-    return f"ipc://{default_run_dir()}/front_door"
 
 
 def run_dir_problem(path: Path) -> str:
@@ -394,13 +388,17 @@ def own_run_dir(path: Path) -> Path:
 
 
 def load_topology(path: Path | None) -> Topology:
-    """Read and check a topology file; without one, return the defaults.
+    """Read and check a topology file; without one, return the defaults. `$PRORL_NAME` counts if it names no service.
 
     Raises:
         ConfigError: the file cannot be read, is not TOML, or has an unknown key or a wrong value (`key` names it).
     """
-    if path is None:
-        return Topology()
+    topology = _read_topology(path) if path is not None else Topology()
+    name = topology.service.name or name_of_environment()
+    return msgspec.structs.replace(topology, service=msgspec.structs.replace(topology.service, name=name))
+
+
+def _read_topology(path: Path) -> Topology:
     import tomllib  # later: a client needs no file
 
     try:

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from prorl_zmq.config import Topology, default_run_dir, load_topology, parse_topology
+from prorl_zmq.config import Topology, load_topology, parse_topology
 from prorl_zmq.errors import ConfigError, InvalidEndpoint
+from prorl_zmq.system.run_places import default_run_dir
 from prorl_zmq.wire.messages.jobs import Phase
 
 

@@ -13,14 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Self
 import msgspec
 import typer
 
-from ..config import SecuritySettings, Topology, http_address
+from ..config import SecuritySettings, Topology, http_address, own_run_dir
 from ..errors import ConfigError, SandboxUnavailable
 from ..service.preloading import begun_fork_server
+from ..service.run_dir import LOCK
 from ..service.service_folder import BACKENDS, TOPOLOGY, ServiceFolder
+from ..service.service_folder import LOCK as SERVICE_LOCK
 from ..system.logs import say, start_logging
 from ..system.node_name import short_id
+from ..system.run_places import shared_run_dir
 from . import options
-from .earlier_training import Journals, continue_training
+from .earlier_training import Journals, continue_training, training_of
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -76,6 +79,7 @@ class StartupLine:
 
 def serve(
     config: options.Config = None,
+    name: options.Name = None,
     run_dir: options.RunDir = None,
     sandbox: options.Sandbox = None,
     image: options.Image = None,
@@ -90,8 +94,13 @@ def serve(
         bool, typer.Option("--take-over", help="--service: also if another one holds the folder, which then ends.")
     ] = False,
     new_training: Annotated[
-        bool, typer.Option("--new-training", help="Forget the weight version that an earlier training announced here.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--new-training/--continue-training",
+            help="Whether to forget the weight version that an earlier training announced here. [default: ask on a "
+            "terminal; else continue it, unless it was of another model]",
+        ),
+    ] = None,
     metrics: options.Metrics = None,
     log_dir: Annotated[Path | None, typer.Option(help="For one log file per process. [default: stderr]")] = None,
     log_format: options.LogFormatOption = None,
@@ -105,28 +114,39 @@ def serve(
     with `WatchdogSec`, that it lives. Exit codes: 0 stopped on request; 1 it could not do its work; 2 a wrong flag,
     file or setting, its own or that of a process that it starts.
 
+    With --name NAME, a service has a run folder of its own, so that several of one user do not meet. Its clients and
+    commands find it by --name NAME, `RolloutClient("NAME")` or PRORL_NAME; `prorl services` lists what runs here.
+
     A service that is started again continues the training before it: engines of older weights than were announced load
-    them again, or get no jobs. On a terminal this command asks whether it is a new training instead.
+    them again, or get no jobs. On a terminal this command asks whether it is a new training instead. Elsewhere it ends
+    with code 2 if the training was of another model, or, in the run folder that services without a name share, of
+    another topology file.
 
     With --service DIR, the brokers take free ports, and all other nodes, trainers and commands find them and their keys
     in that folder, which is made if it is not there; --config is then copied into it.
     """
     if service is not None:
+        if name is not None:
+            raise ConfigError("--service DIR is the service's name; leave out --name", key="name")
         if keys is not None or insecure:
             raise ConfigError("--service makes keys of its own; leave out --keys and --insecure", key="keys")
         folder = _folder_of(service, config)
         topology = node_topology(folder, run_dir, f"{short_id(str(folder.path))}-brokers", log_format, log_level)
         topology = with_metrics(_with_sandbox(topology, sandbox, image), metrics)
-        journals = Journals(folder.journal(BACKENDS), tuple(map(folder.journal, folder.rollout_brokers)))
-        continue_training(journals, forget=new_training)
+        rollouts = tuple(map(folder.journal, folder.rollout_brokers))
+        journals = Journals(folder.journal(BACKENDS), rollouts, folder.path / SERVICE_LOCK)
+        continue_training(journals, training_of(topology), forget=new_training)
         _serve_folder(folder, topology, address, log_dir, bare=brokers_only, take_over=take_over)
         return
     if address or brokers_only or take_over:
         raise ConfigError("--address, --brokers-only and --take-over go with --service DIR", key="service")
     topology = options.topology_of(config, run_dir, insecure, keys, log_format, log_level)
+    topology = options.named(topology, name, run_dir)
     if topology.journal is not None:
-        journals = Journals(topology.run_dir / "backends.journal", (topology.journal,))
-        continue_training(journals, forget=new_training)
+        run_folder = own_run_dir(topology.run_dir)
+        journals = Journals(run_folder / "backends.journal", (topology.journal,), run_folder / LOCK)
+        is_shared = topology.run_dir == shared_run_dir()
+        continue_training(journals, training_of(topology, config if is_shared else None), forget=new_training)
     _serve_alone(with_metrics(_with_sandbox(topology, sandbox, image), metrics), config, log_dir)
 
 
@@ -203,7 +223,7 @@ def node_topology(
     place = str(run_dir) if run_dir is not None else f"{tempfile.gettempdir()}/prorl-{os.getuid()}-{name}"
     given = {"run_dir": place, "log_format": log_format, "log_level": log_level}
     named = {key: value for key, value in given.items() if value is not None}
-    service = msgspec.structs.replace(topology.service, **named)
+    service = msgspec.structs.replace(topology.service, name="", **named)
     return msgspec.structs.replace(topology, service=service, security=SecuritySettings(str(folder.keys("node"))))
 
 

@@ -17,9 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..config import JOURNAL_SUFFIX, RUN_DIR_MARK, default_run_dir, run_dir_problem
+from ..config import JOURNAL_SUFFIX, RUN_DIR_MARK, run_dir_problem
 from ..errors import ConfigError, EndpointInUse
 from ..system.held_file import holder
+from ..system.run_places import base_run_dir, default_run_dir, shared_run_dir
 from ..tools.images.build_lock import remove
 from ..tools.images.fingerprint import size_bytes
 from ..tools.images.image import lock_alone
@@ -60,7 +61,7 @@ def find_leftovers(folders: Sequence[Path], images: Path, caches: Sequence[Path]
         ConfigError: a folder that is named is neither.
     """
     found: list[Leftover] = []
-    run_folders = dict.fromkeys((*_usual_run_folders(), *filter(_is_run_folder, folders)))
+    run_folders = dict.fromkeys((*usual_run_folders(), *filter(_is_run_folder, folders)))
     for folder in run_folders:
         found += _in_run_folder(folder, journals=journals)
     for folder in folders:
@@ -83,12 +84,13 @@ def find_leftovers(folders: Sequence[Path], images: Path, caches: Sequence[Path]
     return found
 
 
-def _usual_run_folders() -> Iterator[Path]:
-    """Find the default run folder, and others in the folder for temporary files, where commands make theirs."""
-    default = default_run_dir()
+def usual_run_folders() -> Iterator[Path]:
+    """Find the default run folder, those of named services, and others in the folder for temporary files."""
+    default, base = default_run_dir(), base_run_dir()
     if default.is_symlink() or default.is_dir():
         yield default
-    for path in sorted(Path(tempfile.gettempdir()).glob("prorl-*")):
+    named = base.parent.glob(f"{base.name}-*") if base != shared_run_dir() else ()
+    for path in sorted({base, *named, *Path(tempfile.gettempdir()).glob("prorl-*")}):
         if _is_run_folder(path) and path.lstat().st_uid == os.getuid():
             yield path
 

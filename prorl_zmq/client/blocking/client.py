@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from msgspec.structs import replace
 
-from ...config import default_front_door
 from ...errors import Busy, ProrlError, RequestTimeout
 from ...security.keyring import CLIENT, Keyring
+from ...system.run_places import front_door_at
 from ...wire.messages.backends import (
     TAKE_BACK_S,
     BeginWeights,
@@ -61,7 +61,8 @@ class RolloutClient:
     """Submits jobs and collects trajectories for one thread; two threads take two clients.
 
     Args:
-        endpoint: the service's front door; None: that of `prorl serve` without a topology file.
+        endpoint: the service's front door, or the name of a service on this machine (`prorl serve --name`). None: that
+            of `$PRORL_NAME`, or of `prorl serve` without a topology file.
         session: the name under which jobs and results are kept apart from other trainers'. A trainer that was
             restarted names its old session to collect what it had submitted. None: a new one, which the service ends,
             with its jobs and results, 10 minutes after its client is gone.
@@ -89,7 +90,7 @@ class RolloutClient:
         self._lease_s = NAMELESS_S if session is None else None
         folder = None
         if service is None:
-            endpoint = endpoint if endpoint is not None else default_front_door()
+            endpoint = front_door_at(endpoint)
         else:
             from ...service.service_folder import ServiceFolder  # with what makes and locks one
 
