@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import tempfile
 from contextlib import contextmanager
 from itertools import repeat
@@ -13,14 +14,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.commands import complaint, prorl
-from support.services import PROCESS, Service
+from support.services import PROCESS, Service, serving
 from support.services import started as started_program
 from support.waiting import until
 
 from prorl_zmq import Job, RolloutClient, errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from support.services import Program
 
@@ -56,7 +57,7 @@ def test_a_service_that_is_started_again_knows_the_weights_that_were_announced()
                     batch.feed(repeat(job))
                     with pytest.raises(errors.BatchFailed, match="`prorl backends list` says why no backend takes"):
                         batch.next_group(60)
-                again.run("backends", "set-version", "0")
+                again.run("backends", "set-version", "0", "--take-over")
                 with client.open_batch(2, 4, keep="all", max_staleness=0, adopt=False) as batch:
                     batch.feed(repeat(ONE))
                     assert len(list(batch)) == 2
@@ -170,3 +171,42 @@ def test_names_that_cannot_be(machine: Machine) -> None:
     gone = prorl("status", "--name", "gone", environment=machine.environment)
     assert "no process listens as gone" in gone.stderr
     assert "`prorl serve --name gone`" in gone.stderr
+
+
+def test_a_second_trainer_is_refused_while_the_first_one_lives(tmp_path: Path) -> None:
+    """Also across a restart of the backend broker, in which the first one says nothing but that it lives."""
+    with serving() as service, service.client("first") as first, service.client("second") as second:
+        first.set_weight_version(5)
+        acts: list[Callable[[], object]] = [
+            lambda: second.set_weight_version(1),
+            lambda: second.update_weights(tmp_path, 1),
+            lambda: second.begin_weights(1),
+            lambda: second.cancel_weights(5),
+        ]
+        for act in acts:
+            with pytest.raises(errors.WeightsHeld, match="session first gives this service its weights") as found:
+                act()
+            assert found.value.session == "first"
+        assert [one.backend.weight_version for one in second.backends.list()] == [5]
+        said = complaint(service.run("backends", "set-version", "0"), code=1)
+        assert "--take-over" in said
+        os.kill(service.child("broker backend"), signal.SIGKILL)
+        until(lambda: held_by(service) == "first", "the first trainer to renew its lease")
+        first.set_weight_version(6)
+        second.set_weight_version(1, take_over=True)
+        with pytest.raises(errors.WeightsHeld, match="session second"):
+            first.set_weight_version(7)
+        second.close()
+        first.set_weight_version(7)
+        assert service.run("backends", "set-version", "8", "--take-over").returncode == 0
+        first.set_weight_version(9)
+
+
+def held_by(service: Service) -> str:
+    """Return who holds the weights, as a request says that changes nothing; empty: nobody."""
+    with service.client("nosy") as nosy:
+        try:
+            nosy.cancel_weights(5)
+        except errors.WeightsHeld as error:
+            return str(error.session)
+    return ""
