@@ -97,6 +97,17 @@ Runs = Annotated[
     typer.Option(metavar="DIR", help="The folder with those of `prorl eval` that the dashboard compares."),
 ]
 
+DRAIN_S = 30.0
+DrainTime = Annotated[
+    float,
+    typer.Option(
+        "--drain-s",
+        min=0,
+        max=86_400,
+        metavar="SECONDS",
+        help="How long jobs have to end, once a node is to drain; 0: not at all.",
+    ),
+]
 Metrics = Annotated[
     str | None,
     typer.Option(
@@ -428,6 +439,13 @@ def front_door_of(connect: str | None, config: Path | None, service: Path | None
         return str(service.absolute())
     topology = topology_at(connect, config)
     return topology.endpoint(topology.rollout_broker.front_door)
+
+
+def run_dir_of(connect: str | None, config: Path | None) -> Path:
+    """Return the run folder of the service at a place, if it is on this machine."""
+    if connect is not None and connect.startswith("ipc://"):
+        return Path(connect.removeprefix("ipc://")).parent
+    return topology_at(connect, config).run_dir
 
 
 def topology_at(connect: str | None, config: Path | None) -> Topology:

@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self
 
@@ -17,7 +18,7 @@ from ..config import SecuritySettings, Topology, http_address, own_run_dir
 from ..errors import ConfigError, SandboxUnavailable
 from ..service.preloading import begun_fork_server
 from ..service.run_dir import LOCK
-from ..service.service_folder import BACKENDS, TOPOLOGY, ServiceFolder
+from ..service.service_folder import BACKENDS, NODES, TOPOLOGY, ServiceFolder
 from ..service.service_folder import LOCK as SERVICE_LOCK
 from ..system.logs import say, start_logging
 from ..system.node_name import short_id
@@ -26,9 +27,11 @@ from . import options
 from .earlier_training import Journals, continue_training, training_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.progress import Progress
 
-    from ..service.supervisor import Startup, Supervisor
+    from ..service.supervisor import Dismissal, Startup, Supervisor
     from ..system.logs import LogFormat, LogLevel
 
 
@@ -101,6 +104,7 @@ def serve(
             "terminal; else continue it, unless it was of another model]",
         ),
     ] = None,
+    drain_s: options.DrainTime = options.DRAIN_S,
     metrics: options.Metrics = None,
     log_dir: Annotated[Path | None, typer.Option(help="For one log file per process. [default: stderr]")] = None,
     log_format: options.LogFormatOption = None,
@@ -135,22 +139,22 @@ def serve(
         topology = with_metrics(_with_sandbox(topology, sandbox, image), metrics)
         rollouts = tuple(map(folder.journal, folder.rollout_brokers))
         journals = Journals(folder.journal(BACKENDS), rollouts, folder.path / SERVICE_LOCK)
-        continue_training(journals, training_of(topology), forget=new_training)
-        _serve_folder(folder, topology, address, log_dir, bare=brokers_only, take_over=take_over)
+        settle = partial(continue_training, journals, training_of(topology), forget=new_training)
+        if brokers_only:
+            topology = msgspec.structs.replace(topology, stage=(), backends=())
+        _serve_folder(folder, topology, settle, address, log_dir, drain_s, take_over=take_over)
         return
     if address or brokers_only or take_over:
         raise ConfigError("--address, --brokers-only and --take-over go with --service DIR", key="service")
     topology = options.topology_of(config, run_dir, insecure, keys, log_format, log_level)
     topology = options.named(topology, name, run_dir)
-    if topology.journal is not None:
-        run_folder = own_run_dir(topology.run_dir)
-        journals = Journals(run_folder / "backends.journal", (topology.journal,), run_folder / LOCK)
-        is_shared = topology.run_dir == shared_run_dir()
-        continue_training(journals, training_of(topology, config if is_shared else None), forget=new_training)
-    _serve_alone(with_metrics(_with_sandbox(topology, sandbox, image), metrics), config, log_dir)
+    topology = with_metrics(_with_sandbox(topology, sandbox, image), metrics)
+    _serve_alone(topology, config, log_dir, drain_s, new_training=new_training)
 
 
-def _serve_alone(topology: Topology, config: Path | None, log_dir: Path | None) -> None:
+def _serve_alone(
+    topology: Topology, config: Path | None, log_dir: Path | None, drain_s: float, *, new_training: bool | None
+) -> None:
     if topology.service.rollout_brokers > 1:
         raise ConfigError(
             "service.rollout_brokers: more than one find each other by way of a folder: `prorl serve --service DIR`",
@@ -164,28 +168,35 @@ def _serve_alone(topology: Topology, config: Path | None, log_dir: Path | None) 
         from ..service.supervisor import Supervisor
 
         check_sandboxes(topology, "prorl serve")
-        _say_resumed(topology.journal)
         check_connections(topology)
+        if topology.journal is not None:
+            folder = own_run_dir(topology.run_dir)
+            journals = Journals(folder / "backends.journal", (topology.journal,), folder / LOCK)
+            training = training_of(topology, config if folder == shared_run_dir() else None)
+            continue_training(journals, training, forget=new_training)
+            _say_resumed(topology.journal)
         door = topology.endpoint(topology.rollout_broker.front_door)
-        supervisor = Supervisor(topology, plan_children(topology, config), fixed_places(topology), server, log_dir)
+        leaving = _dismissal(topology.run_dir, topology, drain_s)
+        plans, places = plan_children(topology, config), fixed_places(topology)
+        supervisor = Supervisor(topology, plans, places, server, log_dir, dismissal=leaving)
         supervise(supervisor, "prorl serve", f"ready at {door}")
 
 
 def _serve_folder(
     folder: ServiceFolder,
     topology: Topology,
+    settle: Callable[[], None],
     address: str,
     log_dir: Path | None,
+    drain_s: float,
     *,
-    bare: bool,
     take_over: bool,
 ) -> None:
     start_logging("serve", topology.service.log_format, topology.service.log_level)
     address = options.checked_address(address)
-    if bare:
-        topology = msgspec.structs.replace(topology, stage=(), backends=())
-    elif topology.stage:
+    if topology.stage:
         check_sandboxes(topology, "prorl serve")
+    settle()
     with folder.held(take_over=take_over) as lock, begun_fork_server() as server:
         from ..service.broker_places import announced_places
         from ..service.child_plans import plan_brokers, plan_node
@@ -195,8 +206,21 @@ def _serve_folder(
             _say_resumed(folder.journal(name))
         plans = [*plan_brokers(topology, folder, address), *plan_node(topology, folder, address)]
         places = announced_places(folder, topology.node, of_ours=True)
-        supervisor = Supervisor(topology, plans, places, server, log_dir, is_lost=lock.is_lost)
+        leaving = _dismissal(folder.path / NODES, topology, drain_s)
+        supervisor = Supervisor(topology, plans, places, server, log_dir, is_lost=lock.is_lost, dismissal=leaving)
         supervise(supervisor, "prorl serve", f"ready; clients and nodes find it with --service {folder.path}")
+
+
+def _dismissal(folder: Path, topology: Topology, drain_s: float) -> Dismissal | None:
+    """Return how `prorl drain` reaches the node of this service; None: it has none."""
+    from ..service.node_drain import DrainRequests
+    from ..service.supervisor import Dismissal
+
+    if not topology.stage and not topology.backends:
+        return None
+    requests = DrainRequests(folder)
+    requests.withdraw(topology.node)  # of an earlier life
+    return Dismissal(partial(requests.withdraw, topology.node), drain_s)
 
 
 def _folder_of(path: Path, config: Path | None) -> ServiceFolder:
@@ -271,10 +295,10 @@ def _say_isolation(program: str, *, isolated: bool) -> None:
         say(program, "sandboxes are plain processes: what the model runs is not isolated")
 
 
-def _say_resumed(journal: Path | None) -> None:
+def _say_resumed(journal: Path) -> None:
     from ..brokers.journal.journal_summary import has_begun, read_summary
 
-    if journal is not None and has_begun(journal):
+    if has_begun(journal):
         kept = read_summary(journal)
         if kept.jobs or kept.results:
             counts = f"{kept.jobs} jobs and {kept.results} uncollected results"

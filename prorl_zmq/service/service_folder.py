@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 MARKER, TOPOLOGY, LOCK = ".prorl-service", "topology.toml", "lock"
 SCHEMA = 1
-BACKENDS = "backends"
+BACKENDS, NODES = "backends", "nodes"
 """The name of the backend broker."""
 KEYS = {"node": KeyRole.STAGE, "client": KeyRole.TRAINER, "operator": KeyRole.OPERATOR}
 """The keys that the service lets in, each in a folder of this name."""
@@ -252,28 +252,6 @@ class ServiceFolder:
     def _is_there(self, name: str, service_id: str) -> bool:
         one = self.announcement(name)
         return one is not None and service_id in ("", one.service_id)
-
-    # Nodes that are to drain ------------------------------------------------------------------------------------------
-
-    def ask_to_drain(self, node: str) -> None:
-        """Ask a node to drain and end, wherever it runs."""
-        (self.path / "nodes").mkdir(mode=0o700, exist_ok=True)
-        write_whole(self._drain_request(node), "")
-
-    def take_drain_request(self, node: str) -> bool:
-        """Remove the request that a node drains; return whether there was one."""
-        try:
-            self._drain_request(node).unlink()
-        except OSError:  # there is none, or the file system is away
-            return False
-        return True
-
-    def is_asked_to_drain(self, node: str) -> bool:
-        """Return whether a node has not taken the request yet."""
-        return self._drain_request(node).exists()
-
-    def _drain_request(self, node: str) -> Path:
-        return self.path / "nodes" / f"{node}.drain"
 
     # One service at a time --------------------------------------------------------------------------------------------
 
