@@ -19,7 +19,7 @@ from .system.logs import LogFormat, LogLevel  # noqa: TC001 - msgspec reads the 
 from .system.node_name import default_node
 from .system.plugins import load_plugin, offered
 from .system.run_places import NAME_PATTERN, base_run_dir, name_of_environment, named_run_dir
-from .system.suggestions import instead_of
+from .system.suggestions import instead_of, wrong_item
 from .system.unix_peers import way_problem
 from .wire.messages.backends import History, ParserUrl, TemplateArguments, ToolCallFormatName  # noqa: TC001 - msgspec reads the annotations at run time
 from .wire.messages.base import JOB_LIMIT_BYTES, Count, Seconds
@@ -32,6 +32,8 @@ ServerApi = Literal["auto", "vllm", "completions", "sglang", "prorl"]
 token servers."""
 
 
+SessionPattern = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:*?!\[\]-]{1,128}\Z")]
+"""Other characters are in no session's name, so such a pattern would fit none."""
 _PORT = re.compile("[0-9]{1,5}")
 
 JOURNAL_SUFFIX = ".journal"
@@ -89,10 +91,10 @@ class RolloutBrokerSettings(Section, frozen=True):
     further sandboxes are prepared."""
     max_session_share: Annotated[float, Meta(gt=0, le=1)] = 0.5
     """The part of both that one session may take of what other sessions leave."""
-    session_weights: dict[str, Annotated[float, Meta(gt=0, le=1_000_000)]] = {}
+    session_weights: dict[SessionPattern, Annotated[float, Meta(gt=0, le=1_000_000)]] = {}
     """Shares of the slots, by session: the first pattern that fits its name counts (`*` and `?` as in a shell); others
     have weight 1. That of a batch is multiplied by it."""
-    session_priorities: dict[str, Annotated[int, Meta(ge=-1000, le=1000)]] = {}
+    session_priorities: dict[SessionPattern, Annotated[int, Meta(ge=-1000, le=1000)]] = {}
     """Which sessions go first, by patterns as above; others have priority 0. While jobs of a higher priority wait,
     those of lower ones do not start."""
     job_limit_bytes: Annotated[int, Meta(ge=1024, le=256 * 2**20)] = JOB_LIMIT_BYTES
@@ -421,8 +423,10 @@ def parse_topology(data: dict[str, object], source: str) -> Topology:
     try:
         topology = msgspec.convert(data, Topology)
     except msgspec.ValidationError as error:
-        what, _, where = str(error).partition(" - at `$.")
+        what, _, where = str(error).replace("`key` in ", "").partition(" - at `$.")
         place = where.rstrip("`")
+        if item := wrong_item(Topology, data, place):
+            place, what = item.place, f"{what}, not {item.value!r},"
         name = what.partition("field `")[2].rstrip("`")
         key = f"{place}.{name}" if place and name else place or name
         raise ConfigError(
