@@ -61,7 +61,8 @@ class ServiceSettings(Section, frozen=True):
     rollout_brokers: Annotated[int, Meta(ge=1, le=64)] = 1
     """How many rollout brokers a service of `prorl serve --service` has; fixed when its folder is made."""
     task_modules: tuple[str, ...] = ()
-    """Python files with tasks of your own, which all stage processes serve besides those of the installed packages."""
+    """Python files with tasks of your own, which all stage processes serve besides those of the installed packages. A
+    path that is not absolute begins at the topology file, and `prorl serve --service` copies such files."""
     insecure: bool = False
     """Allow plaintext TCP beyond loopback."""
     log_format: LogFormat = "text"
@@ -389,15 +390,19 @@ def own_run_dir(path: Path) -> Path:
     return path
 
 
-def load_topology(path: Path | None) -> Topology:
+def load_topology(path: Path | None, modules: Path | None = None) -> Topology:
     """Read and check a topology file; without one, return the defaults. `$PRORL_NAME` counts if it names no service.
+
+    Paths of task modules are completed by the folder `modules`; None: that of the file.
 
     Raises:
         ConfigError: the file cannot be read, is not TOML, or has an unknown key or a wrong value (`key` names it).
     """
     topology = _read_topology(path) if path is not None else Topology()
-    name = topology.service.name or name_of_environment()
-    return msgspec.structs.replace(topology, service=msgspec.structs.replace(topology.service, name=name))
+    service, folder = topology.service, modules or (path.absolute().parent if path is not None else Path())
+    files = tuple(str(folder / Path(file).expanduser()) for file in service.task_modules)
+    named = msgspec.structs.replace(service, name=service.name or name_of_environment(), task_modules=files)
+    return msgspec.structs.replace(topology, service=named)
 
 
 def _read_topology(path: Path) -> Topology:

@@ -262,7 +262,10 @@ def _made(handlers: Handlers | None) -> dict[str, AgentHandler[Any]]:
         raise ConfigError(
             f"handlers has to be one or more handlers by their tasks' names; not {handlers!r}", key="handlers"
         )
-    return {task: make_handler(task, given) for task, given in handlers.items()}
+    made = {task: make_handler(task, given) for task, given in handlers.items()}
+    for handler in made.values():
+        handler.file_tasks = made
+    return made
 
 
 def _check_engine(engine: Engine) -> None:
