@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,7 +18,8 @@ from .errors import ConfigError, ProrlError
 from .system.logs import LogFormat, LogLevel  # noqa: TC001 - msgspec reads the annotations at run time
 from .system.node_name import default_node
 from .system.plugins import load_plugin, offered
-from .system.suggestions import instead_of
+from .system.run_places import NAME_PATTERN, base_run_dir, name_of_environment, named_run_dir
+from .system.suggestions import instead_of, wrong_item
 from .system.unix_peers import way_problem
 from .wire.messages.backends import History, ParserUrl, TemplateArguments, ToolCallFormatName  # noqa: TC001 - msgspec reads the annotations at run time
 from .wire.messages.base import JOB_LIMIT_BYTES, Count, Seconds
@@ -32,6 +32,8 @@ ServerApi = Literal["auto", "vllm", "completions", "sglang", "prorl"]
 token servers."""
 
 
+SessionPattern = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:*?!\[\]-]{1,128}\Z")]
+"""Other characters are in no session's name, so such a pattern would fit none."""
 _PORT = re.compile("[0-9]{1,5}")
 
 JOURNAL_SUFFIX = ".journal"
@@ -51,12 +53,16 @@ class ServiceSettings(Section, frozen=True):
 
     run_dir: str = ""
     """Folder of sockets, sandboxes and logs, made private (0700). Empty: one per user under the system's /tmp."""
+    name: Annotated[str, Meta(pattern=rf"^(?:{NAME_PATTERN})?\Z")] = ""
+    """The service's name, which is added to `run_dir`, so that two services of a user do not meet. Empty: that of
+    `$PRORL_NAME`, or none."""
     node: Annotated[str, Meta(pattern=r"^(?:[A-Za-z0-9_][A-Za-z0-9._:-]{0,99})?\Z")] = ""
     """The node's name; a job's phases that share a sandbox run on one node. Empty: of host and allocation."""
     rollout_brokers: Annotated[int, Meta(ge=1, le=64)] = 1
     """How many rollout brokers a service of `prorl serve --service` has; fixed when its folder is made."""
     task_modules: tuple[str, ...] = ()
-    """Python files with tasks of your own, which all stage processes serve besides those of the installed packages."""
+    """Python files with tasks of your own, which all stage processes serve besides those of the installed packages. A
+    path that is not absolute begins at the topology file, and `prorl serve --service` copies such files."""
     insecure: bool = False
     """Allow plaintext TCP beyond loopback."""
     log_format: LogFormat = "text"
@@ -86,10 +92,10 @@ class RolloutBrokerSettings(Section, frozen=True):
     further sandboxes are prepared."""
     max_session_share: Annotated[float, Meta(gt=0, le=1)] = 0.5
     """The part of both that one session may take of what other sessions leave."""
-    session_weights: dict[str, Annotated[float, Meta(gt=0, le=1_000_000)]] = {}
+    session_weights: dict[SessionPattern, Annotated[float, Meta(gt=0, le=1_000_000)]] = {}
     """Shares of the slots, by session: the first pattern that fits its name counts (`*` and `?` as in a shell); others
     have weight 1. That of a batch is multiplied by it."""
-    session_priorities: dict[str, Annotated[int, Meta(ge=-1000, le=1000)]] = {}
+    session_priorities: dict[SessionPattern, Annotated[int, Meta(ge=-1000, le=1000)]] = {}
     """Which sessions go first, by patterns as above; others have priority 0. While jobs of a higher priority wait,
     those of lower ones do not start."""
     job_limit_bytes: Annotated[int, Meta(ge=1024, le=256 * 2**20)] = JOB_LIMIT_BYTES
@@ -326,7 +332,8 @@ class Topology(Section, frozen=True):
     @property
     def run_dir(self) -> Path:
         """The service's private folder."""
-        return Path(self.service.run_dir).expanduser() if self.service.run_dir else default_run_dir()
+        base = Path(self.service.run_dir).expanduser() if self.service.run_dir else base_run_dir()
+        return named_run_dir(base, self.service.name)
 
     @property
     def node(self) -> str:
@@ -346,16 +353,6 @@ class Topology(Section, frozen=True):
             InvalidEndpoint: it is malformed, or its path is too long for ipc.
         """
         return check_endpoint(template.replace("{run_dir}", str(self.run_dir)))
-
-
-def default_run_dir() -> Path:
-    """Return the run_dir of a service that names none: `$PRORL_RUN_DIR`, or one per user in the temporary folder."""
-    return Path(os.environ.get("PRORL_RUN_DIR") or Path(tempfile.gettempdir()) / f"prorl-{os.getuid()}")
-
-
-def default_front_door() -> str:
-    """Return the front door of a service that was started without a topology file on this machine."""
-    return f"ipc://{default_run_dir()}/front_door"
 
 
 def run_dir_problem(path: Path) -> str:
@@ -393,14 +390,22 @@ def own_run_dir(path: Path) -> Path:
     return path
 
 
-def load_topology(path: Path | None) -> Topology:
-    """Read and check a topology file; without one, return the defaults.
+def load_topology(path: Path | None, modules: Path | None = None) -> Topology:
+    """Read and check a topology file; without one, return the defaults. `$PRORL_NAME` counts if it names no service.
+
+    Paths of task modules are completed by the folder `modules`; None: that of the file.
 
     Raises:
         ConfigError: the file cannot be read, is not TOML, or has an unknown key or a wrong value (`key` names it).
     """
-    if path is None:
-        return Topology()
+    topology = _read_topology(path) if path is not None else Topology()
+    service, folder = topology.service, modules or (path.absolute().parent if path is not None else Path())
+    files = tuple(str(folder / Path(file).expanduser()) for file in service.task_modules)
+    named = msgspec.structs.replace(service, name=service.name or name_of_environment(), task_modules=files)
+    return msgspec.structs.replace(topology, service=named)
+
+
+def _read_topology(path: Path) -> Topology:
     import tomllib  # later: a client needs no file
 
     try:
@@ -423,8 +428,10 @@ def parse_topology(data: dict[str, object], source: str) -> Topology:
     try:
         topology = msgspec.convert(data, Topology)
     except msgspec.ValidationError as error:
-        what, _, where = str(error).partition(" - at `$.")
+        what, _, where = str(error).replace("`key` in ", "").partition(" - at `$.")
         place = where.rstrip("`")
+        if item := wrong_item(Topology, data, place):
+            place, what = item.place, f"{what}, not {item.value!r},"
         name = what.partition("field `")[2].rstrip("`")
         key = f"{place}.{name}" if place and name else place or name
         raise ConfigError(

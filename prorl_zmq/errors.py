@@ -159,6 +159,10 @@ class UpdateInProgress(ProrlError):
     """An update to other weights (`weight_version`) was begun; end or cancel it first."""
 
 
+class WeightsHeld(ProrlError):
+    """Another trainer (`session`) announces the weights of this service, and lives."""
+
+
 class UpdateNotBegun(ProrlError):
     """An update to these weights was never begun, or ended by its time limit (`weight_version`)."""
 

@@ -10,6 +10,7 @@ import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from inspect import formatannotation
+from types import MappingProxyType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -191,6 +192,8 @@ class AgentHandler(ABC, Generic[Instance]):
     """The published data sets whose rows become instances of the task. Rows that are instances need none."""
     eval_in_sandbox: ClassVar[bool] = False
     """Keep the sandbox after RUN, and run EVAL on its node."""
+    file_tasks: Mapping[str, AgentHandler[Any]] = MappingProxyType({})
+    """The tasks of Python files (`--task-module`) in this process, for a task that uses another one."""
 
     def harness(self, job: Job, instance: Instance) -> Harness | None:
         """Return what leads the rollout; None: the service's own agent loop, in `RunPhase.converse`."""

@@ -63,10 +63,13 @@ def all_handlers(
         ConfigError: what `own_handlers` and `load_handlers` raise.
     """
     wanted = set(names)
-    own = {task: kind for task, kind in own_handlers(files).items() if not wanted or task in wanted}
+    own = {task: make_handler(task, kind) for task, kind in own_handlers(files).items()}
     others = wanted - own.keys()
     installed = load_handlers(others, warn) if others or not wanted else {}
-    return installed | {task: make_handler(task, kind) for task, kind in own.items()}
+    handlers = installed | {task: handler for task, handler in own.items() if not wanted or task in wanted}
+    for handler in handlers.values():
+        handler.file_tasks = own
+    return handlers
 
 
 def _handlers_in(module: ModuleType, file: Path) -> list[type[AgentHandler[Any]]]:

@@ -38,7 +38,7 @@ SLURM_COMMANDS = (
     "prorl down --service ~/run-1",
 )
 """Run on a real Slurm, in this order, by `tests/cluster/test_on_slurm.py`."""
-CLEAN_COMMANDS = ("prorl clean", "prorl clean --yes")
+CLEAN_COMMANDS = ("prorl clean", "prorl clean --yes", "prorl clean --yes --images --programs --journals")
 """Run by `tests/commands/test_clean.py`, on a machine of its own: elsewhere they would remove what is not theirs."""
 DASHBOARD_COMMAND = "prorl dashboard --runs eval"
 """Run by `tests/dashboard`, at a free port."""

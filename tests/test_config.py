@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from prorl_zmq.config import Topology, default_run_dir, load_topology, parse_topology
+from prorl_zmq.config import Topology, load_topology, parse_topology
 from prorl_zmq.errors import ConfigError, InvalidEndpoint
+from prorl_zmq.system.run_places import default_run_dir
 from prorl_zmq.wire.messages.jobs import Phase
 
 
@@ -132,6 +133,46 @@ def test_a_whole_file_is_read(tmp_path: Path) -> None:
         ("[rollout_broker]\nlease_s = 0", "rollout_broker.lease_s", "Expected `float` > 0"),
         ("[rollout_broker]\nlease_s = nan", "rollout_broker.lease_s", "Expected `float`"),
         ("[backend_broker]\nlease_s = inf", "backend_broker.lease_s", "Expected `float` <="),
+        (
+            "[rollout_broker]\nsession_weights = { student = 1, 'teacher-*' = 0 }",
+            "rollout_broker.session_weights.teacher-*",
+            "Expected `float` > 0.0, not 0, in rollout_broker.session_weights.teacher-*",
+        ),
+        (
+            "[rollout_broker.session_weights]\n'*' = 2e6",
+            "rollout_broker.session_weights.*",
+            "Expected `float` <= 1000000.0, not 2000000.0, in",
+        ),
+        ("[rollout_broker]\nsession_weights = { a = '2' }", "rollout_broker.session_weights.a", "`str`, not '2', in"),
+        (
+            "[rollout_broker]\nsession_weights = { 'my run' = 2 }",
+            "rollout_broker.session_weights.my run",
+            "{1,128}\\\\Z', not 'my run', in rollout_broker.session_weights.my run",
+        ),
+        ("[rollout_broker]\nsession_weights = { '' = 2 }", "rollout_broker.session_weights.", ", not '', in"),
+        ("[rollout_broker]\nsession_weights = [1]", "rollout_broker.session_weights", "Expected `object`, got `array`"),
+        (
+            "[rollout_broker]\nsession_priorities = { eval = 1.5 }",
+            "rollout_broker.session_priorities.eval",
+            "Expected `int`, got `float`, not 1.5, in rollout_broker.session_priorities.eval",
+        ),
+        (
+            "[rollout_broker]\nsession_priorities = { eval = 1001 }",
+            "rollout_broker.session_priorities.eval",
+            "Expected `int` <= 1000, not 1001, in",
+        ),
+        (
+            "[rollout_broker]\nsession_priorities = { 'a,b' = 1 }",
+            "rollout_broker.session_priorities.a,b",
+            "not 'a,b', in rollout_broker.session_priorities.a,b",
+        ),
+        (
+            "[rollout_broker]\nsession_priority = { eval = 1 }",
+            "rollout_broker.session_priority",
+            "did you mean `session_priorities`?",
+        ),
+        ("[rollout_broker]\nmax_session_share = 0", "rollout_broker.max_session_share", "Expected `float` > 0.0"),
+        ("[rollout_broker]\nmax_session_share = 1.5", "rollout_broker.max_session_share", "Expected `float` <= 1.0"),
         ("[rollout_broker]\njob_limit_bytes = 1", "rollout_broker.job_limit_bytes", ">= 1024"),
         ("[rollout_broker]\nfront_door = 5555", "rollout_broker.front_door", "Expected `str`, got `int`"),
         (

@@ -33,6 +33,7 @@ from ...wire.messages.backends import (
     DrainBackend,
     EndWeights,
     GenerationFailed,
+    HoldWeights,
     ListBackends,
     LoadWeights,
     NameAll,
@@ -182,10 +183,7 @@ class BackendRequestHandler:
                 self._registry.remove(request.backend_id)
             case ClearBackends():
                 self._registry.clear()
-            case SetWeightVersion(backend_id=str()):
-                self._update.check_none_but(request.weight_version)
-                self._registry.set_weight_version(request.weight_version, request.backend_id)
-            case BeginWeights() | EndWeights() | CancelWeights() | LoadWeights() | SetWeightVersion():
+            case HoldWeights() | BeginWeights() | EndWeights() | CancelWeights() | LoadWeights() | SetWeightVersion():
                 return self.weights.handle(envelope, request, now)
             case ReportStarts():
                 self._starts.report(request, now)

@@ -42,22 +42,23 @@ from ...wire.messages.backends import (
     CancelWeights,
     Done,
     EndWeights,
+    HoldWeights,
     LoadWeights,
     SetWeightVersion,
 )
 from ...wire.messages.base import new_id
 from ...wire.messages.engines import BeginUpdate, CancelUpdate, EndUpdate, NoteWeightVersion, UpdateWeights
+from .trainer_lease import TrainerLease
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...wire.messages.backends import AnyBackendReply, Backend
+    from ...wire.messages.backends import AnyBackendReply, AnyWeightsRequest, Backend
     from ...wire.sockets import Frame
     from .backend_heap import BackendHeap
     from .backend_registry import BackendRegistry
     from .weight_update import WeightUpdate
 
-    WeightsRequest = BeginWeights | EndWeights | CancelWeights | LoadWeights | SetWeightVersion
     EngineRequest = BeginUpdate | EndUpdate | CancelUpdate | UpdateWeights | NoteWeightVersion
 
 log = logging.getLogger("prorl.backend_broker")
@@ -90,7 +91,7 @@ class EngineCall(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _UnderWay:
-    request: WeightsRequest
+    request: AnyWeightsRequest
     envelope: Sequence[Frame] | None
     """None: nobody asked, a backend catches up."""
     since: float
@@ -122,15 +123,27 @@ class WeightRequests:
         self._heap = heap
         self._registry = registry
         self._update = update
-        self._under_way: dict[WeightsRequest, _UnderWay] = {}
-        self._ended: dict[WeightsRequest, AnyBackendReply] = {}
+        self._trainer = TrainerLease()
+        self._under_way: dict[AnyWeightsRequest, _UnderWay] = {}
+        self._ended: dict[AnyWeightsRequest, AnyBackendReply] = {}
         self._calls: dict[str, tuple[EngineCall, _UnderWay]] = {}
         """Those without an answer, by their request's id."""
         self._unsent: list[EngineCall] = []
         self._answers: list[Answer] = []
 
-    def handle(self, envelope: Sequence[Frame], request: WeightsRequest, now: float) -> AnyBackendReply | None:
+    def handle(
+        self, envelope: Sequence[Frame], request: AnyWeightsRequest | HoldWeights, now: float
+    ) -> AnyBackendReply | None:
         """Begin a request; None: the reply comes later, by `take_answers`."""
+        if isinstance(request, HoldWeights):
+            self._trainer.renew(request, now)
+            return Done(request.request_id)
+        if isinstance(request, SetWeightVersion) and request.backend_id is not None:
+            self._trainer.check(request, now)
+            self._update.check_none_but(request.weight_version)
+            self._registry.set_weight_version(request.weight_version, request.backend_id)
+            self._trainer.begin(request, now)
+            return Done(request.request_id)
         under_way = self._under_way.get(request)
         if under_way is not None:
             under_way.envelope = envelope
@@ -139,7 +152,9 @@ class WeightRequests:
             return self._ended[request]
         if len(self._under_way) >= REQUESTS_LIMIT:
             raise Busy("too many requests about weights are under way", retry_after_s=1.0)
+        self._trainer.check(request, now)
         self._prepare(request, now)
+        self._trainer.begin(request, now)
         under_way = self._under_way[request] = _UnderWay(request, envelope, now, now + request.timeout_s, {})
         self._ask(under_way)
         return None
@@ -204,7 +219,7 @@ class WeightRequests:
     def addresses(self) -> set[EngineAddress]:
         return {call.address for call, _ in self._calls.values()}
 
-    def _prepare(self, request: WeightsRequest, now: float) -> None:
+    def _prepare(self, request: AnyWeightsRequest, now: float) -> None:
         version = request.weight_version
         match request:
             case BeginWeights() | LoadWeights():

@@ -1,7 +1,7 @@
-"""`KeepAlive`: renews the lease of a session's batches, from a thread with a socket of its own.
+"""`KeepAlive`: renews a lease of a client, such as that of its batches, from a thread with a socket of its own.
 
 A trainer may spend minutes in one optimiser step, in which neither its thread nor its event loop can send anything.
-When it is killed the renewals stop, and the service ends the session's batches.
+When it is killed the renewals stop, and the service ends what the lease was of.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import zmq
 
 from ..errors import ProrlError
 from ..wire.messages.base import new_id
-from ..wire.messages.batches import SessionAlive
 from .blocking.connection import RequestConnection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..security.keyring import Keyring
+    from ..wire.messages.base import Message
 
 ANSWER_S = 1.0
 """Longest wait for one answer; also about how long `close` may take."""
@@ -34,14 +34,15 @@ class KeepAlive:
         self,
         endpoint: str,
         keyring: Keyring | None,
-        session: str,
+        find: Callable[[], str] | None,
+        renewal: Callable[[str], Message],
         lease_s: float,
-        find: Callable[[], str] | None = None,
     ) -> None:
+        """Renew the lease at a broker that `find` finds again once it has moved, with what `renewal` makes of an id."""
         self._find = find
         self._endpoint = endpoint
         self._keyring = keyring
-        self._session = session
+        self._renewal = renewal
         self._every_s = lease_s / 4
         self._over = False
         self._wake = threading.Event()
@@ -73,12 +74,12 @@ class KeepAlive:
                 self._wake.clear()
                 if self._over:
                     return
-                request = SessionAlive(new_id(), self._session)
+                request = self._renewal(new_id())
                 try:
                     connection.ask(request, time.monotonic() + ANSWER_S)
                 except ProrlError as error:
-                    log.warning("the lease of session %s was not renewed: %s", self._session, error.message)
+                    log.warning("a lease was not renewed: %s: %s", request, error.message)
                 except Exception:
-                    log.exception("the lease of session %s was not renewed", self._session)  # the next one may be
+                    log.exception("a lease was not renewed: %s", request)  # the next one may be
         finally:
             context.destroy(linger=0)

@@ -41,6 +41,9 @@ Mode = Annotated[
 EnginesTimeout = Annotated[
     float, typer.Option("--timeout", min=0.0, metavar="SECONDS", help="How long the engines may take.")
 ]
+TakeOver = Annotated[
+    bool, typer.Option("--take-over", help="Do it although a trainer that lives gives this service its weights.")
+]
 
 
 @commands.command("list")
@@ -126,12 +129,12 @@ def clear(client: RolloutClient) -> None:
 
 @commands.command("set-version")
 @taking(quick_client)
-def set_version(client: RolloutClient, weight_version: Version) -> None:
+def set_version(client: RolloutClient, weight_version: Version, take_over: TakeOver = False) -> None:
     """Note that all backends serve these weights from now on; changes nothing in the engines themselves.
 
     For engines that are updated by other means than `prorl backends update-weights`.
     """
-    client.set_weight_version(weight_version)
+    client.set_weight_version(weight_version, take_over=take_over)
     print(f"what {len(client.backends.list())} backend(s) generate from now on is of version {weight_version}")
 
 
@@ -143,11 +146,12 @@ def update_weights(
     weight_version: Version,
     mode: Mode = "keep",
     timeout_s: EnginesTimeout = 600.0,
+    take_over: TakeOver = False,
 ) -> None:
     """Have every backend serve the weights at DIR. An engine that refuses them serves what it served."""
     started = time.monotonic()
     with WorkProgress("prorl backends", f"loading version {weight_version} from {path}"):
-        client.update_weights(path.absolute(), weight_version, mode=mode, timeout_s=timeout_s)
+        client.update_weights(path.absolute(), weight_version, mode=mode, timeout_s=timeout_s, take_over=take_over)
     spent_s = time.monotonic() - started
     print(f"{len(client.backends.list())} backend(s) serve version {weight_version} after {spent_s:.1f} s")
 
@@ -163,6 +167,7 @@ def begin_weights(
         typer.Option("--limit", min=0.001, metavar="SECONDS", help="After so long, engines continue without an end."),
     ] = UPDATE_LIMIT_S,
     timeout_s: EnginesTimeout = 600.0,
+    take_over: TakeOver = False,
 ) -> None:
     """Stop all generating, so that something else can move new weights into the engines.
 
@@ -170,7 +175,7 @@ def begin_weights(
     with the old ones.
     """
     with WorkProgress("prorl backends", "waiting until the engines generate nothing"):
-        client.begin_weights(weight_version, mode, update_limit_s=limit_s, timeout_s=timeout_s)
+        client.begin_weights(weight_version, mode, update_limit_s=limit_s, timeout_s=timeout_s, take_over=take_over)
     print(f"nothing is generated; end or cancel version {weight_version} within {limit_s:g} s")
 
 
@@ -180,9 +185,10 @@ def end_weights(
     client: RolloutClient,
     weight_version: Version,
     timeout_s: EnginesTimeout = 600.0,
+    take_over: TakeOver = False,
 ) -> None:
     """Let the engines continue: they have the weights that `begin-weights` named."""
-    client.end_weights(weight_version, timeout_s=timeout_s)
+    client.end_weights(weight_version, timeout_s=timeout_s, take_over=take_over)
     served = sum(one.backend.weight_version == weight_version for one in client.backends.list())
     print(f"{served} backend(s) serve version {weight_version}")
 
@@ -193,9 +199,10 @@ def cancel_weights(
     client: RolloutClient,
     weight_version: Version,
     timeout_s: EnginesTimeout = 600.0,
+    take_over: TakeOver = False,
 ) -> None:
     """Let the engines continue with the weights that they have: those that `begin-weights` named will not come."""
-    client.cancel_weights(weight_version, timeout_s=timeout_s)
+    client.cancel_weights(weight_version, timeout_s=timeout_s, take_over=take_over)
     print(f"{len(client.backends.list())} backend(s) continue without version {weight_version}")
 
 

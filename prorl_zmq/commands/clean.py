@@ -23,21 +23,31 @@ def clean(
         bool,
         typer.Option("--journals", help="Journals too, with jobs and results that were not collected, and services."),
     ] = False,
-    images: options.Images = None,
+    images: Annotated[
+        bool, typer.Option("--images", help="Images of `prorl image` too, which take long to make.")
+    ] = False,
+    programs: Annotated[
+        bool, typer.Option("--programs", help="Agent programs of `prorl harness` too, which are installed again.")
+    ] = False,
+    image_folder: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Where images are kept. [default: ~/.cache/prorl/images]"),
+    ] = None,
 ) -> None:
     """List what services and commands of this account left on this machine's disk, with sizes; --yes removes it.
 
-    These are run folders, images, agent programs, and unpacked images. What a live process uses, what belongs to
-    another account, and what is behind a link stays. Exit code 1 if something could not be removed.
+    These are run folders and unpacked images; and, if named, images, agent programs, and journals. What a live process
+    uses, what belongs to another account, and what is behind a link stays. Exit code 1 if something could not be
+    removed.
     """
-    from ..service.leftovers import find_leftovers
+    from ..service.leftovers import Wanted, find_leftovers
     from ..stages.harness.installation import default_root as harnesses
     from ..tools.images.image import default_root
 
-    store = images if images is not None else default_root()
-    caches = (harnesses(), default_root().parent / "unpacked")
+    store = (image_folder if image_folder is not None else default_root()).absolute()
     given = [folder.expanduser().absolute() for folder in folders or ()]
-    found = find_leftovers(given, store.absolute(), caches, journals=journals)
+    wanted = Wanted(journals=journals, images=images, programs=programs)
+    found = find_leftovers(given, store, default_root().parent / "unpacked", harnesses(), wanted)
     state = Column("removed" if yes else "would be removed", overflow="fold")
     table = Table(Column("path", overflow="fold"), "what", Column("MB", justify="right"), state)
     freed, failed = 0, False

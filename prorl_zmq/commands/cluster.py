@@ -78,31 +78,37 @@ def scale(
 
 
 def drain(
-    service: Service,
     node: Annotated[str | None, typer.Argument(metavar="NODE", help="A node's name, its host, or its job.")] = None,
     all_: Annotated[bool, typer.Option("--all", help="All nodes and engine hosts.")] = False,
+    connect: options.Connect = None,
+    config: options.Config = None,
+    keys: options.Keys = None,
+    service: options.Service = None,
 ) -> None:
     """Send a node away for good: it takes nothing new, ends what it can, returns the rest, and is not replaced.
 
-    It is a node of `prorl node`, or one that `prorl up` has on Slurm, with engine hosts and jobs that still wait.
+    It is a node of `prorl node` or of `prorl serve`, whose brokers live on, or one that `prorl up` has on Slurm, with
+    engine hosts and jobs that still wait. Without --service, run this on the machine of `prorl serve`.
     """
     if (node is None) != all_:
         raise typer.BadParameter("Name a node, or --all")
-    if not (service / "slurm").is_dir():
-        from ..service.node_drain import drain_nodes
-        from ..service.service_folder import ServiceFolder
+    place = service if connect is None else None
+    if place is None or not (place / "slurm").is_dir():
+        from ..service.node_drain import DrainRequests, drain_nodes
+        from ..service.service_folder import NODES, ServiceFolder
 
-        folder = ServiceFolder.open(service)
-        with options.all_brokers(service=folder.path) as brokers:
+        run_dir = options.run_dir_of(connect, config)
+        requests = DrainRequests(ServiceFolder.open(place).path / NODES if place is not None else run_dir)
+        with options.all_brokers(connect, config, keys, place) as brokers:
             answers = brokers.ask(lambda client: client.nodes())
         answers.check()
         with options.console(stderr=True).status("waiting for nodes to answer"):
-            drained = drain_nodes(folder, node_rows(answers.found), node)
+            drained = drain_nodes(requests, node_rows(answers.found), node)
         print("\n".join(f"{one.node} on {one.host} drains" for one in drained) or "there is no node")
         return
     from ..cluster.cluster_service import ClusterService
 
-    leaving = ClusterService(service).drain(node)
+    leaving = ClusterService(place).drain(node)
     print("\n".join(f"{one.name} on {one.host or 'no host yet'} leaves" for one in leaving) or "there is no node")
 
 

@@ -24,6 +24,7 @@ COMMANDS = {
     "demo": Command("demo:demo", "Train a small policy to use bash, through the whole service"),
     "init": Command("init:init", "Write a commented topology file with every key at its default"),
     "serve": Command("service:serve", "Start and supervise all processes of a service on this node"),
+    "services": Command("services:services", "List the services of this account on this machine"),
     "up": Command("cluster:up", "Start a service on the hosts of a Slurm cluster"),
     "nodes": Command("nodes:nodes", "Show the nodes of a service: slots, jobs, last report and state"),
     "scale": Command("cluster:scale", "Have another number of nodes"),

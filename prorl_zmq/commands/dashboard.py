@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ..config import GatewaySettings, load_topology, own_run_dir
+from ..config import GatewaySettings, own_run_dir
 from ..security.keys import VARIABLE, named_folder
 from ..service.service_folder import ServiceFolder
 from . import options
@@ -53,7 +53,7 @@ def dashboard(
     from ..gateway.settings import GatewayOptions
 
     options.log_as("dashboard", log_format, log_level)
-    topology = load_topology(config)
+    topology = options.topology_at(connect, config)
     keys = keys or (Path(topology.security.keys) if topology.security.keys else None)
     places = ServiceFolder.open(service) if service is not None and connect is None else None
     if places is not None:

@@ -10,12 +10,19 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import msgspec
 import typer
 
+from ..errors import ConfigError
+from ..system.held_file import holder
 from ..system.logs import say
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ..config import Topology
+
 Noted = TypeVar("Noted")
+
+SUFFIX = ".training"
+"""Of the file beside the backend broker's journal that says whose training it is."""
 
 
 class Journals(NamedTuple):
@@ -23,21 +30,66 @@ class Journals(NamedTuple):
 
     backends: Path
     rollouts: tuple[Path, ...]
+    lock: Path
+    """The file that a service holds while it has them open."""
+
+    @property
+    def training(self) -> Path:
+        return self.backends.with_name(self.backends.name + SUFFIX)
 
 
-def continue_training(journals: Journals, *, forget: bool) -> None:
-    """Say which weights an earlier training announced, or forget them; on a terminal, ask which.
+class Training(msgspec.Struct, frozen=True):
+    """What a service trains, as far as its topology says so."""
+
+    models: tuple[str, ...]
+    """Of its engines, in alphabetical order; those that are not named are left out."""
+    topology: str = ""
+    """The topology file, in a run folder that several services may share; empty: none, or it does not matter."""
+
+    def __str__(self) -> str:
+        models = " and ".join(self.models) or "no model of a name"
+        return f"{models} ({self.topology})" if self.topology else models
+
+
+def training_of(topology: Topology, config: Path | None = None) -> Training:
+    """Return what a service trains; `config` is its topology file, where only that tells it from others."""
+    models = {
+        "the embedded policy" if one.kind == "embedded" and not one.model else one.model or one.tokenizer
+        for one in topology.backends
+    }
+    return Training(tuple(sorted(models - {""})), str(config.resolve()) if config is not None else "")
+
+
+def continue_training(journals: Journals, ours: Training, *, forget: bool | None) -> None:
+    """Say which weights an earlier training announced, or forget them; with None, ask on a terminal.
 
     Raises:
+        ConfigError: it was another training, and there is no terminal to ask on; or the folder cannot be written.
         JournalFailed: they are to be forgotten, and a broker has a journal open.
     """
-    version = announced_version(journals)
-    if not version:
+    if holder(journals.lock):  # its training is not ours to judge, and the start fails for that reason
         return
-    where = journals.backends.parent
-    if not forget and sys.stdin.isatty() and sys.stderr.isatty():
-        question = f"A training announced weights {version} in {where}. Begin a new training, and forget them?"
+    if version := announced_version(journals):
+        _continue(journals, ours, version, forget=forget)
+    try:
+        journals.training.write_bytes(msgspec.json.encode(ours))
+    except OSError as error:
+        raise ConfigError(f"{journals.training} cannot be written: {error.strerror}", key="run_dir") from error
+
+
+def _continue(journals: Journals, ours: Training, version: int, *, forget: bool | None) -> None:
+    where, theirs = journals.backends.parent, training_before(journals) or ours
+    if forget is None and sys.stdin.isatty() and sys.stderr.isatty():
+        of = f" of {theirs}" if theirs != ours else ""
+        question = f"A training{of} announced weights {version} in {where}. Begin a new training, and forget them?"
         forget = typer.confirm(question, default=False, err=True)
+    if forget is None and theirs != ours:
+        raise ConfigError(
+            f"{where} has weights {version} of another training, of {theirs}; this one is of {ours}. Start it under a "
+            "name (`prorl serve --name NAME`; PRORL_NAME=NAME for its clients), or add --new-training, which forgets "
+            "those weights, or --continue-training, if it is the same training after all",
+            key="name",
+        )
     if forget:
         forget_weights(journals)
         say("prorl serve", f"a new training: weights {version} of the one before are forgotten")
@@ -45,8 +97,15 @@ def continue_training(journals: Journals, *, forget: bool) -> None:
     say(
         "prorl serve",
         f"continuing the training that announced weights {version} in {where}; for a new training, begin with "
-        "--new-training, or in a run folder of its own: --run-dir DIR (clients: PRORL_RUN_DIR=DIR)",
+        "--new-training, or under a name of its own: --name NAME (clients: PRORL_NAME=NAME)",
     )
+
+
+def training_before(journals: Journals) -> Training | None:
+    """Return what the last service of a folder trained; None: it did not say, or not so that it can be read."""
+    with contextlib.suppress(OSError, msgspec.MsgspecError):
+        return msgspec.json.decode(journals.training.read_bytes(), type=Training)
+    return None
 
 
 def announced_version(journals: Journals) -> int:

@@ -8,11 +8,12 @@ from typing import Annotated
 
 import typer
 
-from ..config import BackendSettings, Topology, default_run_dir, own_run_dir
+from ..config import BackendSettings, Topology, own_run_dir
 from ..errors import ConfigError
 from ..service.service_folder import BACKENDS, WAIT_S, ServiceFolder
 from ..system.logs import keep_secret
 from ..system.node_name import default_node
+from ..system.run_places import default_run_dir
 from ..wire.messages.backends import History
 from ..wire.messages.base import new_id
 from ..wire.sockets import endpoint_beside

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from ..config import GatewaySettings, default_run_dir, own_run_dir
+from ..config import GatewaySettings, own_run_dir
 from ..security.keys import VARIABLE, named_folder
 from ..service.service_folder import ServiceFolder
+from ..system.run_places import default_run_dir
 from . import options
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from ..errors import ConfigError
 from ..wire.messages.jobs import Phase
-from .options import Config, RunDir, console, topology_of
+from .options import Config, Name, RunDir, console, named, topology_of
 
 if TYPE_CHECKING:
     from ..brokers.journal.journal_summary import JournalSummary, SessionSummary
@@ -26,26 +26,26 @@ commands = typer.Typer(
     no_args_is_help=True,
 )
 File = Annotated[
-    Path | None, typer.Argument(metavar="[FILE]", help="The journal. [default: that of --config or --run-dir]")
+    Path | None, typer.Argument(metavar="[FILE]", help="The journal. [default: that of --config, --run-dir or --name]")
 ]
 
 
 @commands.command()
-def show(file: File = None, config: Config = None, run_dir: RunDir = None) -> None:
+def show(file: File = None, config: Config = None, run_dir: RunDir = None, name: Name = None) -> None:
     """Show what is in it; a broker may be running."""
     from ..brokers.journal.journal_summary import count_damaged, read_summary
 
-    path = _file(file, config, run_dir)
+    path = _file(file, config, run_dir, name)
     console().print(summary_tables(read_summary(path), count_damaged(path), time.time()))
 
 
 @commands.command()
-def compact(file: File = None, config: Config = None, run_dir: RunDir = None) -> None:
+def compact(file: File = None, config: Config = None, run_dir: RunDir = None, name: Name = None) -> None:
     """Return the room that collected results have left back to the disk. The broker must not be running."""
     from ..brokers.journal.disk_journal import DiskJournal
     from ..brokers.journal.journal_summary import size_of
 
-    path = _existing(_file(file, config, run_dir))
+    path = _existing(_file(file, config, run_dir, name))
     before = size_of(path)
     with DiskJournal(path) as journal:
         journal.compact()
@@ -53,7 +53,7 @@ def compact(file: File = None, config: Config = None, run_dir: RunDir = None) ->
 
 
 @commands.command()
-def clear(file: File = None, config: Config = None, run_dir: RunDir = None) -> None:
+def clear(file: File = None, config: Config = None, run_dir: RunDir = None, name: Name = None) -> None:
     """Remove a broker's journal, of any version or damaged, and forget what it holds. No broker may have it open.
 
     The file may also be the backend broker's, `backends.journal`.
@@ -63,7 +63,7 @@ def clear(file: File = None, config: Config = None, run_dir: RunDir = None) -> N
     from ..brokers.journal.journal_file import RESERVE_SUFFIX, check_kind, lock_journal
     from ..brokers.journal.journal_summary import parts
 
-    path = _existing(_file(file, config, run_dir))
+    path = _existing(_file(file, config, run_dir, name))
     lock = lock_journal(path)
     try:
         check_kind(path, lock, APPLICATION_ID, backend_journal.APPLICATION_ID)
@@ -103,10 +103,10 @@ def _session_cells(one: SessionSummary) -> list[str]:
     return [one.session, *counts, results]
 
 
-def _file(file: Path | None, config: Path | None, run_dir: Path | None) -> Path:
+def _file(file: Path | None, config: Path | None, run_dir: Path | None, name: str | None) -> Path:
     if file is not None:
         return file
-    path = topology_of(config, run_dir).journal
+    path = named(topology_of(config, run_dir), name, run_dir).journal
     if path is None:
         raise ConfigError("this service keeps its journal in memory: rollout_broker.journal is empty", key="journal")
     return path

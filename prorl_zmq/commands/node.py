@@ -15,8 +15,9 @@ from msgspec.structs import replace
 
 from ..config import StageSettings, Topology
 from ..errors import ConfigError
+from ..service.node_drain import DrainRequests
 from ..service.preloading import begun_fork_server
-from ..service.service_folder import ServiceFolder
+from ..service.service_folder import NODES, ServiceFolder
 from ..system.logs import say, start_logging
 from ..system.node_name import allocation, short_id
 from ..wire.messages.base import Identifier
@@ -24,7 +25,6 @@ from ..wire.messages.jobs import Phase
 from . import options
 from .service import check_sandboxes, node_topology, supervise, with_metrics
 
-DRAIN_S = 30.0
 NodeName = Annotated[Identifier, msgspec.Meta(max_length=100)]
 """The names of its stage processes begin with it."""
 
@@ -43,9 +43,7 @@ def node(
         ),
     ] = None,
     engines: Annotated[bool, typer.Option(help="Start the engines of the topology file here.")] = True,
-    drain_s: Annotated[
-        float, typer.Option(min=0, max=86_400, help="Seconds that jobs have to end, once told to stop; 0: none.")
-    ] = DRAIN_S,
+    drain_s: options.DrainTime = options.DRAIN_S,
     address: options.Address = "",
     metrics: options.Metrics = None,
     run_dir: Annotated[
@@ -86,8 +84,9 @@ def node(
     plans = plan_node(topology, folder, options.checked_address(address))
     places = announced_places(folder, topology.node, of_ours=False)
     with begun_fork_server() as server:
-        folder.take_drain_request(topology.node)  # of an earlier life
-        leaving = partial(folder.take_drain_request, topology.node)
+        requests = DrainRequests(folder.path / NODES)
+        requests.withdraw(topology.node)  # of an earlier life
+        leaving = partial(requests.withdraw, topology.node)
         supervisor = Supervisor(topology, plans, places, server, log_dir, drain_s=drain_s, is_dismissed=leaving)
         supervise(supervisor, "prorl node", f"ready: {topology.node}")
 

@@ -15,12 +15,13 @@ import msgspec
 import typer
 
 from ..client.blocking.client import RolloutClient
-from ..config import SecuritySettings, ServerApi, ServiceSettings, Topology, default_front_door, load_topology
+from ..config import SecuritySettings, ServerApi, ServiceSettings, Topology, load_topology
 from ..errors import ConfigError, RequestTimeout
 from ..security.keyring import CLIENT, Keyring
 from ..service.rollout_brokers import EachBroker, RolloutBrokers, clients_of, sessions_of
 from ..system.held_file import holder
 from ..system.logs import LogFormat, LogLevel, start_logging
+from ..system.run_places import checked_name, is_name
 from ..wire.messages.backends import ToolCallFormatName
 from ..wire.sockets import check_endpoint, is_listening, is_own_address, own_address
 
@@ -52,12 +53,21 @@ Keys = Annotated[
         metavar="FOLDER", help="For TCP: a folder of `prorl keys`, or one secret. [default: $PRORL_KEYS; none]"
     ),
 ]
+Name = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="The service's name, so that it has a run folder of its own. [default: the topology's; $PRORL_NAME; none]",
+    ),
+]
 Connect = Annotated[
     str | None,
     typer.Option(
-        metavar="ENDPOINT",
-        help="The service's front door, ipc://PATH or tcp://HOST:PORT. [default: that of --config, or of the default "
-        "run folder]",
+        "--connect",
+        "--name",
+        metavar="ENDPOINT|NAME",
+        help="The service's front door, ipc://PATH or tcp://HOST:PORT, or its name here. [default: that of --config, "
+        "$PRORL_NAME, or of the default run folder]",
     ),
 ]
 Service = Annotated[
@@ -87,6 +97,17 @@ Runs = Annotated[
     typer.Option(metavar="DIR", help="The folder with those of `prorl eval` that the dashboard compares."),
 ]
 
+DRAIN_S = 30.0
+DrainTime = Annotated[
+    float,
+    typer.Option(
+        "--drain-s",
+        min=0,
+        max=86_400,
+        metavar="SECONDS",
+        help="How long jobs have to end, once a node is to drain; 0: not at all.",
+    ),
+]
 Metrics = Annotated[
     str | None,
     typer.Option(
@@ -244,6 +265,7 @@ def topology_of(
     topology = load_topology(config)
     given = {
         "run_dir": str(run_dir) if run_dir is not None else None,
+        "name": "" if run_dir is not None else None,
         "insecure": insecure or None,
         "log_format": log_format,
         "log_level": log_level,
@@ -252,6 +274,20 @@ def topology_of(
     security = SecuritySettings(str(keys)) if keys is not None else topology.security
     service = msgspec.structs.replace(topology.service, **named)
     return msgspec.structs.replace(topology, service=service, security=security)
+
+
+def named(topology: Topology, name: str | None, run_dir: Path | None = None) -> Topology:
+    """Apply `--name`.
+
+    Raises:
+        ConfigError: it cannot be a service's name, or a run folder is named as well.
+    """
+    if name is None:
+        return topology
+    if run_dir is not None:
+        raise ConfigError("--name makes a run folder of its own: leave out --run-dir, or --name", key="name")
+    service = msgspec.structs.replace(topology.service, name=checked_name(name, "--name"))
+    return msgspec.structs.replace(topology, service=service)
 
 
 def log_as(process: str, log_format: LogFormat | None, log_level: LogLevel | None) -> None:
@@ -293,6 +329,8 @@ def check_running(connect: str | None, config: Path | None, keys: Path | None, s
         door = check_endpoint(front_door_of(connect, config))
         transport, _, address = door.partition("://")
         lock, doors, where, start = Path(address).parent / LOCK, [door], f"at {door}", "prorl serve"
+        if connect is not None and is_name(connect):
+            where, start = f"as {connect} ({door})", f"prorl serve --name {connect}"
         patience_s = AWAY_S if transport == "tcp" else 0.0
     until = time.monotonic() + patience_s
     while not any(map(is_listening, doors)) and not holder(lock):
@@ -395,14 +433,24 @@ def _keys_of(config: Path | None, keys: Path | None) -> Path | None:
 
 def front_door_of(connect: str | None, config: Path | None, service: Path | None = None) -> str:
     """Return the front door that a command talks to, or the service's folder, where that is."""
-    if connect is not None:
+    if connect is not None and not is_name(connect):
         return connect
-    if service is not None:
+    if service is not None and connect is None:
         return str(service.absolute())
-    if config is None:
-        return default_front_door()
-    topology = load_topology(config)
+    topology = topology_at(connect, config)
     return topology.endpoint(topology.rollout_broker.front_door)
+
+
+def run_dir_of(connect: str | None, config: Path | None) -> Path:
+    """Return the run folder of the service at a place, if it is on this machine."""
+    if connect is not None and connect.startswith("ipc://"):
+        return Path(connect.removeprefix("ipc://")).parent
+    return topology_at(connect, config).run_dir
+
+
+def topology_at(connect: str | None, config: Path | None) -> Topology:
+    """Return the topology of the service at a place, which may be named."""
+    return named(load_topology(config), connect if connect is not None and is_name(connect) else None)
 
 
 def named_texts(flag: str, options: list[str] | None, written: str = "NAME=VALUE") -> dict[str, str]:

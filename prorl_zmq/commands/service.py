@@ -7,25 +7,31 @@ import os
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self
 
 import msgspec
 import typer
 
-from ..config import SecuritySettings, Topology, http_address
+from ..config import SecuritySettings, Topology, http_address, own_run_dir
 from ..errors import ConfigError, SandboxUnavailable
 from ..service.preloading import begun_fork_server
-from ..service.service_folder import BACKENDS, TOPOLOGY, ServiceFolder
+from ..service.run_dir import LOCK
+from ..service.service_folder import BACKENDS, NODES, TOPOLOGY, ServiceFolder
+from ..service.service_folder import LOCK as SERVICE_LOCK
 from ..system.logs import say, start_logging
 from ..system.node_name import short_id
+from ..system.run_places import shared_run_dir
 from . import options
-from .earlier_training import Journals, continue_training
+from .earlier_training import Journals, continue_training, training_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.progress import Progress
 
-    from ..service.supervisor import Startup, Supervisor
+    from ..service.supervisor import Dismissal, Startup, Supervisor
     from ..system.logs import LogFormat, LogLevel
 
 
@@ -76,6 +82,7 @@ class StartupLine:
 
 def serve(
     config: options.Config = None,
+    name: options.Name = None,
     run_dir: options.RunDir = None,
     sandbox: options.Sandbox = None,
     image: options.Image = None,
@@ -90,8 +97,14 @@ def serve(
         bool, typer.Option("--take-over", help="--service: also if another one holds the folder, which then ends.")
     ] = False,
     new_training: Annotated[
-        bool, typer.Option("--new-training", help="Forget the weight version that an earlier training announced here.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--new-training/--continue-training",
+            help="Whether to forget the weight version that an earlier training announced here. [default: ask on a "
+            "terminal; else continue it, unless it was of another model]",
+        ),
+    ] = None,
+    drain_s: options.DrainTime = options.DRAIN_S,
     metrics: options.Metrics = None,
     log_dir: Annotated[Path | None, typer.Option(help="For one log file per process. [default: stderr]")] = None,
     log_format: options.LogFormatOption = None,
@@ -105,32 +118,43 @@ def serve(
     with `WatchdogSec`, that it lives. Exit codes: 0 stopped on request; 1 it could not do its work; 2 a wrong flag,
     file or setting, its own or that of a process that it starts.
 
+    With --name NAME, a service has a run folder of its own, so that several of one user do not meet. Its clients and
+    commands find it by --name NAME, `RolloutClient("NAME")` or PRORL_NAME; `prorl services` lists what runs here.
+
     A service that is started again continues the training before it: engines of older weights than were announced load
-    them again, or get no jobs. On a terminal this command asks whether it is a new training instead.
+    them again, or get no jobs. On a terminal this command asks whether it is a new training instead. Elsewhere it ends
+    with code 2 if the training was of another model, or, in the run folder that services without a name share, of
+    another topology file.
 
     With --service DIR, the brokers take free ports, and all other nodes, trainers and commands find them and their keys
     in that folder, which is made if it is not there; --config is then copied into it.
     """
     if service is not None:
+        if name is not None:
+            raise ConfigError("--service DIR is the service's name; leave out --name", key="name")
         if keys is not None or insecure:
             raise ConfigError("--service makes keys of its own; leave out --keys and --insecure", key="keys")
         folder = _folder_of(service, config)
         topology = node_topology(folder, run_dir, f"{short_id(str(folder.path))}-brokers", log_format, log_level)
         topology = with_metrics(_with_sandbox(topology, sandbox, image), metrics)
-        journals = Journals(folder.journal(BACKENDS), tuple(map(folder.journal, folder.rollout_brokers)))
-        continue_training(journals, forget=new_training)
-        _serve_folder(folder, topology, address, log_dir, bare=brokers_only, take_over=take_over)
+        rollouts = tuple(map(folder.journal, folder.rollout_brokers))
+        journals = Journals(folder.journal(BACKENDS), rollouts, folder.path / SERVICE_LOCK)
+        settle = partial(continue_training, journals, training_of(topology), forget=new_training)
+        if brokers_only:
+            topology = msgspec.structs.replace(topology, stage=(), backends=())
+        _serve_folder(folder, topology, settle, address, log_dir, drain_s, take_over=take_over)
         return
     if address or brokers_only or take_over:
         raise ConfigError("--address, --brokers-only and --take-over go with --service DIR", key="service")
     topology = options.topology_of(config, run_dir, insecure, keys, log_format, log_level)
-    if topology.journal is not None:
-        journals = Journals(topology.run_dir / "backends.journal", (topology.journal,))
-        continue_training(journals, forget=new_training)
-    _serve_alone(with_metrics(_with_sandbox(topology, sandbox, image), metrics), config, log_dir)
+    topology = options.named(topology, name, run_dir)
+    topology = with_metrics(_with_sandbox(topology, sandbox, image), metrics)
+    _serve_alone(topology, config, log_dir, drain_s, new_training=new_training)
 
 
-def _serve_alone(topology: Topology, config: Path | None, log_dir: Path | None) -> None:
+def _serve_alone(
+    topology: Topology, config: Path | None, log_dir: Path | None, drain_s: float, *, new_training: bool | None
+) -> None:
     if topology.service.rollout_brokers > 1:
         raise ConfigError(
             "service.rollout_brokers: more than one find each other by way of a folder: `prorl serve --service DIR`",
@@ -144,28 +168,35 @@ def _serve_alone(topology: Topology, config: Path | None, log_dir: Path | None) 
         from ..service.supervisor import Supervisor
 
         check_sandboxes(topology, "prorl serve")
-        _say_resumed(topology.journal)
         check_connections(topology)
+        if topology.journal is not None:
+            folder = own_run_dir(topology.run_dir)
+            journals = Journals(folder / "backends.journal", (topology.journal,), folder / LOCK)
+            training = training_of(topology, config if folder == shared_run_dir() else None)
+            continue_training(journals, training, forget=new_training)
+            _say_resumed(topology.journal)
         door = topology.endpoint(topology.rollout_broker.front_door)
-        supervisor = Supervisor(topology, plan_children(topology, config), fixed_places(topology), server, log_dir)
+        leaving = _dismissal(topology.run_dir, topology, drain_s)
+        plans, places = plan_children(topology, config), fixed_places(topology)
+        supervisor = Supervisor(topology, plans, places, server, log_dir, dismissal=leaving)
         supervise(supervisor, "prorl serve", f"ready at {door}")
 
 
 def _serve_folder(
     folder: ServiceFolder,
     topology: Topology,
+    settle: Callable[[], None],
     address: str,
     log_dir: Path | None,
+    drain_s: float,
     *,
-    bare: bool,
     take_over: bool,
 ) -> None:
     start_logging("serve", topology.service.log_format, topology.service.log_level)
     address = options.checked_address(address)
-    if bare:
-        topology = msgspec.structs.replace(topology, stage=(), backends=())
-    elif topology.stage:
+    if topology.stage:
         check_sandboxes(topology, "prorl serve")
+    settle()
     with folder.held(take_over=take_over) as lock, begun_fork_server() as server:
         from ..service.broker_places import announced_places
         from ..service.child_plans import plan_brokers, plan_node
@@ -175,8 +206,21 @@ def _serve_folder(
             _say_resumed(folder.journal(name))
         plans = [*plan_brokers(topology, folder, address), *plan_node(topology, folder, address)]
         places = announced_places(folder, topology.node, of_ours=True)
-        supervisor = Supervisor(topology, plans, places, server, log_dir, is_lost=lock.is_lost)
+        leaving = _dismissal(folder.path / NODES, topology, drain_s)
+        supervisor = Supervisor(topology, plans, places, server, log_dir, is_lost=lock.is_lost, dismissal=leaving)
         supervise(supervisor, "prorl serve", f"ready; clients and nodes find it with --service {folder.path}")
+
+
+def _dismissal(folder: Path, topology: Topology, drain_s: float) -> Dismissal | None:
+    """Return how `prorl drain` reaches the node of this service; None: it has none."""
+    from ..service.node_drain import DrainRequests
+    from ..service.supervisor import Dismissal
+
+    if not topology.stage and not topology.backends:
+        return None
+    requests = DrainRequests(folder)
+    requests.withdraw(topology.node)  # of an earlier life
+    return Dismissal(partial(requests.withdraw, topology.node), drain_s)
 
 
 def _folder_of(path: Path, config: Path | None) -> ServiceFolder:
@@ -203,7 +247,7 @@ def node_topology(
     place = str(run_dir) if run_dir is not None else f"{tempfile.gettempdir()}/prorl-{os.getuid()}-{name}"
     given = {"run_dir": place, "log_format": log_format, "log_level": log_level}
     named = {key: value for key, value in given.items() if value is not None}
-    service = msgspec.structs.replace(topology.service, **named)
+    service = msgspec.structs.replace(topology.service, name="", **named)
     return msgspec.structs.replace(topology, service=service, security=SecuritySettings(str(folder.keys("node"))))
 
 
@@ -251,10 +295,10 @@ def _say_isolation(program: str, *, isolated: bool) -> None:
         say(program, "sandboxes are plain processes: what the model runs is not isolated")
 
 
-def _say_resumed(journal: Path | None) -> None:
+def _say_resumed(journal: Path) -> None:
     from ..brokers.journal.journal_summary import has_begun, read_summary
 
-    if journal is not None and has_begun(journal):
+    if has_begun(journal):
         kept = read_summary(journal)
         if kept.jobs or kept.results:
             counts = f"{kept.jobs} jobs and {kept.results} uncollected results"

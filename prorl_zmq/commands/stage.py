@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from ..config import SandboxSettings, Topology, default_run_dir, own_run_dir
+from ..config import SandboxSettings, Topology, own_run_dir
 from ..system.logs import say
 from ..system.node_name import default_node
+from ..system.run_places import default_run_dir
 from ..system.traces import tracing
 from ..wire.messages.jobs import Phase
 from .options import (

@@ -21,6 +21,7 @@ from ..wire.messages.backends import (
     DrainBackend,
     EndWeights,
     GenerationFailed,
+    HoldWeights,
     ListBackends,
     ListKeys,
     LoadWeights,
@@ -83,7 +84,9 @@ _Kinds = frozenset[type[msgspec.Struct]]
 _EVERYBODY: _Kinds = frozenset({Hello, Status, ListNodes, ListBackends})
 _BATCHES: _Kinds = frozenset({OpenBatch, Feed, NextGroup, CloseBatch, SessionAlive})
 _WATCHING: _Kinds = frozenset({Watch, Peek, ViewBatch})
-_WEIGHTS: _Kinds = frozenset({NoteWeights, BeginWeights, EndWeights, CancelWeights, LoadWeights, SetWeightVersion})
+_WEIGHTS: _Kinds = frozenset(
+    {NoteWeights, BeginWeights, EndWeights, CancelWeights, LoadWeights, SetWeightVersion, HoldWeights}
+)
 REQUESTS: dict[KeyRole, _Kinds] = {
     KeyRole.TRAINER: _EVERYBODY | _WEIGHTS | _BATCHES | {Submit, Collect, RelayBlocks, Cancel, Trace},
     KeyRole.OPERATOR: _EVERYBODY

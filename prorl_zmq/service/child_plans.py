@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .service_folder import ServiceFolder
 
 BROKER_RANK, ENGINE_RANK, STAGE_RANK = 0, 1, 2
+NODE_BROKER = "node-broker"
 FORKED_KINDS = ("embedded", "http")
 """Kinds of engines whose hosts import nothing that a fork could not use."""
 
@@ -39,6 +40,11 @@ class ChildPlan:
     serves_http: bool = False
     forked: bool = True
     """It may be a fork of a process that has imported this package; else it is a fresh interpreter."""
+
+    @property
+    def of_node(self) -> bool:
+        """Whether it works for the node alone, and ends with it."""
+        return bool(self.role) or self.rank == ENGINE_RANK or self.name == NODE_BROKER
 
     @property
     def process(self) -> str:
@@ -94,7 +100,7 @@ def plan_node(topology: Topology, folder: ServiceFolder, address: str) -> list[C
     plans = []
     if topology.stage:
         place = ["--service", str(folder.path), "--address", address, "--node", topology.node, *_shared(topology)]
-        plans.append(ChildPlan("node-broker", ("prorl", "broker", "node", *place), BROKER_RANK))
+        plans.append(ChildPlan(NODE_BROKER, ("prorl", "broker", "node", *place), BROKER_RANK))
     engine = ["--service", str(folder.path), "--bind", f"tcp://{address}:*", *keys]
     plans += _engines(topology, engine, f"{topology.node}-engine")
     plans += _stages(topology, ["--connect", node_stage_events(topology), *keys])

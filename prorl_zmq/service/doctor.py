@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import zmq
 
-from ..config import SandboxSettings, default_run_dir, run_dir_problem
+from ..config import SandboxSettings, run_dir_problem
 from ..errors import ConfigError, ProrlError
 from ..inference.engine_kind import examine_kinds
+from ..system.run_places import default_run_dir
 from ..tools.processes import first_line
 from ..tools.sandbox.apptainer import FUSE, NEEDS_FUSE
 from ..tools.sandbox.cgroups import make_cgroups

@@ -53,6 +53,10 @@ class EngineStarts:
     def __contains__(self, name: str) -> bool:
         return name in self._engines
 
+    def forget(self) -> None:
+        """The node ends, and its engines with it."""
+        self._engines.clear()
+
     def started(self, name: str, now: float) -> None:
         """A process of the engine is about to start."""
         engine = self._engines[name]

@@ -15,11 +15,12 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from ..config import JOURNAL_SUFFIX, RUN_DIR_MARK, default_run_dir, run_dir_problem
+from ..config import JOURNAL_SUFFIX, RUN_DIR_MARK, run_dir_problem
 from ..errors import ConfigError, EndpointInUse
 from ..system.held_file import holder
+from ..system.run_places import base_run_dir, default_run_dir, shared_run_dir
 from ..tools.images.build_lock import remove
 from ..tools.images.fingerprint import size_bytes
 from ..tools.images.image import lock_alone
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from ..tools.images.image import Image
 
 USED = "a process of a service uses it; stop that first"
+DEAR = "it takes long to make; {flag} removes it too"
 UNCOLLECTED = "may hold results that were not collected; --journals removes it too"
 
 
@@ -47,25 +49,37 @@ class Leftover:
     remove: Callable[[], None]
 
 
-def find_leftovers(folders: Sequence[Path], images: Path, caches: Sequence[Path], *, journals: bool) -> list[Leftover]:
+class Wanted(NamedTuple):
+    """What may be removed that is not made again by itself."""
+
+    journals: bool = False
+    """With services' folders."""
+    images: bool = False
+    programs: bool = False
+
+
+def find_leftovers(
+    folders: Sequence[Path], images: Path, unpacked: Path, programs: Path, wanted: Wanted
+) -> list[Leftover]:
     """Return what there is of this account in the usual places, and in folders that are named.
 
     Args:
         folders: run folders and services' folders elsewhere.
         images: the folder of `prorl image`.
-        caches: folders that are made again when they are needed.
-        journals: journals may be removed, and so may services' folders.
+        unpacked: that of unpacked images, which are unpacked again when they are needed.
+        programs: that of `prorl harness`.
+        wanted: what else may be removed.
 
     Raises:
         ConfigError: a folder that is named is neither.
     """
     found: list[Leftover] = []
-    run_folders = dict.fromkeys((*_usual_run_folders(), *filter(_is_run_folder, folders)))
+    run_folders = dict.fromkeys((*usual_run_folders(), *filter(_is_run_folder, folders)))
     for folder in run_folders:
-        found += _in_run_folder(folder, journals=journals)
+        found += _in_run_folder(folder, journals=wanted.journals)
     for folder in folders:
         if folder not in run_folders:
-            found.append(_service_folder(folder, journals=journals))
+            found.append(_service_folder(folder, journals=wanted.journals))
     used = USED if any(one.kept == USED for one in found) else ""
     if images.is_symlink() or images.is_dir():
         reason, store = _foreign(images), ImageStore(images)
@@ -73,22 +87,24 @@ def find_leftovers(folders: Sequence[Path], images: Path, caches: Sequence[Path]
             found.append(Leftover(images, "images", 0, reason, _nothing))
         for image in [] if reason else store.list():
             delete = partial(_remove_image, store, image.name)
-            reason = used or _why_used(image)
+            reason = used or _why_used(image) or ("" if wanted.images else DEAR.format(flag="--images"))
             found.append(Leftover(images / image.name, "image", image.manifest.size_bytes, reason, delete))
-    for cache in caches:
-        if cache.is_symlink() or cache.is_dir():
-            reason = _foreign(cache)
-            size = 0 if reason else size_bytes(cache)
-            found.append(Leftover(cache, "cache", size, reason or used, partial(remove, cache)))
+    dear = "" if wanted.programs else DEAR.format(flag="--programs")
+    for folder, what, why in ((unpacked, "unpacked images", ""), (programs, "agent programs", dear)):
+        if folder.is_symlink() or folder.is_dir():
+            reason = _foreign(folder)
+            size = 0 if reason else size_bytes(folder)
+            found.append(Leftover(folder, what, size, reason or used or why, partial(remove, folder)))
     return found
 
 
-def _usual_run_folders() -> Iterator[Path]:
-    """Find the default run folder, and others in the folder for temporary files, where commands make theirs."""
-    default = default_run_dir()
+def usual_run_folders() -> Iterator[Path]:
+    """Find the default run folder, those of named services, and others in the folder for temporary files."""
+    default, base = default_run_dir(), base_run_dir()
     if default.is_symlink() or default.is_dir():
         yield default
-    for path in sorted(Path(tempfile.gettempdir()).glob("prorl-*")):
+    named = base.parent.glob(f"{base.name}-*") if base != shared_run_dir() else ()
+    for path in sorted({base, *named, *Path(tempfile.gettempdir()).glob("prorl-*")}):
         if _is_run_folder(path) and path.lstat().st_uid == os.getuid():
             yield path
 

@@ -17,7 +17,8 @@ import re
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import count
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Literal
 
 import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -27,9 +28,6 @@ from ..errors import ConfigError
 from ..system.packed_folder import pack
 from ..wire.messages.base import PROTOCOL_VERSION
 from .service_folder import BACKENDS, MARKER, Announcement
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 BROKERS_HOST = "prorl-brokers-0.prorl"
 """DNS name of the brokers' pod: StatefulSet, number, headless Service."""
@@ -75,7 +73,14 @@ def render(options: ManifestOptions, config: Path | None) -> str:
     Raises:
         ConfigError: the topology file is wrong.
     """
-    topology = load_topology(config)
+    topology = load_topology(config, Path())
+    for file in topology.service.task_modules:
+        if not Path(file).is_absolute():
+            raise ConfigError(
+                f"{config}: service.task_modules names {file}, which no pod has: copy it into the image "
+                f"(`COPY {file} /opt/tasks/`), and name it as /opt/tasks/{Path(file).name}",
+                key="service.task_modules",
+            )
     environment = Environment(
         loader=PackageLoader("prorl_zmq.service", "."),
         autoescape=False,  # noqa: S701 - YAML; texts go through `tojson`

@@ -1,4 +1,7 @@
-"""`prorl drain` of nodes that `prorl node` runs: a request for each in the service's folder, which the node takes."""
+"""`prorl drain` of nodes that `prorl node` or `prorl serve` runs: a request for each as a file, which the node takes.
+
+The files are in `nodes/` of a service's folder; a service without a folder is one node, whose run folder has the file.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,48 @@ from typing import TYPE_CHECKING
 
 from ..errors import ConfigError, RequestTimeout
 from ..wire.messages.nodes import NodeState
+from .service_folder import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from .node_rows import NodeRow
-    from .service_folder import ServiceFolder
 
 LOOK_S = 0.1
 LIMIT_S = 20.0
 """Nodes look every second; a network file system may show them a file some seconds late."""
 
 
+class DrainRequests:
+    """Requests that nodes drain and end, as files in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def ask(self, node: str) -> None:
+        """Ask a node to drain, wherever it runs."""
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        write_whole(self._request(node), "")
+
+    def withdraw(self, node: str) -> bool:
+        """Remove the request of a node, as the node does that takes it; return whether there was one."""
+        try:
+            self._request(node).unlink()
+        except OSError:  # there is none, or the file system is away
+            return False
+        return True
+
+    def is_waiting(self, node: str) -> bool:
+        """Return whether a node has not taken the request yet."""
+        return self._request(node).exists()
+
+    def _request(self, node: str) -> Path:
+        return self._folder / f"{node}.drain"
+
+
 def drain_nodes(
-    folder: ServiceFolder, nodes: Sequence[NodeRow], name: str | None, limit_s: float = LIMIT_S
+    requests: DrainRequests, nodes: Sequence[NodeRow], name: str | None, limit_s: float = LIMIT_S
 ) -> list[NodeRow]:
     """Have a node, by its name or host, drain and end; None: all. Return which ones do, once they have answered.
 
@@ -34,16 +65,17 @@ def drain_nodes(
         raise ConfigError(f"there is no node or host {name} here; nodes: {known} (see `prorl nodes`)", key="node")
     asked = [one for one in chosen if one.state != NodeState.DRAINING]
     for one in asked:
-        folder.ask_to_drain(one.node)
+        requests.ask(one.node)
     until = time.monotonic() + limit_s
-    while waiting := [one.node for one in asked if folder.is_asked_to_drain(one.node)]:
+    while waiting := [one.node for one in asked if requests.is_waiting(one.node)]:
         if time.monotonic() > until:
-            silent = [node for node in waiting if folder.take_drain_request(node)]
+            silent = [node for node in waiting if requests.withdraw(node)]
             if not silent:
                 break
             raise RequestTimeout(
-                f"{', '.join(silent)} did not answer within {limit_s:.0f} s: `prorl drain` reaches nodes of `prorl "
-                f"node` that see {folder.path}. The node of `prorl serve` itself ends with it",
+                f"{', '.join(silent)} did not answer within {limit_s:.0f} s: `prorl drain` reaches the nodes of `prorl "
+                "node` and `prorl serve` that see the service's folder. A `prorl-stage` that was started by itself "
+                "drains on SIGUSR1",
                 timeout_s=limit_s,
             )
         time.sleep(LOOK_S)

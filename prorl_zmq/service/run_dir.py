@@ -41,7 +41,8 @@ def _locked(path: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise EndpointInUse(
-                f"another service or node runs in {path}; stop it, or name another folder with --run-dir",
+                f"another service or node runs in {path}; stop it, or give this service a name (`prorl serve --name "
+                "NAME`), or name another folder with --run-dir",
                 endpoint=str(path),
             ) from None
         yield

@@ -5,6 +5,7 @@
     DIR/keys/service, node, client, operator     a key folder for each kind of process; `service` has the list of keys
     DIR/brokers/NAME.json        where a broker is bound, written by itself once it is
     DIR/journals/NAME.journal
+    DIR/tasks/…                  task modules that the topology names by paths from where it was
     DIR/nodes/NAME.drain         asks a node to drain; the node removes it as it begins to
     DIR/lock                     held by `prorl serve` as long as it lives: the host and process are in it
 
@@ -24,6 +25,7 @@ import socket
 import stat
 import time
 import tomllib
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 import msgspec
@@ -32,22 +34,22 @@ from ..config import SERVICE_VARIABLE, Topology, load_topology
 from ..errors import ConfigError, EndpointInUse, RequestTimeout, VersionMismatch
 from ..security.keys import PUBLIC, KeyFolder
 from ..system.held_file import held
+from ..system.python_files import copy_module
 from ..wire.messages.base import PROTOCOL_VERSION, Identifier, KeyRole, new_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from ..system.held_file import HeldFile
 
 MARKER, TOPOLOGY, LOCK = ".prorl-service", "topology.toml", "lock"
 SCHEMA = 1
-BACKENDS = "backends"
+BACKENDS, NODES = "backends", "nodes"
 """The name of the backend broker."""
 KEYS = {"node": KeyRole.STAGE, "client": KeyRole.TRAINER, "operator": KeyRole.OPERATOR}
 """The keys that the service lets in, each in a folder of this name."""
-FOLDERS = ("brokers", "journals")
-BEFORE = {TOPOLOGY, "slurm", LOCK, MARKER, "keys", *FOLDERS}
+FOLDERS, TASKS = ("brokers", "journals"), "tasks"
+BEFORE = {TOPOLOGY, "slurm", LOCK, MARKER, "keys", TASKS, *FOLDERS}
 """What may be in a folder before it is made a service's: what others put there for it, or who makes it just now."""
 LOOK_S = 0.1
 WAIT_S = 60.0
@@ -140,7 +142,7 @@ class ServiceFolder:
         Raises:
             ConfigError: it is wrong, or names another number of rollout brokers than the folder was made for.
         """
-        topology = load_topology(self.path / TOPOLOGY)
+        topology = load_topology(self.path / TOPOLOGY, self.path / TASKS)
         if topology.service.rollout_brokers != len(self.rollout_brokers):
             raise ConfigError(
                 f"{self.path / TOPOLOGY}: service.rollout_brokers is {topology.service.rollout_brokers}, and the "
@@ -253,28 +255,6 @@ class ServiceFolder:
         one = self.announcement(name)
         return one is not None and service_id in ("", one.service_id)
 
-    # Nodes that are to drain ------------------------------------------------------------------------------------------
-
-    def ask_to_drain(self, node: str) -> None:
-        """Ask a node to drain and end, wherever it runs."""
-        (self.path / "nodes").mkdir(mode=0o700, exist_ok=True)
-        write_whole(self._drain_request(node), "")
-
-    def take_drain_request(self, node: str) -> bool:
-        """Remove the request that a node drains; return whether there was one."""
-        try:
-            self._drain_request(node).unlink()
-        except OSError:  # there is none, or the file system is away
-            return False
-        return True
-
-    def is_asked_to_drain(self, node: str) -> bool:
-        """Return whether a node has not taken the request yet."""
-        return self._drain_request(node).exists()
-
-    def _drain_request(self, node: str) -> Path:
-        return self.path / "nodes" / f"{node}.drain"
-
     # One service at a time --------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -332,7 +312,10 @@ def _make_keys(keys: Path) -> None:
 
 
 def _copy_topology(source: Path, target: Path) -> None:
-    load_topology(source)  # raises what is wrong with it
+    """Copy a topology file, with the task modules that it names by paths from where it is."""
+    for name in load_topology(source, Path()).service.task_modules:
+        if not Path(name).is_absolute():
+            copy_module(source.absolute().parent, name, target.parent / TASKS)
     if not (target.exists() and source.samefile(target)):
         write_whole(target, source.read_text("utf-8"))
 

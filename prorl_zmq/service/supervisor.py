@@ -96,6 +96,15 @@ class Startup(NamedTuple):
     """What is waited for, for people."""
 
 
+class Dismissal(NamedTuple):
+    """How `prorl drain` reaches the node of a supervisor that has brokers too, which live on."""
+
+    is_asked: Callable[[], bool]
+    """Asked every second."""
+    drain_s: float
+    """How long the node's jobs have to end."""
+
+
 class Supervisor:
     """Owns the processes of one run folder.
 
@@ -109,6 +118,7 @@ class Supervisor:
             are ended at once.
         is_lost: says every now and then whether another supervisor has taken over what this one holds.
         is_dismissed: says every second whether this one is to end in good order, as on SIGUSR1.
+        dismissal: how the node alone is ended in good order; None: it is not.
     """
 
     def __init__(
@@ -122,6 +132,7 @@ class Supervisor:
         drain_s: float | None = None,
         is_lost: Callable[[], bool] | None = None,
         is_dismissed: Callable[[], bool] | None = None,
+        dismissal: Dismissal | None = None,
     ) -> None:
         self._topology = topology
         self._plans = plans
@@ -129,6 +140,9 @@ class Supervisor:
         self._drain_s = drain_s
         self._is_lost = is_lost
         self._is_dismissed = is_dismissed
+        self._dismissal = dismissal
+        self._keeping: dict[str, asyncio.Task[None]] = {}
+        """What restarts each child."""
         self._log_dir = log_dir
         self._stopping = asyncio.Event()
         self._hurrying = asyncio.Event()
@@ -168,7 +182,8 @@ class Supervisor:
     async def _serve(self, on_startup: Callable[[Startup], None], on_ready: Callable[[], None]) -> None:
         watchdog = asyncio.create_task(self._feed_watchdog())
         watchdog.add_done_callback(self._note_failure)
-        tasks = [asyncio.create_task(self._keep(plan)) for plan in self._plans]
+        self._keeping = {plan.name: asyncio.create_task(self._keep(plan)) for plan in self._plans}
+        tasks = list(self._keeping.values())
         tasks.append(asyncio.create_task(self._announce(on_startup, on_ready)))
         if self._engines.report():
             tasks.append(asyncio.create_task(self._report_starts()))
@@ -176,6 +191,8 @@ class Supervisor:
             tasks.append(asyncio.create_task(self._watch_loss(self._is_lost)))
         if self._is_dismissed is not None:
             tasks.append(asyncio.create_task(self._watch_dismissal(self._is_dismissed)))
+        if self._dismissal is not None:
+            tasks.append(asyncio.create_task(self._dismiss_node(self._dismissal)))
         for task in tasks:
             task.add_done_callback(self._note_failure)
         try:
@@ -187,8 +204,8 @@ class Supervisor:
             await self._starter.close()
             await asyncio.gather(*tasks, return_exceptions=True)
             if self._failure is None and not self._usage_error:
-                await self._drain()
-            await self._end_children()
+                await self._drain(self._drain_s or 0.0)
+            await self._end_children(self._plans)
             watchdog.cancel()
 
     def stop(self) -> None:
@@ -215,6 +232,23 @@ class Supervisor:
             await asyncio.sleep(DISMISSAL_S)
         log.info("asked to drain")
         self.stop()
+
+    async def _dismiss_node(self, dismissal: Dismissal) -> None:
+        """Wait until the node is asked to drain, and end its processes; brokers and HTTP servers stay."""
+        while not await asyncio.to_thread(dismissal.is_asked):  # noqa: ASYNC110 - a file has no event
+            await asyncio.sleep(DISMISSAL_S)
+        log.info("asked to drain")
+        leaving = [plan for plan in self._plans if plan.of_node]
+        keeping = [self._keeping.pop(plan.name) for plan in leaving]
+        for task in keeping:
+            task.cancel()
+        await asyncio.gather(*keeping, return_exceptions=True)
+        self._engines.forget()
+        self._engines_changed.set()
+        await self._drain(dismissal.drain_s)
+        await self._end_children(leaving)
+        log.info("the node has drained and ended; the brokers live on. Restart this command to have it back")
+        self._notifier.status("the node has drained")
 
     def _note_failure(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -353,7 +387,7 @@ class Supervisor:
     def _compared(self, statuses: Sequence[ServiceStatus]) -> Startup:
         """Compare what has reported with what was planned; engines that failed are not waited for."""
         failed = self._engines.failed()
-        planned = [plan for plan in self._plans if plan.name not in failed]
+        planned = [plan for plan in self._plans if plan.name not in failed and plan.name in self._keeping]
         engines = {plan.name for plan in planned if plan.name in self._engines}
         wanted = (engines - self._backend_ids) | {plan.name for plan in planned if self._is_silent(plan)}
         parts = sorted(wanted)
@@ -378,9 +412,9 @@ class Supervisor:
         there = all(any(one.stage_id == pool for one in status.stages) for status in statuses)
         return count if there else 0
 
-    async def _drain(self) -> None:
+    async def _drain(self, limit_s: float) -> None:
         """Have stage processes end what they hold: EVAL last, since what RUN ends goes on there."""
-        until = asyncio.get_running_loop().time() + (self._drain_s or 0.0)
+        until = asyncio.get_running_loop().time() + limit_s
         for roles in ({"init", "run"}, {"eval"}):
             living = {plan.name for plan in self._living(STAGE_RANK) if plan.role in roles}
             left_s = until - asyncio.get_running_loop().time()
@@ -404,9 +438,10 @@ class Supervisor:
             if plan.rank == rank and (child := self._children.get(plan.name)) and not child.has_ended
         ]
 
-    async def _end_children(self) -> None:
-        for rank in sorted({plan.rank for plan in self._plans}, reverse=True):
-            living = {asyncio.create_task(self._children[plan.name].wait()): plan.name for plan in self._living(rank)}
+    async def _end_children(self, plans: Sequence[ChildPlan]) -> None:
+        for rank in sorted({plan.rank for plan in plans}, reverse=True):
+            ending = [plan.name for plan in self._living(rank) if plan in plans]
+            living = {asyncio.create_task(self._children[name].wait()): name for name in ending}
             for name in living.values():
                 self._children[name].signal(signal.SIGTERM)
                 self._children[name].signal(signal.SIGCONT)  # one that was stopped could not end in good order

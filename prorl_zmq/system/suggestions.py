@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+from typing import Any, NamedTuple
 
 import msgspec
+
+
+class WrongItem(NamedTuple):
+    """A name of a table, or its value, that is not what the table takes."""
+
+    place: str
+    """Of the item, as `place` of `instead_of`."""
+    value: object
+    """What is wrong there: the value, or the name itself."""
 
 
 def instead_of(kind: type[Any], what: str, place: str, name: str) -> str:
@@ -37,3 +47,37 @@ def instead_of(kind: type[Any], what: str, place: str, name: str) -> str:
         near = get_close_matches(name, [field.encode_name for field in getattr(found, "fields", ())], 1)
         return f"; did you mean `{near[0]}`?" if near else "; `prorl init` writes a file with all keys"
     return ""
+
+
+def wrong_item(kind: type[Any], data: Any, place: str) -> WrongItem | None:
+    """Find the item of a table that an error is about, whose place has no name in the errors of msgspec.
+
+    Args:
+        kind: what the file is decoded as.
+        data: the content of the file.
+        place: such as `rollout_broker.session_weights[...]` for a value; without `[...]` for a name.
+
+    Returns:
+        None: the place is no table with free names.
+    """
+    of_value = place.endswith("[...]")
+    place = place.removesuffix("[...]")
+    data = copy.deepcopy(data)
+    table = data
+    for part in place.replace("[", ".[").split("."):
+        try:
+            table = table[int(part[1:-1]) if part.startswith("[") else part]
+        except (LookupError, TypeError, ValueError):
+            return None
+    if not isinstance(table, dict):
+        return None
+    items = dict(table)
+    for name, value in items.items():
+        table.clear()
+        table[name] = value
+        try:
+            msgspec.convert(data, kind)
+        except msgspec.ValidationError as error:
+            if "[...]`" in str(error) or "at `key` in" in str(error):
+                return WrongItem(f"{place}.{name}", value if of_value else name)
+    return None

@@ -122,7 +122,7 @@ class LocalService:
         """Its private folder of sockets and sandboxes."""
         self._remove_folder = weakref.finalize(self, shutil.rmtree, self.run_dir, ignore_errors=True)
         try:
-            tables["service"] = {"run_dir": str(self.run_dir), **tables.get("service", {})}
+            tables["service"] = {"run_dir": str(self.run_dir), **tables.get("service", {}), "name": ""}
             tables["rollout_broker"] = ROLLOUT_BROKER | tables.get("rollout_broker", {})
             tables["sandbox"] = {"kind": sandbox, **tables.get("sandbox", {})}
             self._topology = parse_topology(dict(tables), "LocalService")
@@ -262,7 +262,10 @@ def _made(handlers: Handlers | None) -> dict[str, AgentHandler[Any]]:
         raise ConfigError(
             f"handlers has to be one or more handlers by their tasks' names; not {handlers!r}", key="handlers"
         )
-    return {task: make_handler(task, given) for task, given in handlers.items()}
+    made = {task: make_handler(task, given) for task, given in handlers.items()}
+    for handler in made.values():
+        handler.file_tasks = made
+    return made
 
 
 def _check_engine(engine: Engine) -> None:

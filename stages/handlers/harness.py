@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ...data.trajectory import Role
-from ...errors import InvalidJob
+from ...errors import ConfigError, InvalidJob
 from ...inference.chat import ChatMessage
 from ...tools.sandbox.specification import SandboxSpec
 from ...wire.messages.jobs import Harness, Job
@@ -74,7 +74,7 @@ class HarnessHandler(AgentHandler[HarnessInstance]):
         instance = phase.instance
         data: PhaseData = {}
         if instance.grader is not None:
-            handler, inner = _graded_by(phase.job, instance.grader)
+            handler, inner = self._graded_by(phase.job, instance.grader)
             data = await handler.init(replace(phase, instance=inner))
         sandbox = await phase.create_sandbox(SandboxSpec(image=instance.image))
         if instance.files:
@@ -91,26 +91,35 @@ class HarnessHandler(AgentHandler[HarnessInstance]):
         async def converse(_messages: Sequence[ChatMessage], tools: Sequence[Tool[Any]]) -> Episode:
             return await phase.converse(messages, tools)
 
-        handler, inner = _graded_by(phase.job, instance.grader)
+        handler, inner = self._graded_by(phase.job, instance.grader)
         return await handler.run(replace(phase, instance=inner, converse=converse))
 
     def stored_data(self, instance: HarnessInstance, notes: Mapping[str, str]) -> PhaseData | None:
         if instance.grader is None:
             return None
-        handler, inner = _graded_by(Job(task=self.task, instance={}), instance.grader)
+        handler, inner = self._graded_by(Job(task=self.task, instance={}), instance.grader)
         return handler.stored_data(inner, notes)
 
     async def eval(self, phase: EvalPhase[HarnessInstance]) -> Evaluation:
         grader = phase.instance.grader
         if grader is None:
             return await checked_files(phase, phase.instance.check)
-        handler, inner = _graded_by(phase.job, grader)
+        handler, inner = self._graded_by(phase.job, grader)
         return await handler.eval(replace(phase, instance=inner))
 
+    def _graded_by(self, job: Job, grader: Grader) -> tuple[AgentHandler[Any], Any]:
+        """Return the handler of the grader's task, of a file or of a package, and the grader's instance.
 
-def _graded_by(job: Job, grader: Grader) -> tuple[AgentHandler[Any], Any]:
-    handler = _handler(grader.task)
-    return handler, handler.parse_instance(msgspec.structs.replace(job, instance=grader.instance))
+        Raises:
+            InvalidJob: this process has no such task, or the instance does not fit it.
+        """
+        try:
+            handler = self.file_tasks.get(grader.task) or _handler(grader.task)
+        except ConfigError as error:
+            own = ", ".join(sorted(self.file_tasks)) or "none"
+            words = f"the grader's task is not known: {error.message}; of files (--task-module): {own}"
+            raise InvalidJob(words, job_id=job.job_id, field="grader.task") from error
+        return handler, handler.parse_instance(msgspec.structs.replace(job, instance=grader.instance))
 
 
 @cache

@@ -70,7 +70,10 @@ def test_it_lists_first_and_removes_only_if_asked(machine: Machine) -> None:
     default = machine.run_folder(f"prorl-{os.getuid()}")
     (machine.temporary / "prorl-mine").mkdir()  # no run folder: a user's own
     (machine.cache / "harnesses" / "codex").mkdir(parents=True)
-    listing, removing = (command.removeprefix("prorl clean").split() for command in CLEAN_COMMANDS)
+    (machine.cache / "unpacked" / "one").mkdir(parents=True)
+    store = ImageStore(machine.cache / "images")
+    store.build(str(tiny_root_filesystem(machine.temporary / "root")), "tools")
+    listing, removing, all_of_it = (command.removeprefix("prorl clean").split() for command in CLEAN_COMMANDS)
     listed = machine.clean(*listing)
     assert "2.0" in row(listed, default)
     assert listed.stdout.endswith("would be free again; --yes removes it\n")
@@ -78,8 +81,26 @@ def test_it_lists_first_and_removes_only_if_asked(machine: Machine) -> None:
     done = machine.clean(*removing)
     assert done.returncode == 0, done.stderr
     assert not default.exists()
+    assert not (machine.cache / "unpacked").exists()
+    assert "--images removes it too" in row(done, store.root / "tools")
+    assert "--programs removes it too" in row(done, machine.cache / "harnesses")
+    assert [image.name for image in store.list()] == ["tools"]
+    assert (machine.cache / "harnesses" / "codex").exists()
+    assert machine.clean(*all_of_it).returncode == 0
+    assert store.list() == []
     assert not (machine.cache / "harnesses").exists()
     assert (machine.temporary / "prorl-mine").exists()
+
+
+def test_run_folders_of_named_services_are_found(machine: Machine) -> None:
+    """Beside the folder of `PRORL_RUN_DIR`; others that only begin like it are not ours."""
+    elsewhere = machine.cache / "runs"
+    machine.environment["PRORL_RUN_DIR"] = str(elsewhere)
+    for folder in (elsewhere, elsewhere.with_name("runs-math")):
+        own_run_dir(folder)
+    elsewhere.with_name("runs-of-mine").mkdir()
+    assert machine.clean("--yes").returncode == 0
+    assert [each.name for each in machine.cache.iterdir()] == ["runs-of-mine"]
 
 
 def test_journals_stay_unless_they_are_named(machine: Machine) -> None:
@@ -100,7 +121,7 @@ def test_what_a_live_process_uses_stays(machine: Machine) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         server.bind(str(listening / "engine-1"))
         server.listen()
-        done = machine.clean("--yes", "--journals")
+        done = machine.clean("--yes", "--journals", "--programs")
         for folder in (locked, listening, machine.cache / "harnesses"):
             assert "no: a process of a service uses it" in row(done, folder)
         assert (locked / "sandboxes" / "one" / "file").exists()
@@ -142,7 +163,7 @@ def test_images_that_a_sandbox_uses_stay(machine: Machine) -> None:
     for name in ("used", "idle"):
         store.build(str(tiny_root_filesystem(machine.temporary / name)), name)
     with lock_image(store.root / "used"):
-        done = machine.clean("--yes")
+        done = machine.clean("--yes", "--images")
     assert "no: a sandbox uses it" in row(done, store.root / "used")
     assert "yes" in row(done, store.root / "idle")
     assert [image.name for image in store.list()] == ["used"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -12,10 +13,13 @@ import pytest
 from documents import OWN_TASK_COMMANDS, PAGES, ROOT, blocks
 from support.commands import complaint, prorl
 from support.ports import free_port
+from support.services import PROCESS, serving
 
-from prorl_zmq.config import ServiceSettings, Topology
+from prorl_zmq import Harness, Job, Sampling
+from prorl_zmq.config import ServiceSettings, Topology, load_topology
 from prorl_zmq.errors import ConfigError
 from prorl_zmq.service.child_plans import plan_children
+from prorl_zmq.service.service_folder import ServiceFolder
 from prorl_zmq.stages.handler import load_handlers
 from prorl_zmq.stages.own_tasks import all_handlers, own_handlers
 
@@ -307,6 +311,89 @@ def test_stage_processes_of_a_service_serve_modules() -> None:
     for plan in plan_children(topology, None):
         given = [plan.arguments[at : at + 4] for at, word in enumerate(plan.arguments) if word == "--task-module"]
         assert (list(given[0]) if given else []) == (wanted if plan.role else [])
+
+
+def test_a_task_of_a_file_grades_what_a_harness_did(write: Write) -> None:
+    """Its grader is found where the stage process found it; one that is nowhere is named."""
+    module = write(task="quarter", run="pass", evaluate="return Evaluation(0.25 * len(phase.instance.word))")
+    agent = (ROOT / "tests" / "stages" / "harness" / "small_agent.py").read_text()
+    harness = Harness("command", arguments=(sys.executable, "-c", agent, "{url}", "{key}"))
+
+    def job(task: str, **fields: str) -> Job:
+        return Job(
+            task="harness",
+            job_id=task,
+            harness=harness,
+            instance={"prompt": "Say the word.", "grader": {"task": task, "instance": fields}},
+            sampling=Sampling(max_tokens=8),
+            max_attempts=1,
+        )
+
+    with serving(f'[service]\ntask_modules = ["{module}"]\n{PROCESS}') as service, service.client() as client:
+        client.submit([job("quarter", word="be"), job("half", word="be")])
+        ended = {one.job_id: one for one in client.stream(timeout_s=60)}
+    graded, unknown = ended["quarter"], ended["half"]
+    assert (graded.outcome, graded.reward) == ("completed", 0.5), graded.error
+    assert unknown.error is not None
+    assert (unknown.error.code, unknown.error.fields["field"]) == ("invalid_job", "grader.task")
+    assert "offers task half" in unknown.error.message
+    assert "of files (--task-module): quarter" in unknown.error.message
+
+
+def test_a_services_folder_has_the_modules_that_its_topology_names(tmp_path: Path) -> None:
+    """With what they import from where they are, so that all nodes have them; absolute paths stay as they are."""
+    home = tmp_path / "home"
+    package = home / "tasks" / "packed"
+    package.mkdir(parents=True)
+    body = HEAD + HANDLER.format(task="copied", run="pass", evaluate="pass")
+    (home / "tasks" / "copied_words.py").write_text("import copied_more\nWORD = 'be'\n")
+    (home / "tasks" / "copied_more.py").write_text("")
+    (home / "tasks" / "unrelated.py").write_text("")
+    (home / "tasks" / "copied_task.py").write_text(f"from copied_words import WORD\n{body}")
+    (package / "__init__.py").write_text("")
+    (package / "words.py").write_text("")
+    (package / "task.py").write_text(f"from . import words\n{body}")
+    (home / "topology.toml").write_text(
+        '[service]\ntask_modules = ["tasks/copied_task.py", "tasks/packed/task.py", "/shared/task.py"]\n'
+    )
+    folder = ServiceFolder.create(tmp_path / "service", home / "topology.toml")
+    there = folder.path / "tasks"
+    copied = {str(each.relative_to(there)) for each in there.rglob("*.py")}
+    assert copied == {f"tasks/{name}.py" for name in ("copied_task", "copied_words", "copied_more")} | {
+        f"tasks/packed/{name}.py" for name in ("__init__", "words", "task")
+    }
+    named = (str(there / "tasks/copied_task.py"), str(there / "tasks/packed/task.py"), "/shared/task.py")
+    assert folder.topology().service.task_modules == named
+    alone = load_topology(home / "topology.toml").service.task_modules
+    assert alone[0] == str(home / "tasks/copied_task.py")
+    code = "import sys; from prorl_zmq.stages.own_tasks import own_handlers; print(*own_handlers(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, named[0]], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.stdout == "copied\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("../task.py", "name it by its whole path"), ("gone.py", "is not there; name a Python file")]
+)
+def test_a_module_that_cannot_be_copied_is_refused(tmp_path: Path, name: str, said: str) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (tmp_path / "task.py").write_text("")
+    (home / "topology.toml").write_text(f'[service]\ntask_modules = ["{name}"]\n')
+    with pytest.raises(ConfigError, match=said):
+        ServiceFolder.create(tmp_path / "service", home / "topology.toml")
+    assert not ServiceFolder.is_made(tmp_path / "service")
+
+
+def test_pods_get_modules_with_their_image(tmp_path: Path) -> None:
+    config = tmp_path / "topology.toml"
+    config.write_text('[service]\ntask_modules = ["tasks/my_task.py"]\n')
+    render = ("k8s", "render", "--image", "prorl:0.1", "--config", config)
+    said = complaint(prorl(*render))
+    assert "`COPY tasks/my_task.py /opt/tasks/`" in said
+    config.write_text('[service]\ntask_modules = ["/opt/tasks/my_task.py"]\n')
+    assert "/opt/tasks/my_task.py" in prorl(*render).stdout
 
 
 def test_fields_are_shown(write: Write) -> None:

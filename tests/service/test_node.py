@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import psutil
 import pytest
+from command_lines import line_of
 from support.commands import complaint, prorl
-from support.services import Program, started
+from support.services import Program, serving, started
 from support.waiting import until
 
 from prorl_zmq import Job, RolloutClient
@@ -28,7 +29,7 @@ from prorl_zmq.brokers.node.node_broker import LOOK_S
 from prorl_zmq.config import load_topology
 from prorl_zmq.errors import JobTooLarge, NotAllowed, RequestTimeout
 from prorl_zmq.security.keys import KeyFolder
-from prorl_zmq.service.node_drain import drain_nodes
+from prorl_zmq.service.node_drain import DrainRequests, drain_nodes
 from prorl_zmq.service.node_rows import NodeRow
 from prorl_zmq.service.service_folder import BACKENDS, MARKER, Announcement, ServiceFolder
 
@@ -243,11 +244,52 @@ def test_a_node_drains_by_its_name(shared: Cluster) -> None:
 
 
 def test_a_node_that_takes_no_request_is_named(tmp_path: Path) -> None:
-    folder = ServiceFolder.create(tmp_path / "service")
+    requests = DrainRequests(tmp_path / "nodes")
     row = NodeRow(node="deaf", host="h", state="ready")
     with pytest.raises(RequestTimeout, match="deaf did not answer within 0 s"):
-        drain_nodes(folder, [row], "h", limit_s=0.3)
-    assert not folder.is_asked_to_drain("deaf")
+        drain_nodes(requests, [row], "h", limit_s=0.3)
+    assert not requests.is_waiting("deaf")
+
+
+def test_the_node_of_a_whole_service_drains_and_its_brokers_live_on() -> None:
+    """Its jobs end, what waits goes to another node, and `serve` starts no process of the node again."""
+    with cluster(brokers=1) as made:
+        serve = made.start("serve", "--address", "127.0.0.1", "--run-dir", made.run_dir("a"))
+        serve.wait_line("ready; clients and nodes find it")
+        with made.client("session-0") as client:
+            (own,) = {stage.node for stage in client.status().stages}
+            client.submit(msgspec.structs.replace(job(number), max_attempts=1) for number in range(32))
+            first = client.collect(1)
+            done = prorl("drain", own, "--service", made.folder)
+            assert (done.returncode, done.stdout) == (0, f"{own} on {socket.gethostname()} drains\n"), done.stderr
+            serve.wait_line("the node has drained and ended; the brokers live on")
+            assert client.status().stages == ()
+            assert serve.child("broker backend")
+            assert serve.child("broker rollout")
+            lines = [line_of(child) for child in serve.children()]
+            assert not [line for line in lines if "cli prorl-" in line or "broker node" in line]
+            made.node("two").wait_line("ready: two")
+            rest = list(client.stream(timeout_s=60))
+            assert len(first) + len(rest) == 32
+            assert {each.outcome for each in (*first, *rest)} == {"completed"}
+        assert serve.end() == 0
+
+
+def test_the_node_of_a_service_without_a_folder_drains_too() -> None:
+    with serving() as service:
+        (node,) = {row["node"] for row in json.loads(service.run("nodes", "--json").stdout)["nodes"]}
+        with service.client() as client:
+            client.submit(job(number) for number in range(8))
+            done = prorl("drain", node, "--connect", service.front_door)
+            assert (done.returncode, done.stdout) == (0, f"{node} on {socket.gethostname()} drains\n"), done.stderr
+            service.wait_line("the node has drained and ended; the brokers live on")
+            assert client.backends.list() == ()
+            assert client.status().stages == ()
+            ended = client.collect(8)
+            assert {one.outcome for one in ended} <= {"completed"}
+        assert "there is no node or host nowhere here" in refused("drain", "nowhere", "--connect", service.front_door)
+    restarts = [line for line in service.lines if "restarting" in line]
+    assert restarts == []
 
 
 def test_wrong_flags_and_folders_are_refused(shared: Cluster, tmp_path: Path) -> None:

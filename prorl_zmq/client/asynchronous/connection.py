@@ -159,9 +159,13 @@ class AsyncServiceConnection:
 
     async def ask_backend_broker(self, request: Any, until: float) -> Any:
         """Send a request to the backend broker and return the reply; see `AsyncRequestConnection.ask`."""
-        welcome = await self.hello(until)
+        endpoint, _, find = await self.backend_broker_place(until)
+        return await self._connection(endpoint, find).ask(request, until)
+
+    async def backend_broker_place(self, until: float) -> tuple[str, Keyring | None, Callable[[], str] | None]:
+        """Return where the backend broker is, our keys, and what returns where it is later (None: it does not move)."""
         find = None if self._folder is None else self._folder.backend_broker
-        return await self._connection(welcome.backend_broker, find).ask(request, until)
+        return (await self.hello(until)).backend_broker, self.keyring, find
 
     def close(self) -> None:
         self._dropped.detach()

@@ -308,7 +308,16 @@ class ReportStarts(BackendRequest, frozen=True):
     engines: Annotated[tuple[EngineStart, ...], Meta(max_length=STARTS_LIMIT)] = ()
 
 
-class SetWeightVersion(BackendRequest, frozen=True):
+class WeightsRequest(BackendRequest, frozen=True, kw_only=True):
+    """Base of requests about the weights of all engines: refused with `weights_held` if another trainer makes them."""
+
+    trainer: Identifier | Literal[""] = ""
+    """The session of the trainer that asks, whose weights they are from then on; empty: it is none."""
+    take_over: bool = False
+    """Do so though another trainer lives; that one is refused from then on."""
+
+
+class SetWeightVersion(WeightsRequest, frozen=True):
     """Note which weights a backend serves from now on; of all backends (None), their engine hosts are told too.
 
     It holds until a heartbeat reports another version than the host's heartbeat before: engines that were updated by
@@ -321,7 +330,7 @@ class SetWeightVersion(BackendRequest, frozen=True):
     """How long the engine hosts have to answer; so below."""
 
 
-class BeginWeights(BackendRequest, frozen=True):
+class BeginWeights(WeightsRequest, frozen=True):
     """Have all engines stop generating, and assign no job to a backend that does not serve weights of this version.
 
     For the same version begun again, only the limit starts over. If one engine cannot, the update is cancelled.
@@ -334,21 +343,21 @@ class BeginWeights(BackendRequest, frozen=True):
     timeout_s: Seconds = ENGINES_S
 
 
-class EndWeights(BackendRequest, frozen=True):
+class EndWeights(WeightsRequest, frozen=True):
     """Have all engines continue with these weights; backends that do not serve them get no jobs until they do."""
 
     weight_version: WeightVersion
     timeout_s: Seconds = ENGINES_S
 
 
-class CancelWeights(BackendRequest, frozen=True):
+class CancelWeights(WeightsRequest, frozen=True):
     """Have all engines continue with the weights that they have: those that were on their way will not come."""
 
     weight_version: WeightVersion
     timeout_s: Seconds = ENGINES_S
 
 
-class LoadWeights(BackendRequest, frozen=True):
+class LoadWeights(WeightsRequest, frozen=True):
     """Have all engines load the weights at `path` (as the engine hosts see it): begin, load and end in one.
 
     Each engine continues as soon as it has them; one that fails gets no jobs while others serve the version.
@@ -358,6 +367,16 @@ class LoadWeights(BackendRequest, frozen=True):
     weight_version: WeightVersion
     mode: UpdateMode = "keep"
     timeout_s: Seconds = ENGINES_S
+
+
+AnyWeightsRequest = SetWeightVersion | BeginWeights | EndWeights | CancelWeights | LoadWeights
+
+
+class HoldWeights(BackendRequest, frozen=True):
+    """Renew the lease of a trainer that has made a request about weights, while its client lives; or end it."""
+
+    trainer: Identifier
+    goodbye: bool = False
 
 
 class ListKeys(BackendRequest, frozen=True):
@@ -441,11 +460,8 @@ AnyBackendRequest = (
     | ClearBackends
     | ListBackends
     | ReportStarts
-    | SetWeightVersion
-    | BeginWeights
-    | EndWeights
-    | CancelWeights
-    | LoadWeights
+    | AnyWeightsRequest
+    | HoldWeights
     | ListKeys
 )
 AnyBackendReply = Assigned | WaitLonger | NameAll | Done | BackendList | KeyList | BackendRefused

@@ -1,0 +1,76 @@
+"""Where the run folder of a service is: one per user, or one per name, so that two services of a user do not meet.
+
+`PRORL_RUN_DIR` sets the folder of services without a name, and `PRORL_NAME` the name where no flag, argument or
+topology file does. A service `math` has the folder of those without a name, with `-math` behind it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from pathlib import Path
+
+from ..errors import ConfigError
+
+FOLDER_VARIABLE = "PRORL_RUN_DIR"
+NAME_VARIABLE = "PRORL_NAME"
+NAME_PATTERN = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,39}"
+
+_is_name = re.compile(NAME_PATTERN).fullmatch
+
+
+def shared_run_dir() -> Path:
+    """Return the run folder that all services of a user share if nothing names another one."""
+    return Path(tempfile.gettempdir()) / f"prorl-{os.getuid()}"
+
+
+def base_run_dir() -> Path:
+    """Return the run folder of a service without a name."""
+    return Path(os.environ.get(FOLDER_VARIABLE) or shared_run_dir())
+
+
+def default_run_dir(name: str = "") -> Path:
+    """Return the run folder of the service of a name; empty: of the one in `PRORL_NAME`, or of none."""
+    return named_run_dir(base_run_dir(), name or name_of_environment())
+
+
+def named_run_dir(base: Path, name: str) -> Path:
+    """Return the run folder of a named service; `base` is the folder without a name."""
+    return base.with_name(f"{base.name}-{name}") if name else base
+
+
+def name_of_environment() -> str:
+    """Return the name in `PRORL_NAME`; empty: there is none.
+
+    Raises:
+        ConfigError: it cannot be a service's.
+    """
+    name = os.environ.get(NAME_VARIABLE, "")
+    return checked_name(name, f"${NAME_VARIABLE}") if name else ""
+
+
+def checked_name(name: str, source: str) -> str:
+    """Return a service's name.
+
+    Raises:
+        ConfigError: it cannot be one; the message begins with `source`, which says where it is from.
+    """
+    if not _is_name(name):
+        raise ConfigError(
+            f"{source} {name!r} cannot be a service's name: use 1 to 40 letters, digits and . _ - (not . or - first)",
+            key="name",
+        )
+    return name
+
+
+def is_name(place: str) -> bool:
+    """Return whether a place is the name of a service, and not an endpoint."""
+    return _is_name(place) is not None
+
+
+def front_door_at(place: str | None) -> str:
+    """Return the front door at a place: an endpoint, a service's name, or None for the default service."""
+    if place is None or is_name(place):
+        return f"ipc://{default_run_dir(place or '')}/front_door"
+    return place
