@@ -32,7 +32,7 @@ from ...wire.messages.backends import (
 )
 from ...wire.messages.base import new_id
 from ...wire.messages.front_door import Cancel, NoteWeights, Status, Trace
-from ...wire.messages.jobs import Job
+from ...wire.messages.jobs import Job, TrainOn
 from ...wire.messages.nodes import ListNodes, NodeList
 from ..batch_progress import BatchProgress, batch_options
 from ..current_trace import in_current_trace, submit_span
@@ -41,6 +41,7 @@ from ..requests import IDS_PER_REQUEST, NAMELESS_S, POLL_S, UPDATE_LIMIT_S, Coll
 from .backends import Backends
 from .batch import Batch
 from .connection import ServiceConnection
+from .endpoint import Endpoint
 from .transport import Lock, sleep
 from .views import Views
 
@@ -153,6 +154,12 @@ class RolloutClient:
             self._collecting.expect(ids, reply.journal_id)
             accepted += ids
         return accepted
+
+    def endpoint(
+        self, job: Job, *, idle_s: float = 600.0, train_on: TrainOn = ("all",), timeout_s: float | None = None
+    ) -> Endpoint:
+        """Open a rollout to a program of yours at an OpenAI-style address, `with` it: see `Endpoint`."""
+        return Endpoint(self.submit, self._service, self._collecting, job, idle_s, train_on, timeout_s)
 
     def collect(self, max_results: int = 64, *, wait_s: float | None = None) -> list[Trajectory]:
         """Take up to `max_results` finished jobs of the session; wait up to `wait_s` seconds for the first.
