@@ -155,8 +155,9 @@ class FrontDoor:
             self._answer(envelope, Refused(request_id, InternalError(f"{type(error).__name__}: {error}").info()))
 
     def next_deadline(self) -> float | None:
-        held = (*self._polls.values(), *self._traces.values())
-        deadlines = (self._batch_requests.next_deadline(), *(each.until for each in held))
+        polls = (poll.until for poll in self._polls.values())
+        traces = (held.until for held in self._traces.values())
+        deadlines = (self._batch_requests.next_deadline(), *polls, *traces)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def answer_held(self, sessions: set[str], now: float) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ...errors import EndpointFailed, JobsLost, ProrlError, RequestTimeout, from_info
 from ...wire.messages.base import new_id
 from ...wire.messages.front_door import Cancel, Collect, Trace
-from ..outside_calls import ask, check_reward, is_over, with_key
+from ..outside_calls import GONE, ask, check_reward, is_over, with_key
 from ..requests import POLL_S
 from .transport import in_thread
 
@@ -170,8 +170,7 @@ class Endpoint:
             if trace.address:
                 break
             if trace.outcome is not None:
-                error = (self.trajectory()).error
-                raise from_info(error) if error is not None else EndpointFailed(f"the job ended as {trace.outcome}")
+                raise self._ended_before()
             if until is not None and time.monotonic() >= until:
                 raise RequestTimeout(
                     f"no RUN process had a free slot for rollout {self.job_id} within {self._timeout_s:g} s",
@@ -185,10 +184,14 @@ class Endpoint:
                 f"reached from here ({error}); run the program on that machine, or open the rollout at the gateway",
                 status=0,
             ) from None
-        if not is_over(answer):
-            return trace.address
-        error = (self.trajectory()).error
-        raise from_info(error) if error is not None else EndpointFailed("the rollout has ended", status=answer.status)
+        if is_over(answer):
+            raise self._ended_before()
+        return trace.address
+
+    def _ended_before(self) -> ProrlError:
+        """Return what ended the job before its program could begin."""
+        ended = (self.trajectory()).error
+        return from_info(ended) if ended is not None else EndpointFailed("the rollout has ended", status=GONE)
 
     def _leave(self) -> None:
         """Cancel what was not finished, and acknowledge the trajectory."""
