@@ -17,9 +17,11 @@ from urllib.request import ProxyHandler, Request, build_opener
 import msgspec
 
 from ..errors import EndpointFailed
+from ..system.node_name import loopback_id
 from ..wire.messages.jobs import Job, Outside
 
 if TYPE_CHECKING:
+    from ..wire.messages.front_door import JobTrace
     from ..wire.messages.jobs import TrainOn
 
 ANSWER_S = 30.0
@@ -58,6 +60,24 @@ def with_key(job: Job, idle_s: float, train_on: TrainOn, key: str = "") -> tuple
     except msgspec.ValidationError as error:
         raise EndpointFailed(f"the rollout cannot be opened so: {error}", status=400) from None
     return msgspec.structs.replace(job, outside=outside, max_attempts=1), key
+
+
+def reached_at(trace: JobTrace) -> str:
+    """Return the URL at which a rollout is reached from here.
+
+    Raises:
+        EndpointFailed: it is on the loopback network of another machine or container, where something else may listen
+            here.
+    """
+    url, _, loopback = trace.address.partition("#")
+    if loopback and loopback != loopback_id():
+        node = trace.spans[-1].node if trace.spans else "?"
+        raise EndpointFailed(
+            f"rollout {trace.job_id} is on node {node}, at that machine's loopback address, which cannot be reached "
+            "from here: run the program, or a gateway, on that machine",
+            status=0,
+        )
+    return url
 
 
 def check_reward(reward: Any) -> None:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 import aiohttp
 from aiohttp import web
 
-from ..client.outside_calls import with_key
+from ..client.outside_calls import reached_at, with_key
 from ..client.requests import check_job_ids, pack_job
-from ..errors import Busy
+from ..errors import Busy, EndpointFailed
 from ..service.rollout_brokers import trace_in
 from ..wire.messages.base import new_id
 from ..wire.messages.front_door import Submit, Trace
@@ -145,7 +145,10 @@ class RolloutsApi:
         while (left_s := until - loop.time()) > 0:
             trace = await self._connection.address_of(job_id, min(left_s, LOOK_S))
             if trace.address:
-                return trace.address
+                try:
+                    return reached_at(trace)
+                except EndpointFailed as error:
+                    return refused(502, error.message)
             if trace.outcome is not None or any(span.phase == "eval" for span in trace.spans):
                 return refused(410, f"the rollout {job_id} has ended; its trajectory is with who opened it")
         return refused(503, f"the rollout {job_id} has not begun within {OPEN_S:g} s: all slots of RUN are taken")

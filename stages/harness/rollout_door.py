@@ -22,6 +22,8 @@ import msgspec
 from aiohttp import web
 
 from ...model_proxy.server import json_answer, shown_keys
+from ...system.node_name import loopback_id
+from ...wire.sockets import is_loopback_host
 from .outside_rollout import Finish, ended_answer
 
 if TYPE_CHECKING:
@@ -73,7 +75,8 @@ class RolloutDoor:
             await self._listen()
         job_id = rollout.job.job_id
         self._open[job_id] = rollout
-        self.addresses[job_id] = f"{self._url}/rollouts/{job_id}"
+        loopback = f"#{loopback_id()}" if is_loopback_host(self._host) else ""
+        self.addresses[job_id] = f"{self._url}/rollouts/{job_id}{loopback}"
         self._changed()
 
     def shut(self, rollout: OutsideRollout) -> None:

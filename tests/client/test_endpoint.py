@@ -13,14 +13,17 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import aiohttp
+import msgspec
 import numpy as np
 import pytest
 from support.waiting import until
 
 from prorl_zmq import AsyncRolloutClient, EpisodeLimits, Job, PhaseLimits, RolloutClient, Sampling
-from prorl_zmq.client.outside_calls import ask, with_key
+from prorl_zmq.client.outside_calls import ask, reached_at, with_key
 from prorl_zmq.errors import EndpointFailed, InvalidJob, RequestTimeout, UnknownJob
 from prorl_zmq.testing import LocalService, say
+from prorl_zmq.wire.messages.front_door import JobTrace, Span
+from prorl_zmq.wire.messages.jobs import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -347,6 +350,16 @@ def test_a_key_is_known_to_its_client_only() -> None:
     assert with_key(OUTSIDE, 60.0, ("all",))[1] != key
 
 
+def test_a_loopback_address_of_another_machine_is_never_asked() -> None:
+    span = Span(phase=Phase.RUN, place="held", attempt=1, start_s=0.0, node="gpu-7")
+    trace = JobTrace(
+        "1", job_id="r", accepted_at=0.0, age_s=1.0, spans=(span,), address="http://127.0.0.1:1/rollouts/r#0"
+    )
+    with pytest.raises(EndpointFailed, match="rollout r is on node gpu-7, at that machine's loopback address"):
+        reached_at(trace)
+    assert reached_at(msgspec.structs.replace(trace, address="http://10.0.0.7:1/rollouts/r")).startswith("http://10.")
+
+
 def test_an_address_that_is_out_of_reach_is_an_os_error() -> None:
     with pytest.raises(OSError, match="refused"):
         ask("GET", "http://127.0.0.1:1/models", "key", None)
@@ -361,8 +374,7 @@ def test_a_broker_that_is_restarted_learns_the_address_again() -> None:
         assert chat(rollout, "Say yes.")[0] == 200
         with pytest.raises(UnknownJob):
             client.trace("never-was")
-        address = client.trace(rollout.job_id).address
-        assert address == rollout.base_url
+        assert reached_at(client.trace(rollout.job_id)) == rollout.base_url
         assert rollout.finish(reward=1.0).reward == 1.0
         assert client.trace(rollout.job_id).address == ""
 

@@ -12,6 +12,7 @@ from aiohttp import web
 from support.ports import free_port
 from support.waiting import until, until_async
 
+from prorl_zmq.client import outside_calls
 from prorl_zmq.config import GatewaySettings
 from prorl_zmq.gateway.server import Gateway
 from prorl_zmq.gateway.settings import GatewayOptions
@@ -134,7 +135,7 @@ def test_a_silent_program_is_a_timeout(served: SharedService) -> None:
     run(served, asks)
 
 
-def test_a_program_that_leaves_the_gateway_ends_its_call(tmp_path: Path) -> None:
+def test_a_program_that_leaves_the_gateway_ends_its_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = say(lambda prompt: "ye" + 300_000 * "e" + "s" if "slowly" in prompt else "yes")
     long = {"sampling": {"max_tokens": 400_000}, "episode": {"max_tokens": 500_000}}
 
@@ -158,6 +159,13 @@ def test_a_program_that_leaves_the_gateway_ends_its_call(tmp_path: Path) -> None
             _, told = await client.get(f"/v1/jobs/{made['job_id']}/trajectory?wait_s=20")
             metrics = told["result"]["metrics"]
             assert (metrics["calls_without_reply"], metrics["main_turns"]) == (1, 1)
+            elsewhere = (await client.post("/v1/rollouts", rollout()))[1]
+            with monkeypatch.context() as patched:
+                patched.setattr(outside_calls, "loopback_id", lambda: "another")  # as on another machine than RUN's
+                path, headers = f"/v1/rollouts/{elsewhere['job_id']}", bearer(elsewhere["api_key"])
+                status, told = await client.post(f"{path}/chat/completions", ASKS, headers=headers)
+                assert (status, "at that machine's loopback address" in told["error"]["message"]) == (502, True)
+            await client("DELETE", path)
             await gateway._json_api.rollouts.close()
             await gateway._prorl_api.close()
             await runner.cleanup()

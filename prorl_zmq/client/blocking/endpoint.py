@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ...errors import EndpointFailed, JobsLost, ProrlError, RequestTimeout, from_info
 from ...wire.messages.base import new_id
 from ...wire.messages.front_door import Cancel, Collect, Trace
-from ..outside_calls import GONE, ask, check_reward, is_over, with_key
+from ..outside_calls import GONE, ask, check_reward, is_over, reached_at, with_key
 from ..requests import POLL_S
 from .transport import in_thread
 
@@ -176,17 +176,15 @@ class Endpoint:
                     f"no RUN process had a free slot for rollout {self.job_id} within {self._timeout_s:g} s",
                     timeout_s=self._timeout_s,
                 )
+        url = reached_at(trace)
         try:
-            answer = in_thread(ask, "GET", f"{trace.address}/models", self.api_key, None)
+            answer = in_thread(ask, "GET", f"{url}/models", self.api_key, None)
         except OSError as error:
-            raise EndpointFailed(
-                f"the address {trace.address} of rollout {self.job_id}, on node {trace.spans[-1].node}, cannot be "
-                f"reached from here ({error}); run the program on that machine, or open the rollout at the gateway",
-                status=0,
-            ) from None
+            words = f"the address {url} of rollout {self.job_id} cannot be reached from here: {error}"
+            raise EndpointFailed(words, status=0) from None
         if is_over(answer):
             raise self._ended_before()
-        return trace.address
+        return url
 
     def _ended_before(self) -> ProrlError:
         """Return what ended the job before its program could begin."""

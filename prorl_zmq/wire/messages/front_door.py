@@ -234,7 +234,8 @@ class JobTrace(Reply, frozen=True, kw_only=True):
     turns: int = 0
     error: ErrorInfo | None = None
     address: str = ""
-    """While a program outside may lead the rollout: the URL at which RUN takes its calls, on the node of that span."""
+    """While a program outside may lead the rollout: the URL at which RUN takes its calls. Behind `#` is the loopback
+    network that it is on, if it is on one (see `system.node_name.loopback_id`)."""
     traceparent: str = ""
     """The W3C trace context of the job's span; empty: it is not traced."""
     parent_span: str = ""
