@@ -10,6 +10,7 @@ VLLM ?= .vllm
 TRAINERS ?= .trainers
 GYM ?= .gym
 HARNESSES ?= .harnesses
+OUTSIDE ?= .outside
 # Agent harnesses that install in minutes; openhands wants Python 3.12, which not every machine has.
 HARNESS_NAMES ?= claude-code codex opencode qwen-code pi mini-swe-agent openhands
 # vLLM pins what it needs, so it gets an environment of its own. Without a GPU it is the CPU build, which wants parts of
@@ -33,7 +34,7 @@ export PATH := $(PATH):$(BIN)
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: wheel wheels release demo unit test bare proof turn service-proof engine-proof vllm trainers harnesses lint types client docs bench mutants clean help
+.PHONY: wheel wheels release demo unit test bare proof turn service-proof engine-proof vllm trainers harnesses outside lint types client docs bench mutants clean help
 
 help:
 	@echo "make demo    train a small policy to use bash, through the whole service (about two minutes)"
@@ -45,6 +46,7 @@ help:
 	@echo "make vllm    install vLLM into .vllm, for engines and the tests that need one (some minutes, 3.5 GB)"
 	@echo "make trainers  install TRL, verl, SkyRL and NeMo Gym for their tests (some minutes, 7 GB)"
 	@echo "make harnesses  install agent harnesses for their tests (some minutes, 3 GB; needs npm)"
+	@echo "make outside  install an agent framework for the tests of programs outside (half a minute, 150 MB)"
 	@echo "make lint    ruff: rules and format"
 	@echo "make types   mypy --strict, over the installed wheel"
 	@echo "make client  generate the blocking client from the asyncio one"
@@ -97,6 +99,8 @@ types: $(VENV)/.lint $(VENV)/.test
 	$(BIN)/python .ci/check_types.py
 
 harnesses: $(HARNESSES)/.ready
+
+outside: $(OUTSIDE)/.ready
 
 client: $(VENV)/.lint
 	$(BIN)/python .ci/generate_client.py
@@ -189,6 +193,13 @@ $(HARNESSES)/.ready: stages/harness/adapter.py $(wildcard stages/harness/adapter
 	done
 	touch $@
 
+# What a user of the client installs beside a framework: nothing of the service.
+$(OUTSIDE)/.ready: $(SOURCES)
+	test -x $(OUTSIDE)/bin/python || $(PYTHON) -m venv $(OUTSIDE)
+	rm -rf build
+	$(OUTSIDE)/bin/python -m pip --disable-pip-version-check --quiet install . openai anthropic openai-agents
+	touch $@
+
 # What deploy/ installs into an image of the service, for the Python of $(VENV).
 wheels: | $(BIN)/python
 	rm -rf build dist/wheels
@@ -203,4 +214,4 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 clean:
-	rm -rf $(VENV) $(VLLM) $(TRAINERS) $(GYM) $(HARNESSES) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) $(TRAINERS) $(GYM) $(HARNESSES) $(OUTSIDE) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 CLIENT = ROOT / "prorl_zmq" / "client"
-FILES = ("backends.py", "batch.py", "client.py", "connection.py", "views.py", "weights.py")
+FILES = ("backends.py", "batch.py", "client.py", "connection.py", "endpoint.py", "views.py", "weights.py")
 FIRST_LINE = "# Generated from ../asynchronous/{name} by `make client`; do not edit.\n"
 
 WORDS = (

@@ -294,6 +294,10 @@ class HarnessFailed(ProrlError):
     """An agent program ended without a call of the model that was answered. Fields: `harness`, `exit_code`."""
 
 
+class EndpointFailed(ProrlError):
+    """A program outside cannot lead its rollout: the address is out of reach, or refuses what was asked (`status`)."""
+
+
 class ToolSessionLost(ProrlError):
     """A tool session (a live bash) ended and could not be restarted."""
 

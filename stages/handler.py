@@ -190,6 +190,8 @@ class AgentHandler(ABC, Generic[Instance]):
     """The Struct that a job's `instance` must fit; unknown fields are refused."""
     row_formats: ClassVar[tuple[RowFormat, ...]] = ()
     """The published data sets whose rows become instances of the task. Rows that are instances need none."""
+    grades: ClassVar[bool] = True
+    """False: EVAL cannot judge; the reward is what a program outside reports."""
     eval_in_sandbox: ClassVar[bool] = False
     """Keep the sandbox after RUN, and run EVAL on its node."""
     file_tasks: Mapping[str, AgentHandler[Any]] = MappingProxyType({})

@@ -18,23 +18,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..errors import (
-    FIELDS_LIMIT,
-    NAME_LIMIT,
     Cancelled,
     ConfigError,
     EngineFailed,
-    ErrorInfo,
-    GraderFailed,
     HandlerFailed,
     InvalidJob,
-    MalformedMessage,
     PhaseTimeout,
     ProrlError,
     SandboxBroken,
     SandboxFailed,
     SandboxLimitExceeded,
     ToolSessionLost,
-    shortened,
 )
 from ..inference.chat_loading import chat_format
 from ..metrics.catalog import GENERATE_SECONDS
@@ -42,12 +36,10 @@ from ..system.open_files import wait_for_descriptors
 from ..system.traces import span
 from ..tools.child import to_the_end
 from ..tools.sandbox.specification import SandboxSpec
-from ..wire import codec
-from ..wire.messages.base import METRICS_LIMIT, NOTE_LIMIT, new_id
+from ..wire.messages.base import new_id
 from ..wire.messages.jobs import Outcome, Phase
 from ..wire.messages.stages import PhaseDone, PhaseFailed
 from .agent_loop import AgentLoop, Episode
-from .cut_text import cut_text
 from .handler import (
     TASKS_OWN_REASONS,
     AgentHandler,
@@ -60,10 +52,11 @@ from .handler import (
     failure_of,
 )
 from .judge import EngineJudge, PhaseJudge
-from .phase_data import passed_on, sendable
+from .phase_data import passed_on
+from .phase_ends import checked, notes_of, readable, reward_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -79,13 +72,13 @@ if TYPE_CHECKING:
     from ..wire.messages.stages import StartPhase
     from .backend_client import BackendClient
     from .grading.grader_pool import GraderPool
+    from .harness.outside_rollout import OutsideRollout
     from .harness.rollout import ChosenHarness
+    from .harness.rollout_door import RolloutDoor
     from .judge import Judges
     from .sandbox_handoff import SandboxHandoff
 
 log = logging.getLogger("prorl.stage")
-EVENT_LIMIT_BYTES = codec.HEADER_LIMIT_BYTES // 2
-"""Largest event: the phase data of a handler, its metrics and the rest. Bulk data goes into the sandbox."""
 AGENTS_SHARE = 0.5
 """A RUN that is out of time is the agent's own fault if so much of its limit passed in tools, and not in the engine."""
 DESCRIPTORS, DESCRIPTORS_LIMIT_S = 16, 60.0
@@ -95,6 +88,8 @@ BACKEND_WAIT_S = 0.1
 """A shorter wait for a backend is not among the timings."""
 NO_EPISODE = Episode()
 """What is recorded of a phase without a conversation; it is only read."""
+REPORTED_REWARD = "reward reported by the program outside"
+"""Where RUN's data have it."""
 MOVE_LIMIT = 4
 """How often a phase goes on with another backend after one has failed its generation; then the attempt has failed."""
 
@@ -111,6 +106,8 @@ class PhaseRunner:
     handoff: SandboxHandoff
     graders: GraderPool
     judges: Judges
+    door: Callable[[], RolloutDoor]
+    """Returns where programs outside lead rollouts of this process."""
     _sandbox: Sandbox | None = field(default=None, init=False)
     _fresh: list[Sandbox] = field(default_factory=list, init=False)
     """Those that end with the phase."""
@@ -118,6 +115,7 @@ class PhaseRunner:
     _episode: Episode | None = field(default=None, init=False)
     _has_conversed: bool = field(default=False, init=False)
     _harness: ChosenHarness | None = field(default=None, init=False)
+    _outside: OutsideRollout | None = field(default=None, init=False)
     _conversing: float = field(default=math.inf, init=False)
     """Since when the agent acts."""
     _moves: int = field(default=0, init=False)
@@ -154,6 +152,8 @@ class PhaseRunner:
 
     def add_time(self, seconds: float) -> None:
         """Move the phase's limit: this process did not run for so long."""
+        if self._outside is not None:
+            self._outside.add_time(seconds)
         if self._timer is not None and not self._timer.expired() and (until := self._timer.when()) is not None:
             with suppress(RuntimeError):  # the phase has ended, and its sandbox is still being closed
                 self._timer.reschedule(until + seconds)
@@ -161,6 +161,8 @@ class PhaseRunner:
     async def _phase(self) -> PhaseDone:
         instance = self.handler.parse_instance(self.job)
         choice = self.handler.harness(self.job, instance)
+        if choice is not None and self.job.outside is not None:
+            raise InvalidJob("a job names a harness or has a program outside, not both", field="harness")
         if choice is not None:
             from .harness.rollout import ChosenHarness  # with aiohttp, which takes half of a process's start
 
@@ -179,7 +181,7 @@ class PhaseRunner:
                     data = await self.handler.run(phase)
                     if self._sandbox is not None and self._hands_on_sandbox():
                         await self._sandbox.end_processes()
-                    return self._done(passed_on(data))
+                    return self._done(self._with_report(passed_on(data)))
                 except SandboxLimitExceeded:
                     raise
                 except (SandboxFailed, ToolSessionLost) as error:
@@ -203,7 +205,7 @@ class PhaseRunner:
                     PhaseJudge(self.judges, EngineJudge(self.job, self.command.attempt, self.backends, self.engines)),
                 )
                 with span("grade", {"prorl.task": self.job.task}):
-                    evaluation = await self.handler.eval(grading)
+                    evaluation = self._programs_own() or await self.handler.eval(grading)
                 return self._done({}, self.handler.final_result(self.job, evaluation))
 
     async def _create_sandbox(self, spec: SandboxSpec) -> Sandbox:
@@ -251,11 +253,15 @@ class PhaseRunner:
         asked_at = time.monotonic()
         backend = await self._assigned()
         waited_s = time.monotonic() - asked_at
-        settings = backend.chat if self._harness is not None else msgspec.structs.replace(backend.chat, parser_url="")
+        has_program = self._harness is not None or self.job.outside is not None
+        settings = backend.chat if has_program else msgspec.structs.replace(backend.chat, parser_url="")
         chat = await self._chat(settings)
         self._episode, self._conversing = Episode(began=self._started), time.monotonic()
         if waited_s >= BACKEND_WAIT_S:
             self._episode.timings["backend"] = waited_s
+        if self.job.outside is not None:
+            await self._be_led(messages, tools, chat, backend)
+            return self._episode
         if self._harness is not None:
             if self._sandbox is None:
                 raise SandboxFailed("a harness needs the job's sandbox, and there is none")
@@ -275,6 +281,34 @@ class PhaseRunner:
         )
         await loop.run(messages)
         return self._episode
+
+    async def _be_led(
+        self, messages: Sequence[ChatMessage], tools: Sequence[Tool[Any]], chat: ChatFormat, backend: Backend
+    ) -> None:
+        """Let a program outside lead the rollout to its end."""
+        if tools:
+            names = ", ".join(tool.name for tool in tools)
+            raise InvalidJob(
+                f"the task {self.job.task} gives tools to the policy ({names}), which a program outside cannot use; "
+                "use a task without tools, such as `outside`",
+                field="task",
+            )
+        from .harness.outside_rollout import OutsideRollout  # with aiohttp, as above
+
+        assert self._episode is not None, "the conversation has begun"
+        model = (self._generate, chat, backend.context_tokens, self.job, self._episode, messages)
+        self._outside = OutsideRollout(*model, backend.chat.parser_url, grades=self.handler.grades)
+        await self._outside.lead(self.door())
+
+    def _with_report(self, data: PhaseData) -> PhaseData:
+        """Return RUN's data with the reward that a program outside has reported."""
+        reward = self._outside.reward if self._outside is not None else None
+        return data if reward is None else {**data, REPORTED_REWARD: reward}
+
+    def _programs_own(self) -> Evaluation | None:
+        """Return the evaluation of a program outside, which takes the place of the task's."""
+        reward = self.command.phase_data.get(REPORTED_REWARD) if self.job.outside is not None else None
+        return None if reward is None else Evaluation(reward)
 
     async def _chat(self, settings: ChatSettings) -> ChatFormat:
         arguments = self.job.template_arguments
@@ -415,7 +449,8 @@ class PhaseRunner:
             return Failure(Outcome.CANCELLED, Cancelled("the phase was stopped").info())
         if timed_out and isinstance(error, TimeoutError):
             message = f"{phase} took longer than its limit of {limit_s:g} s"
-            reward = 0.0 if self._agents_time_s() > AGENTS_SHARE * limit_s else None
+            is_agents = self.job.outside is None and self._agents_time_s() > AGENTS_SHARE * limit_s
+            reward = 0.0 if is_agents else None
             return Failure(Outcome.TIMEOUT, PhaseTimeout(message, phase=phase, limit_s=limit_s).info(), reward=reward)
         if not isinstance(error, Exception):
             return Failure(Outcome.FAILED, HandlerFailed(f"{phase} raised {error!r}").info())
@@ -433,54 +468,3 @@ def _interchangeable(one: Backend, other: Backend) -> bool:
     """Return whether a conversation can go on with another backend: the same policy, tokens, log-probs, and room."""
     fields = ("model", "chat", "logprobs_mode", "context_tokens")
     return all(getattr(one, name) == getattr(other, name) for name in fields)
-
-
-def reward_of(evaluation: Evaluation) -> float:
-    reward: Any = evaluation.reward
-    try:
-        number = float(reward) if not isinstance(reward, str | bytes) else math.nan
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise GraderFailed(f"EVAL gave the reward {reward!r}; it must be a finite number", reason="result", output="")
-    return number
-
-
-def notes_of(notes: dict[str, str]) -> dict[str, str]:
-    """Return notes within their limit: of long ones the beginning and the end, which has a judge's verdict."""
-    return {name: cut_text(sendable(note), NOTE_LIMIT) for name, note in notes.items()}
-
-
-def checked(done: PhaseDone) -> PhaseDone:
-    """Return an event as the broker will read it, with plain data only."""
-    if len(done.metrics) > METRICS_LIMIT:
-        raise HandlerFailed(f"{done.phase} gave {len(done.metrics)} metrics; at most {METRICS_LIMIT} can be passed on")
-    try:
-        return codec.read_back(done, PhaseDone, EVENT_LIMIT_BYTES, is_plain=not done.phase_data)
-    except MalformedMessage as error:
-        raise HandlerFailed(f"{done.phase} gave something that cannot be passed on: {error.message}") from error
-
-
-def readable(failed: PhaseFailed) -> PhaseFailed:
-    """Return an event as the broker will read it: with a short error, and without its record if that is too large.
-
-    The error may be a handler's own, of any length; were its event dropped, the job would wait until its lease expires.
-    """
-    failed = msgspec.structs.replace(failed, error=_in_short(failed.error))
-    try:
-        failed = codec.read_back(failed, PhaseFailed, EVENT_LIMIT_BYTES, is_plain=False)
-    except MalformedMessage as problem:
-        log.error("the record of a failed %s is left out: %s", failed.phase, problem.message)  # noqa: TRY400
-        bare = {"metrics": {}, "timings": {}, "stop_reason": "", "tokens": 0, "turns": 0, "segments": (), "notes": {}}
-        failed = msgspec.structs.replace(failed, **bare, steps=(), logprobs_mode="")
-    return failed
-
-
-def _in_short(error: ErrorInfo) -> ErrorInfo:
-    try:
-        fields = {name[:NAME_LIMIT]: shortened(value) for name, value in [*error.fields.items()][:FIELDS_LIMIT]}
-        short = ErrorInfo(error.code[:NAME_LIMIT], shortened(error.message), fields)
-        short = codec.read_back(short, ErrorInfo, is_plain=False)
-    except (MalformedMessage, AttributeError, TypeError) as problem:
-        return HandlerFailed(f"the error of the task's code cannot be passed on: {problem}").info()
-    return short

@@ -68,6 +68,7 @@ from .backend_client import BackendClient
 from .event_outbox import EventOutbox
 from .grading.grader_pool import GraderPool
 from .judge import Judges
+from .outside_door import OutsideDoor, host_beside
 from .phase_metrics import count_phase
 from .phase_runner import PhaseRunner
 from .sandbox_handoff import SandboxHandoff
@@ -167,6 +168,7 @@ class StageProcess:
         self._heartbeat_s = FIRST_REPORT_S
         self._backends: BackendClient | None = None
         self._report_now = asyncio.Event()
+        self._door = OutsideDoor(self._report_now.set)
         self._reports = ChangeReports(self.stage_id)
         self._warned = False
         self._draining = False
@@ -229,6 +231,7 @@ class StageProcess:
         inbox = open_socket(context, zmq.PULL, JOB_FRAME_BYTES)
         where = options.bind or endpoint_beside(options.connect, f"{options.run_dir}/{self.stage_id}")
         self._endpoint = self._authenticator.bind(inbox, where, Listener.STAGE_INBOX)
+        self._door.host = host_beside(self._endpoint, insecure=options.insecure)
         self._authenticator.attend()
         self._context = context
         self._engines = EngineClient(context, keyring=self._keyring)
@@ -270,10 +273,11 @@ class StageProcess:
         running = {job_id: running.attempt for job_id, running in self._running.items()}
         backends = self._backends.backends() if self._backends is not None else {}
         facts = self._machine.read()
-        if self._reports.is_full({self.stage_id: running}, backends, facts) or self._backends is None:
+        news = ({self.stage_id: running}, backends, facts, self._door.addresses)
+        if self._reports.is_full(*news) or self._backends is None:
             self._send(self._full_report(running, backends, facts))
         else:
-            self._send(self._reports.changes({self.stage_id: running}, backends, facts))
+            self._send(self._reports.changes(*news))
         self._resend(self._event_outbox.due(time.monotonic()))
         if self._backends is not None and (self._options.role == Phase.RUN or backends):
             self._backends.keep_alive()
@@ -297,6 +301,7 @@ class StageProcess:
             | {job_id: one.origin for job_id, one in self._running.items() if one.origin},
             ended=self._event_outbox.ended,
             backends=backends,
+            addresses=dict(self._door.addresses),
             facts=facts,
         )
 
@@ -324,6 +329,8 @@ class StageProcess:
 
     async def _close(self) -> None:
         """Close all that this process owns; a failure is logged and skips nothing."""
+        with _logged("closing the door of programs outside"):
+            await self._door.close()
         with _logged("closing the connection to the judge"):
             async with asyncio.timeout(CLOSE_S):
                 await self._judges.close()
@@ -407,6 +414,7 @@ class StageProcess:
             self._handoff,
             self._graders,
             self._judges,
+            self._door,
         )
         running = self._running[command.job_id] = _Running(command.attempt, command.origin, runner)
         running.task = asyncio.create_task(

@@ -359,6 +359,18 @@ def test_asyncio_batch_example(folder: Path, served: SharedService) -> None:
     assert state == "met"
 
 
+def test_examples_of_programs_outside(folder: Path, served: SharedService) -> None:
+    """Those of the clients of OpenAI and Anthropic; that of a framework is run in an environment of its own."""
+    by_openai, by_anthropic = (
+        next(block for block in blocks("python") if f"from {package} import" in block and ".endpoint(" in block)
+        for package in ("openai", "anthropic")
+    )
+    printed = script(by_openai, cwd=folder, environment=served.environment)
+    assert re.fullmatch(r"completed [01]\.0 \(\d+,\)\n", printed)
+    printed = script(by_anthropic, cwd=folder, environment=served.environment)
+    assert re.fullmatch(r"\[[01]\.0(, [01]\.0){3}\]\n", printed)
+
+
 def test_sandbox_example(folder: Path) -> None:
     usable("bubblewrap")
     (example,) = [block for block in blocks("python") if "Sandboxes(" in block]

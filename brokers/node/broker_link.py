@@ -64,6 +64,7 @@ class BrokerLink:
         self._node_id = node_id
         self._reports = ChangeReports(node_id)
         self._backends: dict[str, str] = {}
+        self._addresses: dict[str, str] = {}
         self._beats = 0
         self._slots: dict[str, int] = {}
         """Of each pool, as they were reported last."""
@@ -103,6 +104,12 @@ class BrokerLink:
     def note_backend(self, job_id: str, backend: str) -> None:
         self._backends[job_id] = backend
 
+    def note_address(self, job_id: str, address: str) -> bool:
+        """Note where a rollout is reached; return whether that is news."""
+        is_new = self._addresses.get(job_id) != address
+        self._addresses[job_id] = address
+        return is_new
+
     def report(self, running: dict[Phase, dict[str, int]], pools: Sequence[StageReport], facts: NodeFacts) -> None:
         """Send a heartbeat: `pools` has what is to be said of each pool beside its phases."""
         if any(event == zmq.Event.HANDSHAKE_SUCCEEDED for event in self._handshake.drain()):
@@ -112,10 +119,11 @@ class BrokerLink:
         held = {self.pool(role): phases for role, phases in running.items()}
         jobs = {job_id for phases in held.values() for job_id in phases}
         self._backends = {job_id: backend for job_id, backend in self._backends.items() if job_id in jobs}
+        self._addresses = {job_id: address for job_id, address in self._addresses.items() if job_id in jobs}
         slots = {pool.stage_id: pool.slots for pool in pools}
         if slots != self._slots:
             self._reports.want_full()
-        if self._reports.is_full(held, self._backends, facts) or not self.welcomed:
+        if self._reports.is_full(held, self._backends, facts, self._addresses) or not self.welcomed:
             for gone in self._slots.keys() - slots.keys():
                 self.send(StageLeaving(gone))
             self._slots = slots
@@ -123,7 +131,7 @@ class BrokerLink:
                 answer = {"welcomed": self.welcomed, "asks_answer": self._reports.is_unanswered}
                 self.send(replace(pool, number=self._reports.number, facts=facts, **answer))
             return
-        alive = self._reports.changes(held, self._backends, facts)
+        alive = self._reports.changes(held, self._backends, facts, self._addresses)
         self._beats += 1
         self.send(replace(alive, asks_demand=self._beats % DEMAND_EVERY == 1))
 
@@ -138,6 +146,7 @@ class BrokerLink:
             running=phases,
             ended=self.events.ended(role),
             backends={job_id: self._backends[job_id] for job_id in phases if job_id in self._backends},
+            addresses={job_id: self._addresses[job_id] for job_id in phases if job_id in self._addresses},
             kept=tuple(kept) if kept is not None else None,
             **more,
         )

@@ -316,11 +316,13 @@ class NodeBroker:
             case StageReport():
                 if self._stages.reported(event, "", now, self._table.stages):
                     self._report_of(event, now)
+                    self._note_addresses({one: (event.running.get(one, 0), at) for one, at in event.addresses.items()})
             case MemberAlive():
                 for job_id, (attempt, backend) in event.backends.items():
                     for link in self._links.values():
                         if self._table.holder(link.broker, job_id, attempt) is not None:
                             link.note_backend(job_id, backend)
+                self._note_addresses(event.addresses)
                 if not self._table.alive(event, now):
                     self._stages.welcome(event.member)
             case StageLeaving():
@@ -335,6 +337,12 @@ class NodeBroker:
                 self._start_waiting()
             case BlockSent():
                 log.warning("a stage process sent a block, which only nodes do")
+
+    def _note_addresses(self, addresses: Mapping[str, tuple[int, str]]) -> None:
+        for job_id, (attempt, address) in addresses.items():  # told at once: programs wait for them
+            for link in self._links.values():
+                if self._table.holder(link.broker, job_id, attempt) is not None and link.note_address(job_id, address):
+                    self._next_report = self._loop.clock.now()
 
     def _keep(self, link: BrokerLink, event: PhaseDone | PhaseFailed, rest: Sequence[Frame]) -> BlockHandle | None:
         """Keep a trajectory's block here, if its broker wants that and it can be."""

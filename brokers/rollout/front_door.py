@@ -86,6 +86,15 @@ class _HeldPoll:
     until: float
 
 
+@dataclass(frozen=True, slots=True)
+class _HeldTrace:
+    envelope: Sequence[Frame]
+    request: Trace
+    job_id: str
+    sender: Sender
+    until: float
+
+
 class FrontDoor:
     """Answers trainers.
 
@@ -115,6 +124,8 @@ class FrontDoor:
         """The last ones, by session and request id: how many jobs each brought."""
         self._polls: dict[tuple[str, str], _HeldPoll] = {}
         """By session and client."""
+        self._traces: dict[str, _HeldTrace] = {}
+        """Those that wait for a rollout's address, by request."""
         self._batches = batches
         self._batch_requests = BatchRequestHandler(batches, jobs, self._answer, look_again)
         self._watch_requests = WatchRequestHandler(jobs, batches)
@@ -144,12 +155,21 @@ class FrontDoor:
             self._answer(envelope, Refused(request_id, InternalError(f"{type(error).__name__}: {error}").info()))
 
     def next_deadline(self) -> float | None:
-        deadlines = (self._batch_requests.next_deadline(), *(poll.until for poll in self._polls.values()))
+        polls = (poll.until for poll in self._polls.values())
+        traces = (held.until for held in self._traces.values())
+        deadlines = (self._batch_requests.next_deadline(), *polls, *traces)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def answer_held(self, sessions: set[str], now: float) -> None:
         """Answer the held polls of sessions with new results, those whose time is up, and those of revoked keys."""
         self._batch_requests.answer_held(now)
+        for request_id, held in tuple(self._traces.items()):
+            if held.sender.user_id and self._look_again(held.sender).revoked:
+                del self._traces[request_id]
+                self._answer(held.envelope, Refused(request_id, held.sender.revocation().info()))
+            elif held.until <= now or not self._jobs.history.waits_for_address(held.job_id):
+                del self._traces[request_id]
+                self._answer(held.envelope, self._traced(request_id, held.job_id))
         for key, poll in tuple(self._polls.items()):
             if poll.sender.user_id and self._look_again(poll.sender).revoked:
                 del self._polls[key]
@@ -201,7 +221,7 @@ class FrontDoor:
             case Hello():
                 self._answer(envelope, self._hello(request))
             case Trace():
-                self._answer(envelope, self._trace(request))
+                self._trace(envelope, request, sender, now)
 
     def _hello(self, request: Hello) -> Welcome:
         if request.protocol != PROTOCOL_VERSION:
@@ -332,7 +352,8 @@ class FrontDoor:
         ended = self._jobs.results.get(job_id)
         return ended.holder if ended is not None else ""
 
-    def _trace(self, request: Trace) -> JobTrace:
+    def _trace(self, envelope: Sequence[Frame], request: Trace, sender: Sender, now: float) -> None:
+        """Answer at once, or hold the request until the rollout has an address."""
         if request.session and self._holder(request.job_id) != request.session:
             raise UnknownJob(
                 f"session {request.session} has no job {request.job_id}, or its result was acknowledged",
@@ -340,7 +361,14 @@ class FrontDoor:
                 matches=0,
             )
         job_id = self._jobs.history.find(request.job_id)
-        trace = self._jobs.history.trace(request.request_id, job_id, time.time())
+        if request.wait_s and self._jobs.history.waits_for_address(job_id):
+            until = now + request.wait_s
+            self._traces[request.request_id] = _HeldTrace(envelope, request, job_id, sender, until)
+        else:
+            self._answer(envelope, self._traced(request.request_id, job_id))
+
+    def _traced(self, request_id: str, job_id: str) -> JobTrace:
+        trace = self._jobs.history.trace(request_id, job_id, time.time())
         if trace.outcome is not None:
             return trace
         task, group_id = self._jobs.names(job_id)

@@ -68,6 +68,8 @@ class JobHistory:
         self.changes = JobChanges()
         self._backends: dict[str, tuple[int, str]] = {}
         """What was last noted of jobs in RUN, since each report says it again."""
+        self._addresses: dict[str, tuple[int, str]] = {}
+        """Of rollouts that programs outside lead, with their attempts. Reports say them again after a restart."""
 
     def __len__(self) -> int:
         return len(self._live) + len(self._ended)
@@ -95,6 +97,9 @@ class JobHistory:
         match action:
             case Queued():
                 code, message = _error(action.error)
+                self._addresses.pop(action.job_id, None)
+                if action.phase == Phase.EVAL:
+                    self._addresses[action.job_id] = (0, "")  # there will be none any more
                 self._add(action.job_id, QueuedItem(at, action.attempt, action.phase, code, message))
             case Start():
                 command = action.command
@@ -128,6 +133,11 @@ class JobHistory:
             self._backends[job_id] = (attempt, backend)
             self._add(job_id, AssignedItem(at, attempt, backend[:NAME_LIMIT]))
 
+    def opened(self, job_id: str, attempt: int, address: str) -> None:
+        """Note where a program outside reaches the RUN of an attempt."""
+        if job_id in self._live:
+            self._addresses[job_id] = (attempt, address)
+
     def collected(self, job_ids: Iterable[str], at: float) -> None:
         added = _encode(CollectedItem(at))
         for job_id in job_ids:
@@ -150,6 +160,7 @@ class JobHistory:
         self._forget(job_id)
         packed = self._live.pop(job_id)
         self._backends.pop(job_id, None)
+        self._addresses.pop(job_id, None)
         self._ended[job_id] = packed
         self._ended_bytes += len(packed) + ENTRY_BYTES
         while len(self._ended) > self._ended_limit or self._ended_bytes > self._ended_limit_bytes:
@@ -185,6 +196,10 @@ class JobHistory:
             )
         raise UnknownJob(message, job_id=beginning, matches=len(found))
 
+    def waits_for_address(self, job_id: str) -> bool:
+        """Return whether a known job has not ended and has no address."""
+        return job_id in self._live and job_id not in self._addresses
+
     def traceparent(self, job_id: str) -> str:
         """Return the trace context of a known job; empty: it is not traced."""
         first = next(read_items(self.packed(job_id)), None)
@@ -192,7 +207,12 @@ class JobHistory:
 
     def trace(self, request_id: str, job_id: str, at: float) -> JobTrace:
         """Tell what a known job went through until now."""
-        return read_history(request_id, job_id, self.packed(job_id), at)
+        trace = read_history(request_id, job_id, self.packed(job_id), at)
+        attempt, address = self._addresses.get(job_id, (0, ""))
+        now = trace.spans[-1] if trace.spans else None
+        if now is None or (now.phase, now.place, now.attempt) != (Phase.RUN, "held", attempt):
+            return trace
+        return msgspec.structs.replace(trace, address=address)
 
 
 def read_history(request_id: str, job_id: str, packed: bytes, at: float) -> JobTrace:

@@ -124,13 +124,15 @@ class CollectState:
     """What one client has received, handed to its caller, and acknowledged."""
 
     def __init__(self, session: str, client_id: str) -> None:
-        self._session = session
+        self.session = session
         self._client_id = client_id
         self._received: deque[Trajectory] = deque()
         self._handed_over: list[str] = []
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._expected: dict[str, str] = {}
         self._lost: list[str] = []
+        self._aside: dict[str, Trajectory | None] = {}
+        """Those that have a receiver of their own, by job, once they are here."""
         self._journal_id = ""
         self.remaining = 0
         """Jobs of the session whose results this client did not have at the last reply."""
@@ -155,6 +157,25 @@ class CollectState:
                 self._expected[job_id] = journal_id
         self._journal_id = ""  # so that the next reply is compared with all of `_expected`
 
+    def set_aside(self, job_id: str) -> None:
+        """Keep this job's trajectory for who asks for it by name."""
+        self._aside[job_id] = None
+
+    def aside(self, job_id: str) -> Trajectory | None:
+        """Return what was kept, if it is here."""
+        return self._aside.get(job_id)
+
+    def forget_aside(self, job_id: str) -> None:
+        """Its receiver has it, or wants it no more."""
+        self._aside.pop(job_id, None)
+        self._expected.pop(job_id, None)
+        self._lost = [each for each in self._lost if each != job_id]
+        self._seen[job_id] = None  # what was on its way is acknowledged
+
+    def is_lost(self, job_id: str) -> bool:
+        """Return whether the journal is gone that had this job."""
+        return job_id in self._lost
+
     def check_lost(self) -> None:
         """Raise `JobsLost` once for jobs whose journal is gone, after all results have been handed over."""
         if self._lost and not self._received:
@@ -175,7 +196,7 @@ class CollectState:
         """Return the next request; it acknowledges all that was handed over."""
         return Collect(
             new_id(),
-            self._session,
+            self.session,
             self._client_id,
             tuple(self._handed_over),
             max_results=max_results,
@@ -198,7 +219,9 @@ class CollectState:
             self._expected = {key: value for key, value in self._expected.items() if value == reply.journal_id}
         for trajectory in new:
             self._expected.pop(trajectory.job_id, None)
-            if trajectory.job_id in self._seen:
+            if trajectory.job_id in self._aside:
+                self._aside[trajectory.job_id] = trajectory
+            elif trajectory.job_id in self._seen:
                 self._handed_over.append(trajectory.job_id)  # a second delivery: its acknowledgement was lost
             else:
                 self._seen[trajectory.job_id] = None

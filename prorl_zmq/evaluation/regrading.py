@@ -21,7 +21,7 @@ from ..errors import ConfigError, ProrlError, SandboxFailed
 from ..stages.grading.grader_pool import GraderPool
 from ..stages.handler import EvalPhase
 from ..stages.judge import Judges, PhaseJudge
-from ..stages.phase_runner import notes_of, reward_of
+from ..stages.phase_ends import notes_of, reward_of
 from ..tools.sandbox.sandboxes import Sandboxes
 from ..wire.messages.base import new_id
 from ..wire.messages.jobs import Outcome

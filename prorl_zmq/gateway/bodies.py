@@ -10,13 +10,15 @@ from msgspec import Meta
 
 from ..client.requests import JOBS_PER_REQUEST
 from ..data.trajectory import Trajectory
-from ..wire.messages.base import BatchIdentifier, GroupIdentifier, Identifier, JobIdentifier, new_id
+from ..wire.messages.base import BatchIdentifier, GroupIdentifier, Identifier, JobIdentifier, Seconds, new_id
 from ..wire.messages.batches import BatchOptions, BatchReport, BatchStatus
 from ..wire.messages.front_door import ServiceStatus
-from ..wire.messages.jobs import Job, Outcome, Result
+from ..wire.messages.jobs import Job, Outcome, Result, TrainOn
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from ..wire.messages.front_door import JobTrace
 
 RESULTS_LIMIT = 64
 """Most trajectories of one answer."""
@@ -62,6 +64,55 @@ class JobState(Body, frozen=True):
     attempt: int = 1
     outcome: Outcome | None = None
     reward: float | None = None
+
+    @classmethod
+    def at(cls, trace: JobTrace) -> JobState:
+        """Return the short of what a job went through."""
+        now = next((span for span in reversed(trace.spans) if span.end_s is None), None)
+        state = "ended" if trace.outcome else "running" if now is not None and now.place == "held" else "queued"
+        return JobState(
+            job_id=trace.job_id,
+            state=state,
+            phase=str(now.phase) if now is not None else "",
+            attempt=trace.spans[-1].attempt if trace.spans else 1,
+            age_s=trace.age_s,
+            outcome=trace.outcome,
+            reward=trace.reward,
+        )
+
+
+class NewRollout(Request, frozen=True):
+    """Open a rollout that a program of the client's leads."""
+
+    job: Job
+    """The task, such as `outside`, with the sampling and the limits that hold whatever the program asks for."""
+    idle_s: Seconds = 600.0
+    """How long the program may make no call before the rollout ends."""
+    train_on: TrainOn = ("all",)
+    """Which of the program's calls are in the trajectory, by kind."""
+
+
+class OpenedRollout(Body, frozen=True):
+    """A rollout that waits for its program's calls, or for a RUN process that takes them."""
+
+    job_id: str
+    base_url: str
+    """Of the model: for the clients of OpenAI and Anthropic."""
+    api_key: str
+    """What each call shows. It is not shown again."""
+
+
+class RolloutState(JobState, frozen=True, kw_only=True):
+    """How far a rollout has come."""
+
+    base_url: str
+    open: bool
+    """Its program may call the model."""
+
+    @classmethod
+    def of(cls, trace: JobTrace, base_url: str) -> Self:
+        state = msgspec.structs.asdict(JobState.at(trace))
+        return cls(**state, base_url=base_url, open=bool(trace.address))
 
 
 class CancelledBody(Body, frozen=True):

@@ -15,11 +15,11 @@ from msgspec.structs import replace
 
 from ..client.asynchronous.connection import AsyncServiceConnection
 from ..client.requests import POLL_S, read_reply
-from ..errors import NotAllowed
+from ..errors import NotAllowed, UnknownJob
 from ..security.rights import ANYBODY
-from ..service.rollout_brokers import ask_all
+from ..service.rollout_brokers import ask_all, trace_in
 from ..wire.messages.base import KeyRole, new_id
-from ..wire.messages.front_door import Collected
+from ..wire.messages.front_door import Collected, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ..security.rights import Sender
     from ..service.rollout_brokers import Answers
     from ..wire.messages.batches import GroupGiven, NextGroup
-    from ..wire.messages.front_door import Collect, Welcome
+    from ..wire.messages.front_door import Collect, JobTrace, Welcome
     from .settings import GatewayOptions
 
 LOOK_S = 3.0
@@ -86,6 +86,16 @@ class GatewayConnection:
         sender.check(request)
         name = self._broker_of(session_of(sender))
         return await ask_all({name: self._own(sender)}, lambda broker: broker.ask(request, broker.until()))
+
+    async def address_of(self, job_id: str, wait_s: float) -> JobTrace:
+        """Return what a rollout of anybody's went through, once it has an address or has ended, or after `wait_s`."""
+        request = Trace(new_id(), job_id, wait_s=wait_s)
+        limit_s = self._look_s + wait_s
+        answers = await ask_all(self._brokers, lambda broker: broker.ask(request, broker.until(limit_s), held_s=wait_s))
+        trace = trace_in(answers, job_id)
+        if trace.job_id != job_id:
+            raise UnknownJob(f"no rollout {job_id}", job_id=job_id, matches=0)
+        return trace
 
     async def ask_backend_broker(self, sender: Sender, request: Any) -> Any:
         sender.check(request)

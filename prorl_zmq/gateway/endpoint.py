@@ -46,6 +46,8 @@ class Call:
     accepts_bytes: bool
     traceparent: str
     """The W3C trace context of the span that asks, as HTTP has it; jobs go on with that trace."""
+    origin: str
+    """The gateway's address as the client knows it, such as `http://127.0.0.1:8080`."""
 
 
 class NoQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -90,7 +92,8 @@ async def read_call(endpoint: Endpoint, request: web.Request, sender: Sender) ->
     except msgspec.ValidationError as error:
         raise MalformedMessage(f"query parameters: {error}", field="query") from None
     accepts = endpoint.binary and "application/octet-stream" in request.headers.get("Accept", "")
-    return Call(sender, body, request.match_info, query, accepts, request.headers.get("traceparent", ""))
+    traceparent, origin = request.headers.get("traceparent", ""), f"{request.scheme}://{request.host}"
+    return Call(sender, body, request.match_info, query, accepts, traceparent, origin)
 
 
 async def decoded_body(request: web.Request, decode: Callable[[bytes], Decoded]) -> Decoded:

@@ -21,6 +21,7 @@ STATUSES: dict[type[ProrlError], int] = {
     errors.MalformedMessage: 400,
     errors.InvalidJob: 400,
     errors.InvalidBatch: 400,
+    errors.EndpointFailed: 400,
     errors.UnknownTask: 400,
     errors.NotAllowed: 403,
     errors.UnknownJob: 404,

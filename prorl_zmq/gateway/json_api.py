@@ -33,6 +33,7 @@ from .bodies import (
 from .connection import job_owner, session_of
 from .endpoint import Endpoint, WaitQuery
 from .http_errors import json_response
+from .rollouts_api import RolloutsApi
 from .trajectory_answers import binary, json_of
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class TrajectoryQuery(WaitQuery, frozen=True):
 class JsonApi:
     def __init__(self, connection: GatewayConnection) -> None:
         self._connection = connection
+        self.rollouts = RolloutsApi(connection, self.cancel)
         job = "/v1/jobs/{job_id}"
         self.endpoints = (
             Endpoint("POST", "/v1/jobs", self.submit, Submitted, Jobs | Job),
@@ -67,6 +69,7 @@ class JsonApi:
                 "POST", "/v1/trajectories/next", self.next_trajectories, Trajectories, NextTrajectories, WaitQuery
             ),
             *BatchesApi(connection).endpoints,
+            *self.rollouts.endpoints,
             Endpoint("GET", "/v1/backends", self.backends, BackendList),
             Endpoint("POST", "/v1/backends/{backend_id}/drain", self.drain, Health),
             Endpoint("DELETE", "/v1/backends/{backend_id}", self.remove, Health),
@@ -90,7 +93,7 @@ class JsonApi:
     async def job_state(self, call: Call) -> JobState:
         """Say how far a job has come."""
         trace = await self._trace(call)
-        return state_of(trace)
+        return JobState.at(trace)
 
     async def cancel(self, call: Call) -> CancelledBody:
         """End a job as `cancelled`; its trajectory as far as it came is then there to be fetched."""
@@ -108,7 +111,7 @@ class JsonApi:
         request = self._collect(call, 1, call.query.wait_s, job_ids=(_job_id(call),))
         _, found = await self._collected(call, request)
         if not found:
-            return json_response(state_of(await self._trace(call)), 202)
+            return json_response(JobState.at(await self._trace(call)), 202)
         trajectory, block = found[0]
         if call.accepts_bytes:
             return binary(trajectory, block)
@@ -187,21 +190,6 @@ class JsonApi:
     async def _trace(self, call: Call) -> JobTrace:
         request = Trace(new_id(), _job_id(call), job_owner(call.sender))
         return trace_in(await self._connection.ask_of_job(call.sender, request), request.job_id)
-
-
-def state_of(trace: JobTrace) -> JobState:
-    """Return the short of what a job went through."""
-    now = next((span for span in reversed(trace.spans) if span.end_s is None), None)
-    state = "ended" if trace.outcome else "running" if now is not None and now.place == "held" else "queued"
-    return JobState(
-        job_id=trace.job_id,
-        state=state,
-        phase=str(now.phase) if now is not None else "",
-        attempt=trace.spans[-1].attempt if trace.spans else 1,
-        age_s=trace.age_s,
-        outcome=trace.outcome,
-        reward=trace.reward,
-    )
 
 
 def _job_id(call: Call) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 TEXT, JSON, EVENTS = "text/plain", "application/json", "text/event-stream"
@@ -21,6 +22,10 @@ class PlainRoute(NamedTuple):
     """It asks for no token."""
 
 
+_PATHS = (
+    "The path is that of an API, such as `chat/completions`, `responses` or `v1/messages`; or `finish`, which ends the "
+    'rollout and takes `{"reward": number}`, or `{}` where the task judges.'
+)
 _INSTANCE = {"instance": {"type": "object"}, "sampling_params": {"type": "object"}, "job_id": {"type": "string"}}
 PLAIN_ROUTES = (
     PlainRoute("GET", "/healthz", "health", "Whether the service answers.", public=True),
@@ -28,6 +33,18 @@ PLAIN_ROUTES = (
     PlainRoute("GET", "/metrics", "metrics", "The metrics of this run folder, for Prometheus.", content=TEXT),
     PlainRoute(
         "GET", "/v1/watch", "watch", "The service's changes as server-sent events, for the dashboard.", content=EVENTS
+    ),
+    PlainRoute(
+        "POST",
+        "/v1/rollouts/{job_id}/{path}",
+        "rollout_call",
+        f"A program's call of the model of its rollout, with the rollout's key. {_PATHS}",
+    ),
+    PlainRoute(
+        "GET",
+        "/v1/rollouts/{job_id}/{path}",
+        "rollout_models",
+        "The model of a rollout, at the path `models`, with the rollout's key.",
     ),
     PlainRoute("POST", "/start", "prorl_start", f"Take jobs of /process from now on. {_BY_PRORL}"),
     PlainRoute("POST", "/stop", "prorl_stop", f"Cancel this client's jobs, and take no more. {_BY_PRORL}"),
@@ -61,7 +78,10 @@ def plain_operation(route: PlainRoute, problem: dict[str, Any]) -> dict[str, Any
         "operationId": route.name,
         "summary": f"{route.summary.partition('. ')[0].rstrip('.')}.",
         "description": route.summary,
-        "parameters": [],
+        "parameters": [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in re.findall(r"{(\w+)}", route.path)
+        ],
         "responses": {
             "200": {"description": "Done.", "content": {route.content: {"schema": schema}}},
             "503": {"description": "The service does not answer.", **problem},

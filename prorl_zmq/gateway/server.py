@@ -22,6 +22,7 @@ from aiohttp import web
 from ..client.asynchronous.client import AsyncRolloutClient
 from ..errors import Busy, EndpointInUse, InternalError, InvalidEndpoint, NotAllowed, ProrlError
 from ..integrations.single_jobs import SingleJobs
+from ..security.rights import ANYBODY
 from ..system.logs import say
 from ..system.open_files import raise_open_files
 from ..system.processes import stop_signals
@@ -40,6 +41,7 @@ from .openapi import openapi_document
 from .page_token import PageToken
 from .plain_routes import DOCS, DOCUMENT
 from .prorl_api import ProrlApi
+from .rollouts_api import CALLS
 from .stored_state import StoredState
 
 if TYPE_CHECKING:
@@ -106,6 +108,7 @@ class Gateway:
                     await self._stopping.wait()
         finally:
             self._metrics.close()
+            await self._json_api.rollouts.close()
             await self._prorl_api.close()
             await runner.cleanup()
             self._connection.close()
@@ -143,6 +146,9 @@ class Gateway:
             app.router.add_route(endpoint.method, endpoint.path, self._guarded(partial(_answer, endpoint)))
         for (method, path), handler in self._prorl_api.handlers.items():
             app.router.add_route(method, path, self._guarded(handler))
+        for method in ("GET", "POST"):
+            pass_on = self._guarded(self._pass_on, by_rollout_key=True)
+            app.router.add_route(method, CALLS, pass_on)
         app.router.add_get("/v1/watch", self._guarded(self._watch))
         add_page(app)
         document = openapi_document(self._endpoints)
@@ -151,8 +157,16 @@ class Gateway:
         app.router.add_get("/healthz", self._health)
         return app
 
-    def _guarded(self, handler: Handler) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        """Return a handler that is asked by those only who are let in, and whose errors are answers."""
+    async def _pass_on(self, request: web.Request, _: Sender) -> web.StreamResponse:
+        return await self._json_api.rollouts.pass_on(request)
+
+    def _guarded(
+        self, handler: Handler, *, by_rollout_key: bool = False
+    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        """Return a handler that is asked by those only who are let in, and whose errors are answers.
+
+        With `by_rollout_key`, requests show a rollout's key instead of a token, and the rollout's process checks it.
+        """
 
         async def handle(request: web.Request) -> web.StreamResponse:
             if self._requests >= REQUESTS_LIMIT:
@@ -160,10 +174,10 @@ class Gateway:
             self._requests += 1
             try:
                 try:
-                    sender = self._sender(request)
+                    sender = ANYBODY if by_rollout_key else self._sender(request)
                 except NotAllowed as error:
                     return error_response(error, 401)
-                if self._is_open_to(sender):
+                if self._is_open_to(sender) and (self._options.keys is None or not by_rollout_key):
                     self._check_origin(request)
                 if self._options.read_only and request.method not in READING:
                     raise NotAllowed("this dashboard was started with --read-only: it shows, and changes nothing")

@@ -9,6 +9,7 @@ that leaves cancels its call. `Model` and the calls under way learn on every pat
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
 import secrets
@@ -56,16 +57,18 @@ LOGGED_FAILURES: Final = 3
 CONNECTIONS: Final = 64
 """Of one rollout at a time: a program may open what it likes, and each takes a descriptor of this process."""
 _RETRY_AFTER_S: Final = 1
+HTTP_ERRORS: Final = {401: "authentication_error", 404: "not_found_error", 503: "api_error"}
 _CHAT: Final = ChatCompletions()
 _ROUTES: Final = Routes([_CHAT, Responses(), Messages(), Gemini()])
 
 
 class ModelServer:
-    """Serves a model to one rollout's harness.
+    """Serves a model to one rollout's harness, at a socket of its own (`start`) or behind another server (`handle`).
 
     Args:
         model: what answers.
         key: what each call must show; empty: nothing.
+        key_sha256: SHA-256 of that key, in hexadecimal digits, for who does not have it.
         keep_alive_s: how often a stream says that it is alive.
         body_limit_bytes: of a request.
     """
@@ -75,11 +78,12 @@ class ModelServer:
         model: Model,
         *,
         key: str = "",
+        key_sha256: str = "",
         keep_alive_s: float = KEEP_ALIVE_S,
         body_limit_bytes: int = BODY_LIMIT_BYTES,
     ) -> None:
         self._model = model
-        self._key = key
+        self._key_sha256 = key_sha256 or (_sha256(key) if key else "")
         self._keep_alive_s = keep_alive_s
         self._body_limit_bytes = body_limit_bytes
         self._bodies = asyncio.Semaphore(BODIES)
@@ -90,28 +94,29 @@ class ModelServer:
 
     async def start(self, sock: socket.socket) -> None:
         """Serve on a listening socket, which is the server's from here on."""
-        self._web = web.Server(self._handle, handler_cancellation=True, access_log=None, logger=log)
+        self._web = web.Server(self.handle, handler_cancellation=True, access_log=None, logger=log)
         self._listener = await asyncio.get_running_loop().create_server(self._protocol, sock=sock)
 
     async def close(self, timeout_s: float) -> None:
         """Take no more calls; those under way are cancelled when they have not ended by the timeout."""
-        if self._web is None or self._listener is None:
-            return
-        self._listener.close()
-        self._web.pre_shutdown()
+        if self._web is not None and self._listener is not None:
+            self._listener.close()
+            self._web.pre_shutdown()
         if self._handling:
             await asyncio.wait(self._handling, timeout=timeout_s)
         for task in tuple(self._handling):
             task.cancel()
         if self._handling:
             await asyncio.wait(self._handling)
-        await self._web.shutdown(0)
+        if self._web is not None:
+            await self._web.shutdown(0)
 
     def _protocol(self) -> asyncio.BaseProtocol:
         assert self._web is not None
         return self._web() if len(self._web.connections) < CONNECTIONS else _Refusing()
 
-    async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
+    async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
+        """Answer a request."""
         task = asyncio.current_task()
         assert task is not None
         self._handling.add(task)
@@ -123,10 +128,9 @@ class ModelServer:
     async def _answer(self, http: web.BaseRequest) -> web.StreamResponse:
         if http.method == "HEAD":  # Claude Code asks whether anybody is here
             return web.Response()
+        if not self.is_shown_the_key(http):
+            return self.refuse_key(http)
         matches = _ROUTES.matches(http.path)
-        if self._key and not _shows(http, self._key):
-            refused = CallRefused(Problem.NOT_ALLOWED, "the call does not show the key of this rollout")
-            return self._refusal(matches[0].dialect if matches else _CHAT, refused)
         if http.method == "GET" and http.path.rstrip("/").endswith("/models"):
             return _json_response(200, _models(self._model.name))
         match = next((match for match in matches if match.route.method == http.method), None)
@@ -136,6 +140,16 @@ class ModelServer:
             return await self._call(http, match)
         except Exception as error:  # noqa: BLE001 - logged, unless it is a refusal
             return self._refusal(match.dialect, self._refused(error))
+
+    def is_shown_the_key(self, http: web.BaseRequest) -> bool:
+        """Return whether a call shows the rollout's key, if there is one."""
+        return not self._key_sha256 or _shows(http, self._key_sha256)
+
+    def refuse_key(self, http: web.BaseRequest) -> web.Response:
+        """Return the answer to a call that does not show the key."""
+        matches = _ROUTES.matches(http.path)
+        refused = CallRefused(Problem.NOT_ALLOWED, "the call does not show the key of this rollout")
+        return self._refusal(matches[0].dialect if matches else _CHAT, refused)
 
     async def _call(self, http: web.BaseRequest, match: Match) -> web.StreamResponse:
         headers = {name.lower(): value for name, value in http.headers.items()}
@@ -263,15 +277,22 @@ class _Refusing(asyncio.Protocol):
         transport.close()
 
 
-def _shows(http: web.BaseRequest, key: str) -> bool:
-    """Return whether a call shows a key, in any way that an API has."""
+def shown_keys(http: web.BaseRequest) -> tuple[str, ...]:
+    """Return what a call shows as its key, in the ways that the APIs have."""
     bearer = http.headers.get("Authorization", "").removeprefix("Bearer ")
-    shown = (
+    return (
         bearer,
         *(http.headers.get(name, "") for name in ("x-api-key", "x-goog-api-key")),
         http.query.get("key", ""),
     )
-    return any(secrets.compare_digest(one.encode(errors="replace"), key.encode()) for one in shown)
+
+
+def _shows(http: web.BaseRequest, key_sha256: str) -> bool:
+    return any(secrets.compare_digest(_sha256(one), key_sha256) for one in shown_keys(http))
+
+
+def _sha256(key: str) -> str:
+    return hashlib.sha256(key.encode(errors="replace")).hexdigest()
 
 
 def _read(data: bytearray, read: Callable[[dict[str, Any]], ModelRequest]) -> ModelRequest:
@@ -304,6 +325,12 @@ def _decoded(data: bytearray) -> Any:
 
 def _json_response(status: int, data: dict[str, Any]) -> web.Response:
     return web.Response(status=status, body=msgspec.json.encode(data), content_type="application/json")
+
+
+def json_answer(status: int, message: str) -> web.Response:
+    """Return an error in a form that the clients of all APIs find its message in."""
+    error = {"type": HTTP_ERRORS.get(status, "invalid_request_error"), "code": None, "param": None, "message": message}
+    return _json_response(status, {"type": "error", "error": error})
 
 
 def _models(name: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import socket
 from pathlib import Path
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+NETWORK = Path("/proc/self/ns/net")
 HOST_LENGTH, FOLDER_LENGTH = 40, 60
 """Most characters of a host's name in a node's, and of a folder's in a place."""
 
@@ -41,6 +42,12 @@ def place_of(run_dir: Path) -> str:
 def boot_id() -> str:
     """Return the name of this machine's life since its start; empty: it has none."""
     return BOOT_ID.read_text("ascii").strip() if BOOT_ID.exists() else ""
+
+
+def loopback_id() -> str:
+    """Return the name of this process's loopback network, which a machine has one of in each network namespace."""
+    namespace = NETWORK.stat().st_ino if NETWORK.exists() else 0
+    return short_id(f"{boot_id()} {namespace}" if boot_id() else f"{socket.gethostname()} {namespace}")
 
 
 def _number(folder: Path) -> tuple[str, int, int]:

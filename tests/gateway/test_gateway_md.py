@@ -1,4 +1,4 @@
-"""The examples of docs/gateway.md, run as they are there."""
+"""The examples of docs/gateway.md, and of docs/outside-programs.md over HTTP, run as they are there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from support.services import SharedService
 
 TEXT = PAGES[ROOT / "docs" / "gateway.md"]
-EXAMPLES = re.findall(r"^```bash\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
+BASH = re.compile(r"^```bash\n(.*?)^```", re.DOTALL | re.MULTILINE)
+EXAMPLES = BASH.findall(TEXT)
 
 
 def run(served: SharedService, example: str, folder: Path) -> list[bytes]:
@@ -53,3 +54,12 @@ def test_prorls_api(served: SharedService, tmp_path: Path) -> None:
     started, answer, status, stopped = (json.loads(part) for part in run(served, EXAMPLES[1], tmp_path))
     assert (started["status"], status["status"], stopped["status"]) == ("Server started", "running", "Server stopped")
     assert {message["role"] for message in answer["messages"]} >= {"user", "assistant"}
+
+
+def test_a_program_outside_over_http(served: SharedService, tmp_path: Path) -> None:
+    (example,) = BASH.findall(PAGES[ROOT / "docs" / "outside-programs.md"])
+    *_, said, finished, told = run(served, example, tmp_path)
+    assert json.loads(said)["object"] == "chat.completion"
+    assert json.loads(finished) == {"status": "finished", "reward": 0.5}
+    result = json.loads(told)["result"]
+    assert (result["outcome"], result["reward"], result["metrics"]["turns"]) == ("completed", 0.5, 1)

@@ -121,6 +121,24 @@ async def until_running(http: Http, who: str, job_id: str) -> None:
     await until_async(runs, "RUN to begin")
 
 
+def test_programs_outside_lead_rollouts_of_either_broker(shared: Shared) -> None:
+    """Their addresses come by the node's broker."""
+
+    async def asks(http: Http) -> None:
+        for broker in shared.folder.rollout_brokers:
+            job = {"task": "outside", "instance": {}, "sampling": {"max_tokens": 4}}
+            status, made = await http(broker, "POST", "/v1/rollouts", {"job": job})
+            assert status == 200
+            program = Http(http._session, {"program": made["api_key"]})
+            path, body = f"/v1/rollouts/{made['job_id']}", {"messages": [{"role": "user", "content": "1"}]}
+            assert (await program("program", "POST", f"{path}/chat/completions", body))[0] == 200
+            assert (await program("program", "POST", f"{path}/finish", {"reward": 1}))[0] == 200
+            status, told = await http(broker, "GET", f"/v1/jobs/{made['job_id']}/trajectory?wait_s=50")
+            assert (status, told["result"]["outcome"], told["result"]["reward"]) == (200, "completed", 1.0)
+
+    run(shared, asks)
+
+
 def test_each_token_has_its_broker_and_all_are_told_of_the_whole_service(shared: Shared) -> None:
     brokers = shared.folder.rollout_brokers
 

@@ -12,7 +12,7 @@ from prorl_zmq.errors import GraderFailed, JudgeUnreachable
 from prorl_zmq.stages.handler import failure_of
 from prorl_zmq.stages.handlers.llm_judge import ANSWER_LIMIT, harmless, question_of, read_verdict
 from prorl_zmq.stages.judge import REPLY_LIMIT_BYTES, REPLY_TOKENS, Judgement, JudgeServer, judged, server_of
-from prorl_zmq.stages.phase_runner import notes_of
+from prorl_zmq.stages.phase_ends import notes_of
 from prorl_zmq.wire.messages.base import NOTE_LIMIT
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ import pytest
 from prorl_zmq.errors import EngineFailed, ErrorInfo, GraderFailed, HandlerFailed, SandboxLimitExceeded
 from prorl_zmq.stages.grading.grader_pool import GraderPool
 from prorl_zmq.stages.handler import AgentHandler, EvalPhase, Evaluation, InitPhase, PhaseData, RunPhase
-from prorl_zmq.stages.phase_runner import PhaseRunner, checked, readable, reward_of
+from prorl_zmq.stages.phase_ends import checked, readable, reward_of
+from prorl_zmq.stages.phase_runner import PhaseRunner
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.backends import Backend
 from prorl_zmq.wire.messages.base import METRICS_LIMIT, SEGMENTS_LIMIT
@@ -131,7 +132,9 @@ def outcome(phase: Phase, act: Callable[[], Awaitable[Any]], limit_s: float = 60
 
     async def main() -> PhaseDone | PhaseFailed:
         async with GraderPool(1) as graders, asyncio.timeout(20):
-            runner = PhaseRunner("s", command, job, Scripted(act), unused, unused, unused, unused, graders, unused)
+            runner = PhaseRunner(
+                "s", command, job, Scripted(act), unused, unused, unused, unused, graders, unused, unused
+            )
             event, _ = await runner.run()
             return event
 
@@ -163,7 +166,9 @@ def test_only_a_backends_own_failure_is_reported_of_it(fields: dict[str, bool], 
     job = Job(task="scripted", instance={}, job_id="j")
 
     async def main() -> PhaseDone | PhaseFailed:
-        runner: Any = PhaseRunner("s", command, job, Scripted(fail), unused, reports, unused, unused, unused, unused)  # type: ignore[arg-type]
+        runner: Any = PhaseRunner(
+            "s", command, job, Scripted(fail), unused, reports, unused, unused, unused, unused, unused
+        )  # type: ignore[arg-type]
         runner._backend = Backend(backend_id="b", endpoint="ipc://b")
         return (await runner.run())[0]
 
@@ -193,7 +198,7 @@ def test_time_that_is_added_to_a_phase_that_has_ended_changes_nothing() -> None:
     job = Job(task="scripted", instance={}, job_id="j")
 
     async def main() -> PhaseDone | PhaseFailed:
-        runner: Any = PhaseRunner("s", command, job, Scripted(act), unused, unused, unused, unused, unused, unused)
+        runner: Any = PhaseRunner("s", command, job, Scripted(act), *7 * [unused])
         runner._sandbox = Slow()
         running = asyncio.create_task(runner.run())
         await closing.wait()

@@ -44,8 +44,9 @@ ENVIRONMENTS = {
     "trainers": 1,
     "harness": 2,
     "gym": 3,
+    "outside": 3,
 }
-"""The environments that CI makes only for proofs that are due, and the quarter of their proofs: one each."""
+"""The environments that CI makes only for proofs that are due, and the quarter of their proofs."""
 NEEDS = {
     "tests/integrations/test_nemo_gym.py": "gym",
     "tests/integrations/test_ray.py": "trainers",
@@ -53,6 +54,7 @@ NEEDS = {
     "tests/integrations/test_verl.py": "trainers",
     "tests/integrations/test_verl_training.py": "trainers",
     "tests/service/test_harnesses.py": "harness",
+    "tests/service/test_outside_programs.py": "outside",
     "tests/stages/harness/test_captured_harnesses.py": "harness",
     "tests/stages/harness/test_real_harnesses.py": "harness",
 }

@@ -36,6 +36,7 @@ OF_PATH = {
     "tests/chaos/test_nodes.py": PROCESS,
     "tests/chaos/test_proofs.py": PROOF,
     "tests/client/test_connection.py": PROCESS,
+    "tests/client/test_endpoint.py": PROCESS,
     "tests/client/test_generated_client.py::test_a_stale_file_is_named": PROCESS,
     "tests/client/test_generated_client.py::test_it_is_not_stale": PROCESS,
     "tests/cluster/test_cluster_folder.py::test_no_change_of_another_process_is_lost": PROCESS,

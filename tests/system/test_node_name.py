@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from prorl_zmq.system.node_name import default_node, place_of
+from prorl_zmq.system import node_name
+from prorl_zmq.system.node_name import default_node, loopback_id, place_of
 from prorl_zmq.wire.messages.base import Identifier, ShortText
 
 if TYPE_CHECKING:
@@ -46,3 +47,10 @@ def test_any_host_and_folder_make_a_name(tmp_path: Path, monkeypatch: pytest.Mon
     deep.mkdir()
     msgspec.convert(default_node(deep), Identifier)
     msgspec.convert(place_of(deep), ShortText)
+
+
+def test_a_network_namespace_has_a_loopback_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    here = loopback_id()
+    assert here == loopback_id()
+    monkeypatch.setattr(node_name, "NETWORK", tmp_path)
+    assert loopback_id() != here

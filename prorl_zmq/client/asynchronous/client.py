@@ -25,7 +25,7 @@ from ...system.run_places import front_door_at
 from ...wire.messages.base import new_id
 from ...wire.messages.batches import SessionAlive
 from ...wire.messages.front_door import Cancel, Status, Trace
-from ...wire.messages.jobs import Job
+from ...wire.messages.jobs import Job, TrainOn
 from ...wire.messages.nodes import ListNodes, NodeList
 from ..batch_progress import BatchProgress, batch_options
 from ..current_trace import in_current_trace, submit_span
@@ -34,6 +34,7 @@ from ..requests import IDS_PER_REQUEST, NAMELESS_S, POLL_S, CollectState, check_
 from .backends import AsyncBackends
 from .batch import AsyncBatch
 from .connection import AsyncServiceConnection
+from .endpoint import AsyncEndpoint
 from .transport import Lock, sleep
 from .views import AsyncViews
 from .weights import AsyncWeightUpdates
@@ -141,6 +142,12 @@ class AsyncRolloutClient(AsyncWeightUpdates):
             self._collecting.expect(ids, reply.journal_id)
             accepted += ids
         return accepted
+
+    def endpoint(
+        self, job: Job, *, idle_s: float = 600.0, train_on: TrainOn = ("all",), timeout_s: float | None = None
+    ) -> AsyncEndpoint:
+        """Open a rollout to a program of yours at an OpenAI-style address, `async with` it: see `AsyncEndpoint`."""
+        return AsyncEndpoint(self.submit, self._service, self._collecting, job, idle_s, train_on, timeout_s)
 
     async def collect(self, max_results: int = 64, *, wait_s: float | None = None) -> list[Trajectory]:
         """Take up to `max_results` finished jobs of the session; wait up to `wait_s` seconds for the first.

@@ -145,9 +145,9 @@ class AsyncServiceConnection:
             self.welcome = await self._front_door().ask(Hello(new_id()), until)
         return self.welcome
 
-    async def ask(self, request: Any, until: float, payload: Sequence[bytes] = ()) -> Any:
-        """Send a request to the front door and return the reply; see `AsyncRequestConnection.ask`."""
-        return read_reply(await self.ask_frames(request, until, payload))
+    async def ask(self, request: Any, until: float, payload: Sequence[bytes] = (), held_s: float = 0.0) -> Any:
+        """Send a request to the front door and return the reply; see `AsyncRequestConnection.ask_frames`."""
+        return read_reply(await self.ask_frames(request, until, payload, held_s))
 
     async def ask_frames(
         self, request: Any, until: float, payload: Sequence[bytes] = (), held_s: float = 0.0

@@ -26,7 +26,7 @@ from ...system.run_places import front_door_at
 from ...wire.messages.base import new_id
 from ...wire.messages.batches import SessionAlive
 from ...wire.messages.front_door import Cancel, Status, Trace
-from ...wire.messages.jobs import Job
+from ...wire.messages.jobs import Job, TrainOn
 from ...wire.messages.nodes import ListNodes, NodeList
 from ..batch_progress import BatchProgress, batch_options
 from ..current_trace import in_current_trace, submit_span
@@ -35,6 +35,7 @@ from ..requests import IDS_PER_REQUEST, NAMELESS_S, POLL_S, CollectState, check_
 from .backends import Backends
 from .batch import Batch
 from .connection import ServiceConnection
+from .endpoint import Endpoint
 from .transport import Lock, sleep
 from .views import Views
 from .weights import WeightUpdates
@@ -142,6 +143,12 @@ class RolloutClient(WeightUpdates):
             self._collecting.expect(ids, reply.journal_id)
             accepted += ids
         return accepted
+
+    def endpoint(
+        self, job: Job, *, idle_s: float = 600.0, train_on: TrainOn = ("all",), timeout_s: float | None = None
+    ) -> Endpoint:
+        """Open a rollout to a program of yours at an OpenAI-style address, `with` it: see `Endpoint`."""
+        return Endpoint(self.submit, self._service, self._collecting, job, idle_s, train_on, timeout_s)
 
     def collect(self, max_results: int = 64, *, wait_s: float | None = None) -> list[Trajectory]:
         """Take up to `max_results` finished jobs of the session; wait up to `wait_s` seconds for the first.

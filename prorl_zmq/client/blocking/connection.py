@@ -146,9 +146,9 @@ class ServiceConnection:
             self.welcome = self._front_door().ask(Hello(new_id()), until)
         return self.welcome
 
-    def ask(self, request: Any, until: float, payload: Sequence[bytes] = ()) -> Any:
-        """Send a request to the front door and return the reply; see `RequestConnection.ask`."""
-        return read_reply(self.ask_frames(request, until, payload))
+    def ask(self, request: Any, until: float, payload: Sequence[bytes] = (), held_s: float = 0.0) -> Any:
+        """Send a request to the front door and return the reply; see `RequestConnection.ask_frames`."""
+        return read_reply(self.ask_frames(request, until, payload, held_s))
 
     def ask_frames(
         self, request: Any, until: float, payload: Sequence[bytes] = (), held_s: float = 0.0

@@ -100,6 +100,8 @@ class Trace(Request, frozen=True):
     job_id: JobIdentifier
     session: Identifier | Literal[""] = ""
     """Only a job of this session that was not collected yet, by its whole id. Empty: any that is known."""
+    wait_s: Annotated[float, Meta(ge=0, le=60)] = 0.0
+    """Hold the reply for so long while the job has not ended and its rollout has no address."""
 
 
 class ListSessions(Request, frozen=True):
@@ -231,6 +233,9 @@ class JobTrace(Reply, frozen=True, kw_only=True):
     tokens: int = 0
     turns: int = 0
     error: ErrorInfo | None = None
+    address: str = ""
+    """While a program outside may lead the rollout: the URL at which RUN takes its calls. Behind `#` is the loopback
+    network that it is on, if it is on one (see `system.node_name.loopback_id`)."""
     traceparent: str = ""
     """The W3C trace context of the job's span; empty: it is not traced."""
     parent_span: str = ""

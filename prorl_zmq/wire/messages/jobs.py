@@ -94,6 +94,7 @@ class PhaseLimits(Part, frozen=True):
 
 
 TrainedOn = Literal["main", "subagent", "side", "compaction", "all"]
+TrainOn = Annotated[tuple[TrainedOn, ...], Meta(min_length=1, max_length=5)]
 
 
 HarnessName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._:-]{0,127}(==[0-9A-Za-z.+!_-]{1,64})?\Z")]
@@ -106,7 +107,7 @@ class Harness(Part, frozen=True):
     """As `prorl harness list` has it, such as `claude-code`."""
     version: ShortText = ""
     """One of those that are installed; empty: the newest."""
-    train_on: Annotated[tuple[TrainedOn, ...], Meta(min_length=1, max_length=5)] = ("main",)
+    train_on: TrainOn = ("main",)
     """The calls whose tokens are in the trajectory: of the main conversation, of sub-agents, others (titles, memories),
     summaries of a history that became too long, or all. Every call counts in the metrics."""
     arguments: Annotated[tuple[Argument, ...], Meta(max_length=64)] = ()
@@ -121,6 +122,17 @@ class Harness(Part, frozen=True):
             return named
         name, _, version = named.partition("==")
         return cls(name, version)
+
+
+class Outside(Part, frozen=True, kw_only=True):
+    """The program outside of the service that leads a rollout (see `docs/outside-programs.md`)."""
+
+    key_sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+    """SHA-256 of the key that each of its calls shows. The service never has the key."""
+    idle_s: Seconds = 600.0
+    """How long it may make no call before the rollout ends with `phase_timeout`."""
+    train_on: TrainOn = ("all",)
+    """As in `Harness`."""
 
 
 class Job(Part, frozen=True, kw_only=True):
@@ -148,6 +160,9 @@ class Job(Part, frozen=True, kw_only=True):
     harness: Harness | HarnessName | None = None
     """What leads the rollout, or only its name (`codex`, `codex==0.169.0`); None: the service's agent loop. The task
     prepares and judges it either way."""
+    outside: Outside | None = None
+    """A program outside of the service leads the rollout, at the address that `JobTrace` has; in place of `harness`.
+    Clients fill it in: see `RolloutClient.endpoint`."""
     traceparent: str = ""
     """The W3C trace context of the span that the job's own will be below (see `docs/traces.md`): the client fills in
     that of the OpenTelemetry span that is current. What is malformed is ignored."""

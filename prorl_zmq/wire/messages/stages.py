@@ -79,6 +79,8 @@ class StageReport(Message, frozen=True, kw_only=True):
     """Of those that it holds and of those that ended, as far as their `StartPhase` had one."""
     backends: dict[JobIdentifier, Identifier] = {}
     """RUN: the backends of those that have one."""
+    addresses: dict[JobIdentifier, PathText] = {}
+    """RUN: where programs outside reach the rollouts that they lead."""
     ended: dict[JobIdentifier, Attempt] = {}
     """The jobs whose phase ended here and whose event the broker has not noted yet, with their attempts."""
     kept: tuple[JobIdentifier, ...] | None = None
@@ -103,6 +105,8 @@ class MemberAlive(Message, frozen=True, kw_only=True):
     """The phases that have arrived since the last report, by stage process; those that ended say so themselves."""
     backends: dict[JobIdentifier, tuple[Attempt, Identifier]] = {}
     """The backends that attempts of jobs have got since the last report."""
+    addresses: dict[JobIdentifier, tuple[Attempt, PathText]] = {}
+    """The addresses that attempts of jobs have got since the last report."""
     asks_demand: bool = False
     """The broker is to send `SlotDemand`."""
     facts: NodeFacts | None = None

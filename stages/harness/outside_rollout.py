@@ -1,0 +1,219 @@
+"""One rollout that a program outside of the service leads: its calls, its end, and how long it may be silent.
+
+The calls come through the door of the RUN process (`rollout_door`), each with the rollout's key. The program ends the
+rollout with `POST {address}/finish`, whose body is `{"reward": number}`, or `{}` where the task judges. A program that
+makes no call for `Outside.idle_s` is taken for dead. Time in which a call is being answered is not idle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from ...data.trajectory import Role
+from ...errors import PhaseTimeout
+from ...inference.http.turn_parser import TurnParser
+from ...model_proxy.server import ModelServer, json_answer
+from ..agent_loop import StopReason
+from .adapter import CallHints
+from .call_tree import CallKind
+from .harness_model import CALLS_AT_ONCE, HarnessModel
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from aiohttp import web
+
+    from ...inference.chat import ChatFormat, ChatMessage
+    from ...inference.engine import Generator
+    from ...wire.messages.jobs import Job
+    from ..agent_loop import Episode
+
+CLOSE_S = 1.0
+"""How long calls under way may take once the program has ended the rollout."""
+FINISH_BYTES = 4096
+"""Largest body of `finish`."""
+
+
+class Finish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of `finish`."""
+
+    reward: float | None = None
+    """None: the task judges."""
+
+
+class Door(Protocol):
+    """Where the calls of rollouts come in: a `RolloutDoor`."""
+
+    async def open(self, rollout: OutsideRollout) -> None:
+        """Take calls of a rollout."""
+
+    def shut(self, rollout: OutsideRollout) -> None:
+        """Take no more calls of a rollout."""
+
+
+class OutsideRollout:
+    """One rollout.
+
+    Args:
+        generate: the job's backend.
+        chat: of the policy.
+        context_tokens: of the engine; 0: not known.
+        job: with its `outside`.
+        episode: gets what was sampled, and the counts.
+        messages: the task's own; a call with the user's text is of the main conversation.
+        parser_url: as in `ChosenHarness.lead`.
+        grades: the task can judge without a reward of the program's.
+    """
+
+    def __init__(
+        self,
+        generate: Generator,
+        chat: ChatFormat,
+        context_tokens: int,
+        job: Job,
+        episode: Episode,
+        messages: Sequence[ChatMessage],
+        parser_url: str = "",
+        *,
+        grades: bool = True,
+    ) -> None:
+        assert job.outside is not None, "a program outside leads it"
+        self.job = job
+        self.reward: float | None = None
+        """What the program reported."""
+        self.finished = False
+        """The program has ended the rollout."""
+        self._outside = job.outside
+        self._episode = episode
+        self._grades = grades
+        self._parser = TurnParser(parser_url, chat, limit=CALLS_AT_ONCE) if parser_url else None
+        self._model = HarnessModel(
+            generate,
+            chat,
+            context_tokens,
+            job,
+            episode,
+            prompt="\n\n".join(message.content for message in messages if message.role == Role.USER),
+            refusal_status=400,
+            hints=lambda _: CallHints(),
+            parser=self._parser,
+        )
+        self._server = ModelServer(self._model, key_sha256=self._outside.key_sha256)
+        self._under_way = 0
+        self._idle_from = time.monotonic()
+        self._changed = asyncio.Event()
+        """Set when a call begins or ends, and at the end."""
+
+    async def lead(self, door: Door) -> None:
+        """Serve the program until it ends the rollout; write what was sampled to the episode, however it ends.
+
+        Raises:
+            PhaseTimeout: the program made no call for too long.
+            EngineFailed: the program ended the rollout, and the engine has answered none of its calls.
+        """
+        self._episode.notes["harness"] = "a program outside of the service"
+        await door.open(self)
+        try:
+            await self._end()
+        finally:
+            door.shut(self)
+            await self._server.close(CLOSE_S if self.finished else 0.0)
+            kinds = self._outside.train_on
+            self._model.write([kind for kind in CallKind if kind.value in kinds or "all" in kinds])
+            if self._parser is not None:
+                await self._parser.close()
+        if self._model.failure is not None and not self._model.answered:
+            raise self._model.failure
+        if self._episode.stop_reason is None:
+            self._episode.stop_reason = StopReason.DONE
+        if self.reward is not None:
+            self._episode.metrics["reward_reported"] = 1
+
+    def add_time(self, seconds: float) -> None:
+        """Let the program be silent for longer: this process did not run for so long."""
+        self._idle_from += seconds
+        self._changed.set()
+
+    async def answer(self, http: web.BaseRequest) -> web.StreamResponse:
+        """Answer a request of the program; others do not count, and get a 401."""
+        if not self._server.is_shown_the_key(http):
+            return self._server.refuse_key(http)
+        self._under_way += 1
+        self._changed.set()
+        try:
+            if http.path.endswith("/finish"):
+                return await self._finish(http)
+            return await self._server.handle(http)
+        finally:
+            self._under_way -= 1
+            self._idle_from = time.monotonic()
+            self._changed.set()
+
+    async def _end(self) -> None:
+        """Wait for the end."""
+        idle_s = self._outside.idle_s
+        while not self.finished:
+            self._changed.clear()
+            left_s = None if self._under_way else self._idle_from + idle_s - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                raise PhaseTimeout(
+                    f"the program outside made no call for {idle_s:g} s and did not end its rollout",
+                    phase="run",
+                    limit_s=idle_s,
+                )
+            try:
+                await asyncio.wait_for(self._changed.wait(), left_s)
+            except TimeoutError:
+                continue
+
+    async def _finish(self, http: web.BaseRequest) -> web.StreamResponse:
+        if http.method != "POST":
+            return json_answer(405, f"finish takes POST, not {http.method}")
+        try:
+            asked = msgspec.json.decode(await _body(http) or b"{}", type=Finish)
+        except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
+            return json_answer(400, f'finish takes {{"reward": number}} or {{}}: {error}')
+        if asked.reward is not None and not math.isfinite(asked.reward):
+            return json_answer(400, "the reward must be a finite number")
+        if self.finished:
+            return ended_answer(self.job.job_id, self.reward, asked.reward)
+        if asked.reward is None and not self._grades:
+            return json_answer(400, f"the task {self.job.task} does not judge: finish with a reward")
+        if not self._model.answered and self._model.failure is None:
+            return json_answer(
+                409, "no call of the model was answered, so there is nothing to learn from: cancel the rollout instead"
+            )
+        self.finished, self.reward = True, asked.reward
+        return finished_answer(self.reward)
+
+
+def finished_answer(reward: float | None) -> web.Response:
+    """Return the answer to a `finish` that has ended its rollout."""
+    from aiohttp import web
+
+    return web.Response(body=msgspec.json.encode({"status": "finished", "reward": reward}), content_type=JSON)
+
+
+def ended_answer(job_id: str, reward: float | None, asked: float | None) -> web.Response:
+    """Return the answer to a further `finish`: the same again gets the same answer."""
+    if asked == reward:
+        return finished_answer(reward)
+    told = "the task's judgement" if reward is None else f"reward {reward:g}"
+    return json_answer(409, f"the rollout {job_id} was ended before, with {told}, which stays")
+
+
+JSON = "application/json"
+
+
+async def _body(http: web.BaseRequest) -> bytes:
+    data = bytearray()
+    async for chunk in http.content.iter_any():
+        data += chunk
+        if len(data) > FINISH_BYTES:
+            raise ValueError(f"the body has more than {FINISH_BYTES} bytes")
+    return bytes(data)
