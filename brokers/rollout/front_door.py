@@ -117,7 +117,7 @@ class FrontDoor:
         """By session and client."""
         self._batches = batches
         self._batch_requests = BatchRequestHandler(batches, jobs, self._answer, look_again)
-        self._watch_requests = WatchRequestHandler(jobs, batches)
+        self.watching = WatchRequestHandler(jobs, batches)
         self.sessions = Sessions(jobs, batches)
         self._started_at = started_at
 
@@ -178,7 +178,7 @@ class FrontDoor:
         if rest and not isinstance(request, Submit):
             raise MalformedMessage(f"{len(rest)} unexpected frames behind the header")
         if isinstance(request, WatchingRequest):
-            self._answer(envelope, *self._watch_requests.answer(request, now))
+            self._answer(envelope, *self.watching.answer(request, now))
             return
         match request:
             case Collect():

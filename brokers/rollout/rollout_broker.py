@@ -365,6 +365,7 @@ class RolloutBroker:
             self._next_tick = now + min(self._settings.heartbeat_s, self._settings.lease_s / 4)
             for member in self._stages.refusing(self._jobs.table.stages.quiet()):
                 self._jobs.table.connection_broke(member, now)
+            self._requests.watching.tick(time.time())
             self._watch_time(now)
         self._batches.launch(now)
         self._perform(now)

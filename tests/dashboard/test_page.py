@@ -50,11 +50,29 @@ def row_of(page: Page, job_id: str) -> Locator:
     return page.locator("tbody tr", has=page.locator(f"a[href$='/{job_id}']"))
 
 
-def test_the_overview_shows_stages_backends_and_what_ended(dashboard: Page) -> None:
+def ended_lately(page: Page) -> int:
+    """How many jobs the legend of the overview's chart names as timed out."""
+    return int(page.locator(".legend a", has_text="timeout").locator("b").inner_text())
+
+
+def test_the_overview_shows_stages_backends_and_what_ended(served: SharedService, dashboard: Page) -> None:
     for phase in ("INIT", "RUN", "EVAL"):
         playwright.expect(dashboard.locator(".stage", has_text=phase)).to_contain_text("of 8 slots")
     playwright.expect(dashboard.get_by_role("region", name="Backends")).to_contain_text("engine-0")
     playwright.expect(dashboard.locator(".figure", has_text="jobs ended")).to_contain_text(re.compile(r"[1-9]"))
+    before = ended_lately(dashboard)
+    address = dashboard.url
+    dashboard.goto("about:blank")  # nobody looks
+    with served.client() as client:
+        client.submit(problem(limits=PhaseLimits(run_s=0.001)) for _ in range(3))
+        list(client.stream())
+    for _ in range(2):
+        dashboard.goto(address)
+        playwright.expect(dashboard.locator(".over-time g rect[class^=fill]").first).to_be_attached()
+        until(lambda: ended_lately(dashboard) >= before + 3, "what ended before the page was opened")
+        dashboard.get_by_text("hour", exact=True).click()
+        chart = dashboard.get_by_role("img", name="Ended in the last hour")
+        playwright.expect(chart).to_have_attribute("aria-label", re.compile(r"[1-9]\d* timeout"))
     assert dashboard.title() == "Overview · prorl"
     assert "#key=" not in dashboard.url  # it would stay in the history
 

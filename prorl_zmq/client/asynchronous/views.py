@@ -28,10 +28,17 @@ class AsyncViews:
         self._service = service
 
     async def changes(
-        self, broker_id: str, since: int, before: int, limit: int, *, timeout_s: float | None = None
+        self,
+        broker_id: str,
+        since: int,
+        before: int,
+        limit: int,
+        *,
+        counts_ended: bool = False,
+        timeout_s: float | None = None,
     ) -> Watched:
         """Name the jobs that have changed; see `Watch`. `watching.Watcher` keeps a whole table by it."""
-        request = Watch(new_id(), broker_id, since, before, limit)
+        request = Watch(new_id(), broker_id, since, before, limit, counts_ended)
         reply: Watched = await self._service.ask(request, self._service.until(timeout_s))
         return reply
 

@@ -29,10 +29,17 @@ class Views:
         self._service = service
 
     def changes(
-        self, broker_id: str, since: int, before: int, limit: int, *, timeout_s: float | None = None
+        self,
+        broker_id: str,
+        since: int,
+        before: int,
+        limit: int,
+        *,
+        counts_ended: bool = False,
+        timeout_s: float | None = None,
     ) -> Watched:
         """Name the jobs that have changed; see `Watch`. `watching.Watcher` keeps a whole table by it."""
-        request = Watch(new_id(), broker_id, since, before, limit)
+        request = Watch(new_id(), broker_id, since, before, limit, counts_ended)
         reply: Watched = self._service.ask(request, self._service.until(timeout_s))
         return reply
 

@@ -17,6 +17,8 @@ from .jobs import Outcome, Phase, Result
 
 ROWS_LIMIT = 2000
 """Most jobs of one reply."""
+ENDED_INTERVAL_S = 10.0
+"""What jobs that ended are counted by; each interval begins at a multiple of it."""
 CELLS_LIMIT = 16_384
 """Most rollouts of one reply."""
 ChangeNumber = Annotated[int, Meta(ge=0, le=2**62)]
@@ -51,6 +53,15 @@ class JobRow(Part, frozen=True, array_like=True):
     turns: int = 0
 
 
+class EndedJobs(Part, frozen=True, array_like=True):
+    """The jobs that ended within one interval of the recent past."""
+
+    at: float
+    """When it began: wall clock, in seconds since 1970."""
+    seconds: float
+    outcomes: dict[Outcome, int] = {}
+
+
 class Watch(Request, frozen=True):
     """Name the jobs that have changed, the newest ones."""
 
@@ -61,6 +72,8 @@ class Watch(Request, frozen=True):
     before: ChangeNumber = 0
     """Only those that changed before this; 0: all."""
     limit: Annotated[int, Meta(ge=1, le=ROWS_LIMIT)] = 500
+    counts_ended: bool = False
+    """Report in `ended` how many jobs ended when."""
 
 
 class Watched(Reply, frozen=True, kw_only=True):
@@ -79,6 +92,8 @@ class Watched(Reply, frozen=True, kw_only=True):
     rows of jobs that have ended since, and must ask for all again."""
     jobs: tuple[JobRow, ...] = ()
     """The newest first."""
+    ended: tuple[EndedJobs, ...] = ()
+    """The intervals of the last hour in which jobs ended, the oldest first; since the broker was started."""
 
 
 class Peek(Request, frozen=True):

@@ -21,7 +21,6 @@ const SHAPES = {
     ended: [],
     problems: {},
   },
-  ended: { outcomes: {} },
   batch: { problem: "", dropped: 0, failed: 0, failures: {}, given_up: 0 },
   report: { launched: 0, completed: 0, failed: 0, adopted: 0, dropped_groups: 0, given_up_groups: 0, wasted: {} },
   batchView: { groups: [], left_out: 0, is_closed: false },
@@ -71,7 +70,7 @@ export function overviewOf(raw) {
   const seen = as("overview", raw);
   seen.status &&= statusOf(seen.status);
   seen.backends &&= backendsOf(seen.backends);
-  seen.ended = all("ended", seen.ended);
+  seen.ended = seen.ended.map(([at, seconds, outcomes]) => ({ at, seconds, outcomes: outcomes ?? {} }));
   seen.nodes = seen.nodes.map((node) => ({ ...as("node", node), facts: as("facts", node.facts) }));
   seen.lost_nodes = all("lost", seen.lost_nodes);
   return seen;
