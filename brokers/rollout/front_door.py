@@ -51,7 +51,7 @@ from ...wire.messages.front_door import (
     Welcome,
 )
 from ...wire.messages.nodes import ListNodes
-from ...wire.messages.watching import WatchingRequest
+from ...wire.messages.watching import PeekTurns, WatchingRequest
 from ...wire.sockets import split_envelope
 from ..batches.request_handler import BatchRequest, BatchRequestHandler
 from ..journal.records import SUBMISSIONS, Submission, job_digest
@@ -60,6 +60,7 @@ from .job_frame import read_job
 from .job_record import JobStatus
 from .node_list import list_nodes
 from .sessions import Sessions
+from .turn_requests import TurnRequests
 from .watch_requests import WatchRequestHandler
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from ...security.rights import Sender
     from ...wire.messages.front_door import FrontDoorReply, JobTrace
     from ...wire.messages.jobs import Job
+    from ...wire.messages.stages import StageCommand
     from ...wire.sockets import Frame
     from ..batches.batch_runner import BatchRunner
     from .jobs import Jobs
@@ -90,7 +92,7 @@ class FrontDoor:
     """Answers trainers.
 
     `reply` sends frames to the client behind an envelope and returns False if it is gone; `look_again` returns a sender
-    with what has become of its key since.
+    with what has become of its key since; `tell` sends a command to a stage process.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class FrontDoor:
         batches: BatchRunner,
         reply: Callable[[Sequence[Frame]], bool],
         look_again: Callable[[Sender], Sender],
+        tell: Callable[[str, StageCommand], None],
         *,
         started_at: float,
     ) -> None:
@@ -118,6 +121,7 @@ class FrontDoor:
         self._batches = batches
         self._batch_requests = BatchRequestHandler(batches, jobs, self._answer, look_again)
         self.watching = WatchRequestHandler(jobs, batches)
+        self.turns = TurnRequests(jobs, self._answer, tell)
         self.sessions = Sessions(jobs, batches)
         self._started_at = started_at
 
@@ -144,12 +148,14 @@ class FrontDoor:
             self._answer(envelope, Refused(request_id, InternalError(f"{type(error).__name__}: {error}").info()))
 
     def next_deadline(self) -> float | None:
-        deadlines = (self._batch_requests.next_deadline(), *(poll.until for poll in self._polls.values()))
+        others = (self._batch_requests.next_deadline(), self.turns.next_deadline())
+        deadlines = (*others, *(poll.until for poll in self._polls.values()))
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def answer_held(self, sessions: set[str], now: float) -> None:
         """Answer the held polls of sessions with new results, those whose time is up, and those of revoked keys."""
         self._batch_requests.answer_held(now)
+        self.turns.refuse_late(now)
         for key, poll in tuple(self._polls.items()):
             if poll.sender.user_id and self._look_again(poll.sender).revoked:
                 del self._polls[key]
@@ -178,7 +184,7 @@ class FrontDoor:
         if rest and not isinstance(request, Submit):
             raise MalformedMessage(f"{len(rest)} unexpected frames behind the header")
         if isinstance(request, WatchingRequest):
-            self._answer(envelope, *self.watching.answer(request, now))
+            self._show(envelope, request, now)
             return
         match request:
             case Collect():
@@ -202,6 +208,12 @@ class FrontDoor:
                 self._answer(envelope, self._hello(request))
             case Trace():
                 self._answer(envelope, self._trace(request))
+
+    def _show(self, envelope: Sequence[Frame], request: WatchingRequest, now: float) -> None:
+        if isinstance(request, PeekTurns):
+            self.turns.handle(envelope, request, now)
+        else:
+            self._answer(envelope, *self.watching.answer(request, now))
 
     def _hello(self, request: Hello) -> Welcome:
         if request.protocol != PROTOCOL_VERSION:

@@ -16,7 +16,7 @@ from .job_rows import job_row
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...wire.messages.watching import JobRow, WatchingReply, WatchingRequest
+    from ...wire.messages.watching import JobRow, WatchingReply
     from ...wire.sockets import Frame
     from ..batches.batch_runner import BatchRunner
     from .jobs import Jobs
@@ -32,7 +32,7 @@ class WatchRequestHandler:
         """Count, once per heartbeat, the jobs that have ended."""
         self._ended.note(self._jobs.table.outcomes, at)
 
-    def answer(self, request: WatchingRequest, now: float) -> tuple[WatchingReply, Sequence[Frame]]:
+    def answer(self, request: Watch | Peek | ViewBatch, now: float) -> tuple[WatchingReply, Sequence[Frame]]:
         """Return the reply, and the frames behind it.
 
         Raises:
@@ -71,7 +71,7 @@ class WatchRequestHandler:
     def _peeked(self, request: Peek) -> tuple[Peeked, Sequence[Frame]]:
         jobs, job_id = self._jobs, request.job_id
         if job_id in jobs.table:
-            raise UnknownJob(f"job {job_id} has not ended; until then only its trace is known", job_id=job_id)
+            raise UnknownJob(f"job {job_id} has not ended; ask for its trace and its turns so far", job_id=job_id)
         if (finished := jobs.results.get(job_id)) is not None:
             result, blocks = jobs.delivery(finished)
             return Peeked(request.request_id, result, has_block=bool(blocks)), () if request.only_result else blocks

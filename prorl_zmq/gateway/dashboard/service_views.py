@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ...client.asynchronous.client import AsyncRolloutClient
-    from ...data.trajectory import Trajectory
+    from ...data.trajectory import TokenArrays, Trajectory
     from ...service.rollout_brokers import Answers
     from ...wire.messages.front_door import JobTrace
     from ...wire.messages.jobs import Result
-    from ...wire.messages.watching import BatchView
+    from ...wire.messages.watching import BatchView, TurnsPeeked
 
 T = TypeVar("T")
 
@@ -32,6 +32,14 @@ class ServiceViews:
     async def peek(self, job_id: str) -> tuple[Result, Trajectory | None]:
         return _only(await ask_all(self._clients, lambda client: client.views.peek(job_id)))
 
+    async def turns(self, job_id: str, known_attempt: int, known_tokens: int) -> tuple[TurnsPeeked, TokenArrays | None]:
+        return _only(
+            await ask_all(
+                self._clients,
+                lambda client: client.views.turns(job_id, known_attempt=known_attempt, known_tokens=known_tokens),
+            )
+        )
+
     async def batch(self, batch_id: str) -> BatchView:
         return _only(await ask_all(self._clients, lambda client: client.views.batch(batch_id)))
 
@@ -46,4 +54,7 @@ def _only(answers: Answers[T]) -> T:
     """Return what the broker says that knows it, or raise the best reason why none does."""
     if answers.found:
         return next(iter(answers.found.values()))
-    raise min(answers.problems.values(), key=lambda error: isinstance(error, UnknownJob | UnknownBatch))
+    raise min(
+        answers.problems.values(),
+        key=lambda error: isinstance(error, UnknownJob | UnknownBatch) and not error.fields.get("ended"),
+    )
