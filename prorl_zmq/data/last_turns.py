@@ -13,6 +13,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..wire.messages.jobs import Steps
+    from .trajectory import Trajectory
+
+
+def turns_from(arrays: TokenArrays | Trajectory, start: int) -> TokenArrays:
+    """Return the turns that have tokens from a place on; the first of them begins there."""
+    turns = arrays.turns[arrays.turns[:, 1] > start]
+    shown = np.maximum(turns - np.array([start, start, 0], np.int32), 0)
+    over_tokens = (arrays.token_ids, arrays.loss_mask, arrays.logprobs, arrays.weight_versions)
+    return TokenArrays(*(array[start:] for array in over_tokens), shown)
 
 
 def turns_so_far(
@@ -29,15 +38,15 @@ def turns_so_far(
     first = max(int(np.searchsorted(turns[:, 1], start, side="right")), len(turns) - TURNS_LIMIT)
     cut = max(0, start - int(turns[first, 0]))
     start = min(int(turns[first, 0]) + cut, tokens - 1)  # behind empty turns too, one token is shown
-    shown = np.maximum(turns[first:] - np.array([start, start, 0], np.int32), 0)
+    shown = turns_from(arrays, start)
     so_far = TurnsSoFar(
         backend=backend,
         turns=len(turns),
         tokens=tokens,
-        shown_turns=len(shown),
+        shown_turns=len(shown.turns),
         shown_tokens=tokens - start,
-        policy_turns_before=int(np.count_nonzero(turns[:first, 2] == Role.ASSISTANT)),
+        policy_turns_before=int(np.count_nonzero(turns[: len(turns) - len(shown.turns), 2] == Role.ASSISTANT)),
         cut_tokens=cut,
         steps=steps,
     )
-    return so_far, pack_block(TokenArrays(*(array[start:] for array in arrays[:4]), shown))
+    return so_far, pack_block(shown)

@@ -16,6 +16,7 @@ from support.waiting import until
 
 from prorl_zmq import PhaseLimits, Sampling
 from prorl_zmq.wire.messages.base import new_id
+from prorl_zmq.wire.messages.jobs import Harness
 
 from ..evaluation.conftest import HOSTILE
 from .conftest import MEGABYTE, make_long, problem
@@ -154,6 +155,52 @@ def test_a_job_shows_its_time_its_words_and_its_tokens(served: SharedService, da
     playwright.expect(dashboard).to_have_title("Jobs · prorl")
 
 
+AGENT = """
+import json, pathlib, sys, time, urllib.request
+url, key, mark = sys.argv[1:]
+messages = [{"role": "user", "content": sys.stdin.read()}]
+for turn in ("first", "second"):
+    body = json.dumps({"model": "m", "messages": messages}).encode()
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(f"{url}/v1/chat/completions", body, headers)) as answer:
+        said = json.load(answer)["choices"][0]["message"]["content"]
+    while not pathlib.Path(f"{mark}.{turn}").exists():
+        time.sleep(0.05)
+    messages += [{"role": "assistant", "content": said}, {"role": "user", "content": f"after the {turn} turn"}]
+"""
+"""A program that leads a rollout: two turns, and after each it waits for a file."""
+
+
+def test_the_turns_of_a_running_job_are_shown_as_they_come(
+    served: SharedService, dashboard: Page, tmp_path: Path
+) -> None:
+    command = ("python3", "-c", AGENT, "{url}", "{key}", str(tmp_path / "mark"))
+    job = problem("What is 1 + 0?", harness=Harness("command", arguments=command))
+    with served.client() as client:
+        client.submit(job)
+        try:
+            go(dashboard, f"#/jobs/{job.job_id}")
+            live = dashboard.locator(".live")
+            playwright.expect(live.locator(".turn.is-assistant")).to_have_count(1)
+            playwright.expect(live.locator(".turn.is-user")).to_contain_text("What is 1 + 0?")
+            playwright.expect(live.get_by_role("status")).to_contain_text(
+                re.compile(r"2 messages, \d+ tokens so far\.")
+            )
+            playwright.expect(dashboard.locator(".lane .block.engine").first).to_be_attached()
+            live.locator(".turn.is-user").evaluate("turn => { turn.dataset.seen = 'yes' }")
+            (tmp_path / "mark.first").touch()
+            playwright.expect(live.locator(".turn.is-assistant")).to_have_count(2)
+            playwright.expect(live).to_contain_text("after the first turn")
+            playwright.expect(live.locator(".turn.is-user").first).to_have_attribute("data-seen", "yes")
+            playwright.expect(dashboard.locator(".figure", has_text="turns")).to_contain_text("2")
+            (tmp_path / "mark.second").touch()
+            playwright.expect(dashboard.get_by_role("heading", name="Tokens")).to_be_visible()
+            playwright.expect(live).to_have_count(0)
+        finally:
+            client.cancel(job.job_id)
+        assert [one.outcome for one in client.stream()] == ["completed"]
+
+
 def test_hostile_text_is_shown_as_text_and_never_run(served: SharedService, runs: Path, dashboard: Page) -> None:
     image = "<img src=x onerror='window.hacked = 1'><script>window.hacked = 1</script>"
     job = problem(f"{image}{HOSTILE}unseen:\u200b\xad")
@@ -231,7 +278,7 @@ def test_a_job_is_cancelled_by_its_button(served: SharedService, dashboard: Page
             job = problem()
             client.submit(job)
             go(dashboard, f"#/jobs/{job.job_id}")
-            playwright.expect(dashboard.get_by_text("here once it has ended")).to_be_visible()
+            playwright.expect(dashboard.get_by_text("Nothing has been said yet.")).to_be_visible()
             dashboard.get_by_role("button", name="Cancel this job").click()
             playwright.expect(dashboard.locator(".title .badge")).to_have_text("cancelled")
             (trajectory,) = client.stream()

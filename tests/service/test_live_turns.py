@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from support.commands import prorl
 from support.waiting import until
 
 from prorl_zmq import Job
 from prorl_zmq.brokers.rollout import turn_requests
+from prorl_zmq.commands import job_turns
 from prorl_zmq.data.trajectory import Role
 from prorl_zmq.errors import RequestTimeout, UnknownJob
 from prorl_zmq.inference.chat import ChatMessage
@@ -114,6 +116,36 @@ def test_turns_are_shown_as_they_come_and_after_the_end_there_is_a_result() -> N
         with pytest.raises(UnknownJob, match="has ended") as refused:
             client.views.turns(job.job_id)
         assert refused.value.fields["ended"]
+
+
+def test_a_command_prints_turns_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_turns, "LOOK_S", 0.05)
+    turns = (tool_call("look", where="a tree"), "A tree.")
+    with walking(*turns) as service, service.client() as client:
+        client.submit(job := Job(task="walk", instance={}))
+        place = (job.job_id, "--connect", service.front_door)
+        seen(client, job.job_id, Phase.RUN, "a tree")
+        shown = prorl("job", *place, "--turns")
+        assert shown.returncode == 0, shown.stderr
+        assert "has not ended" in shown.stdout
+        assert '→ look({"where": "a tree"})' in shown.stdout
+        assert "I see" not in shown.stdout
+        refused = prorl("job", *place, "--turns", "--json")
+        assert (refused.returncode, "--json prints the trace alone" in refused.stderr) == (2, True)
+        followed: list[str] = []
+        follower = threading.Thread(target=lambda: followed.append(prorl("job", *place, "--follow").stdout))
+        follower.start()
+        WalkHandler.may_see.set()
+        seen(client, job.job_id, Phase.EVAL, "I see a tree.")
+        WalkHandler.may_grade.set()
+        follower.join(WAIT_S)
+        (text,) = followed
+        assert [text.count(words) for words in ("→ look(", "I see a tree.", "\nA tree.")] == [1, 1, 1]
+        assert text.index("→ look(") < text.index("I see a tree.") < text.index("\nA tree.")
+        assert "completed after" in text
+        again = prorl("job", *place, "--turns")
+        assert "I see a tree." in again.stdout
+        assert len(list(client.stream())) == 1
 
 
 def test_a_stage_process_that_a_task_blocks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

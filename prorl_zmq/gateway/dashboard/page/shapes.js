@@ -60,6 +60,7 @@ const SHAPES = {
   },
   span: { end_s: null, stage_id: "", node: "", backends: [], error: null },
   result: { metrics: {}, timings: {}, notes: {}, steps: [], reward: null, error: null },
+  soFar: { backend: "", turns: 0, tokens: 0, shown_turns: 0, shown_tokens: 0, policy_turns_before: 0, cut_tokens: 0, steps: [] },
   transcript: { turns: [], tokens: null, token_ids: [], mask: [], logprobs: [], versions: [] },
 };
 
@@ -99,6 +100,12 @@ export const viewOf = (raw) => ({
   problem: raw.problem ?? "",
   result: as("result", raw.result),
   transcript: as("transcript", raw.transcript),
+});
+
+export const liveOf = (raw) => ({
+  ...raw,
+  so_far: raw.so_far ? as("soFar", raw.so_far) : null,
+  transcript: raw.transcript ? as("transcript", raw.transcript) : null,
 });
 
 export function batchOf(raw) {
