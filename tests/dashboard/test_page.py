@@ -125,6 +125,52 @@ def test_a_drop_down_shows_what_the_search_names_even_if_no_job_is_like_that(das
     playwright.expect(dashboard.get_by_label("task", exact=True)).to_have_value("nowhere")
 
 
+def check_zoom(page: Page) -> None:
+    """Look closer at a part of a job's time line: by buttons, keys, wheel and pointer."""
+    lanes = page.get_by_role("group", name="Time line: ")
+    part = page.locator(".zoom").get_by_role("status")
+    button = {name: page.get_by_role("button", name=name) for name in ("Zoom in", "Zoom out", "Later", "Show all")}
+
+    def ticks() -> list[str]:
+        return page.locator(".axis .tick").all_inner_texts()
+
+    playwright.expect(part).to_have_text("")
+    playwright.expect(button["Zoom out"]).to_be_disabled()
+    whole = ticks()
+    button["Zoom in"].click()
+    playwright.expect(part).to_have_text(re.compile(r"^[\d.]+ m?s to [\d.]+ m?s$"))
+    playwright.expect(button["Zoom in"]).to_be_focused()
+    assert ticks() != whole
+    first = part.inner_text()
+    button["Later"].click()
+    playwright.expect(part).not_to_have_text(first)
+    button["Show all"].click()
+    playwright.expect(part).to_have_text("")
+    assert ticks() == whole
+    lanes.focus()
+    for key in ("+", "ArrowRight", "-", "+"):
+        page.keyboard.press(key)
+    playwright.expect(lanes).to_be_focused()
+    playwright.expect(part).to_have_text(re.compile(" to "))
+    page.keyboard.press("0")
+    playwright.expect(part).to_have_text("")
+    room = page.locator(".axis .lane-room").bounding_box()
+    assert room is not None
+    page.mouse.move(room["x"] + room["width"] * 0.5, room["y"] + 4)
+    page.keyboard.down("Control")
+    page.mouse.wheel(0, -200)
+    page.keyboard.up("Control")
+    playwright.expect(part).to_have_text(re.compile(" to "))
+    page.mouse.dblclick(room["x"] + room["width"] * 0.5, room["y"] + 4)
+    playwright.expect(part).to_have_text("")
+    page.mouse.move(room["x"] + room["width"] * 0.25, room["y"] + 4)
+    page.mouse.down()
+    page.mouse.move(room["x"] + room["width"] * 0.5, room["y"] + 4)
+    page.mouse.up()
+    playwright.expect(part).to_have_text(re.compile(" to "))
+    button["Show all"].click()
+
+
 def test_a_job_shows_its_time_its_words_and_its_tokens(served: SharedService, dashboard: Page) -> None:
     job = problem("What is 1 + 0?", sampling=Sampling(max_tokens=12))
     with served.client() as client:
@@ -134,6 +180,7 @@ def test_a_job_shows_its_time_its_words_and_its_tokens(served: SharedService, da
     for bar in ("queue", "init", "run", "eval"):
         playwright.expect(dashboard.locator(f".lane .block.{bar}").first).to_be_attached()
     playwright.expect(dashboard.locator(".lane .block.engine").first).to_be_attached()  # of `Result.steps`
+    check_zoom(dashboard)
     playwright.expect(dashboard.locator(".turn.is-user")).to_contain_text("What is 1 + 0?")
     playwright.expect(dashboard.locator(".turn.is-assistant").first).to_be_visible()
     tokens = dashboard.locator(".tokens .tok")

@@ -8,14 +8,15 @@ import { liveOf, traceOf, viewOf } from "../shapes.js";
 import { store } from "../store.js";
 import { conversation, longText } from "../conversation.js";
 import { LiveTurns } from "../live_turns.js";
-import { timeline } from "../timeline.js";
+import { Timeline } from "../timeline.js";
 import { tokenMap } from "../token_map.js";
 
 const AGAIN_MS = 1000;
 
 export function job({ path: [id] }) {
   const head = h("div");
-  const time = h("div");
+  const timeline = new Timeline();
+  const time = card("Time", { hidden: true }, timeline.element);
   const body = h("div");
   const element = h("div", { class: "job" }, head, time, body);
   const live = new LiveTurns();
@@ -64,7 +65,8 @@ export function job({ path: [id] }) {
       trace ? heading(trace, view?.result) : h("h1", null, "Job ", h("code", null, id)),
       problem ? h("p", { class: "note warn", role: "alert" }, problem) : null,
     );
-    redraw(time, trace ? card("Time", null, timeline(trace, view?.result.steps ?? live.steps)) : null);
+    time.hidden = !trace;
+    if (trace) timeline.update(trace, view?.result.steps ?? live.steps);
     if (view || problem) return;
     if (!trace || trace.outcome) redraw(body, h("p", { class: "note", role: "status" }, "Asking for its conversation …"));
     else if (!live.element.isConnected) body.replaceChildren(live.element);
