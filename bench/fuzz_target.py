@@ -78,6 +78,7 @@ from prorl_zmq.wire.messages.stages import (
     MemberAlive,
     PhaseDone,
     PhaseFailed,
+    ShowTurns,
     StageCommand,
     StageEvent,
     StageLeaving,
@@ -85,8 +86,9 @@ from prorl_zmq.wire.messages.stages import (
     StartPhase,
     StopPhase,
     Task,
+    TurnsShown,
 )
-from prorl_zmq.wire.messages.watching import Peek, ViewBatch, Watch
+from prorl_zmq.wire.messages.watching import Peek, PeekTurns, TurnsSoFar, ViewBatch, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -289,6 +291,7 @@ TEMPLATES: list[Any] = [
     REPORT_OF_NODE,
     MemberAlive(member="m", number=1, began={"i": {"one": 1}}, backends={"one": (1, "b")}),
     StageLeaving("i"),
+    TurnsShown(stage_id="i", job_id="one", attempt=1, so_far=TurnsSoFar(shown_turns=1, shown_tokens=1)),
     *(BlockSent(stage_id="i", block_id="one", lost=lost) for lost in (False, True)),
     *(PhaseDone(**BY_STAGE, phase=phase, reward=1.0, phase_data={"a": 1}) for phase in Phase),
     *(
@@ -302,8 +305,14 @@ TEMPLATES: list[Any] = [
     NextGroup("r", "s", "batch", "c", ("a.1",), feeds=True),
     CloseBatch("r", "s", "batch"),
     *(SessionAlive("r", "s"), NoteWeights("r", 3), RelayBlocks("r", "s", ("one",)), ListNodes("r")),
-    *(Watch("r", since=1), Peek("r", "one"), ViewBatch("r", "batch")),
-    *(Trace("r", "one"), StartPhase(**ON_STAGE, phase=Phase.RUN), StopPhase(**ON_STAGE), EventsNoted((1,))),
+    *(Watch("r", since=1), Peek("r", "one"), PeekTurns("r", "one"), ViewBatch("r", "batch")),
+    *(
+        Trace("r", "one"),
+        StartPhase(**ON_STAGE, phase=Phase.RUN),
+        StopPhase(**ON_STAGE),
+        ShowTurns(**ON_STAGE),
+        EventsNoted((1,)),
+    ),
     *(Assign("r", owner="o", **ON_STAGE, wait_s=1.0), Release("r", **ON_STAGE), OwnerAlive("r", "o")),
     *(AddBackend("r", Backend(backend_id="b", endpoint="ipc:///b")), BackendAlive("r", "b", 1), ListBackends("r")),
 ]

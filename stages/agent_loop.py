@@ -22,7 +22,7 @@ from ..tools.tool import ToolArgumentsInvalid
 from .turn_sampler import Record, TurnSampler, version_per_token
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ..inference.chat import ChatFormat, ChatMessage, PolicyTurn, Prompt
     from ..inference.engine import Generation, Generator
@@ -73,6 +73,8 @@ class Episode(Record):
     """What the policy said with the call that ended the episode, if there was one."""
     notes: dict[str, str] = field(default_factory=dict)
     """For people, in the trajectory's `result.notes`."""
+    so_far: Callable[[], TrajectoryBuilder] | None = None
+    """Returns what a harness has led to until now; None: the trajectory has it."""
 
 
 class _Budget(NamedTuple):

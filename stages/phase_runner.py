@@ -150,6 +150,11 @@ class PhaseRunner:
         block = self._episode.trajectory.block() if self._episode is not None and event.tokens else None
         return event, block
 
+    @property
+    def so_far(self) -> tuple[Episode, str]:
+        """The rollout as far as it has come, and its backend."""
+        return self._episode or NO_EPISODE, self._backend.backend_id if self._backend is not None else ""
+
     def add_time(self, seconds: float) -> None:
         """Move the phase's limit: this process did not run for so long."""
         if self._outside is not None:

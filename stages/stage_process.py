@@ -54,6 +54,7 @@ from ..wire.messages.stages import (
     CloseSandbox,
     EventsNoted,
     PhaseDone,
+    ShowTurns,
     SlotDemand,
     StageCommand,
     StageLeaving,
@@ -72,6 +73,7 @@ from .outside_door import OutsideDoor, host_beside
 from .phase_metrics import count_phase
 from .phase_runner import PhaseRunner
 from .sandbox_handoff import SandboxHandoff
+from .shown_turns import show_turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Mapping
@@ -375,6 +377,10 @@ class StageProcess:
                 running = self._running.get(command.job_id)
                 if running is not None and running.attempt == command.attempt:
                     running.stop()
+            case ShowTurns():
+                held = self._running.get(command.job_id)
+                so_far = held.runner.so_far if held is not None and held.attempt == command.attempt else None
+                self._broker.send(show_turns(self.stage_id, command, so_far))
             case EventsNoted():
                 self._event_outbox.noted(command.numbers)
             case CloseSandbox():

@@ -197,6 +197,7 @@ QUICK_COMMANDS = {
     "prorl doctor --model ./model": (0,),
     "prorl submit tasks.jsonl --out results": (0,),
     "prorl job JOB": (2,),
+    "prorl job JOB --follow": (2,),
     "prorl explain results": (0,),
     "prorl explain": (0,),
     "prorl explain JOB": (2,),

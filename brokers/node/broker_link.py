@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 import zmq
 from msgspec.structs import replace
 
+from ...errors import LeaseLost
 from ...security.handshake import Handshake
 from ...security.keyring import connect_to_service
 from ...security.rights import Listener
 from ...wire import codec
 from ...wire.change_reports import ChangeReports
-from ...wire.messages.jobs import Phase
-from ...wire.messages.stages import BlockSent, StageLeaving, StageReport
+from ...wire.messages.jobs import Outcome, Phase
+from ...wire.messages.stages import BlockSent, PhaseFailed, StageLeaving, StageReport, TurnsShown
 from ...wire.sockets import CONTROL_FRAME_BYTES, JOB_FRAME_BYTES, NOBLOCK, NODE_PING_S, open_socket, send
 from .event_numbers import EventNumbers
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from ...security.zap_authenticator import ZapAuthenticator
     from ...wire.messages.jobs import BlockHandle
     from ...wire.messages.nodes import NodeFacts
-    from ...wire.messages.stages import Keep, PhaseDone, PhaseFailed, StageEvent
+    from ...wire.messages.stages import Keep, PhaseDone, ShowTurns, StageEvent
     from ...wire.sockets import Frame
 
 DEMAND_EVERY = 5
@@ -45,6 +46,7 @@ class BrokerLink:
         self,
         context: zmq.Context[zmq.Socket[bytes]],
         broker: str,
+        node: str,
         node_id: str,
         place: str,
         bind: str,
@@ -61,6 +63,7 @@ class BrokerLink:
         self.events = EventNumbers()
         self._context = context
         self._keyring = keyring
+        self._node = node
         self._node_id = node_id
         self._reports = ChangeReports(node_id)
         self._backends: dict[str, str] = {}
@@ -160,9 +163,34 @@ class BrokerLink:
         sent = replace(event, stage_id=self.pool(event.phase), number=self.number(event), origin="", kept=kept)
         self.send(sent, block if kept is None else ())
 
-    def give_back(self, event: PhaseFailed) -> None:
-        """Send the end of a phase that nobody will send again; if it is lost, the next full report lacks the phase."""
-        self.send(replace(event, stage_id=self.pool(event.phase)))
+    def show(self, event: TurnsShown, block: Sequence[Frame] = ()) -> None:
+        """Send on the turns that a stage process shows."""
+        self.send(replace(event, stage_id=self.pool(Phase.RUN), origin=""), block)
+
+    def show_none(self, question: ShowTurns) -> None:
+        """Answer that the phase has not begun here, or has ended."""
+        named = {"job_id": question.job_id, "attempt": question.attempt, "known_tokens": question.known_tokens}
+        self.show(TurnsShown(stage_id=self.pool(Phase.RUN), **named))
+
+    def give_back(self, job_id: str, attempt: int, phase: Phase, why: str, *, lost: bool = False) -> None:
+        """Have the broker give a phase to others: `lost` if it was begun here, so that its attempt is spent.
+
+        Nobody sends this again; if it is lost, the next full report lacks the phase.
+        """
+        stage_id = self.pool(phase)
+        error = LeaseLost(f"{phase} was given back by node {self._node}: {why}", stage_id=stage_id)
+        self.send(
+            PhaseFailed(
+                stage_id=stage_id,
+                job_id=job_id,
+                attempt=attempt,
+                phase=phase,
+                outcome=Outcome.INFRASTRUCTURE_ERROR,
+                error=error.info(),
+                retry=True,
+                given_back=not lost,
+            )
+        )
 
     def leave(self) -> None:
         """Say that all pools are gone."""

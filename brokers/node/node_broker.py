@@ -23,14 +23,14 @@ import msgspec
 import zmq
 
 from ...data.trajectory import oldest_version
-from ...errors import LeaseLost, MalformedMessage, from_info
+from ...errors import MalformedMessage, from_info
 from ...metrics import catalog
 from ...security.keyring import WORKER, Keyring
 from ...security.rights import Listener
 from ...security.zap_authenticator import ZapAuthenticator
 from ...wire import codec
 from ...wire.messages.blocks import block_checksum
-from ...wire.messages.jobs import BlockHandle, Outcome, Phase
+from ...wire.messages.jobs import BlockHandle, Phase
 from ...wire.messages.nodes import NodeFacts
 from ...wire.messages.stages import (
     BlockSent,
@@ -41,6 +41,7 @@ from ...wire.messages.stages import (
     PhaseDone,
     PhaseFailed,
     SendBlocks,
+    ShowTurns,
     SlotDemand,
     StageCommand,
     StageEvent,
@@ -50,6 +51,7 @@ from ...wire.messages.stages import (
     StageWelcome,
     StartPhase,
     StopPhase,
+    TurnsShown,
 )
 from ...wire.sockets import open_socket, receive
 from ..loop import BATCH, Loop
@@ -157,7 +159,7 @@ class NodeBroker:
             self._events = open_socket(self._loop.context, zmq.PULL)
             self._authenticator.bind(self._events, stage_events, Listener.STAGE_EVENTS)
             self._links = {
-                name: BrokerLink(self._loop.context, name, node_id, place, bind, self._authenticator, keyring)
+                name: BrokerLink(self._loop.context, name, node, node_id, place, bind, self._authenticator, keyring)
                 for name, place in places().items()
             }
             self._blocks = BlockStore(run_dir / "blocks")
@@ -221,6 +223,8 @@ class NodeBroker:
                 stage_id = self._table.holder(link.broker, command.job_id, command.attempt)
                 if stage_id is not None:
                     self._tell(stage_id, command)
+            case ShowTurns():
+                self._ask_turns(link, command)
             case EventsNoted():
                 self._blocks.noted(link.broker, command.numbers)
                 for stage_id, numbers in link.events.noted(command.numbers).items():
@@ -271,23 +275,12 @@ class NodeBroker:
         else:
             self._tell(held.stage_id, msgspec.structs.replace(command, origin=link.broker), *rest)
 
-    def _give_back(
-        self, link: BrokerLink, job_id: str, attempt: int, phase: Phase, why: str, *, lost: bool = False
-    ) -> None:
-        """Have a broker give a phase to others: `lost` if it was begun here, so that its attempt is spent."""
-        error = LeaseLost(f"{phase} was given back by node {self._node}: {why}", stage_id=link.pool(phase))
-        link.give_back(
-            PhaseFailed(
-                stage_id=link.pool(phase),
-                job_id=job_id,
-                attempt=attempt,
-                phase=phase,
-                outcome=Outcome.INFRASTRUCTURE_ERROR,
-                error=error.info(),
-                retry=True,
-                given_back=not lost,
-            )
-        )
+    def _ask_turns(self, link: BrokerLink, question: ShowTurns) -> None:
+        stage_id = self._table.holder(link.broker, question.job_id, question.attempt)
+        if stage_id is None:
+            link.show_none(question)
+        else:
+            self._tell(stage_id, msgspec.structs.replace(question, origin=link.broker))
 
     # From stage processes ---------------------------------------------------------------------------------------------
 
@@ -318,10 +311,7 @@ class NodeBroker:
                     self._report_of(event, now)
                     self._note_addresses({one: (event.running.get(one, 0), at) for one, at in event.addresses.items()})
             case MemberAlive():
-                for job_id, (attempt, backend) in event.backends.items():
-                    for link in self._links.values():
-                        if self._table.holder(link.broker, job_id, attempt) is not None:
-                            link.note_backend(job_id, backend)
+                self._note_backends(event)
                 self._note_addresses(event.addresses)
                 if not self._table.alive(event, now):
                     self._stages.welcome(event.member)
@@ -335,6 +325,8 @@ class NodeBroker:
                 if link_of is not None:
                     link_of.end(event, rest, self._keep(link_of, event, rest))
                 self._start_waiting()
+            case TurnsShown():
+                self._show(event, rest)
             case BlockSent():
                 log.warning("a stage process sent a block, which only nodes do")
 
@@ -343,6 +335,17 @@ class NodeBroker:
             for link in self._links.values():
                 if self._table.holder(link.broker, job_id, attempt) is not None and link.note_address(job_id, address):
                     self._next_report = self._loop.clock.now()
+
+    def _note_backends(self, alive: MemberAlive) -> None:
+        for job_id, (attempt, backend) in alive.backends.items():
+            for link in self._links.values():
+                if self._table.holder(link.broker, job_id, attempt) is not None:
+                    link.note_backend(job_id, backend)
+
+    def _show(self, event: TurnsShown, rest: Sequence[Frame]) -> None:
+        link = self._links.get(event.origin)
+        if link is not None:
+            link.show(event, rest)
 
     def _keep(self, link: BrokerLink, event: PhaseDone | PhaseFailed, rest: Sequence[Frame]) -> BlockHandle | None:
         """Keep a trajectory's block here, if its broker wants that and it can be."""
@@ -382,7 +385,7 @@ class NodeBroker:
         self._waiting = [one for one in self._waiting if one.until > now]
         for link, command, _, _ in late:
             why = f"it could not start there within {LOCAL_QUIET_S:g} s"
-            self._give_back(link, command.job_id, command.attempt, command.phase, why)
+            link.give_back(command.job_id, command.attempt, command.phase, why)
 
     def _lose(self, stage_id: str, held: Sequence[HeldPhase], why: str, *, lost: bool) -> None:
         """A stage process is gone, with what it held and the events that it would have sent again."""
@@ -394,7 +397,7 @@ class NodeBroker:
         for one in held:
             link_of = self._links.get(one.broker)
             if link_of is not None:
-                self._give_back(link_of, one.job_id, one.attempt, one.phase, why, lost=lost)
+                link_of.give_back(one.job_id, one.attempt, one.phase, why, lost=lost)
 
     # Time -------------------------------------------------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ from ...wire.messages.front_door import (
     Welcome,
 )
 from ...wire.messages.nodes import ListNodes
-from ...wire.messages.watching import WatchingRequest
+from ...wire.messages.watching import PeekTurns, WatchingRequest
 from ...wire.sockets import split_envelope
 from ..batches.request_handler import BatchRequest, BatchRequestHandler
 from ..journal.records import SUBMISSIONS, Submission, job_digest
@@ -60,6 +60,7 @@ from .job_frame import read_job
 from .job_record import JobStatus
 from .node_list import list_nodes
 from .sessions import Sessions
+from .turn_requests import TurnRequests
 from .watch_requests import WatchRequestHandler
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from ...security.rights import Sender
     from ...wire.messages.front_door import FrontDoorReply, JobTrace
     from ...wire.messages.jobs import Job
+    from ...wire.messages.stages import StageCommand
     from ...wire.sockets import Frame
     from ..batches.batch_runner import BatchRunner
     from .jobs import Jobs
@@ -99,7 +101,7 @@ class FrontDoor:
     """Answers trainers.
 
     `reply` sends frames to the client behind an envelope and returns False if it is gone; `look_again` returns a sender
-    with what has become of its key since.
+    with what has become of its key since; `tell` sends a command to a stage process.
     """
 
     def __init__(
@@ -111,6 +113,7 @@ class FrontDoor:
         batches: BatchRunner,
         reply: Callable[[Sequence[Frame]], bool],
         look_again: Callable[[Sender], Sender],
+        tell: Callable[[str, StageCommand], None],
         *,
         started_at: float,
     ) -> None:
@@ -128,7 +131,8 @@ class FrontDoor:
         """Those that wait for a rollout's address, by request."""
         self._batches = batches
         self._batch_requests = BatchRequestHandler(batches, jobs, self._answer, look_again)
-        self._watch_requests = WatchRequestHandler(jobs, batches)
+        self.watching = WatchRequestHandler(jobs, batches)
+        self.turns = TurnRequests(jobs, self._answer, tell)
         self.sessions = Sessions(jobs, batches)
         self._started_at = started_at
 
@@ -157,12 +161,13 @@ class FrontDoor:
     def next_deadline(self) -> float | None:
         polls = (poll.until for poll in self._polls.values())
         traces = (held.until for held in self._traces.values())
-        deadlines = (self._batch_requests.next_deadline(), *polls, *traces)
+        deadlines = (self._batch_requests.next_deadline(), self.turns.next_deadline(), *polls, *traces)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def answer_held(self, sessions: set[str], now: float) -> None:
         """Answer the held polls of sessions with new results, those whose time is up, and those of revoked keys."""
         self._batch_requests.answer_held(now)
+        self.turns.refuse_late(now)
         for request_id, held in tuple(self._traces.items()):
             if held.sender.user_id and self._look_again(held.sender).revoked:
                 del self._traces[request_id]
@@ -198,7 +203,7 @@ class FrontDoor:
         if rest and not isinstance(request, Submit):
             raise MalformedMessage(f"{len(rest)} unexpected frames behind the header")
         if isinstance(request, WatchingRequest):
-            self._answer(envelope, *self._watch_requests.answer(request, now))
+            self._show(envelope, request, now)
             return
         match request:
             case Collect():
@@ -222,6 +227,12 @@ class FrontDoor:
                 self._answer(envelope, self._hello(request))
             case Trace():
                 self._trace(envelope, request, sender, now)
+
+    def _show(self, envelope: Sequence[Frame], request: WatchingRequest, now: float) -> None:
+        if isinstance(request, PeekTurns):
+            self.turns.handle(envelope, request, now)
+        else:
+            self._answer(envelope, *self.watching.answer(request, now))
 
     def _hello(self, request: Hello) -> Welcome:
         if request.protocol != PROTOCOL_VERSION:

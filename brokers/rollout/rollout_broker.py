@@ -53,6 +53,7 @@ from ...wire.messages.stages import (
     StageReport,
     StageWelcome,
     StopPhase,
+    TurnsShown,
 )
 from ...wire.sockets import CONTROL_FRAME_BYTES, NOBLOCK, NODE_PING_S, open_socket, receive, send
 from ..batches.batch_runner import BatchRunner
@@ -136,6 +137,7 @@ class RolloutBroker:
                 self._batches,
                 self._reply,
                 self._authenticator.look_again,
+                self._stages.send,
                 started_at=self._loop.clock.now(),
             )
             self._next_tick = self._loop.clock.now()
@@ -282,6 +284,8 @@ class RolloutBroker:
                 self._stages.left(event.stage_id)
             case BlockSent():
                 self._take_block(event, block)
+            case TurnsShown():
+                self._requests.turns.shown(event, block)
 
     def _handle_report(self, report: StageReport, now: float) -> None:
         if report.stage_id not in self._jobs.table.stages:
@@ -369,6 +373,7 @@ class RolloutBroker:
             self._next_tick = now + min(self._settings.heartbeat_s, self._settings.lease_s / 4)
             for member in self._stages.refusing(self._jobs.table.stages.quiet()):
                 self._jobs.table.connection_broke(member, now)
+            self._requests.watching.tick(time.time())
             self._watch_time(now)
         self._batches.launch(now)
         self._perform(now)
@@ -472,9 +477,10 @@ def _restore(jobs: Jobs, state: JobState, at: float) -> None:
 
 def _block(event: StageEvent, rest: Sequence[Frame]) -> Frame | None:
     """Return the trajectory's block behind an event, having checked that it is of the size that the event says."""
-    if isinstance(event, BlockSent):
-        if len(rest) != (0 if event.lost else 1):
-            raise MalformedMessage(f"a block that was kept came with {len(rest)} further frames")
+    if isinstance(event, BlockSent | TurnsShown):
+        expected = not event.lost if isinstance(event, BlockSent) else event.has_block
+        if len(rest) != expected:
+            raise MalformedMessage(f"{type(event).__name__} came with {len(rest)} further frames")
         return rest[0] if rest else None
     tokens, kept = (event.tokens, event.kept is not None) if isinstance(event, PhaseEnd) else (0, False)
     if len(rest) != (1 if tokens and not kept else 0):

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 from ...errors import UnknownJob
 from ...wire.messages.watching import Peek, Peeked, ViewBatch, Watch, Watched
+from .ended_counts import EndedCounts
 from .job_rows import job_row
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...wire.messages.watching import JobRow, WatchingReply, WatchingRequest
+    from ...wire.messages.watching import JobRow, WatchingReply
     from ...wire.sockets import Frame
     from ..batches.batch_runner import BatchRunner
     from .jobs import Jobs
@@ -25,8 +26,13 @@ class WatchRequestHandler:
     def __init__(self, jobs: Jobs, batches: BatchRunner) -> None:
         self._jobs = jobs
         self._batches = batches
+        self._ended = EndedCounts()
 
-    def answer(self, request: WatchingRequest, now: float) -> tuple[WatchingReply, Sequence[Frame]]:
+    def tick(self, at: float) -> None:
+        """Count, once per heartbeat, the jobs that have ended."""
+        self._ended.note(self._jobs.table.outcomes, at)
+
+    def answer(self, request: Watch | Peek | ViewBatch, now: float) -> tuple[WatchingReply, Sequence[Frame]]:
         """Return the reply, and the frames behind it.
 
         Raises:
@@ -34,13 +40,15 @@ class WatchRequestHandler:
         """
         match request:
             case Watch():
-                return self._watched(request), ()
+                return self._watched(request, time.time()), ()
             case Peek():
                 return self._peeked(request)
             case ViewBatch():
                 return self._batches.view(request, now, time.time()), ()
 
-    def _watched(self, request: Watch) -> Watched:
+    def _watched(self, request: Watch, at: float) -> Watched:
+        if request.counts_ended:
+            self.tick(at)
         changes = self._jobs.history.changes
         same = request.broker_id == changes.broker_id
         since, before = (request.since, request.before) if same else (0, 0)
@@ -54,6 +62,7 @@ class WatchRequestHandler:
             more=changed.more,
             forgotten_until=changes.forgotten_until,
             jobs=tuple(row for row in rows if row is not None),
+            ended=self._ended.intervals() if request.counts_ended else (),
         )
 
     def _row(self, job_id: str) -> JobRow | None:
@@ -62,7 +71,7 @@ class WatchRequestHandler:
     def _peeked(self, request: Peek) -> tuple[Peeked, Sequence[Frame]]:
         jobs, job_id = self._jobs, request.job_id
         if job_id in jobs.table:
-            raise UnknownJob(f"job {job_id} has not ended; until then only its trace is known", job_id=job_id)
+            raise UnknownJob(f"job {job_id} has not ended; ask for its trace and its turns so far", job_id=job_id)
         if (finished := jobs.results.get(job_id)) is not None:
             result, blocks = jobs.delivery(finished)
             return Peeked(request.request_id, result, has_block=bool(blocks)), () if request.only_result else blocks

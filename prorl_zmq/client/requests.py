@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import zmq
 
-    from ..data.trajectory import Trajectory
+    from ..data.trajectory import TokenArrays, Trajectory
     from ..wire.messages.jobs import Result
     from .mapped_block import MappedBlock
 
@@ -238,3 +238,17 @@ def read_trajectory(result: Result, blocks: Iterator[Received]) -> Trajectory:
     from ..data.trajectory import Trajectory  # with numpy, which commands without results can do without
 
     return Trajectory.from_frame(result, block if isinstance(block, bytes) else block.buffer)
+
+
+def read_arrays(blocks: Sequence[Received], tokens: int, turns: int) -> TokenArrays:
+    """Return the arrays of so many tokens in the one block of a reply.
+
+    Raises:
+        MalformedMessage: there is no such block.
+    """
+    if len(blocks) != 1:
+        raise MalformedMessage(f"a reply with {tokens} tokens has {len(blocks)} blocks")
+    from ..data.trajectory import array_views
+
+    (block,) = blocks
+    return array_views(block if isinstance(block, bytes) else block.buffer, tokens, turns)

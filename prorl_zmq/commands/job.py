@@ -31,17 +31,36 @@ def job(
     brokers: RolloutBrokers,
     job_id: Annotated[str, typer.Argument(metavar="JOB", help="The job's id, or a beginning that no other has.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
+    turns: Annotated[
+        bool, typer.Option("--turns", help="Print its last turns too: of a running job as far as it has come.")
+    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print turns as they come, until it ends.")] = False,
 ) -> None:
     """Show what a job went through: each state, where, how long, what ended it, and the outcome.
 
     Jobs are known while they wait and run, and the newest 10,000 or so after they ended, collected or not.
+
+    --turns and --follow show what was said. Of a running job its stage process is asked, for at most 20 turns and 5,000
+    tokens at a time; of an ended one they show its result.
     """
+    if as_json and (turns or follow):
+        raise typer.BadParameter("--json prints the trace alone; leave out --turns and --follow")
     trace = brokers.trace(job_id)
     if as_json:
         print(json_text(trace))
-    else:
-        screen = console()
-        screen.print(layout(trace, screen.width))
+        return
+    screen = console()
+    screen.print(layout(trace, screen.width))
+    if turns or follow:
+        from .job_turns import JobTurns
+
+        said = JobTurns(brokers, trace.job_id, screen)
+        if follow:
+            said.follow()
+            screen.print()
+            screen.print(layout(brokers.trace(trace.job_id), screen.width))
+        else:
+            said.show()
 
 
 def json_text(trace: JobTrace) -> str:

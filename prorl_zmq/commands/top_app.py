@@ -23,6 +23,7 @@ from ..system.duration import duration
 from ..system.logs import one_line
 from ..wire.messages.backends import BackendList
 from ..wire.messages.jobs import Outcome
+from ..wire.messages.watching import ENDED_INTERVAL_S
 from .backend_tables import backend_table, detail_tables
 from .nodes import Seen, layout
 from .options import columns
@@ -49,6 +50,7 @@ SHORT_ID = 15
 ALL = "all"
 KINDS = (ALL, "under way", "ended", "not completed")
 BARS = " ▁▂▃▄▅▆▇█"
+INTERVALS = 60
 
 
 class Top(App[None]):
@@ -199,7 +201,7 @@ class Top(App[None]):
 
 
 def _head(seen: Overview) -> Text:
-    bars = [sum(one.outcomes.values()) for one in seen.ended]
+    bars = _bars(seen)
     most = max(bars, default=0)
     line = "".join(BARS[-(-count * (len(BARS) - 1) // most)] if most else BARS[0] for count in bars)
     up = duration(seen.status.uptime_s) if seen.status is not None else "?"
@@ -210,6 +212,17 @@ def _head(seen: Overview) -> Text:
     for name, problem in seen.problems.items():
         text.append(f"\n{one_line(name)} does not answer: {one_line(problem)}", style="red")
     return text
+
+
+def _bars(seen: Overview) -> list[int]:
+    """Count the jobs that ended in each interval of the last ten minutes, the oldest first."""
+    bars = [0] * INTERVALS
+    newest = seen.at - seen.at % ENDED_INTERVAL_S
+    for one in seen.ended:
+        place = INTERVALS - 1 - round((newest - one.at) / ENDED_INTERVAL_S)
+        if 0 <= place < INTERVALS and one.seconds == ENDED_INTERVAL_S:
+            bars[place] += sum(one.outcomes.values())
+    return bars
 
 
 def _job_table(rows: list[JobRow], at: float) -> Table:

@@ -91,6 +91,15 @@ def array_views(block: Any, tokens: int, turns: int) -> TokenArrays:
     )
 
 
+def pack_block(arrays: TokenArrays) -> NDArray[np.uint8]:
+    """Return arrays in one new block, uint8 [`block_bytes(T, n)`]."""
+    tokens, turns = len(arrays.token_ids), len(arrays.turns)
+    block = np.empty(block_bytes(tokens, turns), np.uint8)
+    for view, array in zip(array_views(block, tokens, turns), arrays, strict=True):
+        view[:] = array
+    return block
+
+
 def oldest_version(block: Any, tokens: int, turns: int) -> int:
     """Return the oldest weight version of a trajectory's tokens; -1 if none was generated.
 
@@ -275,13 +284,12 @@ class TrajectoryBuilder:
 
     def block(self) -> NDArray[np.uint8]:
         """Return everything in one new block, uint8 [`block_bytes(tokens, turns)`]."""
-        block = np.empty(block_bytes(self.tokens, self.turns), np.uint8)
-        views = array_views(block, self.tokens, self.turns)
-        for view, room in zip(views[:4], self._room[:4], strict=True):
-            view[:] = room[: self.tokens]
-        if self._turns:
-            views.turns[:] = self._turns
-        return block
+        return pack_block(self.arrays())
+
+    def arrays(self) -> TokenArrays:
+        """Return everything so far; those over tokens are views that stay valid."""
+        turns = np.array(self._turns, np.int32).reshape(-1, 3)
+        return TokenArrays(*(room[: self.tokens] for room in self._room[:4]), turns)
 
     def _add(
         self,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, Self, TypeVar
 
 import msgspec
 
-from ..errors import ProrlError, RequestTimeout, UnknownJob
+from ..errors import ProrlError, RequestTimeout, UnknownBatch, UnknownJob
 from ..wire.messages.front_door import ServiceStatus, StageStatus
 from .node_rows import total
 
@@ -108,6 +108,16 @@ class EachBroker:
         for thread in threads:
             thread.join()
         return _answers({name: told[name] for name in clients})
+
+
+def the_answer(answers: Answers[T]) -> T:
+    """Return what the broker says that has what was asked for, or raise the best reason why none does."""
+    if answers.found:
+        return next(iter(answers.found.values()))
+    raise min(
+        answers.problems.values(),
+        key=lambda error: isinstance(error, UnknownJob | UnknownBatch) and not error.fields.get("ended"),
+    )
 
 
 async def ask_all(brokers: Mapping[str, Broker], question: Callable[[Broker], Awaitable[T]]) -> Answers[T]:

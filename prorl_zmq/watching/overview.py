@@ -6,19 +6,8 @@ from ..service.node_rows import NodeRow
 from ..wire.messages.backends import BackendList
 from ..wire.messages.base import Part
 from ..wire.messages.front_door import ServiceStatus
-from ..wire.messages.jobs import Outcome
 from ..wire.messages.nodes import LostNode
-from ..wire.messages.watching import JobRow
-
-
-class EndedJobs(Part, frozen=True):
-    """The jobs that ended within one interval of the recent past."""
-
-    at: float
-    """When it began: wall clock, seconds since 1970."""
-    seconds: float
-    """How long it was; of the last one, until now."""
-    outcomes: dict[Outcome, int] = {}
+from ..wire.messages.watching import EndedJobs, JobRow
 
 
 class Overview(Part, frozen=True, kw_only=True):
@@ -38,7 +27,8 @@ class Overview(Part, frozen=True, kw_only=True):
     ended_per_s: float = 0.0
     """Jobs that end in a second, over the last 30 seconds."""
     ended: tuple[EndedJobs, ...] = ()
-    """The last ten minutes, the oldest interval first."""
+    """The intervals of the last hour in which jobs ended, the oldest first: of 10 s in the last ten minutes, of a
+    minute before."""
     problems: dict[str, str] = {}
     """Why a broker does not answer, by its name; `backend broker` is that one's."""
 

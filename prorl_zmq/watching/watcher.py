@@ -21,7 +21,7 @@ from ..service.rollout_brokers import summed
 from ..wire.messages.backends import ListBackends
 from ..wire.messages.base import new_id
 from ..wire.messages.watching import ROWS_LIMIT
-from .ended_counts import EndedCounts
+from .ended_sums import EndedSums
 from .job_mirror import JobMirror
 from .overview import Overview, Update
 
@@ -61,7 +61,7 @@ class Watcher:
         self._nodes: dict[str, NodeList] = {}
         self._backends: BackendList | None = None
         self._problems: dict[str, str] = {}
-        self._ended = EndedCounts()
+        self._ended = EndedSums()
         self._told: Overview | None = None
         """What all viewers are told until there is news: of a large service it takes milliseconds to make."""
         self._views: set[_View] = set()
@@ -118,15 +118,14 @@ class Watcher:
             backends=self._backends,
             nodes=tuple(node_rows(self._nodes)),
             lost_nodes=tuple(losses(self._nodes.values())),
-            ended_per_s=self._ended.per_s(at),
-            ended=self._ended.told(at),
+            ended_per_s=self._ended.per_s(at, max((one.uptime_s for one in self._statuses.values()), default=0.0)),
+            ended=self._ended.ended(at),
             problems=dict(self._problems),
         )
 
     # Asking -----------------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        self._ended.begin()
         asking = dict.fromkeys(self._clients, self._ask_broker) | {BACKEND_BROKER: self._ask_backend_broker}
         self._tasks = [asyncio.create_task(self._follow(name, ask)) for name, ask in asking.items()]
         for task in self._tasks:
@@ -159,10 +158,10 @@ class Watcher:
         status = await client.status(timeout_s=ANSWER_S)
         self._nodes[name] = await client.nodes(timeout_s=ANSWER_S)
         self._statuses[name] = status
-        self._ended.add(name, status, time.time(), time.monotonic())
         for question in (mirror.news, mirror.gap):
             if (asked := question()) is not None:
-                answer = await client.views.changes(*asked, ROWS_LIMIT, timeout_s=ANSWER_S)
+                answer = await client.views.changes(*asked, ROWS_LIMIT, counts_ended=True, timeout_s=ANSWER_S)
+                self._ended.take(name, answer.broker_id, answer.ended, time.time())
                 answered = mirror.take(asked, answer)
                 for view in self._views:
                     view.note(answered)

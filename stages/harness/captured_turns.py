@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...data.trajectory import TrajectoryBuilder
 from ..turn_sampler import version_per_token
 from .call_tree import CallKind
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ...data.trajectory import TrajectoryBuilder
     from ...inference.chat import Piece, ReadTurn
     from ...inference.engine import Generation
     from .call_tree import CallTree, Turn
@@ -71,17 +71,28 @@ class CapturedTurns:
         for line in self._tree.segments(kinds):
             trajectory.begin_segment()
             for turn, own in line:
-                capture = self._captures[turn]
-                for piece in capture.context:
-                    if piece.new_turn:
-                        trajectory.begin_turn(piece.role)
-                    trajectory.add_context(piece.token_ids)
-                generation = capture.generation
-                if own:
-                    versions = version_per_token(generation)
-                    trajectory.add_generated(generation.token_ids, generation.logprobs, versions)
-                else:
-                    trajectory.add_context(generation.token_ids)
+                self._write_turn(trajectory, turn, own=own)
+
+    def last_line(self) -> TrajectoryBuilder:
+        """Return the conversation that the last answer belongs to; empty if there is none."""
+        trajectory = TrajectoryBuilder()
+        last = next(reversed(self._captures), None)
+        for turn in last.path() if last is not None else ():
+            self._write_turn(trajectory, turn, own=True)
+        return trajectory
+
+    def _write_turn(self, trajectory: TrajectoryBuilder, turn: Turn, *, own: bool) -> None:
+        capture = self._captures[turn]
+        for piece in capture.context:
+            if piece.new_turn:
+                trajectory.begin_turn(piece.role)
+            trajectory.add_context(piece.token_ids)
+        generation = capture.generation
+        if own:
+            versions = version_per_token(generation)
+            trajectory.add_generated(generation.token_ids, generation.logprobs, versions)
+        else:
+            trajectory.add_context(generation.token_ids)
 
     def count(self, metrics: Counter[str]) -> None:
         """Count turns and generated tokens by kind; those of orphans by why they are."""

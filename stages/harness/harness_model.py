@@ -115,6 +115,7 @@ class HarnessModel:
         self.limited_by = StopReason.MAX_TOKENS if limit <= context else StopReason.CONTEXT_LENGTH
         self._tree = CallTree(prompt)
         self._captured = CapturedTurns(self._tree)
+        episode.so_far = self._captured.last_line
         self._in_flight = self._waiting = self._calls = self._lines = self._cost = 0
         self._counting = asyncio.Lock()
         self._traceparent = current_traceparent()
@@ -198,6 +199,7 @@ class HarnessModel:
     def write(self, kinds: Collection[CallKind]) -> None:
         """Write the turns of these kinds to the episode's trajectory; count all, and note the tree."""
         episode = self._episode
+        episode.so_far = None
         self._captured.write(episode.trajectory, kinds)
         self._captured.count(episode.metrics)
         episode.notes["calls"] = self._captured.outline()

@@ -16,6 +16,7 @@ from support.waiting import until
 
 from prorl_zmq import PhaseLimits, Sampling
 from prorl_zmq.wire.messages.base import new_id
+from prorl_zmq.wire.messages.jobs import Harness
 
 from ..evaluation.conftest import HOSTILE
 from .conftest import MEGABYTE, make_long, problem
@@ -50,11 +51,29 @@ def row_of(page: Page, job_id: str) -> Locator:
     return page.locator("tbody tr", has=page.locator(f"a[href$='/{job_id}']"))
 
 
-def test_the_overview_shows_stages_backends_and_what_ended(dashboard: Page) -> None:
+def ended_lately(page: Page) -> int:
+    """How many jobs the legend of the overview's chart names as timed out."""
+    return int(page.locator(".legend a", has_text="timeout").locator("b").inner_text())
+
+
+def test_the_overview_shows_stages_backends_and_what_ended(served: SharedService, dashboard: Page) -> None:
     for phase in ("INIT", "RUN", "EVAL"):
         playwright.expect(dashboard.locator(".stage", has_text=phase)).to_contain_text("of 8 slots")
     playwright.expect(dashboard.get_by_role("region", name="Backends")).to_contain_text("engine-0")
     playwright.expect(dashboard.locator(".figure", has_text="jobs ended")).to_contain_text(re.compile(r"[1-9]"))
+    before = ended_lately(dashboard)
+    address = dashboard.url
+    dashboard.goto("about:blank")  # nobody looks
+    with served.client() as client:
+        client.submit(problem(limits=PhaseLimits(run_s=0.001)) for _ in range(3))
+        list(client.stream())
+    for _ in range(2):
+        dashboard.goto(address)
+        playwright.expect(dashboard.locator(".over-time g rect[class^=fill]").first).to_be_attached()
+        until(lambda: ended_lately(dashboard) >= before + 3, "what ended before the page was opened")
+        dashboard.get_by_text("hour", exact=True).click()
+        chart = dashboard.get_by_role("img", name="Ended in the last hour")
+        playwright.expect(chart).to_have_attribute("aria-label", re.compile(r"[1-9]\d* timeout"))
     assert dashboard.title() == "Overview · prorl"
     assert "#key=" not in dashboard.url  # it would stay in the history
 
@@ -108,6 +127,52 @@ def test_a_drop_down_shows_what_the_search_names_even_if_no_job_is_like_that(das
     playwright.expect(dashboard.get_by_label("task", exact=True)).to_have_value("nowhere")
 
 
+def check_zoom(page: Page) -> None:
+    """Look closer at a part of a job's time line: by buttons, keys, wheel and pointer."""
+    lanes = page.get_by_role("group", name="Time line: ")
+    part = page.locator(".zoom").get_by_role("status")
+    button = {name: page.get_by_role("button", name=name) for name in ("Zoom in", "Zoom out", "Later", "Show all")}
+
+    def ticks() -> list[str]:
+        return page.locator(".axis .tick").all_inner_texts()
+
+    playwright.expect(part).to_have_text("")
+    playwright.expect(button["Zoom out"]).to_be_disabled()
+    whole = ticks()
+    button["Zoom in"].click()
+    playwright.expect(part).to_have_text(re.compile(r"^[\d.]+ m?s to [\d.]+ m?s$"))
+    playwright.expect(button["Zoom in"]).to_be_focused()
+    assert ticks() != whole
+    first = part.inner_text()
+    button["Later"].click()
+    playwright.expect(part).not_to_have_text(first)
+    button["Show all"].click()
+    playwright.expect(part).to_have_text("")
+    assert ticks() == whole
+    lanes.focus()
+    for key in ("+", "ArrowRight", "-", "+"):
+        page.keyboard.press(key)
+    playwright.expect(lanes).to_be_focused()
+    playwright.expect(part).to_have_text(re.compile(" to "))
+    page.keyboard.press("0")
+    playwright.expect(part).to_have_text("")
+    room = page.locator(".axis .lane-room").bounding_box()
+    assert room is not None
+    page.mouse.move(room["x"] + room["width"] * 0.5, room["y"] + 4)
+    page.keyboard.down("Control")
+    page.mouse.wheel(0, -200)
+    page.keyboard.up("Control")
+    playwright.expect(part).to_have_text(re.compile(" to "))
+    page.mouse.dblclick(room["x"] + room["width"] * 0.5, room["y"] + 4)
+    playwright.expect(part).to_have_text("")
+    page.mouse.move(room["x"] + room["width"] * 0.25, room["y"] + 4)
+    page.mouse.down()
+    page.mouse.move(room["x"] + room["width"] * 0.5, room["y"] + 4)
+    page.mouse.up()
+    playwright.expect(part).to_have_text(re.compile(" to "))
+    button["Show all"].click()
+
+
 @pytest.mark.proof(quick=True)
 def test_a_job_shows_its_time_its_words_and_its_tokens(served: SharedService, dashboard: Page) -> None:
     job = problem("What is 1 + 0?", sampling=Sampling(max_tokens=12))
@@ -118,6 +183,7 @@ def test_a_job_shows_its_time_its_words_and_its_tokens(served: SharedService, da
     for bar in ("queue", "init", "run", "eval"):
         playwright.expect(dashboard.locator(f".lane .block.{bar}").first).to_be_attached()
     playwright.expect(dashboard.locator(".lane .block.engine").first).to_be_attached()  # of `Result.steps`
+    check_zoom(dashboard)
     playwright.expect(dashboard.locator(".turn.is-user")).to_contain_text("What is 1 + 0?")
     playwright.expect(dashboard.locator(".turn.is-assistant").first).to_be_visible()
     tokens = dashboard.locator(".tokens .tok")
@@ -137,6 +203,52 @@ def test_a_job_shows_its_time_its_words_and_its_tokens(served: SharedService, da
     dashboard.get_by_label("mask").focus()
     dashboard.keyboard.press("2")  # a field that takes no text takes no keys
     playwright.expect(dashboard).to_have_title("Jobs · prorl")
+
+
+AGENT = """
+import json, pathlib, sys, time, urllib.request
+url, key, mark = sys.argv[1:]
+messages = [{"role": "user", "content": sys.stdin.read()}]
+for turn in ("first", "second"):
+    body = json.dumps({"model": "m", "messages": messages}).encode()
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(f"{url}/v1/chat/completions", body, headers)) as answer:
+        said = json.load(answer)["choices"][0]["message"]["content"]
+    while not pathlib.Path(f"{mark}.{turn}").exists():
+        time.sleep(0.05)
+    messages += [{"role": "assistant", "content": said}, {"role": "user", "content": f"after the {turn} turn"}]
+"""
+"""A program that leads a rollout: two turns, and after each it waits for a file."""
+
+
+def test_the_turns_of_a_running_job_are_shown_as_they_come(
+    served: SharedService, dashboard: Page, tmp_path: Path
+) -> None:
+    command = ("python3", "-c", AGENT, "{url}", "{key}", str(tmp_path / "mark"))
+    job = problem("What is 1 + 0?", harness=Harness("command", arguments=command))
+    with served.client() as client:
+        client.submit(job)
+        try:
+            go(dashboard, f"#/jobs/{job.job_id}")
+            live = dashboard.locator(".live")
+            playwright.expect(live.locator(".turn.is-assistant")).to_have_count(1)
+            playwright.expect(live.locator(".turn.is-user")).to_contain_text("What is 1 + 0?")
+            playwright.expect(live.get_by_role("status")).to_contain_text(
+                re.compile(r"2 messages, \d+ tokens so far\.")
+            )
+            playwright.expect(dashboard.locator(".lane .block.engine").first).to_be_attached()
+            live.locator(".turn.is-user").evaluate("turn => { turn.dataset.seen = 'yes' }")
+            (tmp_path / "mark.first").touch()
+            playwright.expect(live.locator(".turn.is-assistant")).to_have_count(2)
+            playwright.expect(live).to_contain_text("after the first turn")
+            playwright.expect(live.locator(".turn.is-user").first).to_have_attribute("data-seen", "yes")
+            playwright.expect(dashboard.locator(".figure", has_text="turns")).to_contain_text("2")
+            (tmp_path / "mark.second").touch()
+            playwright.expect(dashboard.get_by_role("heading", name="Tokens")).to_be_visible()
+            playwright.expect(live).to_have_count(0)
+        finally:
+            client.cancel(job.job_id)
+        assert [one.outcome for one in client.stream()] == ["completed"]
 
 
 def test_hostile_text_is_shown_as_text_and_never_run(served: SharedService, runs: Path, dashboard: Page) -> None:
@@ -218,7 +330,7 @@ def test_a_job_is_cancelled_by_its_button(served: SharedService, dashboard: Page
             job = problem()
             client.submit(job)
             go(dashboard, f"#/jobs/{job.job_id}")
-            playwright.expect(dashboard.get_by_text("here once it has ended")).to_be_visible()
+            playwright.expect(dashboard.get_by_text("Nothing has been said yet.")).to_be_visible()
             dashboard.get_by_role("button", name="Cancel this job").click()
             playwright.expect(dashboard.locator(".title .badge")).to_have_text("cancelled")
             (trajectory,) = client.stream()

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from ...wire.messages.base import new_id
 from ...wire.messages.front_door import EndSession, ListSessions
-from ...wire.messages.watching import Peek, ViewBatch, Watch
-from ..requests import check_job_ids, read_reply, read_trajectory
+from ...wire.messages.watching import TURNS_WAIT_S, Peek, PeekTurns, ViewBatch, Watch
+from ..requests import check_job_ids, read_arrays, read_reply, read_trajectory
 
 if TYPE_CHECKING:
-    from ...data.trajectory import Trajectory
+    from ...data.trajectory import TokenArrays, Trajectory
     from ...wire.messages.front_door import SessionList, SessionStopped
     from ...wire.messages.jobs import Result
-    from ...wire.messages.watching import BatchView, Peeked, Watched
+    from ...wire.messages.watching import BatchView, Peeked, TurnsPeeked, Watched
     from .connection import AsyncServiceConnection
 
 
@@ -28,10 +28,17 @@ class AsyncViews:
         self._service = service
 
     async def changes(
-        self, broker_id: str, since: int, before: int, limit: int, *, timeout_s: float | None = None
+        self,
+        broker_id: str,
+        since: int,
+        before: int,
+        limit: int,
+        *,
+        counts_ended: bool = False,
+        timeout_s: float | None = None,
     ) -> Watched:
         """Name the jobs that have changed; see `Watch`. `watching.Watcher` keeps a whole table by it."""
-        request = Watch(new_id(), broker_id, since, before, limit)
+        request = Watch(new_id(), broker_id, since, before, limit, counts_ended)
         reply: Watched = await self._service.ask(request, self._service.until(timeout_s))
         return reply
 
@@ -50,6 +57,26 @@ class AsyncViews:
         if reply.result.tokens and not reply.has_block:
             return reply.result, None
         return reply.result, read_trajectory(reply.result, iter(frames[1:]))
+
+    async def turns(
+        self, job_id: str, *, known_attempt: int = 0, known_tokens: int = 0, timeout_s: float | None = None
+    ) -> tuple[TurnsPeeked, TokenArrays | None]:
+        """Return how far a job has come that has not ended, and the arrays of its last turns.
+
+        There are no arrays before the conversation begins, or if the attempt has come no further than the known tokens.
+
+        Raises:
+            UnknownJob: the job has ended (`ended`), or there is none.
+            RequestTimeout: its stage process does not answer either.
+        """
+        check_job_ids((job_id,))
+        request = PeekTurns(new_id(), job_id, known_attempt, known_tokens)
+        frames = await self._service.ask_frames(request, self._service.until(timeout_s), held_s=TURNS_WAIT_S)
+        reply: TurnsPeeked = read_reply(frames)
+        so_far = reply.so_far
+        if so_far is None or not so_far.shown_tokens:
+            return reply, None
+        return reply, read_arrays(frames[1:], so_far.shown_tokens, so_far.shown_turns)
 
     async def result(self, job_id: str, *, timeout_s: float | None = None) -> Result:
         """Return what `peek` does, without the trajectory."""

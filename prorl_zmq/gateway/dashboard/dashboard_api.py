@@ -7,19 +7,21 @@ everything, a trainer's at nothing here, and without keys everybody may.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta
 
 from ...errors import ConfigError, NotAllowed
 from ...watching.overview import Overview
 from ...wire.messages.backends import DrainBackend
-from ...wire.messages.base import KeyRole, new_id
+from ...wire.messages.base import ATTEMPT_LIMIT, KeyRole, new_id
 from ...wire.messages.front_door import Cancel, JobTrace
-from ...wire.messages.watching import BatchView, Peek, ViewBatch, Watch
+from ...wire.messages.watching import BatchView, Peek, PeekTurns, Tokens, ViewBatch, Watch
 from ..bodies import Body, CancelledBody
 from ..connection import check_may
 from ..endpoint import Endpoint, NoQuery
 from ..http_errors import error_response
-from .job_views import JobView, JobViews
+from .job_views import JobView, JobViews, LiveTurns
 from .run_list import Rollouts, RunComparison, RunFigures, RunList, Runs
 
 if TYPE_CHECKING:
@@ -42,6 +44,14 @@ class Me(Body, frozen=True):
     name: str
     may: tuple[str, ...]
     """Of `watch`, `cancel` and `drain`."""
+
+
+class TurnsQuery(NoQuery, frozen=True):
+    """What is known of the job."""
+
+    attempt: Annotated[int, Meta(ge=0, le=ATTEMPT_LIMIT)] = 0
+    tokens: Tokens = 0
+    """Of that attempt: if it has come no further, no turns are sent."""
 
 
 class RunQuery(NoQuery, frozen=True):
@@ -82,6 +92,7 @@ class DashboardApi:
             Endpoint("GET", "/v1/overview", self.overview, Overview),
             Endpoint("GET", "/v1/jobs/{job_id}/trace", self.trace, JobTrace),
             Endpoint("GET", "/v1/jobs/{job_id}/view", self.job, JobView),
+            Endpoint("GET", "/v1/jobs/{job_id}/turns", self.turns, LiveTurns, query=TurnsQuery),
             Endpoint("POST", "/v1/jobs/{job_id}/cancel", self.cancel, CancelledBody),
             Endpoint("GET", "/v1/batches/{batch_id}/view", self.batch, BatchView),
             Endpoint("GET", "/v1/runs", self.runs, Runs),
@@ -118,6 +129,15 @@ class DashboardApi:
         """Show what an ended job brought, as long as the service has it: its result, and what was said."""
         call.sender.check(Peek(new_id(), call.path["job_id"]))
         return await self._job_views.view(*await self._views.peek(call.path["job_id"]))
+
+    async def turns(self, call: Call) -> LiveTurns:
+        """Show the last turns of a job that has not ended; with the attempt and the tokens that are known, only more.
+
+        At most 20 turns and 5,000 tokens. An ended job has a view.
+        """
+        job_id, query = call.path["job_id"], call.query
+        call.sender.check(PeekTurns(new_id(), job_id))
+        return await self._job_views.turns(*await self._views.turns(job_id, query.attempt, query.tokens))
 
     async def cancel(self, call: Call) -> CancelledBody:
         """End any session's job as `cancelled`."""

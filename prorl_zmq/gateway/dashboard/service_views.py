@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from ...errors import UnknownBatch, UnknownJob
-from ...service.rollout_brokers import ask_all, fates, trace_in
+from ...service.rollout_brokers import ask_all, fates, the_answer, trace_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ...client.asynchronous.client import AsyncRolloutClient
-    from ...data.trajectory import Trajectory
-    from ...service.rollout_brokers import Answers
+    from ...data.trajectory import TokenArrays, Trajectory
     from ...wire.messages.front_door import JobTrace
     from ...wire.messages.jobs import Result
-    from ...wire.messages.watching import BatchView
-
-T = TypeVar("T")
+    from ...wire.messages.watching import BatchView, TurnsPeeked
 
 
 class ServiceViews:
@@ -30,20 +26,21 @@ class ServiceViews:
         return trace_in(await ask_all(self._clients, lambda client: client.trace(job_id)), job_id)
 
     async def peek(self, job_id: str) -> tuple[Result, Trajectory | None]:
-        return _only(await ask_all(self._clients, lambda client: client.views.peek(job_id)))
+        return the_answer(await ask_all(self._clients, lambda client: client.views.peek(job_id)))
+
+    async def turns(self, job_id: str, known_attempt: int, known_tokens: int) -> tuple[TurnsPeeked, TokenArrays | None]:
+        return the_answer(
+            await ask_all(
+                self._clients,
+                lambda client: client.views.turns(job_id, known_attempt=known_attempt, known_tokens=known_tokens),
+            )
+        )
 
     async def batch(self, batch_id: str) -> BatchView:
-        return _only(await ask_all(self._clients, lambda client: client.views.batch(batch_id)))
+        return the_answer(await ask_all(self._clients, lambda client: client.views.batch(batch_id)))
 
     async def cancel(self, job_id: str) -> dict[str, str]:
         answers = await ask_all(self._clients, lambda client: client.cancel(job_id))
         told = fates(answers.found.values())
         answers.check(every=set(told.values()) == {"unknown"})  # one that has not answered may have it
         return told
-
-
-def _only(answers: Answers[T]) -> T:
-    """Return what the broker says that knows it, or raise the best reason why none does."""
-    if answers.found:
-        return next(iter(answers.found.values()))
-    raise min(answers.problems.values(), key=lambda error: isinstance(error, UnknownJob | UnknownBatch))

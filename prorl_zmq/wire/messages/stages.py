@@ -28,6 +28,7 @@ from .base import (
 )
 from .jobs import BlockHandle, LogprobsMode, Outcome, Phase, SandboxHandle, Steps
 from .nodes import NodeFacts
+from .watching import Tokens, TurnsSoFar
 
 Keep = Literal["broker", "node"]
 ReportNumber = Annotated[int, Meta(ge=0, le=2**62)]
@@ -183,7 +184,25 @@ class BlockSent(Message, frozen=True, kw_only=True):
     """It is not there; no further frame."""
 
 
-StageEvent = StageReport | MemberAlive | StageLeaving | PhaseDone | PhaseFailed | BlockSent
+class TurnsShown(Message, frozen=True, kw_only=True):
+    """Answer to `ShowTurns`. Further frame, if there are `shown_tokens`: the block of the turns that are shown."""
+
+    stage_id: Identifier
+    job_id: JobIdentifier
+    attempt: Attempt
+    known_tokens: Tokens = 0
+    """That of the question."""
+    origin: Identifier | Literal[""] = ""
+    """That of the question."""
+    so_far: TurnsSoFar | None = None
+    """None: the process does not have that attempt (any more)."""
+
+    @property
+    def has_block(self) -> bool:
+        return self.so_far is not None and self.so_far.shown_tokens > 0
+
+
+StageEvent = StageReport | MemberAlive | StageLeaving | PhaseDone | PhaseFailed | BlockSent | TurnsShown
 
 
 class StageWelcome(Message, frozen=True, kw_only=True):
@@ -223,6 +242,16 @@ class StopPhase(Message, frozen=True):
     attempt: Attempt
 
 
+class ShowTurns(Message, frozen=True, kw_only=True):
+    """Send the last turns of a phase of RUN, unless it has come no further than `known_tokens`."""
+
+    job_id: JobIdentifier
+    attempt: Attempt
+    known_tokens: Tokens = 0
+    origin: Identifier | Literal[""] = ""
+    """From a node's broker: the rollout broker that asks."""
+
+
 class SlotDemand(Message, frozen=True):
     """How many slots of each stage this broker's jobs could use, those they have included, in all of its nodes."""
 
@@ -259,6 +288,7 @@ StageCommand = (
     | StageRefused
     | StartPhase
     | StopPhase
+    | ShowTurns
     | EventsNoted
     | CloseSandbox
     | ForgetBlocks

@@ -11,14 +11,31 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from .base import BatchIdentifier, GroupIdentifier, JobIdentifier, Part, Reply, Request
+from .base import (
+    ATTEMPT_LIMIT,
+    Attempt,
+    BatchIdentifier,
+    GroupIdentifier,
+    Identifier,
+    JobIdentifier,
+    Part,
+    Reply,
+    Request,
+)
 from .batches import BatchReport, BatchStatus
-from .jobs import Outcome, Phase, Result
+from .jobs import Outcome, Phase, Result, Steps
 
 ROWS_LIMIT = 2000
 """Most jobs of one reply."""
+ENDED_INTERVAL_S = 10.0
+"""What jobs that ended are counted by; each interval begins at a multiple of it."""
 CELLS_LIMIT = 16_384
 """Most rollouts of one reply."""
+TURNS_LIMIT, TOKENS_LIMIT = 20, 5000
+"""Most turns of a running job that are shown, and most tokens of them: 64 KiB."""
+TURNS_WAIT_S = 3.0
+"""How long the rollout broker waits for a stage process to show them."""
+Tokens = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 ChangeNumber = Annotated[int, Meta(ge=0, le=2**62)]
 
 
@@ -51,6 +68,15 @@ class JobRow(Part, frozen=True, array_like=True):
     turns: int = 0
 
 
+class EndedJobs(Part, frozen=True, array_like=True):
+    """The jobs that ended within one interval of the recent past."""
+
+    at: float
+    """When it began: wall clock, in seconds since 1970."""
+    seconds: float
+    outcomes: dict[Outcome, int] = {}
+
+
 class Watch(Request, frozen=True):
     """Name the jobs that have changed, the newest ones."""
 
@@ -61,6 +87,8 @@ class Watch(Request, frozen=True):
     before: ChangeNumber = 0
     """Only those that changed before this; 0: all."""
     limit: Annotated[int, Meta(ge=1, le=ROWS_LIMIT)] = 500
+    counts_ended: bool = False
+    """Report in `ended` how many jobs ended when."""
 
 
 class Watched(Reply, frozen=True, kw_only=True):
@@ -79,6 +107,8 @@ class Watched(Reply, frozen=True, kw_only=True):
     rows of jobs that have ended since, and must ask for all again."""
     jobs: tuple[JobRow, ...] = ()
     """The newest first."""
+    ended: tuple[EndedJobs, ...] = ()
+    """The intervals of the last hour in which jobs ended, the oldest first; since the broker was started."""
 
 
 class Peek(Request, frozen=True):
@@ -95,6 +125,51 @@ class Peeked(Reply, frozen=True):
     result: Result
     has_block: bool = False
     """False: there are no tokens, or the block is elsewhere: with its node, if `kept`, else only its client has it."""
+
+
+class PeekTurns(Request, frozen=True):
+    """Show the last turns of a job that has not ended, as its stage process has them now.
+
+    The reply may be held for `TURNS_WAIT_S`. Nothing is sent of a rollout that nobody asks for.
+    """
+
+    job_id: JobIdentifier
+    known_attempt: Annotated[int, Meta(ge=0, le=ATTEMPT_LIMIT)] = 0
+    known_tokens: Tokens = 0
+    """How far the asker knows this attempt: if it has come no further, no turns are sent."""
+
+
+class TurnsSoFar(Part, frozen=True, kw_only=True):
+    """How far a rollout has come, and which of its turns are shown."""
+
+    backend: Identifier | Literal[""] = ""
+    turns: Tokens = 0
+    """All that have begun, those of the system, the user and the tools too."""
+    tokens: Tokens = 0
+    shown_turns: Annotated[int, Meta(ge=0, le=TURNS_LIMIT)] = 0
+    shown_tokens: Annotated[int, Meta(ge=0, le=TOKENS_LIMIT)] = 0
+    policy_turns_before: Tokens = 0
+    """Turns of the policy before those that are shown."""
+    cut_tokens: Tokens = 0
+    """Tokens that the first turn that is shown lacks at its beginning."""
+    steps: Steps = ()
+    """As in `Result`, until now."""
+
+
+class TurnsPeeked(Reply, frozen=True, kw_only=True):
+    """Answer to `PeekTurns`.
+
+    Further frame, if `so_far` has `shown_tokens`: the block of the turns that are shown, laid out as a trajectory's.
+    """
+
+    job_id: str
+    attempt: Attempt
+    phase: Phase
+    place: Literal["queued", "held"]
+    stage_id: str = ""
+    node: str = ""
+    so_far: TurnsSoFar | None = None
+    """None: the job is in INIT or waits for RUN, or its RUN begins or ends just now."""
 
 
 class ViewBatch(Request, frozen=True):
@@ -159,5 +234,5 @@ class BatchView(Reply, frozen=True, kw_only=True):
     """When it needed no more rollouts: met, short, failed, or closed; None: it goes on, or as above."""
 
 
-WatchingRequest = Watch | Peek | ViewBatch
-WatchingReply = Watched | Peeked | BatchView
+WatchingRequest = Watch | Peek | PeekTurns | ViewBatch
+WatchingReply = Watched | Peeked | TurnsPeeked | BatchView

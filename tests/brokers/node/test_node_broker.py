@@ -21,13 +21,16 @@ from prorl_zmq.wire.messages.stages import (
     MemberAlive,
     PhaseDone,
     PhaseFailed,
+    ShowTurns,
     StageCommand,
     StageEvent,
     StageReport,
     StageWelcome,
     StartPhase,
     Task,
+    TurnsShown,
 )
+from prorl_zmq.wire.messages.watching import TurnsSoFar
 from prorl_zmq.wire.sockets import bind, connect, open_socket
 
 if TYPE_CHECKING:
@@ -185,3 +188,20 @@ def test_the_machine_is_told_with_full_reports_and_then_only_if_it_has_changed()
         now[0] = replace(now[0], memory_free_bytes=40)
         told = [peers.event(MemberAlive).facts for _ in range(5)]
         assert [facts for facts in told if facts is not None] == [now[0]]
+
+
+def test_who_asks_for_turns_is_answered_by_the_process_that_has_the_phase() -> None:
+    with joined() as peers:
+        peers.command(ShowTurns(job_id="a", attempt=1, known_tokens=5))
+        none = peers.event(TurnsShown)
+        assert none == TurnsShown(stage_id="run-n-1", job_id="a", attempt=1, known_tokens=5)
+        peers.start("a")
+        peers.told(StartPhase)
+        peers.command(ShowTurns(job_id="a", attempt=1, known_tokens=5))
+        question = peers.told(ShowTurns)
+        assert question == ShowTurns(job_id="a", attempt=1, known_tokens=5, origin="rollout-0")
+        so_far = TurnsSoFar(turns=1, tokens=2, shown_turns=1, shown_tokens=2)
+        answer = TurnsShown(stage_id="run-1", job_id="a", attempt=1, known_tokens=5, origin="rollout-0", so_far=so_far)
+        for origin in ("nobody", "rollout-0"):
+            peers.said.send_multipart([codec.encode(replace(answer, origin=origin)), b"block"])
+        assert peers.event(TurnsShown) == replace(answer, stage_id="run-n-1", origin="")

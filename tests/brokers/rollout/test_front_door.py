@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
     from prorl_zmq.brokers.journal.journal import Journal
     from prorl_zmq.brokers.rollout.actions import Action
+    from prorl_zmq.wire.messages.stages import StageCommand
     from prorl_zmq.wire.sockets import Frame
 
 MATH = Task("math", {"problem": "str", "answer": "int"}, optional=("answer",))
@@ -76,6 +77,8 @@ class Door:
         self.gone: set[bytes] = set()
         self.senders: dict[str, Sender] = {}
         """What has become of keys."""
+        self.told: list[tuple[str, StageCommand]] = []
+        """What stage processes were sent."""
         self.replies: dict[bytes, list[list[bytes]]] = {}
         self.jobs = Jobs(
             self.table, self.results, self.history, self.quota, self.writes, KeptBlocks(10.0), RecentResults(2**20)
@@ -89,6 +92,7 @@ class Door:
             self.batches,
             self.take_reply,
             lambda sender: self.senders.get(sender.user_id, sender),
+            lambda stage_id, command: self.told.append((stage_id, command)),
             started_at=0.0,
         )
 

@@ -15,7 +15,7 @@ from prorl_zmq.wire.messages.batches import BatchOptions, Feed, OpenBatch
 from prorl_zmq.wire.messages.front_door import Refused, Trace
 from prorl_zmq.wire.messages.jobs import BlockHandle, Outcome, Phase, Result
 from prorl_zmq.wire.messages.stages import StageReport
-from prorl_zmq.wire.messages.watching import BatchView, Peek, Peeked, ViewBatch, Watch, Watched
+from prorl_zmq.wire.messages.watching import BatchView, Peek, Peeked, PeekTurns, ViewBatch, Watch, Watched
 
 from .test_front_door import MATH, Door, collect, job
 
@@ -60,6 +60,19 @@ def test_a_watcher_is_told_of_each_job_once_as_it_is_now_and_then_only_what_is_n
         ("a", "held", None),
     ]
     assert watch(door, second, limit=1).jobs == ()
+
+
+def test_what_ended_is_counted_once_per_heartbeat_and_reported_to_who_asks() -> None:
+    door = Door()
+    door.submit(job("a"), job("b"))
+    assert watch(door, counts_ended=True).ended == ()
+    door.perform(door.table.cancel("a", 0.0))
+    door.door.watching.tick(1_000_005.0)
+    door.perform(door.table.cancel("b", 0.0))
+    assert watch(door).ended == ()
+    first, second = watch(door, counts_ended=True).ended
+    assert (first.at, first.outcomes, second.outcomes) == (1_000_000.0, {"cancelled": 1}, {"cancelled": 1})
+    assert second.at > first.at
 
 
 def test_numbers_of_another_life_of_the_broker_count_as_nothing() -> None:
@@ -123,7 +136,9 @@ def test_a_batch_of_any_session_can_be_looked_at() -> None:
 
 
 @pytest.mark.parametrize(
-    "request_", [Watch("r"), Peek("r", "a"), ViewBatch("r", "b")], ids=lambda one: type(one).__name__
+    "request_",
+    [Watch("r"), Peek("r", "a"), PeekTurns("r", "a"), ViewBatch("r", "b")],
+    ids=lambda one: type(one).__name__,
 )
 def test_trainers_may_not_watch_and_operators_may(request_: Any) -> None:
     door = Door()

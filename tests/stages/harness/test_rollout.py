@@ -40,10 +40,15 @@ def job(command: list[str], **changes: Any) -> Job:
 
 
 def lead(
-    sandboxes: Sandboxes, policy: ScriptedPolicy, wanted: Job, prompt: str = "Write a file.", parser_url: str = ""
+    sandboxes: Sandboxes,
+    policy: ScriptedPolicy,
+    wanted: Job,
+    prompt: str = "Write a file.",
+    parser_url: str = "",
+    episode: Episode | None = None,
 ) -> Episode:
     """Run a rollout, and check that what was captured is what the policy said."""
-    episode = Episode()
+    episode = episode or Episode()
 
     async def main() -> None:
         sandbox = await sandboxes.create("one")
@@ -86,6 +91,21 @@ def test_a_program_of_the_sandbox_leads_a_rollout(sandboxes: Sandboxes) -> None:
 
 BASH = tool_call("bash", command="true")
 only_process = pytest.mark.parametrize("kind", ["process"], indirect=True)
+
+
+def test_the_turns_that_were_answered_can_be_looked_at_while_the_program_works(sandboxes: Sandboxes) -> None:
+    episode, seen = Episode(), []
+
+    def policy(prompt: str) -> str:
+        assert episode.so_far is not None
+        arrays = episode.so_far().arrays()
+        seen.append([Role(role).name for role in arrays.turns[:, 2]])
+        assert CHAT.decode(arrays.token_ids) == prompt[: len(CHAT.decode(arrays.token_ids))]
+        return "Done." if len(seen) > 1 else tool_call("bash", command="echo hello > out.txt")
+
+    lead(sandboxes, ScriptedPolicy(policy), job(agent()), episode=episode)
+    assert seen == [[], ["SYSTEM", "USER", "ASSISTANT"]]
+    assert episode.so_far is None
 
 
 def test_a_program_that_ignores_the_end_is_killed(sandboxes: Sandboxes, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,16 +4,32 @@ import { h, svg } from "./dom.js";
 import { clock, count, percent, words } from "./format.js";
 
 export const OUTCOMES = ["completed", "failed", "timeout", "infrastructure_error", "cancelled"];
-const WIDTH = 600; // one for each second
+const WIDTH = 600;
 const HEIGHT = 120;
+const MINUTE = 60;
+export const SPANS = { 600: "10 minutes", 3600: "hour" }; // by seconds
 
-// How many jobs ended in each interval until `now`, `ended` of the overview.
-export function outcomesOverTime(ended, now) {
+// What ended in the last seconds, `ended` of the overview: of a long span, by the minute.
+export function endedWithin(ended, now, span) {
+  if (span <= 600) return ended.filter(({ at, seconds }) => at + seconds > now - span);
+  const minutes = new Map();
+  for (const { at, outcomes } of ended) {
+    const start = at - (at % MINUTE);
+    const sums = minutes.get(start) ?? {};
+    for (const [name, number] of Object.entries(outcomes)) sums[name] = (sums[name] ?? 0) + number;
+    minutes.set(start, sums);
+  }
+  return [...minutes].map(([at, outcomes]) => ({ at, seconds: MINUTE, outcomes }));
+}
+
+// How many jobs ended in each interval of so many seconds until `now`.
+export function outcomesOverTime(ended, now, span) {
   const totals = ended.map(({ outcomes }) => OUTCOMES.reduce((sum, name) => sum + (outcomes[name] ?? 0), 0));
   const most = niceTop(Math.max(...totals, 1));
   const bars = ended.map(({ at, seconds, outcomes }) => {
-    const left = WIDTH - (now - at);
-    const width = Math.max(seconds - 2, 1);
+    const left = WIDTH - (WIDTH * (now - at)) / span;
+    const whole = (WIDTH * Math.min(seconds, Math.max(now - at, 1))) / span;
+    const width = Math.max(whole - 2, 1);
     let top = HEIGHT;
     const parts = OUTCOMES.filter((name) => outcomes[name]).map((name) => {
       const height = (HEIGHT * outcomes[name]) / most;
@@ -27,7 +43,7 @@ export function outcomesOverTime(ended, now) {
       "g",
       null,
       svg("title", null, `${clock(at)}: ${told || "none ended"}`),
-      svg("rect", { class: "touch", x: left, y: 0, width: seconds, height: HEIGHT }),
+      svg("rect", { class: "touch", x: left, y: 0, width: whole, height: HEIGHT }),
       parts,
     );
   });
@@ -48,7 +64,7 @@ export function outcomesOverTime(ended, now) {
           viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
           preserveAspectRatio: "none",
           role: "img",
-          "aria-label": `Ended in the last ten minutes: ${label}`,
+          "aria-label": `Ended in the last ${SPANS[span]}: ${label}`,
         },
         svg("line", { class: "rule", x1: 0, x2: WIDTH, y1: 0.5, y2: 0.5 }),
         svg("line", { class: "rule", x1: 0, x2: WIDTH, y1: HEIGHT / 2, y2: HEIGHT / 2 }),
@@ -56,7 +72,7 @@ export function outcomesOverTime(ended, now) {
         svg("line", { class: "rule base", x1: 0, x2: WIDTH, y1: HEIGHT - 0.5, y2: HEIGHT - 0.5 }),
       ),
     ),
-    h("figcaption", { class: "small quiet" }, h("span", null, clock(now - WIDTH)), h("span", null, "now")),
+    h("figcaption", { class: "small quiet" }, h("span", null, clock(now - span)), h("span", null, "now")),
   );
 }
 

@@ -8,29 +8,30 @@ const PIECE_LETTERS = 20_000;
 
 export function conversation(transcript) {
   if (!transcript.turns.length) return h("p", { class: "quiet" }, "It ended before its first token.");
-  let turn = 0;
-  return h(
-    "ol",
-    { class: "turns" },
-    transcript.turns.map((each) => {
-      if (each.role === "assistant") turn += 1;
-      const tokens = `${count(each.end - each.start)} tokens`;
-      return h(
-        "li",
-        { class: `turn is-${each.role}` },
-        h(
-          "header",
-          null,
-          h("b", null, each.role),
-          h("span", { class: "quiet small" }, each.role === "assistant" ? `turn ${turn}, ${tokens}` : tokens),
-        ),
-        each.text == null
-          ? h("p", { class: "quiet" }, "No tokenizer was there to read it: see its token ids below.")
-          : longText(withoutCalls(each)),
-        (each.calls ?? []).map(call),
-      );
-    }),
-  );
+  return h("ol", { class: "turns" }, conversationTurns(transcript));
+}
+
+// A card for each turn, behind so many turns of the policy.
+export function conversationTurns(transcript, before = 0) {
+  let turn = before;
+  return transcript.turns.map((each) => {
+    if (each.role === "assistant") turn += 1;
+    const tokens = `${count(each.end - each.start)} tokens`;
+    return h(
+      "li",
+      { class: `turn is-${each.role}` },
+      h(
+        "header",
+        null,
+        h("b", null, each.role),
+        h("span", { class: "quiet small" }, each.role === "assistant" ? `turn ${turn}, ${tokens}` : tokens),
+      ),
+      each.text == null
+        ? h("p", { class: "quiet" }, "No tokenizer was there to read it.")
+        : longText(withoutCalls(each)),
+      (each.calls ?? []).map(call),
+    );
+  });
 }
 
 // Calls have cards of their own; as the policy wrote them they are among the tokens.

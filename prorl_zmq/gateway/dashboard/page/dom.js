@@ -84,6 +84,29 @@ export function table(caption, columns, rows, empty = "None.") {
   );
 }
 
+// One of some options, as buttons side by side; `onchoose` gets the chosen one.
+export function choice(label, options, chosen, onchoose) {
+  return h(
+    "span",
+    { class: "switch", role: "radiogroup", "aria-label": label },
+    Object.entries(options).map(([value, title]) =>
+      h(
+        "label",
+        null,
+        h("input", {
+          type: "radio",
+          name: label,
+          value,
+          checked: value === String(chosen),
+          "data-key": `${label} ${value}`,
+          onchange: () => onchoose(value),
+        }),
+        title,
+      ),
+    ),
+  );
+}
+
 export function badge(state, text = state) {
   return h("span", { class: `badge is-${state.replaceAll("_", "-")}` }, text);
 }

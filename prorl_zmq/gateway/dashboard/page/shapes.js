@@ -21,7 +21,6 @@ const SHAPES = {
     ended: [],
     problems: {},
   },
-  ended: { outcomes: {} },
   batch: { problem: "", dropped: 0, failed: 0, failures: {}, given_up: 0 },
   report: { launched: 0, completed: 0, failed: 0, adopted: 0, dropped_groups: 0, given_up_groups: 0, wasted: {} },
   batchView: { groups: [], left_out: 0, is_closed: false },
@@ -61,6 +60,7 @@ const SHAPES = {
   },
   span: { end_s: null, stage_id: "", node: "", backends: [], error: null },
   result: { metrics: {}, timings: {}, notes: {}, steps: [], reward: null, error: null },
+  soFar: { backend: "", turns: 0, tokens: 0, shown_turns: 0, shown_tokens: 0, policy_turns_before: 0, cut_tokens: 0, steps: [] },
   transcript: { turns: [], tokens: null, token_ids: [], mask: [], logprobs: [], versions: [] },
 };
 
@@ -71,7 +71,7 @@ export function overviewOf(raw) {
   const seen = as("overview", raw);
   seen.status &&= statusOf(seen.status);
   seen.backends &&= backendsOf(seen.backends);
-  seen.ended = all("ended", seen.ended);
+  seen.ended = seen.ended.map(([at, seconds, outcomes]) => ({ at, seconds, outcomes: outcomes ?? {} }));
   seen.nodes = seen.nodes.map((node) => ({ ...as("node", node), facts: as("facts", node.facts) }));
   seen.lost_nodes = all("lost", seen.lost_nodes);
   return seen;
@@ -100,6 +100,12 @@ export const viewOf = (raw) => ({
   problem: raw.problem ?? "",
   result: as("result", raw.result),
   transcript: as("transcript", raw.transcript),
+});
+
+export const liveOf = (raw) => ({
+  ...raw,
+  so_far: raw.so_far ? as("soFar", raw.so_far) : null,
+  transcript: raw.transcript ? as("transcript", raw.transcript) : null,
 });
 
 export function batchOf(raw) {

@@ -1,7 +1,7 @@
 // The tokens of a rollout as a heat map: by log-prob, by who wrote them, or by the weight version. Arrow keys move from
 // token to token; the line above says all that is known of the one that is pointed at.
 
-import { h } from "./dom.js";
+import { choice, h } from "./dom.js";
 import { count, NOTHING } from "./format.js";
 
 const PAGE = 2_000;
@@ -30,27 +30,10 @@ export function tokenMap(transcript) {
     onkeydown: move,
   });
 
-  const ways = h(
-    "span",
-    { class: "switch", role: "radiogroup", "aria-label": "Colour tokens by" },
-    Object.entries(WAYS).map(([name, title]) =>
-      h(
-        "label",
-        null,
-        h("input", {
-          type: "radio",
-          name: "way",
-          value: name,
-          checked: name === way,
-          onchange: () => {
-            way = name;
-            draw();
-          },
-        }),
-        title,
-      ),
-    ),
-  );
+  const ways = choice("Colour tokens by", WAYS, way, (name) => {
+    way = name;
+    draw();
+  });
   const turn = (step) => () => {
     page = Math.max(0, Math.min(pages - 1, page + step));
     draw();

@@ -4,19 +4,22 @@ import { ApiError, get, part, send } from "../api.js";
 import { badge, card, figure, h, link, redraw, table } from "../dom.js";
 import { clock, count, NOTHING, number, reward, seconds, words } from "../format.js";
 import { session } from "../session.js";
-import { traceOf, viewOf } from "../shapes.js";
+import { liveOf, traceOf, viewOf } from "../shapes.js";
 import { store } from "../store.js";
 import { conversation, longText } from "../conversation.js";
-import { timeline } from "../timeline.js";
+import { LiveTurns } from "../live_turns.js";
+import { Timeline } from "../timeline.js";
 import { tokenMap } from "../token_map.js";
 
 const AGAIN_MS = 1000;
 
 export function job({ path: [id] }) {
   const head = h("div");
-  const time = h("div");
+  const timeline = new Timeline();
+  const time = card("Time", { hidden: true }, timeline.element);
   const body = h("div");
   const element = h("div", { class: "job" }, head, time, body);
+  const live = new LiveTurns();
   let trace = null;
   let view = null;
   let problem = "";
@@ -35,7 +38,7 @@ export function job({ path: [id] }) {
         draw(); // a tokenizer may have to be loaded first
         view = viewOf(await get(`/v1/jobs/${part(trace.job_id)}/view`));
         redraw(body, rollout(view));
-      }
+      } else if (!trace.outcome) await lookAtTurns();
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
       problem = error.message;
@@ -47,17 +50,26 @@ export function job({ path: [id] }) {
     draw();
   }
 
+  async function lookAtTurns() {
+    try {
+      live.show(liveOf(await get(`/v1/jobs/${part(trace.job_id)}/turns?${live.query}`)));
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      live.fail(error.status === 404 ? "" : error.message); // it ends just now
+    }
+  }
+
   function draw() {
     redraw(
       head,
       trace ? heading(trace, view?.result) : h("h1", null, "Job ", h("code", null, id)),
       problem ? h("p", { class: "note warn", role: "alert" }, problem) : null,
     );
-    redraw(time, trace ? card("Time", null, timeline(trace, view?.result.steps ?? [])) : null);
+    time.hidden = !trace;
+    if (trace) timeline.update(trace, view?.result.steps ?? live.steps);
     if (view || problem) return;
-    const isOpen = trace && !trace.outcome;
-    const said = isOpen ? "Its conversation, tokens and notes are here once it has ended." : "Asking for its conversation …";
-    redraw(body, h("p", { class: "note", role: "status" }, said));
+    if (!trace || trace.outcome) redraw(body, h("p", { class: "note", role: "status" }, "Asking for its conversation …"));
+    else if (!live.element.isConnected) body.replaceChildren(live.element);
   }
 
   function heading(trace, result) {
@@ -93,10 +105,10 @@ export function job({ path: [id] }) {
           seconds(trace.ended_s ?? trace.age_s),
           `accepted ${clock(trace.accepted_at)}`,
         ),
-        figure("turns", count(result?.metrics.turns), result ? number(result.metrics.tool_calls ?? 0, "tool call") : ""),
+        figure("turns", count(result?.metrics.turns ?? live.turns), result ? number(result.metrics.tool_calls ?? 0, "tool call") : ""),
         figure(
           "tokens",
-          count(trace.tokens || null),
+          count(trace.tokens || live.tokens || null),
           result?.metrics.generated_tokens != null ? `${count(result.metrics.generated_tokens)} generated` : "",
         ),
         figure("attempt", trace.spans.at(-1)?.attempt ?? 1, result?.backend ? `backend ${result.backend}` : ""),

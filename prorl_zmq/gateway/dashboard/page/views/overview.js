@@ -1,7 +1,7 @@
 // How the whole service stands: what needs a look, the stages, what ended, engines, and open batches.
 
-import { OUTCOMES, outcomeLegend, outcomesOverTime } from "../charts.js";
-import { badge, bar, card, figure, h, link, redraw, table } from "../dom.js";
+import { endedWithin, OUTCOMES, outcomeLegend, outcomesOverTime, SPANS } from "../charts.js";
+import { badge, bar, card, choice, figure, h, link, redraw, table } from "../dom.js";
 import { clock, compact, count, percent, rate, seconds, shortId, words } from "../format.js";
 import { store } from "../store.js";
 import { backendRows, BACKEND_COLUMNS } from "./backends.js";
@@ -9,6 +9,7 @@ import { batchRows, BATCH_COLUMNS } from "./batches.js";
 
 const PHASES = ["init", "run", "eval"];
 const LATEST = 8;
+let span = 600; // seconds of the chart
 
 export function overview() {
   const element = h("div", { class: "overview" });
@@ -16,11 +17,15 @@ export function overview() {
     element,
     title: "Overview",
     close() {},
-    update: () => redraw(element, h("h1", { class: "hidden" }, "Overview"), content()),
+    update,
   };
+
+  function update() {
+    redraw(element, h("h1", { class: "hidden" }, "Overview"), content(update));
+  }
 }
 
-function content() {
+function content(update) {
   const { overview: seen } = store;
   if (!seen)
     return h(
@@ -37,12 +42,7 @@ function content() {
           h(
             "div",
             { class: "columns wide-first" },
-            card(
-              "Ended in the last 10 minutes",
-              null,
-              outcomesOverTime(seen.ended, seen.at),
-              outcomeLegend(sum(seen.ended), (name) => `#/jobs?q=state:${name}`),
-            ),
+            lately(seen, update),
             h("section", { class: "card figures-card" }, h("h2", null, "In all"), totals(seen)),
           ),
         ]
@@ -63,6 +63,21 @@ function content() {
       : null,
     status ? latestFailures() : null,
   ];
+}
+
+function lately({ ended, at }, update) {
+  const shown = endedWithin(ended, at, span);
+  return card(
+    h("h2", { class: "tools" }, "Ended in the last", choice("Time of the chart", SPANS, span, choose)),
+    null,
+    outcomesOverTime(shown, at, span),
+    outcomeLegend(sum(shown), (name) => `#/jobs?q=state:${name}`),
+  );
+
+  function choose(seconds) {
+    span = Number(seconds);
+    update();
+  }
 }
 
 // What somebody should look at now, if anything.
