@@ -49,6 +49,18 @@ def _finite(value: float) -> float:
     return value
 
 
+def _device(name: str) -> str:
+    try:
+        device = torch.device(name)
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise typer.BadParameter(f"PyTorch finds {torch.cuda.device_count()} GPUs here; use --device cpu")
+        if device.type not in ("cpu", "cuda"):
+            raise RuntimeError
+    except RuntimeError:  # torch does not know the name
+        raise typer.BadParameter(f"{name!r} is not cpu, cuda or cuda:N") from None
+    return name
+
+
 def train(
     out: Annotated[Path, typer.Option(metavar="DIR", help="For picture, checkpoint and logs.")] = Path("train_torch"),
     steps: Annotated[int, typer.Option(min=1, max=100_000, help="Training steps in all.")] = DEFAULTS.steps,
@@ -61,6 +73,9 @@ def train(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoint in --out.")] = False,
     sandbox: TrainingSandbox = "bubblewrap",
+    device: Annotated[
+        str, typer.Option(metavar="cpu|cuda", callback=_device, help="Where the engine and the learner compute.")
+    ] = DEFAULTS.device,
     max_staleness: Annotated[
         int, typer.Option(min=0, max=1000, help="Drop rollouts with tokens of weights so many versions old, and older.")
     ] = DEFAULTS.max_staleness,
@@ -104,6 +119,7 @@ def train(
         max_staleness=max_staleness,
         slots=slots,
         sandbox=sandbox,
+        device=device,
         test_every=test_every,
         measure=measure,
         learner=replace(LearnerSettings(), learning_rate=learning_rate, epochs=epochs),
@@ -133,7 +149,7 @@ def _begin(
     for left in out.glob(f"{JOURNAL}*"):
         left.unlink()  # of a run that ended before its first checkpoint
     make_tokenizer(out / TOKENIZER, texts(np.random.default_rng(0), TOKENIZER_TEXTS))
-    model = Model(seed=seed)
+    model = Model(seed=seed).to(settings.device)
     display.say(f"warm start: {sum(p.numel() for p in model.parameters())} parameters learn to write as a script does")
     display.begin("warm start", warm_steps)
 
@@ -154,9 +170,9 @@ def _resume(out: Path, seed: int | None, settings: RunSettings, display: Display
         raise ConfigError(f"the run in {out} has seed {start.seed}, not {seed}; leave out --seed", key="seed")
     if start.step >= settings.steps:
         raise ConfigError(f"the run in {out} has made {start.step} steps; to continue, give more --steps", key="steps")
-    warm = Model()
+    warm = Model().to(settings.device)
     warm.load_state_dict(read_weights(out / WARM, warm))
-    learner = Learner(Model(), warm, settings.learner, start.seed)
+    learner = Learner(Model().to(settings.device), warm, settings.learner, start.seed)
     learner.load_state(start.learner)
     display.say(f"continuing after step {start.step}")
     return _train(out, settings, start, learner, display, log, 0.0)
