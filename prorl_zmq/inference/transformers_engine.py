@@ -203,9 +203,9 @@ def _drawn(
     given = torch.from_numpy(np.stack([temperatures, uniforms])).to(scores.device)
     temperature, uniform = given[0, :, None], given[1, :, None]
     greedy = temperature == 0
-    centred = (scores - scores.amax(1, keepdim=True)).double() / torch.where(greedy, 1.0, temperature)
-    logprobs = centred.log_softmax(1)
-    cumulated = logprobs.exp().cumsum(1)
+    divisor = torch.where(greedy, 1.0, temperature.clamp(min=1e-30)).float()  # smaller ones are 0 in float32
+    logprobs = ((scores - scores.amax(1, keepdim=True)) / divisor).log_softmax(1)
+    cumulated = logprobs.exp().cumsum(1, dtype=torch.float64)
     drawn = (cumulated <= uniform * cumulated[:, -1:]).sum(1, keepdim=True).clamp(max=scores.shape[1] - 1)
     tokens = torch.where(greedy, scores.argmax(1, keepdim=True), drawn)
     found = torch.cat([tokens.double(), logprobs.gather(1, tokens)], dim=1).cpu()

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="it is of the extra [train]")
-import tiny_model  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 from prorl_zmq.errors import ConfigError, EngineFailed, InvalidWeights  # noqa: E402
+from prorl_zmq.examples.trainers.shared.make_model import make  # noqa: E402
 from prorl_zmq.inference import transformers_engine  # noqa: E402
 from prorl_zmq.inference.engine import checked  # noqa: E402
 from prorl_zmq.inference.policy import draw  # noqa: E402
@@ -35,7 +35,8 @@ PROMPTS = [np.random.default_rng(index).integers(0, 1024, 1 + 7 * index % 41).as
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("models")
     paths = [folder / "one", folder / "two"]
-    tiny_model.main([str(path) for path in paths])
+    for seed, path in enumerate(paths):
+        make(path, seed)
     return paths
 
 
@@ -147,7 +148,7 @@ def test_what_cannot_be_served_is_said(models: list[Path], tmp_path: Path) -> No
 def test_tokens_are_drawn_as_the_embedded_engine_draws_them() -> None:
     random = np.random.default_rng(0)
     scores = (5 * random.standard_normal((40, 300))).astype(np.float32)
-    temperatures, uniforms = np.tile([0.0, 0.5, 1.0, 2.0], 10), random.random(40)
+    temperatures, uniforms = np.tile([0.0, 1e-300, 0.5, 1.0, 2.0], 8), random.random(40)
     tokens, logprobs = transformers_engine._drawn(torch.from_numpy(scores), temperatures, uniforms)
     expected = draw(scores, temperatures, uniforms)
     assert tokens == expected[0].tolist()

@@ -14,6 +14,7 @@ import typer
 
 from ...commands.demo import TrainingSandbox, begin_training, say_where
 from ...commands.options import Log, console
+from ...data.reward_curve import conclusion
 from ...demo.trainer import SUMMARY, write_summary
 from ...errors import ConfigError
 from ...trackers import open_tracker
@@ -217,7 +218,6 @@ def _train(
 
 def _conclude(screen: Console, summary: Summary, out: Path) -> None:
     lines = [
-        f"Mean reward: {summary.reward_first:.3f} at the first step, {summary.reward_last:.3f} over the last five.",
         f"{summary.rollouts} rollouts in {summary.seconds:.0f} s, after {summary.warm_start_s:.0f} s of warm start.",
         f"Largest gap between the engine's log-probs and the learner's: {summary.logprob_gap:.1e}.",
     ]
@@ -228,5 +228,6 @@ def _conclude(screen: Console, summary: Summary, out: Path) -> None:
             f"({overlap.rollout_alone_s:.1f} s) and its learning alone ({overlap.learn_alone_s:.1f} s); "
             f"one after the other it would be {overlap.serial_ratio:.2f}."
         )
+    lines.append(conclusion(summary.rewards))
     lines.append(f"Picture: {out / PICTURE}; figures: {out / SUMMARY}, {out / 'steps.jsonl'}.")
     screen.print("\n".join(lines), highlight=False, soft_wrap=True)
