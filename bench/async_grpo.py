@@ -98,24 +98,22 @@ def measure(quick: bool) -> list[Row]:
         import trl  # noqa: F401
     except ImportError:
         raise Incomplete("TRL is not installed: make .venv/.train", []) from None
-    import pytest
     import trained as shared
-    import trl_on_cpu
     from datasets import Dataset
     from trl.experimental.async_grpo import AsyncGRPOConfig
 
     from prorl_zmq import EpisodeLimits, Job, RolloutClient
     from prorl_zmq.integrations.trl import RolloutWorker, dataset_rows, job_maker
+    from prorl_zmq.integrations.trl.on_cpu import use_cpu
 
     steps = 3 if quick else 15
     jobs = [Job(task="letters", instance={"name": f"n{number}", "wait_s": WAIT_S}) for number in range(64)]
     with (
-        pytest.MonkeyPatch.context() as patch,
         tempfile.TemporaryDirectory(prefix="prorl-bench-") as place,
         shared.models() as models,
         shared.service_of(models / "plain", slots=SAMPLES) as service,
     ):
-        trl_on_cpu.use_cpu(patch)
+        use_cpu()
         data = Dataset.from_list(dataset_rows(jobs))
 
         def connect() -> RolloutClient:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from service import free_port
 
 import prorl_zmq
+from prorl_zmq.examples.trainers.shared import make_model
 from prorl_zmq.system.processes import die_with_parent
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class Engines:
         """The tiny model's folder."""
 
     def __enter__(self) -> Self:
-        command = [self._python, str(REPOSITORY / "tests" / "tiny_model.py"), str(self.model)]
+        command = [self._python, make_model.__file__, "--raw", str(self.model)]
         try:
             subprocess.run(command, env=self._environment, capture_output=True, timeout=START_S, check=True)
         except BaseException:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,11 +10,12 @@ from typing import TYPE_CHECKING
 import letters
 import psutil
 import pytest
-import tiny_model
 from command_lines import line_of
 
 from prorl_zmq import Job, RolloutClient
+from prorl_zmq.data.reward_curve import CLEAR, rise
 from prorl_zmq.errors import RequestTimeout
+from prorl_zmq.examples.trainers.shared.make_model import make
 from prorl_zmq.service.child import ChildService
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ def models() -> Iterator[Path]:
         package.mkdir()
         letters.register(package, patch)
         for name in ("plain", "calls"):
-            tiny_model.main([f"{folder}/{name}"])
+            make(Path(folder, name))
             letters.lean(Path(folder, name), to_calls=name == "calls")
         yield Path(folder)
 
@@ -65,7 +64,6 @@ def kill(service: ChildService, word: str) -> None:
 
 def check_rise(rewards: list[float]) -> None:
     """The mean of the last third is above that of the first by more than two standard errors."""
-    third = len(rewards) // 3
-    first, last = rewards[:third], rewards[-third:]
-    error = math.sqrt(statistics.variance(first) / third + statistics.variance(last) / third)
-    assert statistics.mean(last) - statistics.mean(first) > 2 * error, rewards
+    found = rise(rewards)
+    assert found is not None
+    assert found.errors > CLEAR, rewards

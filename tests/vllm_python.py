@@ -10,6 +10,7 @@ from pathlib import Path
 from needed import lacking
 
 import prorl_zmq
+from prorl_zmq.examples.trainers.shared import make_model
 
 HERE = Path(__file__).parent
 START_LIMIT_S = 240.0
@@ -47,7 +48,7 @@ def environment(folder: Path) -> dict[str, str]:
 def tiny_models(folder: Path, count: int) -> list[Path]:
     """Make folders with tiny models that differ in their weights; 8 s."""
     folders = [folder / f"tiny-{number}" for number in range(count)]
-    command = [vllm_python(), str(HERE / "tiny_model.py"), *map(str, folders)]
+    command = [vllm_python(), make_model.__file__, "--raw", *map(str, folders)]
     done = subprocess.run(command, env=environment(folder), capture_output=True, text=True, timeout=START_LIMIT_S)
     assert done.returncode == 0, done.stderr
     return folders

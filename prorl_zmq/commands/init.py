@@ -26,6 +26,10 @@ class Trainer(StrEnum):
     SLIME = "slime"
 
 
+LEARN_LETTERS = {Trainer.TRL, Trainer.VERL, Trainer.SKYRL}
+"""Those whose example begins with a task and a model that are tiny."""
+
+
 def init(
     path: Annotated[
         Path | None, typer.Argument(metavar="PATH", help="The file to write (topology.toml), or the trainer's folder.")
@@ -43,8 +47,10 @@ def init(
 
 
 def _write_example(trainer: Trainer, folder: Path, *, force: bool) -> None:
-    example = files("prorl_zmq.examples").joinpath("trainers", trainer.replace("-", "_"))
-    texts = dict(_files(example))
+    examples = files("prorl_zmq.examples").joinpath("trainers")
+    texts = dict(_files(examples.joinpath(trainer.replace("-", "_"))))
+    if trainer in LEARN_LETTERS:
+        texts |= _files(examples.joinpath("shared"))
     try:
         if not force and (there := sorted(name for name in texts if (folder / name).exists())):
             raise ConfigError(f"{folder / there[0]} is there already; --force writes over it")

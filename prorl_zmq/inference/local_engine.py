@@ -78,6 +78,12 @@ class Running:
         )
 
 
+def chances_of(batch: Sequence[Running]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return each generation's temperature and its next random number from 0 to 1."""
+    temperatures = [running.sampling.temperature for running in batch]
+    return np.array(temperatures, np.float64), np.array([running.random.random() for running in batch])
+
+
 class LocalEngine(ABC):
     """Implements `engine.Engine` but for the model: a subclass computes a step, and reads and takes weights."""
 
@@ -210,10 +216,11 @@ class LocalEngine(ABC):
         for row, running in enumerate(batch):
             if truncates(running.sampling):
                 logits[row] = truncated(logits[row], running.sampling)
-        temperatures = np.array([running.sampling.temperature for running in batch], np.float64)
-        uniforms = np.array([running.random.random() for running in batch])
-        tokens, logprobs = draw(logits, temperatures, uniforms)
-        for running, token, logprob in zip(batch, tokens.tolist(), logprobs.tolist(), strict=True):
+        tokens, logprobs = draw(logits, *chances_of(batch))
+        self._add(batch, tokens.tolist(), logprobs.tolist())
+
+    def _add(self, batch: Sequence[Running], tokens: Sequence[int], logprobs: Sequence[float]) -> None:
+        for running, token, logprob in zip(batch, tokens, logprobs, strict=True):
             running.add(token, logprob, self._weight_version)
 
     async def _decode(self) -> None:

@@ -24,7 +24,8 @@ from transformers.utils.logging import disable_progress_bar
 from ..errors import ConfigError
 from .checkpoint import check_checkpoint, read_tensors
 from .engine import EngineDescription
-from .local_engine import LocalEngine, Running
+from .local_engine import LocalEngine, Running, chances_of
+from .truncation import truncated, truncates
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,9 +86,11 @@ class TransformersEngine(LocalEngine):
         self._cache = DynamicCache()
         self._mask = torch.zeros((0, 0), dtype=torch.int64, device=device)
         """int64 [rows, columns]: where the cache holds a token; each row ends with the last column."""
-        self._scores = np.zeros((0, text.vocab_size), np.float32)
-        """float32 [rows, vocabulary]: of each row's next token."""
+        self._scores = torch.zeros((0, text.vocab_size), device=device)
+        """float32 [rows, vocabulary]: of each row's next token. Of 64 rows and a large vocabulary they are 40 MB,
+        so they stay on the device."""
 
+    @torch.inference_mode()
     def _step(self) -> None:
         self._keep_running()
         seated = set(self._rows)
@@ -100,7 +103,11 @@ class TransformersEngine(LocalEngine):
             joining.append(running)
         if joining:
             self._join(joining)
-        self._draw(self._rows, self._scores)
+        for row, running in enumerate(self._rows):
+            if truncates(running.sampling):
+                left = truncated(self._scores[row].cpu().numpy(), running.sampling)
+                self._scores[row] = torch.from_numpy(left).to(self._device)
+        self._add(self._rows, *_drawn(self._scores, *chances_of(self._rows)))
         self._keep_running()
         if self._rows:
             self._decode_one()
@@ -133,8 +140,8 @@ class TransformersEngine(LocalEngine):
         if len(kept) == len(self._rows):
             return
         self._rows = [self._rows[row] for row in kept]
-        self._scores = self._scores[kept]
         index = torch.tensor(kept, dtype=torch.int64, device=self._device)
+        self._scores = self._scores[index]
         mask = self._mask[index]
         held = mask.any(0).nonzero()
         first = int(held[0]) if len(held) else mask.shape[1]
@@ -154,7 +161,7 @@ class TransformersEngine(LocalEngine):
         mask = mask.to(self._device)
         cache = DynamicCache()
         scores = self._forward(ids.to(self._device), mask, cache)
-        self._scores = np.concatenate([self._scores, scores])
+        self._scores = torch.cat([self._scores, scores])
         if self._rows:
             width = max(columns, self._mask.shape[1])
             both = zip(_layers(self._cache), _layers(cache), strict=True)
@@ -174,7 +181,7 @@ class TransformersEngine(LocalEngine):
         self._scores = self._forward(last, self._mask, self._cache)
 
     @torch.inference_mode()
-    def _forward(self, ids: torch.Tensor, mask: torch.Tensor, cache: DynamicCache) -> NDArray[np.float32]:
+    def _forward(self, ids: torch.Tensor, mask: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
         """Add ids, int64 [rows, n], to a cache; return the scores of the next tokens, float32 [rows, vocabulary]."""
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
         done = self._model(
@@ -185,7 +192,24 @@ class TransformersEngine(LocalEngine):
             use_cache=True,
             logits_to_keep=1,
         )
-        return np.asarray(done.logits[:, -1].float().cpu().numpy())
+        scores: torch.Tensor = done.logits[:, -1].float()
+        return scores
+
+
+def _drawn(
+    scores: torch.Tensor, temperatures: NDArray[np.float64], uniforms: NDArray[np.float64]
+) -> tuple[list[int], list[float]]:
+    """Draw one token per row of scores, as `policy.draw` does; return the tokens and their log-probs."""
+    given = torch.from_numpy(np.stack([temperatures, uniforms])).to(scores.device)
+    temperature, uniform = given[0, :, None], given[1, :, None]
+    greedy = temperature == 0
+    divisor = torch.where(greedy, 1.0, temperature.clamp(min=1e-30)).float()  # smaller ones are 0 in float32
+    logprobs = ((scores - scores.amax(1, keepdim=True)) / divisor).log_softmax(1)
+    cumulated = logprobs.exp().cumsum(1, dtype=torch.float64)
+    drawn = (cumulated <= uniform * cumulated[:, -1:]).sum(1, keepdim=True).clamp(max=scores.shape[1] - 1)
+    tokens = torch.where(greedy, scores.argmax(1, keepdim=True), drawn)
+    found = torch.cat([tokens.double(), logprobs.gather(1, tokens)], dim=1).cpu()
+    return found[:, 0].long().tolist(), found[:, 1].tolist()
 
 
 def _layers(cache: DynamicCache) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -227,5 +251,9 @@ def load_transformers_engine(
                 f"no model in {model}: no such folder, and no hub has it: {error}", key="model"
             ) from error
     chosen = device if device != "auto" else ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError) as error:  # the latter if PyTorch was built without CUDA
+        raise ConfigError(f"device {chosen} cannot be used: {str(error).splitlines()[0]}", key="device") from error
     described = chat if chat.tokenizer else msgspec.structs.replace(chat, tokenizer=str(folder.absolute()))
     return TransformersEngine(folder.absolute(), described, weight_version, device=chosen, dtype=dtype, rows=rows)

@@ -139,10 +139,11 @@ def test_init_writes_every_default(tmp_path: Path) -> None:
 
 
 AGENT = ("app.py", "requirements.txt", "configs/prorl_agent.yaml")
+TINY = ("letters.py", "make_model.py")
 TRAINERS = {
-    "trl": {"grpo.py", "async_grpo.py"},
-    "verl": {"prorl.yaml", "make_data.py", "train.sh"},
-    "skyrl": {"make_data.py", "train.sh"},
+    "trl": {"grpo.py", "async_grpo.py", *TINY},
+    "verl": {"prorl.yaml", "make_data.py", "train.sh", *TINY},
+    "skyrl": {"make_data.py", "train.sh", *TINY},
     "nemo-gym": {"make_data.py", *(f"responses_api_agents/prorl_agent/{name}" for name in AGENT)},
     "slime": {"prorl.yaml", "make_data.py", "train.sh"},
 }

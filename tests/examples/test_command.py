@@ -46,6 +46,8 @@ def test_without_torch_it_says_what_to_install(
         (["--lr", "many"], "--lr"),
         (["--lr", "nan"], "--lr"),
         (["--sandbox", "none"], "--sandbox"),
+        (["--device", "tpu"], "is not cpu, cuda or cuda:N"),
+        (["--device", "cuda:99"], "use --device cpu"),
         (["--nonsense"], "--nonsense"),
     ],
 )

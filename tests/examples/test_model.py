@@ -21,7 +21,7 @@ def test_decoding_with_the_cache_is_the_full_forward_pass() -> None:
     longest = max(LENGTHS) + ADDED
     conversations = torch.randint(32, (len(LENGTHS), longest), generator=torch.Generator().manual_seed(0))
     expected = whole(model, conversations)
-    cache, lengths = KeyValueCache.empty(SHAPE, 5), torch.tensor(LENGTHS)
+    cache, lengths = KeyValueCache.empty(SHAPE, 5, torch.device("cpu")), torch.tensor(LENGTHS)
     prompts = conversations[:, : max(LENGTHS)].clone()
     prompts[torch.arange(max(LENGTHS)) >= lengths[:, None]] = 7  # padding may be anything
     rows = torch.arange(len(LENGTHS))
@@ -38,7 +38,7 @@ def test_decoding_with_the_cache_is_the_full_forward_pass() -> None:
 def test_a_conversation_goes_on_in_another_row() -> None:
     model = Model(SHAPE, seed=3)
     conversation = torch.arange(1, 9)[None]
-    cache = KeyValueCache.empty(SHAPE, 3)
+    cache = KeyValueCache.empty(SHAPE, 3, torch.device("cpu"))
     with torch.inference_mode():
         model.prefill(conversation[:, :7], torch.tensor([7]), cache, 2)
         cache.move(2, 0)

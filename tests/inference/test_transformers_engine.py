@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="it is of the extra [train]")
-import tiny_model  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 from prorl_zmq.errors import ConfigError, EngineFailed, InvalidWeights  # noqa: E402
+from prorl_zmq.examples.trainers.shared.make_model import make  # noqa: E402
 from prorl_zmq.inference import transformers_engine  # noqa: E402
 from prorl_zmq.inference.engine import checked  # noqa: E402
+from prorl_zmq.inference.policy import draw  # noqa: E402
 from prorl_zmq.inference.transformers_engine import TransformersEngine, load_transformers_engine  # noqa: E402
 from prorl_zmq.wire.messages.backends import ChatSettings  # noqa: E402
 from prorl_zmq.wire.messages.jobs import Sampling  # noqa: E402
@@ -34,7 +35,8 @@ PROMPTS = [np.random.default_rng(index).integers(0, 1024, 1 + 7 * index % 41).as
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("models")
     paths = [folder / "one", folder / "two"]
-    tiny_model.main([str(path) for path in paths])
+    for seed, path in enumerate(paths):
+        make(path, seed)
     return paths
 
 
@@ -133,8 +135,60 @@ def test_what_cannot_be_served_is_said(models: list[Path], tmp_path: Path) -> No
         load_transformers_engine(
             str(tmp_path / "missing" / "more" / "x"), ChatSettings(), 0, device="cpu", dtype="auto", rows=1
         )
+    for device in ("tpu9", "cuda:99"):
+        with pytest.raises(ConfigError, match=f"device {device} cannot be used"):
+            load_transformers_engine(str(models[0]), ChatSettings(), 0, device=device, dtype="auto", rows=1)
     engine = new_engine(models[0])
     (other / "model.safetensors").unlink()
     with pytest.raises(InvalidWeights):
         asyncio.run(engine.update_weights(other, 1, "keep"))
     assert engine.weight_version == 0
+
+
+def test_tokens_are_drawn_as_the_embedded_engine_draws_them() -> None:
+    random = np.random.default_rng(0)
+    scores = (5 * random.standard_normal((40, 300))).astype(np.float32)
+    temperatures, uniforms = np.tile([0.0, 1e-300, 0.5, 1.0, 2.0], 8), random.random(40)
+    tokens, logprobs = transformers_engine._drawn(torch.from_numpy(scores), temperatures, uniforms)
+    expected = draw(scores, temperatures, uniforms)
+    assert tokens == expected[0].tolist()
+    np.testing.assert_allclose(logprobs, expected[1], atol=1e-5)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(1.0, 20, 3, top_k=1), Sampling(1.0, 20, 3, min_p=1.0)])
+def test_what_is_truncated_is_never_drawn(models: list[Path], sampling: Sampling) -> None:
+    async def main() -> None:
+        engine = new_engine(models[0])
+        greedy, narrow, free = await asyncio.gather(
+            *(
+                engine.generate(PROMPTS[4], one, (), "job")
+                for one in (Sampling(0.0, 20), sampling, Sampling(1.0, 20, 3))
+            )
+        )
+        assert narrow.token_ids.tolist() == greedy.token_ids.tolist() != free.token_ids.tolist()
+        assert narrow.logprobs.tolist() == [0.0] * 20, "nothing else could be drawn"
+        await engine.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.proof
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_gives_a_trainers_log_probs_and_takes_new_weights(models: list[Path]) -> None:
+    async def main() -> None:
+        engine = load_transformers_engine(
+            str(models[0]), ChatSettings("transformers"), 0, device="cuda", dtype="float32", rows=ROWS
+        )
+        for version, model in enumerate(models):
+            if version:
+                await engine.update_weights(model, version, "keep")
+            turns = [Sampling(1.0, 20, seed=seed) for seed in range(len(PROMPTS))]
+            done = await asyncio.gather(
+                *(engine.generate(prompt, turn, (), "job") for prompt, turn in zip(PROMPTS, turns, strict=True))
+            )
+            for prompt, generation in zip(PROMPTS, done, strict=True):
+                assert generation.spans[-1].weight_version == version
+                np.testing.assert_allclose(generation.logprobs, recomputed(model, prompt, generation, 1.0), atol=1e-3)
+        await engine.close()
+
+    asyncio.run(main())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 from contextlib import ExitStack
@@ -124,6 +125,7 @@ def train(python: str, tmp_path: Path, cases: dict[Path, list[str]]) -> dict[Pat
         check=False,
     )
     assert done.returncode == 0, done.stderr[-6000:]
+    (tmp_path / "printed").write_text(done.stdout)
     return {out: (out / "error").read_text() if (out / "error").exists() else "" for out in cases}
 
 
@@ -162,6 +164,9 @@ def test_skyrl_trains(python: str, service: ChildService, model: Path, tmp_path:
     assert (rows > 32) == (model.name == "calls"), "some rollouts have several segments"
     check_pushed(tmp_path, model)
     check_rise([step["reward/avg_raw_reward"] for step in steps])
+    lines = re.findall(r"batch (\d+): reward \d\.\d+ ± 0\.\d+ \(32 rollouts\)", (tmp_path / "printed").read_text())
+    assert [int(number) for number in lines] == list(range(1, STEPS + 1))
+    assert "reward rose from 0." in (tmp_path / "printed").read_text()
     print([[round(step[name], 3) for name in SHOWN] for step in steps])
 
 

@@ -8,8 +8,10 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,7 +22,6 @@ from prorl_zmq.errors import ConfigError, InvalidJob, NotTrainable, RequestTimeo
 
 torch = pytest.importorskip("torch", reason="it is of the extra [trl]")
 pytest.importorskip("trl", reason="it is of the extra [trl]")
-import trl_on_cpu  # noqa: E402
 from datasets import Dataset, IterableDataset  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from trained import JOBS, check_rise, kill, models, service_of  # noqa: E402
@@ -39,14 +40,14 @@ from prorl_zmq.integrations.trl import (  # noqa: E402
     job_maker,
     rollout_reward,
 )
+from prorl_zmq.integrations.trl.on_cpu import use_cpu  # noqa: E402
+from prorl_zmq.service.child import ChildService  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from prorl_zmq import Group
     from prorl_zmq.data.rows import Row
-    from prorl_zmq.service.child import ChildService
 
 pytestmark = [
     pytest.mark.xdist_group("one service for TRL"),
@@ -240,7 +241,7 @@ def test_adapters_are_merged_into_what_is_served(service: ChildService, model: P
 def test_async_grpo_trains_on_several_segments(
     service: ChildService, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trl_on_cpu.use_cpu(monkeypatch)
+    use_cpu()
     trainer, worker = async_trainer_of(service, model, tmp_path, STEPS)
     samples: list[Any] = []
     put = worker.rollout_buffer.put
@@ -293,7 +294,7 @@ def test_a_run_goes_on_when_broker_stage_process_and_engine_are_killed(
 def test_an_async_run_goes_on_when_broker_stage_process_and_engine_are_killed(
     service: ChildService, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trl_on_cpu.use_cpu(monkeypatch)
+    use_cpu()
     trainer, worker = async_trainer_of(service, model, tmp_path, 12)
     groups: list[Group] = []
     put = worker._put
@@ -388,34 +389,108 @@ def test_a_worker_says_what_is_wrong_before_it_starts(tmp_path: Path) -> None:
     worker.stop()
 
 
+EXAMPLE_STEPS = 3
+RISES = 18
+LINE = r"step (\d+): reward (\d\.\d+) ± (\d\.\d+|nan) \((\d+) rollouts\)"
+
+
+@pytest.fixture(scope="module")
+def example() -> Iterator[Path]:
+    """The example as `prorl init` writes it, with its model."""
+    with tempfile.TemporaryDirectory(prefix="prorl-t-") as place:
+        folder = Path(place, "example")
+        assert prorl("init", "--trainer", "trl", folder).returncode == 0
+        assert all(len((folder / name).read_text().splitlines()) < 80 for name in ("grpo.py", "async_grpo.py"))
+        run_in(folder, "make_model.py", "model")
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def example_service(example: Path) -> Iterator[ChildService]:
+    """A service by the example's own topology."""
+    topology = (example / "topology.toml").read_text()
+    for name in ("letters.py", "model"):
+        assert f'"{name}"' in topology
+        topology = topology.replace(f'"{name}"', f'"{example / name}"')
+    with (
+        tempfile.TemporaryDirectory(prefix="prorl-t-") as place,
+        ChildService(Path(place), topology) as service,
+        RolloutClient(service.front_door, timeout_s=90) as client,
+    ):
+        service.wait_ready(client)
+        yield service
+
+
+def run_in(folder: Path, *command: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *command], cwd=folder, capture_output=True, text=True, timeout=290, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
 @pytest.mark.proof
 @pytest.mark.timeout(300)
-def test_the_example_trains_on_two_processes(service: ChildService, model: Path, tmp_path: Path) -> None:
-    example, out = tmp_path / "example", tmp_path / "out"
-    assert prorl("init", "--trainer", "trl", example).returncode == 0
-    assert all(len((example / name).read_text().splitlines()) < 80 for name in ("grpo.py", "async_grpo.py"))
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes=2", "--num_machines=1"]
-    program = [*launch, "--mixed_precision=no", "--dynamo_backend=no", str(example / "grpo.py")]
-    options = ["--cpu", "--batch=8", "--group=4", "--model", str(model), "--connect", service.front_door, "--lr=0.001"]
+@pytest.mark.parametrize("program", ["grpo.py", "async_grpo.py"])
+def test_the_example_shows_that_the_reward_rises(
+    program: str, example: Path, example_service: ChildService, tmp_path: Path
+) -> None:
+    text = run_in(
+        example, program, "--cpu", "--model=model", "--out", str(tmp_path), "--connect", example_service.front_door
+    )
+    lines = re.findall(LINE, text)
+    assert [int(step) for step, *_ in lines] == list(range(1, RISES + 1))
+    means = [float(mean) for _, mean, *_ in lines]
+    assert all(0 < float(error) < 0.2 for *_, error, _ in lines)
+    check_rise(means)
+    assert text.splitlines()[-1].startswith("reward rose from 0.")
+    check_last_push(tmp_path, RISES + (program == "async_grpo.py"))
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(300)
+def test_the_async_example_is_resumed_and_evaluated(
+    example: Path, example_service: ChildService, tmp_path: Path
+) -> None:
+    program = ("async_grpo.py", "--cpu", "--model=model", "--batch=8", "--group=4", "--lr=0.001", "--save-steps=2")
+    place = ("--out", str(tmp_path), "--connect", example_service.front_door)
+    text = run_in(example, *program, *place, "--steps=3", "--eval-every=2")
+    assert re.search(r"step 2: evaluation: reward 0\.\d+ ± 0\.\d+ \(64 rollouts\)", text)
+    assert "'eval_reward':" in text
+    assert text.splitlines()[-1] == "reward: 3 steps are too few to tell a rise from chance; 6 are needed"
+    check_last_push(tmp_path, 4)
+    text = run_in(example, *program, *place, "--steps=5", "--resume")
+    assert re.findall(r"step (\d+): reward", text) == ["4", "5"]
+    check_last_push(tmp_path, 6)
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-4", "checkpoint-5"]
+    with connect(example_service) as client:
+        assert {one.backend.weight_version for one in client.backends.list()} == {6}
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(300)
+def test_the_example_trains_on_two_processes(example: Path, example_service: ChildService, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes=2", "--num_machines=1"]
+    program = [*launch, "--mixed_precision=no", "--dynamo_backend=no", "grpo.py"]
+    options = ["--cpu", "--batch=8", "--group=4", "--model=model", "--connect", example_service.front_door]
 
     def train(*more: str) -> str:
-        arguments = [*program, *options, "--out", str(out), *more]
-        done = subprocess.run(arguments, capture_output=True, text=True, timeout=250, check=False)
-        assert done.returncode == 0, done.stderr[-4000:]
-        return done.stdout + done.stderr
+        return run_in(example, *program, *options, "--lr=0.001", "--out", str(out), *more)
 
-    text = train("--steps=3", "--save-steps=2", "--eval-every=2")
+    text = train(f"--steps={EXAMPLE_STEPS}", "--save-steps=2", "--eval-every=2")
     assert {"rewards/rollout_reward/mean", "eval_reward", "step_time"} <= set(re.findall(r"'([\w/]+)':", text))
-    check_last_push(out, 3)
+    assert [int(step) for step, *_ in re.findall(LINE, text)] == [1, 2, 3], "by the main process alone"
+    check_last_push(out, EXAMPLE_STEPS)
     train("--steps=5", "--save-steps=2", "--resume")
     check_last_push(out, 5)
     assert sorted(path.name for path in out.glob("checkpoint-*")) == ["checkpoint-4", "checkpoint-5"]
 
 
-def check_last_push(out: Path, step: int) -> None:
+def check_last_push(out: Path, version: int) -> None:
     """The engines' newest weights are the saved model's; the last two versions stay."""
     pushed = sorted((out / "weights").glob("weights-*/*.safetensors"))
-    assert [path.parent.name for path in pushed] == [f"weights-{version:08d}" for version in (step - 1, step)]
+    assert [path.parent.name for path in pushed] == [f"weights-{each:08d}" for each in (version - 1, version)]
     weights, saved = load_file(pushed[-1]), load_file(out / "model.safetensors")
     assert weights.keys() == saved.keys()
     assert all(torch.equal(weights[name], saved[name]) for name in saved)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import subprocess
 import time
 from typing import TYPE_CHECKING
@@ -89,7 +90,13 @@ def test_verl_trains_on_several_segments(new_run: NewRun, folder: Path, tmp_path
         steps = finish(run, run.start(JOBS, STEPS, **ON_POLICY, **SEGMENTS, **saved))
     assert len(steps) == STEPS
     check_exact(steps)
-    check_rise([step["critic/score/mean"] for step in steps])
+    means = [step["critic/score/mean"] for step in steps]
+    check_rise(means)
+    lines = re.findall(r"step (\d+): reward (\d\.\d+) ± 0\.\d+ \(\d+ rollouts\)", run.log.read_text())
+    assert [(int(step), float(mean)) for step, mean in lines] == [
+        (step, pytest.approx(mean, abs=1e-3)) for step, mean in enumerate(means, 1)
+    ]
+    assert "reward rose from 0." in run.log.read_text()
     assert max(step["rollouts/rows_total"] for step in steps) > 32, "some rollouts have several segments"
     before = load_file(folder / "calls" / "model.safetensors")
     for step in range(STEPS + 1):

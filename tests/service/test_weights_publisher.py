@@ -19,10 +19,10 @@ from prorl_zmq.integrations import slime
 from prorl_zmq.service.child import ChildService
 
 torch = pytest.importorskip("torch", reason="it is of the extra [train]")
-import tiny_model  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
+from prorl_zmq.examples.trainers.shared.make_model import make  # noqa: E402
 from prorl_zmq.weights_publisher import WeightsPublisher  # noqa: E402
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def test_all_ranks_gather_and_the_first_writes(
 def test_a_trainers_step_is_in_the_next_jobs_tokens_bit_for_bit(tmp_path: Path) -> None:
     """Through `prorl serve` with the transformers engine: the log-probs are those of the trainer's own weights."""
     served = tmp_path / "model"
-    tiny_model.main([str(served)])
+    make(served)
     trained = AutoModelForCausalLM.from_pretrained(served)
     topology = f'sandbox = {{kind = "process"}}\nbackends = [{{kind = "transformers", model = "{served}"}}]\n'
     job = Job(

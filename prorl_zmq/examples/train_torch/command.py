@@ -14,6 +14,7 @@ import typer
 
 from ...commands.demo import TrainingSandbox, begin_training, say_where
 from ...commands.options import Log, console
+from ...data.reward_curve import conclusion
 from ...demo.trainer import SUMMARY, write_summary
 from ...errors import ConfigError
 from ...trackers import open_tracker
@@ -49,6 +50,18 @@ def _finite(value: float) -> float:
     return value
 
 
+def _device(name: str) -> str:
+    try:
+        device = torch.device(name)
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise typer.BadParameter(f"PyTorch finds {torch.cuda.device_count()} GPUs here; use --device cpu")
+        if device.type not in ("cpu", "cuda"):
+            raise RuntimeError
+    except RuntimeError:  # torch does not know the name
+        raise typer.BadParameter(f"{name!r} is not cpu, cuda or cuda:N") from None
+    return name
+
+
 def train(
     out: Annotated[Path, typer.Option(metavar="DIR", help="For picture, checkpoint and logs.")] = Path("train_torch"),
     steps: Annotated[int, typer.Option(min=1, max=100_000, help="Training steps in all.")] = DEFAULTS.steps,
@@ -61,6 +74,9 @@ def train(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoint in --out.")] = False,
     sandbox: TrainingSandbox = "bubblewrap",
+    device: Annotated[
+        str, typer.Option(metavar="cpu|cuda", callback=_device, help="Where the engine and the learner compute.")
+    ] = DEFAULTS.device,
     max_staleness: Annotated[
         int, typer.Option(min=0, max=1000, help="Drop rollouts with tokens of weights so many versions old, and older.")
     ] = DEFAULTS.max_staleness,
@@ -104,6 +120,7 @@ def train(
         max_staleness=max_staleness,
         slots=slots,
         sandbox=sandbox,
+        device=device,
         test_every=test_every,
         measure=measure,
         learner=replace(LearnerSettings(), learning_rate=learning_rate, epochs=epochs),
@@ -133,7 +150,7 @@ def _begin(
     for left in out.glob(f"{JOURNAL}*"):
         left.unlink()  # of a run that ended before its first checkpoint
     make_tokenizer(out / TOKENIZER, texts(np.random.default_rng(0), TOKENIZER_TEXTS))
-    model = Model(seed=seed)
+    model = Model(seed=seed).to(settings.device)
     display.say(f"warm start: {sum(p.numel() for p in model.parameters())} parameters learn to write as a script does")
     display.begin("warm start", warm_steps)
 
@@ -154,9 +171,9 @@ def _resume(out: Path, seed: int | None, settings: RunSettings, display: Display
         raise ConfigError(f"the run in {out} has seed {start.seed}, not {seed}; leave out --seed", key="seed")
     if start.step >= settings.steps:
         raise ConfigError(f"the run in {out} has made {start.step} steps; to continue, give more --steps", key="steps")
-    warm = Model()
+    warm = Model().to(settings.device)
     warm.load_state_dict(read_weights(out / WARM, warm))
-    learner = Learner(Model(), warm, settings.learner, start.seed)
+    learner = Learner(Model().to(settings.device), warm, settings.learner, start.seed)
     learner.load_state(start.learner)
     display.say(f"continuing after step {start.step}")
     return _train(out, settings, start, learner, display, log, 0.0)
@@ -201,7 +218,6 @@ def _train(
 
 def _conclude(screen: Console, summary: Summary, out: Path) -> None:
     lines = [
-        f"Mean reward: {summary.reward_first:.3f} at the first step, {summary.reward_last:.3f} over the last five.",
         f"{summary.rollouts} rollouts in {summary.seconds:.0f} s, after {summary.warm_start_s:.0f} s of warm start.",
         f"Largest gap between the engine's log-probs and the learner's: {summary.logprob_gap:.1e}.",
     ]
@@ -212,5 +228,6 @@ def _conclude(screen: Console, summary: Summary, out: Path) -> None:
             f"({overlap.rollout_alone_s:.1f} s) and its learning alone ({overlap.learn_alone_s:.1f} s); "
             f"one after the other it would be {overlap.serial_ratio:.2f}."
         )
+    lines.append(conclusion(summary.rewards))
     lines.append(f"Picture: {out / PICTURE}; figures: {out / SUMMARY}, {out / 'steps.jsonl'}.")
     screen.print("\n".join(lines), highlight=False, soft_wrap=True)

@@ -55,9 +55,10 @@ class Display:
         batch, stats = record.batch, record.stats
         self.advance(record.step + 1)
         self.say(
-            f"step {record.step + 1:3d}/{steps}: mean reward {batch.reward:.3f}, {batch.rollouts} rollouts, "
-            f"groups kept {batch.kept_groups}, dropped {batch.dropped_groups}; {record.step_s:.1f} s, learning "
-            f"{record.learn_s:.1f} s; entropy {stats.entropy:.3f}, staleness {stats.staleness_mean:.1f}"
+            f"step {record.step + 1:3d}/{steps}: reward {batch.reward:.3f} ± {batch.reward_error:.3f}, "
+            f"{batch.rollouts} rollouts, groups kept {batch.kept_groups}, dropped {batch.dropped_groups}; "
+            f"{record.step_s:.1f} s, learning {record.learn_s:.1f} s; entropy {stats.entropy:.3f}, "
+            f"staleness {stats.staleness_mean:.1f}"
         )
 
     def tested(self, record: Exam) -> None:

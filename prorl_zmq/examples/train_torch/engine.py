@@ -50,7 +50,7 @@ class TorchEngine(LocalEngine):
             weight_version,
         )
         self._model = model
-        self._cache = KeyValueCache.empty(shape, ROWS)
+        self._cache = KeyValueCache.empty(shape, ROWS, model.device)
         self._rows: list[Running] = []
         self._scores = np.zeros((0, shape.vocabulary), np.float32)
         """float32 [rows, vocabulary]: of each row's next token."""
@@ -67,10 +67,11 @@ class TorchEngine(LocalEngine):
         self._draw(self._rows, self._scores)
         self._free_rows()
         if self._rows:
-            last = torch.tensor([running.tokens[-1] for running in self._rows])
-            lengths = torch.tensor([len(running.tokens) - 1 for running in self._rows])
+            device = self._model.device
+            last = torch.tensor([running.tokens[-1] for running in self._rows], device=device)
+            lengths = torch.tensor([len(running.tokens) - 1 for running in self._rows], device=device)
             with torch.inference_mode():
-                self._scores = self._model.decode(last, lengths, self._cache).numpy()
+                self._scores = self._model.decode(last, lengths, self._cache).cpu().numpy()
 
     def _on_new_weights(self) -> None:
         self._free_rows()
@@ -102,12 +103,14 @@ class TorchEngine(LocalEngine):
         lengths = [len(running.tokens) for running in conversations]
         token_ids = pad_sequence([torch.tensor(running.tokens) for running in conversations], batch_first=True)
         with torch.inference_mode():
-            scores = self._model.prefill(token_ids, torch.tensor(lengths), self._cache, first)
-        return np.asarray(scores.numpy())
+            device = self._model.device
+            where = torch.tensor(lengths, device=device)
+            scores = self._model.prefill(token_ids.to(device), where, self._cache, first)
+        return np.asarray(scores.cpu().numpy())
 
 
-async def load_engine(weights: Path, tokenizer: Path, weight_version: int) -> TorchEngine:
-    model = Model()
+async def load_engine(weights: Path, tokenizer: Path, weight_version: int, device: str) -> TorchEngine:
+    model = Model().to(device)
     model.load_state_dict(read_weights(weights, model))
     return TorchEngine(model, chat_settings(tokenizer), weight_version)
 
@@ -125,6 +128,7 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--run-dir", required=True, help="of the service whose backend broker it registers at")
     parser.add_argument("--weight-version", type=int, default=0)
+    parser.add_argument("--device", default="cpu")
     given = parser.parse_args()
     start_logging("engine", "text", "info")
     torch.set_num_threads(1)
@@ -133,7 +137,7 @@ def main() -> None:
         backend_broker=f"ipc://{given.run_dir}/backend_broker",
         backend_id="train_torch",
     )
-    run_engine_host(partial(load_engine, given.weights, given.tokenizer, given.weight_version), options)
+    run_engine_host(partial(load_engine, given.weights, given.tokenizer, given.weight_version, given.device), options)
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ class Interrupted(Exception):
 
 
 class _Rows(NamedTuple):
-    """A batch: tensors [B, T], padded on the right."""
+    """A batch: tensors [B, T], padded on the right, on the model's device."""
 
     token_ids: Tensor
     """int64"""
@@ -101,7 +101,7 @@ class _Rows(NamedTuple):
     """int64: counts the tokens that the policy spoke, by rows and places."""
 
     @classmethod
-    def of(cls, groups: Sequence[Group], weight_version: int) -> _Rows:
+    def of(cls, groups: Sequence[Group], weight_version: int, device: torch.device) -> _Rows:
         """Return the rows of groups, the shortest first."""
         arrays = collate(groups)
         order = np.argsort(arrays["lengths"], kind="stable")
@@ -111,7 +111,7 @@ class _Rows(NamedTuple):
         )
         number = np.zeros(mask.shape, np.int64)
         number[mask] = np.arange(mask.sum())
-        return cls(
+        tensors = (
             torch.from_numpy(token_ids.astype(np.int64)),
             torch.from_numpy(mask),
             torch.from_numpy(logprobs),
@@ -119,20 +119,22 @@ class _Rows(NamedTuple):
             weight_version - torch.from_numpy(versions.astype(np.int64)),
             torch.from_numpy(number),
         )
+        return cls(*(tensor.to(device) for tensor in tensors))
 
     def micro_batches(self, rows: NDArray[np.intp]) -> Iterator[_Rows]:
         """Return these rows, ascending, in parts without more padding than they need."""
-        lengths = self.lengths()[rows]
+        lengths = self.lengths().cpu()[rows]
         start = 0
         for end in range(1, len(rows) + 1):
             if end == len(rows) or (end + 1 - start) * int(lengths[end]) > MICRO_BATCH_TOKENS:
-                part, width = torch.from_numpy(rows[start:end]), int(lengths[start:end].max())
+                part = torch.from_numpy(rows[start:end]).to(self.mask.device)
+                width = int(lengths[start:end].max())
                 yield _Rows(*(tensor[part, :width] for tensor in self))
                 start = end
 
     def lengths(self) -> Tensor:
         """Return where each row's last generated token ends; nothing behind it is needed."""
-        places = torch.arange(1, self.mask.shape[1] + 1)
+        places = torch.arange(1, self.mask.shape[1] + 1, device=self.mask.device)
         return (self.mask * places).max(dim=1).values
 
 
@@ -184,7 +186,7 @@ class Learner:
 
     def learn(self, groups: Sequence[Group], check: Callable[[], None] = lambda: None) -> LearnStats:
         """Learn from one batch; afterwards `weight_version` is one higher."""
-        rows = _Rows.of(groups, self.weight_version)
+        rows = _Rows.of(groups, self.weight_version, self.model.device)
         before = self._look(rows, check)
         behaviour, staleness = rows.behaviour[rows.mask], rows.staleness[rows.mask]
         weights = importance_weights(before.logprobs, behaviour, self.settings.weight_limit)
@@ -233,8 +235,8 @@ class Learner:
         for _ in range(settings.epochs):
             for share in np.array_split(self._random.permutation(count), min(settings.minibatches, count)):
                 chosen = np.sort(share)  # by length, as all rows are
-                tokens = int(rows.mask[torch.from_numpy(chosen)].sum())
-                totals = torch.zeros(3)
+                tokens = int(rows.mask[torch.from_numpy(chosen).to(rows.mask.device)].sum())
+                totals = torch.zeros(3, device=rows.mask.device)
                 for part in rows.micro_batches(chosen):
                     check()
                     scores, index = _scores(self.model, part), part.number[part.mask]

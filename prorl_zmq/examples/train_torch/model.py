@@ -1,4 +1,4 @@
-"""The policy: a small decoder-only transformer as Llama's, in plain PyTorch on the CPU.
+"""The policy: a small decoder-only transformer as Llama's, in plain PyTorch, on a CPU or a GPU.
 
 RMS norms before each block, rotary positions, SwiGLU, and one matrix for reading and writing tokens. It computes the
 same function three ways: `hidden` over whole conversations, to learn; `prefill` and `decode` with a cache of keys and
@@ -50,9 +50,9 @@ class KeyValueCache:
     values: Tensor
 
     @classmethod
-    def empty(cls, shape: ModelShape, rows: int) -> Self:
+    def empty(cls, shape: ModelShape, rows: int, device: torch.device) -> Self:
         size = (shape.layers, rows, shape.heads, shape.context, shape.width // shape.heads)
-        return cls(torch.zeros(size), torch.zeros(size))
+        return cls(torch.zeros(size, device=device), torch.zeros(size, device=device))
 
     def move(self, source: int, target: int) -> None:
         for part in (self.keys, self.values):
@@ -89,6 +89,8 @@ class _Block(nn.Module):
 
 
 class Model(nn.Module):
+    _rotations: Tensor
+
     def __init__(self, shape: ModelShape | None = None, seed: int = 0) -> None:
         super().__init__()
         self.shape = shape = shape or ModelShape()
@@ -96,13 +98,17 @@ class Model(nn.Module):
             self.embedding = nn.Embedding(shape.vocabulary, shape.width)
             self.blocks = nn.ModuleList(_Block(shape) for _ in range(shape.layers))
             self.norm = nn.RMSNorm(shape.width)
-        self._rotations = _rotations(shape)
+        self.register_buffer("_rotations", _rotations(shape), persistent=False)
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 # The sum of all layers' outputs stays as wide as one of them (as GPT-2 has it).
                 depth = (2 * shape.layers) ** -0.5 if name.endswith(("attention_out.weight", "down.weight")) else 1.0
                 nn.init.normal_(parameter, std=depth * shape.width**-0.5, generator=generator)
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.weight.device
 
     def hidden(self, token_ids: Tensor) -> Tensor:
         """Return the last layer's output over whole conversations, [B, T, width]."""
@@ -130,7 +136,7 @@ class Model(nn.Module):
             cache.keys[layer, first : first + count, :, :longest] = key
             cache.values[layer, first : first + count, :, :longest] = value
             stream = block.finish(stream, functional.scaled_dot_product_attention(query, key, value, is_causal=True))
-        return self.logits(self.norm(stream[torch.arange(count), lengths - 1]))
+        return self.logits(self.norm(stream[torch.arange(count, device=self.device), lengths - 1]))
 
     def decode(self, token_ids: Tensor, lengths: Tensor, cache: KeyValueCache) -> Tensor:
         """Add one token to each conversation in the first B rows of the cache; return the scores of what follows.
@@ -139,10 +145,10 @@ class Model(nn.Module):
             float32 [B, vocabulary].
         """
         count, longest = len(token_ids), int(lengths.max()) + 1
-        rows = torch.arange(count)
+        rows = torch.arange(count, device=self.device)
         stream = self.embedding(token_ids)[:, None]
         rotation = self._rotations[lengths][:, None, None]
-        seen = (torch.arange(longest) <= lengths[:, None])[:, None, None]
+        seen = (torch.arange(longest, device=self.device) <= lengths[:, None])[:, None, None]
         for layer, block in enumerate(self._layers()):
             query, key, value = block.project(stream, rotation)
             keys, values = cache.keys[layer], cache.values[layer]

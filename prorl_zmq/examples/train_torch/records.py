@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ class BatchRecord:
     reward: float
     """Mean over all rollouts of whole groups, kept or not; over those of kept groups alone it would say little."""
     rollouts: int
-    """Completed while the batch was open."""
+    """Completed while the batch was open; each has the reward 0 or 1."""
     kept_groups: int
     dropped_groups: int
     unused_rollouts: int
@@ -31,6 +32,11 @@ class BatchRecord:
     """Since the run's process began to train, as all times in it."""
     met_s: float
     """When its last group was there."""
+
+    @property
+    def reward_error(self) -> float:
+        """The standard error of `reward`."""
+        return math.sqrt(self.reward * (1.0 - self.reward) / max(self.rollouts, 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

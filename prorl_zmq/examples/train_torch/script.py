@@ -131,7 +131,7 @@ def imitate(
 def _losses(model: Model, batch: list[Transcript]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the mean loss of what the script says, and of what it hears."""
     token_ids, mask, there = (
-        pad_sequence([torch.from_numpy(row) for row in rows], batch_first=True)
+        pad_sequence([torch.from_numpy(row) for row in rows], batch_first=True).to(model.device)
         for rows in (
             [one.token_ids.astype(np.int64) for one in batch],
             [one.mask for one in batch],

@@ -26,7 +26,7 @@ class Processes:
     """Starts the service and the engine, and ends them with the context, the service first."""
 
     def __init__(
-        self, out: Path, weights: Path, weight_version: int, tokenizer: Path, sandbox: str, slots: int
+        self, out: Path, weights: Path, weight_version: int, tokenizer: Path, sandbox: str, slots: int, device: str
     ) -> None:
         journal = str(out.absolute() / JOURNAL)
         self._service = trainer_service(out, sandbox, slots=slots, ready_limit=8, journal=journal, nice=NICE)
@@ -35,7 +35,7 @@ class Processes:
             [
                 "prorl_zmq.examples.train_torch.engine",
                 *("--weights", str(weights), "--weight-version", str(weight_version)),
-                *("--tokenizer", str(tokenizer), "--run-dir", self._service.run_dir),
+                *("--tokenizer", str(tokenizer), "--run-dir", self._service.run_dir, "--device", device),
             ],
             self._service.logs / "engine.log",
             NICE,

@@ -58,6 +58,8 @@ class RunSettings:
     slots: int = 16
     """Conversations at once."""
     sandbox: str = "bubblewrap"
+    device: str = "cpu"
+    """Of the engine and the learner."""
     test_every: int = 5
     """Steps between two tests; 0: none."""
     test_prompts: int = 20
@@ -118,7 +120,15 @@ class Training(Trainer[Collected, LearnStats]):
         settings, version = self._settings, self._learner.weight_version
         with ExitStack() as stack:
             self._processes = stack.enter_context(
-                Processes(self._out, self.weights, version, self._tokenizer, settings.sandbox, settings.slots)
+                Processes(
+                    self._out,
+                    self.weights,
+                    version,
+                    self._tokenizer,
+                    settings.sandbox,
+                    settings.slots,
+                    settings.device,
+                )
             )
             door = self._processes.front_door
             self._client = stack.enter_context(RolloutClient(door, session=self._start.session))

@@ -58,7 +58,7 @@ class Checkpoint:
         if not path.is_file():
             raise ConfigError(f"there is no checkpoint at {path}: leave out --resume to begin there", key="resume")
         try:
-            return cls(**torch.load(path, weights_only=True))
+            return cls(**torch.load(path, weights_only=True, map_location="cpu"))
         except Exception as error:  # of many kinds, since torch reads it
             raise ConfigError(f"{path} is not a checkpoint of this program: {error}", key="resume") from error
 

@@ -129,6 +129,7 @@ class ProrlExp(BasePPOExp):  # type: ignore[misc]
         self._client: RolloutClient | None = None
         self._publisher: WeightsPublisher | None = None
         self.weights: ServedWeights | None = None
+        self._generator: Generator | None = None
         super().__init__(cfg)
 
     def make_job(self, prompt: Any, env_class: str, env_extras: dict[str, Any]) -> Job:  # noqa: ARG002 - for overriding
@@ -149,7 +150,7 @@ class ProrlExp(BasePPOExp):  # type: ignore[misc]
 
     def get_generator(self, cfg: ProrlTrainConfig, tokenizer: Any, inference_engine_client: Any) -> Generator:  # noqa: ARG002
         """Return the generator that rolls out by the service."""
-        return Generator(
+        self._generator = Generator(
             self.make_job,
             connect=partial(AsyncRolloutClient, cfg.prorl.endpoint, keys=cfg.prorl.keys, timeout_s=cfg.prorl.timeout_s),
             step_wise=cfg.generator.step_wise_trajectories,
@@ -157,6 +158,7 @@ class ProrlExp(BasePPOExp):  # type: ignore[misc]
             away_s=cfg.prorl.away_s,
             options=cfg.prorl.batch,
         )
+        return self._generator
 
     def get_trainer(self, cfg: ProrlTrainConfig, **parts: Any) -> Any:
         """Return SkyRL's trainer, whose weights go to the service.
@@ -185,6 +187,8 @@ class ProrlExp(BasePPOExp):  # type: ignore[misc]
         """Train."""
         try:
             super().run()
+            if self._generator is not None:
+                print(self._generator.curve.conclusion(), flush=True)
         finally:
             if self._publisher is not None:
                 self._publisher.close()

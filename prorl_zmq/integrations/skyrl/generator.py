@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from ...client.asynchronous.client import AsyncRolloutClient
+from ...data.reward_curve import RewardCurve
 from ...data.rows import rows_of, single_rows_of
 from ...errors import InvalidJob, NotTrainable, RequestTimeout, UnknownBatch
 from ...wire.messages.base import new_id
@@ -119,6 +120,8 @@ class Generator:
         self._spare = spare
         self._away_s = away_s
         self._options = {"carry": "nothing", **(options or {})}
+        self.curve = RewardCurve()
+        """The rewards of the training's batches; each prints a line."""
 
     async def generate(self, input_batch: Mapping[str, Any], disable_tqdm: bool = False) -> dict[str, Any]:  # noqa: ARG002 - SkyRL passes it
         """Roll out a `GeneratorInput`; the output is in the order of the input.
@@ -158,6 +161,9 @@ class Generator:
             places = [job if job.job_id in found else prompt_of(spare()) for job in places]
             replaced += len(lacking)
         ordered = [found[job.job_id] for job in places]
+        if spare is not None:
+            line = self.curve.add([reward for group in ordered for reward in group.rewards.tolist()])
+            print(f"batch {len(self.curve.means)}: {line}", flush=True)
         ids = input_batch.get("trajectory_ids")
         output = generator_output(ordered, step_wise=self._step_wise, trajectory_ids=ids)
         output["rollout_metrics"]["generate/replaced_prompts"] = float(replaced)

@@ -10,6 +10,17 @@ and rewards are the service's; TRL's loop, loss and optimizer are used as they a
 
 from ..dataset_rows import dataset_rows, job_maker
 from .async_grpo import RolloutWorker, WeightTransfer
+from .callbacks import Evaluations, RewardLines, continue_from
 from .grpo import GrpoRollouts, rollout_reward
 
-__all__ = ["GrpoRollouts", "RolloutWorker", "WeightTransfer", "dataset_rows", "job_maker", "rollout_reward"]
+__all__ = [
+    "Evaluations",
+    "GrpoRollouts",
+    "RewardLines",
+    "RolloutWorker",
+    "WeightTransfer",
+    "continue_from",
+    "dataset_rows",
+    "job_maker",
+    "rollout_reward",
+]

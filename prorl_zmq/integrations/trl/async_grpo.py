@@ -14,6 +14,7 @@ import queue
 import random
 import threading
 import time
+from collections import deque
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -111,6 +112,8 @@ class RolloutWorker:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
+        self._rewards: deque[float] = deque()
+        """Of the samples that the trainer was given, in their order."""
         self._last_s = time.monotonic()
         """When the last sample came, or the trainer had no need of one."""
 
@@ -125,6 +128,10 @@ class RolloutWorker:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
+
+    def take_rewards(self) -> list[float]:
+        """Return the rewards of the next step's samples, in the order in which the trainer gets them."""
+        return [self._rewards.popleft() for _ in range(min(self._samples_per_step, len(self._rewards)))]
 
     def update_model_version(self, model_version: int) -> None:
         """Nothing: each token carries the version of the weights that drew it."""
@@ -198,6 +205,7 @@ class RolloutWorker:
                 dropped += 1
                 continue
             metrics = {"reward": row.reward, "reward_std": float(rewards.std()), "truncated": float(row.truncated)}
+            self._rewards.append(metrics["reward"])
             self.rollout_buffer.put(self._sample(row, room, float(advantages[row.place]), group_id, metrics))
             self._last_s = time.monotonic()
         if dropped:
@@ -226,8 +234,9 @@ class RolloutWorker:
 class WeightTransfer:
     """Gives the engines the weights of TRL's `AsyncGRPOTrainer`; pass it as `weight_transfer`.
 
-    The versions are the trainer's own: 1 before the first step, one more after each synchronization. Generations go on
-    between two tokens with the new weights, unless `mode` says otherwise.
+    The versions are the trainer's own: 1 before the first step, one more after each synchronization; a resumed trainer
+    continues them (`continue_from`). Generations go on between two tokens with the new weights, unless `mode` says
+    otherwise.
 
     Args:
         served: folder of the model that the engines were started with; see `WeightsPublisher`.
@@ -250,6 +259,8 @@ class WeightTransfer:
         self._options = dict(publisher_options or {})
         self._client: RolloutClient | None = None
         self._publisher: WeightsPublisher | None = None
+        self.version = 0
+        """Of the weights that were sent last."""
         self.published: list[Published] = []
         """What each synchronization took."""
 
@@ -270,8 +281,9 @@ class WeightTransfer:
             ProrlError: as `WeightsPublisher.publish`.
         """
         assert self._publisher is not None, "TRL calls init_weight_transfer first"
-        published = self._publisher.publish(iterator, len(self.published) + 1)
+        published = self._publisher.publish(iterator, self.version + 1)
         assert published is not None, "the main process writes"
+        self.version += 1
         self.published.append(published)
 
     def resume(self) -> None:

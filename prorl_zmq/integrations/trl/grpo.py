@@ -98,6 +98,7 @@ class GrpoRollouts:
         self._connect = connect
         self._make_job = make_job or job_maker()
         self._too_long: TooLong = too_long
+        self._rewards: list[float] = []
         self._batch_options = dict(batch_options or {})
         self._publisher_options = dict(publisher_options or {})
         self._client: RolloutClient | None = None
@@ -128,6 +129,11 @@ class GrpoRollouts:
         trainer = self._trainer
         with _plain_weights(trainer.accelerator.unwrap_model(trainer.model)) as weights:
             self.published.append(self._publisher.publish(weights, trainer.state.global_step))
+
+    def take_rewards(self) -> list[float]:
+        """Return the rewards of the training's rollouts since the last call; none on other processes than the main."""
+        taken, self._rewards = self._rewards, []
+        return taken
 
     def close(self) -> None:
         """Close the client, and let others publish in the folder."""
@@ -174,6 +180,8 @@ class GrpoRollouts:
         groups = self._groups([self._job(prompt, sampling) for prompt in prompts[::size]], size, sampling, training)
         check_sizes(groups, size, "TRL")
         rows = single_rows_of(groups, "GRPOTrainer", "train with AsyncGRPOTrainer, or serve with history = append")
+        if training:
+            self._rewards += [row.reward for row in rows]
         rolled = [self._entry(row, trainer.args.max_completion_length) for row in rows]
         if all(entry["reward"] is None for entry in rolled):
             most = trainer.args.max_completion_length

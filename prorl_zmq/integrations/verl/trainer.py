@@ -11,10 +11,12 @@ from __future__ import annotations
 from typing import Any
 
 import ray
+import transfer_queue
 from omegaconf import open_dict
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.utils.debug import marked_timer
 
+from ...data.reward_curve import RewardCurve
 from ...errors import ConfigError
 from ..versions import check_version
 from .options import NAME, TESTED, job_maker_of, rollout_options, service_options
@@ -48,6 +50,7 @@ class ServiceTrainer(PPOTrainer):  # type: ignore[misc]
             with open_dict(config):
                 sampler.custom_sampler.path = "pkg://prorl_zmq.integrations.verl.replay"
                 sampler.custom_sampler.name = "DynamicReplayBuffer" if dynamic else "ServiceReplayBuffer"
+        self._curve = RewardCurve()
         self._warmup_batches = 0 if dynamic else options.num_warmup_batches
         super().__init__(config)
         wanted = DynamicReplayBuffer if dynamic else ServiceReplayBuffer
@@ -63,6 +66,7 @@ class ServiceTrainer(PPOTrainer):  # type: ignore[misc]
         self.replay_buffer.manager = agent_loop_manager
         try:
             super().fit(agent_loop_manager)
+            print(self._curve.conclusion(), flush=True)
         finally:
             self.replay_buffer.close()
             agent_loop_manager.close()
@@ -87,6 +91,17 @@ class ServiceTrainer(PPOTrainer):  # type: ignore[misc]
     def on_step_end(self) -> None:
         with marked_timer("update_weights", self.timing_raw, color="red"):
             self._pending_sync_metrics = self._publish()
+
+    def _compute_metrics(
+        self, batch: Any, metrics: dict[str, Any], timing_raw: dict[str, float], global_steps: int, epoch: int
+    ) -> None:
+        super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
+        found = transfer_queue.kv_batch_get(
+            keys=batch.keys, partition_id=batch.partition_id, select_fields=["rm_scores"]
+        )
+        rows = zip(batch.tags, found["rm_scores"].unbind(), strict=True)
+        line = self._curve.add([float(scores.sum()) for tag, scores in rows if not tag.get("is_padding", False)])
+        print(f"step {global_steps}: {line}", flush=True)
 
     def _publish(self) -> dict[str, float]:
         """Give the engines the actor's weights; return what it took."""

@@ -1,11 +1,11 @@
-# SkyRL learns sums on one GPU, with rollouts by prorl_zmq; see README.md. Further key=value words come behind these.
+# SkyRL learns to write letters on one GPU, with rollouts by prorl_zmq; see README.md. Further key=value words come behind these.
 # prorl.endpoint=tcp://… names a service elsewhere, and prorl.keys its keys.
 exec python -m skyrl.train.entrypoints.main_base \
     trainer.override_entrypoint=prorl_zmq.integrations.skyrl.experiment \
     prorl.weights_folder="$PWD/weights" \
     data.train_data="['$PWD/train.jsonl']" \
     data.val_data="['$PWD/val.jsonl']" \
-    trainer.policy.optimizer_config.lr=1e-6 \
+    trainer.policy.optimizer_config.lr=3e-3 \
     trainer.placement.colocate_all=false \
     trainer.placement.policy_num_gpus_per_node=1 \
     trainer.algorithm.use_kl_loss=false \

@@ -1,27 +1,22 @@
-"""TRL's GRPOTrainer learns sums, with rollouts by prorl_zmq; see README.md."""
+"""TRL's GRPOTrainer learns to write letters, with rollouts by prorl_zmq; see README.md."""
 
 from __future__ import annotations
 
 import argparse
-import random
 from functools import partial
 
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 from prorl_zmq import EpisodeLimits, Job, RolloutClient
-from prorl_zmq.integrations.trl import GrpoRollouts, dataset_rows, job_maker, rollout_reward
+from prorl_zmq.integrations.trl import GrpoRollouts, RewardLines, dataset_rows, job_maker, rollout_reward
+
+MAX_TOKENS = 16  # of an answer
 
 
 def problems(count: int) -> list[Job]:
-    """Make sums of two numbers; put your own jobs here, such as `prorl_zmq.tasks.loading.load_jobs(FILE)`."""
-    numbers = random.Random(0)  # noqa: S311
-    jobs = []
-    for _ in range(count):
-        one, other = numbers.randrange(100), numbers.randrange(100)
-        instance = {"problem": f"What is {one} + {other}?", "ground_truth": str(one + other)}
-        jobs.append(Job(task="math", instance=instance))
-    return jobs
+    """Make prompts for letters.py; put your own jobs here, such as `prorl_zmq.tasks.loading.load_jobs(FILE)`."""
+    return [Job(task="letters", instance={"name": f"n{number}"}) for number in range(count)]
 
 
 def main() -> None:
@@ -29,10 +24,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True, help="folder of the model that the engines serve")
     parser.add_argument("--out", default="out", help="folder for checkpoints and weights; engine hosts see it too")
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=18)
     parser.add_argument("--batch", type=int, default=32, help="rollouts of a step, per process")
     parser.add_argument("--group", type=int, default=8, help="rollouts of a prompt")
-    parser.add_argument("--lr", type=float, default=1e-6, help="learning rate of AdamW")
+    parser.add_argument("--lr", type=float, default=3e-3, help="learning rate of AdamW; 1e-6 for a pretrained model")
     parser.add_argument("--save-steps", type=int, default=50, help="steps between two checkpoints; the last two stay")
     parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint in --out")
     parser.add_argument("--eval-every", type=int, default=0, help="steps between two evaluations; 0: none")
@@ -47,6 +42,7 @@ def main() -> None:
         num_generations=options.group,
         max_completion_length=2048,
         learning_rate=options.lr,
+        lr_scheduler_type="constant",
         save_steps=options.save_steps,
         save_total_limit=2,
         eval_strategy="steps" if options.eval_every else "no",
@@ -55,10 +51,11 @@ def main() -> None:
         bf16=not options.cpu,
         use_cpu=options.cpu,
         logging_steps=1,
+        disable_tqdm=True,
         report_to=options.log,
     )
     connect = partial(RolloutClient, options.connect) if options.connect else RolloutClient
-    make_job = job_maker(EpisodeLimits(max_turns=1), max_tokens=512)
+    make_job = job_maker(EpisodeLimits(max_turns=1), max_tokens=MAX_TOKENS)
     rows = dataset_rows(problems(1064))
     data, held_out = Dataset.from_list(rows[64:]), Dataset.from_list(rows[:64])
     with GrpoRollouts(options.model, f"{options.out}/weights", connect=connect, make_job=make_job) as rollouts:
@@ -69,6 +66,7 @@ def main() -> None:
             train_dataset=data,
             eval_dataset=held_out if options.eval_every else None,
             rollout_func=rollouts,
+            callbacks=[RewardLines(rollouts)],
         )
         trainer.train(resume_from_checkpoint=options.resume or None)
         rollouts.sync_weights()  # those of the last step, which no rollouts have asked for

@@ -1,15 +1,20 @@
-"""`AsyncGRPOTrainer` on a CPU: what it does by CUDA alone (TRL 1.16), in PyTorch."""
+"""`AsyncGRPOTrainer` on a CPU: in PyTorch what TRL 1.16 does by CUDA alone. For trying an example, not for speed."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    import pytest
+
+def use_cpu() -> None:
+    """Let this process's `AsyncGRPOTrainer` run without a GPU; call it before one is made."""
+    from trl.experimental.async_grpo import async_grpo_trainer, packing
+
+    async_grpo_trainer.get_peak_flops_per_device = lambda *_: None
+    packing._flash_attn = lambda: SimpleNamespace(flash_attn_varlen_func=attention)  # noqa: SLF001 - TRL has no other place
 
 
 def attention(
@@ -27,10 +32,3 @@ def attention(
         )
         out[q0:q1] = part.transpose(0, 1)
     return out
-
-
-def use_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    from trl.experimental.async_grpo import async_grpo_trainer, packing
-
-    monkeypatch.setattr(async_grpo_trainer, "get_peak_flops_per_device", lambda *_: None)
-    monkeypatch.setattr(packing, "_flash_attn", lambda: SimpleNamespace(flash_attn_varlen_func=attention))

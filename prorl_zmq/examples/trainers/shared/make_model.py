@@ -1,16 +1,18 @@
-"""Makes folders with a tiny Qwen3 model each; run by a Python that has torch and transformers.
+"""Make folders with a tiny Qwen3 model each, of 0.23 million parameters with random weights; no download.
 
-    python tiny_model.py FOLDER [FOLDER …]
+    python make_model.py FOLDER [FOLDER …]
 
-The models differ in their weights only (the seed is the folder's place in the list). The tokenizer, of 1,024 byte-level
-pieces, is trained on the Python sources beside the interpreter; the chat template is ChatML with hermes tool calls.
+The models differ in their weights only: the seed is the folder's place in the list. The tokenizer, of 1,024 byte-level
+pieces, is trained on Python sources of the interpreter; the chat template is ChatML with Hermes' tool calls.
 """
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import json
 import sys
+from pathlib import Path
 
 VOCABULARY = 1024
 CONTEXT = 65_536
@@ -49,6 +51,7 @@ TEMPLATE = """
 
 
 def make_tokenizer():
+    """Train the tokenizer."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -68,7 +71,8 @@ def make_tokenizer():
     return fast
 
 
-def main(folders: list[str]) -> None:
+def make(folder: Path, seed: int = 0) -> None:
+    """Write a model whose answers mostly end at the limit of their tokens."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -88,11 +92,39 @@ def main(folders: list[str]) -> None:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    for seed, folder in enumerate(folders):
-        torch.manual_seed(seed)
-        Qwen3ForCausalLM(config).eval().save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+    torch.manual_seed(seed)
+    Qwen3ForCausalLM(config).eval().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def favour(folder: Path, *marks: str) -> None:
+    """Have a model write some marks more often, such as the one that ends a turn."""
+    import torch
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    (file,) = Path(folder).glob("*.safetensors")
+    tensors = load_file(file)
+    with torch.no_grad():
+        tensors["model.embed_tokens.weight"][:, 0] = 3.0  # so that the head's first column is a bias
+        tensors["lm_head.weight"][:, 0] = 0.0
+        for mark in marks:
+            tensors["lm_head.weight"][tokenizer.convert_tokens_to_ids(mark), 0] = 1.8
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def main() -> None:
+    """Write the folders."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER")
+    parser.add_argument("--raw", action="store_true", help="leave the weights random: most answers are never ended")
+    options = parser.parse_args()
+    for seed, folder in enumerate(options.folders):
+        make(folder, seed)
+        if not options.raw:
+            favour(folder, END_OF_TURN)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
