@@ -364,6 +364,17 @@ def test_rows_are_validated_with_a_module(write: Write, tmp_path: Path) -> None:
 
 
 @pytest.mark.proof
+def test_an_evaluation_names_the_line_that_blocks_a_stage_process(write: Write, tmp_path: Path) -> None:
+    module = write(run="BUSY.wait(8)")
+    line = module.read_text().splitlines().index("        BUSY.wait(8)") + 1
+    arguments = ("--task-module", module, "--out", tmp_path / "run", "--sandbox", "process", "--max-tokens", "4")
+    done = prorl("eval", rows(tmp_path, {"word": "be"}), *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = f"prorl eval: run does nothing else until {module}:{line} ends, which blocks its event loop"
+    assert done.stderr.splitlines().count(said) == 1
+
+
+@pytest.mark.proof
 def test_an_evaluation_uses_a_module(write: Write, tmp_path: Path) -> None:
     module, out = write(), tmp_path / "run"
     arguments = ("eval", rows(tmp_path, {"word": "a"}, {"word": "be"}), "--out", out, "--sandbox", "process")
