@@ -13,20 +13,20 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..data.trajectory import TrajectoryBuilder
+from ..data.trajectory import Role, TrajectoryBuilder
 from ..errors import InvalidJob
+from ..inference.chat import ChatMessage
 from ..inference.tool_calls.call import MalformedCall, ToolCall
 from ..metrics.catalog import TOOL_SECONDS
 from ..system.traces import span
-from ..tools.tool import ToolArgumentsInvalid
+from ..tools.tool import Tool, ToolArgumentsInvalid
 from .turn_sampler import Record, TurnSampler, version_per_token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ..inference.chat import ChatFormat, ChatMessage, PolicyTurn, Prompt
+    from ..inference.chat import ChatFormat, PolicyTurn, Prompt
     from ..inference.engine import Generation, Generator
-    from ..tools.tool import Tool
     from ..wire.messages.jobs import EpisodeLimits, Sampling
 
 LONG_TEXT = 32 * 1024
@@ -82,6 +82,26 @@ class _Budget(NamedTuple):
 
     tokens: int
     limit: StopReason
+
+
+def check_opening(messages: Any, tools: Any) -> None:
+    """Check what a handler gives to `phase.converse`.
+
+    Raises:
+        TypeError: something is not of the declared type.
+    """
+    if isinstance(messages, str | ChatMessage):
+        raise TypeError(f"messages must be a list, such as [ChatMessage(Role.USER, …)], and not {messages!r:.100}")
+    for message in messages:
+        if not isinstance(message, ChatMessage):
+            raise TypeError(f"a message must be a ChatMessage(Role.USER, …), and not {message!r:.100}")
+        if not isinstance(message.role, Role):
+            raise TypeError(f"a message's role must be a prorl_zmq.Role, such as Role.USER, and not {message.role!r}")
+        if not isinstance(message.content, str):
+            raise TypeError(f"a message's content must be a text, and not {message.content!r:.100}")
+    for tool in tools:
+        if isinstance(tool, type) or not isinstance(tool, Tool):
+            raise TypeError(f"a tool must be an object of a class derived from Tool, and not {tool!r:.100}")
 
 
 @dataclass

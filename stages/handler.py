@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from inspect import formatannotation
+from inspect import formatannotation, iscoroutinefunction, unwrap
 from types import MappingProxyType
 from typing import (
     TYPE_CHECKING,
@@ -48,7 +48,7 @@ from ..errors import (
 )
 from ..system.plugins import load_plugin, offered
 from ..wire import codec
-from ..wire.messages.jobs import Harness, Outcome
+from ..wire.messages.jobs import Harness, Outcome, Phase
 from ..wire.messages.stages import Task
 from .grading.grader_pool import GRADE_S
 from .harness.adapter import known_harnesses
@@ -324,13 +324,19 @@ def make_handler(task: str, given: AgentHandler[Any] | type[AgentHandler[Any]]) 
     """Return the handler of a task from its class, or check one that was made already.
 
     Raises:
-        ConfigError: it is no `AgentHandler`, the class raises, its instances cannot be described, or it is of another
-            task.
+        ConfigError: it is no `AgentHandler`, a phase is no coroutine, the class raises, its instances cannot be
+            described, or it is of another task.
     """
     kind = given if isinstance(given, type) else type(given)
     what = f"the handler of task {task} ({kind.__module__}:{kind.__qualname__})"
     if not issubclass(kind, AgentHandler):
         raise ConfigError(f"{what} is not a subclass of {AgentHandler.__module__}:AgentHandler", key="task")
+    struct = getattr(kind, "instance_type", None)
+    if not (isinstance(struct, type) and issubclass(struct, msgspec.Struct)):
+        raise ConfigError(f"{what}: instance_type must be a msgspec.Struct class, and not {struct!r}", key="task")
+    for phase in Phase:
+        if not iscoroutinefunction(unwrap(getattr(kind, phase))):
+            raise ConfigError(f"{what}: {phase} must be a coroutine; write `async def {phase}`", key="task")
     try:
         handler: AgentHandler[Any] = kind() if isinstance(given, type) else given
         named = handler.describe().name

@@ -1,4 +1,4 @@
-"""What RUN hands to EVAL, made fit for the wire: nothing that an agent wrote may end its job without a reward.
+"""What a phase returns, made fit for the wire: nothing that an agent wrote may end its job without a reward.
 
 Halves of surrogate pairs, which JSON can spell and no encoding can, are replaced. Data beyond the limit raise
 `SandboxLimitExceeded`, which is the agent's own failure and earns 0.0. Handlers keep below the limit by themselves, so
@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import SandboxLimitExceeded
+from ..errors import HandlerFailed, MalformedMessage, SandboxLimitExceeded
 from ..wire import codec
+from ..wire.messages.jobs import Phase
+from .handler import Evaluation
 
 DATA_LIMIT_BYTES = 3 * codec.HEADER_LIMIT_BYTES // 8
 """Most bytes of RUN's data on the wire. The rest of an event's limit is for its notes, metrics and steps."""
@@ -21,19 +23,68 @@ def sendable(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-def passed_on(data: dict[str, Any]) -> dict[str, Any]:
+def checked_data(phase: Phase, data: Any) -> dict[str, Any]:
+    """Return what INIT or RUN returned.
+
+    Raises:
+        HandlerFailed: it is no dict.
+    """
+    if not isinstance(data, dict):
+        following = Phase.RUN if phase == Phase.INIT else Phase.EVAL
+        raise HandlerFailed(
+            f"{phase} returned {_named(data)}; it must return a dict with what {following} needs, which may be empty"
+        )
+    return data
+
+
+def passed_on(data: Any) -> dict[str, Any]:
     """Return the data that RUN made as EVAL will get them.
 
     Raises:
         SandboxLimitExceeded: they are too large.
-        MalformedMessage: they are no plain data.
+        HandlerFailed: they are no dict of plain data.
     """
-    data = _sendable(data)
-    size = len(codec.pack(data))
+    data = _sendable(checked_data(Phase.RUN, data))
+    try:
+        size = len(codec.pack(data))
+    except MalformedMessage as error:
+        place, value = _misfit(data, "the dict")
+        raise HandlerFailed(
+            f"run returned a dict that cannot be passed on to eval: {place} is {_named(value)}; plain data are None, "
+            "bool, int, float, str, bytes, and lists and dicts of these"
+        ) from error
     if size > DATA_LIMIT_BYTES:
         message = f"the agent's output takes {size} bytes on the wire; at most {DATA_LIMIT_BYTES} are passed on to EVAL"
         raise SandboxLimitExceeded(message, limit="output_bytes")
     return data
+
+
+def checked_evaluation(made_by: str, evaluation: Any) -> Evaluation:
+    """Return what EVAL found.
+
+    Raises:
+        HandlerFailed: it is something else, such as a number.
+    """
+    if not isinstance(evaluation, Evaluation):
+        raise HandlerFailed(
+            f"{made_by} returned {_named(evaluation)}; it must return an Evaluation, such as Evaluation(reward=1.0)"
+        )
+    return evaluation
+
+
+def _named(value: Any) -> str:
+    return "None" if value is None else f"{value!r:.100} ({type(value).__name__})"
+
+
+def _misfit(value: Any, place: str) -> tuple[str, Any]:
+    """Return the innermost part of a value that cannot be packed, and where it is."""
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for name, part in parts:
+        try:
+            codec.pack(part)
+        except MalformedMessage:
+            return _misfit(part, f"{place}[{name!r}]")
+    return place, value
 
 
 def _sendable(value: Any) -> Any:

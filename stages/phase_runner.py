@@ -39,7 +39,7 @@ from ..tools.sandbox.specification import SandboxSpec
 from ..wire.messages.base import new_id
 from ..wire.messages.jobs import Outcome, Phase
 from ..wire.messages.stages import PhaseDone, PhaseFailed
-from .agent_loop import AgentLoop, Episode
+from .agent_loop import AgentLoop, Episode, check_opening
 from .handler import (
     TASKS_OWN_REASONS,
     AgentHandler,
@@ -52,7 +52,7 @@ from .handler import (
     failure_of,
 )
 from .judge import EngineJudge, PhaseJudge
-from .phase_data import passed_on
+from .phase_data import checked_data, checked_evaluation, passed_on
 from .phase_ends import checked, notes_of, readable, reward_of
 
 if TYPE_CHECKING:
@@ -176,7 +176,8 @@ class PhaseRunner:
             self._sandbox = await self.sandboxes.attach(self.command.sandbox)
         match self.command.phase:
             case Phase.INIT:
-                data = await self.handler.init(InitPhase(self.job, instance, self._create_sandbox))
+                opening = InitPhase(self.job, instance, self._create_sandbox)
+                data = checked_data(Phase.INIT, await self.handler.init(opening))
                 if self._harness is not None:
                     await self._create_sandbox(SandboxSpec())  # unless the task has made one
                 return self._done(data)
@@ -210,8 +211,9 @@ class PhaseRunner:
                     PhaseJudge(self.judges, EngineJudge(self.job, self.command.attempt, self.backends, self.engines)),
                 )
                 with span("grade", {"prorl.task": self.job.task}):
-                    evaluation = self._programs_own() or await self.handler.eval(grading)
-                return self._done({}, self.handler.final_result(self.job, evaluation))
+                    evaluation = self._programs_own() or checked_evaluation("eval", await self.handler.eval(grading))
+                shaped = self.handler.final_result(self.job, evaluation)
+                return self._done({}, checked_evaluation("final_result", shaped))
 
     async def _create_sandbox(self, spec: SandboxSpec) -> Sandbox:
         if self._sandbox is None:
@@ -254,6 +256,7 @@ class PhaseRunner:
                 "phase.converse was called a second time; a rollout has one conversation, and its trajectory, mask and "
                 "limits are of that one: pass all opening messages in one call, and let tools answer the policy"
             )
+        check_opening(messages, tools)
         self._has_conversed = True
         asked_at = time.monotonic()
         backend = await self._assigned()

@@ -8,6 +8,7 @@ errors are the service's.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from inspect import isawaitable
 from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
@@ -67,9 +68,16 @@ class Tool(ABC, Generic[A]):
 
         Raises:
             ToolArgumentsInvalid: the arguments are not what the tool takes; nothing was done.
+            TypeError: `call` is not as `Tool` declares it.
             ProrlError: the tool's session or sandbox is lost.
         """
-        return await self.call(self.check(arguments), timeout_s)
+        calling = self.call(self.check(arguments), timeout_s)
+        if not isawaitable(calling):
+            raise TypeError(f"the tool {self.name}: call must be a coroutine; write `async def call(…)`")
+        text: Any = await calling
+        if not isinstance(text, str):
+            raise TypeError(f"the tool {self.name}: call returned {text!r:.100}; it must return a text for the model")
+        return text
 
     def check(self, arguments: dict[str, Any]) -> A:
         """Return the arguments as the Struct that the tool takes.

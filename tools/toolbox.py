@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .tool import Tool
 
 ToolName = Literal["bash", "ipython", "str_replace_editor", "think", "finish"]
+KNOWN: tuple[ToolName, ...] = get_args(ToolName)
 
 
 class Toolbox:
@@ -36,8 +37,8 @@ class Toolbox:
     def __init__(self, sandbox: Sandbox | None, names: Sequence[ToolName]) -> None:
         if sandbox is None:
             raise SandboxFailed("tools need a sandbox, and this job has none: call phase.create_sandbox in init")
-        if isinstance(names, str) or not set(names) <= set(get_args(ToolName)):
-            raise ValueError(f"{names!r} are not tools; there are {', '.join(get_args(ToolName))}")
+        if unknown := [names] if isinstance(names, str) else [name for name in names if name not in KNOWN]:
+            raise ValueError(f"unknown tools: {', '.join(map(repr, unknown))}; names is a list of {', '.join(KNOWN)}")
         self._sandbox = sandbox
         self._names = tuple(dict.fromkeys(names))
 

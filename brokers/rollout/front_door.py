@@ -338,7 +338,8 @@ class FrontDoor:
             elif self._jobs.cancel(job_id, now):
                 jobs[job_id] = "cancelled"
             else:
-                jobs.setdefault(job_id, "finished" if self._jobs.results.get(job_id) is not None else "unknown")
+                known = self._jobs.results.get(job_id) is not None or self._jobs.history.packed(job_id)
+                jobs.setdefault(job_id, "finished" if known else "unknown")
         self._jobs.writes.then(lambda: self._answer(envelope, Cancelled(request.request_id, jobs=jobs)))
 
     def _status(self, request: Status, now: float) -> ServiceStatus:

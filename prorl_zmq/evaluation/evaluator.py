@@ -19,7 +19,7 @@ from ..system.stopping import Stopping
 from ..wire.messages.jobs import Outcome
 from .plan import jobs_of
 from .run_folder import SERVICE, sample_of
-from .service import OwnService, Readers, own_service, wait_ready
+from .service import OwnService, Readers, name_blocked, own_service, wait_ready
 from .transcript import make_transcript
 
 if TYPE_CHECKING:
@@ -85,8 +85,13 @@ class Evaluator:
         self._readers = Readers(backends, self.watcher.troubled)
         await self._readers.load()
         self.watcher.starts()
-        async with TraceLog(client, self.folder.path) as self._traces:
-            await self._submit(client)
+        blocked = running and asyncio.create_task(name_blocked(running.logs, self.watcher.troubled))
+        try:
+            async with TraceLog(client, self.folder.path) as self._traces:
+                await self._submit(client)
+        finally:
+            if blocked is not None:
+                blocked.cancel()
 
     async def _submit(self, client: AsyncRolloutClient) -> None:
         jobs = jobs_of(self.folder.plan, self.problems, self.folder.missing())

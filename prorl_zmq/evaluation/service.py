@@ -25,6 +25,7 @@ from ..inference.chat_loading import chat_format
 from ..service.child import RUN_DIR_PREFIX, ChildService
 from ..service.engine_starts import no_engine_left
 from ..system.logs import one_line
+from ..system.pauses import BLOCKED
 from ..wire.messages.backends import ListBackends
 from ..wire.messages.base import new_id
 from .transcript import TextReader
@@ -45,10 +46,12 @@ RUN_DIR = "run_dir"
 """File in the service's folder that names its temporary one."""
 ENGINE_LOG = "engine-0.log"
 LOG_TAIL_BYTES = 16_384
+LOG_LOOK_S = 2.0
 SHOWN_LINE = 160
 """Most characters of a log's line beside the progress: the end of the line has the reason."""
 _BLAMED = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_-]*) cannot work with its settings")
 """What the supervisor says of a process whose settings are wrong."""
+_BLOCKED = re.compile(re.escape(BLOCKED).replace("%s", "(.+?)"))
 
 
 class OwnService(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,6 +181,18 @@ class Readers:
         return known[0] if len(known) == 1 else None
 
 
+async def name_blocked(logs: Path, on_trouble: Callable[[str], None]) -> None:
+    """Name each line of a task's code that blocks a stage process of the evaluation's own service; never returns."""
+    known: set[str] = set()
+    while True:
+        for role in ROLES:
+            for place in _BLOCKED.findall(_tail(logs / f"{role}-0.log")):
+                if place not in known:
+                    known.add(place)
+                    on_trouble(f"{role} does nothing else until {one_line(place)} ends, which blocks its event loop")
+        await asyncio.sleep(LOG_LOOK_S)
+
+
 def _why(logs: Path) -> str:
     """Return the last line of the service's log, or of the log of the process that it blames for its end."""
     log = logs / "serve.log"
@@ -187,13 +202,17 @@ def _why(logs: Path) -> str:
 
 
 def _last_line(log: Path) -> str:
+    lines = reversed(_tail(log).split("\n"))
+    return one_line(next((line.strip() for line in lines if line.strip()), "it said nothing"))
+
+
+def _tail(log: Path) -> str:
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
-            lines = file.read().decode("utf-8", "replace").split("\n")
+            return file.read().decode("utf-8", "replace")
     except OSError:
-        lines = []
-    return one_line(next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing"))
+        return ""
 
 
 def _toml(value: object) -> str:

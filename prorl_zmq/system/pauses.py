@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from typing import TYPE_CHECKING, Any
+
+from .frames import place_of, thread_frames
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,6 +19,11 @@ if TYPE_CHECKING:
 PAUSE_S = 1.0
 """Shorter ones are no pauses: every limit on another's silence is longer."""
 LOOK_S = 0.25
+BLOCKED_LOOK_S, BLOCKED_LOOKS = 1.0, 5
+"""How often a thread looks whether the loop still runs; after how many looks in a row without that it is blocked. They
+are counted, since the thread stops where the process does."""
+
+BLOCKED = "the event loop is blocked at %s: nothing else runs in this process until that ends"
 
 log = logging.getLogger("prorl.service")
 
@@ -59,15 +67,32 @@ async def wait_running(future: asyncio.Future[Any], limit_s: float) -> bool:
 
 
 class PauseWatch:
-    """Calls `tell` with the seconds of each pause, before any timer of the running loop that fell due in it."""
+    """Calls `tell` with the seconds of each pause, before any timer of the running loop that fell due in it.
+
+    While something blocks the loop, a thread logs its file and line.
+    """
 
     def __init__(self, tell: Callable[[float], None]) -> None:
         self._tell = tell
         self._loop = asyncio.get_running_loop()
         self._look_later()
+        self._closed = threading.Event()
+        arguments = (threading.get_ident(),)
+        self._thread = threading.Thread(target=self._find_blocked, args=arguments, name="blocked-loop", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         self._timer.cancel()
+        self._closed.set()
+        self._thread.join()
+
+    def _find_blocked(self, loop_thread: int) -> None:
+        due, looks = self._due, 0
+        while not self._closed.wait(BLOCKED_LOOK_S):
+            looks = looks + 1 if due == self._due else 0
+            due = self._due
+            if looks == BLOCKED_LOOKS:
+                log.warning(BLOCKED, place_of(thread_frames(loop_thread)))
 
     def _look_later(self) -> None:
         self._due = self._loop.time() + LOOK_S

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-import sysconfig
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -13,9 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvloop
 
+from ..system.frames import place_of, task_frames, thread_frames
+
 if TYPE_CHECKING:
     from collections.abc import Coroutine
-    from types import FrameType
 
 T = TypeVar("T")
 
@@ -25,7 +24,6 @@ CANCEL_LIMIT_S = 2.0
 """How long tasks may take to end that are cancelled."""
 THREAD_LIMIT_S = 5.0
 """How long a thread may take to end. All limits hold on machines that are busy."""
-LIBRARY = sysconfig.get_path("stdlib")
 _numbers = count()
 
 
@@ -71,7 +69,7 @@ class LoopThread:
         for thread in ours:
             thread.join(THREAD_LIMIT_S)
             if thread.is_alive():
-                left.append(f"the thread {thread.name} at {_place(_thread_frames(thread))}")
+                left.append(f"the thread {thread.name} at {place_of(thread_frames(thread.ident or 0))}")
         return left
 
     def _run(self) -> None:
@@ -93,33 +91,6 @@ async def _end(
         task.cancel()
     if tasks:
         _, tasks = await asyncio.wait(tasks, timeout=CANCEL_LIMIT_S)
-    report.set_result([f"{task.get_name()} at {_place(_task_frames(task))}" for task in tasks])
+    report.set_result([f"{task.get_name()} at {place_of(task_frames(task))}" for task in tasks])
     if tasks:
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _task_frames(task: asyncio.Task[Any]) -> list[FrameType]:
-    """Return the frames of the coroutines that await each other, the innermost last."""
-    frames: list[FrameType] = []
-    waits: Any = task.get_coro()
-    while (frame := getattr(waits, "cr_frame", None)) is not None:
-        frames.append(frame)
-        waits = waits.cr_await
-    return frames
-
-
-def _thread_frames(thread: threading.Thread) -> list[FrameType]:
-    """Return the frames of a thread, the innermost last."""
-    frames: list[FrameType] = []
-    frame = sys._current_frames().get(thread.ident or 0)  # noqa: SLF001 - there is no other way
-    while frame is not None:
-        frames.insert(0, frame)
-        frame = frame.f_back
-    return frames
-
-
-def _place(frames: list[FrameType]) -> str:
-    """Return the file and line of the innermost frame that is not in Python's own library, if there is one."""
-    places = [(frame.f_code.co_filename, frame.f_lineno) for frame in frames]
-    others = [place for place in places if not place[0].startswith(LIBRARY) or "site-packages" in place[0]]
-    return "{}:{}".format(*(others or places or [("an unknown place", 0)])[-1])

@@ -199,6 +199,27 @@ def test_what_a_handler_raises_is_shown_with_its_line(write: Write) -> None:
     assert "reward" not in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        ('await phase.converse("Say it.", [])', "messages must be a list, such as [ChatMessage(Role.USER, …)]"),
+        ('await phase.converse(["Say it."], [])', "a message must be a ChatMessage(Role.USER, …), and not 'Say it.'"),
+        ('await phase.converse([ChatMessage("user", "a")], [])', "a message's role must be a prorl_zmq.Role"),
+        ("await phase.converse([ChatMessage(Role.USER, 5)], [])", "a message's content must be a text, and not 5"),
+        (
+            "await phase.converse([], [ThinkTool])",
+            "a tool must be an object of a class derived from Tool, and",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_conversation_is_named(write: Write, run: str, said: str) -> None:
+    imported = "from prorl_zmq.tools.think_and_finish import ThinkTool; "
+    done = tried(write(run=imported + run), *SAY, "--say", "be")
+    assert done.returncode == 1
+    assert "in run" in done.stdout
+    assert said in done.stdout
+
+
 def test_a_reward_that_is_no_number_is_an_infrastructure_error(write: Write) -> None:
     done = tried(write(evaluate="return Evaluation(math.nan)"), *SAY, "--say", "be")
     assert done.returncode == 1
@@ -241,6 +262,14 @@ def test_a_script_that_is_too_short_says_so(write: Write) -> None:
         (
             ONE,
             'One names no task; write task = "…" in it',
+        ),
+        (
+            f"{ONE}    task = 'x'\n    instance_type = dict\n",
+            "instance_type must be a msgspec.Struct class, and not <class 'dict'>",
+        ),
+        (
+            f"{ONE}    task = 'x'\n    def run(self, phase): ...\n",
+            "run must be a coroutine; write `async def run`",
         ),
         (
             f"{ONE}    task = 'x'\n\n\nclass Two(One):\n    pass\n",
@@ -419,6 +448,17 @@ def test_rows_are_validated_with_a_module(write: Write, tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "line 2: " in done.stdout
     assert re.search(r"echo +│ echo +│ +1", done.stdout)
+
+
+@pytest.mark.proof
+def test_an_evaluation_names_the_line_that_blocks_a_stage_process(write: Write, tmp_path: Path) -> None:
+    module = write(run="BUSY.wait(8)")
+    line = module.read_text().splitlines().index("        BUSY.wait(8)") + 1
+    arguments = ("--task-module", module, "--out", tmp_path / "run", "--sandbox", "process", "--max-tokens", "4")
+    done = prorl("eval", rows(tmp_path, {"word": "be"}), *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = f"prorl eval: run does nothing else until {module}:{line} ends, which blocks its event loop"
+    assert done.stderr.splitlines().count(said) == 1
 
 
 @pytest.mark.proof

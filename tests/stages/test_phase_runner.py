@@ -132,8 +132,9 @@ def outcome(phase: Phase, act: Callable[[], Awaitable[Any]], limit_s: float = 60
 
     async def main() -> PhaseDone | PhaseFailed:
         async with GraderPool(1) as graders, asyncio.timeout(20):
+            backends: Any = Reports()
             runner = PhaseRunner(
-                "s", command, job, Scripted(act), unused, unused, unused, unused, graders, unused, unused
+                "s", command, job, Scripted(act), unused, backends, unused, unused, graders, unused, unused
             )
             event, _ = await runner.run()
             return event
@@ -207,6 +208,27 @@ def test_time_that_is_added_to_a_phase_that_has_ended_changes_nothing() -> None:
         return (await running)[0]
 
     assert isinstance(asyncio.run(main()), PhaseFailed)
+
+
+@pytest.mark.parametrize(
+    ("phase", "returned", "said"),
+    [
+        (Phase.INIT, None, "init returned None; it must return a dict with what run needs, which may be empty"),
+        (Phase.RUN, None, "run returned None; it must return a dict with what eval needs, which may be empty"),
+        (Phase.RUN, "a", "run returned 'a' (str); it must return a dict"),
+        (Phase.RUN, {"a": [1, {"b": Outcome}]}, "the dict['a'][1]['b'] is <enum 'Outcome'> (EnumType); plain data are"),
+        (Phase.EVAL, 1.0, "eval returned 1.0 (float); it must return an Evaluation, such as Evaluation(reward=1.0)"),
+        (Phase.EVAL, None, "eval returned None; it must return an Evaluation"),
+    ],
+)
+def test_what_a_phase_returned_is_named_where_it_must_be_something_else(phase: Phase, returned: Any, said: str) -> None:
+    async def give() -> Any:
+        return returned
+
+    event = outcome(phase, give)
+    assert isinstance(event, PhaseFailed)
+    assert (event.outcome, event.error.code, event.retry) == (Outcome.FAILED, "handler_failed", False)
+    assert said in event.error.message
 
 
 @pytest.mark.parametrize("phase", [Phase.INIT, Phase.EVAL])

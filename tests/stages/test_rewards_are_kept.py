@@ -11,7 +11,7 @@ from phases import eval_phase
 from support.sandboxes import main_and_proofs
 
 from prorl_zmq import Job
-from prorl_zmq.errors import MalformedMessage, SandboxLimitExceeded
+from prorl_zmq.errors import HandlerFailed, SandboxLimitExceeded
 from prorl_zmq.stages.agent_loop import Episode
 from prorl_zmq.stages.handler import RunPhase, failure_of
 from prorl_zmq.stages.handlers.code import CodeHandler
@@ -127,7 +127,7 @@ def test_data_that_are_too_large_earn_nothing() -> None:
 
 
 def test_data_that_are_no_plain_data_are_the_handlers_fault() -> None:
-    with pytest.raises(MalformedMessage):
+    with pytest.raises(HandlerFailed):
         passed_on({"set": {1}})
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import threading
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 import uvloop
 
+from prorl_zmq.system import pauses
 from prorl_zmq.system.pauses import PAUSE_S, PauseWatch, RunningClock, wait_running
 
 if TYPE_CHECKING:
@@ -66,3 +69,34 @@ def test_a_limit_that_fell_due_in_a_pause_is_moved_before_it_ends_anything(run: 
         assert 2 * PAUSE_S - 0.3 < moved[0] < 2 * PAUSE_S + 0.5
 
     run(main())
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_loop_that_is_blocked_is_named_once_with_its_line(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pauses, "BLOCKED_LOOK_S", 0.001)
+    monkeypatch.setattr(pauses, "LOOK_S", 0.0001)
+    named = threading.Event()
+    said: list[str] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+            named.set()
+
+    async def main() -> None:
+        watch = PauseWatch(lambda _: None)
+        try:
+            assert named.wait(20)
+        finally:
+            watch.close()
+
+    listener = Listener()
+    pauses.log.addHandler(listener)
+    try:
+        run(main())
+    finally:
+        pauses.log.removeHandler(listener)
+    line = main.__code__.co_firstlineno + 3
+    assert said == [pauses.BLOCKED % f"{__file__}:{line}"]

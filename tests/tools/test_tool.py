@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Any, Literal
 
 import msgspec
 import pytest
@@ -47,6 +48,25 @@ def test_the_schema_is_made_from_the_arguments() -> None:
 def test_a_call_gets_checked_arguments() -> None:
     text = asyncio.run(View()({"path": "a", "lines": {"first": 2}}, 5))
     assert text == "a Range(first=2, last=-1) 5"
+
+
+@pytest.mark.parametrize("returned", [None, {"a": 1}, b"text"])
+def test_a_call_that_returns_no_text_names_the_tool(returned: Any) -> None:
+    class Wrong(View):
+        async def call(self, arguments: ViewArguments, timeout_s: float) -> str:
+            return returned  # type: ignore[no-any-return]
+
+    with pytest.raises(TypeError, match=re.escape(f"the tool view: call returned {returned!r}; it must return a text")):
+        asyncio.run(Wrong()({"path": "a"}, 5))
+
+
+def test_a_call_that_is_no_coroutine_names_the_tool() -> None:
+    class Wrong(View):
+        def call(self, arguments: ViewArguments, timeout_s: float) -> str:  # type: ignore[override]
+            return "text"
+
+    with pytest.raises(TypeError, match="the tool view: call must be a coroutine; write `async def call"):
+        asyncio.run(Wrong()({"path": "a"}, 5))
 
 
 class Many(Arguments, frozen=True):

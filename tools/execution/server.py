@@ -31,6 +31,7 @@ from ...errors import (
     EndpointInUse,
     InternalError,
     InvalidToolCall,
+    MalformedMessage,
     ProrlError,
     SandboxFailed,
     SandboxLimitExceeded,
@@ -186,7 +187,7 @@ class ExecutionServer:
         try:
             request = messages.requests.decode(packed)
         except msgspec.MsgspecError as error:
-            failure = InternalError(f"the execution server cannot read a request: {error}")
+            failure = MalformedMessage(f"a call of the sandbox has an argument of a wrong type: {error}")
             connection.reply(number, messages.Failed(failure.info()))
             return
         key = (connection, number)

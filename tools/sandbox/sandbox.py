@@ -277,6 +277,10 @@ class Sandbox:
 
     async def write_files(self, files: Mapping[str, bytes], mode: int = 0o644) -> None:
         """Write several files at once; cheaper than one after the other (see `write_file`)."""
+        for path, data in files.items():
+            if not isinstance(data, bytes | bytearray | memoryview):
+                kind = type(data).__name__
+                raise TypeError(f"{path}: the content must be bytes, such as text.encode(), and not {kind}")
         await self._client.ask(messages.WriteFiles(dict(files), mode))
 
     async def upload(self, source: Path, path: str = ".") -> None:

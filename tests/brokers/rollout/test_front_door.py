@@ -519,6 +519,16 @@ def test_cancel_says_what_became_of_each_id() -> None:
     assert (result.outcome, result.reward) == (Outcome.CANCELLED, None)
 
 
+def test_a_job_whose_result_was_collected_has_finished() -> None:
+    door = Door()
+    door.submit(job("collected"))
+    door.ask(Cancel("cancel", ("collected",)))
+    door.ask(collect())
+    door.ask(collect("collected"))
+    assert door.ask(Cancel("again", ("collected",))) == Cancelled("again", {"collected": "finished"})
+    assert door.ask(Cancel("again", ("collected",), "s")) == Cancelled("again", {"collected": "unknown"})
+
+
 def test_jobs_are_cancelled_and_traced_in_the_name_of_their_session_only() -> None:
     door = Door()
     door.submit(job("ours"))

@@ -12,11 +12,14 @@ import pytest
 import uvloop
 from support.sandboxes import on_each_kind
 
-from prorl_zmq.errors import SandboxFailed, SandboxLimitExceeded
+from prorl_zmq.errors import MalformedMessage, SandboxFailed, SandboxLimitExceeded
+from prorl_zmq.stages.handler import failure_of
 from prorl_zmq.tools.execution import messages
 from prorl_zmq.tools.execution.client import ExecutionClient
 from prorl_zmq.tools.sandbox import tree
 from prorl_zmq.tools.sandbox.sandbox import CHECK_ENVIRONMENT
+from prorl_zmq.tools.toolbox import Toolbox
+from prorl_zmq.wire.messages.jobs import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -133,6 +136,23 @@ def test_files_are_written_and_read(sandboxes: Sandboxes) -> None:
         with pytest.raises(SandboxFailed) as caught:
             await sandbox.read_file("deep/none")
         assert caught.value.reason == "missing"
+
+    use(sandboxes, body)
+
+
+def test_arguments_of_wrong_types_are_the_tasks_own_errors(sandboxes: Sandboxes) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        with pytest.raises(TypeError, match=r"a: the content must be bytes, such as text.encode\(\), and not str"):
+            await sandbox.write_file("a", "text")  # type: ignore[arg-type]
+        with pytest.raises(MalformedMessage, match="an argument of a wrong type: Expected `int`, got `str`") as caught:
+            await sandbox.write_file("a", b"text", "644")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=r"unknown tools: 'bsh'; names is a list of bash, ipython"):
+            Toolbox(sandbox, ["bsh", "finish"])  # type: ignore[list-item]
+        with pytest.raises(ValueError, match="unknown tools: 'bash'; names is a list"):
+            Toolbox(sandbox, "bash")  # type: ignore[arg-type]
+        failure = failure_of(caught.value)
+        assert (failure.outcome, failure.retry) == (Outcome.FAILED, False)
+        await sandbox.write_file("a", b"text")
 
     use(sandboxes, body)
 
