@@ -325,7 +325,7 @@ def make_handler(task: str, given: AgentHandler[Any] | type[AgentHandler[Any]]) 
 
     Raises:
         ConfigError: it is no `AgentHandler`, a phase is no coroutine, the class raises, its instances cannot be
-            described, or it is of another task.
+            described, it is of another task, or no message can name the task or its fields.
     """
     kind = given if isinstance(given, type) else type(given)
     what = f"the handler of task {task} ({kind.__module__}:{kind.__qualname__})"
@@ -339,11 +339,15 @@ def make_handler(task: str, given: AgentHandler[Any] | type[AgentHandler[Any]]) 
             raise ConfigError(f"{what}: {phase} must be a coroutine; write `async def {phase}`", key="task")
     try:
         handler: AgentHandler[Any] = kind() if isinstance(given, type) else given
-        named = handler.describe().name
+        described = handler.describe()
     except Exception as error:
         raise ConfigError(f"{what} does not work: {type(error).__name__}: {error}", key="task") from error
-    if named != task:
-        raise ConfigError(f"the handler of task {task} has task = {named!r}; write {task!r}", key="task")
+    if described.name != task:
+        raise ConfigError(f"the handler of task {task} has task = {described.name!r}; write {task!r}", key="task")
+    try:
+        codec.convert(msgspec.to_builtins(described), Task)
+    except MalformedMessage as error:  # else the broker would drop each report of its stage processes
+        raise ConfigError(f"{what} cannot be used: {error.message}", key="task") from error
     return handler
 
 

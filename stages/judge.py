@@ -23,6 +23,7 @@ from ..data.trajectory import Role
 from ..errors import ConfigError, EngineFailed, GraderFailed, JudgeUnreachable
 from ..inference.chat import ChatMessage
 from ..inference.chat_loading import chat_format
+from ..system.logs import keep_secret
 from ..wire.messages.jobs import Sampling
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class Judge(Protocol):
 
         Args:
             question: the user message. What a policy wrote in it should stand between marks that it cannot know.
-            read: reads the reply; None: it says nothing, and the judge is asked once more.
+            read: reads the reply; None, or an exception: it says nothing, and the judge is asked once more.
             system: the system message; empty: none.
             by: `server`: the one that the environment of the EVAL processes names (`PRORL_JUDGE_URL`,
                 `PRORL_JUDGE_MODEL`, `PRORL_JUDGE_KEY`); `engine`: an engine of the service, so the policy itself where
@@ -192,6 +193,7 @@ def server_of(environment: Mapping[str, str] = os.environ) -> JudgeServer:
     url, model, key = (environment.get(name, "").strip() for name in (URL, MODEL, KEY))
     if not (key.isascii() and (key.isprintable() or not key)):
         raise GraderFailed(f"{KEY} must be plain ASCII", reason="raised", output="")
+    keep_secret(key)
     try:
         return JudgeServer(url, model, key)
     except ConfigError as error:
@@ -304,10 +306,14 @@ async def judged(
     max_tokens: int,
 ) -> Judgement[T]:
     """Ask until a reply can be read, twice at most."""
-    reply, model = "", ""
+    reply, model, why = "", "", ""
     for _ in range(ASKED):
         reply, model = await reply_of(system, question, max_tokens)
-        if (value := read(reply)) is not None:
+        try:
+            value, why = read(reply), ""
+        except Exception as error:  # noqa: BLE001 - what a judge says is no fault of the policy
+            value, why = None, f" (read raised {type(error).__name__}: {error})"
+        if value is not None:
             return Judgement(value, f"{system}\n\n{question}" if system else question, reply, model)
-    message = f"the judge {model} gave no verdict, asked {ASKED} times; its last reply ends: {reply[-300:]!r}"
+    message = f"the judge {model} gave no verdict, asked {ASKED} times{why}; its last reply ends: {reply[-300:]!r}"
     raise GraderFailed(message, reason="result", output=reply[-SHOWN_REPLY:])

@@ -141,7 +141,8 @@ def _why(error: BaseException, file: Path) -> str:
     """Return where and why an import failed."""
     if isinstance(error, SyntaxError):
         elsewhere = "" if Path(error.filename or "") == file else f" of {error.filename}"
-        return f" cannot be imported: line {error.lineno}{elsewhere}: {error.msg}"
+        line = f"line {error.lineno}{elsewhere}: " if error.lineno is not None else ""
+        return f" cannot be imported: {line}{error.msg}"
     lines = [each.lineno for each in traceback.extract_tb(error.__traceback__) if each.filename == str(file)]
     where = f"line {lines[-1]}: " if lines else ""
     hint = ""

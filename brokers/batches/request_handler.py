@@ -99,6 +99,11 @@ class BatchRequestHandler:
     def next_deadline(self) -> float | None:
         return min((poll.until for poll in self._polls.values()), default=None)
 
+    def take_held(self, session: str) -> list[tuple[Sequence[Frame], str]]:
+        """Return the held polls of a session, with their request ids, for another answer."""
+        keys = [key for key, poll in self._polls.items() if poll.request.session == session]
+        return [(poll.envelope, poll.request.request_id) for poll in map(self._polls.pop, keys)]
+
     def answer_held(self, now: float) -> None:
         """Answer the held polls that have something to say, those whose time is up, and those of revoked keys."""
         for key, poll in tuple(self._polls.items()):

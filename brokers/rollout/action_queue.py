@@ -19,7 +19,7 @@ from ...metrics.metric import Metric
 from ...system.logs import of_job
 from ...wire.messages.jobs import Outcome, Phase
 from ..batches.batch_records import CancelJobs, Discard, StartJobs
-from .actions import End, Queued, Start
+from .actions import Drop, End, Queued, Start
 
 if TYPE_CHECKING:
     from ...wire.messages.jobs import Result
@@ -62,6 +62,8 @@ def perform_queue(jobs: Jobs, batches: BatchRunner, now: float, at: float) -> No
                     batches.job_ended(action.finished, now)
             case StartJobs() | CancelJobs() | Discard():
                 batches.perform(action, now)
+            case Drop():
+                jobs.discard(*action)
             case _:
                 writes.perform(action)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ...errors import ErrorInfo
     from ...wire.messages.jobs import Phase, SandboxHandle
     from ...wire.messages.stages import StartPhase
@@ -51,4 +53,11 @@ class End(NamedTuple):
     finished: Finished
 
 
-Action = Queued | Start | Stop | Close | Unassign | End
+class Drop(NamedTuple):
+    """Drop results that no client will fetch."""
+
+    holder: str
+    job_ids: Sequence[str]
+
+
+Action = Queued | Start | Stop | Close | Unassign | End | Drop

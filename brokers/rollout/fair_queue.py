@@ -131,7 +131,8 @@ class FairQueue:
         if self.flows.get(flow.name) is not flow:  # new here, or new again: all jobs that it had were cancelled
             self.flows[flow.name] = self._marked[flow.name] = flow
             flow.marks[self._requirement.role][self._requirement] = self._marked
-        return self._entries.setdefault(flow.name, [])
+            self._entries[flow.name] = []
+        return self._entries[flow.name]
 
 
 def setting_of(session: str, settings: Mapping[str, Value], default: Value) -> Value:

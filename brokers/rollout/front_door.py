@@ -194,8 +194,7 @@ class FrontDoor:
     ) -> None:
         self.sessions.asks(request, now)
         if isinstance(request, ListSessions | EndSession):
-            reply = self.sessions.answer(request, now)
-            self._jobs.writes.then(lambda: self._answer(envelope, reply))
+            self._answer_operator(envelope, request, now)
             return
         if isinstance(request, BatchRequest):
             self._batch_requests.handle(envelope, request, rest, sender, now)
@@ -233,6 +232,21 @@ class FrontDoor:
             self.turns.handle(envelope, request, now)
         else:
             self._answer(envelope, *self.watching.answer(request, now))
+
+    def _answer_operator(self, envelope: Sequence[Frame], request: ListSessions | EndSession, now: float) -> None:
+        reply = self.sessions.answer(request, now)
+        if isinstance(request, EndSession):
+            self._refuse_held(request.session)
+        self._jobs.writes.then(lambda: self._answer(envelope, reply))
+
+    def _refuse_held(self, session: str) -> None:
+        """Answer the clients that wait for what a session, which was ended, had."""
+        keys = [key for key in self._polls if key[0] == session]
+        held = [(poll.envelope, poll.request.request_id) for poll in map(self._polls.pop, keys)]
+        held += self._batch_requests.take_held(session)
+        if held and (error := self.sessions.take_ended(session)) is not None:
+            for envelope, request_id in held:
+                self._answer(envelope, Refused(request_id, error.info()))
 
     def _hello(self, request: Hello) -> Welcome:
         if request.protocol != PROTOCOL_VERSION:

@@ -2,7 +2,8 @@
 
 A session that its client named lasts. A nameless one has a lease, which each request of its client renews; when it is
 over, the session is ended: its jobs are cancelled and its results dropped. (The leases of batches are the sampler's.)
-A client that comes back to a session that was ended is refused once, with the reason.
+A client that comes back to a session that was ended is refused once, with the reason; a new client under its name
+(the first request of one is a `Hello`) is not.
 
 A lease is a note in the journal, written when the session submits first. After a restart of the broker, every lease
 starts again in full.
@@ -11,7 +12,7 @@ starts again in full.
 from __future__ import annotations
 
 import logging
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,16 +24,18 @@ from ...wire.messages.batches import Feed, NextGroup, OpenBatch
 from ...wire.messages.front_door import (
     Collect,
     EndSession,
+    Hello,
     ListSessions,
     SessionList,
     SessionRow,
     SessionStopped,
     Submit,
 )
+from .actions import Drop
 from .job_record import JobStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from ...wire.messages.front_door import FrontDoorRequest
     from ..batches.batch_runner import BatchRunner
@@ -41,6 +44,8 @@ if TYPE_CHECKING:
 NOTE = "lease:"
 ENDED_LIMIT = 1024
 """Ended sessions whose clients are still refused."""
+JOBS_PER_TICK = 5000
+"""Once a tick has cancelled so many jobs, the other sessions whose leases have expired end with the next one."""
 
 log = logging.getLogger("prorl.rollout_broker")
 
@@ -59,8 +64,6 @@ class Sessions:
         self._jobs = jobs
         self._batches = batches
         self._leases: dict[str, _Lease] = {}
-        self._cancelled: dict[str, list[str]] = {}
-        """Jobs of ended sessions, whose results are to be dropped."""
         self._ended: OrderedDict[str, str] = OrderedDict()
         """Sessions whose clients have not heard yet that they were ended, and why."""
 
@@ -94,10 +97,19 @@ class Sessions:
         lease = self._leases.get(session)
         if lease is not None:
             lease.heard_at = now
+        if isinstance(request, Hello):
+            self._ended.pop(session, None)
         if not self._ended or not isinstance(request, Submit | Collect | OpenBatch | Feed | NextGroup):
             return
-        if (why := self._ended.pop(session, None)) is not None:
-            raise SessionEnded(f"session {session} was ended: {why}; its jobs and results are gone", session=session)
+        if (error := self.take_ended(session)) is not None:
+            raise error
+
+    def take_ended(self, session: str) -> SessionEnded | None:
+        """Return once why a session was ended; None: it was not, or its client has been refused."""
+        why = self._ended.pop(session, None)
+        if why is None:
+            return None
+        return SessionEnded(f"session {session} was ended: {why}; its jobs and results are gone", session=session)
 
     def restart_leases(self, now: float) -> None:
         """Restart all leases: the broker was paused."""
@@ -105,15 +117,20 @@ class Sessions:
             lease.heard_at = now
 
     def tick(self, now: float) -> None:
-        """End sessions whose leases have expired, and drop results of jobs that were cancelled with their session."""
-        for session, job_ids in self._cancelled.items():
-            self._jobs.discard(session, job_ids)
-        self._cancelled.clear()
-        for session in [session for session, lease in self._leases.items() if lease.is_over(now)]:
+        """End sessions whose leases have expired."""
+        over = [session for session, lease in self._leases.items() if lease.is_over(now)]
+        if not over:
+            return
+        jobs_of, cancelled = self._jobs_of(set(over)), 0
+        for session in over:
+            if cancelled >= JOBS_PER_TICK:
+                break
             lease_s = self._leases[session].lease_s
-            jobs, results = self._stop(session, f"it has no name, and its client was silent for {lease_s:g} s", now)
+            why = f"it has no name, and its client was silent for {lease_s:g} s"
+            jobs, results = self._stop(session, jobs_of[session], why, now)
             if jobs or results:
                 log.info("ended session %s: its client was silent; %d jobs, %d results", session, jobs, results)
+            cancelled += jobs
 
     def answer(self, request: ListSessions | EndSession, now: float) -> SessionList | SessionStopped:
         """List the sessions, or end one with its batches, as an operator asks.
@@ -129,7 +146,7 @@ class Sessions:
             raise UnknownSession(
                 f"session {session} holds nothing here; `prorl sessions list` shows those that do", session=session
             )
-        jobs, results = self._stop(session, "an operator has ended it", now)
+        jobs, results = self._stop(session, self._jobs_of({session})[session], "an operator has ended it", now)
         return SessionStopped(request.request_id, jobs=jobs, results=results, batches=batches or 0)
 
     def _list_all(self, request_id: str, now: float) -> SessionList:
@@ -160,15 +177,20 @@ class Sessions:
         table, results = self._jobs.table, self._jobs.results
         return session in self._leases or bool(table.unfinished(session) or results.waiting(session))
 
-    def _stop(self, session: str, why: str, now: float) -> tuple[int, int]:
+    def _jobs_of(self, sessions: Collection[str]) -> Mapping[str, list[str]]:
+        """Return the sessions' own jobs that have not ended, by session."""
+        jobs: dict[str, list[str]] = defaultdict(list)
+        for record in self._jobs.table.records.values():
+            if record.holder in sessions:
+                jobs[record.holder].append(record.job_id)
+        return jobs
+
+    def _stop(self, session: str, jobs: list[str], why: str, now: float) -> tuple[int, int]:
         """Cancel a session's own jobs and drop its results; return how many there were of both."""
-        records = self._jobs.table.records.values()
-        jobs = [record.job_id for record in records if record.holder == session]
         results = self._jobs.results.job_ids(session)
-        self._jobs.discard(session, results)
         for job_id in jobs:
             self._jobs.cancel(job_id, now)
-        self._cancelled.setdefault(session, []).extend(jobs)
+        self._jobs.queue.append(Drop(session, [*results, *jobs]))
         if session in self._leases:
             self._forget(session)
         self._ended[session] = why

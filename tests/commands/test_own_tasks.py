@@ -275,6 +275,8 @@ def test_a_script_that_is_too_short_says_so(write: Write) -> None:
             f"{ONE}    task = 'x'\n\n\nclass Two(One):\n    pass\n",
             "the task x has two handlers",
         ),
+        (f"{ONE}    task = 'my task'\n", "One) cannot be used: Expected `str` matching regex"),
+        ("x = 1\0\n", "cannot be imported: source code"),
     ],
 )
 def test_a_module_that_cannot_be_used_is_refused(write: Write, code: str, said: str) -> None:

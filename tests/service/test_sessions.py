@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -50,9 +51,24 @@ def test_an_operator_ends_a_session(shared_service: LocalService) -> None:
         assert " mine " in prorl("sessions", "list", "--connect", shared_service.front_door).stdout
         done = prorl("sessions", "end", "mine", "--json", "--connect", shared_service.front_door)
         assert json.loads(done.stdout) == {"session": "mine", "jobs": 1, "results": 1, "batches": 0}
+        assert "mine" not in listed(shared_service)
+        with shared_service.client(session="mine") as another:
+            another.submit(scripted())
+            assert [one.outcome for one in another.stream(timeout_s=20)] == ["completed"]
+
+
+def test_a_session_that_is_ended_ends_the_wait_for_its_batch(shared_service: LocalService) -> None:
+    def end() -> None:
+        until(lambda: listed(shared_service)["trainer"]["batches"] == 1, "its batch to be open")
+        prorl("sessions", "end", "trainer", "--connect", shared_service.front_door)
+
+    with shared_service.client(session="trainer") as client, ThreadPoolExecutor() as pool:
+        batch = client.open_batch(1, 2, keep="all")
+        batch.feed([scripted(run="sleep")])
+        ending = pool.submit(end)
         with pytest.raises(SessionEnded, match="an operator has ended it"):
-            client.collect(wait_s=0.0)
-        until(lambda: "mine" not in listed(shared_service), "what was cancelled to be dropped")
+            next(iter(batch))
+        ending.result()
 
 
 def test_a_name_that_no_session_has_is_refused(shared_service: LocalService) -> None:

@@ -33,6 +33,8 @@ class EssayInstance(msgspec.Struct, forbid_unknown_fields=True):
 
 def score_of(reply: str) -> float | None:
     found = re.search(r"SCORE: ([01](?:\.\d+)?)\s*\Z", reply)
+    if "SCORE: ten" in reply:
+        raise ValueError("ten is no number")
     return float(found[1]) if found else None
 
 
@@ -112,7 +114,7 @@ def test_a_server_judges(monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
-@pytest.mark.parametrize("replies", [("No idea.",), (401,)])
+@pytest.mark.parametrize("replies", [("No idea.",), ("SCORE: ten",), (401,)])
 def test_a_judge_that_fails_gives_no_reward(monkeypatch: pytest.MonkeyPatch, replies: tuple[str | int, ...]) -> None:
     with judge_server(monkeypatch, *replies):
         trajectory = rollout("It rains.")

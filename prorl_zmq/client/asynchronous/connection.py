@@ -142,7 +142,7 @@ class AsyncServiceConnection:
         """Ask the front door once where the backend broker is, and how large a job may be."""
         if self.welcome is None:
             await self._find_first(until)
-            self.welcome = await self._front_door().ask(Hello(new_id()), until)
+            self.welcome = await self._front_door().ask(Hello(new_id(), session=self._session), until)
         return self.welcome
 
     async def ask(self, request: Any, until: float, payload: Sequence[bytes] = (), held_s: float = 0.0) -> Any:

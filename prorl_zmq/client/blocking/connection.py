@@ -143,7 +143,7 @@ class ServiceConnection:
         """Ask the front door once where the backend broker is, and how large a job may be."""
         if self.welcome is None:
             self._find_first(until)
-            self.welcome = self._front_door().ask(Hello(new_id()), until)
+            self.welcome = self._front_door().ask(Hello(new_id(), session=self._session), until)
         return self.welcome
 
     def ask(self, request: Any, until: float, payload: Sequence[bytes] = (), held_s: float = 0.0) -> Any:

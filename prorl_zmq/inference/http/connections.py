@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import aiohttp
 
 from ...errors import ConfigError, EngineFailed
+from ...system.logs import HIDDEN
 
 CONNECTIONS = 512
 """Default of the most connections for generations: below the usual limit of 1,024 open files."""
@@ -68,6 +69,7 @@ class Connections:
             raise ConfigError(f"{url!r} is not an HTTP address; write it as http://HOST:PORT", key="url")
         self.url = url.rstrip("/")
         self._retry_s = retry_s
+        self._api_key = (api_key or "").encode()
         self._closed = False
         # Compressed, a few bytes may become many: none is asked for, and none is unpacked.
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
@@ -159,7 +161,10 @@ class Connections:
                 size += len(part)
                 if size > limit_bytes:
                     raise EngineFailed(f"{self.url}{path} answers with more than {limit_bytes} bytes")
-            return Answer(response.status, b"".join(parts), _seconds(response.headers.get("Retry-After")))
+            content = b"".join(parts)
+            if self._api_key and response.status != 200:  # a server may quote the key that it refuses
+                content = content.replace(self._api_key, HIDDEN.encode())
+            return Answer(response.status, content, _seconds(response.headers.get("Retry-After")))
 
     def _failed(self, path: str, error: Exception | None = None) -> EngineFailed:
         match error:

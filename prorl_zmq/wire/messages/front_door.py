@@ -40,6 +40,8 @@ class Hello(Request, frozen=True):
     """First request of a client."""
 
     protocol: int = PROTOCOL_VERSION
+    session: Identifier | Literal[""] = ""
+    """Its session; empty: it has none."""
 
 
 class Submit(Request, frozen=True):

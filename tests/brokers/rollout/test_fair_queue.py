@@ -120,7 +120,7 @@ def test_a_flow_that_came_again_under_its_name_is_counted_anew() -> None:
     queue.push(new, Entry(2, "again", 1))
     queue.push(Flow("b"), Entry(3, "other", 1))
     new.moved(Phase.RUN, 1, held=True)
-    assert [entry.job_id for _, entry in iter_of(queue)] == ["other", "cancelled", "again"]
+    assert [entry.job_id for _, entry in iter_of(queue)] == ["other", "again"]
 
 
 def iter_of(queue: FairQueue) -> list[tuple[Flow, Entry]]:
@@ -201,3 +201,12 @@ def test_a_session_of_a_higher_priority_goes_first() -> None:
 def test_the_first_pattern_that_fits_a_name_counts() -> None:
     settings = {"evaluation-?": 2.0, "eval*": 3.0}
     assert [setting_of(name, settings, 1.0) for name in ("evaluation-1", "evaluation-12", "t")] == [2.0, 3.0, 1.0]
+
+
+def test_cancelled_jobs_that_never_had_their_turn_take_no_memory() -> None:
+    queue, urgent = FairQueue(RUN), Flow("urgent", priority=1)
+    queue.push(urgent, Entry(0, "urgent", 1))
+    for number in range(1, 101):  # each time a new flow, since all jobs of the one before were cancelled
+        queue.push(Flow("starved"), Entry(number, f"job-{number}", 1))
+    assert sorted(entry.job_id for entry in queue.entries()) == ["job-100", "urgent"]
+    assert queue.first() == (urgent, Entry(0, "urgent", 1))

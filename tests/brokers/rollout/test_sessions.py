@@ -8,15 +8,16 @@ import pytest
 
 from prorl_zmq.brokers.journal.journal import MemoryJournal
 from prorl_zmq.brokers.rollout.job_record import JobStatus
-from prorl_zmq.brokers.rollout.sessions import ENDED_LIMIT
+from prorl_zmq.brokers.rollout.sessions import ENDED_LIMIT, JOBS_PER_TICK
 from prorl_zmq.errors import UnknownSession
 from prorl_zmq.security.rights import Sender
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.base import SESSIONS_LIMIT, KeyRole, new_id
-from prorl_zmq.wire.messages.batches import BatchOptions, Feed, OpenBatch, SessionAlive
+from prorl_zmq.wire.messages.batches import BatchOptions, Feed, NextGroup, OpenBatch, SessionAlive
 from prorl_zmq.wire.messages.front_door import (
     Accepted,
     EndSession,
+    Hello,
     ListSessions,
     Noted,
     SessionList,
@@ -44,10 +45,9 @@ def rows(door: Door) -> dict[str, SessionRow]:
 def wait_until(door: Door, now: float) -> None:
     """What the broker does with time."""
     door.now = now
-    for _ in range(2):  # what was cancelled is dropped by the next tick
-        door.door.sessions.tick(now)
-        door.perform([])
-        door.writes.settle(now)
+    door.door.sessions.tick(now)
+    door.perform([])
+    door.writes.settle(now)
 
 
 def held(door: Door) -> tuple[int, int]:
@@ -155,6 +155,47 @@ def test_an_operator_lists_sessions_and_ends_one_with_its_batches() -> None:
     submit(door, "e", session="mine", lease_s=None)
     wait_until(door, 2.0)
     assert rows(door)["mine"].queued == 1, "its name is free again"
+
+
+def test_a_session_that_was_ended_leaves_no_result_behind() -> None:
+    door = Door()
+    submit(door, "a", "b")
+    door.ask(EndSession("end", "s"))
+    assert held(door) == (0, 0), "at once: no client is given what was cancelled"
+    recovered = door.journal.recover()
+    assert (recovered.unfinished, recovered.uncollected, recovered.notes) == ([], [], {}), "nor after a restart"
+
+
+def test_a_new_client_may_use_the_name_of_a_session_that_was_ended() -> None:
+    door = Door()
+    submit(door, "a", session="mine", lease_s=None)
+    door.ask(EndSession("end", "mine"))
+    door.ask(Hello("hello", session="mine"))
+    assert isinstance(submit(door, "b", session="mine", lease_s=None), Accepted)
+
+
+def test_clients_that_wait_learn_at_once_that_their_session_was_ended() -> None:
+    door = Door()
+    submit(door, "a")
+    door.ask(OpenBatch("open", "s", "batch", BatchOptions(target_groups=1, group_size=2)))
+    door.send(codec.encode(collect(wait_s=60.0)), client=b"collecting")
+    door.send(codec.encode(NextGroup("next", "s", "batch", "me", wait_s=60.0)), client=b"training")
+    assert not door.replies
+    door.ask(EndSession("end", "s"))
+    for client in (b"collecting", b"training"):
+        assert door.refusal(door.reply(client)) == ("session_ended", {"session": "s"})
+    assert isinstance(submit(door, "b"), Accepted), "it is said once"
+
+
+def test_many_leases_that_expire_at_once_do_not_hold_up_the_broker() -> None:
+    jobs = JOBS_PER_TICK // 2 + 1
+    door = Door(max_jobs=4 * JOBS_PER_TICK)
+    for session in ("one", "two", "three"):
+        submit(door, *(f"{session}-{number}" for number in range(jobs)), session=session)
+    wait_until(door, LEASE_S)
+    assert held(door) == (jobs, 0)
+    wait_until(door, LEASE_S + 1.0)
+    assert held(door) == (0, 0)
 
 
 def test_a_session_that_holds_nothing_is_not_ended() -> None:

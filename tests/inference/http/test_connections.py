@@ -233,6 +233,17 @@ def test_the_key_is_sent(serving: Any) -> None:
     asyncio.run(main())
 
 
+def test_a_key_that_a_server_quotes_is_in_no_error(serving: Any) -> None:
+    async def main() -> None:
+        async with serving() as server:
+            server.handlers["/generate"] = lambda _: web.Response(status=401, text="wrong key: secret")
+            connections = Connections(server.url, api_key="secret")
+            assert (await connections.generate("/generate", b"{}")).excerpt() == "401 wrong key: [secret]"
+            await connections.close()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("url", ["gpu-7:8000", "tcp://gpu-7:8000", "http://", "https:///path", ""])
 def test_an_address_that_is_none_is_refused(url: str) -> None:
     async def main() -> None:
