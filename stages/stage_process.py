@@ -233,8 +233,8 @@ class StageProcess:
         inbox = open_socket(context, zmq.PULL, JOB_FRAME_BYTES)
         where = options.bind or endpoint_beside(options.connect, f"{options.run_dir}/{self.stage_id}")
         self._endpoint = self._authenticator.bind(inbox, where, Listener.STAGE_INBOX)
-        self._door.host = host_beside(self._endpoint, insecure=options.insecure)
         self._authenticator.attend()
+        self._door.host = host_beside(self._endpoint, insecure=options.insecure)
         self._context = context
         self._engines = EngineClient(context, keyring=self._keyring)
         self._inbox = AsyncSocket(inbox, self._receive, copied=2)
@@ -423,9 +423,8 @@ class StageProcess:
             self._door,
         )
         running = self._running[command.job_id] = _Running(command.attempt, command.origin, runner)
-        running.task = asyncio.create_task(
-            self._run_phase(command, running), name=f"{command.phase} of job {command.job_id}"
-        )
+        name = f"{command.phase} of job {command.job_id}"
+        running.task = asyncio.create_task(self._run_phase(command, running), name=name)
 
     async def _run_phase(self, command: StartPhase, running: _Running) -> None:
         with about_job(command.job_id, command.attempt, command.phase):

@@ -326,26 +326,24 @@ class NodeBroker:
                     link_of.end(event, rest, self._keep(link_of, event, rest))
                 self._start_waiting()
             case TurnsShown():
-                self._show(event, rest)
+                if (link := self._links.get(event.origin)) is not None:
+                    link.show(event, rest)
             case BlockSent():
                 log.warning("a stage process sent a block, which only nodes do")
 
+    def _links_of(self, job_id: str, attempt: int) -> list[BrokerLink]:
+        return [link for link in self._links.values() if self._table.holder(link.broker, job_id, attempt) is not None]
+
     def _note_addresses(self, addresses: Mapping[str, tuple[int, str]]) -> None:
-        for job_id, (attempt, address) in addresses.items():  # told at once: programs wait for them
-            for link in self._links.values():
-                if self._table.holder(link.broker, job_id, attempt) is not None and link.note_address(job_id, address):
+        for job_id, (attempt, address) in addresses.items():  # sent at once: programs wait for them
+            for link in self._links_of(job_id, attempt):
+                if link.note_address(job_id, address):
                     self._next_report = self._loop.clock.now()
 
     def _note_backends(self, alive: MemberAlive) -> None:
         for job_id, (attempt, backend) in alive.backends.items():
-            for link in self._links.values():
-                if self._table.holder(link.broker, job_id, attempt) is not None:
-                    link.note_backend(job_id, backend)
-
-    def _show(self, event: TurnsShown, rest: Sequence[Frame]) -> None:
-        link = self._links.get(event.origin)
-        if link is not None:
-            link.show(event, rest)
+            for link in self._links_of(job_id, attempt):
+                link.note_backend(job_id, backend)
 
     def _keep(self, link: BrokerLink, event: PhaseDone | PhaseFailed, rest: Sequence[Frame]) -> BlockHandle | None:
         """Keep a trajectory's block here, if its broker wants that and it can be."""

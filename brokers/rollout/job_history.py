@@ -34,7 +34,7 @@ from .history_items import (
 from .job_changes import JobChanges
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from .actions import Action
 
@@ -133,10 +133,9 @@ class JobHistory:
             self._backends[job_id] = (attempt, backend)
             self._add(job_id, AssignedItem(at, attempt, backend[:NAME_LIMIT]))
 
-    def opened(self, job_id: str, attempt: int, address: str) -> None:
-        """Note where a program outside reaches the RUN of an attempt."""
-        if job_id in self._live:
-            self._addresses[job_id] = (attempt, address)
+    def opened(self, addresses: Mapping[str, tuple[int, str]]) -> None:
+        """Note where programs outside reach the RUNs of attempts."""
+        self._addresses.update((job_id, where) for job_id, where in addresses.items() if job_id in self._live)
 
     def collected(self, job_ids: Iterable[str], at: float) -> None:
         added = _encode(CollectedItem(at))

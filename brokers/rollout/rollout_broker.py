@@ -271,8 +271,7 @@ class RolloutBroker:
             case MemberAlive():
                 for job_id, (attempt, backend) in event.backends.items():
                     self._note_backend(job_id, attempt, backend)
-                for job_id, (attempt, address) in event.addresses.items():
-                    self._jobs.history.opened(job_id, attempt, address)
+                self._jobs.history.opened(event.addresses)
                 actions, follows = table.member_alive(event, now)
                 queue.extend(actions)
                 if not follows:
@@ -295,8 +294,7 @@ class RolloutBroker:
         self._jobs.blocks.reported(report)
         for job_id, backend in report.backends.items():
             self._note_backend(job_id, report.running.get(job_id, 0), backend)
-        for job_id, address in report.addresses.items():
-            self._jobs.history.opened(job_id, report.running.get(job_id, 0), address)
+        self._jobs.history.opened({one: (report.running.get(one, 0), at) for one, at in report.addresses.items()})
         self._jobs.queue.extend(self._jobs.table.stage_reported(report, now))
 
     def _note_kept(self, job_id: str, handle: BlockHandle) -> None:
