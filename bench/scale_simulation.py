@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from harness import Row, main
 from msgspec import structs
 
-from prorl_zmq.brokers.node.slot_shares import divide
+from prorl_zmq.brokers.node.slot_shares import Demand, divide
 from prorl_zmq.brokers.rollout.actions import End, Start, Stop
 from prorl_zmq.brokers.rollout.job_table import JobTable
 from prorl_zmq.wire import codec
@@ -203,7 +203,8 @@ class SharedNodes:
             self._come_back(heapq.heappop(self.returns)[1], now)
         while self.failures and self.failures[-1][0] <= now:
             self._fail(*self.failures.pop()[1:], now)
-        demand = {name: table.counts.demand()[Phase.RUN] for name, table in zip(self.names, self.tables, strict=True)}
+        said = [table.counts.demand(self.nodes - len(self.away)) for table in self.tables]
+        demand = {name: Demand(one.slots[Phase.RUN], one.weight) for name, one in zip(self.names, said, strict=True)}
         even = dict.fromkeys(self.names, SLOTS // BROKERS)
         for index, table in enumerate(self.tables):
             for role in (Phase.INIT, Phase.EVAL):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -16,11 +15,10 @@ import tomllib
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from aiohttp import web
-from chat_families import FAMILIES, make_tokenizer, save_tokenizer
+from chat_families import FAMILIES, save_tokenizer
 from documents import (
     CLEAN_COMMANDS,
     DASHBOARD_COMMAND,
@@ -45,14 +43,14 @@ from prorl_zmq.cluster.cluster_file import ClusterFile, load_cluster_file
 from prorl_zmq.config import Topology, load_topology
 from prorl_zmq.tools.images.definition import load_definition
 
-from .inference.http.conftest import FakeServer, Speech
+from .inference.http.saying_server import server_that_says
 from .trackers import readback
 
 sys.path.append(str(Path(__file__).parent / "tasks"))
 from swe_rows import SWE_BENCH
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from subprocess import CompletedProcess
 
     from support.services import SharedService
@@ -494,35 +492,12 @@ def test_task_of_ones_own(folder: Path) -> None:
             assert process.returncode == 0, out + err
             assert said in out
 
-    asyncio.run(beside_a_server_that_finishes_with("2", site / "model", use))
+    call = json.dumps({"name": "finish", "arguments": {"message": "2"}})
+    with server_that_says(f"<tool_call>\n{call}\n</tool_call>", site / "model") as server:
+        use(server.url)
     samples = [json.loads(line) for line in (site / "run" / "results.jsonl").read_text().splitlines()]
     assert [sample["result"]["notes"] for sample in samples] == [{"answer": "2"}] * 4
     assert sorted((sample["line"], sample["result"]["reward"]) for sample in samples) == [(1, 1.0)] * 2 + [(2, 0.0)] * 2
-
-
-async def beside_a_server_that_finishes_with(message: str, model: Path, use: Callable[[str], None]) -> None:
-    """Call a function, given the URL of a server whose model only ever calls finish with a message."""
-    call = json.dumps({"name": "finish", "arguments": {"message": message}})
-    await beside_a_server_that_says(f"<tool_call>\n{call}\n</tool_call>", model, use)
-
-
-async def beside_a_server_that_says(text: str, model: Path, use: Callable[[str], None]) -> None:
-    """Call a function, given the URL of a server whose model only ever says a text."""
-    tokenizer, speech, server = make_tokenizer(FAMILIES["chatml"]), Speech("vllm"), FakeServer()
-    tokenizer.save_pretrained(model)
-    said = tokenizer.encode(f"{text}<|im_end|>", add_special_tokens=False)
-
-    def generate(body: Any) -> web.Response:
-        ids = said[: speech.max_tokens(body)]
-        return web.json_response(speech.answer(ids, [-0.5] * len(ids), "stop" if ids == said else "length"))
-
-    card = {"id": "finisher", "root": str(model), "max_model_len": 131_072}
-    server.handlers |= {speech.path: generate, "/v1/models": lambda _: web.json_response({"data": [card]})}
-    await server.start()
-    try:
-        await asyncio.to_thread(use, server.url)
-    finally:
-        await server.stop()
 
 
 @pytest.mark.proof
@@ -557,6 +532,7 @@ def test_an_agent_program_is_installed_tried_and_evaluated(folder: Path) -> None
             assert process.returncode == 0, out + err
         assert "100.0%" in out
 
-    asyncio.run(beside_a_server_that_says("I am done.", place / "model", use))
+    with server_that_says("I am done.", place / "model") as server:
+        use(server.url)
     (sample,) = [json.loads(line) for line in (place / "eval/swe-mini/results.jsonl").read_text().splitlines()]
     assert sample["result"]["metrics"]["main_turns"] == 1.0

@@ -21,7 +21,7 @@ from ...security.rights import Listener
 from ...wire import codec
 from ...wire.change_reports import ChangeReports
 from ...wire.messages.jobs import Outcome, Phase
-from ...wire.messages.stages import BlockSent, PhaseFailed, StageLeaving, StageReport, TurnsShown
+from ...wire.messages.stages import BlockSent, PhaseFailed, SlotDemand, StageLeaving, StageReport, TurnsShown
 from ...wire.sockets import CONTROL_FRAME_BYTES, JOB_FRAME_BYTES, NOBLOCK, NODE_PING_S, open_socket, send
 from .event_numbers import EventNumbers
 
@@ -55,7 +55,7 @@ class BrokerLink:
     ) -> None:
         self.broker = broker
         self.welcomed = False
-        self.demand: dict[Phase, int] = {}
+        self.demand = SlotDemand({})
         self.demand_at = 0.0
         """When the broker last told it, or joined."""
         self.keep: Keep = "broker"

@@ -60,7 +60,7 @@ from .block_server import BlockServer
 from .block_store import BlockStore
 from .broker_link import BrokerLink
 from .node_table import NodeTable
-from .slot_shares import divide
+from .slot_shares import Demand, divide
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -238,7 +238,7 @@ class NodeBroker:
             case SendBlocks():
                 self._send_blocks(link, command.block_ids)
             case SlotDemand():
-                link.demand, link.demand_at = command.slots, self._loop.clock.now()
+                link.demand, link.demand_at = command, self._loop.clock.now()
             case StageWelcome():
                 self._join(link, command)
             case StageRefused():
@@ -486,7 +486,8 @@ class NodeBroker:
         used = self._table.used(role)
         shares = {name: used[name] for name in self._links}
         if there:
-            shares |= divide(slots, {link.broker: link.demand.get(role, 0) for link in there}, used, self._node)
+            demands = {link.broker: Demand(link.demand.slots.get(role, 0), link.demand.weight) for link in there}
+            shares |= divide(slots, demands, used, self._node)
         return shares
 
     def _report_soon(self) -> None:

@@ -1,28 +1,33 @@
 """How a node divides its slots among the rollout brokers. Pure: the node decides alone, and so never gives one twice.
 
-Each broker gets slots by its demand in all of its nodes, and never fewer than it uses here. What nobody asks for is
-dealt out evenly, so that a broker whose first job comes need not wait for the next division. Which broker gets the
-slot that does not divide differs from node to node.
+Each broker gets slots by the weight of its sessions, never more than it asks for while others ask for more, and never
+fewer than it uses. So a broker that asks for little gets that, however much others ask for, and what it leaves goes to
+them. What nobody asks for is dealt out evenly, so that a broker whose first job comes need not wait for the next
+division. Which broker gets the slot that does not divide differs from node to node.
 """
 
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-def divide(slots: int, demand: Mapping[str, int], used: Mapping[str, int], node: str) -> dict[str, int]:
+class Demand(NamedTuple):
+    """What a broker asks for."""
+
+    slots: int
+    """How many its jobs could use on this node."""
+    weight: float = 1.0
+    """Of the sessions that these jobs are of, together."""
+
+
+def divide(slots: int, demands: Mapping[str, Demand], used: Mapping[str, int], node: str) -> dict[str, int]:
     """Return how many slots each broker gets; their sum is `slots`, or what is used where that is more."""
-    names = sorted(demand, key=lambda name: hashlib.blake2b(f"{node} {name}".encode()).digest())
-    wanted = sum(demand.values())
-    spare = max(0, slots - wanted)
-    ideal = {
-        name: (demand[name] if wanted <= slots else slots * demand[name] / wanted) + spare / len(names)
-        for name in names
-    }
+    names = sorted(demands, key=lambda name: hashlib.blake2b(f"{node} {name}".encode()).digest())
+    ideal = _ideal(slots, {name: demands[name] for name in names})
     shares = {name: max(used.get(name, 0), int(ideal[name])) for name in names}
     free = slots - sum(shares.values())
     order = sorted(names, key=lambda name: shares[name] - ideal[name])  # stable: ties stay in the node's order
@@ -35,3 +40,19 @@ def divide(slots: int, demand: Mapping[str, int], used: Mapping[str, int], node:
         shares[max(above, key=lambda name: shares[name] - ideal[name])] -= 1
         free += 1
     return shares
+
+
+def _ideal(slots: int, demands: Mapping[str, Demand]) -> dict[str, float]:
+    """Return the shares if slots could be divided: by weight, and what one does not ask for to those that do."""
+    ideal = dict.fromkeys(demands, 0.0)
+    left = float(slots)
+    asking = {name: demand for name, demand in demands.items() if demand.slots}
+    while asking:
+        weight = sum(demand.weight for demand in asking.values())
+        modest = [name for name, demand in asking.items() if demand.slots <= left * demand.weight / weight]
+        if not modest:
+            return ideal | {name: left * demand.weight / weight for name, demand in asking.items()}
+        for name in modest:
+            ideal[name] = float(asking.pop(name).slots)
+        left -= sum(ideal[name] for name in modest)
+    return {name: share + left / len(ideal) for name, share in ideal.items()}

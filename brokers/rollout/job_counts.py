@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
 from ...wire.messages.jobs import Phase
+from ...wire.messages.stages import SlotDemand
 from ..journal.records import holder_of
 from .fair_queue import Flow, setting_of
 from .job_record import JobStatus
@@ -28,6 +30,8 @@ class JobCounts:
         """Of the open batches of a session, together."""
         self._flows: dict[str, Flow] = {}
         """By the holder of the jobs."""
+        self._weight_sum: float | None = None
+        """Of all flows; None: one came, went or changed since it was summed up."""
         self._by_status: Counter[tuple[Phase, JobStatus]] = Counter()
         self._batched: Counter[tuple[Phase, str]] = Counter()
 
@@ -36,6 +40,7 @@ class JobCounts:
         flow = self._flows.get(holder)
         if flow is None:
             priority = setting_of(record.session, self._priorities, 0)
+            self._weight_sum = None
             flow = self._flows[holder] = Flow(holder, self._weight(record.session, in_batch=record.in_batch), priority)
         flow.unfinished += 1
         record.flow = flow
@@ -45,10 +50,12 @@ class JobCounts:
         flow.unfinished -= 1
         if not flow.unfinished:
             del self._flows[flow.name]
+            self._weight_sum = None
 
     def weigh_batches(self, weights: Mapping[str, float]) -> None:
         """Note the weight of each session's open batches, together; of a session without any, 1."""
         changed = {*weights, *self._batch_weights}
+        self._weight_sum = None
         self._batch_weights = dict(weights)
         for session in changed:
             flow = self._flows.get(holder_of(session, in_batch=True))
@@ -75,12 +82,20 @@ class JobCounts:
     def of(self, phase: Phase, status: JobStatus) -> int:
         return self._by_status[phase, status]
 
-    def demand(self) -> dict[Phase, int]:
-        """Return how many slots of each stage the jobs could use soon: those that come from the stage before too."""
+    def demand(self, nodes: int) -> SlotDemand:
+        """Return how many slots of each stage the jobs could use soon, those that come from the stage before too.
+
+        It is for one of so many nodes, each of which is asked for the same, rounded up: a job that waits is one of
+        those that each node may give a slot.
+        """
         init, run, evaluate = (
             sum(self._by_status[phase, status] for status in (JobStatus.QUEUED, JobStatus.HELD)) for phase in Phase
         )
-        return {Phase.INIT: init, Phase.RUN: init + run, Phase.EVAL: run + evaluate}
+        wanted = {Phase.INIT: init, Phase.RUN: init + run, Phase.EVAL: run + evaluate}
+        slots = {phase: math.ceil(count / max(1, nodes)) for phase, count in wanted.items()}
+        if self._weight_sum is None:
+            self._weight_sum = sum(flow.weight for flow in self._flows.values()) or 1.0
+        return SlotDemand(slots, self._weight_sum)
 
     def room(self, task: str, stages: StagePool) -> int:
         """Return how many more jobs of a task batches may submit now: as many are in INIT and RUN as both have slots.

@@ -47,7 +47,6 @@ from ...wire.messages.stages import (
     PhaseDone,
     PhaseEnd,
     PhaseFailed,
-    SlotDemand,
     StageEvent,
     StageLeaving,
     StageReport,
@@ -277,7 +276,7 @@ class RolloutBroker:
                 if not follows:
                     self._stages.welcome(event.member)
                 if event.asks_demand:
-                    self._stages.send(event.member, SlotDemand(table.counts.demand()))
+                    self._stages.send(event.member, table.counts.demand(table.stages.members))
             case StageLeaving():
                 queue.extend(table.stage_left(event.stage_id, now))
                 self._stages.left(event.stage_id)

@@ -181,6 +181,11 @@ class StagePool:
         """What a process held is lost."""
         del self._expected[stage_id]
 
+    @property
+    def members(self) -> int:
+        """How many nodes there are; a stage process that belongs to none counts as one."""
+        return len(self._leases)
+
     def lease(self, member: str) -> Lease | None:
         return self._leases.get(member)
 

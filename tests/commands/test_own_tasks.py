@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -22,6 +23,8 @@ from prorl_zmq.service.child_plans import plan_children
 from prorl_zmq.service.service_folder import ServiceFolder
 from prorl_zmq.stages.handler import load_handlers
 from prorl_zmq.stages.own_tasks import all_handlers, own_handlers
+
+from ..inference.http.saying_server import plain_server, server_that_says
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -159,6 +162,28 @@ def test_a_real_engine_answers(write: Write) -> None:
     assert done.returncode == 0, done.stderr
     assert "stopped by" in done.stdout
     assert " generated, mean log-prob" in done.stdout
+
+
+def test_a_server_answers(write: Write, tmp_path: Path) -> None:
+    """Its address, its key and its tokenizer are used, and the reward is of what it said."""
+    module = write()
+    environment = {**os.environ, "PRORL_API_KEY": "sesame"}
+    with server_that_says("be", tmp_path / "model") as server:
+        done = prorl("tasks", "try", module, *SAY, "--url", server.url, environment=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "completed, reward 1" in done.stdout
+    assert "RUN" in done.stdout
+    assert "returned {'said': 'be'}" in done.stdout
+    assert len(server.asked("/inference/v1/generate")) == 2, "the probe's, and the task's turn"
+    assert set(server.keys) == {"Bearer sesame"}
+
+
+def test_a_server_that_lacks_what_is_needed_is_named(write: Write) -> None:
+    """It answers, but not as a server of a model does."""
+    with plain_server() as url:
+        done = tried(write(), *SAY, "--url", url, "--start-limit", 5)
+    assert done.returncode == 1
+    assert f"{url} answers, but gives no token ids in a way that we know" in done.stderr
 
 
 def test_a_server_that_does_not_answer_is_named(write: Write) -> None:

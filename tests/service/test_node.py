@@ -32,6 +32,7 @@ from prorl_zmq.security.keys import KeyFolder
 from prorl_zmq.service.node_drain import DrainRequests, drain_nodes
 from prorl_zmq.service.node_rows import NodeRow
 from prorl_zmq.service.service_folder import BACKENDS, MARKER, Announcement, ServiceFolder
+from prorl_zmq.wire.messages.jobs import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -241,6 +242,26 @@ def test_a_node_drains_by_its_name(shared: Cluster) -> None:
     assert again.wait() == 0
     assert "there is no node or host nowhere here; nodes: " in refused("drain", "nowhere", "--service", shared.folder)
     assert "Name a node, or --all" in refused("drain", "--service", shared.folder)
+
+
+def test_a_bulk_submission_at_one_broker_leaves_the_others_their_slots() -> None:
+    """Jobs wait a second for a backend that never comes, and hold a slot meanwhile: 30 s of work for all slots."""
+    with cluster() as made:
+        made.serve().wait_line("ready; clients")
+        made.node("one", "--no-engines").wait_line("ready: one")
+        bulk, other = sessions(made.folder).values()
+
+        def brief(number: int) -> Job:
+            return msgspec.structs.replace(job(number), backend_wait_s=1.0, max_attempts=1)
+
+        with made.client(bulk) as crowd, made.client(other) as late:
+            crowd.submit(brief(number) for number in range(240))
+            until(lambda: crowd.nodes().nodes[0].slots[Phase.RUN] == 8, "the bulk to have all slots")
+            before = sum(crowd.status().queued.values())
+            late.submit(brief(0))
+            assert len(late.collect(1, wait_s=60)) == 1
+            after = sum(crowd.status().queued.values())
+            assert after > before / 3, (before, after)
 
 
 def test_a_node_that_takes_no_request_is_named(tmp_path: Path) -> None:

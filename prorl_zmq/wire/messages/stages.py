@@ -253,9 +253,11 @@ class ShowTurns(Message, frozen=True, kw_only=True):
 
 
 class SlotDemand(Message, frozen=True):
-    """How many slots of each stage this broker's jobs could use, those they have included, in all of its nodes."""
+    """How many slots of each stage this broker's jobs could use on the node, those they have included."""
 
     slots: dict[Phase, Annotated[int, Meta(ge=0)]]
+    weight: Annotated[float, Meta(gt=0)] = 1.0
+    """Of the sessions that have jobs, together: slots are divided among brokers by it."""
 
 
 class EventsNoted(Message, frozen=True):
