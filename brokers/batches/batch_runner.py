@@ -18,7 +18,7 @@ import numpy as np
 import zmq
 
 from ...data.trajectory import oldest_version
-from ...errors import Busy, InvalidBatch, JournalFailed, ProrlError
+from ...errors import Busy, InvalidBatch, InvalidJob, JournalFailed, ProrlError
 from ...metrics import catalog
 from ...wire.messages.base import new_id
 from ...wire.messages.batches import BatchClosed
@@ -141,6 +141,13 @@ class BatchRunner:
         try:
             job = read_job(frame, self._job_limit_bytes)
             self._catalog.check(job)
+            if job.outside is not None:
+                raise InvalidJob(
+                    "a batch starts its own jobs, whose addresses no program outside knows: open each with "
+                    "`client.endpoint`",
+                    job_id=job.job_id,
+                    field="outside",
+                )
         except ProrlError as error:
             error.fields["place"] = place
             raise

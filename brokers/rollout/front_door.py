@@ -78,6 +78,8 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger("prorl.rollout_broker")
+TRACES_LIMIT = 16_384
+"""Most requests that are held until rollouts have addresses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,6 +390,8 @@ class FrontDoor:
             )
         job_id = self._jobs.history.find(request.job_id)
         if request.wait_s and self._jobs.history.waits_for_address(job_id):
+            if len(self._traces) >= TRACES_LIMIT:
+                raise Busy(f"{TRACES_LIMIT} clients wait for the addresses of rollouts", retry_after_s=5.0)
             until = now + request.wait_s
             self._traces[request.request_id] = _HeldTrace(envelope, request, job_id, sender, until)
         else:

@@ -20,7 +20,7 @@ A job passes INIT, RUN and EVAL; in each phase it is queued, then held by a stag
     lost in INIT or RUN → INIT queued under the next attempt (RUN in a fresh sandbox: nothing of the first was observed)
     lost in EVAL        → EVAL queued under the next attempt (from RUN's recorded result, in the same sandbox; where the
                           holder says that this is gone, INIT is)
-    lost, none left     → ended, `infrastructure_error`
+    lost, none left, or RUN that a program outside led → ended, `infrastructure_error`: it cannot be started again
 
     last process for it on its sandbox's node left   → given back; INIT queued under the next attempt
     the same, silent with its whole node             → lost; INIT queued under the next attempt
@@ -419,7 +419,8 @@ class JobTable:
         if phase == Phase.INIT and record.run is not None and record.run.attempt < record.attempt:
             record.attempts_given_back += 1  # what took EVAL's holder before took the sandbox: one loss, one attempt
         spent = record.attempt - record.attempts_given_back
-        if spent >= record.job.max_attempts or record.attempt >= ATTEMPT_LIMIT:
+        program_began = record.phase == Phase.RUN and record.confirmed and record.job.outside is not None
+        if program_began or spent >= record.job.max_attempts or record.attempt >= ATTEMPT_LIMIT:
             self._end(record, Outcome.INFRASTRUCTURE_ERROR, error)
             return
         self._unassign(record)

@@ -9,10 +9,7 @@ import hashlib
 import json
 import math
 import secrets
-from http.client import HTTPException
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.error import HTTPError
-from urllib.request import ProxyHandler, Request, build_opener
 
 import msgspec
 
@@ -93,6 +90,10 @@ def ask(method: str, url: str, key: str, body: dict[str, Any] | None) -> Answer:
     Raises:
         OSError: it cannot be reached, or what answers there does not speak HTTP.
     """
+    from http.client import HTTPException  # with much of the standard library, which few clients need
+    from urllib.error import HTTPError
+    from urllib.request import ProxyHandler, Request, build_opener
+
     data = None if body is None else json.dumps(body).encode()
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
     request = Request(url, data, headers, method=method)  # noqa: S310 - an address of the service

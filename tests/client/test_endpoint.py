@@ -320,6 +320,11 @@ def test_what_no_program_outside_can_lead_is_said(client: RolloutClient) -> None
     (plain,) = client.stream(timeout_s=WAIT_S)
     assert (plain.outcome, plain.error.code) == ("failed", "invalid_job")
     assert "client.endpoint(job)" in plain.error.message
+    led, _ = with_key(job(MATH), 60.0, ("all",))
+    with client.open_batch(1, 2) as batch:
+        batch.feed([led])
+        with pytest.raises(InvalidJob, match=r"open each with `client\.endpoint`"):
+            batch.next_group()
     with pytest.raises(EndpointFailed, match="idle_s"):
         client.endpoint(job(), idle_s=0)
     with pytest.raises(EndpointFailed, match="train_on"):

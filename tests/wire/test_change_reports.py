@@ -46,6 +46,16 @@ def test_a_backend_is_told_once_and_with_its_attempt() -> None:
     assert reports.changes(held, {"a": "engine-1"}, FACTS).backends == {"a": (2, "engine-1")}
 
 
+def test_an_address_is_told_once_and_with_its_attempt() -> None:
+    reports = ChangeReports("run-1")
+    reports.answered()
+    reports.is_full({}, {}, FACTS)
+    held, address = {"run-1": {"a": 2}}, "http://127.0.0.1:1/rollouts/a"
+    assert reports.changes(held, {}, FACTS, {"a": address}).addresses == {"a": (2, address)}
+    assert reports.changes(held, {}, FACTS, {"a": address}).addresses == {}
+    assert reports.changes(held, {}, FACTS, {"gone": address}).addresses == {}
+
+
 def test_everything_is_said_until_the_broker_answers_and_now_and_then() -> None:
     reports = ChangeReports("run-1")
     assert all(reports.is_full({}, {}, FACTS) for _ in range(5))

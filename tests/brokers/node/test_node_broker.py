@@ -171,6 +171,19 @@ def test_a_phase_that_finds_no_slot_in_time_is_given_back_and_has_spent_no_attem
         assert (given.stage_id, given.job_id, given.retry, given.given_back) == ("run-n-1", "b", True, True)
 
 
+def test_the_address_of_a_rollout_passes_the_node_at_once() -> None:
+    with joined() as peers:
+        peers.start("a")
+        peers.told(StartPhase)
+        address = "http://127.0.0.1:1/rollouts/a"
+        news = MemberAlive(member="run-1", number=1, began={"run-1": {"a": 1}}, addresses={"a": (1, address)})
+        peers.said.send(codec.encode(news))
+        told: Any = {}
+        while not told:  # with whichever report is due
+            told = _next(peers.events, StageEvent, (MemberAlive, StageReport)).addresses  # type: ignore[arg-type]
+        assert told in ({"a": (1, address)}, {"a": address})
+
+
 def test_a_broken_job_of_a_rollout_broker_is_dropped_and_the_next_one_starts() -> None:
     with joined() as peers:
         peers.command(StartPhase(job_id="a", attempt=1, phase=Phase.RUN), b"no job")

@@ -15,7 +15,9 @@ from prorl_zmq.brokers.journal.journal import MemoryJournal
 from prorl_zmq.brokers.journal.records import Finished, JobState, job_digest
 from prorl_zmq.brokers.journal.segment_store import segment_paths
 from prorl_zmq.brokers.journal.write_ahead import WriteAhead
+from prorl_zmq.brokers.rollout import front_door
 from prorl_zmq.brokers.rollout.action_queue import perform_queue
+from prorl_zmq.brokers.rollout.actions import Start
 from prorl_zmq.brokers.rollout.front_door import FrontDoor
 from prorl_zmq.brokers.rollout.job_history import JobHistory
 from prorl_zmq.brokers.rollout.job_table import JobTable
@@ -45,7 +47,7 @@ from prorl_zmq.wire.messages.front_door import (
     Welcome,
 )
 from prorl_zmq.wire.messages.jobs import Job, Outcome, Phase, Result
-from prorl_zmq.wire.messages.stages import StageReport, Task
+from prorl_zmq.wire.messages.stages import StageReport, StartPhase, Task
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -572,6 +574,55 @@ def test_a_fetch_that_waits_ends_when_its_key_is_revoked() -> None:
     assert isinstance(reply, Refused)
     assert (reply.error.code, reply.error.message) == ("not_allowed", "the key alice was revoked")
     assert len(door.results) == 1
+
+
+def waiting(door: Door, **sender: Any) -> None:
+    door.send(codec.encode(Trace("trace", "a", "s", wait_s=10.0)), **sender)
+    assert door.replies == {}
+
+
+def test_a_trace_is_held_until_the_rollout_has_an_address() -> None:
+    door = Door()
+    door.submit(job())
+    door.history.note(Start("run-1", StartPhase(job_id="a", attempt=1, phase=Phase.RUN), b""), 0.0, "n")
+    waiting(door)
+    assert door.door.next_deadline() == 10.0
+    door.housekeep(1.0)
+    assert door.replies == {}
+    door.history.opened("a", 1, "http://127.0.0.1:1/rollouts/a")
+    door.housekeep(2.0)
+    assert door.reply().address == "http://127.0.0.1:1/rollouts/a"
+    assert door.door.next_deadline() is None
+    assert door.ask(Trace("again", "a", "s", wait_s=10.0)).address  # at once
+
+
+def test_a_held_trace_is_answered_when_its_time_is_up_or_its_job_ends() -> None:
+    door = Door()
+    door.submit(job())
+    waiting(door)
+    door.housekeep(10.0)
+    assert (door.reply().address, door.door.next_deadline()) == ("", None)
+    waiting(door)
+    door.ask(Cancel("cancel", ("a",)), client=b"another")
+    door.housekeep(11.0)
+    assert door.reply().outcome == "cancelled"
+
+
+def test_a_trace_that_waits_ends_when_its_key_is_revoked() -> None:
+    door = Door()
+    door.submit(job())
+    waiting(door, sender=Sender(KeyRole.TRAINER, "alice", "alices-key"))
+    door.senders["alices-key"] = Sender(None, "alices-key", "alices-key", revoked=True)
+    door.housekeep(1.0)
+    assert door.refusal(door.reply())[0] == "not_allowed"
+
+
+def test_only_so_many_traces_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front_door, "TRACES_LIMIT", 1)
+    door = Door()
+    door.submit(job())
+    waiting(door)
+    assert door.refusal(door.ask(Trace("second", "a", "s", wait_s=10.0), client=b"another"))[0] == "busy"
 
 
 def test_clients_of_two_sessions_may_have_one_name() -> None:

@@ -13,7 +13,7 @@ from prorl_zmq.brokers.rollout.job_table import JobTable
 from prorl_zmq.brokers.rollout.stage_pool import SlotClaim
 from prorl_zmq.errors import ErrorInfo
 from prorl_zmq.wire import codec
-from prorl_zmq.wire.messages.jobs import Job, Outcome, Phase, PhaseLimits, Result, SandboxHandle
+from prorl_zmq.wire.messages.jobs import Job, Outcome, Outside, Phase, PhaseLimits, Result, SandboxHandle
 from prorl_zmq.wire.messages.stages import PhaseDone, PhaseFailed, StageReport, Task
 
 LEASE_S = 10.0
@@ -55,12 +55,15 @@ class Table:
         )
         return self._note(self.table.stage_reported(report, self.now))
 
-    def submit(self, job_id: str = "a", *, max_attempts: int = 3, session: str = "s") -> list[Action]:
+    def submit(
+        self, job_id: str = "a", *, max_attempts: int = 3, session: str = "s", outside: Outside | None = None
+    ) -> list[Action]:
         job = Job(
             task="math",
             instance={},
             job_id=job_id,
             max_attempts=max_attempts,
+            outside=outside,
             stage_wait_s=5.0,
             limits=PhaseLimits(LIMIT_S, LIMIT_S, LIMIT_S),
         )
@@ -630,6 +633,24 @@ def test_an_attempt_that_was_given_back_is_not_spent() -> None:
         assert started(table.stage(f"init-{number}")) == [(f"init-{number}", "a", number + 1)]
         table.leave(f"init-{number}")
     assert table.where() == (Phase.INIT, JobStatus.QUEUED)
+
+
+@pytest.mark.parametrize("began", [True, False])
+def test_a_run_that_a_program_outside_has_begun_is_not_started_again(*, began: bool) -> None:
+    """Its program goes on with the same conversation, which another RUN has not captured."""
+    table = Table()
+    for role in Phase:
+        table.stage(f"{role}-1")
+    table.submit(outside=Outside(key_sha256=64 * "0"))
+    table.done("init-1")
+    if began:
+        table.stage("run-1", running={"a": 1})
+    table.leave("run-1")
+    if not began:
+        assert table.where() == (Phase.INIT, JobStatus.HELD)
+        return
+    assert table.result().outcome == "infrastructure_error"
+    assert table.where() is None
 
 
 def test_a_report_renews_the_leases_of_the_jobs_that_it_names() -> None:
