@@ -88,7 +88,7 @@ from prorl_zmq.wire.messages.stages import (
     Task,
     TurnsShown,
 )
-from prorl_zmq.wire.messages.watching import Peek, PeekTurns, TurnsSoFar, ViewBatch, Watch
+from prorl_zmq.wire.messages.watching import ListSteps, Peek, PeekTurns, TurnsSoFar, ViewBatch, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -305,7 +305,7 @@ TEMPLATES: list[Any] = [
     NextGroup("r", "s", "batch", "c", ("a.1",), feeds=True),
     CloseBatch("r", "s", "batch"),
     *(SessionAlive("r", "s"), NoteWeights("r", 3), RelayBlocks("r", "s", ("one",)), ListNodes("r")),
-    *(Watch("r", since=1), Peek("r", "one"), PeekTurns("r", "one"), ViewBatch("r", "batch")),
+    *(Watch("r", since=1), Peek("r", "one"), PeekTurns("r", "one"), ViewBatch("r", "batch"), ListSteps("r")),
     *(
         Trace("r", "one"),
         StartPhase(**ON_STAGE, phase=Phase.RUN),

@@ -131,6 +131,8 @@ class BatchRecord:
     """None: a process before this one has opened it."""
     ended_at: float | None = None
     """When it was met, short or failed, and so needed no more jobs."""
+    served_at: float | None = None
+    """When its client was sent the last group."""
     taken_over: list[str] = field(default_factory=list)
     """Groups that earlier batches had begun."""
     taken_running: int = 0

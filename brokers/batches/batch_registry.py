@@ -9,6 +9,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from ...errors import UnknownBatch
+from .training_steps import TrainingSteps
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,6 +29,7 @@ class BatchRegistry:
         """By name; those too that have no batch now, and carry groups."""
         self.batches: dict[str, BatchRecord] = {}
         """By id, in the order in which they were opened."""
+        self.steps = TrainingSteps()
         self._remembered: OrderedDict[str, RememberedBatch] = OrderedDict()
 
     def __len__(self) -> int:
@@ -62,6 +64,7 @@ class BatchRegistry:
     def remove(self, batch_id: str, now: float) -> BatchRecord:
         """Forget an open batch, but for what may be looked at."""
         batch = self.batches.pop(batch_id)
+        self.steps.closed(batch, now)
         self._remembered[batch_id] = batch.remembered(now)
         self._remembered.move_to_end(batch_id)
         if len(self._remembered) > REMEMBERED_LIMIT:

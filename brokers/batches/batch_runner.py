@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from ...wire.messages.batches import BatchOptions, BatchReport, BatchStatus
     from ...wire.messages.jobs import Job
-    from ...wire.messages.watching import BatchView, ViewBatch
+    from ...wire.messages.watching import BatchView, ListSteps, StepList, ViewBatch
     from ..journal.records import Finished, JobState
     from ..rollout.jobs import Jobs
     from ..rollout.task_catalog import TaskCatalog
@@ -218,6 +218,7 @@ class BatchRunner:
 
     def set_version(self, weight_version: int, now: float) -> None:
         self._jobs.writes.note(WEIGHTS, msgspec.msgpack.encode(weight_version))
+        self._batches.steps.weights_changed(weight_version, now)
         self._enqueue(self._sampler.set_version(weight_version, now))
 
     def status(self, batch: BatchRecord) -> BatchStatus:
@@ -252,6 +253,10 @@ class BatchRunner:
         status = self.status(batch)
         worked_s = self._jobs.table.worked_s
         return batch_view(request.request_id, batch, status, version, lambda job_id: worked_s(job_id, now), wall)
+
+    def steps(self, request: ListSteps, now: float, at: float) -> StepList:
+        """List the batches that were closed last; `at` is `now` in seconds since 1970."""
+        return self._batches.steps.listed(request.request_id, now, at)
 
     # What happens -----------------------------------------------------------------------------------------------------
 

@@ -251,7 +251,8 @@ class BatchSampler:
         """A client was sent a group: it is not taken back from now on."""
         batch = self._batches.get(group.batch_id)
         if not group.given_to and batch is not None:
-            batch.stats.kept.add(group.rollouts.values())
+            batch.stats.kept.add(group.rollouts.values(), self.version)
+            batch.served_at = now
             self._changes.batch(batch)
         group.given_to, group.given_at = client_id, now
         self._changes.group(group)
@@ -350,7 +351,7 @@ class BatchSampler:
             if verdict == Verdict.KEEP:
                 self._keep(batch, group)
             else:
-                batch.stats.drop(group.rollouts.values())
+                batch.stats.drop(group.rollouts.values(), self.version)
                 self._abandon(group, DiscardReason.NOT_KEPT)
         elif verdict == Verdict.DROP:
             if batch.options.stop_early or not group.running:

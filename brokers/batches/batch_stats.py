@@ -78,16 +78,22 @@ class RolloutCounts(msgspec.Struct, array_like=True):
     reward: _Values = msgspec.field(default_factory=_Values)
     tokens: _Values = msgspec.field(default_factory=_Values)
     seconds: _Values = msgspec.field(default_factory=_Values)
+    staleness: _Values = msgspec.field(default_factory=_Values)
 
-    def add(self, rollouts: Iterable[Rollout]) -> None:
+    def add(self, rollouts: Iterable[Rollout], version: int) -> None:
+        """Add some; `version` is that of the weights now."""
         for rollout in rollouts:
+            self.staleness.add(max(0, version - rollout.version))
             self.reward.add(rollout.reward)
             self.tokens.add(rollout.tokens)
             self.seconds.add(rollout.seconds)
 
     def distribution(self) -> RolloutDistribution:
         return RolloutDistribution(
-            reward=self.reward.distribution(), tokens=self.tokens.distribution(), seconds=self.seconds.distribution()
+            reward=self.reward.distribution(),
+            tokens=self.tokens.distribution(),
+            seconds=self.seconds.distribution(),
+            staleness=self.staleness.distribution(),
         )
 
 
@@ -122,9 +128,9 @@ class BatchStats(msgspec.Struct, array_like=True):
         self.failed += 1
         self.failures[reason] = self.failures.get(reason, 0) + 1
 
-    def drop(self, rollouts: Iterable[Rollout]) -> None:
+    def drop(self, rollouts: Iterable[Rollout], version: int) -> None:
         self.dropped_groups += 1
-        self.dropped.add(rollouts)
+        self.dropped.add(rollouts, version)
 
     def give_up(self, prompt_id: str, failures: dict[str, int]) -> None:
         self.given_up_groups += 1

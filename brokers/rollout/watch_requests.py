@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ...errors import UnknownJob
-from ...wire.messages.watching import Peek, Peeked, ViewBatch, Watch, Watched
+from ...wire.messages.watching import ListSteps, Peek, Peeked, ViewBatch, Watch, Watched
 from .ended_counts import EndedCounts
 from .job_rows import job_row
 
@@ -32,7 +32,9 @@ class WatchRequestHandler:
         """Count, once per heartbeat, the jobs that have ended."""
         self._ended.note(self._jobs.table.outcomes, at)
 
-    def answer(self, request: Watch | Peek | ViewBatch, now: float) -> tuple[WatchingReply, Sequence[Frame]]:
+    def answer(
+        self, request: Watch | Peek | ViewBatch | ListSteps, now: float
+    ) -> tuple[WatchingReply, Sequence[Frame]]:
         """Return the reply, and the frames behind it.
 
         Raises:
@@ -43,6 +45,8 @@ class WatchRequestHandler:
                 return self._watched(request, time.time()), ()
             case Peek():
                 return self._peeked(request)
+            case ListSteps():
+                return self._batches.steps(request, now, time.time()), ()
             case ViewBatch():
                 return self._batches.view(request, now, time.time()), ()
 

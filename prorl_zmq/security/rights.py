@@ -56,7 +56,7 @@ from ..wire.messages.front_door import (
     Trace,
 )
 from ..wire.messages.nodes import ListNodes
-from ..wire.messages.watching import Peek, PeekTurns, ViewBatch, Watch
+from ..wire.messages.watching import ListSteps, Peek, PeekTurns, ViewBatch, Watch
 
 
 class Listener(StrEnum):
@@ -83,7 +83,7 @@ CONNECTING_ROLES: dict[Listener, frozenset[KeyRole]] = {
 _Kinds = frozenset[type[msgspec.Struct]]
 _EVERYBODY: _Kinds = frozenset({Hello, Status, ListNodes, ListBackends})
 _BATCHES: _Kinds = frozenset({OpenBatch, Feed, NextGroup, CloseBatch, SessionAlive})
-_WATCHING: _Kinds = frozenset({Watch, Peek, PeekTurns, ViewBatch})
+_WATCHING: _Kinds = frozenset({Watch, Peek, PeekTurns, ViewBatch, ListSteps})
 _WEIGHTS: _Kinds = frozenset(
     {NoteWeights, BeginWeights, EndWeights, CancelWeights, LoadWeights, SetWeightVersion, HoldWeights}
 )

@@ -31,7 +31,7 @@ else:
     playwright = Later("playwright.sync_api")
 
 pytestmark = pytest.mark.xdist_group("dashboard")
-VIEWS = ("", "jobs", "batches", "nodes", "backends", "runs")
+VIEWS = ("", "jobs", "batches", "training", "nodes", "backends", "runs")
 
 
 def go(page: Page, place: str) -> None:
@@ -273,6 +273,22 @@ def test_hostile_text_is_shown_as_text_and_never_run(served: SharedService, runs
     assert dashboard.evaluate(tried) == "TypeError"  # even a fault of ours could make no HTML of text
 
 
+def check_training(page: Page, session: str, batch_id: str) -> None:
+    """Look at the one step of a session."""
+    go(page, f"#/training?session={session}")
+    charts = page.locator(".charts").get_by_role("img")
+    playwright.expect(charts).to_have_count(4)
+    playwright.expect(charts.first).to_have_attribute("aria-label", re.compile("^Reward over 1 step;"))
+    playwright.expect(page.locator(".figure", has_text="step").first).to_contain_text("1 of 1")
+    playwright.expect(page.locator(".figure", has_text="reward")).to_contain_text("3 rollouts, 4 groups kept")
+    row = page.get_by_role("region", name="Steps", exact=True).locator("tbody tr")
+    playwright.expect(row).to_have_count(1)
+    playwright.expect(row.locator("a")).to_have_attribute("href", f"#/batches/{batch_id}")
+    page.get_by_role("group", name="Step 1 of 1").focus()
+    page.keyboard.press("ArrowLeft")
+    playwright.expect(page.get_by_role("group", name="Step 1 of 1")).to_be_focused()
+
+
 @pytest.mark.proof(quick=True)
 def test_a_batch_shows_its_groups_and_rollouts(served: SharedService, dashboard: Page) -> None:
     with served.client() as client, client.open_batch(4, 3, keep="all") as batch:
@@ -287,6 +303,9 @@ def test_a_batch_shows_its_groups_and_rollouts(served: SharedService, dashboard:
         playwright.expect(dashboard.get_by_role("heading", name="math")).to_be_visible()
         go(dashboard, f"#/batches/{batch.batch_id}")
         playwright.expect(dashboard.get_by_text("Waits now for")).to_be_visible()
+    playwright.expect(dashboard.get_by_text("This batch is closed.")).to_be_visible()
+    check_training(dashboard, client.session, batch.batch_id)
+    go(dashboard, f"#/batches/{batch.batch_id}")
     playwright.expect(dashboard.get_by_text("This batch is closed.")).to_be_visible()
     playwright.expect(dashboard.get_by_text("Waits now for")).to_have_count(0)
 

@@ -36,7 +36,7 @@ from prorl_zmq.wire.messages.front_door import (
     Trace,
 )
 from prorl_zmq.wire.messages.nodes import ListNodes
-from prorl_zmq.wire.messages.watching import Peek, PeekTurns, ViewBatch, Watch
+from prorl_zmq.wire.messages.watching import ListSteps, Peek, PeekTurns, ViewBatch, Watch
 
 LOOK = {Status, ListNodes, ListBackends}
 WEIGHTS = {BeginWeights, EndWeights, CancelWeights, LoadWeights}
@@ -44,7 +44,7 @@ PROMISED = {
     KeyRole.TRAINER: LOOK | WEIGHTS | {Submit, Collect, Cancel, Trace, OpenBatch, Feed, NextGroup, CloseBatch},
     KeyRole.OPERATOR: LOOK
     | WEIGHTS
-    | {Cancel, Trace, ListSessions, EndSession, Watch, Peek, PeekTurns, ViewBatch}
+    | {Cancel, Trace, ListSessions, EndSession, Watch, Peek, PeekTurns, ViewBatch, ListSteps}
     | {AddBackend, DrainBackend, RemoveBackend, ClearBackends},
     KeyRole.STAGE: {Assign, Release, AddBackend, BackendAlive, RemoveBackend, Generate},
 }

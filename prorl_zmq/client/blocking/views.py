@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from ...wire.messages.base import new_id
 from ...wire.messages.front_door import EndSession, ListSessions
-from ...wire.messages.watching import TURNS_WAIT_S, Peek, PeekTurns, ViewBatch, Watch
+from ...wire.messages.watching import TURNS_WAIT_S, ListSteps, Peek, PeekTurns, ViewBatch, Watch
 from ..requests import check_job_ids, read_arrays, read_reply, read_trajectory
 
 if TYPE_CHECKING:
     from ...data.trajectory import TokenArrays, Trajectory
     from ...wire.messages.front_door import SessionList, SessionStopped
     from ...wire.messages.jobs import Result
-    from ...wire.messages.watching import BatchView, Peeked, TurnsPeeked, Watched
+    from ...wire.messages.watching import BatchView, Peeked, StepList, TurnsPeeked, Watched
     from .connection import ServiceConnection
 
 
@@ -95,6 +95,11 @@ class Views:
             UnknownBatch: there is none of that id (any more), or more than one.
         """
         reply: BatchView = self._service.ask(ViewBatch(new_id(), batch_id), self._service.until(timeout_s))
+        return reply
+
+    def steps(self, *, timeout_s: float | None = None) -> StepList:
+        """List the batches that were closed last, as the steps of trainings, and when weights changed."""
+        reply: StepList = self._service.ask(ListSteps(new_id()), self._service.until(timeout_s))
         return reply
 
     def sessions(self, *, timeout_s: float | None = None) -> SessionList:

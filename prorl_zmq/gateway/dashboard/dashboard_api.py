@@ -13,10 +13,20 @@ from msgspec import Meta
 
 from ...errors import ConfigError, NotAllowed
 from ...watching.overview import Overview
+from ...watching.training import Training  # noqa: TC001 - msgspec reads annotations at run time
 from ...wire.messages.backends import DrainBackend
 from ...wire.messages.base import ATTEMPT_LIMIT, KeyRole, new_id
 from ...wire.messages.front_door import Cancel, JobTrace
-from ...wire.messages.watching import BatchView, Peek, PeekTurns, Tokens, ViewBatch, Watch
+from ...wire.messages.watching import (
+    BATCH_STEPS_LIMIT,
+    BatchView,
+    ListSteps,
+    Peek,
+    PeekTurns,
+    Tokens,
+    ViewBatch,
+    Watch,
+)
 from ..bodies import Body, CancelledBody
 from ..connection import check_may
 from ..endpoint import Endpoint, NoQuery
@@ -52,6 +62,19 @@ class TurnsQuery(NoQuery, frozen=True):
     attempt: Annotated[int, Meta(ge=0, le=ATTEMPT_LIMIT)] = 0
     tokens: Tokens = 0
     """Of that attempt: if it has come no further, no turns are sent."""
+
+
+class StepsQuery(NoQuery, frozen=True):
+    """How many steps."""
+
+    last: Annotated[int, Meta(ge=1, le=BATCH_STEPS_LIMIT)] = 500
+    """Of each session."""
+
+
+class Trainings(Body, frozen=True):
+    """The sessions that had batches, that of the last step first."""
+
+    trainings: tuple[Training, ...]
 
 
 class RunQuery(NoQuery, frozen=True):
@@ -95,6 +118,7 @@ class DashboardApi:
             Endpoint("GET", "/v1/jobs/{job_id}/turns", self.turns, LiveTurns, query=TurnsQuery),
             Endpoint("POST", "/v1/jobs/{job_id}/cancel", self.cancel, CancelledBody),
             Endpoint("GET", "/v1/batches/{batch_id}/view", self.batch, BatchView),
+            Endpoint("GET", "/v1/trainings", self.trainings, Trainings, query=StepsQuery),
             Endpoint("GET", "/v1/runs", self.runs, Runs),
             Endpoint("GET", "/v1/runs/figures", self.run, RunFigures, query=RunQuery),
             Endpoint("GET", "/v1/runs/comparison", self.comparison, RunComparison, query=ComparisonQuery),
@@ -149,6 +173,11 @@ class DashboardApi:
         """Show a batch: its groups, their rollouts, and what it waits for; of a closed one, what it came to."""
         call.sender.check(ViewBatch(new_id(), call.path["batch_id"]))
         return await self._views.batch(call.path["batch_id"])
+
+    async def trainings(self, call: Call) -> Trainings:
+        """Show the last steps of each session that had batches: reward, length, staleness, overlap."""
+        call.sender.check(ListSteps(new_id()))
+        return Trainings(trainings=tuple(await self._views.trainings(call.query.last)))
 
     async def runs(self, call: Call) -> Runs:
         """List the evaluations (`prorl eval`) in the folder that the dashboard was told of."""

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from ...service.rollout_brokers import ask_all, fates, the_answer, trace_in
+from ...watching.training import trainings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ...client.asynchronous.client import AsyncRolloutClient
     from ...data.trajectory import TokenArrays, Trajectory
+    from ...watching.training import Training
     from ...wire.messages.front_door import JobTrace
     from ...wire.messages.jobs import Result
     from ...wire.messages.watching import BatchView, TurnsPeeked
@@ -38,6 +42,12 @@ class ServiceViews:
 
     async def batch(self, batch_id: str) -> BatchView:
         return the_answer(await ask_all(self._clients, lambda client: client.views.batch(batch_id)))
+
+    async def trainings(self, last: int) -> list[Training]:
+        """Return the last steps of each session that had batches."""
+        answers = await ask_all(self._clients, lambda client: client.views.steps())
+        answers.check()
+        return [replace(one, steps=one.steps[-last:]) for one in trainings(answers.found)]
 
     async def cancel(self, job_id: str) -> dict[str, str]:
         answers = await ask_all(self._clients, lambda client: client.cancel(job_id))

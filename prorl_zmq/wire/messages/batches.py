@@ -138,6 +138,8 @@ class RolloutDistribution(Part, frozen=True, kw_only=True):
     tokens: Distribution = Distribution()
     seconds: Distribution = Distribution()
     """From start to end, in all phases."""
+    staleness: Distribution = Distribution()
+    """Versions that the oldest token was behind the announced weights, as its group was sent or dropped."""
 
 
 class GivenUpGroup(Part, frozen=True):

@@ -31,6 +31,8 @@ ENDED_INTERVAL_S = 10.0
 """What jobs that ended are counted by; each interval begins at a multiple of it."""
 CELLS_LIMIT = 16_384
 """Most rollouts of one reply."""
+BATCH_STEPS_LIMIT = 2000
+"""Closed batches of one reply."""
 TURNS_LIMIT, TOKENS_LIMIT = 20, 5000
 """Most turns of a running job that are shown, and most tokens of them: 64 KiB."""
 TURNS_WAIT_S = 3.0
@@ -234,5 +236,45 @@ class BatchView(Reply, frozen=True, kw_only=True):
     """When it needed no more rollouts: met, short, failed, or closed; None: it goes on, or as above."""
 
 
-WatchingRequest = Watch | Peek | PeekTurns | ViewBatch
-WatchingReply = Watched | Peeked | TurnsPeeked | BatchView
+class ListSteps(Request, frozen=True):
+    """List the batches that were closed last, as the steps of trainings, and when weights changed."""
+
+
+class BatchStep(Part, frozen=True, kw_only=True, array_like=True):
+    """A batch that was closed. Times are in seconds since 1970; None: not known, or it never was."""
+
+    batch_id: str
+    session: str
+    opened_at: float | None
+    ended_at: float | None
+    """When it needed no more rollouts."""
+    served_at: float | None
+    """When its client was sent the last group."""
+    closed_at: float
+    weight_version: int
+    """The announced one as it was closed."""
+    groups: int
+    """Kept."""
+    rollouts: int
+    """That its client was sent; what follows are means over them."""
+    failed: int
+    reward: float
+    tokens: float
+    tokens_p90: float
+    seconds: float
+    staleness: float
+    """Versions that the oldest token of a rollout was behind the announced weights as it was sent."""
+    staleness_most: float
+
+
+class StepList(Reply, frozen=True, kw_only=True):
+    """Answer to `ListSteps`: since the broker was started."""
+
+    steps: tuple[BatchStep, ...] = ()
+    """The oldest first."""
+    weights: tuple[tuple[int, float], ...] = ()
+    """The versions that were announced, and when, in seconds since 1970."""
+
+
+WatchingRequest = Watch | Peek | PeekTurns | ViewBatch | ListSteps
+WatchingReply = Watched | Peeked | TurnsPeeked | BatchView | StepList

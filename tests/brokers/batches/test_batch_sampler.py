@@ -461,3 +461,27 @@ def test_a_policy_that_gives_no_bool_fails(trainer: Trainer) -> None:
     trainer.launch(2)
     trainer.complete(0.0, 1.0)
     assert "gave a str, not a bool" in trainer.sampler.registry.batch(batch).problem
+
+
+def test_a_closed_batch_is_listed_as_a_step_of_its_training(trainer: Trainer) -> None:
+    steps = trainer.sampler.registry.steps
+    trainer.now = 5.0
+    batch = trainer.open()
+    trainer.feed(batch, "p")
+    trainer.launch(2)
+    trainer.now = 9.0
+    trainer.note(trainer.sampler.set_version(3, trainer.now))
+    steps.weights_changed(3, trainer.now)
+    steps.weights_changed(3, 9.5)  # announced again
+    trainer.now = 10.0
+    trainer.complete(0.0, 1.0, version=1)
+    (group,) = trainer.sampler.registry.batch(batch).ready.values()
+    trainer.sampler.mark_given(group, "client", 11.0)
+    trainer.note(trainer.sampler.close(batch, 12.0))
+    listed = steps.listed("r", 20.0, 1020.0)
+    (step,) = listed.steps
+    assert (step.batch_id, step.session, step.weight_version) == (batch, "s", 3)
+    assert (step.opened_at, step.ended_at, step.served_at, step.closed_at) == (1005.0, 1010.0, 1011.0, 1012.0)
+    assert (step.groups, step.rollouts, step.failed, step.reward, step.tokens) == (1, 2, 0, 0.5, 10.0)
+    assert (step.staleness, step.staleness_most) == (2.0, 2.0)
+    assert listed.weights == ((3, 1009.0),)

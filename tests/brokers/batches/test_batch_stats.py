@@ -19,7 +19,7 @@ def rollouts(rewards: list[float]) -> list[Rollout]:
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=200))
 def test_spreads_are_those_of_the_numbers(rewards: list[float]) -> None:
     stats = BatchStats()
-    stats.kept.add(rollouts(rewards))
+    stats.kept.add(rollouts(rewards), 0)
     distribution = stats.report().kept.reward
     ordered = sorted(rewards)
     assert distribution.count == len(rewards)
@@ -36,13 +36,14 @@ def test_of_nothing_everything_is_zero() -> None:
 
 def test_it_outlives_its_process() -> None:
     stats = BatchStats()
-    stats.kept.add(rollouts([0.0, 1.0]))
-    stats.drop(rollouts([1.0, 1.0]))
+    stats.kept.add(rollouts([0.0, 1.0]), 3)
+    stats.drop(rollouts([1.0, 1.0]), 1)
     stats.waste(DiscardReason.STALE, [3.0, 4.0])
     stats.give_up("prompt", {"timeout": 2})
     again = msgspec.msgpack.decode(msgspec.msgpack.encode(stats), type=BatchStats)
     assert again.report() == stats.report()
     assert again.report().wasted_s == {"stale": 7.0}
+    assert (again.report().kept.staleness.mean, again.report().dropped.staleness.most) == (3.0, 1.0)
 
 
 def test_only_the_last_groups_that_were_given_up_are_named() -> None:

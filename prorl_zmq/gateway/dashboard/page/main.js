@@ -16,11 +16,13 @@ import { nodes } from "./views/nodes.js";
 import { overview } from "./views/overview.js";
 import { run } from "./views/run.js";
 import { runs } from "./views/runs.js";
+import { training } from "./views/training.js";
 
 const VIEWS = [
   ["", "Overview", overview],
   ["jobs", "Jobs", jobs, job],
   ["batches", "Batches", batches, batch],
+  ["training", "Training", training],
   ["nodes", "Nodes", nodes],
   ["backends", "Backends", backends],
   ["runs", "Runs", runs, run],

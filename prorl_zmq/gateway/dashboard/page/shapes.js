@@ -60,6 +60,7 @@ const SHAPES = {
   },
   span: { end_s: null, stage_id: "", node: "", backends: [], error: null },
   result: { metrics: {}, timings: {}, notes: {}, steps: [], reward: null, error: null },
+  trainingStep: { step_s: null, rollouts_share: null, trainer_share: null, overlap: null },
   soFar: { backend: "", turns: 0, tokens: 0, shown_turns: 0, shown_tokens: 0, policy_turns_before: 0, cut_tokens: 0, steps: [] },
   transcript: { turns: [], tokens: null, token_ids: [], mask: [], logprobs: [], versions: [] },
 };
@@ -107,6 +108,9 @@ export const liveOf = (raw) => ({
   so_far: raw.so_far ? as("soFar", raw.so_far) : null,
   transcript: raw.transcript ? as("transcript", raw.transcript) : null,
 });
+
+export const trainingsOf = (raw) =>
+  raw.trainings.map((training) => ({ ...training, steps: all("trainingStep", training.steps) }));
 
 export function batchOf(raw) {
   const kept = { count: 0, mean: 0, ...raw.report.kept?.reward };

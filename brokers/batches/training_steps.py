@@ -1,0 +1,66 @@
+"""`TrainingSteps`: the batches that were closed last, each in a few figures, and when weights changed. Pure.
+
+In memory only: a restarted broker begins with none.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from ...wire.messages.watching import BATCH_STEPS_LIMIT, BatchStep, StepList
+
+if TYPE_CHECKING:
+    from .batch_records import BatchRecord
+
+TIMES = ("opened_at", "ended_at", "served_at", "closed_at")
+
+
+class TrainingSteps:
+    def __init__(self) -> None:
+        self._steps: deque[BatchStep] = deque(maxlen=BATCH_STEPS_LIMIT)
+        """With times as events have them."""
+        self._weights: deque[tuple[int, float]] = deque(maxlen=BATCH_STEPS_LIMIT)
+
+    def weights_changed(self, version: int, now: float) -> None:
+        """The trainer has announced weights."""
+        if not self._weights or self._weights[-1][0] != version:
+            self._weights.append((version, now))
+
+    def closed(self, batch: BatchRecord, now: float) -> None:
+        """A batch was closed, or its session is gone."""
+        kept = batch.stats.kept.distribution()
+        self._steps.append(
+            BatchStep(
+                batch_id=batch.batch_id,
+                session=batch.session,
+                opened_at=batch.opened_at,
+                ended_at=batch.ended_at,
+                served_at=batch.served_at,
+                closed_at=now,
+                weight_version=self._weights[-1][0] if self._weights else 0,
+                groups=batch.stats.kept_groups,
+                rollouts=kept.reward.count,
+                failed=batch.stats.failed,
+                reward=kept.reward.mean,
+                tokens=kept.tokens.mean,
+                tokens_p90=kept.tokens.p90,
+                seconds=kept.seconds.mean,
+                staleness=kept.staleness.mean,
+                staleness_most=kept.staleness.most,
+            )
+        )
+
+    def listed(self, request_id: str, now: float, at: float) -> StepList:
+        """Return all, the oldest first; `at` is `now` in seconds since 1970."""
+
+        def wall(time: float | None) -> float | None:
+            return at - (now - time) if time is not None else None
+
+        return StepList(
+            request_id,
+            steps=tuple(replace(step, **{name: wall(getattr(step, name)) for name in TIMES}) for step in self._steps),
+            weights=tuple((version, at - (now - changed)) for version, changed in self._weights),
+        )
