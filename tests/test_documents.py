@@ -98,6 +98,14 @@ def test_what_contributing_names_is_there() -> None:
         assert {folder.rstrip("/") for folder in folders[begin : begin + len(inside)]} == inside
 
 
+@pytest.mark.parametrize(("page", "part"), [("quick-start.md", "client"), ("concepts.md", "picture")])
+def test_pages_that_are_read_in_a_clone_have_the_readmes_parts_in_full(page: str, part: str) -> None:
+    marks = rf"<!-- --8<-- \[start:{part}\] -->\n(.*?)<!-- --8<-- \[end:{part}\] -->"
+    found = re.search(marks, PAGES[ROOT / "README.md"], re.DOTALL)
+    assert found is not None
+    assert found[1] in PAGES[ROOT / "docs" / page]
+
+
 @pytest.mark.parametrize("block", [block for block in blocks("toml") if FIXED_ENGINE not in block])
 def test_tables_are_right(block: str, tmp_path: Path) -> None:
     tables = tomllib.loads(block)
@@ -321,7 +329,7 @@ def test_an_image_is_built_and_served(folder: Path) -> None:
 
 
 def test_client_example(folder: Path, served: SharedService) -> None:
-    (example,) = [block for block in blocks("python") if "client.submit(Job(" in block]
+    (example,) = {block for block in blocks("python") if "client.submit(Job(" in block}
     printed = script(example, cwd=folder, environment=served.environment)
     assert len(re.findall(r"^completed [01]\.0 \(\d+,\) ", printed, re.MULTILINE)) == 8
 

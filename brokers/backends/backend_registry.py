@@ -80,14 +80,6 @@ class BackendRegistry:
             if lost is not None and lost.draining:  # that it fell silent meanwhile does not undo what it was asked
                 self._heap.drain(backend_id)
             self._hosts[backend_id] = _Host(now, backend.weight_version, EngineLoad())
-            if backend.weight_version < known:
-                log.warning(
-                    "backend %s came with weights %d after it had served %d (was it restarted?); it gets no jobs until "
-                    "it serves those or newer ones",
-                    backend_id,
-                    backend.weight_version,
-                    known,
-                )
         elif backend_id in self._hosts:
             self._hosts[backend_id].reported = None
 

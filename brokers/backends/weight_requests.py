@@ -195,6 +195,9 @@ class WeightRequests:
             if has_answered and not taking_back and backend.weight_version != request.weight_version:
                 self._ask_one(under_way, backend_id)
         self._catch_up(backend_id, now)
+        member = self._heap.member(backend_id)
+        if member.state == "behind" and not member.catch_up:
+            log.warning("backend %s gets no jobs: %s", backend_id, member.trouble)
 
     def tick(self, now: float) -> None:
         for under_way in [one for one in self._under_way.values() if one.until <= now]:

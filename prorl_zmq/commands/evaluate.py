@@ -238,6 +238,8 @@ def evaluate(
 
     with ExitStack() as stack:
         folder = stack.enter_context(RunFolder(out if out is not None else Path("eval") / file.stem, plan, fresh=fresh))
+        if folder.earlier is not None:
+            say("prorl eval", f"what {folder.path} had is in {folder.earlier}")
         _say_where_it_stands(folder)
         tracker = stack.enter_context(
             open_tracker(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, defaultdict
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,8 +47,8 @@ def submit(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Write results.jsonl and traces.jsonl (over older ones; without TASKS.jsonl, behind them) and one "
-            ".npz of arrays per job there; `prorl explain DIR` says what bounded the run.",
+            help="Write results.jsonl, traces.jsonl and one .npz of arrays per job there; `prorl explain DIR` says "
+            "what bounded the run. Results that are there move to DIR/earlier; without TASKS.jsonl, they stay.",
         ),
     ] = None,
     session: Annotated[
@@ -73,7 +75,7 @@ def submit(
     jobs, line_of = read_jobs(tasks) if tasks is not None else ([], {})
     client = async_client_of(connect, config, keys, service, session=_checked(session))
     if out is not None:
-        _make_folder(out, empty=tasks is not None)
+        _make_folder(out, new=tasks is not None)
     report = _Report(len(jobs), out, named=session is not None)
     screen = console()
     try:
@@ -198,11 +200,20 @@ def read_jobs(path: Path) -> tuple[list[Job], dict[str, int]]:
     return jobs, line_of
 
 
-def _make_folder(out: Path, *, empty: bool) -> None:
+def _make_folder(out: Path, *, new: bool) -> None:
+    """Make the folder of a submission; of a new one, put the results aside that are there."""
+    results = out / "results.jsonl"
     try:
+        if new and results.exists() and results.stat().st_size:
+            earlier = next(each for n in count(1) if not (each := out / "earlier" / str(n)).exists())
+            earlier.mkdir(parents=True)
+            for name in (TRACES, "arrays", results.name):  # the results last
+                with suppress(FileNotFoundError):
+                    (out / name).rename(earlier / name)
+            say("prorl submit", f"the results that {out} had are in {earlier}")
         (out / "arrays").mkdir(parents=True, exist_ok=True)
-        if empty:
-            for name in ("results.jsonl", TRACES):
+        if new:
+            for name in (results.name, TRACES):
                 (out / name).write_bytes(b"")
     except OSError as error:
         raise ConfigError(f"--out {out}: {error.strerror}") from error

@@ -269,10 +269,11 @@ def _show_phase(seen: PhaseSeen) -> None:
         screen.print(head.append(f"  {_said(seen.returned)}", style="not bold"))
         return
     screen.print(head.append(f"  raised {type(seen.raised).__name__}", style="red"))
-    if not isinstance(seen.raised, asyncio.CancelledError):
-        own = [each for each in traceback.extract_tb(seen.raised.__traceback__) if _is_the_tasks(each.filename)]
-        lines = [*traceback.format_list(own), *traceback.format_exception_only(seen.raised)]
-        screen.print(Text(_clean("".join(lines).rstrip())))
+    own = [each for each in traceback.extract_tb(seen.raised.__traceback__) if _is_the_tasks(each.filename)]
+    lines = traceback.format_list(own)
+    if not isinstance(seen.raised, asyncio.CancelledError):  # which says no more than where the phase was stopped
+        lines += traceback.format_exception_only(seen.raised)
+    screen.print(Text(_clean("".join(lines).rstrip())))
 
 
 def _is_the_tasks(file: str) -> bool:

@@ -95,6 +95,8 @@ class RunFolder:
     def __init__(self, path: Path, plan: Plan, *, fresh: bool = False) -> None:
         self.path = path
         self.plan = plan
+        self.earlier: Path | None = None
+        """Where the evaluation is that was put aside."""
         self._fresh = fresh
         self._latest: dict[tuple[int, int], Sample] = {}
         """The newest result of each rollout, by problem and sample."""
@@ -217,6 +219,9 @@ class RunFolder:
         if differing and not ((self.path / RESULTS).exists() and (self.path / RESULTS).stat().st_size):
             self._write_plan()  # nothing has come of the other
             return
+        if differing and all(says_nothing(each.result) for each in read_samples(self.path / RESULTS)):
+            self._put_aside()  # such as those of a task's file that was mended since
+            return
         if differing:
             raise ConfigError(
                 f"{self.path} has results of another plan: {'; '.join(differing)}. Name another --out, or give --fresh "
@@ -243,6 +248,7 @@ class RunFolder:
         for name in (*WRITTEN, PLAN):  # the plan last
             with contextlib.suppress(FileNotFoundError):
                 (self.path / name).rename(folder / name)
+        self.earlier = folder
 
     def _note(self, sample: Sample) -> None:
         self._job_ids.add(sample.job_id)

@@ -20,6 +20,7 @@ import resource
 import signal
 import socket
 import sys
+import traceback
 from typing import Any, BinaryIO, NoReturn
 
 import msgspec
@@ -122,6 +123,8 @@ def _answer(packed: bytes) -> bytes:
         function = functools.reduce(getattr, call.name.split("."), importlib.import_module(call.module))
         value: Any = function(*call.arguments)  # type: ignore[operator]
     except BaseException as error:  # noqa: BLE001 - also SystemExit: a grader has no way to end but by dying
+        with contextlib.suppress(Exception):  # it has printed too much, or has no memory left
+            traceback.print_exception(error.with_traceback(error.__traceback__ and error.__traceback__.tb_next))
         return msgspec.msgpack.encode(Answer(problem=f"{type(error).__name__}: {error}"[:4000], raised=True))
     try:
         answer = msgspec.msgpack.encode(Answer(value), enc_hook=_plain)

@@ -116,6 +116,18 @@ def test_a_request_without_a_reply_is_resent(
     assert len(set(broker.received)) == 1
 
 
+def test_a_client_that_waits_for_a_service_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(blocking, "RESEND_S", 0.1)
+    door = f"ipc://{tmp_path}/none"
+    with RolloutClient(door, timeout_s=1.0) as client, pytest.raises(RequestTimeout):
+        client.status()
+    (said,) = caplog.messages
+    assert said.startswith(f"no reply from {door} yet; waiting for up to ")
+    assert said.endswith(" s more: is the service running? (`prorl serve`)")
+
+
 @kinds
 def test_a_reply_to_another_request_is_not_taken(kind: str, start: Callable[..., Broker]) -> None:
     broker = start(lambda _number, _request: welcome("another"))

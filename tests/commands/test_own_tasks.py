@@ -253,8 +253,11 @@ def test_a_reward_that_is_no_number_is_an_infrastructure_error(write: Write) -> 
 
 
 def test_a_phase_that_hangs_ends_at_its_limit(write: Write) -> None:
-    done = tried(write(evaluate="await asyncio.sleep(600)"), *SAY, "--say", "be", "--limit", "1")
+    module = write(evaluate="await asyncio.sleep(600)")
+    line = module.read_text().splitlines().index("        await asyncio.sleep(600)") + 1
+    done = tried(module, *SAY, "--say", "be", "--limit", "1")
     assert done.returncode == 1
+    assert f'File "{module}", line {line}, in eval' in done.stdout
     assert "eval took longer than its limit of 1 s" in done.stdout
 
 

@@ -67,7 +67,8 @@ def test_topology_file_that_is_not_there(tmp_path: Path) -> None:
         (("prorl-engine", "--engine", "gpt"), "'gpt' is not"),
     ],
 )
-def test_wrong_flags(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
+def test_wrong_flags(arguments: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRORL_RUN_DIR", str(tmp_path / "run"))  # this account's own may have a training in it
     assert said in complaint(run(*arguments, cwd=tmp_path))
 
 

@@ -203,6 +203,19 @@ def test_another_plan_is_refused_with_what_differs_and_fresh_puts_the_old_one_as
     assert len(list((tmp_path / "earlier").iterdir())) == 2
 
 
+def test_another_plan_takes_the_folder_of_one_whose_rollouts_all_failed_for_other_reasons(tmp_path: Path) -> None:
+    """After the task's file was mended, the command that was to run the rollouts again was refused."""
+    plan = made_plan(2, 1)
+    with RunFolder(tmp_path, plan) as folder:
+        add(folder, made_sample(plan, 0, outcome=Outcome.FAILED, code="handler_failed"))
+        assert folder.earlier is None
+    other = made_plan(2, 1, temperature=0.5)
+    with RunFolder(tmp_path, other) as folder:
+        assert folder.earlier == tmp_path / "earlier" / plan.run_id
+        assert (folder.plan, folder.samples, len(folder.missing())) == (other, [], 2)
+    assert len(read_samples(tmp_path / "earlier" / plan.run_id / RESULTS)) == 1
+
+
 def test_a_folder_of_other_things_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(ConfigError, match="is no folder of an evaluation"), RunFolder(tmp_path, made_plan()):

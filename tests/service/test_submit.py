@@ -109,6 +109,20 @@ def test_a_file_of_more_jobs_than_the_session_may_hold_goes_through(tight: Local
     assert held(tight) == 0
 
 
+def test_results_of_an_earlier_submission_are_put_aside(tight: LocalService, tmp_path: Path) -> None:
+    """They were written over."""
+    tasks, out = tmp_path / "tasks.jsonl", tmp_path / "out"
+    for jobs in (2, 1, 1):
+        done = submitted(tight, task_file(tasks, [scripted() for _ in range(jobs)]), "--out", out)
+        assert done.returncode == 0, done.stderr
+        assert outcomes(out) == ["completed"] * jobs
+    assert f"prorl submit: the results that {out} had are in {out / 'earlier' / '2'}\n" in done.stderr
+    for place, jobs in ((out / "earlier" / "1", 2), (out / "earlier" / "2", 1), (out, 1)):
+        assert outcomes(place) == ["completed"] * jobs
+        assert (place / "traces.jsonl").read_text().count('"outcome":"completed"') == jobs
+        assert len(list((place / "arrays").iterdir())) == jobs
+
+
 def test_ctrl_c_cancels_collects_and_sums_up(tight: LocalService, patient: Path, tmp_path: Path) -> None:
     """It left the cancelled results in the service, under a name that nobody knew."""
     jobs = [*(scripted() for _ in range(4)), *(scripted(run="sleep") for _ in range(2 * HELD))]

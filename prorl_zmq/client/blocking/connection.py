@@ -7,6 +7,7 @@ and brokers answer its id the same way twice.
 
 from __future__ import annotations
 
+import logging
 import time
 import warnings
 import weakref
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from ...service.service_folder import ServiceFolder
     from ...wire.messages.front_door import Welcome
     from ..requests import Received
+
+log = logging.getLogger("prorl.client")
 
 FIND_S = 0.2
 """How often to look for a broker that has not been announced."""
@@ -74,7 +77,7 @@ class RequestConnection:
     ) -> Sequence[Received]:
         """Send a request with the frames behind its header, and return the frames of its reply, held up to `held_s`."""
         frames = [codec.encode(request), *payload]
-        started = time.monotonic()
+        started, first = time.monotonic(), isinstance(request, Hello)
         while True:
             self._socket.send(frames)
             resend_at = min(until, time.monotonic() + held_s + RESEND_S)
@@ -82,11 +85,14 @@ class RequestConnection:
             if received is not None:
                 return received
             self._follow()
-            if time.monotonic() >= until:
-                waited = time.monotonic() - started
-                why = self._socket.handshake.problem or "is the service running? (`prorl serve`)"
+            now, why = time.monotonic(), self._socket.handshake.problem or "is the service running? (`prorl serve`)"
+            if now >= until:
+                waited = now - started
                 message = f"no reply from {self._endpoint} within {waited:.1f} s; {why}"
                 raise RequestTimeout(message, timeout_s=waited)
+            if first:
+                first = False
+                log.warning("no reply from %s yet; waiting for up to %.0f s more: %s", self._endpoint, until - now, why)
 
     def close(self) -> None:
         """Close the socket; what waits for a reply gets `Closed`."""

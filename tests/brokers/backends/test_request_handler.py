@@ -287,13 +287,24 @@ def test_a_version_that_the_trainer_set_was_undone_by_the_next_heartbeat() -> No
     assert broker.listed() == ("behind", 2), "added by hand: the host knows better"
 
 
+def test_an_engine_that_comes_with_older_weights_than_the_trainers_is_named_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    broker = Broker()
+    broker.ask(add(heartbeats=True, version=1))
+    broker.ask(SetWeightVersion("set", 8))
+    assert "gets no jobs" not in caplog.text
+    broker.ask(add("late", heartbeats=True, version=1))
+    assert "backend late gets no jobs: it serves weights 1 where 8 are wanted: load them with" in caplog.text
+
+
 def test_an_engine_that_was_restarted_served_its_first_weights_unnoticed(caplog: pytest.LogCaptureFixture) -> None:
     broker = Broker()
     broker.ask(add(heartbeats=True))
     broker.ask(BackendAlive("alive", "x", 7))
     broker.ask(add(heartbeats=True))  # killed and started again within the lease
     assert broker.listed() == ("behind", 0)
-    assert "backend x came with weights 0 after it had served 7" in caplog.text
+    assert "backend x gets no jobs: it serves weights 0 where 7 are wanted: load them with" in caplog.text
     assert broker.ask(assign()) == {}
     broker.ask(BackendAlive("alive", "x", 6))
     assert broker.listed() == ("behind", 6)

@@ -44,6 +44,11 @@ def leave(path: str) -> float:
     return spin()
 
 
+def divide() -> float:
+    print("about to divide", flush=True)
+    return 1 / len("")
+
+
 def crash() -> float:
     print("about to crash", flush=True)
     ctypes.string_at(0)

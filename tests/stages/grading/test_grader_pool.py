@@ -137,6 +137,15 @@ def test_function_that_raises(function: Callable[[], float], said: str) -> None:
     assert said in error.message
 
 
+def test_function_that_raises_says_where() -> None:
+    error = failure(judges.divide)
+    assert (error.reason, error.message) == ("raised", "the grader divide raised ZeroDivisionError: division by zero")
+    line = judges.divide.__code__.co_firstlineno + 2
+    assert error.output.startswith(f'about to divide\nTraceback (most recent call last):\n  File "{judges.__file__}"')
+    assert f"line {line}, in divide" in error.output
+    assert "grader_process" not in error.output
+
+
 @pytest.mark.parametrize(
     ("what", "returns"),
     [
