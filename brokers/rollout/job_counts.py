@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ...wire.messages.jobs import Phase
 from ..journal.records import holder_of
-from .fair_queue import Flow, setting_of
+from .fair_queue import Flow, Shares, setting_of
 from .job_record import JobStatus
 from .stage_pool import Requirement
 
@@ -28,6 +28,7 @@ class JobCounts:
         """Of the open batches of a session, together."""
         self._flows: dict[str, Flow] = {}
         """By the holder of the jobs."""
+        self._shares = Shares()
         self._by_status: Counter[tuple[Phase, JobStatus]] = Counter()
         self._batched: Counter[tuple[Phase, str]] = Counter()
 
@@ -36,7 +37,8 @@ class JobCounts:
         flow = self._flows.get(holder)
         if flow is None:
             priority = setting_of(record.session, self._priorities, 0)
-            flow = self._flows[holder] = Flow(holder, self._weight(record.session, in_batch=record.in_batch), priority)
+            weight = self._weight(record.session, in_batch=record.in_batch)
+            flow = self._flows[holder] = Flow(holder, self._shares, weight, priority)
         flow.unfinished += 1
         record.flow = flow
 
@@ -45,6 +47,9 @@ class JobCounts:
         flow.unfinished -= 1
         if not flow.unfinished:
             del self._flows[flow.name]
+            flow.leave()
+            if not self._flows:
+                self._shares.weight = 0.0  # without what rounding has left
 
     def weigh_batches(self, weights: Mapping[str, float]) -> None:
         """Note the weight of each session's open batches, together; of a session without any, 1."""
