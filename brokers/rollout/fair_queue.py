@@ -6,8 +6,9 @@ the one whose count changed longest ago. So a flow that waits is below its share
 job takes, however much others have submitted.
 
 If each waiting flow has its share, rounded down, the flows take turns in proportion to their weights (stride
-scheduling: each slot that a flow gets moves its place by 1 / weight, and the smallest place is next). So a flow whose
-share is less than a slot gets one in turn, and what one flow leaves is divided among the others.
+scheduling: each slot that a flow gets moves its place by 1 / weight, and the flow is next that comes to the smallest
+place; a flow that waits anew starts from the mean place). So a flow whose share is less than a slot gets one in turn,
+and what one flow leaves is divided among the others.
 
 A flow of a higher priority goes first, whatever its share. Within a flow jobs start in the order of acceptance.
 """
@@ -48,7 +49,7 @@ class Shares:
     weight: float = 0.0
     used: dict[Phase, int] = field(default_factory=lambda: dict.fromkeys(Phase, 0))
     place: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(Phase, 0.0))
-    """The least of the flows that waited where a slot was given last."""
+    """The mean of the flows' places: each slot moves it by 1 / the weight of all."""
 
 
 @dataclass(slots=True, eq=False)
@@ -64,7 +65,7 @@ class Flow:
     """Slots of RUN and of EVAL; for INIT the jobs that it has begun and RUN has not ended, since these take from what
     INIT may prepare."""
     place: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(Phase, 0.0))
-    """Where it stands in turns: the smallest is next."""
+    """Where it stands in turns."""
     marks: dict[Phase, dict[Requirement, dict[str, Flow]]] = field(
         default_factory=lambda: {phase: {} for phase in Phase}
     )
@@ -76,7 +77,9 @@ class Flow:
     def moved(self, phase: Phase, change: int, *, held: bool) -> None:
         """Count a job that comes to a phase (1) or leaves it (-1), as queued or as `held`."""
         if held and change > 0:
-            self.place[phase] += 1 / self.weight
+            reached = self.shares.place
+            reached[phase] += 1 / max(self.shares.weight, self.weight)  # rounding may have lost a small weight
+            self.place[phase] = max(self.next_place(phase), reached[phase])
         if phase == Phase.RUN or (held and phase == Phase.INIT):
             self._use(Phase.INIT, change)
         if held and phase != Phase.INIT:
@@ -106,7 +109,11 @@ class Flow:
         """Return its place among the flows that wait for a phase: the smallest is next."""
         if self.is_below_share(phase):
             return -self.priority, False, self.load(phase)
-        return -self.priority, True, self.place[phase]
+        return -self.priority, True, self.next_place(phase)
+
+    def next_place(self, phase: Phase) -> float:
+        """Return where it comes to with one more slot."""
+        return self.place[phase] + 1 / self.weight
 
     def _use(self, phase: Phase, change: int) -> None:
         self.used[phase] += change
@@ -151,8 +158,6 @@ class FairQueue:
 
     def pop(self, flow: Flow) -> Entry:
         """Take the oldest job of a flow."""
-        phase = self._requirement.role
-        flow.shares.place[phase] = max(flow.shares.place[phase], self._least_place())
         entries = self._entries[flow.name]
         entry = heapq.heappop(entries)
         if not entries:
@@ -176,27 +181,18 @@ class FairQueue:
         if self.flows.get(flow.name) is not flow:  # new here, or new again: all jobs that it had were cancelled
             phase = self._requirement.role
             if not flow.marks[phase]:  # it waits anew, and may not claim what it left to others
-                least = self._least_place() if self.flows else flow.shares.place[phase]
-                flow.place[phase] = max(flow.place[phase], least)
+                flow.place[phase] = max(flow.place[phase], flow.shares.place[phase])
             self.flows[flow.name] = self._marked[flow.name] = flow
             flow.marks[phase][self._requirement] = self._marked
             self._entries[flow.name] = []
         return self._entries[flow.name]
-
-    def _least_place(self) -> float:
-        """Return the least place of the flows that wait here."""
-        phase = self._requirement.role
-        if len(self.flows) == 1:
-            return next(iter(self.flows.values())).place[phase]
-        self._rank()
-        return self.flows[self._places.first() or ""].place[phase]
 
     def _rank(self) -> None:
         """Move the flows that have changed to their places."""
         phase = self._requirement.role
         for flow in self._marked.values():
             self._loads.set(flow.name, flow.load(phase), -flow.priority)
-            self._places.set(flow.name, flow.place[phase], -flow.priority)
+            self._places.set(flow.name, flow.next_place(phase), -flow.priority)
         self._marked.clear()
 
 
