@@ -1,9 +1,14 @@
 """Which flow gets the next slot: each its share by weight, at every moment. Pure.
 
 A flow is one session's plain jobs, or the jobs of its batches. A free slot goes to the waiting flow for which
-(slots that it uses + 1) / weight is smallest; among equals to the one whose count changed longest ago. This is
-D'Hondt's rule, which grants each flow at least its share, rounded down. So a flow that waits is below its share for no
-longer than one job takes, however much others have submitted, and what one flow leaves is divided among the others.
+(slots that it uses + 1) / weight is smallest, if this does not exceed its share of all slots in use; among equals to
+the one whose count changed longest ago. So a flow that waits is below its share, rounded down, for no longer than one
+job takes, however much others have submitted.
+
+If each waiting flow has its share, rounded down, the flows take turns in proportion to their weights (stride
+scheduling: each slot that a flow gets moves its place by 1 / weight, and the flow is next that comes to the smallest
+place; a flow that waits anew starts from the mean place). So a flow whose share is less than a slot gets one in turn,
+and what one flow leaves is divided among the others.
 
 A flow of a higher priority goes first, whatever its share. Within a flow jobs start in the order of acceptance.
 """
@@ -25,6 +30,9 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value", int, float)
 
+ROUNDING = 1e-9
+"""Of sums of weights."""
+
 
 class Entry(NamedTuple):
     """A job's attempt that waits."""
@@ -35,43 +43,84 @@ class Entry(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
+class Shares:
+    """What all flows have together."""
+
+    weight: float = 0.0
+    used: dict[Phase, int] = field(default_factory=lambda: dict.fromkeys(Phase, 0))
+    place: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(Phase, 0.0))
+    """The mean of the flows' places: each slot moves it by 1 / the weight of all."""
+
+
+@dataclass(slots=True, eq=False)
 class Flow:
     """The jobs of one holder: what they use, and where some wait."""
 
     name: str
+    shares: Shares
     weight: float = 1.0
     priority: int = 0
     unfinished: int = 0
     used: dict[Phase, int] = field(default_factory=lambda: dict.fromkeys(Phase, 0))
     """Slots of RUN and of EVAL; for INIT the jobs that it has begun and RUN has not ended, since these take from what
     INIT may prepare."""
+    place: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(Phase, 0.0))
+    """Where it stands in turns."""
     marks: dict[Phase, dict[Requirement, dict[str, Flow]]] = field(
         default_factory=lambda: {phase: {} for phase in Phase}
     )
     """Of each queue in which jobs of this flow wait: the flows that have changed."""
 
+    def __post_init__(self) -> None:
+        self.shares.weight += self.weight
+
     def moved(self, phase: Phase, change: int, *, held: bool) -> None:
         """Count a job that comes to a phase (1) or leaves it (-1), as queued or as `held`."""
+        if held and change > 0:
+            reached = self.shares.place
+            reached[phase] += 1 / max(self.shares.weight, self.weight)  # rounding may have lost a small weight
+            self.place[phase] = max(self.next_place(phase), reached[phase])
         if phase == Phase.RUN or (held and phase == Phase.INIT):
-            self.used[Phase.INIT] += change
-            if queues := self.marks[Phase.INIT]:
-                for marked in queues.values():
-                    marked[self.name] = self
+            self._use(Phase.INIT, change)
         if held and phase != Phase.INIT:
-            self.used[phase] += change
-            if queues := self.marks[phase]:
-                for marked in queues.values():
-                    marked[self.name] = self
+            self._use(phase, change)
 
     def weigh(self, weight: float) -> None:
+        self.shares.weight += weight - self.weight
         self.weight = weight
         for queues in self.marks.values():
             for marked in queues.values():
                 marked[self.name] = self
 
-    def turn(self, phase: Phase) -> tuple[int, float]:
+    def leave(self) -> None:
+        """It has no more jobs: the others share its slots."""
+        self.shares.weight -= self.weight
+
+    def load(self, phase: Phase) -> float:
+        """Return how much of a phase it would use for its weight with one more slot."""
+        return (self.used[phase] + 1) / self.weight
+
+    def is_below_share(self, phase: Phase) -> bool:
+        """Return whether one more slot does not exceed its share of the slots in use, the new one included."""
+        share = self.weight * (self.shares.used[phase] + 1)  # of the weight of all
+        return (self.used[phase] + 1) * self.shares.weight <= share * (1 + ROUNDING)
+
+    def turn(self, phase: Phase) -> tuple[int, bool, float]:
         """Return its place among the flows that wait for a phase: the smallest is next."""
-        return -self.priority, (self.used[phase] + 1) / self.weight
+        if self.is_below_share(phase):
+            return -self.priority, False, self.load(phase)
+        return -self.priority, True, self.next_place(phase)
+
+    def next_place(self, phase: Phase) -> float:
+        """Return where it comes to with one more slot."""
+        return self.place[phase] + 1 / self.weight
+
+    def _use(self, phase: Phase, change: int) -> None:
+        self.used[phase] += change
+        self.shares.used[phase] += change
+        if queues := self.marks[phase]:
+            for marked in queues.values():
+                marked[self.name] = self
 
 
 class FairQueue:
@@ -82,7 +131,8 @@ class FairQueue:
         self.flows: dict[str, Flow] = {}
         self._entries: dict[str, list[Entry]] = {}
         """Of each flow, a heap."""
-        self._turns: LeastLoaded[str] = LeastLoaded()
+        self._loads: LeastLoaded[str] = LeastLoaded()
+        self._places: LeastLoaded[str] = LeastLoaded()
         self._marked: dict[str, Flow] = {}
         """Flows whose turn may have changed: the next question moves them to their places."""
 
@@ -100,11 +150,10 @@ class FairQueue:
         if len(self.flows) == 1:
             name = next(iter(self.flows))
         else:
-            for flow in self._marked.values():
-                tier, load = flow.turn(self._requirement.role)
-                self._turns.set(flow.name, load, tier)
-            self._marked.clear()
-            name = self._turns.first() or ""
+            self._rank()
+            name = self._loads.first() or ""
+            if not self.flows[name].is_below_share(self._requirement.role):
+                name = self._places.first() or ""
         return self.flows[name], self._entries[name][0]
 
     def pop(self, flow: Flow) -> Entry:
@@ -120,7 +169,8 @@ class FairQueue:
         del self.flows[flow.name]
         del flow.marks[self._requirement.role][self._requirement]
         self._marked.pop(flow.name, None)
-        self._turns.discard(flow.name)
+        self._loads.discard(flow.name)
+        self._places.discard(flow.name)
         return self._entries.pop(flow.name)
 
     def entries(self) -> Iterator[Entry]:
@@ -129,10 +179,21 @@ class FairQueue:
 
     def _of(self, flow: Flow) -> list[Entry]:
         if self.flows.get(flow.name) is not flow:  # new here, or new again: all jobs that it had were cancelled
+            phase = self._requirement.role
+            if not flow.marks[phase]:  # it waits anew, and may not claim what it left to others
+                flow.place[phase] = max(flow.place[phase], flow.shares.place[phase])
             self.flows[flow.name] = self._marked[flow.name] = flow
-            flow.marks[self._requirement.role][self._requirement] = self._marked
+            flow.marks[phase][self._requirement] = self._marked
             self._entries[flow.name] = []
         return self._entries[flow.name]
+
+    def _rank(self) -> None:
+        """Move the flows that have changed to their places."""
+        phase = self._requirement.role
+        for flow in self._marked.values():
+            self._loads.set(flow.name, flow.load(phase), -flow.priority)
+            self._places.set(flow.name, flow.next_place(phase), -flow.priority)
+        self._marked.clear()
 
 
 def setting_of(session: str, settings: Mapping[str, Value], default: Value) -> Value:

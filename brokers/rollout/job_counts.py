@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ...wire.messages.jobs import Phase
 from ...wire.messages.stages import SlotDemand
 from ..journal.records import holder_of
-from .fair_queue import Flow, setting_of
+from .fair_queue import Flow, Shares, setting_of
 from .job_record import JobStatus
 from .stage_pool import Requirement
 
@@ -30,8 +30,7 @@ class JobCounts:
         """Of the open batches of a session, together."""
         self._flows: dict[str, Flow] = {}
         """By the holder of the jobs."""
-        self._weight_sum: float | None = None
-        """Of all flows; None: one came, went or changed since it was summed up."""
+        self._shares = Shares()
         self._by_status: Counter[tuple[Phase, JobStatus]] = Counter()
         self._batched: Counter[tuple[Phase, str]] = Counter()
 
@@ -40,8 +39,8 @@ class JobCounts:
         flow = self._flows.get(holder)
         if flow is None:
             priority = setting_of(record.session, self._priorities, 0)
-            self._weight_sum = None
-            flow = self._flows[holder] = Flow(holder, self._weight(record.session, in_batch=record.in_batch), priority)
+            weight = self._weight(record.session, in_batch=record.in_batch)
+            flow = self._flows[holder] = Flow(holder, self._shares, weight, priority)
         flow.unfinished += 1
         record.flow = flow
 
@@ -50,12 +49,13 @@ class JobCounts:
         flow.unfinished -= 1
         if not flow.unfinished:
             del self._flows[flow.name]
-            self._weight_sum = None
+            flow.leave()
+            if not self._flows:
+                self._shares.weight = 0.0  # without what rounding has left
 
     def weigh_batches(self, weights: Mapping[str, float]) -> None:
         """Note the weight of each session's open batches, together; of a session without any, 1."""
         changed = {*weights, *self._batch_weights}
-        self._weight_sum = None
         self._batch_weights = dict(weights)
         for session in changed:
             flow = self._flows.get(holder_of(session, in_batch=True))
@@ -93,9 +93,7 @@ class JobCounts:
         )
         wanted = {Phase.INIT: init, Phase.RUN: init + run, Phase.EVAL: run + evaluate}
         slots = {phase: math.ceil(count / max(1, nodes)) for phase, count in wanted.items()}
-        if self._weight_sum is None:
-            self._weight_sum = sum(flow.weight for flow in self._flows.values()) or 1.0
-        return SlotDemand(slots, self._weight_sum)
+        return SlotDemand(slots, self._shares.weight or 1.0)
 
     def room(self, task: str, stages: StagePool) -> int:
         """Return how many more jobs of a task batches may submit now: as many are in INIT and RUN as both have slots.

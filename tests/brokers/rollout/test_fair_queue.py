@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
+from itertools import pairwise
 from typing import NamedTuple
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prorl_zmq.brokers.rollout.actions import Action, Start
-from prorl_zmq.brokers.rollout.fair_queue import Entry, FairQueue, Flow, setting_of
+from prorl_zmq.brokers.rollout.fair_queue import Entry, FairQueue, Flow, Shares, setting_of
 from prorl_zmq.brokers.rollout.job_counts import JobCounts
 from prorl_zmq.brokers.rollout.job_table import JobTable
 from prorl_zmq.brokers.rollout.stage_pool import Requirement
@@ -47,7 +48,8 @@ class Slots:
 
     def __init__(self, slots: int, weights: dict[str, float]) -> None:
         self.slots = slots
-        self.flows = {name: Flow(name, weight) for name, weight in weights.items()}
+        shares = Shares()
+        self.flows = {name: Flow(name, shares, weight) for name, weight in weights.items()}
         self.queue = FairQueue(RUN)
         self.waiting: Counter[str] = Counter()
         self.order: list[int] = []
@@ -114,11 +116,54 @@ def test_no_flow_waits_below_its_share_for_longer_than_a_job(
     assert not model.queue.flows
 
 
+@given(
+    st.integers(1, 8),
+    st.dictionaries(st.sampled_from("abcdefgh"), st.sampled_from([0.1, 0.5, 1.0, 2.0, 10.0]), min_size=2),
+)
+def test_flows_that_always_wait_get_slots_in_proportion_to_their_weights(slots: int, weights: dict[str, float]) -> None:
+    model, rounds = Slots(slots, weights), 200
+    for name in weights:
+        for number in range(rounds * slots):
+            model.arrive(ord(name) * 1_000_000 + number, Arrival(0, name, 1))
+    for now in range(rounds):
+        model.advance(now)
+    for name, weight in weights.items():
+        started = rounds * slots - model.waiting[name]
+        share = rounds * slots * weight / sum(weights.values())
+        assert abs(started - share) <= slots + len(weights), (name, started, share)
+
+
+@pytest.mark.parametrize(("weight", "others"), [(1.0, 1), (1.0, 8), (10.0, 1), (0.1, 3), (10.0, 30)])
+def test_sessions_of_one_job_at_a_time_get_their_share_and_no_more(weight: float, others: int) -> None:
+    """Each of their jobs is of a new flow, as the one before has ended."""
+    queue, shares, started, rounds = FairQueue(RUN), Shares(), Counter[str](), 4000
+    trainer = Flow("trainer", shares, weight)
+    for number in range(rounds):
+        queue.push(trainer, Entry(number, "trainer", 1))
+    for number in range(others):
+        queue.push(Flow(f"other-{number}", shares), Entry(number, "other", 1))
+    for number in range(rounds):
+        first = queue.first()
+        assert first is not None
+        flow, _ = first
+        queue.pop(flow)
+        for change in (1, -1):
+            flow.moved(Phase.RUN, change, held=True)
+        started[flow.name] += 1
+        if flow is not trainer:
+            flow.leave()
+            queue.push(Flow(flow.name, shares), Entry(number, "other", 1))
+    share = rounds * weight / (weight + others)
+    assert share / 1.5 <= started["trainer"] <= 1.5 * share
+    assert rounds - started["trainer"] >= (rounds - share) / 1.5
+
+
 def test_a_flow_that_came_again_under_its_name_is_counted_anew() -> None:
-    queue, old, new = FairQueue(RUN), Flow("a"), Flow("a")
+    shares = Shares()
+    queue, old, new = FairQueue(RUN), Flow("a", shares), Flow("a", shares)
     queue.push(old, Entry(1, "cancelled", 1))
     queue.push(new, Entry(2, "again", 1))
-    queue.push(Flow("b"), Entry(3, "other", 1))
+    queue.push(Flow("b", shares), Entry(3, "other", 1))
     new.moved(Phase.RUN, 1, held=True)
     assert [entry.job_id for _, entry in iter_of(queue)] == ["other", "again"]
 
@@ -180,6 +225,15 @@ def test_a_bulk_submission_leaves_another_sessions_batch_its_share(
     assert service.end_jobs(16)["trainer"] == expected, "the eight that ran, and the four that were prepared"
 
 
+def test_a_session_whose_share_is_less_than_a_slot_gets_one_in_turn() -> None:
+    service = Service({"large": 20.0}, {})
+    service.submit("large", 400)
+    service.submit("small", 10)
+    turns = [service.end_jobs(1)["small"] for _ in range(210)]
+    assert max(turns) == 1
+    assert 7 <= sum(not before and now for before, now in pairwise(turns)) <= 10, "one in 21 starts, later at first"
+
+
 def test_the_weight_of_a_batch_that_opens_counts_at_once() -> None:
     service = Service({}, {})
     service.submit("bulk", 100)
@@ -204,9 +258,10 @@ def test_the_first_pattern_that_fits_a_name_counts() -> None:
 
 
 def test_cancelled_jobs_that_never_had_their_turn_take_no_memory() -> None:
-    queue, urgent = FairQueue(RUN), Flow("urgent", priority=1)
+    queue, shares = FairQueue(RUN), Shares()
+    urgent = Flow("urgent", shares, priority=1)
     queue.push(urgent, Entry(0, "urgent", 1))
     for number in range(1, 101):  # each time a new flow, since all jobs of the one before were cancelled
-        queue.push(Flow("starved"), Entry(number, f"job-{number}", 1))
+        queue.push(Flow("starved", shares), Entry(number, f"job-{number}", 1))
     assert sorted(entry.job_id for entry in queue.entries()) == ["job-100", "urgent"]
     assert queue.first() == (urgent, Entry(0, "urgent", 1))
