@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 """Raised with every incompatible change; the hello of a peer with another one is refused."""
 JOB_LIMIT_BYTES = 4 * 2**20
 """Default limit on one packed job."""
