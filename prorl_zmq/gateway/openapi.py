@@ -47,9 +47,9 @@ def openapi_document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
         operation["responses"] |= {status: {"description": text, **problem} for status, text in PROBLEMS.items()}
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = operation
     for route in PLAIN_ROUTES:
-        body = next(found) if route.takes is not None else None
-        answer = next(found) if route.returns is not None else None
-        paths.setdefault(route.path, {})[route.method.lower()] = plain_operation(route, problem, body, answer)
+        takes = next(found) if route.takes is not None else None
+        returns = next(found) if route.returns is not None else None
+        paths.setdefault(route.path, {})[route.method.lower()] = plain_operation(route, problem, takes, returns)
     document = {
         "openapi": "3.1.0",
         "info": {"title": "prorl_zmq", "version": version("prorl-zmq"), "description": (__doc__ or "").strip()},

@@ -128,9 +128,9 @@ class ProrlApi:
             answers = await self._connection.ask_all(sender, Status(new_id()))
             answers.check()
             counts = {f"{phase}_jobs": count for phase, count in summed(answers.found.values()).running.items()}
-        servers = {"llm_servers": self._servers.status()} if self._servers is not None else {}
+        servers = self._servers.status() if self._servers is not None else msgspec.UNSET
         pending = sum(len(tasks) for tasks in self._open[sender.name].values())
-        return json_response(ProrlStatus(status="running", pending_jobs=pending, **counts, **servers))
+        return json_response(ProrlStatus("running", pending, **counts, llm_servers=servers))
 
     async def add_llm_server(self, request: web.Request, sender: Sender) -> web.Response:
         client = self._server_owner(sender)
