@@ -85,8 +85,9 @@ class Weights(threading.Thread):
         self._versions = itertools.count(max(begun, default=0) + 1)
 
     def run(self) -> None:
-        """Update until the end of the process."""
-        with RolloutClient(**self._options.place, timeout_s=UPDATE_LIMIT_S) as client:
+        """Update until the end of the process; the next one continues as the same trainer."""
+        place = {**self._options.place, "session": f"{self._options.session}-weights"}
+        with RolloutClient(**place, timeout_s=UPDATE_LIMIT_S) as client:
             for version in self._versions:
                 time.sleep(UPDATE_EVERY_S)
                 self._ledger.note("update", version=version)

@@ -486,7 +486,7 @@ def test_sandbox_kind_of_ones_own(folder: Path) -> None:
 def test_task_of_ones_own(folder: Path) -> None:
     """The documents' file and entry point, installed: its data is validated, evaluated and graded."""
     usable("bubblewrap")
-    (module,) = [block for block in blocks("python") if "AgentHandler" in block]
+    (module,) = [block for block in blocks("python") if "class CountHandler" in block]
     assert len(module.splitlines()) < 60
     site, environment = installed("my_task", module, folder)
     rows = [json.dumps({"document": "to be or not to be", "term": term}) for term in ("be", "not")]

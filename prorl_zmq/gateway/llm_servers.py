@@ -15,11 +15,12 @@ import os
 import sys
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..service.child_output import ChildOutput, reason_of
 from ..system.logs import one_line
 from ..system.processes import ISOLATED, begin_session
+from .prorl_bodies import LlmServerState
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -78,11 +79,8 @@ class LlmServers:
                 server.task.cancel()
         await asyncio.gather(*(one.task for one in ending if one.task is not None), return_exceptions=True)
 
-    def status(self) -> list[dict[str, Any]]:
-        return [
-            {"address": address, "state": server.state, **({"problem": server.problem} if server.problem else {})}
-            for address, server in self._servers.items()
-        ]
+    def status(self) -> list[LlmServerState]:
+        return [LlmServerState(address, server.state, server.problem) for address, server in self._servers.items()]
 
     async def _keep(self, address: str, server: _Server, tokenizer: str) -> None:
         loop = asyncio.get_running_loop()

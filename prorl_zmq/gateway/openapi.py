@@ -34,6 +34,8 @@ def openapi_document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     kinds: list[Any] = [ErrorBody]
     for endpoint in endpoints:
         kinds += [endpoint.returns, endpoint.query, *([endpoint.takes] if endpoint.takes is not None else [])]
+    for route in PLAIN_ROUTES:
+        kinds += [kind for kind in (route.takes, route.returns) if kind is not None]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=REFERENCE)
     found = iter(schemas)
     problem = {"content": {"application/json": {"schema": next(found)}}}
@@ -45,7 +47,9 @@ def openapi_document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
         operation["responses"] |= {status: {"description": text, **problem} for status, text in PROBLEMS.items()}
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = operation
     for route in PLAIN_ROUTES:
-        paths.setdefault(route.path, {})[route.method.lower()] = plain_operation(route, problem)
+        takes = next(found) if route.takes is not None else None
+        returns = next(found) if route.returns is not None else None
+        paths.setdefault(route.path, {})[route.method.lower()] = plain_operation(route, problem, takes, returns)
     document = {
         "openapi": "3.1.0",
         "info": {"title": "prorl_zmq", "version": version("prorl-zmq"), "description": (__doc__ or "").strip()},

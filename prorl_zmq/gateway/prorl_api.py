@@ -32,6 +32,7 @@ from .http_errors import json_response
 from .llm_servers import SERVERS_LIMIT
 from .loaded_texts import LoadedTexts
 from .prorl_answer import answer, failure
+from .prorl_bodies import ProrlDone, ProrlStatus
 from .prorl_instances import job_of
 from .tool_schemas import schemas_of
 
@@ -56,6 +57,7 @@ ADDRESS_LIMIT = 1024
 ASIDE_TOKENS = 8192
 """From so many tokens on, an answer is made in a thread."""
 CANCELLED = "the job was cancelled"
+IGNORED = "ignored: this service has its own backends (use_llm_servers = false)"
 
 log = logging.getLogger("prorl.gateway")
 
@@ -109,14 +111,14 @@ class ProrlApi:
             return detail(400, "Server is already running")
         client.is_running = True
         self._state.write()
-        return json_response({"status": "Server started"})
+        return json_response(ProrlDone("Server started"))
 
     async def stop(self, _request: web.Request, sender: Sender) -> web.Response:
         client = self._client(sender)
         client.is_running = False
         self._state.write()
         await self._end(sender.name)
-        return json_response({"status": "Server stopped"})
+        return json_response(ProrlDone("Server stopped"))
 
     async def status(self, _request: web.Request, sender: Sender) -> web.Response:
         if not self._client(sender).is_running:
@@ -126,9 +128,9 @@ class ProrlApi:
             answers = await self._connection.ask_all(sender, Status(new_id()))
             answers.check()
             counts = {f"{phase}_jobs": count for phase, count in summed(answers.found.values()).running.items()}
-        servers = {"llm_servers": self._servers.status()} if self._servers is not None else {}
+        servers = self._servers.status() if self._servers is not None else msgspec.UNSET
         pending = sum(len(tasks) for tasks in self._open[sender.name].values())
-        return json_response({"status": "running", "pending_jobs": pending, **counts, **servers})
+        return json_response(ProrlStatus("running", pending, **counts, llm_servers=servers))
 
     async def add_llm_server(self, request: web.Request, sender: Sender) -> web.Response:
         client = self._server_owner(sender)
@@ -136,10 +138,10 @@ class ProrlApi:
         if not isinstance(address, str) or not address.startswith(("http://", "https://")):
             return detail(400, f"`address` is the URL of a server, such as http://10.0.0.5:8000, not {address!r:.200}")
         if self._servers is None:
-            return json_response({"status": "ignored: this service has its own backends (use_llm_servers = false)"})
+            return json_response(ProrlDone(IGNORED))
         address = address.rstrip("/")
         if address in client.addresses:
-            return json_response({"status": "the server is known already"})
+            return json_response(ProrlDone("the server is known already"))
         if len(self._servers) >= SERVERS_LIMIT or len(address) > ADDRESS_LIMIT:
             return detail(400, f"there may be {SERVERS_LIMIT} servers, with addresses of up to {ADDRESS_LIMIT} letters")
         client.addresses.append(address)
@@ -147,16 +149,16 @@ class ProrlApi:
         self._servers.add((address,))
         if known := self._tokenizer or self._state.tokenizer:
             self._servers.start(known)
-        return json_response({"status": "the server was added"})
+        return json_response(ProrlDone("the server was added"))
 
     async def clear_llm_server(self, _request: web.Request, sender: Sender) -> web.Response:
         client = self._server_owner(sender)
         if self._servers is None:
-            return json_response({"status": "ignored: this service has its own backends (use_llm_servers = false)"})
+            return json_response(ProrlDone(IGNORED))
         client.addresses.clear()
         self._state.write()
         await self._servers.keep_only(self._state.addresses)
-        return json_response({"status": "no servers are left"})
+        return json_response(ProrlDone("no servers are left"))
 
     async def cancel(self, request: web.Request, sender: Sender) -> web.Response:
         self._client(sender)
@@ -164,7 +166,7 @@ class ProrlApi:
         tasks = set(self._open[sender.name].get(job_id, ())) if isinstance(job_id, str) else set()
         for task in tasks:
             task.cancel()
-        return json_response({"status": "cancelled", "jobs": len(tasks)})
+        return json_response(ProrlDone("cancelled", len(tasks)))
 
     async def process(self, request: web.Request, sender: Sender) -> web.Response:
         if not self._client(sender).is_running:

@@ -28,6 +28,7 @@ else:
 
 API = JsonApi(cast("Any", None))
 DOCUMENT = openapi_document(API.endpoints)
+SCHEMAS = "#/components/schemas/"
 
 
 @pytest.mark.xdist_group("OpenAPI")
@@ -48,6 +49,26 @@ def test_it_says_how_a_trajectory_may_be_asked_for() -> None:
     operation = DOCUMENT["paths"]["/v1/jobs/{job_id}/trajectory"]["get"]
     assert [each["name"] for each in operation["parameters"]] == ["job_id", "wait_s", "arrays"]
     assert set(operation["responses"]["200"]["content"]) == {"application/json", "application/octet-stream"}
+
+
+def test_the_routes_of_prorls_clients_have_the_fields_of_their_structs() -> None:
+    schemas = DOCUMENT["components"]["schemas"]
+    process = DOCUMENT["paths"]["/process"]["post"]
+    assert process["requestBody"]["content"]["application/json"]["schema"] == {"$ref": f"{SCHEMAS}Process"}
+    assert set(schemas["Process"]["properties"]) == {"instance", "sampling_params", "job_id"}
+    assert schemas["Process"]["required"] == ["instance"]
+    answers = {
+        path: DOCUMENT["paths"][path][method]["responses"]["200"]["content"]["application/json"]["schema"]["$ref"]
+        for path, method in (("/process", "post"), ("/status", "get"), ("/cancel", "post"), ("/healthz", "get"))
+    }
+    assert answers == {
+        "/process": f"{SCHEMAS}Processed",
+        "/status": f"{SCHEMAS}ProrlStatus",
+        "/cancel": f"{SCHEMAS}ProrlDone",
+        "/healthz": f"{SCHEMAS}Health",
+    }
+    assert {"messages", "reward", "critical_error"} <= set(schemas["Processed"]["required"])
+    assert schemas["ProrlMessage"]["properties"]["role"]["enum"] == ["assistant", "system", "tool", "user"]
 
 
 def test_all_routes_of_a_gateway_are_in_it(tmp_path: Path) -> None:

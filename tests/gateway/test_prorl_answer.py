@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from finished_groups import Turn, chat, rewritten, trajectory, with_tool
@@ -15,7 +16,8 @@ from prorl_zmq import Job
 from prorl_zmq.data.trajectory import Role, Trajectory
 from prorl_zmq.errors import ErrorInfo
 from prorl_zmq.gateway.message_texts import MessageTexts
-from prorl_zmq.gateway.prorl_answer import answer, messages
+from prorl_zmq.gateway.prorl_answer import answer, failure, messages
+from prorl_zmq.gateway.prorl_bodies import Processed, ProrlMessage
 from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.inference.embedded_chat import EmbeddedChatFormat, encode_message, generation_prompt
 from prorl_zmq.wire.messages.backends import ChatSettings
@@ -25,7 +27,22 @@ JOB = Job(task="math", instance={"problem": "1", "ground_truth": "1", "tools": [
 
 
 def told(ended: Trajectory) -> dict[str, Any]:
-    return answer({"instance_id": "i", "trajectory_id": 3}, "mine", JOB, ended, None)
+    """Return the answer for a trajectory, which is what the OpenAPI document says."""
+    found = answer({"instance_id": "i", "trajectory_id": 3}, "mine", JOB, ended, None)
+    check_described(found)
+    return found
+
+
+def check_described(found: dict[str, Any]) -> None:
+    for kind, each in ((Processed, found), *((ProrlMessage, message) for message in found["messages"])):
+        fields = {field.name: field.required for field in msgspec.structs.fields(kind)}
+        assert each.keys() <= fields.keys()
+        assert {name for name, required in fields.items() if required} <= each.keys()
+    msgspec.convert(found, Processed)
+
+
+def test_a_failure_is_described_too() -> None:
+    check_described(failure({"instance_id": "i"}, None, "no such row", "init"))
 
 
 def test_tokens_around_the_policys_own_belong_to_the_messages_beside() -> None:
