@@ -133,8 +133,10 @@ def test_programs_outside_lead_rollouts_of_either_broker(shared: Shared) -> None
             path, body = f"/v1/rollouts/{made['job_id']}", {"messages": [{"role": "user", "content": "1"}]}
             assert (await program("program", "POST", f"{path}/chat/completions", body))[0] == 200
             assert (await program("program", "POST", f"{path}/finish", {"reward": 1}))[0] == 200
-            status, told = await http(broker, "GET", f"/v1/jobs/{made['job_id']}/trajectory?wait_s=50")
+            place = f"/v1/jobs/{made['job_id']}/trajectory"
+            status, told = await http(broker, "GET", f"{place}?wait_s=50")
             assert (status, told["result"]["outcome"], told["result"]["reward"]) == (200, "completed", 1.0)
+            assert (await http(broker, "DELETE", place))[1]["remaining"] == 0
 
     run(shared, asks)
 

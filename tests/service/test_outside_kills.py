@@ -15,6 +15,7 @@ from command_lines import line_of
 from support.waiting import until
 
 from prorl_zmq import Job, RolloutClient, Sampling
+from prorl_zmq.client.outside_calls import reached_at
 from prorl_zmq.service.child import ChildService
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def test_a_rollout_goes_on_beside_a_broker_that_is_killed() -> None:
         chat(rollout)
         kill(service, "broker rollout")
         chat(rollout)  # nobody but the RUN process and the engine is needed for it
-        until(lambda: client.trace(rollout.job_id, timeout_s=60).address == rollout.base_url, "the address", WAIT_S)
+        until(lambda: reached_at(client.trace(rollout.job_id, timeout_s=60)) == rollout.base_url, "the address", WAIT_S)
         trajectory = rollout.finish(reward=0.5, timeout_s=WAIT_S)
     assert (trajectory.outcome, trajectory.reward, trajectory.result.metrics["turns"]) == ("completed", 0.5, 2)
 
