@@ -246,6 +246,8 @@ class BatchStep(Part, frozen=True, kw_only=True, array_like=True):
     batch_id: str
     session: str
     opened_at: float | None
+    began_at: float | None
+    """When it had its first prompt, or a group of an earlier batch."""
     ended_at: float | None
     """When it needed no more rollouts."""
     served_at: float | None
