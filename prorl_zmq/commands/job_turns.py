@@ -1,4 +1,4 @@
-"""What was said in a job that has not ended, as far as it has come: `prorl job --turns` and `--follow`."""
+"""`prorl job --turns` and `--follow`: what was said in a job until now."""
 
 from __future__ import annotations
 
