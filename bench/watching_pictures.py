@@ -16,6 +16,7 @@ import threading
 import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from queue import Queue
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,8 @@ from watching_page import WAIT_MS, chromium
 
 from prorl_zmq import Job, PhaseLimits, RolloutClient
 from prorl_zmq.demo.tasks import QUESTIONS, make_instance
+from prorl_zmq.wire.messages.jobs import Phase
+from prorl_zmq.wire.messages.watching import ROWS_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
 OUT = Path(__file__).parent.parent / "docs" / "dashboard"
 PRORL = (sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl")
 ENGINE = (sys.executable, str(Path(__file__).with_name("watching_engine.py")))
+SKILLS, STEPS, LEARN_S = (0.3, 0.45, 0.6, 0.7, 0.8), 4, 1.5
+"""Of the engines of a training, steps with each, and how long the trainer learns in each step."""
 SIZES = {"wide": (1280, 800), "narrow": (390, 800)}
 TOPOLOGY = """
 backends = []
@@ -114,13 +119,16 @@ def main() -> None:
     with ExitStack() as stack:
         scene = Scene(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="prorl-"))), stack)
         page = stack.enter_context(chromium())
-        page.goto(scene.address())  # what ended is counted while somebody looks
+        page.goto(scene.address())
         page.locator("#state.is-live").wait_for(timeout=WAIT_MS)
         scene.evaluate("step-0", 0.45)
         scene.evaluate("step-200", 0.75)
-        for number in range(2):
-            stack.enter_context(scene.engine(f"engine-{number}", 0.6, 0.5))
         client = stack.enter_context(RolloutClient(scene.front_door, session="grpo", timeout_s=60))
+        version = learn(scene, client)
+        names = [f"engine-{number}" for number in range(2)]
+        for name in names:
+            stack.enter_context(scene.engine(name, 0.6, 0.5))
+        say_version(client, names, version)
         short = PhaseLimits(run_s=0.8)
         client.submit([*prompts(90, "warm-up"), *prompts(8, "too-late", limits=short)])
         long = {"instruction": "Count: " + "1 " * 40_000, "check": "false"}  # the engine's context cannot hold it
@@ -132,8 +140,44 @@ def main() -> None:
         training = threading.Thread(target=train, args=(iter(batch),))
         training.start()
         time.sleep(10)
-        shoot(page, best.job_id)
+        shoot(page, best.job_id, client)
         training.join()
+
+
+def learn(scene: Scene, client: RolloutClient) -> int:
+    """Make the steps of a training whose engines get better, each while the next batch is rolled out."""
+    version = 0
+    for skill in SKILLS:
+        name = f"engine-{skill:g}"
+        with scene.engine(name, skill, 0.1):
+            say_version(client, [name], version)
+            ready: Queue[int] = Queue(maxsize=1)
+            collector = threading.Thread(target=collect, args=(scene, version, ready))
+            collector.start()
+            for _ in range(STEPS):
+                ready.get()
+                time.sleep(LEARN_S)
+                version += 1
+                client.set_weight_version(version)
+            collector.join()
+    return version
+
+
+def collect(scene: Scene, first: int, ready: Queue[int]) -> None:
+    """Collect batches, one ahead of the trainer."""
+    with RolloutClient(scene.front_door, session="grpo", timeout_s=60) as client:
+        for step in range(first, first + STEPS):
+            with client.open_batch(4, 4, keep="all", batch_id=f"step-{step}") as batch:
+                batch.feed(prompts(4, f"lesson-{step}"))
+                count = len(list(batch))
+            ready.put(count)
+
+
+def say_version(client: RolloutClient, names: list[str], version: int) -> None:
+    """Wait for engines, and say which weights they have."""
+    while not {each.backend.backend_id for each in client.backends.list()} >= {*names}:
+        time.sleep(0.1)
+    client.set_weight_version(version)
 
 
 def train(groups: Iterator[Group]) -> None:
@@ -142,24 +186,35 @@ def train(groups: Iterator[Group]) -> None:
         time.sleep(2)
 
 
-def shoot(page: Page, job_id: str) -> None:
+def running_job(client: RolloutClient) -> str:
+    """Return a job that has come to RUN not long ago."""
+    rows = client.views.changes("", 0, 0, ROWS_LIMIT).jobs
+    running = [row for row in rows if (row.phase, row.place) == (Phase.RUN, "held")]
+    return sorted(running, key=lambda row: row.entered_at)[-4:][0].job_id
+
+
+def shoot(page: Page, job_id: str, client: RolloutClient) -> None:
     views = {
         "overview": "#/",
         "jobs": "#/jobs?sort=state",
         "job": f"#/jobs/{job_id}",
+        "running": "",
         "batch": "#/batches/step-201",
+        "training": "#/training",
         "runs": "#/runs?run=step-0&run=step-200",
     }
     for scheme, size in (("light", "wide"), ("dark", "wide"), ("light", "narrow")):
         page.emulate_media(color_scheme=scheme)
         page.set_viewport_size(dict(zip(("width", "height"), SIZES[size], strict=True)))
-        for name, place in views.items():
+        for name, view in views.items():
+            place = view or f"#/jobs/{running_job(client)}"
             page.evaluate("(place) => { location.hash = place; }", place)
             page.locator("main .card, main .virtual-scroll").first.wait_for(timeout=WAIT_MS)
             if name == "runs":
                 page.get_by_role("heading", name="Problems that changed").wait_for(timeout=WAIT_MS)
             time.sleep(1.5)  # a view asks for what it shows, and is drawn again once a second
-            page.screenshot(path=OUT / f"{name}-{size if size == 'narrow' else scheme}.png", full_page=name == "runs")
+            file = OUT / f"{name}-{size if size == 'narrow' else scheme}.png"
+            page.screenshot(path=file, full_page=name in ("runs", "training"))
 
 
 if __name__ == "__main__":

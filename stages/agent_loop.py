@@ -74,7 +74,7 @@ class Episode(Record):
     notes: dict[str, str] = field(default_factory=dict)
     """For people, in the trajectory's `result.notes`."""
     so_far: Callable[[], TrajectoryBuilder] | None = None
-    """Returns what a harness has led to until now; None: the trajectory has it."""
+    """Returns the conversation that a harness leads, until now; None: it is in `trajectory`."""
 
 
 class _Budget(NamedTuple):

@@ -152,7 +152,7 @@ class PhaseRunner:
 
     @property
     def so_far(self) -> tuple[Episode, str]:
-        """The rollout as far as it has come, and its backend."""
+        """The rollout until now, and its backend."""
         return self._episode or NO_EPISODE, self._backend.backend_id if self._backend is not None else ""
 
     def add_time(self, seconds: float) -> None:

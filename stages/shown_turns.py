@@ -1,4 +1,4 @@
-"""The last turns of a rollout at work, made when somebody asks for them (`ShowTurns`)."""
+"""The answer of a stage process to `ShowTurns`: the last turns of a rollout at work."""
 
 from __future__ import annotations
 

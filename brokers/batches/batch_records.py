@@ -131,6 +131,8 @@ class BatchRecord:
     """None: a process before this one has opened it."""
     ended_at: float | None = None
     """When it was met, short or failed, and so needed no more jobs."""
+    began_at: float | None = None
+    """When it had its first prompt, or a group of an earlier batch."""
     served_at: float | None = None
     """When its client was sent the last group."""
     taken_over: list[str] = field(default_factory=list)

@@ -99,7 +99,9 @@ class BatchRunner:
         if len(self._batches) >= BATCH_LIMIT:
             raise Busy(f"{BATCH_LIMIT} batches are open, which is the limit; close some", retry_after_s=5.0)
         self._enqueue(self._sampler.open(session, batch_id, options, keep_policy(options.keep), now, key=new_id()))
-        return self._batches.batch(batch_id)
+        batch = self._batches.batch(batch_id)
+        batch.began_at = now if batch.groups or batch.prompts else None
+        return batch
 
     def feed(self, batch: BatchRecord, start: int, frames: Sequence[bytes], now: float, *, last: bool) -> None:
         """Take packed prompts for a batch; those that it was fed before are not taken again.
@@ -135,6 +137,8 @@ class BatchRunner:
             prompts.append(Prompt(self._prompts, batch.session, job, len(frame)))
             self._jobs.writes.note(*prompt_note(prompts[-1], batch.batch_id, frame))
             self._jobs.quota.prompts(stream, len(frame))
+        if new and batch.began_at is None:
+            batch.began_at = now
         self._enqueue(self._sampler.feed(batch.batch_id, prompts, now, last=last))
 
     def _read(self, frame: bytes, place: int) -> Job:

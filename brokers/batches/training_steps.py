@@ -15,7 +15,7 @@ from ...wire.messages.watching import BATCH_STEPS_LIMIT, BatchStep, StepList
 if TYPE_CHECKING:
     from .batch_records import BatchRecord
 
-TIMES = ("opened_at", "ended_at", "served_at", "closed_at")
+TIMES = ("opened_at", "began_at", "ended_at", "served_at", "closed_at")
 
 
 class TrainingSteps:
@@ -37,6 +37,7 @@ class TrainingSteps:
                 batch_id=batch.batch_id,
                 session=batch.session,
                 opened_at=batch.opened_at,
+                began_at=batch.began_at,
                 ended_at=batch.ended_at,
                 served_at=batch.served_at,
                 closed_at=now,

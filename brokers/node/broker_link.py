@@ -169,8 +169,14 @@ class BrokerLink:
 
     def show_none(self, question: ShowTurns) -> None:
         """Answer that the phase has not begun here, or has ended."""
-        named = {"job_id": question.job_id, "attempt": question.attempt, "known_tokens": question.known_tokens}
-        self.show(TurnsShown(stage_id=self.pool(Phase.RUN), **named))
+        self.show(
+            TurnsShown(
+                stage_id=self.pool(Phase.RUN),
+                job_id=question.job_id,
+                attempt=question.attempt,
+                known_tokens=question.known_tokens,
+            )
+        )
 
     def give_back(self, job_id: str, attempt: int, phase: Phase, why: str, *, lost: bool = False) -> None:
         """Have the broker give a phase to others: `lost` if it was begun here, so that its attempt is spent.

@@ -1,7 +1,7 @@
 """`EndedCounts`: how many jobs ended in each 10 seconds of the last hour. Pure.
 
-It is shown the broker's counts of outcomes once per heartbeat and whenever a watcher asks, so a job costs nothing here.
-Times are those of the wall clock, rounded down to whole intervals: the intervals of several brokers can be added up.
+The broker hands over its counts of outcomes once per heartbeat, and before it answers a watcher, so jobs cost nothing
+here. Times are the wall clock's, rounded down to whole intervals, so that those of several brokers can be added up.
 """
 
 from __future__ import annotations

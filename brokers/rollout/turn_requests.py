@@ -1,8 +1,8 @@
-"""`TurnRequests`: answers who wants to see the turns of a job that has not ended (`PeekTurns`).
+"""`TurnRequests`: answers requests for the turns of jobs that have not ended (`PeekTurns`).
 
-Of a job in RUN the stage process is asked that has it, once for all who ask the same, and the reply is held until it
-has answered or `TURNS_WAIT_S` are over. Of a job in EVAL the broker has the trajectory itself, unless its node keeps
-it. Nothing is asked unless somebody wants to see it, and nothing is kept or changed.
+For a job in RUN, the broker asks the job's stage process, once for all equal requests, and holds the replies until the
+process answers or `TURNS_WAIT_S` have passed. For a job in EVAL, the broker has the trajectory itself, unless a node
+keeps it. Looking changes nothing, and a job that is not looked at costs nothing.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+import zmq
 from msgspec.structs import replace
 
 from ...data.last_turns import turns_so_far
@@ -48,7 +49,7 @@ class _Asked:
     reply: TurnsPeeked
     until: float
     envelopes: dict[str, Sequence[Frame]] = field(default_factory=dict)
-    """Of those who wait, by request."""
+    """Where to send the replies, by request."""
 
 
 class TurnRequests:
@@ -70,13 +71,13 @@ class TurnRequests:
 
         Raises:
             UnknownJob: the job has ended, or there is none.
-            Busy: too many wait.
+            Busy: too many replies are held.
             JournalFailed: the trajectory cannot be read now.
         """
         table, job_id = self._jobs.table, request.job_id
         if job_id not in table:
             known = self._jobs.results.get(job_id) is not None or self._jobs.recent.get(job_id) is not None
-            message = "has ended: ask for what it brought" if known else "is not at work here"
+            message = "has ended: ask for its result" if known else "is not at work here"
             raise UnknownJob(f"job {job_id} {message}", job_id=job_id, ended=known)
         record = table.record(job_id)
         known_tokens = request.known_tokens if request.known_attempt == record.attempt else 0
@@ -87,14 +88,14 @@ class TurnRequests:
         question = _Question(job_id, record.attempt, known_tokens)
         asked = self._asked.get(question)
         if sum(len(one.envelopes) for one in self._asked.values()) >= HELD_LIMIT:
-            raise Busy(f"{HELD_LIMIT} others wait to see turns; ask again later", retry_after_s=TURNS_WAIT_S)
+            raise Busy(f"{HELD_LIMIT} requests for turns are held; ask again later", retry_after_s=TURNS_WAIT_S)
         if asked is None or asked.reply.stage_id != record.stage_id:
             asked = self._asked[question] = _Asked(self._where(record), now + TURNS_WAIT_S)
             self._tell(record.stage_id, ShowTurns(job_id=job_id, attempt=record.attempt, known_tokens=known_tokens))
         asked.envelopes[request.request_id] = envelope
 
     def shown(self, event: TurnsShown, block: Frame | None) -> None:
-        """A stage process has answered: give it to those who wait.
+        """Send on what a stage process has answered.
 
         Raises:
             MalformedMessage: the block is not of the size that the event says.
@@ -109,15 +110,16 @@ class TurnRequests:
             if block is None or len(block) != size_bytes:
                 raise MalformedMessage(f"the turns of job {event.job_id} do not have {size_bytes} bytes")
         del self._asked[question]
+        # One for each reply: a frame that was received belongs to the message that it is sent with.
+        blocks = [block.bytes if isinstance(block, zmq.Frame) else block] if block is not None else []
         for request_id, envelope in asked.envelopes.items():
-            reply = replace(asked.reply, request_id=request_id, so_far=so_far)
-            self._answer(envelope, reply, [block] if block is not None else [])
+            self._answer(envelope, replace(asked.reply, request_id=request_id, so_far=so_far), blocks)
 
     def next_deadline(self) -> float | None:
         return min((asked.until for asked in self._asked.values()), default=None)
 
     def refuse_late(self, now: float) -> None:
-        """Refuse those whose stage process has not answered in time."""
+        """Refuse the requests whose stage process has not answered in time."""
         for question, asked in tuple(self._asked.items()):
             if asked.until > now:
                 continue

@@ -39,6 +39,7 @@ COMMANDS = {
     "top": Command("top:top", "Watch a service: stages, backends, batches, nodes"),
     "cancel": Command("jobs:cancel", "End jobs with outcome `cancelled`"),
     "job": Command("job:job", "Show what a job went through"),
+    "training": Command("training:training", "Show a training over its last steps"),
     "explain": Command("explain:explain", "Say what bounded a run, a batch or a job"),
     "eval": Command("evaluate:evaluate", "Evaluate a model on a data file"),
     "regrade": Command("regrade:regrade", "Compute the rewards of a run again with the graders of today"),

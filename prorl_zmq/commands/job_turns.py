@@ -1,4 +1,4 @@
-"""What was said in a job that has not ended, as far as it has come: `prorl job --turns` and `--follow`."""
+"""`prorl job --turns` and `--follow`: what was said in a job until now."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..service.rollout_brokers import RolloutBrokers
-    from ..wire.messages.backends import ChatSettings
+    from ..wire.messages.backends import BackendList, ChatSettings
     from ..wire.messages.watching import TurnsPeeked
 
 LOOK_S = 1.0
@@ -116,7 +116,9 @@ class JobTurns:
         return self._readers[backend]
 
     def _settings(self, backend: str) -> ChatSettings:
-        listed = the_answer(self._brokers.ask(lambda client: client.backends.ask(ListBackends(new_id()), LOOK_S)))
+        listed: BackendList = the_answer(
+            self._brokers.ask(lambda client: client.backends.ask(ListBackends(new_id()), LOOK_S))
+        )
         found = {one.backend.chat for one in listed.backends if one.backend.backend_id == backend}
         found = found or {one.backend.chat for one in listed.backends}
         if len(found) != 1:
@@ -134,7 +136,13 @@ def _begun(arrays: TokenArrays) -> TokenArrays:
     if len(arrays.turns):
         start, end, role = arrays.turns[-1].tolist()
         if role == Role.ASSISTANT and not arrays.loss_mask[start:end].any():
-            return TokenArrays(*(array[:start] for array in arrays[:4]), arrays.turns[:-1])
+            return TokenArrays(
+                arrays.token_ids[:start],
+                arrays.loss_mask[:start],
+                arrays.logprobs[:start],
+                arrays.weight_versions[:start],
+                arrays.turns[:-1],
+            )
     return arrays
 
 

@@ -20,8 +20,13 @@ def turns_from(arrays: TokenArrays | Trajectory, start: int) -> TokenArrays:
     """Return the turns that have tokens from a place on; the first of them begins there."""
     turns = arrays.turns[arrays.turns[:, 1] > start]
     shown = np.maximum(turns - np.array([start, start, 0], np.int32), 0)
-    over_tokens = (arrays.token_ids, arrays.loss_mask, arrays.logprobs, arrays.weight_versions)
-    return TokenArrays(*(array[start:] for array in over_tokens), shown)
+    return TokenArrays(
+        arrays.token_ids[start:],
+        arrays.loss_mask[start:],
+        arrays.logprobs[start:],
+        arrays.weight_versions[start:],
+        shown,
+    )
 
 
 def turns_so_far(

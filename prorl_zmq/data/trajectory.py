@@ -289,7 +289,9 @@ class TrajectoryBuilder:
     def arrays(self) -> TokenArrays:
         """Return everything so far; those over tokens are views that stay valid."""
         turns = np.array(self._turns, np.int32).reshape(-1, 3)
-        return TokenArrays(*(room[: self.tokens] for room in self._room[:4]), turns)
+        room, end = self._room, self.tokens
+        over_tokens = (room.token_ids[:end], room.loss_mask[:end], room.logprobs[:end], room.weight_versions[:end])
+        return TokenArrays(*over_tokens, turns)
 
     def _add(
         self,

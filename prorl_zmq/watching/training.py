@@ -2,7 +2,7 @@
 
 A step is a batch. It lasts from when the client had the batch before to when it has this one. Within it
 
-- rollouts work from a batch's opening until it needs no more of them;
+- rollouts work from when a batch has its first prompt until it needs no more of them;
 - the trainer works from when it has a batch until it announces the next weights.
 
 So the figures are those of any trainer that opens batches and announces weights; what else it does is not known here.
@@ -75,7 +75,7 @@ def trainings(listed: dict[str, StepList]) -> list[Training]:
 
 def _steps(batches: Sequence[BatchStep], changes: Sequence[float]) -> tuple[TrainingStep, ...]:
     batches = sorted(batches, key=_had_at)
-    rolling = _union((one.opened_at, one.ended_at or one.closed_at) for one in batches if one.opened_at is not None)
+    rolling = _union((one.began_at, one.ended_at or one.closed_at) for one in batches if one.began_at is not None)
     learning = _union((had, _after(changes, had)) for had in map(_had_at, batches))
     starts = [batches[0].opened_at, *(_had_at(one) for one, _ in pairwise(batches))]
     last_change = max(changes, default=0.0)

@@ -281,6 +281,8 @@ def check_training(page: Page, session: str, batch_id: str) -> None:
     playwright.expect(charts.first).to_have_attribute("aria-label", re.compile("^Reward over 1 step;"))
     playwright.expect(page.locator(".figure", has_text="step").first).to_contain_text("1 of 1")
     playwright.expect(page.locator(".figure", has_text="reward")).to_contain_text("3 rollouts, 4 groups kept")
+    playwright.expect(page.locator(".lines", has_text="Tokens per rollout")).to_contain_text(re.compile(r"mean \d+"))
+    assert "undefined" not in page.locator("main").inner_text()
     row = page.get_by_role("region", name="Steps", exact=True).locator("tbody tr")
     playwright.expect(row).to_have_count(1)
     playwright.expect(row.locator("a")).to_have_attribute("href", f"#/batches/{batch_id}")

@@ -27,7 +27,7 @@ FIGURES: dict[str, Any] = {
 
 
 def batch(opened: float | None, ended: float, had: float, session: str = "grpo", **more: Any) -> BatchStep:
-    times = {"opened_at": opened, "ended_at": ended, "served_at": had, "closed_at": had + 0.5}
+    times = {"opened_at": opened, "began_at": opened, "ended_at": ended, "served_at": had, "closed_at": had + 0.5}
     return BatchStep(**{"batch_id": f"b-{had:g}", "session": session, **FIGURES, **times, **more})
 
 
@@ -54,6 +54,11 @@ def test_a_trainer_that_learns_while_the_next_batch_runs_overlaps() -> None:
         pytest.approx((10.0, 0.8, 0.6, 0.6)),
         pytest.approx((10.0, 1.0, 0.6, 0.6)),
     ]
+
+
+def test_a_batch_without_prompts_does_not_work() -> None:
+    steps = [batch(0.0, 10.0, 10.0), batch(10.0, 20.0, 20.0, began_at=15.0)]
+    assert shares(steps, 14.0)[1] == pytest.approx((10.0, 0.5, 0.4, 0.0))
 
 
 def test_what_is_not_known_is_left_out() -> None:

@@ -132,7 +132,7 @@ class Peeked(Reply, frozen=True):
 class PeekTurns(Request, frozen=True):
     """Show the last turns of a job that has not ended, as its stage process has them now.
 
-    The reply may be held for `TURNS_WAIT_S`. Nothing is sent of a rollout that nobody asks for.
+    The reply may be held for `TURNS_WAIT_S`. Stage processes send turns only when they are asked.
     """
 
     job_id: JobIdentifier
@@ -246,6 +246,8 @@ class BatchStep(Part, frozen=True, kw_only=True, array_like=True):
     batch_id: str
     session: str
     opened_at: float | None
+    began_at: float | None
+    """When it had its first prompt, or a group of an earlier batch."""
     ended_at: float | None
     """When it needed no more rollouts."""
     served_at: float | None

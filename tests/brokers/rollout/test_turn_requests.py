@@ -1,4 +1,4 @@
-"""Who wants to see the turns of a job that has not ended."""
+"""Requests for the turns of jobs that have not ended."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_of_a_job_in_eval_whose_node_keeps_the_turns_they_are_counted() -> None:
 def test_an_ended_job_has_a_result_and_an_unknown_one_is_refused() -> None:
     door = Door()
     door.end("a")
-    for job_id, ended, words in (("a", True, "ask for what it brought"), ("b", False, "not at work here")):
+    for job_id, ended, words in (("a", True, "ask for its result"), ("b", False, "not at work here")):
         reply = door.ask(PeekTurns("turns", job_id))
         assert isinstance(reply, Refused)
         assert (reply.error.code, reply.error.fields) == ("unknown_job", {"job_id": job_id, "ended": ended})

@@ -46,7 +46,7 @@ export function job({ path: [id] }) {
     }
     asking = false;
     lookAt = Date.now() + AGAIN_MS;
-    if (problem && !view) redraw(body);
+    if (problem && !view && (isOver || !trace)) redraw(body); // turns that were shown stay
     draw();
   }
 

@@ -114,7 +114,7 @@ export function training({ query }) {
             ["mean", "series-0", of("tokens")],
             ["nine of ten have at most", "series-1", of("tokens_p90")],
           ],
-          number,
+          figureOf,
           picked,
         ),
         chart(
@@ -123,7 +123,7 @@ export function training({ query }) {
             ["mean", "series-0", of("staleness")],
             ["most", "series-1", of("staleness_most")],
           ],
-          number,
+          figureOf,
           { ...picked, top: 1 },
         ),
         chart(
