@@ -44,11 +44,11 @@ def passed_on(data: Any) -> dict[str, Any]:
         SandboxLimitExceeded: they are too large.
         HandlerFailed: they are no dict of plain data.
     """
-    data = _sendable(checked_data(Phase.RUN, data))
+    sendable_data: dict[str, Any] = _sendable(checked_data(Phase.RUN, data))
     try:
-        size = len(codec.pack(data))
+        size = len(codec.pack(sendable_data))
     except MalformedMessage as error:
-        place, value = _misfit(data, "the dict")
+        place, value = _misfit(sendable_data, "the dict")
         raise HandlerFailed(
             f"run returned a dict that cannot be passed on to eval: {place} is {_named(value)}; plain data are None, "
             "bool, int, float, str, bytes, and lists and dicts of these"
@@ -56,7 +56,7 @@ def passed_on(data: Any) -> dict[str, Any]:
     if size > DATA_LIMIT_BYTES:
         message = f"the agent's output takes {size} bytes on the wire; at most {DATA_LIMIT_BYTES} are passed on to EVAL"
         raise SandboxLimitExceeded(message, limit="output_bytes")
-    return data
+    return sendable_data
 
 
 def checked_evaluation(made_by: str, evaluation: Any) -> Evaluation:

@@ -18,6 +18,7 @@ from rich.text import Text
 from ..config import BackendSettings, SandboxSettings
 from ..errors import ConfigError, InvalidJob, InvalidRecord
 from ..system.logs import one_line, say
+from ..system.pauses import blocked_log
 from ..wire.messages.jobs import Job, Outcome
 from . import options
 
@@ -131,6 +132,7 @@ def try_task(
         start_limit_s=limit_s,
     )
     logging.getLogger("prorl").setLevel(logging.CRITICAL)  # what goes wrong is shown below
+    blocked_log.setLevel(logging.WARNING)  # but not while it lasts
     if not said:
         say("prorl tasks", f"waiting for {url or f'the engine of kind {backend.kind}'}, at most {limit_s:g} s")
     try:

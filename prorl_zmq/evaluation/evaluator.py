@@ -85,7 +85,9 @@ class Evaluator:
         self._readers = Readers(backends, self.watcher.troubled)
         await self._readers.load()
         self.watcher.starts()
-        blocked = running and asyncio.create_task(name_blocked(running.logs, self.watcher.troubled))
+        blocked: asyncio.Task[None] | None = None
+        if running is not None:
+            blocked = asyncio.create_task(name_blocked(running.logs, self.watcher.troubled))
         try:
             async with TraceLog(client, self.folder.path) as self._traces:
                 await self._submit(client)

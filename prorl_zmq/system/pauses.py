@@ -26,6 +26,7 @@ are counted, since the thread stops where the process does."""
 BLOCKED = "the event loop is blocked at %s: nothing else runs in this process until that ends"
 
 log = logging.getLogger("prorl.service")
+blocked_log = logging.getLogger("prorl.blocked")
 
 
 class RunningClock:
@@ -92,7 +93,7 @@ class PauseWatch:
             looks = looks + 1 if due == self._due else 0
             due = self._due
             if looks == BLOCKED_LOOKS:
-                log.warning(BLOCKED, place_of(thread_frames(loop_thread)))
+                blocked_log.warning(BLOCKED, place_of(thread_frames(loop_thread)))
 
     def _look_later(self) -> None:
         self._due = self._loop.time() + LOOK_S

@@ -69,6 +69,10 @@ class NotReady(TimeoutError):
     """A `LocalService` was not ready in time, such as for an engine that did not start."""
 
 
+class NotStopped(TimeoutError):
+    """Something in a `LocalService` did not stop, such as a handler that blocks the event loop; the text says where."""
+
+
 class LocalService:
     """A service that runs inside a `with` block; several can run at once, also where an asyncio loop runs.
 
@@ -165,7 +169,7 @@ class LocalService:
         if stuck := self._close():
             words = f"of the LocalService this did not stop: {'; '.join(stuck)}"
             if error is None:
-                raise TimeoutError(words)
+                raise NotStopped(words)
             error.add_note(words)
 
     def client(self, **options: Any) -> RolloutClient:

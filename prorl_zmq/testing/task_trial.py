@@ -15,7 +15,7 @@ import msgspec
 
 from ..errors import RequestTimeout
 from ..wire.messages.jobs import Phase, PhaseLimits
-from .local_service import LocalService
+from .local_service import LocalService, NotStopped
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -70,7 +70,7 @@ class TaskTrial:
         Raises:
             ConfigError: the sandbox, the engine or a handler cannot be used.
             InvalidJob: the instance does not fit.
-            TimeoutError: a handler blocks the loop; the message says where it is.
+            RequestTimeout: a handler blocks the loop; the message says where it is.
         """
         return asyncio.run(self._run(on_phase))
 
@@ -95,6 +95,8 @@ class TaskTrial:
         except RequestTimeout as error:
             where = "; ".join(getattr(error, "__notes__", ()))
             raise RequestTimeout(f"{error.message}: {where}", timeout_s=self.limit_s) if where else error from None
+        except NotStopped as error:  # the job was given up before the limit, as a service gives up a silent process
+            raise RequestTimeout(f"a phase blocks the event loop: {error}", timeout_s=self.limit_s) from None
 
     async def _with_service(
         self,

@@ -262,13 +262,21 @@ def test_a_phase_that_hangs_ends_at_its_limit(write: Write) -> None:
 
 
 @pytest.mark.proof
-def test_a_handler_that_blocks_is_named_with_its_line(write: Write) -> None:
+@pytest.mark.parametrize(
+    ("limit_s", "said"),
+    [("1", "a phase is still running 5 s after its limit"), ("60", "a phase blocks the event loop: ")],
+)
+def test_a_handler_that_blocks_is_named_with_its_line(write: Write, limit_s: str, said: str) -> None:
+    """Where the service gave the job up before the limit, a traceback of the command was all."""
     module = write(evaluate="BUSY.wait(100)")
     line = module.read_text().splitlines().index("        BUSY.wait(100)") + 1
-    done = tried(module, *SAY, "--say", "be", "--limit", "1")
+    done = tried(module, *SAY, "--say", "be", "--limit", limit_s)
     assert done.returncode == 1
     sys.modules[module.stem].BUSY.set()
-    assert f"{module}:{line}" in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert said in last
+    assert f"{module}:{line}" in last
+    assert f"the event loop is blocked at {module}:{line}: " in done.stderr or limit_s == "1"
 
 
 def test_a_script_that_is_too_short_says_so(write: Write) -> None:

@@ -93,10 +93,10 @@ def test_a_loop_that_is_blocked_is_named_once_with_its_line(
             watch.close()
 
     listener = Listener()
-    pauses.log.addHandler(listener)
+    pauses.blocked_log.addHandler(listener)
     try:
         run(main())
     finally:
-        pauses.log.removeHandler(listener)
+        pauses.blocked_log.removeHandler(listener)
     line = main.__code__.co_firstlineno + 3
     assert said == [pauses.BLOCKED % f"{__file__}:{line}"]
