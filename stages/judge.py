@@ -194,6 +194,8 @@ def server_of(environment: Mapping[str, str] = os.environ) -> JudgeServer:
     if not (key.isascii() and (key.isprintable() or not key)):
         raise GraderFailed(f"{KEY} must be plain ASCII", reason="raised", output="")
     keep_secret(key)
+    if "@" in url.partition("://")[2].partition("/")[0]:  # errors name the address
+        raise GraderFailed(f"{URL} has a user or password in it; set {KEY} instead", reason="raised", output="")
     try:
         return JudgeServer(url, model, key)
     except ConfigError as error:
