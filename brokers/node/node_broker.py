@@ -276,8 +276,7 @@ class NodeBroker:
             self._tell(held.stage_id, msgspec.structs.replace(command, origin=link.broker), *rest)
 
     def _ask_turns(self, link: BrokerLink, question: ShowTurns) -> None:
-        stage_id = self._table.holder(link.broker, question.job_id, question.attempt)
-        if stage_id is None:
+        if (stage_id := self._table.holder(link.broker, question.job_id, question.attempt)) is None:
             link.show_none(question)
         else:
             self._tell(stage_id, msgspec.structs.replace(question, origin=link.broker))

@@ -589,7 +589,7 @@ def test_a_trace_is_held_until_the_rollout_has_an_address() -> None:
     assert door.door.next_deadline() == 10.0
     door.housekeep(1.0)
     assert door.replies == {}
-    door.history.opened("a", 1, "http://127.0.0.1:1/rollouts/a")
+    door.history.opened({"a": (1, "http://127.0.0.1:1/rollouts/a")})
     door.housekeep(2.0)
     assert door.reply().address == "http://127.0.0.1:1/rollouts/a"
     assert door.door.next_deadline() is None

@@ -58,19 +58,19 @@ def test_an_address_is_of_one_attempts_run_only() -> None:
     history.queue(Phase.RUN, 0.0)
     assert history.waits_for_address("a")
     history.start(Phase.RUN, 1.0)
-    history.opened("a", 1, "http://one")
+    history.opened({"a": (1, "http://one")})
     assert (history.told(2.0).address, history.waits_for_address("a")) == ("http://one", False)
     history.queue(Phase.RUN, 3.0, attempt=2, error=LOST)
     assert (history.told(3.0).address, history.waits_for_address("a")) == ("", True)
     history.start(Phase.RUN, 4.0, attempt=2)
-    history.opened("a", 1, "http://one")  # a report that comes late
+    history.opened({"a": (1, "http://one")})  # a report that comes late
     assert history.told(4.0).address == ""
-    history.opened("a", 2, "http://two")
+    history.opened({"a": (2, "http://two")})
     assert history.told(5.0).address == "http://two"
     history.queue(Phase.EVAL, 6.0, attempt=2)
     assert (history.told(6.0).address, history.waits_for_address("a")) == ("", False)  # none will come
     history.end(7.0)
-    history.opened("a", 2, "http://two")
+    history.opened({"a": (2, "http://two")})
     assert (history.told(8.0).address, history.waits_for_address("a")) == ("", False)
 
 
