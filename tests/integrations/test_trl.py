@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -33,9 +34,11 @@ from vllm_server import ON_CPU, SMALL  # noqa: E402
 
 from prorl_zmq.data.rows import rows_of  # noqa: E402
 from prorl_zmq.integrations.trl import (  # noqa: E402
+    Evaluations,
     GrpoRollouts,
     RolloutWorker,
     WeightTransfer,
+    continue_from,
     dataset_rows,
     job_maker,
     rollout_reward,
@@ -387,6 +390,23 @@ def test_a_worker_says_what_is_wrong_before_it_starts(tmp_path: Path) -> None:
     with pytest.raises(RequestTimeout, match="no rollout came for 1 s"):
         worker.check_health(1.0)
     worker.stop()
+
+
+def test_evaluations_and_checkpoints_that_cannot_be_used_are_refused() -> None:
+    rows = dataset_rows(JOBS[:1])
+    for data, every, error, words in (
+        ([], 1, ConfigError, "no rows"),
+        (rows, 0, ConfigError, "at least 1; not 0"),
+        ([{"prompt": "x"}], 1, InvalidJob, "rows without task"),
+    ):
+        with pytest.raises(error, match=words):
+            Evaluations(None, data, every)
+    trainer, transfer = SimpleNamespace(args=SimpleNamespace(weight_sync_steps=3)), SimpleNamespace()
+    for name in ("out", "out/checkpoint-last", "checkpoint-"):
+        with pytest.raises(ConfigError, match="checkpoint-STEP"):
+            continue_from(trainer, transfer, name)
+    continue_from(trainer, transfer, "a-b/checkpoint-8/")
+    assert (trainer.model_version, transfer.version) == (2, 2)
 
 
 EXAMPLE_STEPS = 3

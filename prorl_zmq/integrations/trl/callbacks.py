@@ -8,6 +8,7 @@ from transformers import Trainer, TrainerCallback
 
 from ...client.blocking.client import RolloutClient
 from ...data.reward_curve import RewardCurve, standard_error
+from ...errors import ConfigError
 from ..dataset_rows import job_maker, of_prompt
 from .samples import sampling_of_args
 
@@ -27,7 +28,7 @@ class RewardSource(Protocol):
         """Return the rewards of the step that ends."""
 
 
-class RewardLines(TrainerCallback):  # type: ignore[misc]
+class RewardLines(TrainerCallback):
     """Prints each step's mean reward with its standard error, and at the end whether the reward rose.
 
     Args:
@@ -53,7 +54,7 @@ class RewardLines(TrainerCallback):  # type: ignore[misc]
             print(self._curve.conclusion(), flush=True)
 
 
-class Evaluations(TrainerCallback):  # type: ignore[misc]
+class Evaluations(TrainerCallback):
     """Evaluates what the engines serve, every few steps of `AsyncGRPOTrainer`; learning waits for it.
 
     Add it after the trainer is made (`trainer.add_callback`), so that the engines have the step's weights by then. It
@@ -65,6 +66,10 @@ class Evaluations(TrainerCallback):  # type: ignore[misc]
         every: steps between two evaluations.
         connect: opens the client; by default that of `prorl serve` without a topology file.
         make_job: makes a row's job, by default from its columns `task` and `instance`. Tokens are drawn as in training.
+
+    Raises:
+        ConfigError: there are no rows, or `every` is no number of steps.
+        InvalidJob: the first row makes no job.
     """
 
     def __init__(
@@ -78,9 +83,16 @@ class Evaluations(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         self._trainer = trainer
         self._rows = list(rows)
+        if not self._rows:
+            raise ConfigError("the data set has no rows", key="rows")
+        if every < 1:
+            raise ConfigError(
+                f"every is the number of steps between two evaluations, at least 1; not {every}", key="every"
+            )
         self._every = every
         self._connect = connect
         self._make_job = make_job or job_maker()
+        self._make_job(self._rows[0])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """Evaluate if it is time."""
@@ -113,6 +125,12 @@ def continue_from(trainer: Any, weight_transfer: Any, checkpoint: str) -> None:
         trainer: the trainer, of which `train(resume_from_checkpoint=checkpoint)` is called next.
         weight_transfer: its `WeightTransfer`.
         checkpoint: the checkpoint's folder, such as `out/checkpoint-40`.
+
+    Raises:
+        ConfigError: the folder's name has no step.
     """
-    synchronized = int(checkpoint.rpartition("-")[2]) // trainer.args.weight_sync_steps
+    step = checkpoint.rstrip("/").rpartition("checkpoint-")[2]
+    if not step.isdecimal():
+        raise ConfigError(f"{checkpoint} is not named as TRL names checkpoints: checkpoint-STEP", key="checkpoint")
+    synchronized = int(step) // trainer.args.weight_sync_steps
     trainer.model_version = weight_transfer.version = synchronized

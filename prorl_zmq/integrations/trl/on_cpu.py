@@ -13,8 +13,10 @@ def use_cpu() -> None:
     """Let this process's `AsyncGRPOTrainer` run without a GPU; call it before one is made."""
     from trl.experimental.async_grpo import async_grpo_trainer, packing
 
-    async_grpo_trainer.get_peak_flops_per_device = lambda *_: None
-    packing._flash_attn = lambda: SimpleNamespace(flash_attn_varlen_func=attention)  # noqa: SLF001 - TRL has no other place
+    trainer: Any = async_grpo_trainer
+    trainer.get_peak_flops_per_device = lambda *_: None
+    packer: Any = packing
+    packer._flash_attn = lambda: SimpleNamespace(flash_attn_varlen_func=attention)  # noqa: SLF001 - TRL has no other place
 
 
 def attention(
