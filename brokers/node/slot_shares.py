@@ -1,9 +1,10 @@
 """How a node divides its slots among the rollout brokers. Pure: the node decides alone, and so never gives one twice.
 
-Each broker gets slots by the weight of its sessions, never more than it asks for while others ask for more, and never
-fewer than it uses. So a broker that asks for little gets that, however much others ask for, and what it leaves goes to
-them. What nobody asks for is dealt out evenly, so that a broker whose first job comes need not wait for the next
-division. Which broker gets the slot that does not divide differs from node to node.
+Each broker gets slots by the weight of its sessions, and never more than it asks for while others ask for more. So a
+broker that asks for little gets that, however much others ask for, and what it leaves goes to them. Who uses more than
+its share keeps that until its jobs end, and starts no others meanwhile: the slots come to the others as they are free.
+What nobody asks for is dealt out evenly, so that a broker whose first job comes need not wait for the next division.
+Which broker gets the slot that does not divide differs from node to node.
 """
 
 from __future__ import annotations
@@ -25,20 +26,17 @@ class Demand(NamedTuple):
 
 
 def divide(slots: int, demands: Mapping[str, Demand], used: Mapping[str, int], node: str) -> dict[str, int]:
-    """Return how many slots each broker gets; their sum is `slots`, or what is used where that is more."""
+    """Return how many slots each broker may use. No slot is given that another broker still uses."""
     names = sorted(demands, key=lambda name: hashlib.blake2b(f"{node} {name}".encode()).digest())
     ideal = _ideal(slots, {name: demands[name] for name in names})
-    shares = {name: max(used.get(name, 0), int(ideal[name])) for name in names}
-    free = slots - sum(shares.values())
+    shares = {name: int(ideal[name]) for name in names}
     order = sorted(names, key=lambda name: shares[name] - ideal[name])  # stable: ties stay in the node's order
-    for index in range(max(0, free)):
+    for index in range(slots - sum(shares.values())):
         shares[order[index % len(order)]] += 1
-    while free < 0:
-        above = [name for name in names if shares[name] > used.get(name, 0)]
-        if not above:
-            break
-        shares[max(above, key=lambda name: shares[name] - ideal[name])] -= 1
-        free += 1
+    owed = sum(max(0, used.get(name, 0) - shares[name]) for name in names)
+    while owed and (above := [name for name in names if shares[name] > used.get(name, 0)]):
+        shares[max(above, key=lambda name: shares[name] - used.get(name, 0))] -= 1
+        owed -= 1
     return shares
 
 

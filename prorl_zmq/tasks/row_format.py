@@ -111,8 +111,13 @@ def formats_of(task: str, limits: PhaseLimits | None = None) -> Callable[..., Ro
 
 
 def native(task: str, instance_type: type[msgspec.Struct]) -> RowFormat:
-    """Return the row format of rows whose columns are the fields of a task's instances."""
-    required = frozenset(field.encode_name for field in msgspec.structs.fields(instance_type) if field.required)
+    """Return the row format of rows whose columns are the fields of a task's instances.
+
+    Where no field is required, a row has no other columns than these; else it would take all that no other one knows.
+    """
+    fields = msgspec.structs.fields(instance_type)
+    required = frozenset(field.encode_name for field in fields if field.required)
+    known = frozenset(field.encode_name for field in fields)
 
     def convert(record: Record) -> msgspec.Struct:
         try:
@@ -122,7 +127,8 @@ def native(task: str, instance_type: type[msgspec.Struct]) -> RowFormat:
             field = where.rstrip("`") or what.partition("field `")[2].rstrip("`")
             raise InvalidRecord(str(error), field=field) from error
 
-    return RowFormat(task, task, f"the fields of a {task} instance", required, convert)
+    fits = None if required else lambda record: bool(record) and record.keys() <= known
+    return RowFormat(task, task, f"the fields of a {task} instance", required, convert, fits)
 
 
 def unchecked(task: str) -> RowFormat:

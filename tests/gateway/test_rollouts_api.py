@@ -66,7 +66,8 @@ def test_the_clients_of_openai_and_anthropic_lead_one(served: SharedService) -> 
                 message = await stream.get_final_message()
         assert said.usage is not None
         assert message.usage.output_tokens > 0
-        assert (kinds[0], kinds[-1]) == ("response.created", "response.incomplete")  # of six tokens
+        assert kinds[0] == "response.created"
+        assert kinds[-1] in {"response.incomplete", "response.completed"}  # six tokens, or a drawn end before
         state = (await client.get(place))[1]
         assert (state["state"], state["phase"], state["open"]) == ("running", "run", True)
         finish = await client.post(f"{place}/finish", {"reward": 0.5}, headers=bearer(made["api_key"]))

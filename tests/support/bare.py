@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MARKER = "bare"
 TESTS = (
-    "tests/commands/test_clean.py::test_images_that_a_sandbox_uses_stay",
+    "tests/commands/test_clean.py",
     "tests/commands/test_image.py",
     "tests/commands/test_keys.py",
     "tests/commands/test_usage.py::test_doctor_names_what_it_found",
