@@ -32,6 +32,13 @@ Value = TypeVar("Value", int, float)
 
 ROUNDING = 1e-9
 """Of sums of weights."""
+TAKEN = {
+    (Phase.INIT, True): (Phase.INIT,),
+    (Phase.RUN, False): (Phase.INIT,),
+    (Phase.RUN, True): (Phase.INIT, Phase.RUN),
+    (Phase.EVAL, True): (Phase.EVAL,),
+}
+"""Of which stages a job takes a slot, by its phase and whether a stage process holds it."""
 
 
 class Entry(NamedTuple):
@@ -79,11 +86,13 @@ class Flow:
         if held and change > 0:
             reached = self.shares.place
             reached[phase] += 1 / max(self.shares.weight, self.weight)  # rounding may have lost a small weight
-            self.place[phase] = max(self.next_place(phase), reached[phase])
-        if phase == Phase.RUN or (held and phase == Phase.INIT):
-            self._use(Phase.INIT, change)
-        if held and phase != Phase.INIT:
-            self._use(phase, change)
+            self.place[phase] = max(self.place[phase] + 1 / self.weight, reached[phase])
+        for stage in TAKEN.get((phase, held), ()):
+            self.used[stage] += change
+            self.shares.used[stage] += change
+            if queues := self.marks[stage]:
+                for marked in queues.values():
+                    marked[self.name] = self
 
     def weigh(self, weight: float) -> None:
         self.shares.weight += weight - self.weight
@@ -114,13 +123,6 @@ class Flow:
     def next_place(self, phase: Phase) -> float:
         """Return where it comes to with one more slot."""
         return self.place[phase] + 1 / self.weight
-
-    def _use(self, phase: Phase, change: int) -> None:
-        self.used[phase] += change
-        self.shares.used[phase] += change
-        if queues := self.marks[phase]:
-            for marked in queues.values():
-                marked[self.name] = self
 
 
 class FairQueue:

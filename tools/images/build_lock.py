@@ -89,7 +89,8 @@ def remove(path: Path) -> None:
 
 def _acquire(path: Path, wait_s: float, say: Callable[[str], None]) -> int:
     while True:
-        path.mkdir(0o755, exist_ok=True)
+        with suppress(FileExistsError):  # with `exist_ok`, mkdir raises if the folder is removed as it looks
+            path.mkdir(0o755)
         try:
             descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except FileNotFoundError:
