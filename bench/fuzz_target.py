@@ -142,6 +142,7 @@ class Door:
             self._batches,
             self._reply,
             lambda sender: sender,
+            lambda *_: None,
             started_at=self._now,
         )
 
