@@ -3,7 +3,7 @@
 Each broker gets slots by the weight of its sessions, and never more than it asks for while others ask for more. So a
 broker that asks for little gets that, however much others ask for, and what it leaves goes to them. Who uses more than
 its share keeps that until its jobs end, and starts no others meanwhile: the slots come to the others as they are free.
-What nobody asks for is dealt out evenly, so that a broker whose first job comes need not wait for the next division.
+Slots not asked for are dealt out evenly, so that a broker whose first job comes need not wait for the next division.
 Which broker gets the slot that does not divide differs from node to node.
 """
 

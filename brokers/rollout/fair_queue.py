@@ -7,7 +7,7 @@ job takes, however much others have submitted.
 
 If each waiting flow has its share, rounded down, the flows take turns in proportion to their weights (stride
 scheduling: each slot that a flow gets moves its place by 1 / weight, and the flow is next that comes to the smallest
-place; a flow that waits anew starts from the mean place). So a flow whose share is less than a slot gets one in turn,
+place; a flow that is new here starts from the mean place). So a flow whose share is less than a slot gets one in turn,
 and what one flow leaves is divided among the others.
 
 A flow of a higher priority goes first, whatever its share. Within a flow jobs start in the order of acceptance.

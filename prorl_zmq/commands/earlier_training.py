@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Noted = TypeVar("Noted")
 
 SUFFIX = ".training"
-"""Of the file beside the backend broker's journal that says whose training it is."""
+"""Suffix of the file next to the backend broker's journal that names the training."""
 
 
 class Journals(NamedTuple):

@@ -16,7 +16,7 @@ class OutsideInstance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a program outside works on."""
 
     prompt: str = ""
-    """The user message of its main conversation, by which that is known among others; the service says it to nobody."""
+    """The user message of its main conversation, which identifies it; the service sends it to no engine."""
 
 
 class OutsideHandler(AgentHandler[OutsideInstance]):

@@ -131,7 +131,7 @@ class Endpoint:
         return self.trajectory(timeout_s=None)
 
     def trajectory(self, *, timeout_s: float | None = None) -> Trajectory:
-        """Wait for the end of the rollout, whoever ends it, and return its trajectory.
+        """Wait until the rollout has ended for any reason, and return its trajectory.
 
         Raises:
             JobsLost: the rollout broker was restarted without its journal.

@@ -1,4 +1,4 @@
-"""TRL's AsyncGRPOTrainer learns to write letters, while prorl_zmq goes on with rollouts; see README.md."""
+"""TRL's AsyncGRPOTrainer learns to write letters, while prorl_zmq continues the rollouts; see README.md."""
 
 from __future__ import annotations
 
