@@ -54,8 +54,9 @@ from prorl_zmq.wire.messages.backends import (
     OwnerAlive,
     Release,
 )
+from prorl_zmq.wire.messages.base import Refused
 from prorl_zmq.wire.messages.batches import BatchOptions, CloseBatch, Feed, NextGroup, OpenBatch, SessionAlive
-from prorl_zmq.wire.messages.engines import AnyEngineReply, AnyEngineRequest, Generate
+from prorl_zmq.wire.messages.engines import AnyEngineReply, AnyEngineRequest, Generate, WeightUpdate
 from prorl_zmq.wire.messages.front_door import (
     Cancel,
     Collect,
@@ -63,8 +64,6 @@ from prorl_zmq.wire.messages.front_door import (
     FrontDoorRequest,
     Hello,
     ListNodes,
-    NoteWeights,
-    Refused,
     RelayBlocks,
     Status,
     Submit,
@@ -305,7 +304,7 @@ TEMPLATES: list[Any] = [
     Feed("r", "s", "batch", 0),
     NextGroup("r", "s", "batch", "c", ("a.1",), feeds=True),
     CloseBatch("r", "s", "batch"),
-    *(SessionAlive("r", "s"), NoteWeights("r", 3), RelayBlocks("r", "s", ("one",)), ListNodes("r")),
+    *(SessionAlive("r", "s"), WeightUpdate("r", "set", 3), RelayBlocks("r", "s", ("one",)), ListNodes("r")),
     *(Watch("r", since=1), Peek("r", "one"), PeekTurns("r", "one"), ViewBatch("r", "batch"), ListSteps("r")),
     *(
         Trace("r", "one"),

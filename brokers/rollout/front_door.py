@@ -30,7 +30,7 @@ from ...errors import (
 from ...security.rights import ANYBODY
 from ...wire import codec
 from ...wire.connection_guard import crowding
-from ...wire.messages.base import MAX_FRAMES, PROTOCOL_VERSION
+from ...wire.messages.base import MAX_FRAMES, PROTOCOL_VERSION, Done, Refused
 from ...wire.messages.front_door import (
     Accepted,
     Cancel,
@@ -41,8 +41,6 @@ from ...wire.messages.front_door import (
     FrontDoorRequest,
     Hello,
     ListSessions,
-    Noted,
-    Refused,
     RelayBlocks,
     ServiceStatus,
     Status,
@@ -217,7 +215,7 @@ class FrontDoor:
                 self._answer(envelope, self._submit(request, rest, now))
             case RelayBlocks():
                 self._relay(request)
-                self._answer(envelope, Noted(request.request_id))
+                self._answer(envelope, Done(request.request_id))
             case Cancel():
                 self._cancel(envelope, request, now)
             case Status():

@@ -28,16 +28,15 @@ from ..security.peer_connection import RENEW_S
 from ..system.traces import current_traceparent, span
 from ..wire import codec
 from ..wire.async_socket import AsyncSocket
-from ..wire.messages.base import new_id
+from ..wire.messages.base import Refused, new_id
 from ..wire.messages.engines import (
     Abort,
     AnyEngineReply,
     EngineHealth,
     EngineReady,
-    EngineRefused,
     Generate,
     Generated,
-    UpdateWeights,
+    WeightUpdate,
 )
 from ..wire.sockets import PROMPT_FRAME_BYTES, open_socket
 from .engine import Generation, checked
@@ -136,7 +135,7 @@ class EngineClient:
             except (asyncio.CancelledError, ProrlError):
                 line.abort(request.request_id)
                 raise
-            if isinstance(reply, EngineRefused):
+            if isinstance(reply, Refused):
                 raise from_info(reply.error)
             return read_generation(reply, frames, sampling.max_tokens)
         except Closed:
@@ -164,7 +163,9 @@ class EngineClient:
             RequestTimeout: it did not answer in time, and may or may not have taken them.
             EngineFailed: it went away or answered something malformed.
         """
-        return await self._ask_ready(endpoint, UpdateWeights(new_id(), str(path), weight_version, mode), timeout_s)
+        return await self._ask_ready(
+            endpoint, WeightUpdate(new_id(), "load", weight_version, str(path), mode), timeout_s
+        )
 
     def close(self) -> None:
         """Close all lines; what waits for an answer gets `Closed`. May be called again."""
@@ -173,9 +174,9 @@ class EngineClient:
             line.close()
         self._lines.clear()
 
-    async def _ask_ready(self, endpoint: str, request: EngineHealth | UpdateWeights, timeout_s: float) -> EngineReady:
+    async def _ask_ready(self, endpoint: str, request: EngineHealth | WeightUpdate, timeout_s: float) -> EngineReady:
         reply, _ = await self._line(endpoint).ask(request, [], timeout_s)
-        if isinstance(reply, EngineRefused):
+        if isinstance(reply, Refused):
             raise from_info(reply.error)
         if not isinstance(reply, EngineReady):
             raise EngineFailed(f"the engine host at {endpoint} answered with {type(reply).__name__}")
