@@ -132,7 +132,7 @@ class ModelReply:
     logprobs: NDArray[np.float32]
     """float32 [G]"""
     stopped_by: str = ""
-    """The text of the request's `stop` that ended the turn; empty: none of them."""
+    """The text of the request's `stop` that ended the turn; empty if none did."""
 
 
 class Problem(StrEnum):

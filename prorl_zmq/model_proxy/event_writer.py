@@ -28,7 +28,7 @@ class EventWriter:
 
     @property
     def begun(self) -> bool:
-        """Whether the harness has been told the status."""
+        """Whether the status has been sent to the harness."""
         return self.response.prepared
 
     def write_later(self, events: bytes) -> None:
