@@ -1,7 +1,7 @@
-"""How rollouts look in a terminal: `rich` objects for `prorl view`, interactive or plain.
+"""Rollouts and comparisons of runs as `rich` objects, for `prorl view` and `prorl tasks try`.
 
-All that a model, a tool or a data file said goes through `clean` on its way here, and is given as `Text`, never as
-markup: so it can neither send the terminal escapes nor pretend to be ours.
+Texts of models, tools and data files pass `clean` and become `Text`, never markup, so they cannot send escapes to the
+terminal.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 SHOWN_TEXT = 40_000
 """Most characters of one turn or note that are shown; the files have all."""
 SHOWN_LINE = 4_000
-PAGE_TOKENS = 1_000
 SHOWN_NAME = 40
 SHOWN_SETTING = 60
 SHOWN_CHANGES = 50
@@ -146,36 +145,31 @@ def legend() -> Text:
     return text
 
 
-def pages(transcript: Transcript) -> int:
-    """Return how many pages of tokens there are; one, if there are no tokens."""
-    return max(1, math.ceil(len(transcript.token_ids) / PAGE_TOKENS))
-
-
-def token_text(transcript: Transcript, page: int) -> Text:
-    """Return a page of tokens as running text, each in the colour of its probability."""
+def token_text(transcript: Transcript) -> Text:
+    """Return the tokens as running text, each in the colour of its probability."""
     text = Text()
-    for index in _of_page(transcript, page):
+    for index in range(len(transcript.token_ids)):
         text.append(_token(transcript, index, running=True), style=token_style(transcript, index))
     return text
 
 
-def token_rows(transcript: Transcript, page: int) -> list[tuple[Text, ...]]:
-    """Return a page of tokens one by one: number, text, id, whether it was generated, log-prob, weight version."""
-    rows: list[tuple[Text, ...]] = []
-    for index in _of_page(transcript, page):
+def token_table(transcript: Transcript) -> Table:
+    """Return a row per token: its number, text, id, whether it was generated, its log-prob and its weight version."""
+    table = Table(box=None, pad_edge=False)
+    for header in TOKEN_HEADERS:
+        table.add_column(header, justify="left" if header in ("token", "mask") else "right", overflow="fold")
+    for index, token_id in enumerate(transcript.token_ids):
         generated = bool(transcript.mask[index])
         logprob = transcript.logprobs[index]
-        rows.append(
-            (
-                Text(str(index)),
-                Text(_token(transcript, index, running=False), style=token_style(transcript, index)),
-                Text(str(transcript.token_ids[index])),
-                Text("generated" if generated else ""),
-                Text("" if logprob is None else f"{logprob:.4f}"),
-                Text(str(transcript.versions[index]) if generated else ""),
-            )
+        table.add_row(
+            Text(str(index)),
+            Text(_token(transcript, index, running=False), style=token_style(transcript, index)),
+            Text(str(token_id)),
+            Text("generated" if generated else ""),
+            Text("" if logprob is None else f"{logprob:.4f}"),
+            Text(str(transcript.versions[index]) if generated else ""),
         )
-    return rows
+    return table
 
 
 TOKEN_HEADERS = ("#", "token", "id", "mask", "log-prob", "version")
@@ -287,10 +281,6 @@ def _changes_table(comparison: Comparison) -> Table:
 
 def _counts(*names: str) -> list[Column]:
     return [Column(name, justify="right") for name in names]
-
-
-def _of_page(transcript: Transcript, page: int) -> range:
-    return range(page * PAGE_TOKENS, min(len(transcript.token_ids), (page + 1) * PAGE_TOKENS))
 
 
 def _token(transcript: Transcript, index: int, *, running: bool) -> str:
