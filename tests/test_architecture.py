@@ -138,6 +138,7 @@ STAND_ALONE = {
     "prorl_zmq.client.blocking.endpoint",
     "prorl_zmq.client.blocking.views",
     "prorl_zmq.client.blocking.weights",
+    "prorl_zmq.commands.option_groups",
     "prorl_zmq.gateway.dashboard.dashboard",
     "prorl_zmq.inference.tool_calls.foreign",
     "prorl_zmq.inference.tool_calls.inkling",

@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 
     from rich.console import Console, PagerContext, RenderableType
 
-    from ..evaluation.collection import Collection, Rollout
+    from ..evaluation.collection import Collection
+    from ..evaluation.run_folder import Sample
     from ..evaluation.transcript import TextReader
 
 EMBEDDED = "embedded"
 SOLVED, NOT_SOLVED = "solved", "not solved"
 SortKey = Literal["order", "reward", "outcome", "tokens", "turns", "problem"]
-SORTS: dict[SortKey, Callable[[Rollout], Any]] = {
+SORTS: dict[SortKey, Callable[[Sample], Any]] = {
     "order": lambda _: 0,
     "reward": lambda one: -1.0 if one.result.reward is None else one.result.reward,
     "outcome": lambda one: str(one.result.outcome),
@@ -131,19 +132,16 @@ def _list(collection: Collection, sort: SortKey, only: str, *, reverse: bool) ->
     yield Text("one of them: prorl view FOLDER --job ID", style="dim")
 
 
-def _kinds(rollout: Rollout) -> tuple[str, str]:
+def _kinds(rollout: Sample) -> tuple[str, str]:
     return SOLVED if rollout.solved else NOT_SOLVED, str(rollout.result.outcome)
 
 
-def _rollout(collection: Collection, rollout: Rollout, *, tokens: bool, token_table: bool) -> Iterator[RenderableType]:
+def _rollout(collection: Collection, rollout: Sample, *, tokens: bool, token_table: bool) -> Iterator[RenderableType]:
     from ..evaluation import display
 
     transcript = collection.transcript(rollout)
     yield display.head(rollout)
-    for number, turn in enumerate(transcript.turns):
-        yield ""
-        yield display.turn_title(number, turn, transcript)
-        yield display.turn_body(turn, transcript)
+    yield display.turns_text(transcript)
     if tokens:
         yield ""
         yield display.legend()
@@ -157,8 +155,7 @@ def _rollout(collection: Collection, rollout: Rollout, *, tokens: bool, token_ta
 
 def _compare(first: Path, second: Path) -> None:
     from ..evaluation.display import comparison_text
-    from ..evaluation.run_comparison import compare
-    from ..evaluation.run_figures import read_figures
+    from ..evaluation.run_comparison import compare, read_figures
 
     comparison = compare(read_figures(first), read_figures(second))
     console().print(comparison_text(comparison, str(first), str(second)))
