@@ -103,7 +103,7 @@ BUDGET = {
     "inference.http": 2150,
     "inference.tool_calls": 2000,
     "integrations": 4300,
-    "make_swe": 2800,
+    "make_swe": 2610,
     "metrics": 550,
     "model_proxy": 2550,
     "prorl_zmq": 100,
