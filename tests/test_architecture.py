@@ -117,7 +117,7 @@ BUDGET = {
     "tools": 3450,
     "tools.editor": 1150,
     "tools.execution": 1750,
-    "tools.images": 1700,
+    "tools.images": 1620,
     "tools.sandbox": 3450,
     "trackers": 1000,
     "watching": 750,
