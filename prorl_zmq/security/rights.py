@@ -1,7 +1,7 @@
-"""Who may do what: the roles of keys, and to which listeners (bound sockets) and for which requests each is allowed.
+"""The rights of each role: which listeners (bound sockets) a key may connect to, and which requests it may send.
 
-All of it is in the two tables below. The service's own key may do everything: it is what the brokers are. Left out on
-purpose: rights by session or by stage process. Keys of one role trust each other as programs of one account do.
+The two tables below hold all of them. The service's own key may do everything: the brokers use it. There are no rights
+per session or per stage process: keys of one role trust each other, as programs of one account do.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Sender(msgspec.Struct, frozen=True):
     revoked: bool = False
 
     def revocation(self) -> NotAllowed:
-        """Return what it is told once its key was revoked."""
+        """Return the error for a request whose key was revoked."""
         return NotAllowed(f"the key {self.name} was revoked", key=self.name)
 
     def check(self, request: msgspec.Struct) -> None:

@@ -1,11 +1,9 @@
-"""`LocalService`: the whole service in one process, for tests.
+"""`LocalService`: a whole service in one process, for tests.
 
 The rollout broker and the backend broker run in threads of their own; the INIT, RUN and EVAL stage processes and the
-engine host on one asyncio loop in a third. They are the service's own classes and talk through its own sockets, so a
-job takes the way that it takes in production. Sandboxes and graders are processes, as always.
-
-What differs: signals are left to the caller's process; a handler that blocks the loop blocks all stages; and the
-journal is in memory.
+engine host share one asyncio loop in a third. They are the service's own classes and use its own sockets. Sandboxes and
+graders are processes, as always. Differences: signals are left to the caller's process; a handler that blocks the loop
+blocks all stages; and the journal is in memory.
 """
 
 from __future__ import annotations
