@@ -105,7 +105,7 @@ BUDGET = {
     "inference": 2000,
     "inference.chat": 2700,
     "inference.hosting": 1000,
-    "inference.http": 2150,
+    "inference.http": 1900,
     "inference.tool_calls": 2000,
     "inference.vllm": 750,
     "integrations": 4300,
