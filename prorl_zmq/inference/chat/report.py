@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..data.trajectory import Role
-from ..errors import InvalidJob
-from .chat import ChatMessage, PastCall
-from .chat_probes import common
+from ...data.trajectory import Role
+from ...errors import InvalidJob
+from . import ChatMessage, PastCall
+from .probes import common
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

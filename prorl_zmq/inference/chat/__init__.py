@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ..data.trajectory import Role
-    from .tool_calls.call import MalformedCall, ToolCall
+    from ...data.trajectory import Role
+    from ..tool_calls.call import MalformedCall, ToolCall
 
 
 class PastCall(NamedTuple):

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
-from ..config import ServerApi  # noqa: TC001 - msgspec reads the annotations at run time
-from ..errors import ConfigError
-from ..system.installation import how_to_install
-from ..wire.messages.backends import ChatSettings, History, ParserUrl, TemplateArguments, ToolCallFormatName
-from .engine_kind import EngineKind
+from ...config import ServerApi  # noqa: TC001 - msgspec reads the annotations at run time
+from ...errors import ConfigError
+from ...system.installation import how_to_install
+from ...wire.messages.backends import ChatSettings, History, ParserUrl, TemplateArguments, ToolCallFormatName
+from ..engine_kind import EngineKind
 
 if TYPE_CHECKING:
-    from .engine import Engine
+    from ..engine import Engine
 
 API_KEY = "PRORL_API_KEY"
 """Environment variable of the key that an HTTP server wants as a bearer token."""
@@ -37,8 +37,8 @@ class EmbeddedKind(EngineKind, frozen=True):
             raise ConfigError(f"--model {self.model}: there is no such file", key="model")
 
     async def start(self, weight_version: int) -> Engine:
-        from .embedded_engine import load_embedded_engine
-        from .policy import one_blas_thread
+        from ..embedded_engine import load_embedded_engine
+        from ..policy import one_blas_thread
 
         one_blas_thread()  # from here on, for the whole process
         return load_embedded_engine(Path(self.model) if self.model else None, weight_version)
@@ -70,7 +70,7 @@ class VllmKind(EngineKind, frozen=True):
         return "vLLM"
 
     async def start(self, weight_version: int) -> Engine:
-        from .vllm_engine import VllmEngine
+        from ..vllm.vllm_engine import VllmEngine
 
         chat = _chat_of(self)
         return await VllmEngine.start(self.model, self.arguments, chat, weight_version)
@@ -100,7 +100,7 @@ class TransformersKind(EngineKind, frozen=True):
     async def start(self, weight_version: int) -> Engine:
         if problem := self.problem():
             raise ConfigError(problem, key="kind")
-        from .transformers_engine import load_transformers_engine
+        from ..transformers_engine import load_transformers_engine
 
         loading = partial(load_transformers_engine, device=self.device, dtype=self.dtype, rows=self.rows)
         chat = _chat_of(self)
@@ -124,7 +124,7 @@ class HttpKind(EngineKind, frozen=True):
             raise ConfigError(f"{self.url} is not of the form http://HOST:PORT", key="url")
 
     async def start(self, weight_version: int) -> Engine:
-        from .http.http_engine import HttpEngine
+        from ..http.http_engine import HttpEngine
 
         return await HttpEngine.start(
             self.url,

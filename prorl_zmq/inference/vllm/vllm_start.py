@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..errors import ConfigError
+from ...errors import ConfigError
 from .vllm_processes import bind_to_cores, is_cpu_build
 
 if TYPE_CHECKING:

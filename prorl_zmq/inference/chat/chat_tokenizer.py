@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import EngineFailed
+from ...errors import EngineFailed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -28,22 +28,22 @@ import numpy as np
 import uvloop
 import zmq
 
-from ..errors import ConfigError, EngineFailed, ErrorInfo, InternalError, InvalidWeights, MalformedMessage, ProrlError
-from ..metrics import catalog
-from ..metrics.reporter import MetricsReporter
-from ..security.keyring import WORKER, Keyring
-from ..security.rights import Listener
-from ..security.zap_authenticator import ZapAuthenticator
-from ..system.logs import about_job
-from ..system.memory import give_memory_back
-from ..system.processes import stop_signals
-from ..system.traces import span, tracing
-from ..system.used_memory import used_memory
-from ..wire import codec
-from ..wire.async_socket import AsyncSocket
-from ..wire.messages.backends import Backend, EngineLoad
-from ..wire.messages.base import Refused, WeightVersion, new_id
-from ..wire.messages.engines import (
+from ...errors import ConfigError, EngineFailed, ErrorInfo, InternalError, InvalidWeights, MalformedMessage, ProrlError
+from ...metrics import catalog
+from ...metrics.reporter import MetricsReporter
+from ...security.keyring import WORKER, Keyring
+from ...security.rights import Listener
+from ...security.zap_authenticator import ZapAuthenticator
+from ...system.logs import about_job
+from ...system.memory import give_memory_back
+from ...system.processes import stop_signals
+from ...system.traces import span, tracing
+from ...system.used_memory import used_memory
+from ...wire import codec
+from ...wire.async_socket import AsyncSocket
+from ...wire.messages.backends import Backend, EngineLoad
+from ...wire.messages.base import Refused, WeightVersion, new_id
+from ...wire.messages.engines import (
     Abort,
     AnyEngineRequest,
     EngineHealth,
@@ -52,9 +52,9 @@ from ..wire.messages.engines import (
     Generated,
     WeightUpdate,
 )
-from ..wire.sockets import PROMPT_FRAME_BYTES, open_socket, split_envelope
-from .chat_loading import chat_warning
-from .engine import as_plain
+from ...wire.sockets import PROMPT_FRAME_BYTES, open_socket, split_envelope
+from ..chat.loading import chat_warning
+from ..engine import as_plain
 from .engine_updates import EngineUpdates
 from .registration import Registration
 
@@ -63,9 +63,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ..wire.messages.engines import AnyEngineReply
-    from ..wire.sockets import Frame
-    from .engine import Engine, Generation
+    from ...wire.messages.engines import AnyEngineReply
+    from ...wire.sockets import Frame
+    from ..engine import Engine, Generation
 
 HEARTBEAT_S = 1.0
 HEALTH_S = 5.0

@@ -21,18 +21,18 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateSyntaxError
 
-from ..data.trajectory import Role
-from ..errors import ConfigError, InvalidJob
-from ..system.installation import how_to_install
-from .chat import ChatMessage, Piece, ReadTurn
-from .chat_forms import forms, systems_as_user
-from .chat_history import UNKNOWN_TOOL, History, history
-from .chat_probes import AddedTokens, find_traits, inside_turns
-from .chat_skeleton import ChatSkeleton, TurnShape
-from .chat_template import ChatTemplate, TemplateRefused, template_variables, written_texts
+from ...data.trajectory import Role
+from ...errors import ConfigError, InvalidJob
+from ...system.installation import how_to_install
+from ..tool_calls.call import ToolCall
+from . import ChatMessage, Piece, ReadTurn
 from .chat_tokenizer import ChatTokenizer
-from .chat_traits import TemplateTraits, WrittenCall
-from .tool_calls.call import ToolCall
+from .forms import forms, systems_as_user
+from .history import UNKNOWN_TOOL, History, history
+from .probes import AddedTokens, find_traits, inside_turns
+from .skeleton import ChatSkeleton, TurnShape
+from .template import ChatTemplate, TemplateRefused, template_variables, written_texts
+from .traits import TemplateTraits, WrittenCall
 from .transformers_conversation import TransformersConversation
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ..wire.messages.backends import ChatSettings
+    from ...wire.messages.backends import ChatSettings
 
 _IMPORTING = Lock()
 """transformers cannot be imported by two threads at once; never held while a tokenizer is loaded."""

@@ -11,8 +11,8 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .chat_template import Message
-    from .tool_calls.call import MalformedCall, ToolCall, ToolCallFormat
+    from ..tool_calls.call import MalformedCall, ToolCall, ToolCallFormat
+    from .template import Message
 
 BLOCKS = "content blocks"
 """The reasoning key of templates that take reasoning as a block of the content."""

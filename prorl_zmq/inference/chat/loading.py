@@ -9,12 +9,12 @@ import time
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from ..errors import ConfigError
-from ..system.threads import run_aside
+from ...errors import ConfigError
+from ...system.threads import run_aside
 
 if TYPE_CHECKING:
-    from ..wire.messages.backends import ChatSettings
-    from .chat import ChatFormat
+    from ...wire.messages.backends import ChatSettings
+    from . import ChatFormat
 
 log = logging.getLogger("prorl.chat")
 

@@ -9,18 +9,18 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..errors import ConfigError
-from .chat_template import TemplateRefused, marker, marker_tool
-from .chat_traits import BLOCKS, Reasoning, TemplateTraits, TurnEnds, WrittenCall, call_entry
-from .tool_calls.call import ToolCall
-from .tool_calls.foreign import ForeignFormat
-from .tool_calls.formats import FORMS, format_named
+from ...errors import ConfigError
+from ..tool_calls.call import ToolCall
+from ..tool_calls.foreign import ForeignFormat
+from ..tool_calls.formats import FORMS, format_named
+from .template import TemplateRefused, marker, marker_tool
+from .traits import BLOCKS, Reasoning, TemplateTraits, TurnEnds, WrittenCall, call_entry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from .chat_template import ChatTemplate, Message
-    from .tool_calls.call import ToolCallFormat
+    from ..tool_calls.call import ToolCallFormat
+    from .template import ChatTemplate, Message
 
 MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|inner_prefix|>", "<|inner_suffix|>"))
 """Marks of reasoning that are tried where a template takes none apart; the first where nothing shows which."""

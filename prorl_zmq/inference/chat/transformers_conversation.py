@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from ..data.trajectory import Role
-from ..errors import InvalidJob
-from .chat import Piece, PolicyTurn, Prompt
-from .chat_history import UNKNOWN_TOOL
-from .chat_skeleton import RENDERED_BEGINNINGS, ChatSkeleton, Measure, Shape, TurnShape
-from .chat_template import TemplateRefused, marker
-from .chat_traits import WrittenCall, text_of
-from .tool_calls.call import MalformedCall, ToolCall
+from ...data.trajectory import Role
+from ...errors import InvalidJob
+from ..tool_calls.call import MalformedCall, ToolCall
+from . import Piece, PolicyTurn, Prompt
+from .history import UNKNOWN_TOOL
+from .skeleton import RENDERED_BEGINNINGS, ChatSkeleton, Measure, Shape, TurnShape
+from .template import TemplateRefused, marker
+from .traits import WrittenCall, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from .chat_template import ChatTemplate, Message
     from .chat_tokenizer import ChatTokenizer
-    from .chat_traits import TemplateTraits
+    from .template import ChatTemplate, Message
+    from .traits import TemplateTraits
 
 
 @dataclass(frozen=True, slots=True)

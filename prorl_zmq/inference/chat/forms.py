@@ -11,8 +11,8 @@ from dataclasses import replace
 from itertools import combinations, groupby
 from typing import TYPE_CHECKING, Any
 
-from ..data.trajectory import Role
-from .chat import ChatMessage
+from ...data.trajectory import Role
+from . import ChatMessage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

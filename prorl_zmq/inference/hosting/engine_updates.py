@@ -13,13 +13,13 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..errors import EngineFailed, UpdateInProgress, UpdateNotBegun
+from ...errors import EngineFailed, UpdateInProgress, UpdateNotBegun
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ..wire.messages.engines import UpdateMode
-    from .engine import Engine
+    from ...wire.messages.engines import UpdateMode
+    from ..engine import Engine
 
 AGAIN_S = 10.0
 """Between two tries to have an engine go on whose trainer died."""

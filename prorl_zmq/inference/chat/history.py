@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..data.trajectory import Role
-from .chat_traits import WrittenCall
+from ...data.trajectory import Role
+from .traits import WrittenCall
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from .chat import ChatMessage
-    from .chat_template import Message
-    from .chat_traits import TemplateTraits
+    from . import ChatMessage
+    from .template import Message
+    from .traits import TemplateTraits
 
 UNKNOWN_TOOL = "unknown"
 """The name under which the answer to an unknown call is told."""

@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import msgspec
 import numpy as np
 
-from ..errors import EngineFailed, InvalidWeights, ProrlError
-from ..system.threads import run_aside
-from ..wire.messages.backends import ChatSettings
-from ..wire.messages.engines import VersionSpan
-from .chat_loading import load_chat_format
-from .checkpoint import check_checkpoint
-from .engine import EngineDescription, Generation, check_prompt
+from ...errors import EngineFailed, InvalidWeights, ProrlError
+from ...system.threads import run_aside
+from ...wire.messages.backends import ChatSettings
+from ...wire.messages.engines import VersionSpan
+from ..chat.loading import load_chat_format
+from ..checkpoint import check_checkpoint
+from ..engine import EngineDescription, Generation, check_prompt
 from .root_cause import root_cause
 from .vllm_processes import Interrupted, interruptible, set_environment, tailed_output
 from .vllm_start import downloaded_folder, model_folder, start_async_llm
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ..wire.messages.engines import FinishReason, UpdateMode
-    from ..wire.messages.jobs import Sampling
+    from ...wire.messages.engines import FinishReason, UpdateMode
+    from ...wire.messages.jobs import Sampling
 
 CHECK_S = 60.0
 """Longest reading of a checkpoint's headers: a folder on a network may hang."""

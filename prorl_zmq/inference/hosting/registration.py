@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import zmq
 
-from ..errors import MalformedMessage, UnknownBackend
-from ..security.peer_connection import PeerConnection
-from ..wire import codec
-from ..wire.messages.backends import (
+from ...errors import MalformedMessage, UnknownBackend
+from ...security.peer_connection import PeerConnection
+from ...wire import codec
+from ...wire.messages.backends import (
     AddBackend,
     AnyBackendReply,
     BackendAlive,
@@ -33,16 +33,16 @@ from ..wire.messages.backends import (
     ListKeys,
     RemoveBackend,
 )
-from ..wire.messages.base import Refused, new_id
-from ..wire.sockets import CONTROL_FRAME_BYTES
+from ...wire.messages.base import Refused, new_id
+from ...wire.sockets import CONTROL_FRAME_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..security.allow_list import AllowList
-    from ..security.keyring import Keyring
-    from ..wire.messages.backends import AnyBackendReply as Answer
-    from ..wire.messages.backends import AnyBackendRequest, Backend
+    from ...security.allow_list import AllowList
+    from ...security.keyring import Keyring
+    from ...wire.messages.backends import AnyBackendReply as Answer
+    from ...wire.messages.backends import AnyBackendRequest, Backend
 
 UNANSWERED_LIMIT = 5
 """Heartbeats without an answer after which the line to the backend broker is opened anew."""

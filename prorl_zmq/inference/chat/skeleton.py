@@ -11,14 +11,14 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .chat_template import TemplateRefused, marker, marker_tool
-from .chat_traits import WrittenCall
+from .template import TemplateRefused, marker, marker_tool
+from .traits import WrittenCall
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .chat_template import ChatTemplate, Message
-    from .chat_traits import TemplateTraits
+    from .template import ChatTemplate, Message
+    from .traits import TemplateTraits
 
 RENDERED_BEGINNINGS = 64
 """How many beginnings of a conversation are rendered for one prompt."""

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..data.trajectory import Role
-from ..errors import EngineFailed
-from .chat import ChatMessage, Piece, PolicyTurn, Prompt, ReadTurn
-from .tokenizer import IM_END, IM_START, ROLE_PIECES, decode, encode
-from .tool_calls.marked_json import HermesFormat
+from ...data.trajectory import Role
+from ...errors import EngineFailed
+from ..tokenizer import IM_END, IM_START, ROLE_PIECES, decode, encode
+from ..tool_calls.marked_json import HermesFormat
+from . import ChatMessage, Piece, PolicyTurn, Prompt, ReadTurn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
