@@ -24,10 +24,9 @@ import msgspec
 import zmq
 
 with atheris.instrument_imports(include=["prorl_zmq"]):
-    from prorl_zmq.brokers.batches.batch_runner import BatchRunner
     from prorl_zmq.brokers.journal.journal import MemoryJournal
-    from prorl_zmq.brokers.journal.write_ahead import WriteAhead
     from prorl_zmq.brokers.rollout.action_queue import perform_queue
+    from prorl_zmq.brokers.rollout.batch_runner import BatchRunner
     from prorl_zmq.brokers.rollout.front_door import FrontDoor
     from prorl_zmq.brokers.rollout.job_history import JobHistory
     from prorl_zmq.brokers.rollout.job_table import JobTable
@@ -38,6 +37,7 @@ with atheris.instrument_imports(include=["prorl_zmq"]):
     from prorl_zmq.brokers.rollout.result_store import ResultStore
     from prorl_zmq.brokers.rollout.rollout_broker import RolloutBroker
     from prorl_zmq.brokers.rollout.task_catalog import TaskCatalog
+    from prorl_zmq.brokers.rollout.write_ahead import WriteAhead
     from prorl_zmq.config import RolloutBrokerSettings, ServiceSettings, Topology
     from prorl_zmq.errors import InternalError, MalformedMessage
     from prorl_zmq.wire import codec

@@ -51,10 +51,10 @@ from ...wire.messages.front_door import (
 from ...wire.messages.nodes import ListNodes
 from ...wire.messages.watching import PeekTurns, WatchingRequest
 from ...wire.sockets import split_envelope
-from ..batches.request_handler import BatchRequest, BatchRequestHandler
+from ..job_frame import read_job
 from ..journal.records import SUBMISSIONS, Submission, job_digest
 from ..request_routing import FRONT_DOOR, convert_request
-from .job_frame import read_job
+from .batch_requests import BatchRequest, BatchRequestHandler
 from .job_record import JobStatus
 from .node_list import list_nodes
 from .sessions import Sessions
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from ...wire.messages.jobs import Job
     from ...wire.messages.stages import StageCommand
     from ...wire.sockets import Frame
-    from ..batches.batch_runner import BatchRunner
+    from .batch_runner import BatchRunner
     from .jobs import Jobs
     from .task_catalog import TaskCatalog
 

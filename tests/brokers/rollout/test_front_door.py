@@ -9,15 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorl_zmq.brokers.batches.batch_runner import BatchRunner
 from prorl_zmq.brokers.journal.disk_journal import DiskJournal
 from prorl_zmq.brokers.journal.journal import MemoryJournal
 from prorl_zmq.brokers.journal.records import Finished, JobState, job_digest
 from prorl_zmq.brokers.journal.segment_store import segment_paths
-from prorl_zmq.brokers.journal.write_ahead import WriteAhead
 from prorl_zmq.brokers.rollout import front_door
 from prorl_zmq.brokers.rollout.action_queue import perform_queue
 from prorl_zmq.brokers.rollout.actions import Start
+from prorl_zmq.brokers.rollout.batch_runner import BatchRunner
 from prorl_zmq.brokers.rollout.front_door import FrontDoor
 from prorl_zmq.brokers.rollout.job_history import JobHistory
 from prorl_zmq.brokers.rollout.job_table import JobTable
@@ -27,6 +26,7 @@ from prorl_zmq.brokers.rollout.quota import Quota
 from prorl_zmq.brokers.rollout.recent_results import RecentResults
 from prorl_zmq.brokers.rollout.result_store import REDELIVER_S, ResultStore
 from prorl_zmq.brokers.rollout.task_catalog import TaskCatalog
+from prorl_zmq.brokers.rollout.write_ahead import WriteAhead
 from prorl_zmq.config import RolloutBrokerSettings
 from prorl_zmq.security.rights import ANYBODY, Sender
 from prorl_zmq.wire import codec

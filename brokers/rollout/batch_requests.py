@@ -25,7 +25,7 @@ from ...wire.messages.batches import (
     SessionAlive,
 )
 from ...wire.messages.engines import WeightUpdate
-from ..rollout.result_store import REDELIVER_S
+from .result_store import REDELIVER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from ...security.rights import Sender
     from ...wire.messages.front_door import FrontDoorReply
     from ...wire.sockets import Frame
+    from ..batches.batch_records import BatchRecord
+    from ..batches.rollout_group import RolloutGroup
     from ..journal.records import Finished
-    from ..rollout.jobs import Jobs
-    from .batch_records import BatchRecord
     from .batch_runner import BatchRunner
-    from .rollout_group import RolloutGroup
+    from .jobs import Jobs
 
 SERVED = ("load", "end", "set")
 """Steps after which engines serve the weights of a `WeightUpdate`."""
