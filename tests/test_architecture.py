@@ -99,7 +99,7 @@ BUDGET = {
     "examples": 2500,
     "explain": 1650,
     "gateway": 3900,
-    "inference": 6350,
+    "inference": 6250,
     "inference.http": 2150,
     "inference.tool_calls": 2000,
     "integrations": 4300,
