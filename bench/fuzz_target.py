@@ -54,7 +54,7 @@ from prorl_zmq.wire.messages.backends import (
     OwnerAlive,
     Release,
 )
-from prorl_zmq.wire.messages.base import Refused
+from prorl_zmq.wire.messages.base import PROTOCOL_VERSION, Refused
 from prorl_zmq.wire.messages.batches import BatchOptions, CloseBatch, Feed, NextGroup, OpenBatch, SessionAlive
 from prorl_zmq.wire.messages.engines import AnyEngineReply, AnyEngineRequest, Generate, WeightUpdate
 from prorl_zmq.wire.messages.front_door import (
@@ -273,6 +273,7 @@ JOB = msgspec.to_builtins(Job(task="math", instance={"problem": "1+1?", "ground_
 BY_STAGE: dict[str, Any] = {"stage_id": "i", "job_id": "one", "attempt": 1, "number": 1}
 ON_STAGE: dict[str, Any] = {"job_id": "one", "attempt": 1}
 REPORT_OF_I = StageReport(
+    protocol=PROTOCOL_VERSION,
     stage_id="i",
     role=Phase.INIT,
     node="n",

@@ -25,7 +25,6 @@ from ...errors import (
     MalformedMessage,
     ProrlError,
     UnknownJob,
-    VersionMismatch,
 )
 from ...security.rights import ANYBODY
 from ...wire import codec
@@ -50,10 +49,10 @@ from ...wire.messages.front_door import (
 )
 from ...wire.messages.nodes import ListNodes
 from ...wire.messages.watching import PeekTurns, WatchingRequest
+from ...wire.request_routing import FRONT_DOOR, convert_request
 from ...wire.sockets import split_envelope
 from ..job_frame import read_job
 from ..journal.records import SUBMISSIONS, Submission, job_digest
-from ..request_routing import FRONT_DOOR, convert_request
 from .batch_requests import BatchRequest, BatchRequestHandler
 from .job_record import JobStatus
 from .node_list import list_nodes
@@ -249,13 +248,6 @@ class FrontDoor:
                 self._answer(envelope, Refused(request_id, error.info()))
 
     def _hello(self, request: Hello) -> Welcome:
-        if request.protocol != PROTOCOL_VERSION:
-            raise VersionMismatch(
-                f"the client speaks protocol {request.protocol}, the service {PROTOCOL_VERSION}; install the same "
-                "version of prorl-zmq on both sides",
-                ours=PROTOCOL_VERSION,
-                theirs=request.protocol,
-            )
         if crowded := crowding():
             raise Busy(crowded, retry_after_s=5.0)
         return Welcome(

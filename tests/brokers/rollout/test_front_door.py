@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from prorl_zmq.wire.messages.stages import StageCommand
     from prorl_zmq.wire.sockets import Frame
 
+SAID = {"protocol": PROTOCOL_VERSION}
 MATH = Task("math", {"problem": "str", "answer": "int"}, optional=("answer",))
 
 
@@ -193,7 +194,7 @@ def test_hello_says_what_a_client_has_to_know() -> None:
 
 def test_another_protocol_version_is_refused_by_name() -> None:
     door = Door()
-    code, fields = door.refusal(door.ask(Hello("hello", PROTOCOL_VERSION + 1)))
+    code, fields = door.refusal(door.ask(Hello("hello", protocol=PROTOCOL_VERSION + 1)))
     assert (code, fields) == ("version_mismatch", {"ours": PROTOCOL_VERSION, "theirs": PROTOCOL_VERSION + 1})
 
 
@@ -331,11 +332,11 @@ def test_a_service_without_stage_processes_is_busy() -> None:
         (b"\xc1garbage", "unknown", None),
         (b"\xdf\xff\xff\xff\xff", "unknown", None),
         (codec.pack({"request_id": "me"}), "me", "type"),
-        (codec.pack({"request_id": "me", "type": "dance"}), "me", "$.type"),
-        (codec.pack({"request_id": "me", "type": "submit"}), "me", "session"),
-        (codec.pack({"request_id": "me", "type": "hello", "colour": 1}), "me", "colour"),
+        (codec.pack(SAID | {"request_id": "me", "type": "dance"}), "me", "$.type"),
+        (codec.pack(SAID | {"request_id": "me", "type": "submit"}), "me", "session"),
+        (codec.pack(SAID | {"request_id": "me", "type": "hello", "colour": 1}), "me", "colour"),
         (codec.pack({"request_id": "me", "type": "hello", "protocol": "1"}), "me", "$.protocol"),
-        (codec.pack({"request_id": 5, "type": "hello"}), "unknown", "$.request_id"),
+        (codec.pack(SAID | {"request_id": 5, "type": "hello"}), "unknown", "$.request_id"),
     ],
 )
 def test_a_malformed_header_is_refused(header: bytes, request_id: str, field: str | None) -> None:
