@@ -294,7 +294,7 @@ def _show_result(trajectory: Trajectory, backends: tuple[Backend, ...]) -> None:
     from ..evaluation.display import head, notes_text, turns_text
     from ..evaluation.run_folder import Sample
     from ..evaluation.transcript import TextReader, make_transcript
-    from ..inference.chat_loading import load_chat_format
+    from ..inference.chat.loading import load_chat_format
 
     screen, reader = options.console(), None
     for backend in backends:

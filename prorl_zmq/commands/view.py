@@ -163,7 +163,7 @@ def _compare(first: Path, second: Path) -> None:
 
 def _reader(tokenizer: str, tool_calls: ToolCallFormatName) -> TextReader:
     from ..evaluation.transcript import TextReader
-    from ..inference.chat_loading import load_chat_format
+    from ..inference.chat.loading import load_chat_format
 
     if tokenizer == EMBEDDED:
         settings = ChatSettings()
