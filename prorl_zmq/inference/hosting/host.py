@@ -42,20 +42,15 @@ from ...system.used_memory import used_memory
 from ...wire import codec
 from ...wire.async_socket import AsyncSocket
 from ...wire.messages.backends import Backend, EngineLoad
-from ...wire.messages.base import WeightVersion, new_id
+from ...wire.messages.base import Refused, WeightVersion, new_id
 from ...wire.messages.engines import (
     Abort,
     AnyEngineRequest,
-    BeginUpdate,
-    CancelUpdate,
-    EndUpdate,
     EngineHealth,
     EngineReady,
-    EngineRefused,
     Generate,
     Generated,
-    NoteWeightVersion,
-    UpdateWeights,
+    WeightUpdate,
 )
 from ...wire.sockets import PROMPT_FRAME_BYTES, open_socket, split_envelope
 from ..chat.loading import chat_warning
@@ -71,8 +66,6 @@ if TYPE_CHECKING:
     from ...wire.messages.engines import AnyEngineReply
     from ...wire.sockets import Frame
     from ..engine import Engine, Generation
-
-    WeightRequest = UpdateWeights | BeginUpdate | EndUpdate | CancelUpdate | NoteWeightVersion
 
 HEARTBEAT_S = 1.0
 HEALTH_S = 5.0
@@ -293,7 +286,7 @@ class EngineHost:
                 raise EngineFailed("the engine host is stopping", unreachable=True)
             self._serve(envelope, request, message)
         except ProrlError as error:
-            self._send(envelope, EngineRefused(request_id, error.info()))
+            self._send(envelope, Refused(request_id, error.info()))
 
     def _serve(
         self, envelope: Sequence[Frame], request: AnyEngineRequest, message: Sequence[bytes | zmq.Frame]
@@ -316,7 +309,7 @@ class EngineHost:
                     task_or_none.cancel()
             case EngineHealth():
                 self._send(envelope, self._ready(request.request_id))
-            case _:
+            case WeightUpdate():
                 update = asyncio.create_task(self._update(envelope, request))
                 self._updating.add(update)
                 update.add_done_callback(self._updating.discard)
@@ -342,7 +335,7 @@ class EngineHost:
             result = "cancelled"
             log.debug("generation %s was aborted", request_id)
         except Exception as error:  # noqa: BLE001 - a fault of the engine is the client's to know of, not the host's end
-            self._send(self._envelopes[request_id], EngineRefused(request_id, _describe(error)))
+            self._send(self._envelopes[request_id], Refused(request_id, _describe(error)))
         finally:
             catalog.ENGINE_REQUESTS.add(backend_id, result)
             catalog.ENGINE_SECONDS.observe(time.monotonic() - began, backend_id)
@@ -358,26 +351,26 @@ class EngineHost:
         for kind, tokens in counts.items():
             catalog.ENGINE_TOKENS.add(self._options.backend_id, kind, amount=tokens)
 
-    async def _update(self, envelope: Sequence[Frame], request: WeightRequest) -> None:
+    async def _update(self, envelope: Sequence[Frame], request: WeightUpdate) -> None:
         updates, version, began = self._updates, request.weight_version, time.monotonic()
         try:
-            match request:
-                case UpdateWeights():
+            match request.step:
+                case "load":
                     await updates.load(Path(request.path), version, request.mode)
-                case BeginUpdate():
+                case "begin":
                     await updates.begin(version, request.mode, request.limit_s)
-                case EndUpdate():
+                case "end":
                     await updates.end(version)
-                case CancelUpdate():
+                case "cancel":
                     await updates.cancel(version)
-                case NoteWeightVersion():
+                case "set":
                     await updates.set_version(version)
         except asyncio.CancelledError:
             stopped = EngineFailed(f"the engine host stopped before it served weights {request.weight_version}")
-            self._send(envelope, EngineRefused(request.request_id, stopped.info()))
+            self._send(envelope, Refused(request.request_id, stopped.info()))
             raise
         except Exception as error:  # noqa: BLE001 - as above
-            self._send(envelope, EngineRefused(request.request_id, _describe(error)))
+            self._send(envelope, Refused(request.request_id, _describe(error)))
         else:
             catalog.ENGINE_UPDATE_SECONDS.observe(time.monotonic() - began, self._options.backend_id)
             self._registration.announce(self._weight_version())

@@ -27,14 +27,13 @@ from ...wire.messages.backends import (
     AddBackend,
     AnyBackendReply,
     BackendAlive,
-    BackendRefused,
     DrainBackend,
     EngineLoad,
     KeyList,
     ListKeys,
     RemoveBackend,
 )
-from ...wire.messages.base import new_id
+from ...wire.messages.base import Refused, new_id
 from ...wire.sockets import CONTROL_FRAME_BYTES
 
 if TYPE_CHECKING:
@@ -148,7 +147,7 @@ class Registration:
             self._learn(reply)
         elif reply.request_id == self._leaving:
             self._left.set()
-        elif isinstance(reply, BackendRefused):
+        elif isinstance(reply, Refused):
             if reply.error.code == UnknownBackend.code:
                 if self._registered:
                     self._registered = False

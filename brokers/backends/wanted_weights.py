@@ -1,12 +1,11 @@
-"""The update of weights that a trainer has begun, if any, and which weights backends are to serve. Pure.
+"""`WantedWeights`: the weights that backends must serve to get jobs, and the update that was begun, if any. Pure.
 
-From the begin on, backends that do not serve the new version get no jobs (the heap sees to that); those that have said
-that they do, get them again. The end makes the version the wanted one: whoever serves older weights gets no jobs, also
-those that come later. An update whose end does not come in time is given up, as engine hosts do with their part
-of it: then jobs get any backend again, as before its begin. One update at a time; a trainer may die at any moment.
+From `begin` on, only backends that report the new version get jobs. `end` makes that version the wanted one: backends
+with older weights get no jobs. An update that is not ended within its limit is given up, and any backend gets jobs
+again. One update at a time.
 
-What is wanted outlives the broker's process and the service (`take_change`, `restore`); what was begun outlives the
-process, and has its whole limit again, since no clock outlives the process.
+The wanted version survives the process and the service (`take_change`, `restore`); an update that was begun survives
+the process, with its whole limit again.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class _Begun:
     until: float
 
 
-class WeightUpdate:
+class WantedWeights:
     def __init__(self, heap: BackendHeap) -> None:
         self._heap = heap
         self._begun: _Begun | None = None

@@ -8,12 +8,12 @@ import pytest
 
 from prorl_zmq.brokers.journal.journal import MemoryJournal
 from prorl_zmq.brokers.journal.records import Finished, JobState, StoredBlock, Submission
-from prorl_zmq.brokers.journal.write_ahead import FIRST_PAUSE_S, MAX_PAUSE_S, WriteAhead
 from prorl_zmq.brokers.rollout.actions import Action, Close, Start, Stop
 from prorl_zmq.brokers.rollout.job_history import JobHistory
 from prorl_zmq.brokers.rollout.job_table import JobTable
 from prorl_zmq.brokers.rollout.result_store import ResultStore
 from prorl_zmq.brokers.rollout.stage_pool import SlotClaim
+from prorl_zmq.brokers.rollout.write_ahead import FIRST_PAUSE_S, MAX_PAUSE_S, WriteAhead
 from prorl_zmq.errors import JournalFailed
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.jobs import Job, Phase, SandboxHandle

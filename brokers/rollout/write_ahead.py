@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING
 
 from ...errors import JournalFailed
 from ...metrics.catalog import JOBS_SUBMITTED, JOURNAL_WRITE_SECONDS
-from ..rollout.actions import End, Stop
+from .actions import End, Stop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from ...wire.sockets import Frame
-    from ..rollout.actions import Action
-    from ..rollout.job_history import JobHistory
-    from ..rollout.job_table import JobTable
-    from ..rollout.result_store import ResultStore
-    from .journal import Journal
-    from .records import Finished, JobState, StoredBlock, Submission
+    from ..journal.journal import Journal
+    from ..journal.records import Finished, JobState, StoredBlock, Submission
+    from .actions import Action
+    from .job_history import JobHistory
+    from .job_table import JobTable
+    from .result_store import ResultStore
 
 FIRST_PAUSE_S = 0.25
 MAX_PAUSE_S = 5.0

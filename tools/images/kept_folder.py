@@ -1,9 +1,12 @@
-"""The folder in which one image is built, its lock, and what killed builders left in it.
+"""A folder of complete versions of one thing: each is built beside the others and renamed, so it is whole or absent.
 
-The lock is `flock` on a file in the folder. The kernel frees it when the last process that has it open ends: the
-builder, or, if that was killed, what it had started. So the process that gets the lock knows that no other writes to
-the folder, and that a `building-…` in it is a leftover. A removal first renames to `trash-…`, so that it leaves no half
-image if it is interrupted, and uses `rm --one-file-system`: it must never follow something mounted below.
+    FOLDER/lock           held by the process that builds or removes
+    FOLDER/building-ID    a version that is being built; a leftover if the lock is free
+    FOLDER/trash-ID       one that is being removed; a leftover too
+    FOLDER/VERSION/       a complete version
+
+The lock is `flock` on a file: the kernel frees it when the last process that has it open ends, which is the builder or,
+if that was killed, what it had started. `rm --one-file-system` removes, since it never follows what is mounted below.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from ...errors import SandboxFailed
+from .image import lock_alone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,7 +31,7 @@ REMOVE_LIMIT_S = 600.0
 PID_BYTES = 32
 
 
-class BuildFolder:
+class KeptFolder:
     """A locked folder; `locked` makes it."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
@@ -52,6 +56,34 @@ class BuildFolder:
             if path.exists():
                 remove(path)
 
+    def versions(self) -> list[Path]:
+        """Return the complete versions."""
+        unfinished = (BUILDING, TRASH)
+        return [each for each in self.path.iterdir() if each.is_dir() and not each.name.startswith(unfinished)]
+
+    def publish(self, link: Path, target: Path) -> None:
+        """Have `link`, a name beside this folder, lead to something in a version; an older one is replaced at once."""
+        fresh = self.path / f"{BUILDING}{secrets.token_hex(4)}"
+        fresh.symlink_to(target.relative_to(link.parent))  # relative to where it is moved, not to where it is made
+        fresh.rename(link)
+
+    def remove_unused(self, kept: Path | None) -> bool:
+        """Remove leftovers, and all versions but `kept` that no sandbox has locked; return whether none is left."""
+        self.clear()
+        all_gone = True
+        for version in self.versions():
+            if version == kept:
+                continue
+            locks = [lock_alone(each) for each in version.iterdir()]
+            if None in locks:
+                all_gone = False
+            else:
+                self.throw_away(version)
+            for each in locks:
+                if each is not None:
+                    each.close()
+        return all_gone
+
     def throw_away(self, path: Path) -> None:
         """Remove something of this folder; it is gone from its name at once."""
         trash = self.path / f"{TRASH}{secrets.token_hex(4)}"
@@ -66,13 +98,13 @@ class BuildFolder:
 
 
 @contextmanager
-def locked(path: Path, *, wait_s: float, say: Callable[[str], None]) -> Iterator[BuildFolder]:
+def locked(path: Path, *, wait_s: float, say: Callable[[str], None]) -> Iterator[KeptFolder]:
     """Make a folder if there is none, and hold its lock; wait at most so long for another builder."""
     descriptor = _acquire(path, wait_s, say)
     try:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-        yield BuildFolder(path, descriptor)
+        yield KeptFolder(path, descriptor)
     finally:
         os.close(descriptor)
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorl_zmq.brokers.rollout.least_loaded import COMPACT_FROM, LeastLoaded
+from prorl_zmq.brokers.least_loaded import COMPACT_FROM, LeastLoaded
 
 CHANGES = st.lists(
     st.tuples(

@@ -18,16 +18,12 @@ from prorl_zmq.wire.messages.backends import (
     Backend,
     BackendAlive,
     BackendList,
-    BackendRefused,
-    BeginWeights,
-    CancelWeights,
-    EndWeights,
     ListBackends,
     Release,
     RemoveBackend,
-    SetWeightVersion,
 )
-from prorl_zmq.wire.messages.engines import EndUpdate
+from prorl_zmq.wire.messages.base import Refused
+from prorl_zmq.wire.messages.engines import WeightUpdate
 
 if TYPE_CHECKING:
     from hypothesis import settings
@@ -65,7 +61,7 @@ class UpdateMachine(RuleBasedStateMachine):
         answers = self.handler.handle([client, b""], unique, self.now)
         for call in self.handler.weights.take_calls():
             version = call.request.weight_version
-            late = isinstance(call.request, EndUpdate) and serving[call.address.endpoint] != version
+            late = call.request.step == "end" and serving[call.address.endpoint] != version
             error = UpdateNotBegun("no update was begun here") if late else None
             answers += self.handler.engine_answered(call.request.request_id, error, self.now)
         for answer in answers:
@@ -77,7 +73,7 @@ class UpdateMachine(RuleBasedStateMachine):
 
     def check(self, job_id: str, reply: Any) -> None:
         since = self.waiting.pop(job_id)
-        if isinstance(reply, BackendRefused):
+        if isinstance(reply, Refused):
             assert self.now - since >= WAIT_S, "its wait was not over"
             return
         assert isinstance(reply, Assigned)
@@ -96,14 +92,14 @@ class UpdateMachine(RuleBasedStateMachine):
         return answer.reply.backends
 
     def refused(self, reply: Any, error: type[Any]) -> bool:
-        return isinstance(reply, BackendRefused) and reply.error.code == error.code
+        return isinstance(reply, Refused) and reply.error.code == error.code
 
     @rule(version=VERSIONS)
     def begin(self, version: int) -> None:
         other, none = self.begun not in (None, version), not self.listed()
         if not other and not none:
             self.begun, self.until = version, self.now + LIMIT_S
-        reply = self.ask(BeginWeights("begin", version, LIMIT_S))
+        reply = self.ask(WeightUpdate("begin", "begin", version, limit_s=LIMIT_S))
         assert self.refused(reply, UpdateInProgress) == other
         assert self.refused(reply, NoBackend) == (none and not other)
 
@@ -114,7 +110,7 @@ class UpdateMachine(RuleBasedStateMachine):
         ends = served and (begun == version or (begun is None and version >= self.wanted))
         if ends:
             self.begun, self.wanted = None, version
-        reply = self.ask(EndWeights("end", version))
+        reply = self.ask(WeightUpdate("end", "end", version))
         other = served and begun not in (None, version)
         assert self.refused(reply, NoBackend) == none
         assert self.refused(reply, UpdateInProgress) == other
@@ -125,7 +121,7 @@ class UpdateMachine(RuleBasedStateMachine):
         other, none = self.begun not in (None, version), not self.listed()
         if not other and not none:
             self.begun = None
-        reply = self.ask(CancelWeights("cancel", version))
+        reply = self.ask(WeightUpdate("cancel", "cancel", version))
         assert self.refused(reply, UpdateInProgress) == (other and not none)
         assert self.refused(reply, NoBackend) == none
 
@@ -150,9 +146,9 @@ class UpdateMachine(RuleBasedStateMachine):
         refused = self.begun is not None and (name is None or version != self.begun)
         if name is None and known and not refused:
             self.wanted = version
-        reply = self.ask(SetWeightVersion("set", version, name))
+        reply = self.ask(WeightUpdate("set", "set", version, backend_id=name))
         assert self.refused(reply, UpdateInProgress) == refused
-        assert isinstance(reply, BackendRefused) == (refused or not known)
+        assert isinstance(reply, Refused) == (refused or not known)
 
     @rule(job_id=JOBS)
     def assign(self, job_id: str) -> None:

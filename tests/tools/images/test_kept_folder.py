@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from prorl_zmq.errors import SandboxFailed
-from prorl_zmq.tools.images.build_lock import locked, remove
+from prorl_zmq.tools.images.kept_folder import locked, remove
 
 from .conftest import needs_root, python_as_user
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-REMOVE = "import sys, pathlib; from prorl_zmq.tools.images.build_lock import remove; remove(pathlib.Path(sys.argv[1]))"
+REMOVE = "import sys, pathlib; from prorl_zmq.tools.images.kept_folder import remove; remove(pathlib.Path(sys.argv[1]))"
 
 
 def test_waiting_has_a_limit_and_says_for_whom(tmp_path: Path) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ...errors import InvalidJob, JobTooLarge, MalformedMessage
-from ...wire import codec
-from ...wire.messages.jobs import Job
+from ..errors import InvalidJob, JobTooLarge, MalformedMessage
+from ..wire import codec
+from ..wire.messages.jobs import Job
 
 
 def read_job(frame: bytes, limit_bytes: int) -> Job:

@@ -22,16 +22,16 @@ from ...errors import Busy, InvalidBatch, InvalidJob, JournalFailed, ProrlError
 from ...metrics import catalog
 from ...wire.messages.base import new_id
 from ...wire.messages.batches import BatchClosed
+from ..batches.batch_notes import WEIGHTS, notes_of, prompt_note, read_notes
+from ..batches.batch_records import CancelJobs, Discard, Launch, RememberedBatch, StartJobs
+from ..batches.batch_sampler import BatchSampler
+from ..batches.batch_view import batch_view, closed_view
+from ..batches.group_filters import keep_policy
+from ..batches.prompt import Prompt
+from ..batches.rollout_group import Rollout
+from ..job_frame import read_job
 from ..journal.records import holder_of
 from ..journal.segment_store import BlockLost
-from ..rollout.job_frame import read_job
-from .batch_notes import WEIGHTS, notes_of, prompt_note, read_notes
-from .batch_records import CancelJobs, Discard, Launch, RememberedBatch, StartJobs
-from .batch_sampler import BatchSampler
-from .batch_view import batch_view, closed_view
-from .group_filters import keep_policy
-from .prompt import Prompt
-from .rollout_group import Rollout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from ...wire.messages.batches import BatchOptions, BatchReport, BatchStatus
     from ...wire.messages.jobs import Job
     from ...wire.messages.watching import BatchView, ListSteps, StepList, ViewBatch
+    from ..batches.batch_records import BatchAction, BatchRecord, SamplerAction, SessionRecord
+    from ..batches.rollout_group import RolloutGroup
     from ..journal.records import Finished, JobState
-    from ..rollout.jobs import Jobs
-    from ..rollout.task_catalog import TaskCatalog
-    from .batch_records import BatchAction, BatchRecord, SamplerAction, SessionRecord
-    from .rollout_group import RolloutGroup
+    from .jobs import Jobs
+    from .task_catalog import TaskCatalog
 
 BATCH_LIMIT = 1024
 """Most batches that are open at once."""
