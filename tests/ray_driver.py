@@ -21,7 +21,7 @@ from ray.exceptions import RayError
 from prorl_zmq.demo.grpo import Grpo, GrpoSettings
 from prorl_zmq.demo.tasks import make_jobs
 from prorl_zmq.errors import ProrlError
-from prorl_zmq.inference.base_policy import base_policy
+from prorl_zmq.inference.embedded.base_policy import base_policy
 from prorl_zmq.integrations.ray import RayNode, RayService, start
 
 if TYPE_CHECKING:

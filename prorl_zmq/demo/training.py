@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..client.blocking.client import RolloutClient
-from ..inference.base_policy import base_policy
+from ..inference.embedded.base_policy import base_policy
 from ..inference.tokenizer import decode
 from ..trackers import rollout_values, sample_conversations
 from .display import draw_rewards

@@ -12,8 +12,8 @@ from prorl_zmq.examples.train_torch import script
 from prorl_zmq.examples.train_torch.model import Model
 from prorl_zmq.examples.train_torch.tasks import CONTEXT_TOKENS, MAX_TURN_TOKENS
 from prorl_zmq.examples.train_torch.tokenizer import END_OF_TURN, VOCABULARY_SIZE, load_chat, make_tokenizer
-from prorl_zmq.inference.base_policy import COMMANDS
 from prorl_zmq.inference.chat import ChatMessage
+from prorl_zmq.inference.embedded.base_policy import COMMANDS
 from prorl_zmq.inference.tool_calls.call import ToolCall
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from torch.nn.utils.rnn import pad_sequence
 from ...data.trajectory import Role
 from ...demo.tasks import DESTINATION
 from ...demo.tasks import QUESTIONS as SHELL_QUESTIONS
-from ...inference.base_policy import COMMANDS
 from ...inference.chat import ChatMessage
+from ...inference.embedded.base_policy import COMMANDS
 from ...stages.handlers.math import SYSTEM_MESSAGE as MATH_SYSTEM
 from ...stages.handlers.shell import SYSTEM_MESSAGE as SHELL_SYSTEM
 from .tasks import SHAPES, math_problem
