@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from prorl_zmq.errors import DuplicateBackend, EndpointInUse, EngineFailed, UnknownBackend
-from prorl_zmq.inference.embedded_engine import EmbeddedEngine
+from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine
 from prorl_zmq.inference.hosting import host as host_module
 from prorl_zmq.inference.hosting.host import EngineHost, HostOptions
 from prorl_zmq.wire import codec
@@ -558,7 +558,7 @@ def test_two_hosts_on_one_endpoint_are_refused(tmp_path: Path, make_policy: Any)
 def test_a_host_process_serves_and_ends_cleanly_on_sigterm(tmp_path: Path) -> None:
     code = (
         "import sys, pathlib; from prorl_zmq.inference.hosting.host import HostOptions, run_engine_host\n"
-        "from prorl_zmq.inference.embedded_engine import load_embedded_engine\n"
+        "from prorl_zmq.inference.embedded.embedded_engine import load_embedded_engine\n"
         "from prorl_zmq.inference.policy import Policy, PolicyShape\n"
         "path = pathlib.Path(sys.argv[1]) / 'model.npz'; Policy.initial(PolicyShape(), 0).save(path)\n"
         "async def start(): return load_embedded_engine(path)\n"
