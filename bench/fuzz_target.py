@@ -24,10 +24,9 @@ import msgspec
 import zmq
 
 with atheris.instrument_imports(include=["prorl_zmq"]):
-    from prorl_zmq.brokers.batches.batch_runner import BatchRunner
     from prorl_zmq.brokers.journal.journal import MemoryJournal
-    from prorl_zmq.brokers.journal.write_ahead import WriteAhead
     from prorl_zmq.brokers.rollout.action_queue import perform_queue
+    from prorl_zmq.brokers.rollout.batch_runner import BatchRunner
     from prorl_zmq.brokers.rollout.front_door import FrontDoor
     from prorl_zmq.brokers.rollout.job_history import JobHistory
     from prorl_zmq.brokers.rollout.job_table import JobTable
@@ -38,6 +37,7 @@ with atheris.instrument_imports(include=["prorl_zmq"]):
     from prorl_zmq.brokers.rollout.result_store import ResultStore
     from prorl_zmq.brokers.rollout.rollout_broker import RolloutBroker
     from prorl_zmq.brokers.rollout.task_catalog import TaskCatalog
+    from prorl_zmq.brokers.rollout.write_ahead import WriteAhead
     from prorl_zmq.config import RolloutBrokerSettings, ServiceSettings, Topology
     from prorl_zmq.errors import InternalError, MalformedMessage
     from prorl_zmq.wire import codec
@@ -54,8 +54,9 @@ from prorl_zmq.wire.messages.backends import (
     OwnerAlive,
     Release,
 )
+from prorl_zmq.wire.messages.base import Refused
 from prorl_zmq.wire.messages.batches import BatchOptions, CloseBatch, Feed, NextGroup, OpenBatch, SessionAlive
-from prorl_zmq.wire.messages.engines import AnyEngineReply, AnyEngineRequest, Generate
+from prorl_zmq.wire.messages.engines import AnyEngineReply, AnyEngineRequest, Generate, WeightUpdate
 from prorl_zmq.wire.messages.front_door import (
     Cancel,
     Collect,
@@ -63,8 +64,6 @@ from prorl_zmq.wire.messages.front_door import (
     FrontDoorRequest,
     Hello,
     ListNodes,
-    NoteWeights,
-    Refused,
     RelayBlocks,
     Status,
     Submit,
@@ -305,7 +304,7 @@ TEMPLATES: list[Any] = [
     Feed("r", "s", "batch", 0),
     NextGroup("r", "s", "batch", "c", ("a.1",), feeds=True),
     CloseBatch("r", "s", "batch"),
-    *(SessionAlive("r", "s"), NoteWeights("r", 3), RelayBlocks("r", "s", ("one",)), ListNodes("r")),
+    *(SessionAlive("r", "s"), WeightUpdate("r", "set", 3), RelayBlocks("r", "s", ("one",)), ListNodes("r")),
     *(Watch("r", since=1), Peek("r", "one"), PeekTurns("r", "one"), ViewBatch("r", "batch"), ListSteps("r")),
     *(
         Trace("r", "one"),

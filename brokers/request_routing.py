@@ -14,16 +14,15 @@ FRONT_DOOR = "the front door (`rollout_broker.front_door`)"
 BACKEND_BROKER = "the backend broker (`backend_broker.endpoint`)"
 ENGINE_HOST = "an engine host"
 
-ASKED_OF: dict[str, str] = {
-    str(kind.__struct_config__.tag): place
+ASKED_OF: dict[str, dict[str, Any]] = {
+    place: {str(kind.__struct_config__.tag): kind for kind in get_args(kinds)}
     for place, kinds in (
         (FRONT_DOOR, FrontDoorRequest),
         (BACKEND_BROKER, AnyBackendRequest),
         (ENGINE_HOST, AnyEngineRequest),
     )
-    for kind in get_args(kinds)
 }
-"""The place of each request, by its tag."""
+"""The requests of each place, by their tags."""
 
 
 def convert_request(content: Any, kinds: Any, here: str) -> Any:
@@ -32,10 +31,10 @@ def convert_request(content: Any, kinds: Any, here: str) -> Any:
         return codec.convert(content, kinds)
     except MalformedMessage:
         tag = content.get("type") if isinstance(content, dict) else None
-        place = ASKED_OF.get(tag, here) if isinstance(tag, str) else here
-        if place == here:
+        places = [place for place, known in ASKED_OF.items() if isinstance(tag, str) and tag in known]
+        if not places or here in places:
             raise
         raise MalformedMessage(
-            f"`{tag}` is asked of {place}, and this is {here}; connect to the former, as the topology file has it",
+            f"`{tag}` is asked of {places[0]}, and this is {here}; connect to the former, as the topology file has it",
             field="type",
         ) from None

@@ -17,13 +17,12 @@ from ..wire.messages.backends import (
     AnyBackendReply,
     Assign,
     Assigned,
-    BackendRefused,
     GenerationFailed,
     NameAll,
     Release,
     WaitLonger,
 )
-from ..wire.messages.base import new_id
+from ..wire.messages.base import Refused, new_id
 from ..wire.sockets import CONTROL_FRAME_BYTES
 from .held_assignments import HeldAssignments
 
@@ -92,7 +91,7 @@ class BackendClient:
             leaving=leaving,
         )
         reply = await self._ask(request, job.backend_wait_s + REPLY_SLACK_S, on_starting)
-        if isinstance(reply, BackendRefused):
+        if isinstance(reply, Refused):
             raise from_info(reply.error)
         if not isinstance(reply, Assigned):
             raise InternalError(f"the backend broker answered an assignment with {type(reply).__name__}")

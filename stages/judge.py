@@ -22,7 +22,7 @@ import numpy as np
 from ..data.trajectory import Role
 from ..errors import ConfigError, EngineFailed, GraderFailed, JudgeUnreachable
 from ..inference.chat import ChatMessage
-from ..inference.chat_loading import chat_format
+from ..inference.chat.loading import chat_format
 from ..system.logs import keep_secret
 from ..wire.messages.jobs import Sampling
 

@@ -30,7 +30,7 @@ from ..errors import (
     SandboxLimitExceeded,
     ToolSessionLost,
 )
-from ..inference.chat_loading import chat_format
+from ..inference.chat.loading import chat_format
 from ..metrics.catalog import GENERATE_SECONDS
 from ..system.open_files import wait_for_descriptors
 from ..system.traces import span

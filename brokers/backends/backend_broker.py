@@ -21,7 +21,8 @@ from ...security.keyring import BROKER, Keyring
 from ...security.rights import Listener
 from ...security.zap_authenticator import ZapAuthenticator
 from ...wire import codec
-from ...wire.messages.backends import AnyBackendRequest, BackendRefused, KeyList, ListKeys
+from ...wire.messages.backends import AnyBackendRequest, KeyList, ListKeys
+from ...wire.messages.base import Refused
 from ...wire.sockets import CONTROL_FRAME_BYTES, NOBLOCK, open_socket, send, split_envelope
 from ..loop import Loop
 from ..request_routing import BACKEND_BROKER, convert_request
@@ -126,7 +127,7 @@ class BackendBroker:
                 return [Answer(envelope, self._keys(request))]
             return self._handler.handle(envelope, request, self._loop.clock.now())
         except (MalformedMessage, NotAllowed) as error:
-            return [Answer(envelope, BackendRefused(request_id, error.info()))]
+            return [Answer(envelope, Refused(request_id, error.info()))]
 
     def _keys(self, request: ListKeys) -> KeyList:
         allowed = self._authenticator.allow_list

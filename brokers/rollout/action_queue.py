@@ -24,8 +24,8 @@ from .actions import Drop, End, Queued, Start
 if TYPE_CHECKING:
     from ...wire.messages.jobs import Result
     from ..batches.batch_records import BatchAction
-    from ..batches.batch_runner import BatchRunner
     from .actions import Action
+    from .batch_runner import BatchRunner
     from .jobs import Jobs
 
 QUEUES = tuple((f"{phase}_queue", phase.value) for phase in Phase)

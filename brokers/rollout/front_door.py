@@ -30,7 +30,7 @@ from ...errors import (
 from ...security.rights import ANYBODY
 from ...wire import codec
 from ...wire.connection_guard import crowding
-from ...wire.messages.base import MAX_FRAMES, PROTOCOL_VERSION
+from ...wire.messages.base import MAX_FRAMES, PROTOCOL_VERSION, Done, Refused
 from ...wire.messages.front_door import (
     Accepted,
     Cancel,
@@ -41,8 +41,6 @@ from ...wire.messages.front_door import (
     FrontDoorRequest,
     Hello,
     ListSessions,
-    Noted,
-    Refused,
     RelayBlocks,
     ServiceStatus,
     Status,
@@ -53,10 +51,10 @@ from ...wire.messages.front_door import (
 from ...wire.messages.nodes import ListNodes
 from ...wire.messages.watching import PeekTurns, WatchingRequest
 from ...wire.sockets import split_envelope
-from ..batches.request_handler import BatchRequest, BatchRequestHandler
+from ..job_frame import read_job
 from ..journal.records import SUBMISSIONS, Submission, job_digest
 from ..request_routing import FRONT_DOOR, convert_request
-from .job_frame import read_job
+from .batch_requests import BatchRequest, BatchRequestHandler
 from .job_record import JobStatus
 from .node_list import list_nodes
 from .sessions import Sessions
@@ -72,7 +70,7 @@ if TYPE_CHECKING:
     from ...wire.messages.jobs import Job
     from ...wire.messages.stages import StageCommand
     from ...wire.sockets import Frame
-    from ..batches.batch_runner import BatchRunner
+    from .batch_runner import BatchRunner
     from .jobs import Jobs
     from .task_catalog import TaskCatalog
 
@@ -217,7 +215,7 @@ class FrontDoor:
                 self._answer(envelope, self._submit(request, rest, now))
             case RelayBlocks():
                 self._relay(request)
-                self._answer(envelope, Noted(request.request_id))
+                self._answer(envelope, Done(request.request_id))
             case Cancel():
                 self._cancel(envelope, request, now)
             case Status():

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from ...wire.sockets import Frame
     from ..batches.batch_records import BatchAction
     from ..journal.records import Finished, Submission
-    from ..journal.write_ahead import WriteAhead
     from .actions import Action
     from .job_history import JobHistory
     from .job_table import JobTable
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from .quota import Quota
     from .recent_results import RecentResult, RecentResults
     from .result_store import ResultStore
+    from .write_ahead import WriteAhead
 
 
 log = logging.getLogger("prorl.rollout_broker")

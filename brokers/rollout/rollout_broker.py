@@ -55,12 +55,11 @@ from ...wire.messages.stages import (
     TurnsShown,
 )
 from ...wire.sockets import CONTROL_FRAME_BYTES, NOBLOCK, NODE_PING_S, open_socket, receive, send
-from ..batches.batch_runner import BatchRunner
 from ..journal.journal_rows import lost_result
-from ..journal.write_ahead import WriteAhead
 from ..loop import Loop
 from .action_queue import perform_queue
 from .actions import Action, Close, Start, Stop, Unassign
+from .batch_runner import BatchRunner
 from .broker_gauges import set_gauges
 from .front_door import FrontDoor
 from .job_counts import JobCounts
@@ -74,6 +73,7 @@ from .recent_results import RecentResults
 from .result_store import ResultStore
 from .stage_connections import StageConnections
 from .task_catalog import TaskCatalog
+from .write_ahead import WriteAhead
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ...wire.messages.watching import JobRow, WatchingReply
     from ...wire.sockets import Frame
-    from ..batches.batch_runner import BatchRunner
+    from .batch_runner import BatchRunner
     from .jobs import Jobs
 
 

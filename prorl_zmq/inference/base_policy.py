@@ -19,7 +19,7 @@ import numpy as np
 
 from ..data.trajectory import Role
 from .chat import ChatMessage
-from .embedded_chat import encode_message, generation_prompt
+from .chat.embedded_chat import encode_message, generation_prompt
 from .policy import Adam, Policy, PolicyShape, log_softmax, logprob_slopes, one_blas_thread
 from .tokenizer import CALL_END, CALL_PRELUDE, IM_END, TOOL_CALL, TOOL_CALL_END, VOCABULARY_SIZE, WORD_PIECES, encode
 

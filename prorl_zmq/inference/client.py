@@ -23,8 +23,8 @@ from ..errors import Closed, EngineFailed, MalformedMessage, ProrlError, from_in
 from ..security.request_connection import AsyncRequestConnection
 from ..system.traces import current_traceparent, span
 from ..wire import codec
-from ..wire.messages.base import new_id
-from ..wire.messages.engines import Abort, AnyEngineReply, EngineHealth, EngineReady, EngineRefused, Generate, Generated
+from ..wire.messages.base import Refused, new_id
+from ..wire.messages.engines import Abort, AnyEngineReply, EngineHealth, EngineReady, Generate, Generated
 from ..wire.sockets import PROMPT_FRAME_BYTES
 from .engine import Generation, checked
 
@@ -182,7 +182,7 @@ def _read(answer: Sequence[bytes | zmq.Frame]) -> tuple[AnyEngineReply, Sequence
         reply: AnyEngineReply = codec.decode(header, AnyEngineReply)
     except MalformedMessage as error:
         raise EngineFailed(f"the answer is malformed: {error.message}") from None
-    if isinstance(reply, EngineRefused):
+    if isinstance(reply, Refused):
         raise from_info(reply.error)
     return reply, frames
 

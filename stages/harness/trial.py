@@ -17,7 +17,7 @@ import numpy as np
 from ...data.trajectory import Role
 from ...errors import HarnessFailed, SandboxFailed
 from ...inference.chat import ChatMessage
-from ...inference.embedded_chat import EmbeddedChatFormat
+from ...inference.chat.embedded_chat import EmbeddedChatFormat
 from ...inference.engine import Generation
 from ...inference.tokenizer import IM_END, encode
 from ...inference.tool_calls.marked_json import HermesFormat

@@ -1,20 +1,30 @@
 from __future__ import annotations
 
-from typing import get_args
+from collections import Counter
 
 import pytest
 
-from prorl_zmq.brokers.request_routing import ASKED_OF, BACKEND_BROKER, FRONT_DOOR, convert_request
+from prorl_zmq.brokers.request_routing import ASKED_OF, BACKEND_BROKER, ENGINE_HOST, FRONT_DOOR, convert_request
 from prorl_zmq.errors import MalformedMessage
 from prorl_zmq.wire.messages.backends import AnyBackendRequest
 from prorl_zmq.wire.messages.engines import AnyEngineRequest
 from prorl_zmq.wire.messages.front_door import FrontDoorRequest
 
 
-def test_every_request_has_one_place() -> None:
-    assert len(ASKED_OF) == sum(
-        len(get_args(kinds)) for kinds in (FrontDoorRequest, AnyBackendRequest, AnyEngineRequest)
-    )
+def test_every_request_but_one_has_one_place() -> None:
+    places = Counter(tag for known in ASKED_OF.values() for tag in known)
+    assert {tag: count for tag, count in places.items() if count > 1} == {"weight_update": 3}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "here"),
+    [(FrontDoorRequest, FRONT_DOOR), (AnyBackendRequest, BACKEND_BROKER), (AnyEngineRequest, ENGINE_HOST)],
+)
+def test_a_malformed_update_of_weights_is_malformed_at_each_of_its_places(kinds: object, here: str) -> None:
+    content = {"type": "weight_update", "request_id": "r", "step": "jump", "weight_version": 1}
+    with pytest.raises(MalformedMessage) as refused:
+        convert_request(content, kinds, here)
+    assert refused.value.field == "$.step"
 
 
 @pytest.mark.parametrize(

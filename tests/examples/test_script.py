@@ -19,7 +19,7 @@ from prorl_zmq.inference.tool_calls.call import ToolCall
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from prorl_zmq.inference.transformers_chat import TransformersChatFormat
+    from prorl_zmq.inference.chat.transformers_chat import TransformersChatFormat
 
 
 @pytest.fixture(scope="module")

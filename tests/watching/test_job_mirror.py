@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorl_zmq.brokers.batches.batch_runner import BatchRunner
 from prorl_zmq.brokers.journal.journal import MemoryJournal
 from prorl_zmq.brokers.journal.records import Finished
-from prorl_zmq.brokers.journal.write_ahead import WriteAhead
 from prorl_zmq.brokers.rollout.actions import End, Queued, Start
+from prorl_zmq.brokers.rollout.batch_runner import BatchRunner
 from prorl_zmq.brokers.rollout.job_history import JobHistory
 from prorl_zmq.brokers.rollout.job_table import JobTable
 from prorl_zmq.brokers.rollout.jobs import Jobs
@@ -21,6 +20,7 @@ from prorl_zmq.brokers.rollout.recent_results import RecentResults
 from prorl_zmq.brokers.rollout.result_store import ResultStore
 from prorl_zmq.brokers.rollout.task_catalog import TaskCatalog
 from prorl_zmq.brokers.rollout.watch_requests import WatchRequestHandler
+from prorl_zmq.brokers.rollout.write_ahead import WriteAhead
 from prorl_zmq.watching.job_mirror import Answered, JobMirror
 from prorl_zmq.wire.messages.jobs import Outcome, Phase, Result
 from prorl_zmq.wire.messages.stages import StartPhase

@@ -120,7 +120,7 @@ def main() -> None:
     import argparse
     from pathlib import Path
 
-    from ...inference.host import HostOptions, run_engine_host
+    from ...inference.hosting.host import HostOptions, run_engine_host
     from ...system.logs import start_logging
 
     parser = argparse.ArgumentParser(description="The engine of the train_torch example, which starts it.")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ...inference.transformers_chat import TransformersChatFormat
+    from ...inference.chat.transformers_chat import TransformersChatFormat
     from .model import Model
 
 OTHER_DESTINATION = "result.txt"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from ...inference.transformers_chat import TransformersChatFormat
+from ...inference.chat.transformers_chat import TransformersChatFormat
 from ...wire.messages.backends import ChatSettings
 
 if TYPE_CHECKING:

@@ -10,6 +10,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from ...errors import ErrorInfo
+
 PROTOCOL_VERSION = 7
 """Raised with every incompatible change; the hello of a peer with another one is refused."""
 JOB_LIMIT_BYTES = 4 * 2**20
@@ -100,12 +102,25 @@ class KeyRole(StrEnum):
 
 
 class Request(Message, frozen=True):
-    """Base of what a client asks; `request_id` comes back in the reply."""
+    """Base of requests, on every link; the reply repeats `request_id`."""
 
     request_id: Identifier
 
 
 class Reply(Message, frozen=True):
-    """Base of the answers to a client."""
+    """Base of the replies to requests."""
 
     request_id: Identifier
+
+
+class Done(Reply, frozen=True):
+    """The request was done, and there is nothing more to say."""
+
+
+class Refused(Reply, frozen=True):
+    """The request was not done, and changed nothing.
+
+    Of a `WeightUpdate`, at least one engine did not do its part: the error's field `backend` names it.
+    """
+
+    error: ErrorInfo

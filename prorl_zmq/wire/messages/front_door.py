@@ -11,13 +11,14 @@ from .base import (
     PROTOCOL_VERSION,
     Attempt,
     Count,
+    Done,
     Identifier,
     JobIdentifier,
     Part,
+    Refused,
     Reply,
     Request,
     Seconds,
-    WeightVersion,
 )
 from .batches import (
     BatchClosed,
@@ -31,6 +32,7 @@ from .batches import (
     OpenBatch,
     SessionAlive,
 )
+from .engines import WeightUpdate
 from .jobs import Outcome, Phase, Result
 from .nodes import ListNodes, NodeList
 from .watching import WatchingReply, WatchingRequest
@@ -84,12 +86,6 @@ class Cancel(Request, frozen=True):
     job_ids: tuple[JobIdentifier, ...]
     session: Identifier | Literal[""] = ""
     """Only jobs of this session; others are answered as unknown. Empty: of any."""
-
-
-class NoteWeights(Request, frozen=True):
-    """These weights are the current ones: batches drop what is too old beside them."""
-
-    weight_version: WeightVersion
 
 
 class Status(Request, frozen=True):
@@ -154,10 +150,6 @@ class Cancelled(Reply, frozen=True):
     """Answer to `Cancel`: what became of each id."""
 
     jobs: dict[str, Literal["cancelled", "finished", "unknown"]] = {}
-
-
-class Noted(Reply, frozen=True):
-    """Answer to `SessionAlive`, `NoteWeights` and `RelayBlocks`."""
 
 
 class StageStatus(Part, frozen=True):
@@ -282,12 +274,6 @@ class SessionStopped(Reply, frozen=True, kw_only=True):
     batches: int = 0
 
 
-class Refused(Reply, frozen=True):
-    """The request was not done, and changed nothing."""
-
-    error: ErrorInfo
-
-
 FrontDoorRequest = (
     Hello
     | Submit
@@ -299,7 +285,7 @@ FrontDoorRequest = (
     | NextGroup
     | CloseBatch
     | SessionAlive
-    | NoteWeights
+    | WeightUpdate
     | Status
     | ListNodes
     | ListSessions
@@ -316,7 +302,7 @@ FrontDoorReply = (
     | Fed
     | GroupGiven
     | BatchClosed
-    | Noted
+    | Done
     | SessionList
     | SessionStopped
     | ServiceStatus

@@ -9,15 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorl_zmq.brokers.batches.batch_runner import BatchRunner
 from prorl_zmq.brokers.journal.disk_journal import DiskJournal
 from prorl_zmq.brokers.journal.journal import MemoryJournal
 from prorl_zmq.brokers.journal.records import Finished, JobState, job_digest
 from prorl_zmq.brokers.journal.segment_store import segment_paths
-from prorl_zmq.brokers.journal.write_ahead import WriteAhead
 from prorl_zmq.brokers.rollout import front_door
 from prorl_zmq.brokers.rollout.action_queue import perform_queue
 from prorl_zmq.brokers.rollout.actions import Start
+from prorl_zmq.brokers.rollout.batch_runner import BatchRunner
 from prorl_zmq.brokers.rollout.front_door import FrontDoor
 from prorl_zmq.brokers.rollout.job_history import JobHistory
 from prorl_zmq.brokers.rollout.job_table import JobTable
@@ -27,10 +26,12 @@ from prorl_zmq.brokers.rollout.quota import Quota
 from prorl_zmq.brokers.rollout.recent_results import RecentResults
 from prorl_zmq.brokers.rollout.result_store import REDELIVER_S, ResultStore
 from prorl_zmq.brokers.rollout.task_catalog import TaskCatalog
+from prorl_zmq.brokers.rollout.write_ahead import WriteAhead
 from prorl_zmq.config import RolloutBrokerSettings
 from prorl_zmq.security.rights import ANYBODY, Sender
 from prorl_zmq.wire import codec
-from prorl_zmq.wire.messages.base import MAX_FRAMES, PROTOCOL_VERSION, KeyRole, new_id
+from prorl_zmq.wire.messages.base import MAX_FRAMES, PROTOCOL_VERSION, Done, KeyRole, Refused, new_id
+from prorl_zmq.wire.messages.engines import WeightUpdate
 from prorl_zmq.wire.messages.front_door import (
     Accepted,
     Cancel,
@@ -39,7 +40,6 @@ from prorl_zmq.wire.messages.front_door import (
     Collected,
     FrontDoorReply,
     Hello,
-    Refused,
     ServiceStatus,
     Status,
     Submit,
@@ -48,6 +48,7 @@ from prorl_zmq.wire.messages.front_door import (
 )
 from prorl_zmq.wire.messages.jobs import Job, Outcome, Phase, Result
 from prorl_zmq.wire.messages.stages import StageReport, StartPhase, Task
+from prorl_zmq.wire.messages.watching import ListSteps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -162,6 +163,22 @@ def collect(
 def ids(reply: Any) -> list[str]:
     assert isinstance(reply, Collected)
     return [result.job_id for result in reply.results]
+
+
+# Weights --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("step", "path"), [("load", "/weights"), ("end", ""), ("set", "")])
+def test_weights_that_engines_serve_are_announced_to_batches(step: Any, path: str) -> None:
+    door = Door()
+    assert door.ask(WeightUpdate("w", step, 7, path)) == Done("w")
+    assert [version for version, _ in door.ask(ListSteps("steps")).weights] == [7]
+
+
+@pytest.mark.parametrize("step", ["begin", "cancel"])
+def test_a_step_after_which_engines_do_not_serve_the_weights_is_not_for_the_front_door(step: Any) -> None:
+    code, fields = (door := Door()).refusal(door.ask(WeightUpdate("w", step, 7)))
+    assert (code, fields["field"]) == ("malformed_message", "$.step")
 
 
 # Hello, status --------------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ from msgspec.structs import replace
 
 from prorl_zmq.brokers.journal.journal import MemoryJournal
 from prorl_zmq.brokers.journal.records import Finished
-from prorl_zmq.brokers.journal.write_ahead import WriteAhead
 from prorl_zmq.brokers.rollout.job_history import JobHistory
 from prorl_zmq.brokers.rollout.job_table import JobTable
 from prorl_zmq.brokers.rollout.jobs import Jobs
@@ -14,6 +13,7 @@ from prorl_zmq.brokers.rollout.kept_blocks import KeptBlocks
 from prorl_zmq.brokers.rollout.quota import Quota
 from prorl_zmq.brokers.rollout.recent_results import RecentResults
 from prorl_zmq.brokers.rollout.result_store import ResultStore
+from prorl_zmq.brokers.rollout.write_ahead import WriteAhead
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.jobs import BlockHandle, Job, Outcome, Result
 
