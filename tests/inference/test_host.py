@@ -305,6 +305,25 @@ def test_it_leaves_the_broker_when_it_stops(in_world: InWorld) -> None:
     in_world(test)
 
 
+def test_a_host_that_leaves_a_broker_that_forgot_it_does_not_register_again(in_world: InWorld) -> None:
+    async def test(world: Any) -> None:
+        broker = world.broker
+        await broker.until(lambda: any(isinstance(request, BackendAlive) for request in broker.requests))
+        broker.requests.clear()
+
+        def forgotten(request: AnyBackendRequest) -> Done | Refused:
+            if isinstance(request, DrainBackend | RemoveBackend):
+                return Refused(request.request_id, UnknownBackend("who?", backend="engine-0").info())
+            return Done(request.request_id)
+
+        broker.answers = forgotten
+        world.stop.set()
+        await world.running
+        assert [type(request) for request in broker.requests[-2:]] == [DrainBackend, RemoveBackend]
+
+    in_world(test)
+
+
 def test_stopping_does_not_wait_for_a_broker_that_is_gone(in_world: InWorld) -> None:
     async def test(world: Any) -> None:
         await world.broker.until(lambda: any(isinstance(r, BackendAlive) for r in world.broker.requests))
