@@ -111,7 +111,7 @@ BUDGET = {
     "metrics": 550,
     "model_proxy": 2550,
     "prorl_zmq": 100,
-    "security": 1350,
+    "security": 1400,
     "service": 2650,
     "service_folder": 400,
     "stages": 9850,
