@@ -39,9 +39,6 @@ SEEN_LIMIT = 20_000
 """Ids of received results that a client remembers: many more than can be unacknowledged."""
 POLL_S = 10.0
 """Longest that one `Collect` is held by the broker; a longer wait is several of them."""
-RESEND_S = 2.0
-"""A request is resent after this time without a reply, beyond the time that its reply may be held: a broker that was
-killed is back in about as long (bench/chaos.py), and what was on its way to it is lost."""
 NAMELESS_S = 600.0
 """How long the jobs and results of a session without a name stay when its client is gone."""
 

@@ -13,9 +13,9 @@ import pytest
 import zmq
 
 from prorl_zmq.errors import DuplicateBackend, EndpointInUse, EngineFailed, UnknownBackend
-from prorl_zmq.inference import host as host_module
-from prorl_zmq.inference.embedded_engine import EmbeddedEngine
-from prorl_zmq.inference.host import EngineHost, HostOptions
+from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine
+from prorl_zmq.inference.hosting import host as host_module
+from prorl_zmq.inference.hosting.host import EngineHost, HostOptions
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.backends import AddBackend, AnyBackendRequest, BackendAlive, DrainBackend, RemoveBackend
 from prorl_zmq.wire.messages.base import PROTOCOL_VERSION, Done, Refused
@@ -305,6 +305,25 @@ def test_it_leaves_the_broker_when_it_stops(in_world: InWorld) -> None:
     in_world(test)
 
 
+def test_a_host_that_leaves_a_broker_that_forgot_it_does_not_register_again(in_world: InWorld) -> None:
+    async def test(world: Any) -> None:
+        broker = world.broker
+        await broker.until(lambda: any(isinstance(request, BackendAlive) for request in broker.requests))
+        broker.requests.clear()
+
+        def forgotten(request: AnyBackendRequest) -> Done | Refused:
+            if isinstance(request, DrainBackend | RemoveBackend):
+                return Refused(request.request_id, UnknownBackend("who?", backend="engine-0").info())
+            return Done(request.request_id)
+
+        broker.answers = forgotten
+        world.stop.set()
+        await world.running
+        assert [type(request) for request in broker.requests[-2:]] == [DrainBackend, RemoveBackend]
+
+    in_world(test)
+
+
 def test_stopping_does_not_wait_for_a_broker_that_is_gone(in_world: InWorld) -> None:
     async def test(world: Any) -> None:
         await world.broker.until(lambda: any(isinstance(r, BackendAlive) for r in world.broker.requests))
@@ -557,8 +576,8 @@ def test_two_hosts_on_one_endpoint_are_refused(tmp_path: Path, make_policy: Any)
 
 def test_a_host_process_serves_and_ends_cleanly_on_sigterm(tmp_path: Path) -> None:
     code = (
-        "import sys, pathlib; from prorl_zmq.inference.host import HostOptions, run_engine_host\n"
-        "from prorl_zmq.inference.embedded_engine import load_embedded_engine\n"
+        "import sys, pathlib; from prorl_zmq.inference.hosting.host import HostOptions, run_engine_host\n"
+        "from prorl_zmq.inference.embedded.embedded_engine import load_embedded_engine\n"
         "from prorl_zmq.inference.policy import Policy, PolicyShape\n"
         "path = pathlib.Path(sys.argv[1]) / 'model.npz'; Policy.initial(PolicyShape(), 0).save(path)\n"
         "async def start(): return load_embedded_engine(path)\n"

@@ -14,10 +14,11 @@ from support.waiting import until
 
 from prorl_zmq import AsyncRolloutClient, Job, RolloutClient, errors
 from prorl_zmq.brokers.journal.journal import MemoryJournal
-from prorl_zmq.client.requests import RESEND_S, read_reply
+from prorl_zmq.client.requests import read_reply
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.base import PROTOCOL_VERSION, Refused, new_id
 from prorl_zmq.wire.messages.front_door import Collect, Hello, Submit, Welcome
+from prorl_zmq.wire.requester import RESEND_S
 
 from .conftest import SMALL, TestService, in_process, scripted
 

@@ -9,24 +9,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorl_zmq.brokers.batches.batch_runner import BatchRunner
 from prorl_zmq.brokers.journal.disk_journal import DiskJournal
 from prorl_zmq.brokers.journal.journal import MemoryJournal
 from prorl_zmq.brokers.journal.records import Finished, JobState, job_digest
 from prorl_zmq.brokers.journal.segment_store import segment_paths
-from prorl_zmq.brokers.journal.write_ahead import WriteAhead
 from prorl_zmq.brokers.rollout import front_door
 from prorl_zmq.brokers.rollout.action_queue import perform_queue
 from prorl_zmq.brokers.rollout.actions import Start
+from prorl_zmq.brokers.rollout.batch_runner import BatchRunner
 from prorl_zmq.brokers.rollout.front_door import FrontDoor
-from prorl_zmq.brokers.rollout.job_history import JobHistory
 from prorl_zmq.brokers.rollout.job_table import JobTable
 from prorl_zmq.brokers.rollout.jobs import Jobs
 from prorl_zmq.brokers.rollout.kept_blocks import KeptBlocks
 from prorl_zmq.brokers.rollout.quota import Quota
-from prorl_zmq.brokers.rollout.recent_results import RecentResults
 from prorl_zmq.brokers.rollout.result_store import REDELIVER_S, ResultStore
+from prorl_zmq.brokers.rollout.sized_cache import SizedCache
 from prorl_zmq.brokers.rollout.task_catalog import TaskCatalog
+from prorl_zmq.brokers.rollout.transition_log import TransitionLog
+from prorl_zmq.brokers.rollout.write_ahead import WriteAhead
 from prorl_zmq.config import RolloutBrokerSettings
 from prorl_zmq.security.rights import ANYBODY, Sender
 from prorl_zmq.wire import codec
@@ -72,7 +72,7 @@ class Door:
         self.table = JobTable(settings.lease_s, settings.ready_limit, settings.heartbeat_s)
         self.results = ResultStore()
         self.journal = journal or MemoryJournal()
-        self.history = JobHistory()
+        self.history = TransitionLog()
         self.writes = WriteAhead(self.journal, self.table, self.results, self.history, lambda action: None)
         self.catalog = TaskCatalog()
         self.catalog.add(tasks)
@@ -85,7 +85,7 @@ class Door:
         """What stage processes were sent."""
         self.replies: dict[bytes, list[list[bytes]]] = {}
         self.jobs = Jobs(
-            self.table, self.results, self.history, self.quota, self.writes, KeptBlocks(10.0), RecentResults(2**20)
+            self.table, self.results, self.history, self.quota, self.writes, KeptBlocks(10.0), SizedCache(2**20)
         )
         self.batches = BatchRunner(self.jobs, self.catalog, settings.job_limit_bytes)
         self.door = FrontDoor(
@@ -107,9 +107,9 @@ class Door:
         self.replies.setdefault(client, []).append(rest)
         return True
 
-    def perform(self, actions: list[Action]) -> None:
+    def perform(self, actions: list[Action], at: float | None = None) -> None:
         self.jobs.queue.extend(actions)
-        perform_queue(self.jobs, self.batches, self.now, self.now)
+        perform_queue(self.jobs, self.batches, self.now, self.now if at is None else at)
 
     def send(self, *frames: bytes, client: bytes = b"client", sender: Sender = ANYBODY) -> None:
         self.door.handle([client, b"", *frames], self.now, sender)
@@ -602,7 +602,7 @@ def waiting(door: Door, **sender: Any) -> None:
 def test_a_trace_is_held_until_the_rollout_has_an_address() -> None:
     door = Door()
     door.submit(job())
-    door.history.note(Start("run-1", StartPhase(job_id="a", attempt=1, phase=Phase.RUN), b""), 0.0, "n")
+    door.history.note(Start("run-1", StartPhase(job_id="a", attempt=1, phase=Phase.RUN), b"", "n"), 0.0)
     waiting(door)
     assert door.door.next_deadline() == 10.0
     door.housekeep(1.0)
