@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from .traits import TemplateTraits
 
 UNKNOWN_TOOL = "unknown"
-"""The name under which the answer to an unknown call is told."""
+"""The tool's name in the answer to an unknown call."""
 _ROLES = {Role.SYSTEM: "system", Role.USER: "user", Role.ASSISTANT: "assistant", Role.TOOL: "tool"}
 
 
 class History(NamedTuple):
-    """Messages for a template, and who wrote each."""
+    """Messages for a template, and their roles."""
 
     messages: list[Message]
     roles: list[Role]
