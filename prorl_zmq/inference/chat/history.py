@@ -1,7 +1,7 @@
 """Messages as a chat template takes them, turns of the policy and tools' answers among them.
 
 Templates are strict: some take no id of a call but nine letters or digits, some no two messages of one role in a row,
-some no system message but the first. So ids become what the template takes; what it refuses has other `chat_forms`.
+some no system message but the first. So ids become what the template takes; `forms` has other forms of what it refuses.
 """
 
 from __future__ import annotations
