@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.text import Text
@@ -72,7 +72,7 @@ def demo(
     from ..trackers import open_tracker
 
     screen = console()
-    given = {
+    given: dict[str, Any] = {
         "steps": steps,
         "groups": groups,
         "group_size": group_size,

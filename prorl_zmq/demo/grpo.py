@@ -82,6 +82,11 @@ class _Tokens(NamedTuple):
     versions: NDArray[np.int32]
     advantages: NDArray[np.float32]
 
+    def at(self, rows: NDArray[np.int64]) -> _Tokens:
+        return _Tokens(
+            self.contexts[rows], self.token_ids[rows], self.logprobs[rows], self.versions[rows], self.advantages[rows]
+        )
+
 
 class Grpo:
     """Trains a policy in place."""
@@ -167,7 +172,7 @@ class Grpo:
         reference = np.exp(log_softmax(self._reference.logits(tokens.contexts), settings.temperature))
         for _ in range(settings.epochs):
             for rows in np.array_split(self._random.permutation(count), min(settings.minibatches, count)):
-                batch = _Tokens(*(array[rows] for array in tokens))
+                batch = tokens.at(rows)
                 forward = self.policy.forward(batch.contexts)
                 logprobs = log_softmax(forward.logits, settings.temperature)
                 ratio = np.exp(logprobs[np.arange(len(rows)), batch.token_ids] - batch.logprobs)
@@ -185,4 +190,5 @@ def advantages_of(group: Group) -> NDArray[np.float32]:
     """Return each rollout's advantage, float32 [n]; 0 if the rewards are all equal."""
     rewards = group.rewards
     spread = rewards.std() if rewards.min() < rewards.max() else np.inf
-    return ((rewards - rewards.mean()) / spread).astype(np.float32)
+    advantages: NDArray[np.float32] = ((rewards - rewards.mean()) / spread).astype(np.float32)
+    return advantages
