@@ -114,7 +114,7 @@ BUDGET = {
     "security": 1400,
     "service": 2650,
     "service_folder": 400,
-    "stages": 9850,
+    "stages": 9900,
     "system": 2600,
     "tasks": 2000,
     "testing": 850,
