@@ -163,7 +163,7 @@ OF_PATH = {
     "tests/tools/test_editor_tool.py": UNIT,
     "tests/tools/test_http_search.py": UNIT,
     "tests/tools/test_http_search.py::test_the_time_limit_holds_for_the_waits_too": PROCESS,
-    "tests/tools/test_keys.py": UNIT,
+    "tests/tools/test_bash_keys.py": UNIT,
     "tests/tools/test_node_facts.py": UNIT,
     "tests/tools/test_output.py": UNIT,
     "tests/tools/test_search.py": UNIT,
