@@ -15,41 +15,26 @@ from ..wire.messages.backends import (
     AddBackend,
     Assign,
     BackendAlive,
-    BeginWeights,
-    CancelWeights,
     ClearBackends,
     DrainBackend,
-    EndWeights,
     GenerationFailed,
     HoldWeights,
     ListBackends,
     ListKeys,
-    LoadWeights,
     OwnerAlive,
     Release,
     RemoveBackend,
     ReportStarts,
-    SetWeightVersion,
 )
 from ..wire.messages.base import KeyRole
 from ..wire.messages.batches import CloseBatch, Feed, NextGroup, OpenBatch, SessionAlive
-from ..wire.messages.engines import (
-    Abort,
-    BeginUpdate,
-    CancelUpdate,
-    EndUpdate,
-    EngineHealth,
-    Generate,
-    NoteWeightVersion,
-    UpdateWeights,
-)
+from ..wire.messages.engines import Abort, EngineHealth, Generate, WeightUpdate
 from ..wire.messages.front_door import (
     Cancel,
     Collect,
     EndSession,
     Hello,
     ListSessions,
-    NoteWeights,
     RelayBlocks,
     Status,
     Submit,
@@ -84,9 +69,7 @@ _Kinds = frozenset[type[msgspec.Struct]]
 _EVERYBODY: _Kinds = frozenset({Hello, Status, ListNodes, ListBackends})
 _BATCHES: _Kinds = frozenset({OpenBatch, Feed, NextGroup, CloseBatch, SessionAlive})
 _WATCHING: _Kinds = frozenset({Watch, Peek, PeekTurns, ViewBatch, ListSteps})
-_WEIGHTS: _Kinds = frozenset(
-    {NoteWeights, BeginWeights, EndWeights, CancelWeights, LoadWeights, SetWeightVersion, HoldWeights}
-)
+_WEIGHTS: _Kinds = frozenset({WeightUpdate, HoldWeights})
 REQUESTS: dict[KeyRole, _Kinds] = {
     KeyRole.TRAINER: _EVERYBODY | _WEIGHTS | _BATCHES | {Submit, Collect, RelayBlocks, Cancel, Trace},
     KeyRole.OPERATOR: _EVERYBODY
@@ -111,8 +94,6 @@ REQUESTS: dict[KeyRole, _Kinds] = {
     },
 }
 """Which requests each role may make, at the listeners that it may connect to."""
-OF_THE_SERVICE: _Kinds = frozenset({UpdateWeights, BeginUpdate, EndUpdate, CancelUpdate, NoteWeightVersion})
-"""Requests of the backend broker alone, which asks engine hosts what a trainer or operator asked it for."""
 
 
 class Sender(msgspec.Struct, frozen=True):

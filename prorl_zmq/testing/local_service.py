@@ -29,7 +29,7 @@ from ..client.blocking.client import RolloutClient
 from ..config import own_run_dir, parse_topology
 from ..errors import ConfigError
 from ..inference.engine import Engine
-from ..inference.host import EngineHost, HostOptions
+from ..inference.hosting.host import EngineHost, HostOptions
 from ..stages.handler import load_handlers, make_handler
 from ..stages.stage_process import StageOptions, StageProcess, make_sandboxes
 from ..tools.sandbox.sweeping import sweep
