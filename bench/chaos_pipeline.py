@@ -30,7 +30,7 @@ from prorl_zmq import AsyncRolloutClient
 from prorl_zmq.inference.embedded.base_policy import base_policy
 from prorl_zmq.security.keys import KeyFolder
 from prorl_zmq.system.processes import ISOLATED, become_subreaper, die_with_parent
-from prorl_zmq.tools.processes import descendants
+from prorl_zmq.tools.processes.process_tree import descendants
 from prorl_zmq.wire.messages.base import KeyRole
 
 if TYPE_CHECKING:

@@ -74,7 +74,7 @@ def _files(folder: Traversable, under: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _write_topology(path: Path, *, force: bool) -> None:
-    from ..tools.sandbox.kinds import known_kinds
+    from ..tools.containers.kinds import known_kinds
 
     template = files("prorl_zmq.service").joinpath("topology.toml").read_text(encoding="utf-8")
     template = template.replace("SANDBOX_KINDS", ", ".join(known_kinds()))

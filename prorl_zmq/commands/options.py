@@ -127,7 +127,7 @@ LogLevelOption = Annotated[
 
 def sandbox_kind(kind: str) -> str:
     """Check the value of `--sandbox` against the registered kinds; the part of `tools` that it needs is light."""
-    from ..tools.sandbox.kinds import known_kinds
+    from ..tools.containers.kinds import known_kinds
 
     if kind not in (known := known_kinds()):
         raise typer.BadParameter(f"{kind!r} is not one of {', '.join(map(repr, known))}.")

@@ -271,7 +271,7 @@ def with_metrics(topology: Topology, bind: str | None) -> Topology:
 
 def check_sandboxes(topology: Topology, program: str) -> None:
     """Raise `SandboxUnavailable` unless this machine can make what the topology says."""
-    from ..tools.sandbox.kinds import container_class
+    from ..tools.containers.kinds import container_class
 
     kind = topology.sandbox.kind
     if not (topology.sandbox.image or topology.sandbox.image_folders):

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ..stages.handler import AgentHandler, Evaluation
+    from ..tools.containers.specification import SandboxSpec
     from ..tools.sandbox.sandbox import Sandbox
-    from ..tools.sandbox.specification import SandboxSpec
     from .problems import Problem
     from .run_folder import RunFolder, Sample
 

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
     from ...inference.chat import ChatFormat, ChatMessage
     from ...inference.engine import Generator
+    from ...tools.containers.specification import SandboxSpec
     from ...tools.execution.messages import ExecResult
     from ...tools.sandbox.sandbox import Sandbox
-    from ...tools.sandbox.specification import SandboxSpec
     from ...wire.messages.jobs import Harness, Job
     from ..agent_loop import Episode
     from .adapter import Adapter, Launch
