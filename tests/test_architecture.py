@@ -82,7 +82,7 @@ BUDGET = {
     "brokers": 300,
     "brokers.backends": 2300,
     "brokers.batches": 1800,
-    "brokers.journal": 1700,
+    "brokers.journal": 1600,
     "brokers.node": 1300,
     "brokers.rollout": 6450,
     "cli": 100,

@@ -11,6 +11,8 @@ from ...wire import codec
 from ...wire.messages.jobs import Phase
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from ...wire.messages.jobs import Result, SandboxHandle
     from ...wire.messages.stages import PhaseDone, PhaseFailed
 
@@ -81,6 +83,21 @@ class Submission(NamedTuple):
     request_id: str
     new: int
     """How many jobs it brought."""
+
+
+class Recovered(NamedTuple):
+    """What a journal has at a broker's start."""
+
+    unfinished: Sequence[JobState]
+    """The jobs that have not ended, oldest first."""
+    uncollected: Sequence[Finished]
+    """The results that were not acknowledged, those of the oldest jobs first."""
+    last_sequence: int
+    """The largest number of a job here."""
+    notes: Mapping[str, bytes] = {}
+    """The notes of the batches (see `batch_notes`)."""
+    submissions: Sequence[Submission] = ()
+    """The last ones, oldest first."""
 
 
 TRACEPARENT = b"traceparent"

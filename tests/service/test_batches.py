@@ -12,7 +12,7 @@ import pytest
 from support.waiting import until
 
 from prorl_zmq import AsyncRolloutClient, mean_reward
-from prorl_zmq.brokers.journal.journal import MemoryJournal
+from prorl_zmq.brokers.journal.journal import Journal
 from prorl_zmq.errors import (
     BatchFailed,
     Closed,
@@ -367,7 +367,7 @@ def test_groups_larger_than_a_session_may_hold_are_refused() -> None:
 
 
 def test_prompts_beyond_the_journals_room_are_refused_and_others_go_on() -> None:
-    class Full(MemoryJournal):
+    class Full(Journal):
         def check_room(self, size_bytes: int) -> None:
             raise JournalFailed("the journal is full", path="/journal")
 

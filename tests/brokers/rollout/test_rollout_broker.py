@@ -16,7 +16,7 @@ import zmq
 from msgspec.structs import replace
 
 from prorl_zmq import AsyncRolloutClient, RolloutClient
-from prorl_zmq.brokers.journal.journal import MemoryJournal
+from prorl_zmq.brokers.journal.journal import Journal
 from prorl_zmq.brokers.rollout.rollout_broker import RolloutBroker
 from prorl_zmq.config import RolloutBrokerSettings, ServiceSettings, Topology
 from prorl_zmq.data.trajectory import Role, Trajectory, TrajectoryBuilder, block_bytes
@@ -58,7 +58,7 @@ def topology() -> Iterator[Topology]:
 
 
 @contextmanager
-def running(topology: Topology, journal: MemoryJournal) -> Iterator[RolloutBroker]:
+def running(topology: Topology, journal: Journal) -> Iterator[RolloutBroker]:
     broker = RolloutBroker(topology, journal)
     thread = threading.Thread(target=broker.run)
     thread.start()
@@ -159,7 +159,7 @@ def peers(topology: Topology) -> Iterator[Peers]:
 
 
 def test_a_broker_started_anew_takes_up_what_its_journal_holds(topology: Topology, peers: Peers) -> None:
-    journal = MemoryJournal()
+    journal = Journal()
     stages = {role: peers.stage(role) for role in Phase}
     trainer = peers.trainer()
     builder = TrajectoryBuilder()
@@ -201,7 +201,7 @@ def test_a_broker_started_anew_takes_up_what_its_journal_holds(topology: Topolog
     assert [(state.job_id, state.stage_id, state.attempt) for state in left.unfinished] == [("job-1", "init-1", 1)]
 
 
-class StallingJournal(MemoryJournal):
+class StallingJournal(Journal):
     """Its first write takes so long that the broker sees it as a pause of its own."""
 
     stall_s = PAUSE_S + 0.2
@@ -212,9 +212,9 @@ class StallingJournal(MemoryJournal):
         super().write(*changes)
 
 
-@pytest.mark.parametrize("journal", [MemoryJournal, StallingJournal])
+@pytest.mark.parametrize("journal", [Journal, StallingJournal])
 def test_a_stage_process_that_dies_is_missed_long_before_its_lease_ends(
-    topology: Topology, peers: Peers, journal: type[MemoryJournal]
+    topology: Topology, peers: Peers, journal: type[Journal]
 ) -> None:
     settings = RolloutBrokerSettings(heartbeat_s=0.2, lease_s=600.0)
     topology = replace(topology, rollout_broker=settings)
@@ -242,7 +242,7 @@ def keeping(topology: Topology, peers: Peers) -> Iterator[tuple[dict[Phase, Stag
     """A node that has kept the block of a job, which has ended; and the trainer that was given its result."""
     settings = RolloutBrokerSettings(heartbeat_s=0.1, lease_s=600.0, keep="node")
     stages, trainer = {role: peers.stage(role) for role in Phase}, peers.trainer()
-    with running(replace(topology, rollout_broker=settings), MemoryJournal()):
+    with running(replace(topology, rollout_broker=settings), Journal()):
         for stage in stages.values():
             stage.report()
             assert stage.receive(StageWelcome).keep == "node"
@@ -342,7 +342,7 @@ def test_arrays_are_views_of_the_received_frame(topology: Topology, peers: Peers
             (trajectory,) = await client.collect(1)
             return trajectory
 
-    with running(topology, MemoryJournal()):
+    with running(topology, Journal()):
         for stage in stages.values():
             stage.report()
         if asynchronous:
@@ -361,7 +361,7 @@ def test_arrays_are_views_of_the_received_frame(topology: Topology, peers: Peers
 
 
 def test_malformed_stage_events_are_dropped(topology: Topology, peers: Peers) -> None:
-    with running(topology, MemoryJournal()):
+    with running(topology, Journal()):
         stage = peers.stage(Phase.RUN)
         start = StartPhase(job_id="a", attempt=1, phase=Phase.RUN)
         for frames in ([b""], [b"\xc1"], [b"x", b"y"], [codec.pack({"type": "phase_done"})]):
@@ -386,7 +386,7 @@ def test_malformed_stage_events_are_dropped(topology: Topology, peers: Peers) ->
 
 def test_a_stage_process_may_not_announce_a_hosts_name(topology: Topology, peers: Peers) -> None:
     """Looking it up held up all sockets of the broker."""
-    with running(topology, MemoryJournal()):
+    with running(topology, Journal()):
         named, stage = peers.stage(Phase.INIT), peers.stage(Phase.RUN)
         named.endpoint = "tcp://host.invalid:5555"
         named.report()
@@ -395,7 +395,7 @@ def test_a_stage_process_may_not_announce_a_hosts_name(topology: Topology, peers
         assert [status.stage_id for status in peers.trainer().ask(Status("r")).stages] == ["run-1"]
 
 
-class FullJournal(MemoryJournal):
+class FullJournal(Journal):
     """Its disk is full for a while once it has taken a job."""
 
     is_full = False
@@ -427,7 +427,7 @@ def test_a_full_disk_costs_no_job_an_attempt(topology: Topology, peers: Peers) -
 
 
 def test_a_stage_process_of_another_version_is_refused_by_name(topology: Topology, peers: Peers) -> None:
-    with running(topology, MemoryJournal()):
+    with running(topology, Journal()):
         stage = peers.stage(Phase.INIT)
         stage.report(protocol=PROTOCOL_VERSION + 1)
         error = stage.receive(StageRefused).error
@@ -439,7 +439,7 @@ def test_a_stage_process_of_another_version_is_refused_by_name(topology: Topolog
 
 
 def test_a_report_of_another_version_that_cannot_be_read_is_answered(topology: Topology, peers: Peers) -> None:
-    with running(topology, MemoryJournal()):
+    with running(topology, Journal()):
         stage = peers.stage(Phase.INIT)
         content = {"type": "stage_report", "protocol": PROTOCOL_VERSION + 1, "stage_id": "init-1", "role": "init"}
         where = {"node": "local", "endpoint": stage.endpoint, "slots": {"of": "another kind"}, "tasks": [], "new": 1}
@@ -450,7 +450,7 @@ def test_a_report_of_another_version_that_cannot_be_read_is_answered(topology: T
 def test_a_node_of_another_version_of_the_package_is_warned_of(
     topology: Topology, peers: Peers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with running(topology, MemoryJournal()):
+    with running(topology, Journal()):
         stage = peers.stage(Phase.INIT)
         stage.report(facts=NodeFacts(host="h", version="9.9"))
         assert stage.receive(StageWelcome)
@@ -460,7 +460,7 @@ def test_a_node_of_another_version_of_the_package_is_warned_of(
 def test_a_broker_that_cannot_bind_leaves_nothing_open() -> None:
     topology = Topology(rollout_broker=RolloutBrokerSettings(front_door="tcp://192.0.2.1:5555"))
     with pytest.raises(InvalidEndpoint):
-        RolloutBroker(topology, MemoryJournal())
+        RolloutBroker(topology, Journal())
 
 
 def test_stage_events_that_once_ended_the_broker(topology: Topology, peers: Peers) -> None:
@@ -470,7 +470,7 @@ def test_stage_events_that_once_ended_the_broker(topology: Topology, peers: Peer
     nested: dict[str, Any] = {}
     for _ in range(900):
         nested = {"a": nested}
-    with running(topology, MemoryJournal()):
+    with running(topology, Journal()):
         for stage in stages.values():
             stage.report()
             stage.receive(StageWelcome)
@@ -490,7 +490,7 @@ def test_a_broker_that_has_read_exactly_one_batch_goes_on_judging(
 ) -> None:
     monkeypatch.setattr("prorl_zmq.brokers.rollout.rollout_broker.BATCH", 1)
     settings = replace(topology.rollout_broker, heartbeat_s=0.1, lease_s=0.3)
-    with running(replace(topology, rollout_broker=settings), MemoryJournal()):
+    with running(replace(topology, rollout_broker=settings), Journal()):
         peers.stage(Phase.RUN).report()
         trainer = peers.trainer()
         deadline = time.monotonic() + WAIT_MS / 1000
