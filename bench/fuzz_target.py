@@ -54,8 +54,9 @@ from prorl_zmq.wire.messages.backends import (
     OwnerAlive,
     Release,
 )
+from prorl_zmq.wire.messages.base import PROTOCOL_VERSION, Refused
 from prorl_zmq.wire.messages.batches import BatchOptions, CloseBatch, Feed, NextGroup, OpenBatch, SessionAlive
-from prorl_zmq.wire.messages.engines import AnyEngineReply, AnyEngineRequest, Generate
+from prorl_zmq.wire.messages.engines import AnyEngineReply, AnyEngineRequest, Generate, WeightUpdate
 from prorl_zmq.wire.messages.front_door import (
     Cancel,
     Collect,
@@ -63,8 +64,6 @@ from prorl_zmq.wire.messages.front_door import (
     FrontDoorRequest,
     Hello,
     ListNodes,
-    NoteWeights,
-    Refused,
     RelayBlocks,
     Status,
     Submit,
@@ -274,6 +273,7 @@ JOB = msgspec.to_builtins(Job(task="math", instance={"problem": "1+1?", "ground_
 BY_STAGE: dict[str, Any] = {"stage_id": "i", "job_id": "one", "attempt": 1, "number": 1}
 ON_STAGE: dict[str, Any] = {"job_id": "one", "attempt": 1}
 REPORT_OF_I = StageReport(
+    protocol=PROTOCOL_VERSION,
     stage_id="i",
     role=Phase.INIT,
     node="n",
@@ -305,7 +305,7 @@ TEMPLATES: list[Any] = [
     Feed("r", "s", "batch", 0),
     NextGroup("r", "s", "batch", "c", ("a.1",), feeds=True),
     CloseBatch("r", "s", "batch"),
-    *(SessionAlive("r", "s"), NoteWeights("r", 3), RelayBlocks("r", "s", ("one",)), ListNodes("r")),
+    *(SessionAlive("r", "s"), WeightUpdate("r", "set", 3), RelayBlocks("r", "s", ("one",)), ListNodes("r")),
     *(Watch("r", since=1), Peek("r", "one"), PeekTurns("r", "one"), ViewBatch("r", "batch"), ListSteps("r")),
     *(
         Trace("r", "one"),

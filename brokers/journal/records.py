@@ -47,7 +47,7 @@ class JobState(NamedTuple):
     metrics: dict[str, float] = {}  # noqa: RUF012 - never written to
     timings: dict[str, float] = {}  # noqa: RUF012 - never written to
     history: bytes = b""
-    """What the job went through (see `JobHistory`)."""
+    """Its transitions, packed (see `brokers.rollout.transitions`)."""
     in_batch: bool = False
     """It belongs to a batch of the session."""
 
@@ -66,7 +66,7 @@ class Finished(NamedTuple):
     sequence: int = 0
     """The job's number in the journal."""
     history: bytes = b""
-    """What the job went through (see `JobHistory`)."""
+    """Its transitions, packed (see `brokers.rollout.transitions`)."""
     in_batch: bool = False
     packed: bytes = b""
     """The job as submitted, should it have to run again since its block is kept by a node."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import MalformedMessage, ProrlError
 from ...wire import codec
+from ...wire.messages.base import Done, Refused
 from ...wire.messages.batches import (
     BatchClosed,
     BatchOpened,
@@ -23,7 +24,7 @@ from ...wire.messages.batches import (
     OpenBatch,
     SessionAlive,
 )
-from ...wire.messages.front_door import Noted, NoteWeights, Refused
+from ...wire.messages.engines import WeightUpdate
 from .result_store import REDELIVER_S
 
 if TYPE_CHECKING:
@@ -38,7 +39,9 @@ if TYPE_CHECKING:
     from .batch_runner import BatchRunner
     from .jobs import Jobs
 
-BatchRequest = OpenBatch | Feed | NextGroup | CloseBatch | SessionAlive | NoteWeights
+SERVED = ("load", "end", "set")
+"""Steps after which engines serve the weights of a `WeightUpdate`."""
+BatchRequest = OpenBatch | Feed | NextGroup | CloseBatch | SessionAlive | WeightUpdate
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +93,13 @@ class BatchRequestHandler:
                 reply = self._close(request, now)
             case SessionAlive():
                 self._runner.heard(request.session, now)
-                reply = Noted(request.request_id)
-            case NoteWeights():
+                reply = Done(request.request_id)
+            case WeightUpdate():
+                if request.step not in SERVED:
+                    message = f"a `{request.step}` of weights is asked of the backend broker, which has no batches"
+                    raise MalformedMessage(message, field="$.step")
                 self._runner.set_version(request.weight_version, now)
-                reply = Noted(request.request_id)
+                reply = Done(request.request_id)
         self._jobs.writes.then(lambda: self._answer(envelope, reply, ()))
 
     def next_deadline(self) -> float | None:

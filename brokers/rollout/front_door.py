@@ -25,12 +25,11 @@ from ...errors import (
     MalformedMessage,
     ProrlError,
     UnknownJob,
-    VersionMismatch,
 )
 from ...security.rights import ANYBODY
 from ...wire import codec
 from ...wire.connection_guard import crowding
-from ...wire.messages.base import MAX_FRAMES, PROTOCOL_VERSION
+from ...wire.messages.base import MAX_FRAMES, PROTOCOL_VERSION, Done, Refused
 from ...wire.messages.front_door import (
     Accepted,
     Cancel,
@@ -41,8 +40,6 @@ from ...wire.messages.front_door import (
     FrontDoorRequest,
     Hello,
     ListSessions,
-    Noted,
-    Refused,
     RelayBlocks,
     ServiceStatus,
     Status,
@@ -52,10 +49,10 @@ from ...wire.messages.front_door import (
 )
 from ...wire.messages.nodes import ListNodes
 from ...wire.messages.watching import PeekTurns, WatchingRequest
+from ...wire.request_routing import FRONT_DOOR, convert_request
 from ...wire.sockets import split_envelope
 from ..job_frame import read_job
 from ..journal.records import SUBMISSIONS, Submission, job_digest
-from ..request_routing import FRONT_DOOR, convert_request
 from .batch_requests import BatchRequest, BatchRequestHandler
 from .job_record import JobStatus
 from .node_list import list_nodes
@@ -217,7 +214,7 @@ class FrontDoor:
                 self._answer(envelope, self._submit(request, rest, now))
             case RelayBlocks():
                 self._relay(request)
-                self._answer(envelope, Noted(request.request_id))
+                self._answer(envelope, Done(request.request_id))
             case Cancel():
                 self._cancel(envelope, request, now)
             case Status():
@@ -251,13 +248,6 @@ class FrontDoor:
                 self._answer(envelope, Refused(request_id, error.info()))
 
     def _hello(self, request: Hello) -> Welcome:
-        if request.protocol != PROTOCOL_VERSION:
-            raise VersionMismatch(
-                f"the client speaks protocol {request.protocol}, the service {PROTOCOL_VERSION}; install the same "
-                "version of prorl-zmq on both sides",
-                ours=PROTOCOL_VERSION,
-                theirs=request.protocol,
-            )
         if crowded := crowding():
             raise Busy(crowded, retry_after_s=5.0)
         return Welcome(

@@ -36,7 +36,7 @@ from ...security.zap_authenticator import ZapAuthenticator
 from ...system.logs import of_job
 from ...wire import codec
 from ...wire.messages.backends import Release
-from ...wire.messages.base import PROTOCOL_VERSION, new_id
+from ...wire.messages.base import PROTOCOL_VERSION, UNSAID_PROTOCOL, new_id
 from ...wire.messages.blocks import block_checksum
 from ...wire.messages.jobs import Outcome
 from ...wire.messages.stages import (
@@ -354,7 +354,8 @@ class RolloutBroker:
             return
         if not isinstance(content, dict):
             return
-        if content.get("protocol", PROTOCOL_VERSION) != PROTOCOL_VERSION:
+        is_report = content.get("type") == StageReport.__struct_config__.tag
+        if is_report and content.get("protocol", UNSAID_PROTOCOL) != PROTOCOL_VERSION:
             self._stages.refuse_version(content, key, now)
             return
         stage_id, number = content.get("stage_id"), content.get("number")

@@ -8,7 +8,6 @@ from itertools import groupby
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import framework_types
 import msgspec
 import pytest
 import slime_types
@@ -16,7 +15,6 @@ import slime_types
 from prorl_zmq import AsyncRolloutClient, EpisodeLimits, Job, Sampling
 from prorl_zmq.errors import InvalidJob, NotTrainable
 from prorl_zmq.integrations import slime
-from prorl_zmq.integrations.dataset_rows import dataset_rows, job_maker
 from prorl_zmq.integrations.single_jobs import SingleJobs
 from prorl_zmq.integrations.skyrl import Generator
 
@@ -208,26 +206,3 @@ def test_rollouts_are_asked_for_one_by_one(door: str) -> None:
         await jobs.close()
 
     asyncio.run(run())
-
-
-def test_areals_workflow_makes_a_group_of_episodes(door: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torch", reason="it is of the extra [train]")
-    framework_types.install(monkeypatch)
-    from prorl_zmq.integrations.areal import ServiceWorkflow
-
-    workflow = ServiceWorkflow(door, make_job=job_maker(max_tokens=4), sampling=Sampling(temperature=0.7))
-    (row,) = dataset_rows([problem("1 + 1")])
-
-    async def run() -> list[dict[str, Any]]:
-        with pytest.raises(InvalidJob, match="without task and instance"):
-            await workflow.arun_episode(None, {"question": "1 + 1"})
-        episodes = await asyncio.gather(*(workflow.arun_episode(None, row) for _ in range(6)))
-        await workflow.close()
-        return episodes
-
-    for episode in asyncio.run(run()):
-        shapes = {name: tuple(tensor.shape) for name, tensor in episode.items()}
-        assert shapes.pop("rewards") == (1,)
-        assert set(shapes.values()) == {(1, episode["input_ids"].shape[1])}
-        assert (episode["versions"] >= 0).equal(episode["loss_mask"].bool())
-        assert 1 <= int(episode["loss_mask"].sum()) <= 4

@@ -66,7 +66,8 @@ def test_the_standard_variables_say_whether_there_are_traces(
 
 def test_without_them_nothing_of_opentelemetry_is_imported() -> None:
     code = (
-        "import prorl_zmq.client.blocking.client, prorl_zmq.stages.stage_process, prorl_zmq.inference.host, sys\n"
+        "import prorl_zmq.client.blocking.client, prorl_zmq.stages.stage_process, sys\n"
+        "import prorl_zmq.inference.hosting.host\n"
         "import prorl_zmq.brokers.rollout.rollout_broker\n"
         "from prorl_zmq.brokers.rollout.job_tracer import JobTracer\n"
         "from prorl_zmq.system.traces import current, current_traceparent, span, tracing\n"

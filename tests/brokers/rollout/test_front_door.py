@@ -29,7 +29,8 @@ from prorl_zmq.brokers.rollout.write_ahead import WriteAhead
 from prorl_zmq.config import RolloutBrokerSettings
 from prorl_zmq.security.rights import ANYBODY, Sender
 from prorl_zmq.wire import codec
-from prorl_zmq.wire.messages.base import MAX_FRAMES, PROTOCOL_VERSION, KeyRole, new_id
+from prorl_zmq.wire.messages.base import MAX_FRAMES, PROTOCOL_VERSION, Done, KeyRole, Refused, new_id
+from prorl_zmq.wire.messages.engines import WeightUpdate
 from prorl_zmq.wire.messages.front_door import (
     Accepted,
     Cancel,
@@ -38,7 +39,6 @@ from prorl_zmq.wire.messages.front_door import (
     Collected,
     FrontDoorReply,
     Hello,
-    Refused,
     ServiceStatus,
     Status,
     Submit,
@@ -47,6 +47,7 @@ from prorl_zmq.wire.messages.front_door import (
 )
 from prorl_zmq.wire.messages.jobs import Job, Outcome, Phase, Result
 from prorl_zmq.wire.messages.stages import StageReport, StartPhase, Task
+from prorl_zmq.wire.messages.watching import ListSteps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from prorl_zmq.wire.messages.stages import StageCommand
     from prorl_zmq.wire.sockets import Frame
 
+SAID = {"protocol": PROTOCOL_VERSION}
 MATH = Task("math", {"problem": "str", "answer": "int"}, optional=("answer",))
 
 
@@ -162,6 +164,22 @@ def ids(reply: Any) -> list[str]:
     return [result.job_id for result in reply.results]
 
 
+# Weights --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("step", "path"), [("load", "/weights"), ("end", ""), ("set", "")])
+def test_weights_that_engines_serve_are_announced_to_batches(step: Any, path: str) -> None:
+    door = Door()
+    assert door.ask(WeightUpdate("w", step, 7, path)) == Done("w")
+    assert [version for version, _ in door.ask(ListSteps("steps")).weights] == [7]
+
+
+@pytest.mark.parametrize("step", ["begin", "cancel"])
+def test_a_step_after_which_engines_do_not_serve_the_weights_is_not_for_the_front_door(step: Any) -> None:
+    code, fields = (door := Door()).refusal(door.ask(WeightUpdate("w", step, 7)))
+    assert (code, fields["field"]) == ("malformed_message", "$.step")
+
+
 # Hello, status --------------------------------------------------------------------------------------------------------
 
 
@@ -174,7 +192,7 @@ def test_hello_says_what_a_client_has_to_know() -> None:
 
 def test_another_protocol_version_is_refused_by_name() -> None:
     door = Door()
-    code, fields = door.refusal(door.ask(Hello("hello", PROTOCOL_VERSION + 1)))
+    code, fields = door.refusal(door.ask(Hello("hello", protocol=PROTOCOL_VERSION + 1)))
     assert (code, fields) == ("version_mismatch", {"ours": PROTOCOL_VERSION, "theirs": PROTOCOL_VERSION + 1})
 
 
@@ -312,11 +330,11 @@ def test_a_service_without_stage_processes_is_busy() -> None:
         (b"\xc1garbage", "unknown", None),
         (b"\xdf\xff\xff\xff\xff", "unknown", None),
         (codec.pack({"request_id": "me"}), "me", "type"),
-        (codec.pack({"request_id": "me", "type": "dance"}), "me", "$.type"),
-        (codec.pack({"request_id": "me", "type": "submit"}), "me", "session"),
-        (codec.pack({"request_id": "me", "type": "hello", "colour": 1}), "me", "colour"),
+        (codec.pack(SAID | {"request_id": "me", "type": "dance"}), "me", "$.type"),
+        (codec.pack(SAID | {"request_id": "me", "type": "submit"}), "me", "session"),
+        (codec.pack(SAID | {"request_id": "me", "type": "hello", "colour": 1}), "me", "colour"),
         (codec.pack({"request_id": "me", "type": "hello", "protocol": "1"}), "me", "$.protocol"),
-        (codec.pack({"request_id": 5, "type": "hello"}), "unknown", "$.request_id"),
+        (codec.pack(SAID | {"request_id": 5, "type": "hello"}), "unknown", "$.request_id"),
     ],
 )
 def test_a_malformed_header_is_refused(header: bytes, request_id: str, field: str | None) -> None:

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from prorl_zmq.brokers.journal.records import Finished
 from prorl_zmq.security.rights import Sender
 from prorl_zmq.wire import codec
-from prorl_zmq.wire.messages.base import KeyRole
+from prorl_zmq.wire.messages.base import KeyRole, Refused
 from prorl_zmq.wire.messages.batches import BatchOptions, Feed, OpenBatch
-from prorl_zmq.wire.messages.front_door import Refused, Trace
+from prorl_zmq.wire.messages.front_door import Trace
 from prorl_zmq.wire.messages.jobs import BlockHandle, Outcome, Phase, Result
 from prorl_zmq.wire.messages.stages import StageReport
 from prorl_zmq.wire.messages.watching import BatchView, Peek, Peeked, PeekTurns, ViewBatch, Watch, Watched
