@@ -43,6 +43,7 @@ from prorl_zmq.wire.sockets import bind, connect, open_socket
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import FrameType
 
 WAIT_MS = 10_000
 KEPT_BLOCK = bytes(range(block_bytes(5, 1)))
@@ -158,13 +159,18 @@ def peers(topology: Topology) -> Iterator[Peers]:
     peers.context.destroy(linger=0)
 
 
+def five_tokens() -> TrajectoryBuilder:
+    builder = TrajectoryBuilder()
+    builder.begin_turn(Role.USER)
+    builder.add_context(np.arange(5, dtype=np.int32))
+    return builder
+
+
 def test_a_broker_started_anew_takes_up_what_its_journal_holds(topology: Topology, peers: Peers) -> None:
     journal = Journal()
     stages = {role: peers.stage(role) for role in Phase}
     trainer = peers.trainer()
-    builder = TrajectoryBuilder()
-    builder.begin_turn(Role.USER)
-    builder.add_context(np.arange(5, dtype=np.int32))
+    builder = five_tokens()
 
     with running(topology, journal):
         for stage in stages.values():
@@ -510,3 +516,50 @@ def test_a_broker_that_has_read_exactly_one_batch_goes_on_judging(
             assert time.monotonic() < deadline, "it does not join"
         while trainer.ask(Status("silent")).stages != ():
             assert time.monotonic() < deadline, "its lease does not end"
+
+
+class Walk:
+    """The rooms that a broker's thread passes from the end of a RUN until everything that follows from it is sent."""
+
+    def __init__(self) -> None:
+        self.rooms = ["brokers.rollout"]
+        self.returns = 0
+        """How often a call led back to a room that was passed before."""
+        self._on = False
+
+    def profile(self, frame: FrameType, event: str, _: Any) -> None:
+        if event != "call" or frame.f_back is None:
+            return
+        if frame.f_code.co_name == "_handle_event":
+            done = frame.f_locals["event"]
+            self._on = isinstance(done, PhaseDone) and done.phase == Phase.RUN
+        elif frame.f_code.co_name == "answer_held":
+            self._on = False
+        caller, called = (str(one.f_globals.get("__name__")).split(".") for one in (frame.f_back, frame))
+        if not self._on or {caller[0], called[0]} != {"prorl_zmq"}:
+            return
+        before, now = (".".join(name[1:-1][: 2 if name[1] == "brokers" else 1]) for name in (caller, called))
+        self.returns += before != now and now in self.rooms
+        if now not in self.rooms:
+            self.rooms.append(now)
+
+
+def test_the_end_of_a_phase_passes_few_rooms(topology: Topology, peers: Peers) -> None:
+    walk, built = Walk(), five_tokens()
+    threading.setprofile(walk.profile)
+    try:
+        with running(topology, Journal()):
+            stages = {role: peers.stage(role) for role in Phase}
+            for stage in stages.values():
+                stage.report()
+                stage.receive(StageWelcome)
+            job = Job(task="math", instance={"n": 1}, job_id="a")
+            assert isinstance(peers.trainer().ask(Submit("r", "s"), codec.encode(job)), Accepted)
+            stages[Phase.INIT].done(stages[Phase.INIT].receive(StartPhase))
+            stages[Phase.RUN].done(stages[Phase.RUN].receive(StartPhase), built.block().data, tokens=5, turns=1)
+            stages[Phase.EVAL].receive(StartPhase)
+    finally:
+        threading.setprofile(None)
+    assert {"brokers.rollout", "brokers.journal", "wire"} <= set(walk.rooms)
+    assert len(walk.rooms) <= 8
+    assert walk.returns <= 10
