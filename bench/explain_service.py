@@ -18,7 +18,7 @@ import msgspec
 
 from prorl_zmq import AsyncRolloutClient, RolloutClient
 from prorl_zmq.brokers.backends.backend_broker import BackendBroker
-from prorl_zmq.brokers.journal.journal import MemoryJournal
+from prorl_zmq.brokers.journal.journal import Journal
 from prorl_zmq.brokers.rollout.rollout_broker import RolloutBroker
 from prorl_zmq.client.submission import Submission
 from prorl_zmq.client.trace_log import TraceLog
@@ -47,7 +47,7 @@ class StagedService:
         self.folder = own_run_dir(Path(self._folder.name))
         topology = Topology(service=ServiceSettings(run_dir=str(self.folder)), rollout_broker=SETTINGS)
         self.front_door = topology.endpoint(SETTINGS.front_door)
-        self._brokers = [BackendBroker(topology, None), RolloutBroker(topology, MemoryJournal())]
+        self._brokers = [BackendBroker(topology, None), RolloutBroker(topology, Journal())]
         self._threads = [threading.Thread(target=broker.run) for broker in self._brokers]
         self._places = (topology.endpoint(SETTINGS.stage_events), topology.endpoint(topology.backend_broker.endpoint))
         self._processes = tuple(processes)

@@ -24,7 +24,7 @@ import msgspec
 import zmq
 
 with atheris.instrument_imports(include=["prorl_zmq"]):
-    from prorl_zmq.brokers.journal.journal import MemoryJournal
+    from prorl_zmq.brokers.journal.journal import Journal
     from prorl_zmq.brokers.rollout.action_queue import perform_queue
     from prorl_zmq.brokers.rollout.batch_runner import BatchRunner
     from prorl_zmq.brokers.rollout.front_door import FrontDoor
@@ -123,7 +123,7 @@ class Door:
             ResultStore(),
             TransitionLog(),
         )
-        self._writes = WriteAhead(MemoryJournal(), table, results, history, lambda _: None)
+        self._writes = WriteAhead(Journal(), table, results, history, lambda _: None)
         quota = Quota(SMALL.max_jobs, SMALL.max_held_bytes, 1.0)
         self._jobs = Jobs(table, results, history, quota, self._writes, KeptBlocks(SMALL.lease_s), SizedCache(2**20))
         catalog = TaskCatalog()
@@ -176,7 +176,7 @@ class EventsDoor:
         self._folder = tempfile.TemporaryDirectory(prefix="prorl-fuzz-")
         Path(self._folder.name).chmod(0o700)
         topology = Topology(service=ServiceSettings(run_dir=self._folder.name), rollout_broker=SMALL)
-        self._broker = RolloutBroker(topology, MemoryJournal())
+        self._broker = RolloutBroker(topology, Journal())
         self._context = zmq.Context()
         self._socket = open_socket(self._context, zmq.PUSH)
         self._socket.connect(self._broker.stage_events)

@@ -25,7 +25,7 @@ from harness import Row, main
 from service import START_S, BenchService
 
 from prorl_zmq import Job, RolloutClient
-from prorl_zmq.brokers.journal.disk_journal import DiskJournal
+from prorl_zmq.brokers.journal.journal import Journal
 from prorl_zmq.brokers.journal.journal_summary import size_of
 from prorl_zmq.brokers.journal.records import Finished, JobState, job_digest
 from prorl_zmq.config import own_run_dir
@@ -122,7 +122,7 @@ def _written(io: Path) -> int:
 def fill(path: Path, queued: int, finished: int) -> None:
     """Write a journal as a broker leaves it that was killed."""
     block = np.arange(block_bytes(TOKENS, 3), dtype=np.uint8).tobytes()
-    with DiskJournal(path) as journal:
+    with Journal(path) as journal:
         for first in range(1, queued + 1, 1000):
             states = []
             for sequence in range(first, min(first + 1000, queued + 1)):

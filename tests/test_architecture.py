@@ -84,7 +84,7 @@ BUDGET = {
     "brokers": 250,
     "brokers.backends": 2250,
     "brokers.batches": 1800,
-    "brokers.journal": 1700,
+    "brokers.journal": 1600,
     "brokers.node": 1300,
     "brokers.rollout": 6450,
     "cli": 100,

@@ -20,6 +20,7 @@ import errno
 import fcntl
 import os
 import sqlite3
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...errors import ConfigError, JournalFailed
@@ -27,10 +28,11 @@ from .file_system import LOCAL, file_system_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
 Returned = TypeVar("Returned")
 
+IN_MEMORY = Path(":memory:")
+"""SQLite's name for a database without a file."""
 PAGE_BYTES = 4096
 MIN_LIMIT_BYTES = 2**20
 RESERVE_BYTES = 16 * 2**20
@@ -58,7 +60,7 @@ _ID_PLACE = 68
 
 
 class JournalFile:
-    """The open file (mode 0600), made if there is none.
+    """The open file (mode 0600), created if it is missing; without a path, a database in memory.
 
     Raises `ConfigError` if it is not a journal of this kind (`application_id`) and version (`schema`) or cannot be
     opened, `JournalFailed` if another process has it or the disk fails.
@@ -66,7 +68,7 @@ class JournalFile:
 
     def __init__(
         self,
-        path: Path,
+        path: Path | None,
         application_id: int,
         schema: int,
         tables: Sequence[str],
@@ -74,24 +76,27 @@ class JournalFile:
         *,
         sync: bool = False,
     ) -> None:
-        self.path = path
+        self.path = path or IN_MEMORY
         self.limit_bytes = max(limit_bytes, MIN_LIMIT_BYTES)
-        self._reserve = Reserve(path, limit_bytes)
+        self._reserve = Reserve(path, limit_bytes) if path is not None else None
+        self._lock = -1
         with contextlib.ExitStack() as stack:
-            self._lock = lock_journal(path, create=True)
-            stack.callback(os.close, self._lock)
-            check_kind(path, self._lock, application_id)
-            with failures(path, "opened", at_start=True):
-                self.connection = connect(path)
+            if path is not None:
+                self._lock = lock_journal(path, create=True)
+                stack.callback(os.close, self._lock)
+                check_kind(path, self._lock, application_id)
+            with failures(self.path, "opened", at_start=True):
+                self.connection = connect(self.path)
                 stack.callback(self.connection.close)
                 self._check_schema(schema)
                 self._set_up(application_id, schema, tables, sync)
             stack.pop_all()
-        self._reserve.take()
+        if self._reserve is not None:
+            self._reserve.take()
 
     def close(self) -> None:
+        self.connection.close()
         if self._lock >= 0:
-            self.connection.close()
             os.close(self._lock)  # after the connection: closing any descriptor of a file drops SQLite's own locks
             self._lock = -1
 
@@ -112,7 +117,7 @@ class JournalFile:
         try:
             return act()
         except JournalFailed as error:
-            if not (_is_full(error.__cause__) and self._reserve.give()):
+            if not (_is_full(error.__cause__) and self._reserve is not None and self._reserve.give()):
                 raise
             return act()
 
@@ -172,7 +177,7 @@ class JournalFile:
 
         `beside_bytes` is what other files hold that its limit is for too.
         """
-        if not self._reserve.take():
+        if self._reserve is not None and not self._reserve.take():
             raise JournalFailed(
                 f"the disk of the journal {self.path} is full: what is left is for jobs that it has; make room there",
                 path=str(self.path),
@@ -229,10 +234,10 @@ class JournalFile:
 
 
 def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
-    is_local = file_system_of(path) in LOCAL
+    is_local = path == IN_MEMORY or file_system_of(path) in LOCAL
     flags = [*(["mode=ro"] if read_only else []), *([] if is_local else ["vfs=unix-none"])]
     connection = sqlite3.connect(
-        f"{path.absolute().as_uri()}?{'&'.join(flags)}",
+        str(path) if path == IN_MEMORY else f"{path.absolute().as_uri()}?{'&'.join(flags)}",
         timeout=LOCKED_S,
         isolation_level=None,
         check_same_thread=False,

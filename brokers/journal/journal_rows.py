@@ -1,4 +1,4 @@
-"""The rows of the rollout broker's journal (see `disk_journal`), to what they stand for, each by itself.
+"""The rows of the rollout broker's journal (see `journal`), to what they stand for, each by itself.
 
 A cell may hold anything: a disk decays, and people edit files. So each row is checked as a message would be, and one
 that does not pass is `Damaged`: it stays in the file, and the others are read. Where it still says whose job it was,

@@ -11,6 +11,8 @@ from ...wire import codec
 from ...wire.messages.jobs import Phase
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from ...wire.messages.jobs import Result, SandboxHandle
     from ...wire.messages.stages import PhaseDone, PhaseFailed
 
@@ -45,7 +47,7 @@ class JobState(NamedTuple):
     metrics: dict[str, float] = {}  # noqa: RUF012 - never written to
     timings: dict[str, float] = {}  # noqa: RUF012 - never written to
     history: bytes = b""
-    """What the job went through (see `JobHistory`)."""
+    """Its transitions, packed (see `brokers.rollout.transitions`)."""
     in_batch: bool = False
     """It belongs to a batch of the session."""
 
@@ -64,7 +66,7 @@ class Finished(NamedTuple):
     sequence: int = 0
     """The job's number in the journal."""
     history: bytes = b""
-    """What the job went through (see `JobHistory`)."""
+    """Its transitions, packed (see `brokers.rollout.transitions`)."""
     in_batch: bool = False
     packed: bytes = b""
     """The job as submitted, should it have to run again since its block is kept by a node."""
@@ -81,6 +83,21 @@ class Submission(NamedTuple):
     request_id: str
     new: int
     """How many jobs it brought."""
+
+
+class Recovered(NamedTuple):
+    """What a journal has at a broker's start."""
+
+    unfinished: Sequence[JobState]
+    """The jobs that have not ended, oldest first."""
+    uncollected: Sequence[Finished]
+    """The results that were not acknowledged, those of the oldest jobs first."""
+    last_sequence: int
+    """The largest number of a job here."""
+    notes: Mapping[str, bytes] = {}
+    """The notes of the batches (see `batch_notes`)."""
+    submissions: Sequence[Submission] = ()
+    """The last ones, oldest first."""
 
 
 TRACEPARENT = b"traceparent"

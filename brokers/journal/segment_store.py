@@ -2,7 +2,7 @@
 
     rollout.journal.segment-00000001      up to 64 MiB of blocks, one behind the other, and nothing else
 
-Whoever keeps blocks here (`DiskJournal`) writes down each one's `Place`: first `append`, then its own commit, then
+Whoever keeps blocks here (`Journal`) writes down each one's `Place`: first `append`, then its own commit, then
 `commit` here; so no row names bytes that are not written. If its commit fails, `rewind` takes the bytes back. A file is
 removed once no block in it is wanted, and a new process begins a new one, so what a crash left behind the last commit
 is in nobody's way. A block that was cut off or changed is told by its length and checksum: `BlockLost`, for it alone.
@@ -203,6 +203,27 @@ class SegmentStore:
 
     def _path(self, number: int) -> Path:
         return self._journal.with_name(f"{self._journal.name}{SUFFIX}{number:08d}")
+
+
+class NoSegments(SegmentStore):
+    """For a journal in memory, which refers to the blocks themselves: each has a place, and no file."""
+
+    def __init__(self) -> None:
+        self.segment_bytes = 0
+        self._segments = {}
+
+    def take_up(self, places: Iterable[Place]) -> None: ...
+
+    def append(self, blocks: Sequence[memoryview], *, sync: bool = False) -> list[Place]:  # noqa: ARG002
+        return [Place(0, 0, len(block), 0) for block in blocks]
+
+    def commit(self, added: Iterable[Place], removed: Iterable[Place]) -> None: ...
+
+    def rewind(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def check(self, place: Place) -> None: ...
 
 
 def segment_paths(journal: Path) -> list[Path]:

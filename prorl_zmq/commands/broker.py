@@ -38,8 +38,7 @@ def rollout(
     address: options.Address = "",
 ) -> None:
     """The front door, the job table and the stages' events."""
-    from ..brokers.journal.disk_journal import DiskJournal
-    from ..brokers.journal.journal import MemoryJournal
+    from ..brokers.journal.journal import Journal
     from ..brokers.rollout.rollout_broker import RolloutBroker
 
     start_logging("rollout-broker", topology.service.log_format, topology.service.log_level)
@@ -58,10 +57,7 @@ def rollout(
         broker.run()
 
     settings = topologies[0].rollout_broker
-    if topologies[0].journal is None:
-        serve(MemoryJournal())
-        return
-    with DiskJournal(topologies[0].journal, settings.journal_limit_bytes, sync=settings.journal_sync) as journal:
+    with Journal(topologies[0].journal, settings.journal_limit_bytes, sync=settings.journal_sync) as journal:
         serve(journal)
 
 

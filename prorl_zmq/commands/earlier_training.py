@@ -123,7 +123,7 @@ def forget_weights(journals: Journals) -> None:
     from ..brokers.backends.backend_journal import BackendJournal
     from ..brokers.backends.backend_records import WeightsRecord
     from ..brokers.batches.batch_notes import WEIGHTS
-    from ..brokers.journal.disk_journal import DiskJournal
+    from ..brokers.journal.journal import Journal
     from ..brokers.journal.journal_summary import has_begun
 
     if journals.backends.exists():
@@ -131,7 +131,7 @@ def forget_weights(journals: Journals) -> None:
             backends.write({}, WeightsRecord())
     for path in journals.rollouts:
         if has_begun(path):
-            with DiskJournal(path) as rollouts:
+            with Journal(path) as rollouts:
                 rollouts.write([], [], [], notes={WEIGHTS: None})
 
 

@@ -42,12 +42,12 @@ def show(file: File = None, config: Config = None, run_dir: RunDir = None, name:
 @commands.command()
 def compact(file: File = None, config: Config = None, run_dir: RunDir = None, name: Name = None) -> None:
     """Return the room that collected results have left back to the disk. The broker must not be running."""
-    from ..brokers.journal.disk_journal import DiskJournal
+    from ..brokers.journal.journal import Journal
     from ..brokers.journal.journal_summary import size_of
 
     path = _existing(_file(file, config, run_dir, name))
     before = size_of(path)
-    with DiskJournal(path) as journal:
+    with Journal(path) as journal:
         journal.compact()
     print(f"{path}: {_size(before)} before, {_size(size_of(path))} now")
 
@@ -59,7 +59,7 @@ def clear(file: File = None, config: Config = None, run_dir: RunDir = None, name
     The file may also be the backend broker's, `backends.journal`.
     """
     from ..brokers.backends import backend_journal
-    from ..brokers.journal.disk_journal import APPLICATION_ID
+    from ..brokers.journal.journal import APPLICATION_ID
     from ..brokers.journal.journal_file import RESERVE_SUFFIX, check_kind, lock_journal
     from ..brokers.journal.journal_summary import parts
 

@@ -23,7 +23,7 @@ GATEWAY = ("prorl_zmq.gateway.server", "prorl_zmq.gateway.settings")
 BY_PROCESS: dict[str, tuple[str | Preload, ...]] = {
     "rollout_broker": (
         *("prorl_zmq.commands.broker", "prorl_zmq.brokers.rollout.rollout_broker"),
-        "prorl_zmq.brokers.journal.disk_journal",
+        "prorl_zmq.brokers.journal.journal",
     ),
     "backend_broker": (
         *("prorl_zmq.commands.broker", "prorl_zmq.brokers.backends.backend_broker"),

@@ -6,12 +6,11 @@ import threading
 from typing import TYPE_CHECKING
 
 from ..brokers.backends.backend_broker import BackendBroker
-from ..brokers.journal.journal import MemoryJournal
+from ..brokers.journal.journal import Journal
 from ..brokers.rollout.rollout_broker import RolloutBroker
 
 if TYPE_CHECKING:
     from ..brokers.backends.backend_journal import BackendJournal
-    from ..brokers.journal.journal import Journal
     from ..config import Topology
 
 STOP_LIMIT_S = 10.0
@@ -26,7 +25,7 @@ class BrokerThreads:
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
-        self.journal: Journal = MemoryJournal()
+        self.journal = Journal()
         """The rollout broker's, which outlives it."""
         self._running: dict[str, tuple[RolloutBroker | BackendBroker, threading.Thread]] = {}
 

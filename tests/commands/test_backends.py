@@ -15,7 +15,7 @@ from support.commands import complaint, prorl
 
 from prorl_zmq import RolloutClient
 from prorl_zmq.brokers.backends.backend_broker import BackendBroker
-from prorl_zmq.brokers.journal.journal import MemoryJournal
+from prorl_zmq.brokers.journal.journal import Journal
 from prorl_zmq.brokers.rollout.rollout_broker import RolloutBroker
 from prorl_zmq.commands.backend_tables import backend_table, detail_tables
 from prorl_zmq.config import ServiceSettings, Topology
@@ -38,7 +38,7 @@ class Service:
     def __init__(self, folder: str) -> None:
         self.folder = folder
         topology = Topology(service=ServiceSettings(run_dir=folder))
-        self._brokers = (RolloutBroker(topology, MemoryJournal()), BackendBroker(topology))
+        self._brokers = (RolloutBroker(topology, Journal()), BackendBroker(topology))
         self._threads = [threading.Thread(target=broker.run) for broker in self._brokers]
         for thread in self._threads:
             thread.start()

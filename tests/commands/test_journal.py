@@ -11,7 +11,7 @@ import pytest
 
 from prorl_zmq import Job
 from prorl_zmq.brokers.backends.backend_journal import BackendJournal
-from prorl_zmq.brokers.journal.disk_journal import SCHEMA_VERSION, DiskJournal
+from prorl_zmq.brokers.journal.journal import SCHEMA_VERSION, Journal
 from prorl_zmq.brokers.journal.records import Finished, JobState
 from prorl_zmq.commands.app import run
 from prorl_zmq.wire import codec
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def path(tmp_path: Path) -> Path:
     """A journal with two jobs and two results."""
     path = tmp_path / "rollout.journal"
-    with DiskJournal(path) as journal:
+    with Journal(path) as journal:
         states = []
         for sequence in range(1, 5):
             job = Job(task="math", instance={}, job_id=f"job-{sequence}")
@@ -42,7 +42,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_show_says_what_is_there_beside_a_living_broker(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with DiskJournal(path) as journal:
+    with Journal(path) as journal:
         assert run("prorl", ["journal", "show", str(path)]) == 0
         said = capsys.readouterr().out
         assert f"{path}, in use by a broker" in said
@@ -62,12 +62,12 @@ def test_the_run_dirs_journal_is_the_default(path: Path, capsys: pytest.CaptureF
 
 
 def test_compact_gives_room_back(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with DiskJournal(path) as journal:
+    with Journal(path) as journal:
         journal.write([], [], [3])
     assert run("prorl", ["journal", "compact", str(path)]) == 0
     assert sum(part.stat().st_size for part in path.parent.glob("rollout.journal*[!e]")) < 2_100_000
     assert re.search(r"3\.8 MiB before, 1\.9 MiB now", capsys.readouterr().out)
-    with DiskJournal(path) as journal:
+    with Journal(path) as journal:
         kept = journal.recover()
         assert [state.job_id for state in kept.unfinished] == ["job-1", "job-2"]
         assert bytes(journal.block(kept.uncollected[0].block)) == b"x" * 2_000_000
@@ -104,7 +104,7 @@ def test_what_to_do_about_a_truncated_journal(
     tmp_path: Path, role: str, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = tmp_path / name
-    with DiskJournal(other) if role == "rollout" else BackendJournal(other):
+    with Journal(other) if role == "rollout" else BackendJournal(other):
         pass
     os.truncate(other, 5000)
     assert run("prorl", ["broker", role, "--run-dir", str(tmp_path)]) == 2
@@ -115,10 +115,10 @@ def test_what_to_do_about_a_truncated_journal(
 
 @pytest.mark.parametrize("command", ["compact", "clear"])
 def test_a_brokers_journal_is_left_alone(path: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with DiskJournal(path):
+    with Journal(path):
         assert run("prorl", ["journal", command, str(path)]) == 1
     assert "is in use by another process" in capsys.readouterr().err
-    with DiskJournal(path) as journal:
+    with Journal(path) as journal:
         assert len(journal.recover().unfinished) == 2
 
 

@@ -19,7 +19,7 @@ from support.waiting import until
 
 from prorl_zmq import AsyncRolloutClient, Job, RolloutClient, Sampling, errors
 from prorl_zmq.brokers.backends.backend_broker import BackendBroker
-from prorl_zmq.brokers.journal.journal import MemoryJournal
+from prorl_zmq.brokers.journal.journal import Journal
 from prorl_zmq.brokers.rollout.rollout_broker import RolloutBroker
 from prorl_zmq.config import (
     BackendBrokerSettings,
@@ -61,7 +61,7 @@ class Cluster:
         backend_broker = BackendBroker(secured)
         self._serve(backend_broker)
         known = msgspec.structs.replace(secured, backend_broker=BackendBrokerSettings(backend_broker.endpoint))
-        rollout_broker = RolloutBroker(known, MemoryJournal())
+        rollout_broker = RolloutBroker(known, Journal())
         self._serve(rollout_broker)
         self.front_door = rollout_broker.front_door
         self.backend_broker, self.stage_events = backend_broker.endpoint, rollout_broker.stage_events
@@ -255,7 +255,7 @@ def test_a_service_without_keys_is_told_apart(cluster: Cluster, monkeypatch: pyt
         service=ServiceSettings(run_dir=str(cluster.folder / "plain")),
         rollout_broker=RolloutBrokerSettings(front_door="tcp://127.0.0.1:*", stage_events="tcp://127.0.0.1:*"),
     )
-    broker = RolloutBroker(plain, MemoryJournal())
+    broker = RolloutBroker(plain, Journal())
     thread = threading.Thread(target=broker.run)
     thread.start()
     try:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 from support.waiting import until
 
 from prorl_zmq import AsyncRolloutClient, mean_reward
-from prorl_zmq.brokers.journal.journal import MemoryJournal
+from prorl_zmq.brokers.journal.journal import Journal
 from prorl_zmq.errors import (
     BatchFailed,
     Closed,
@@ -367,9 +367,19 @@ def test_groups_larger_than_a_session_may_hold_are_refused() -> None:
 
 
 def test_prompts_beyond_the_journals_room_are_refused_and_others_go_on() -> None:
-    class Full(MemoryJournal):
+    class Full(Journal):
+        """Has room for jobs, and for no prompt."""
+
+        accepts = False
+
+        def accept(self, *new: Any) -> None:
+            self.accepts = True
+            super().accept(*new)
+            self.accepts = False
+
         def check_room(self, size_bytes: int) -> None:
-            raise JournalFailed("the journal is full", path="/journal")
+            if not self.accepts:
+                raise JournalFailed("the journal is full", path="/journal")
 
     service = in_process()
     service.brokers.journal = Full()

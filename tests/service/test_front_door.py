@@ -13,7 +13,7 @@ import zmq
 from support.waiting import until
 
 from prorl_zmq import AsyncRolloutClient, Job, RolloutClient, errors
-from prorl_zmq.brokers.journal.journal import MemoryJournal
+from prorl_zmq.brokers.journal.journal import Journal
 from prorl_zmq.client.requests import read_reply
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.base import PROTOCOL_VERSION, Refused, new_id
@@ -210,7 +210,7 @@ def test_jobs_of_a_journal_that_is_gone_are_said_to_be_lost(local_service: Local
         first = client.collect(1)
         lost = client.submit(scripted(run="sleep") for _ in range(2))
         local_service.brokers.stop("rollout")
-        local_service.brokers.journal = MemoryJournal()
+        local_service.brokers.journal = Journal()
         local_service.brokers.start_rollout_broker()
         with pytest.raises(errors.JobsLost) as caught:
             list(client.stream(timeout_s=30))

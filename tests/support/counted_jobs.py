@@ -25,7 +25,7 @@ import zmq
 import prorl_zmq
 from prorl_zmq import AsyncRolloutClient, Job
 from prorl_zmq.brokers.backends.backend_broker import BackendBroker
-from prorl_zmq.brokers.journal.disk_journal import DiskJournal
+from prorl_zmq.brokers.journal.journal import Journal
 from prorl_zmq.brokers.rollout.rollout_broker import RolloutBroker
 from prorl_zmq.config import RolloutBrokerSettings, ServiceSettings, Topology, own_run_dir
 from prorl_zmq.stages.handler import AgentHandler, EvalPhase, Evaluation, PhaseData, RunPhase
@@ -101,7 +101,7 @@ class Brokers:
     def __init__(self, folder: Path, counts: Counts) -> None:
         self.topology = Topology(service=ServiceSettings(run_dir=str(folder)), rollout_broker=SETTINGS)
         self._path = folder / "rollout.journal"
-        self.journal = DiskJournal(self._path)
+        self.journal = Journal(self._path)
         self._brokers = [RolloutBroker(self.topology, self.journal), BackendBroker(self.topology, None)]
         self._threads = [threading.Thread(target=self._run, args=(one, counts)) for one in self._brokers]
 

@@ -27,7 +27,7 @@ IMPORTED = (
     "prorl_zmq.commands.service",
     "prorl_zmq.commands.stage",
     "prorl_zmq.brokers.backends.backend_broker",
-    "prorl_zmq.brokers.journal.disk_journal",
+    "prorl_zmq.brokers.journal.journal",
     "prorl_zmq.brokers.rollout.rollout_broker",
     "prorl_zmq.inference.hosting.host",
     "prorl_zmq.service.supervisor",

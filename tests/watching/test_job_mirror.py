@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorl_zmq.brokers.journal.journal import MemoryJournal
+from prorl_zmq.brokers.journal.journal import Journal
 from prorl_zmq.brokers.journal.records import Finished
 from prorl_zmq.brokers.rollout.actions import End, Queued, Start
 from prorl_zmq.brokers.rollout.batch_runner import BatchRunner
@@ -41,7 +41,7 @@ class Broker:
         """Start (again), with nothing of before."""
         self.history = TransitionLog(ended_limit=ENDED_LIMIT)
         table, results = JobTable(10.0, 64, 2.5), ResultStore()
-        writes = WriteAhead(MemoryJournal(), table, results, self.history, lambda action: None)
+        writes = WriteAhead(Journal(), table, results, self.history, lambda action: None)
         quota = Quota(100, 2**30, 1.0)
         jobs = Jobs(table, results, self.history, quota, writes, KeptBlocks(10.0), SizedCache(2**20))
         self.handler = WatchRequestHandler(jobs, BatchRunner(jobs, TaskCatalog(), 2**20))

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from prorl_zmq.brokers.journal.disk_journal import DiskJournal
+from prorl_zmq.brokers.journal.journal import Journal
 from prorl_zmq.brokers.journal.records import Finished, JobState
 from prorl_zmq.wire.messages.jobs import Outcome, Phase, Result
 from prorl_zmq.wire.messages.stages import PhaseDone
@@ -40,7 +40,7 @@ def main() -> None:
     path, last = Path(sys.argv[1]), int(sys.argv[2])
     if len(sys.argv) > 3:
         tear(int(sys.argv[3]))
-    journal = DiskJournal(path)
+    journal = Journal(path)
     statements = 0
 
     def trace(statement: str) -> None:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from prorl_zmq.brokers.backends.backend_journal import BackendJournal
-from prorl_zmq.brokers.journal.disk_journal import DiskJournal
 from prorl_zmq.brokers.journal.file_system import LOCAL, file_system_of
+from prorl_zmq.brokers.journal.journal import Journal
 from prorl_zmq.brokers.journal.journal_summary import count_damaged, read_summary
 from prorl_zmq.errors import ConfigError, JournalFailed
 
-from .test_disk_journal import finished, state
+from .test_journal import finished, state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,7 +71,7 @@ def other_disk(tmp_path: Path) -> Iterator[Path]:
 def test_no_memory_is_shared_where_that_is_not_safe(other_disk: Path) -> None:
     path, killed = other_disk / "rollout.journal", other_disk / "killed"
     killed.mkdir()
-    with DiskJournal(path) as journal, BackendJournal(other_disk / "backends.journal") as backends:
+    with Journal(path) as journal, BackendJournal(other_disk / "backends.journal") as backends:
         assert backends.load() == []
         journal.accept([state(), state(2, "b")])
         journal.write([], [finished(block=b"block")], [])
@@ -85,19 +85,19 @@ def test_no_memory_is_shared_where_that_is_not_safe(other_disk: Path) -> None:
             with pytest.raises(JournalFailed, match=r"in use by a broker, and on this file system \(fuse.*\) nobody"):
                 read(path)
         with pytest.raises(JournalFailed, match="in use by another process"):
-            DiskJournal(path)
+            Journal(path)
         for part in other_disk.glob("rollout*"):
             shutil.copy(part, killed)
     for left in (path, killed / path.name):
         assert (read_summary(left).jobs, read_summary(left).results, count_damaged(left)) == (1, 1, 0)
-        with DiskJournal(left) as journal:
+        with Journal(left) as journal:
             assert len(journal.recover().uncollected) == 1
     assert not list(other_disk.rglob("*-shm"))
 
 
 def test_memory_is_shared_on_a_local_disk_so_that_others_can_read(tmp_path: Path) -> None:
     path = tmp_path / "rollout.journal"
-    with DiskJournal(path) as journal:
+    with Journal(path) as journal:
         journal.accept([state()])
         if file_system_of(path) in LOCAL:
             assert (read_summary(path).in_use, read_summary(path).jobs) == (True, 1)
@@ -111,4 +111,4 @@ def test_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     with pytest.raises(ConfigError, match=r"cannot be locked against a second broker \(Function not implemented\)"):
-        DiskJournal(tmp_path / "rollout.journal")
+        Journal(tmp_path / "rollout.journal")

@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prorl_zmq.brokers.journal import segment_store
-from prorl_zmq.brokers.journal.disk_journal import DiskJournal
+from prorl_zmq.brokers.journal.journal import Journal
 from prorl_zmq.brokers.journal.journal_summary import count_damaged, read_summary
 from prorl_zmq.brokers.journal.records import StoredBlock
 from prorl_zmq.brokers.journal.segment_store import BlockLost, segment_paths, segment_sizes
 from prorl_zmq.errors import JournalFailed
 
-from .test_disk_journal import KILLED_CHILD, check_what_was_said, finished, state
+from .test_journal import KILLED_CHILD, check_what_was_said, finished, state
 
 LIMIT_BYTES = 2**20
 SEGMENT_BYTES = LIMIT_BYTES // segment_store.SEGMENTS
@@ -34,7 +34,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "rollout.journal"
 
 
-def end(journal: DiskJournal, *sequences: int, size: int = 1000) -> None:
+def end(journal: Journal, *sequences: int, size: int = 1000) -> None:
     """Have jobs end, with trajectories."""
     journal.accept([state(number, f"job-{number}") for number in sequences])
     journal.write([], [finished(number, f"job-{number}", content(number, size)) for number in sequences], [])
@@ -44,7 +44,7 @@ def content(number: int, size: int = 1000) -> bytes:
     return number.to_bytes(4, "big") * (size // 4)
 
 
-def read(journal: DiskJournal, number: int, size: int = 1000) -> bytes:
+def read(journal: Journal, number: int, size: int = 1000) -> bytes:
     return bytes(journal.block(StoredBlock(number, size)))
 
 
@@ -68,13 +68,13 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_torn_tail_is_told_at_the_start_for_the_jobs_that_it_held(path: Path, damage: str) -> None:
-    with DiskJournal(path) as journal:
+    with Journal(path) as journal:
         end(journal, 1, 2, 3)
     (file,) = segment_paths(path)
     act, lost = DAMAGES[damage]
     act(file)
     assert count_damaged(path) == len(lost)
-    with DiskJournal(path) as journal:
+    with Journal(path) as journal:
         kept = {one.sequence: one for one in journal.recover().uncollected}
         assert set(kept) == {1, 2, 3}
         for number, one in kept.items():
@@ -89,7 +89,7 @@ def test_torn_tail_is_told_at_the_start_for_the_jobs_that_it_held(path: Path, da
 
 
 def test_segment_that_is_damaged_behind_the_brokers_back_costs_the_jobs_in_it(path: Path) -> None:
-    with DiskJournal(path, LIMIT_BYTES) as journal:
+    with Journal(path, LIMIT_BYTES) as journal:
         for number in range(1, 4):
             end(journal, number, size=2 * SEGMENT_BYTES)
         first, second, third = sorted(segment_paths(path))
@@ -109,17 +109,17 @@ def test_segment_that_is_damaged_behind_the_brokers_back_costs_the_jobs_in_it(pa
 
 
 def test_new_segment_is_never_one_that_rows_name(path: Path) -> None:
-    with DiskJournal(path) as journal:
+    with Journal(path) as journal:
         end(journal, 1)
     segment_paths(path)[0].unlink()
-    with DiskJournal(path) as journal:
+    with Journal(path) as journal:
         journal.recover()
         end(journal, 2)
         assert list(segment_sizes(path)) == [2]
 
 
 def test_segments_are_private_and_what_no_row_names_goes_at_the_next_start(path: Path) -> None:
-    with DiskJournal(path) as journal:
+    with Journal(path) as journal:
         end(journal, 1)
     (file,) = segment_paths(path)
     assert file.stat().st_mode & 0o777 == 0o600
@@ -127,7 +127,7 @@ def test_segments_are_private_and_what_no_row_names_goes_at_the_next_start(path:
         behind.write(b"x" * 500)
     orphan = path.with_name(f"{path.name}{segment_store.SUFFIX}00000009")
     orphan.write_bytes(b"x" * 500)
-    with DiskJournal(path) as journal:
+    with Journal(path) as journal:
         assert segment_paths(path) == [file]
         assert read(journal, 1) == content(1)
         end(journal, 2)
@@ -136,7 +136,7 @@ def test_segments_are_private_and_what_no_row_names_goes_at_the_next_start(path:
 
 def test_stragglers_are_copied_on_and_the_rest_of_their_segments_goes(path: Path) -> None:
     """One result in 20 is not collected: its whole segment stayed for it."""
-    with DiskJournal(path, 16 * LIMIT_BYTES) as journal:
+    with Journal(path, 16 * LIMIT_BYTES) as journal:
         for number in range(1, 2001):
             end(journal, number, size=20_000)
             if number > 10 and number % 20:
@@ -144,7 +144,7 @@ def test_stragglers_are_copied_on_and_the_rest_of_their_segments_goes(path: Path
         left = read_summary(path).trajectory_bytes
         assert sum(segment_sizes(path).values()) <= 2 * left + 5 * 16 * SEGMENT_BYTES
         assert max(segment_sizes(path)) * 16 * SEGMENT_BYTES <= 1.2 * 2000 * 20_000, "each copied once or so"
-    with DiskJournal(path, 16 * LIMIT_BYTES) as journal:
+    with Journal(path, 16 * LIMIT_BYTES) as journal:
         kept = [one.sequence for one in journal.recover().uncollected]
         assert kept == [*range(10, 1991, 20), *range(1991, 2001)]
         assert all(read(journal, number, 20_000) == content(number, 20_000) for number in kept)
@@ -152,7 +152,7 @@ def test_stragglers_are_copied_on_and_the_rest_of_their_segments_goes(path: Path
 
 def test_near_the_limit_room_is_made_of_what_is_not_wanted(path: Path) -> None:
     """Less than is wanted, so that it would have lain about: at most four segments at each try."""
-    with DiskJournal(path, LIMIT_BYTES) as journal:
+    with Journal(path, LIMIT_BYTES) as journal:
         end(journal, *range(1, 201), size=4000)
         journal.write([], [], [number for number in range(1, 201) if number % 5 < 2])
         before = sum(segment_sizes(path).values())
@@ -170,10 +170,10 @@ def test_near_the_limit_room_is_made_of_what_is_not_wanted(path: Path) -> None:
 
 
 def test_lost_block_is_not_copied_and_its_neighbours_are(path: Path) -> None:
-    with DiskJournal(path) as journal:
+    with Journal(path) as journal:
         end(journal, 1, 2, 3)
         (file,) = segment_paths(path)
-    with DiskJournal(path) as journal:
+    with Journal(path) as journal:
         journal.write([], [], [1])
         with file.open("r+b") as behind:
             behind.seek(1500)
@@ -185,10 +185,10 @@ def test_lost_block_is_not_copied_and_its_neighbours_are(path: Path) -> None:
             read(journal, 2)
     assert count_damaged(path) == 1
     segment_paths(path)[0].write_bytes(bytes(1000))
-    with DiskJournal(path) as journal:
+    with Journal(path) as journal:
         end(journal, 4, 5)
         journal.write([], [], [5])
-    with DiskJournal(path) as journal:
+    with Journal(path) as journal:
         for file in segment_paths(path):
             file.write_bytes(bytes(file.stat().st_size))
         journal.compact()  # of the second nothing is left to be copied
@@ -197,7 +197,7 @@ def test_lost_block_is_not_copied_and_its_neighbours_are(path: Path) -> None:
 
 
 def test_rows_that_cannot_be_written_leave_no_blocks_however_often_that_is_tried(path: Path) -> None:
-    with DiskJournal(path) as journal:
+    with Journal(path) as journal:
         end(journal, 1)
         journal.accept([state(2, "b")])
         connection: Any = journal._file.connection
@@ -220,7 +220,7 @@ def test_with_sync_the_disk_has_a_block_before_its_row(path: Path, monkeypatch: 
         events.append("block")
 
     monkeypatch.setattr(segment_store.os, "fdatasync", fdatasync)
-    with DiskJournal(path, sync=True) as journal:
+    with Journal(path, sync=True) as journal:
         journal.accept([state()])
         connection: Any = journal._file.connection
         connection.set_trace_callback(lambda statement: events.append(statement.split()[0]))
@@ -243,7 +243,7 @@ def test_what_was_written_is_there_whatever_happens_and_the_disk_holds_little_el
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "0" / "rollout.journal"
         path.parent.mkdir()
-        journal = DiskJournal(path, LIMIT_BYTES)
+        journal = Journal(path, LIMIT_BYTES)
         held: dict[int, bytes] = {}
         last = 0
         for step, numbers in steps:
@@ -280,7 +280,7 @@ def test_what_was_written_is_there_whatever_happens_and_the_disk_holds_little_el
                     path = copy / path.name
                 else:
                     journal.close()
-                journal = DiskJournal(path, LIMIT_BYTES)
+                journal = Journal(path, LIMIT_BYTES)
                 assert [one.sequence for one in journal.recover().uncollected] == sorted(held)
             assert {number: read(journal, number, len(block)) for number, block in held.items()} == held
             wanted, size = sum(map(len, held.values())), sum(segment_sizes(path).values())
@@ -303,7 +303,7 @@ def small_disk(tmp_path: Path) -> Any:
 
 def test_full_disk_takes_nothing_and_loses_nothing_and_the_reserve_is_for_what_ends(small_disk: Path) -> None:
     path = small_disk / "rollout.journal"
-    with DiskJournal(path) as journal:
+    with Journal(path) as journal:
         end(journal, 1, size=100_000)
         journal.accept([state(number, f"job-{number}") for number in (2, 3, 4)])
         free = os.statvfs(small_disk)
@@ -318,6 +318,6 @@ def test_full_disk_takes_nothing_and_loses_nothing_and_the_reserve_is_for_what_e
         journal.write([], [], [1])
         (small_disk / "other").unlink()
         journal.write([], [finished(3, "job-3", content(3, 2_000_000))], [])
-    with DiskJournal(path) as journal:
+    with Journal(path) as journal:
         assert [one.sequence for one in journal.recover().uncollected] == [2, 3]
         assert read(journal, 3, 2_000_000) == content(3, 2_000_000)

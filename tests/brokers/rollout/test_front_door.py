@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorl_zmq.brokers.journal.disk_journal import DiskJournal
-from prorl_zmq.brokers.journal.journal import MemoryJournal
+from prorl_zmq.brokers.journal.journal import Journal
 from prorl_zmq.brokers.journal.records import Finished, JobState, job_digest
 from prorl_zmq.brokers.journal.segment_store import segment_paths
 from prorl_zmq.brokers.rollout import front_door
@@ -54,7 +53,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from prorl_zmq.brokers.journal.journal import Journal
     from prorl_zmq.brokers.rollout.actions import Action
     from prorl_zmq.wire.messages.stages import StageCommand
     from prorl_zmq.wire.sockets import Frame
@@ -71,7 +69,7 @@ class Door:
         self.quota = Quota(max_jobs, settings.max_held_bytes, 1.0)
         self.table = JobTable(settings.lease_s, settings.ready_limit, settings.heartbeat_s)
         self.results = ResultStore()
-        self.journal = journal or MemoryJournal()
+        self.journal = journal or Journal()
         self.history = TransitionLog()
         self.writes = WriteAhead(self.journal, self.table, self.results, self.history, lambda action: None)
         self.catalog = TaskCatalog()
@@ -654,12 +652,12 @@ def test_clients_of_two_sessions_may_have_one_name() -> None:
 
 
 def test_trajectory_that_the_journal_has_lost_is_told_for_its_job_alone(tmp_path: Path) -> None:
-    with DiskJournal(tmp_path / "rollout.journal") as journal:
+    with Journal(tmp_path / "rollout.journal") as journal:
         for number, job_id in enumerate("abc", 1):
             journal.accept([JobState(number, "s", job_id, "math", 60.0, codec.encode(job(job_id)))])
             result = Result(job_id=job_id, task="math", outcome=Outcome.COMPLETED, reward=1.0, tokens=1)
             journal.write([], [Finished("s", result, job_id.encode() * 1000, b"", number)], [])
-    with DiskJournal(tmp_path / "rollout.journal") as journal:
+    with Journal(tmp_path / "rollout.journal") as journal:
         door = Door(journal=journal)
         for finished in journal.recover().uncollected:
             door.results.put(finished)

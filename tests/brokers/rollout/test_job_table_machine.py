@@ -28,7 +28,6 @@ from hypothesis.stateful import (
 )
 from support.machines import few_and_many
 
-from prorl_zmq.brokers.journal.journal import MemoryJournal
 from prorl_zmq.brokers.rollout.actions import Close, End, Start, Stop, Unassign
 from prorl_zmq.brokers.rollout.held_jobs import STOP_GRACE_S
 from prorl_zmq.brokers.rollout.job_record import JobStatus
@@ -41,6 +40,8 @@ from prorl_zmq.wire.messages.stages import MemberAlive, PhaseDone, PhaseFailed, 
 
 if TYPE_CHECKING:
     from hypothesis import settings
+
+    from prorl_zmq.brokers.journal.records import JobState
 
 LEASE_S = 10.0
 QUIET_S = 2.5
@@ -117,7 +118,7 @@ class JobTableMachine(RuleBasedStateMachine):
     def start(self, ready_limit: int) -> None:
         self.ready_limit = ready_limit
         self.table = self.new_table()
-        self.journal = MemoryJournal()
+        self.journal: dict[int, JobState] = {}
         """Jobs that ended in the tables of killed brokers."""
         self.leaving = False
         """A process leaves in good order: who waits on its node has spent nothing."""
@@ -265,8 +266,7 @@ class JobTableMachine(RuleBasedStateMachine):
         self.unlooked.clear()
         for job in self.jobs.values():
             job.avoids = ""
-        kept = self.journal.recover()
-        self.table.restore(kept.unfinished, kept.last_sequence, self.now)
+        self.table.restore([self.journal[number] for number in sorted(self.journal)], self.submitted, self.now)
         assert self.table.take_changes() == []
         for job in self.jobs.values():
             job.since = self.now
@@ -678,8 +678,10 @@ class JobTableMachine(RuleBasedStateMachine):
                     assert not any(self.is_wanted(stage_id, hold) for stage_id in self.workers)
         self.missed.clear()
         assert not self.to_end
-        ended = [action.finished for action in actions if isinstance(action, End)]
-        self.journal.write(self.table.take_changes(), ended, [])
+        self.journal.update((state.sequence, state) for state in self.table.take_changes())
+        for action in actions:
+            if isinstance(action, End):
+                self.journal.pop(action.finished.sequence, None)
 
     def is_wanted(self, stage_id: str, hold: SlotClaim) -> bool:
         job = self.jobs.get(hold[0])

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from prorl_zmq.brokers.journal.journal import MemoryJournal
+from prorl_zmq.brokers.journal.journal import Journal
 from prorl_zmq.brokers.journal.records import Finished, StoredBlock
 from prorl_zmq.brokers.rollout.job_table import JobTable
 from prorl_zmq.brokers.rollout.jobs import FIXED_BYTES, Jobs
@@ -30,7 +30,7 @@ def made() -> tuple[Jobs, Finished]:
     """A session with one result, whose block its node keeps."""
     table, results, history = JobTable(10.0, 10, 1.0), ResultStore(), TransitionLog()
     quota = Quota(2, LIMIT_BYTES, 1.0)
-    writes = WriteAhead(MemoryJournal(), table, results, history, lambda _: None)
+    writes = WriteAhead(Journal(), table, results, history, lambda _: None)
     jobs = Jobs(table, results, history, quota, writes, KeptBlocks(10.0), SizedCache(2**20))
     result = Result(job_id="a", task="math", outcome=Outcome.COMPLETED, tokens=1, kept=HANDLE)
     finished = Finished("s", result, None, sequence=1, packed=PACKED)

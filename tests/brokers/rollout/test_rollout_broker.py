@@ -16,7 +16,7 @@ import zmq
 from msgspec.structs import replace
 
 from prorl_zmq import AsyncRolloutClient, RolloutClient
-from prorl_zmq.brokers.journal.journal import MemoryJournal
+from prorl_zmq.brokers.journal.journal import Journal
 from prorl_zmq.brokers.rollout.rollout_broker import RolloutBroker
 from prorl_zmq.config import RolloutBrokerSettings, ServiceSettings, Topology
 from prorl_zmq.data.trajectory import Role, Trajectory, TrajectoryBuilder, block_bytes
@@ -43,6 +43,7 @@ from prorl_zmq.wire.sockets import bind, connect, open_socket
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import FrameType
 
 WAIT_MS = 10_000
 KEPT_BLOCK = bytes(range(block_bytes(5, 1)))
@@ -58,7 +59,7 @@ def topology() -> Iterator[Topology]:
 
 
 @contextmanager
-def running(topology: Topology, journal: MemoryJournal) -> Iterator[RolloutBroker]:
+def running(topology: Topology, journal: Journal) -> Iterator[RolloutBroker]:
     broker = RolloutBroker(topology, journal)
     thread = threading.Thread(target=broker.run)
     thread.start()
@@ -158,13 +159,18 @@ def peers(topology: Topology) -> Iterator[Peers]:
     peers.context.destroy(linger=0)
 
 
-def test_a_broker_started_anew_takes_up_what_its_journal_holds(topology: Topology, peers: Peers) -> None:
-    journal = MemoryJournal()
-    stages = {role: peers.stage(role) for role in Phase}
-    trainer = peers.trainer()
+def five_tokens() -> TrajectoryBuilder:
     builder = TrajectoryBuilder()
     builder.begin_turn(Role.USER)
     builder.add_context(np.arange(5, dtype=np.int32))
+    return builder
+
+
+def test_a_broker_started_anew_takes_up_what_its_journal_holds(topology: Topology, peers: Peers) -> None:
+    journal = Journal()
+    stages = {role: peers.stage(role) for role in Phase}
+    trainer = peers.trainer()
+    builder = five_tokens()
 
     with running(topology, journal):
         for stage in stages.values():
@@ -201,7 +207,7 @@ def test_a_broker_started_anew_takes_up_what_its_journal_holds(topology: Topolog
     assert [(state.job_id, state.stage_id, state.attempt) for state in left.unfinished] == [("job-1", "init-1", 1)]
 
 
-class StallingJournal(MemoryJournal):
+class StallingJournal(Journal):
     """Its first write takes so long that the broker sees it as a pause of its own."""
 
     stall_s = PAUSE_S + 0.2
@@ -212,9 +218,9 @@ class StallingJournal(MemoryJournal):
         super().write(*changes)
 
 
-@pytest.mark.parametrize("journal", [MemoryJournal, StallingJournal])
+@pytest.mark.parametrize("journal", [Journal, StallingJournal])
 def test_a_stage_process_that_dies_is_missed_long_before_its_lease_ends(
-    topology: Topology, peers: Peers, journal: type[MemoryJournal]
+    topology: Topology, peers: Peers, journal: type[Journal]
 ) -> None:
     settings = RolloutBrokerSettings(heartbeat_s=0.2, lease_s=600.0)
     topology = replace(topology, rollout_broker=settings)
@@ -242,7 +248,7 @@ def keeping(topology: Topology, peers: Peers) -> Iterator[tuple[dict[Phase, Stag
     """A node that has kept the block of a job, which has ended; and the trainer that was given its result."""
     settings = RolloutBrokerSettings(heartbeat_s=0.1, lease_s=600.0, keep="node")
     stages, trainer = {role: peers.stage(role) for role in Phase}, peers.trainer()
-    with running(replace(topology, rollout_broker=settings), MemoryJournal()):
+    with running(replace(topology, rollout_broker=settings), Journal()):
         for stage in stages.values():
             stage.report()
             assert stage.receive(StageWelcome).keep == "node"
@@ -342,7 +348,7 @@ def test_arrays_are_views_of_the_received_frame(topology: Topology, peers: Peers
             (trajectory,) = await client.collect(1)
             return trajectory
 
-    with running(topology, MemoryJournal()):
+    with running(topology, Journal()):
         for stage in stages.values():
             stage.report()
         if asynchronous:
@@ -361,7 +367,7 @@ def test_arrays_are_views_of_the_received_frame(topology: Topology, peers: Peers
 
 
 def test_malformed_stage_events_are_dropped(topology: Topology, peers: Peers) -> None:
-    with running(topology, MemoryJournal()):
+    with running(topology, Journal()):
         stage = peers.stage(Phase.RUN)
         start = StartPhase(job_id="a", attempt=1, phase=Phase.RUN)
         for frames in ([b""], [b"\xc1"], [b"x", b"y"], [codec.pack({"type": "phase_done"})]):
@@ -386,7 +392,7 @@ def test_malformed_stage_events_are_dropped(topology: Topology, peers: Peers) ->
 
 def test_a_stage_process_may_not_announce_a_hosts_name(topology: Topology, peers: Peers) -> None:
     """Looking it up held up all sockets of the broker."""
-    with running(topology, MemoryJournal()):
+    with running(topology, Journal()):
         named, stage = peers.stage(Phase.INIT), peers.stage(Phase.RUN)
         named.endpoint = "tcp://host.invalid:5555"
         named.report()
@@ -395,7 +401,7 @@ def test_a_stage_process_may_not_announce_a_hosts_name(topology: Topology, peers
         assert [status.stage_id for status in peers.trainer().ask(Status("r")).stages] == ["run-1"]
 
 
-class FullJournal(MemoryJournal):
+class FullJournal(Journal):
     """Its disk is full for a while once it has taken a job."""
 
     is_full = False
@@ -428,7 +434,7 @@ def test_a_full_disk_costs_no_job_an_attempt(topology: Topology, peers: Peers) -
 
 @pytest.mark.parametrize("theirs", [PROTOCOL_VERSION + 1, UNSAID_PROTOCOL], ids=["newer", "not named"])
 def test_a_stage_process_of_another_version_is_refused_by_name(topology: Topology, peers: Peers, theirs: int) -> None:
-    with running(topology, MemoryJournal()):
+    with running(topology, Journal()):
         stage = peers.stage(Phase.INIT)
         stage.report(protocol=theirs)
         error = stage.receive(StageRefused).error
@@ -443,7 +449,7 @@ def test_a_stage_process_of_another_version_is_refused_by_name(topology: Topolog
 def test_a_report_of_another_version_that_cannot_be_read_is_answered(
     topology: Topology, peers: Peers, named: dict[str, int]
 ) -> None:
-    with running(topology, MemoryJournal()):
+    with running(topology, Journal()):
         stage = peers.stage(Phase.INIT)
         content = {"type": "stage_report", "stage_id": "init-1", "role": "init", **named}
         where = {"node": "local", "endpoint": stage.endpoint, "slots": {"of": "another kind"}, "tasks": [], "new": 1}
@@ -454,7 +460,7 @@ def test_a_report_of_another_version_that_cannot_be_read_is_answered(
 def test_a_node_of_another_version_of_the_package_is_warned_of(
     topology: Topology, peers: Peers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with running(topology, MemoryJournal()):
+    with running(topology, Journal()):
         stage = peers.stage(Phase.INIT)
         stage.report(facts=NodeFacts(host="h", version="9.9"))
         assert stage.receive(StageWelcome)
@@ -464,7 +470,7 @@ def test_a_node_of_another_version_of_the_package_is_warned_of(
 def test_a_broker_that_cannot_bind_leaves_nothing_open() -> None:
     topology = Topology(rollout_broker=RolloutBrokerSettings(front_door="tcp://192.0.2.1:5555"))
     with pytest.raises(InvalidEndpoint):
-        RolloutBroker(topology, MemoryJournal())
+        RolloutBroker(topology, Journal())
 
 
 def test_stage_events_that_once_ended_the_broker(topology: Topology, peers: Peers) -> None:
@@ -474,7 +480,7 @@ def test_stage_events_that_once_ended_the_broker(topology: Topology, peers: Peer
     nested: dict[str, Any] = {}
     for _ in range(900):
         nested = {"a": nested}
-    with running(topology, MemoryJournal()):
+    with running(topology, Journal()):
         for stage in stages.values():
             stage.report()
             stage.receive(StageWelcome)
@@ -502,7 +508,7 @@ def test_a_broker_that_has_read_exactly_one_batch_goes_on_judging(
 ) -> None:
     monkeypatch.setattr("prorl_zmq.brokers.rollout.rollout_broker.BATCH", 1)
     settings = replace(topology.rollout_broker, heartbeat_s=0.1, lease_s=0.3)
-    with running(replace(topology, rollout_broker=settings), MemoryJournal()):
+    with running(replace(topology, rollout_broker=settings), Journal()):
         peers.stage(Phase.RUN).report()
         trainer = peers.trainer()
         deadline = time.monotonic() + WAIT_MS / 1000
@@ -510,3 +516,50 @@ def test_a_broker_that_has_read_exactly_one_batch_goes_on_judging(
             assert time.monotonic() < deadline, "it does not join"
         while trainer.ask(Status("silent")).stages != ():
             assert time.monotonic() < deadline, "its lease does not end"
+
+
+class Walk:
+    """The rooms that a broker's thread passes from the end of a RUN until everything that follows from it is sent."""
+
+    def __init__(self) -> None:
+        self.rooms = ["brokers.rollout"]
+        self.returns = 0
+        """How often a call led back to a room that was passed before."""
+        self._on = False
+
+    def profile(self, frame: FrameType, event: str, _: Any) -> None:
+        if event != "call" or frame.f_back is None:
+            return
+        if frame.f_code.co_name == "_handle_event":
+            done = frame.f_locals["event"]
+            self._on = isinstance(done, PhaseDone) and done.phase == Phase.RUN
+        elif frame.f_code.co_name == "answer_held":
+            self._on = False
+        caller, called = (str(one.f_globals.get("__name__")).split(".") for one in (frame.f_back, frame))
+        if not self._on or {caller[0], called[0]} != {"prorl_zmq"}:
+            return
+        before, now = (".".join(name[1:-1][: 2 if name[1] == "brokers" else 1]) for name in (caller, called))
+        self.returns += before != now and now in self.rooms
+        if now not in self.rooms:
+            self.rooms.append(now)
+
+
+def test_the_end_of_a_phase_passes_few_rooms(topology: Topology, peers: Peers) -> None:
+    walk, built = Walk(), five_tokens()
+    threading.setprofile(walk.profile)
+    try:
+        with running(topology, Journal()):
+            stages = {role: peers.stage(role) for role in Phase}
+            for stage in stages.values():
+                stage.report()
+                stage.receive(StageWelcome)
+            job = Job(task="math", instance={"n": 1}, job_id="a")
+            assert isinstance(peers.trainer().ask(Submit("r", "s"), codec.encode(job)), Accepted)
+            stages[Phase.INIT].done(stages[Phase.INIT].receive(StartPhase))
+            stages[Phase.RUN].done(stages[Phase.RUN].receive(StartPhase), built.block().data, tokens=5, turns=1)
+            stages[Phase.EVAL].receive(StartPhase)
+    finally:
+        threading.setprofile(None)
+    assert {"brokers.rollout", "brokers.journal", "wire"} <= set(walk.rooms)
+    assert len(walk.rooms) <= 8
+    assert walk.returns <= 10

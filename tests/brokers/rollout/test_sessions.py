@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from prorl_zmq.brokers.journal.journal import MemoryJournal
+from prorl_zmq.brokers.journal.journal import Journal
 from prorl_zmq.brokers.rollout.job_record import JobStatus
 from prorl_zmq.brokers.rollout.sessions import ENDED_LIMIT, JOBS_PER_TICK
 from prorl_zmq.errors import UnknownSession
@@ -100,7 +100,7 @@ def test_a_client_that_comes_back_too_late_learns_why_its_jobs_are_gone() -> Non
 
 
 def test_a_restarted_broker_begins_the_lease_anew() -> None:
-    journal = MemoryJournal()
+    journal = Journal()
     submit(Door(journal=journal), "a")
     recovered = journal.recover()
     door = Door()

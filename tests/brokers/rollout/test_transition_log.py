@@ -245,6 +245,32 @@ def test_what_a_journal_kept_goes_on_in_the_next_broker() -> None:
     assert len(second) == 2
 
 
+EARLIER = (
+    "9407cb4024000000000000a174a1709600cb402400000000000001a372756ea0a09601cb402600000000000001a372756ea572756e2d31a16e"
+    "9402cb402700000000000001a1659205cb40280000000000009600cb402a00000000000002a4696e6974aa6c656173655f6c6f7374a4676f6e"
+    "659306cb402c000000000000039c03cb402e000000000000a46d617468a167a66661696c6564c0a1730702a165a163a16d9204cb4030000000"
+    "000000"
+)
+"""A history with a transition of each kind, as the first version of schema 6 stored it in journals."""
+
+
+def test_a_history_in_a_journal_of_an_earlier_version_is_read() -> None:
+    history = History()
+    history.restore_ended("a", bytes.fromhex(EARLIER))
+    trace = history.trace("r", "a", 20.0)
+    assert spans_of(trace) == [
+        ("run", "queued", 1, 0.0, 1.0),
+        ("run", "held", 1, 1.0, 3.0),
+        ("init", "queued", 2, 3.0, 4.0),
+    ]
+    assert (trace.spans[1].stage_id, trace.spans[1].node, trace.spans[1].backends) == ("run-1", "n", ("e",))
+    assert trace.spans[1].error == ErrorInfo("lease_lost", "gone")
+    assert (trace.traceparent, trace.parent_span, trace.restarts, trace.left_out) == ("t", "p", (2.0,), 3)
+    assert (trace.outcome, trace.task, trace.group_id, trace.stop_reason) == (Outcome.FAILED, "math", "g", "s")
+    assert (trace.tokens, trace.turns, trace.error) == (7, 2, ErrorInfo("c", "m"))
+    assert (trace.ended_s, trace.collected_s) == (5.0, 6.0)
+
+
 def test_a_reward_that_is_no_number_is_told() -> None:
     history = History()
     pass_all(history, reward=math.nan)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from prorl_zmq.brokers.journal.journal import MemoryJournal
+from prorl_zmq.brokers.journal.journal import Journal
 from prorl_zmq.brokers.journal.records import Finished, JobState, StoredBlock, Submission
 from prorl_zmq.brokers.rollout.actions import Action, Close, Start, Stop
 from prorl_zmq.brokers.rollout.job_table import JobTable
@@ -23,13 +23,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-class Disk(MemoryJournal):
+class Disk(Journal):
     """A journal whose disk can fail, or take no more than so many results at once."""
 
     def __init__(self) -> None:
         super().__init__()
         self.fails = False
         self.room = 1000
+        self._kept: set[int] = set()
+        """The numbers of the results."""
         self.writes = 0
 
     def accept(
@@ -46,7 +48,9 @@ class Disk(MemoryJournal):
         discarded: Sequence[int] = (),
         notes: Mapping[str, bytes | None] | None = None,
     ) -> None:
-        self._check(len(self._results) + len(ended) - len(acknowledged))
+        kept = {*self._kept, *(one.sequence for one in ended)}.difference(acknowledged)
+        self._check(len(kept))
+        self._kept = kept
         self.writes += 1
         super().write(states, ended, acknowledged, discarded, notes)
 

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 import zmq
 
-from prorl_zmq.brokers.journal.disk_journal import APPLICATION_ID, SCHEMA_VERSION, DiskJournal
+from prorl_zmq.brokers.journal.journal import APPLICATION_ID, SCHEMA_VERSION, Journal
 from prorl_zmq.brokers.journal.journal_file import RESERVE_SUFFIX
 from prorl_zmq.brokers.journal.journal_summary import count_damaged, read_summary
 from prorl_zmq.brokers.journal.records import SUBMISSIONS, Finished, JobState, StoredBlock, Submission, job_digest
@@ -61,12 +61,12 @@ def path(tmp_path: Path) -> Path:
 
 def test_everything_comes_back_as_it_was(path: Path) -> None:
     frame = zmq.Frame(b"trajectory")
-    with DiskJournal(path) as journal:
+    with Journal(path) as journal:
         journal_id = journal.journal_id
         journal.accept([state(), state(2, "b"), state(3, "c")])
         journal.write([ran(frame)], [finished(3, "c", b"other")], [])
     assert path.stat().st_mode & 0o777 == 0o600
-    with DiskJournal(path) as journal:
+    with Journal(path) as journal:
         assert journal.journal_id == journal_id
         kept = journal.recover()
         assert kept.last_sequence == 3
@@ -76,13 +76,31 @@ def test_everything_comes_back_as_it_was(path: Path) -> None:
         assert bytes(journal.block(kept.uncollected[0].block)) == b"other"
 
 
+def test_without_a_file_the_next_broker_has_what_the_one_before_left() -> None:
+    frame, block = zmq.Frame(b"trajectory"), b"other"
+    journal = Journal()
+    journal.accept([state(), state(2, "b"), state(3, "c")], Submission("s", "r", 3))
+    journal.write([ran(frame)], [finished(3, "c", block)], [], notes={"note": b"n"})
+    assert journal.unloaded(finished(3, "c", block)).block is block
+    kept = journal.recover()
+    assert kept.unfinished == [ran(StoredBlock(1, 10)), state(2, "b")]
+    assert kept.uncollected == [finished(3, "c", StoredBlock(3, 5))]
+    assert (kept.last_sequence, kept.notes, kept.submissions) == (3, {"note": b"n"}, [Submission("s", "r", 3)])
+    assert journal.block(kept.unfinished[0].block) is frame  # not a copy
+    assert journal.block(kept.uncollected[0].block) is block
+    journal.write([], [], [3], [1, 2])
+    assert journal.recover()[:2] == ([], [])
+    with pytest.raises(KeyError):
+        journal.block(StoredBlock(3, 5))
+
+
 def test_that_a_job_is_a_batchs_comes_back(path: Path) -> None:
     """The job's state, its result, and what tells of a row that is damaged."""
-    with DiskJournal(path) as journal:
+    with Journal(path) as journal:
         journal.accept([state(number, name, in_batch=True) for number, name in enumerate("abc", 1)])
         journal.write([], [finished(2, "b")._replace(in_batch=True)], [])
     edit(path, "UPDATE jobs SET packed = 'text' WHERE sequence = 3")
-    with DiskJournal(path) as journal:
+    with Journal(path) as journal:
         kept = journal.recover()
     assert [(one.job_id, one.in_batch, one.holder) for one in kept.unfinished] == [("a", True, "s/batches")]
     assert [(one.result.job_id, one.in_batch, one.holder) for one in kept.uncollected] == [
@@ -92,7 +110,7 @@ def test_that_a_job_is_a_batchs_comes_back(path: Path) -> None:
 
 
 def test_acknowledged_results_leave_nothing_and_their_room_is_used_again(path: Path) -> None:
-    with DiskJournal(path) as journal:
+    with Journal(path) as journal:
         sizes = []
         for sequence in range(1, 100):
             journal.accept([state(sequence)])
@@ -104,7 +122,7 @@ def test_acknowledged_results_leave_nothing_and_their_room_is_used_again(path: P
 
 
 def test_a_block_is_written_once_and_given_up_with_its_run(path: Path) -> None:
-    with DiskJournal(path) as journal:
+    with Journal(path) as journal:
         journal.accept([state()])
         first = b"first"
         journal.write([ran(first)], [], [])
@@ -118,7 +136,7 @@ def test_a_block_is_written_once_and_given_up_with_its_run(path: Path) -> None:
 
 def test_a_block_that_was_replaced_while_the_disk_was_full(path: Path) -> None:
     """Both its loss and its successor come with one write."""
-    with DiskJournal(path) as journal:
+    with Journal(path) as journal:
         journal.accept([state()])
         journal.write([ran(b"first")], [], [])
         journal.write([ran(b"other")], [], [])
@@ -127,7 +145,7 @@ def test_a_block_that_was_replaced_while_the_disk_was_full(path: Path) -> None:
 
 
 def test_result_without_its_block_in_memory_is_not_written_again(path: Path) -> None:
-    with DiskJournal(path) as journal:
+    with Journal(path) as journal:
         journal.accept([state()])
         one = finished(block=b"block")
         journal.write([], [one], [])
@@ -141,7 +159,7 @@ def test_state_that_cannot_be_packed_does_not_stop_the_others(path: Path) -> Non
     nested: dict[str, Any] = {}
     for _ in range(5000):
         nested = {"a": nested}
-    with DiskJournal(path) as journal:
+    with Journal(path) as journal:
         journal.accept([state(), state(2, "b")])
         journal.write([state(attempt=2, phase_data=nested), state(2, "b", attempt=2)], [], [])
         assert [one.attempt for one in journal.recover().unfinished] == [1, 2]
@@ -155,7 +173,7 @@ def test_state_that_cannot_be_packed_does_not_stop_the_others(path: Path) -> Non
 def test_file_that_is_no_journal_is_left_as_it_is(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(ConfigError, match="is not a journal of this broker"):
-        DiskJournal(path)
+        Journal(path)
     with pytest.raises(ConfigError, match="is not a journal of this broker"):
         read_summary(path)
     assert path.read_bytes() == content
@@ -168,16 +186,16 @@ def test_database_of_something_else_is_left_as_it_is(path: Path) -> None:
     connection.close()
     before = path.read_bytes()
     with pytest.raises(ConfigError, match="is not a journal of this broker"):
-        DiskJournal(path)
+        Journal(path)
     assert path.read_bytes() == before
 
 
 def test_other_schema_version_is_refused_by_name(path: Path) -> None:
-    DiskJournal(path).close()
+    Journal(path).close()
     connection = sqlite3.connect(path)
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     connection.close()
-    for attempt in (DiskJournal, read_summary):
+    for attempt in (Journal, read_summary):
         with pytest.raises(ConfigError, match=f"{path} is a journal of schema version {SCHEMA_VERSION + 1}, and this"):
             attempt(path)
 
@@ -216,14 +234,14 @@ DAMAGES = [
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_row_that_cannot_be_read_is_told_to_its_client_and_stops_nothing_else(path: Path, damage: str) -> None:
-    with DiskJournal(path) as journal:
+    with Journal(path) as journal:
         journal.accept([state(), state(2, "b"), state(3, "c"), state(4, "d")])
         journal.write([ran(b"block")], [finished(3, "c", b"other"), finished(4, "d")], [])
     edit(path, damage)
     number, job_id = (3, "c") if damage.endswith("3") else (1, "a")
     assert count_damaged(path) == 1
     for _ in range(2):  # the row stays until the client knows
-        with DiskJournal(path) as journal:
+        with Journal(path) as journal:
             kept = journal.recover()
             assert kept.last_sequence == 4
             assert [one.job_id for one in kept.unfinished] == [one for one in ("a", "b") if one != job_id]
@@ -235,11 +253,11 @@ def test_row_that_cannot_be_read_is_told_to_its_client_and_stops_nothing_else(pa
             assert (loss.result.error.code, loss.result.error.fields["job_ids"]) == ("jobs_lost", job_id)
             assert codec.decode(codec.encode(loss.result), Result) == loss.result
             journal.write([state(2, "b", attempt=2)], [], [])
-    with DiskJournal(path) as journal:
+    with Journal(path) as journal:
         journal.recover()
         journal.write([], [], [number])
     assert count_damaged(path) == 0
-    with DiskJournal(path) as journal:
+    with Journal(path) as journal:
         kept = journal.recover()
         assert number not in {one.sequence for one in (*kept.unfinished, *kept.uncollected)}
     left = sqlite3.connect(path)
@@ -252,10 +270,10 @@ def test_row_that_cannot_be_read_is_told_to_its_client_and_stops_nothing_else(pa
 def test_row_that_does_not_say_whose_it_is_stays_and_its_number_is_not_used_again(
     path: Path, cell: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with DiskJournal(path) as journal:
+    with Journal(path) as journal:
         journal.accept([state(), state(2, "b")])
     edit(path, f"UPDATE jobs SET {cell} WHERE sequence = 2")
-    with DiskJournal(path) as journal:
+    with Journal(path) as journal:
         assert journal.recover()[:3] == ([state()], [], 2)
         journal.accept([state(3, "c")])
         assert journal.recover()[:3] == ([state(), state(3, "c")], [], 3)
@@ -264,10 +282,10 @@ def test_row_that_does_not_say_whose_it_is_stays_and_its_number_is_not_used_agai
 
 
 def test_two_rows_of_one_job(path: Path) -> None:
-    with DiskJournal(path) as journal:
+    with Journal(path) as journal:
         journal.accept([state(), state(2, "b")])
     edit(path, "UPDATE jobs SET job_id = 'a' WHERE sequence = 2")
-    with DiskJournal(path) as journal:
+    with Journal(path) as journal:
         assert journal.recover()[:3] == ([state()], [], 2)
 
 
@@ -278,7 +296,7 @@ class TestRowThatCannotBeWritten:
         "bad", [{"attempt": 2**63}, {"stage_id": "\ud800"}, {"attempts_given_back": [1]}, {"block": object()}]
     )
     def test_state(self, path: Path, bad: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
-        with DiskJournal(path) as journal:
+        with Journal(path) as journal:
             journal.accept([state(), state(2, "b"), state(3, "c")])
             journal.write([state(phase=Phase.RUN), state(2, "b", attempt=2)], [], [])
             bad_one = ran(b"block")._replace(**bad)
@@ -302,7 +320,7 @@ class TestRowThatCannotBeWritten:
     def test_result_whose_job_is_kept_until_the_client_has_it(
         self, path: Path, bad: Finished, caplog: pytest.LogCaptureFixture
     ) -> None:
-        with DiskJournal(path) as journal:
+        with Journal(path) as journal:
             journal.accept([state(), state(2, "b")])
             journal.write([], [bad, finished(2, "b")], [])
             assert "the job's result cannot be written down" in caplog.text
@@ -313,12 +331,12 @@ class TestRowThatCannotBeWritten:
 
 @pytest.mark.parametrize("size", [30_000, 5_000])
 def test_truncated_file_is_called_damaged(path: Path, size: int) -> None:
-    with DiskJournal(path) as journal:
+    with Journal(path) as journal:
         journal.accept([state(number, f"job-{number}") for number in range(1, 500)])
     os.truncate(path, size)
 
     def start() -> None:
-        with DiskJournal(path) as journal:
+        with Journal(path) as journal:
             journal.recover()
 
     for attempt in (start, lambda: read_summary(path), lambda: count_damaged(path)):
@@ -328,33 +346,33 @@ def test_truncated_file_is_called_damaged(path: Path, size: int) -> None:
 
 def test_folder_missing_folder_and_empty_file(tmp_path: Path, path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be opened for writing: Is a directory"):
-        DiskJournal(tmp_path)
+        Journal(tmp_path)
     with pytest.raises(ConfigError, match="cannot be opened for writing: No such file"):
-        DiskJournal(tmp_path / "none" / "journal")
+        Journal(tmp_path / "none" / "journal")
     path.touch()
     with pytest.raises(ConfigError, match="is empty"):
         read_summary(path)
-    with DiskJournal(path) as journal:
+    with Journal(path) as journal:
         assert journal.recover()[:3] == ([], [], 0)
 
 
 def test_second_broker_is_refused_and_a_reader_is_not(path: Path) -> None:
-    with DiskJournal(path) as journal:
+    with Journal(path) as journal:
         journal.accept([state()])
         with pytest.raises(JournalFailed, match=f"the journal {path} is in use by another process"):
-            DiskJournal(path)
+            Journal(path)
         summary = read_summary(path)
         assert (summary.in_use, summary.jobs) == (True, 1)
         journal.accept([state(2, "b")])  # the refused one has taken no lock of ours away
     assert not read_summary(path).in_use
-    DiskJournal(path).close()
+    Journal(path).close()
 
 
 class TestFull:
     """The limit of the file is the same error to SQLite as that of the disk."""
 
     def test_new_jobs_are_refused_before_there_is_no_room(self, path: Path) -> None:
-        with DiskJournal(path, limit_bytes=2**20) as journal:
+        with Journal(path, limit_bytes=2**20) as journal:
             journal.accept([state()])
             journal.write([], [finished(block=b"x" * 950_000)], [])
             with pytest.raises(JournalFailed, match="is full: it holds"):
@@ -363,7 +381,7 @@ class TestFull:
             journal.accept([state(2, "b")])
 
     def test_write_that_does_not_fit_changes_nothing(self, path: Path) -> None:
-        with DiskJournal(path, limit_bytes=2**20) as journal:
+        with Journal(path, limit_bytes=2**20) as journal:
             journal.accept([state(), state(2, "b")])
             with pytest.raises(JournalFailed, match=r"is full: .*journal_limit_bytes\), 1 MiB; collect results"):
                 journal.write([], [finished(block=b"x" * 600_000), finished(2, "b", b"x" * 600_000)], [])
@@ -378,10 +396,10 @@ class TestFull:
             assert [one.sequence for one in journal.recover().uncollected] == [2]
 
     def test_limit_below_what_there_is(self, path: Path) -> None:
-        with DiskJournal(path) as journal:
+        with Journal(path) as journal:
             journal.accept([state()])
             journal.write([], [finished(block=b"x" * 3_000_000)], [])
-        with DiskJournal(path, limit_bytes=2**20) as journal:
+        with Journal(path, limit_bytes=2**20) as journal:
             with pytest.raises(JournalFailed):
                 journal.accept([state(2, "b")])
             assert len(journal.recover().uncollected) == 1
@@ -400,13 +418,13 @@ def public_folder() -> Iterator[Path]:
 def test_read_only_file_and_folder(public_folder: Path) -> None:
     """As another user, since root may write anywhere."""
     path = public_folder / "rollout.journal"
-    with DiskJournal(path) as journal:
+    with Journal(path) as journal:
         journal.accept([state()])
     script = (
-        "import os, sys, pathlib; from prorl_zmq.brokers.journal.disk_journal import DiskJournal; "
+        "import os, sys, pathlib; from prorl_zmq.brokers.journal.journal import Journal; "
         "from prorl_zmq.errors import ProrlError\n"
         "if os.getuid() == 0: os.setuid(65534)\n"
-        "try: DiskJournal(pathlib.Path(sys.argv[1]))\n"
+        "try: Journal(pathlib.Path(sys.argv[1]))\n"
         "except ProrlError as error: print(error.code, error.message)"
     )
     for mode, folder_mode, expected in (
@@ -433,7 +451,7 @@ def test_crash_between_any_two_statements(path: Path, statement: int) -> None:
 
 def check_what_was_said(path: Path, output: str) -> None:
     said = [line.split() for line in output.splitlines()]
-    with DiskJournal(path) as journal:
+    with Journal(path) as journal:
         kept = journal.recover()
         jobs = {one.sequence: one for one in kept.unfinished}
         results = {one.sequence: one for one in kept.uncollected}
@@ -458,14 +476,14 @@ def check_what_was_said(path: Path, output: str) -> None:
 
 def test_application_id_is_in_the_header(path: Path) -> None:
     """So a file is known before SQLite touches it."""
-    DiskJournal(path).close()
+    Journal(path).close()
     assert int.from_bytes(path.read_bytes()[68:72], "big") == APPLICATION_ID
     assert path.stat().st_size % 4096 == 0
 
 
 def test_packed_job_that_is_a_map_and_no_job_has_one_attempt(path: Path) -> None:
     """Whether it is one shows only when it is needed; then its lease lapses, and it ends."""
-    with DiskJournal(path) as journal:
+    with Journal(path) as journal:
         journal.accept([state()._replace(packed=codec.pack({"task": 1}))])
         (kept,) = journal.recover().unfinished
     job = JobRecord.restored(kept).job
@@ -473,10 +491,10 @@ def test_packed_job_that_is_a_map_and_no_job_has_one_attempt(path: Path) -> None
 
 
 def test_the_last_submissions_are_kept(path: Path) -> None:
-    with DiskJournal(path) as journal:
+    with Journal(path) as journal:
         for number in range(1, SUBMISSIONS + 11):
             journal.accept([state(number, f"job-{number}")], Submission("s", f"request-{number}", 1))
-    with DiskJournal(path) as journal:
+    with Journal(path) as journal:
         kept = journal.recover().submissions
     assert len(kept) == SUBMISSIONS
     assert (kept[0].request_id, kept[-1]) == ("request-11", Submission("s", f"request-{SUBMISSIONS + 10}", 1))
