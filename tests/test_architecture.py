@@ -100,7 +100,7 @@ BUDGET = {
     "inference": 6350,
     "inference.http": 2150,
     "inference.tool_calls": 2000,
-    "integrations": 3900,
+    "integrations": 3850,
     "make_swe": 2800,
     "metrics": 550,
     "model_proxy": 2550,
