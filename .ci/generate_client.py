@@ -37,7 +37,7 @@ SENTENCES = {
         ("on an asyncio loop. Concurrent calls are allowed.", "for one thread; two threads take two clients."),
         (" Concurrent calls\n        take turns.", ""),
     ),
-    "connection.py": (("How an asyncio client asks", "How a blocking client asks"),),
+    "connection.py": (("an asyncio client's connections", "a blocking client's connections"),),
 }
 """What holds for one of the two clients only: in each file, the text that is found once, and what replaces it."""
 

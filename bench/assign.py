@@ -18,8 +18,8 @@ from service import BenchService
 
 from prorl_zmq import Backend, RolloutClient
 from prorl_zmq.wire import codec
-from prorl_zmq.wire.messages.backends import AnyBackendReply, Assign, Assigned, Done, Release
-from prorl_zmq.wire.messages.base import new_id
+from prorl_zmq.wire.messages.backends import AnyBackendReply, Assign, Assigned, Release
+from prorl_zmq.wire.messages.base import Done, new_id
 from prorl_zmq.wire.sockets import bind, connect, open_socket
 
 if TYPE_CHECKING:

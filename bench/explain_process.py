@@ -22,9 +22,9 @@ import zmq
 from prorl_zmq.data.trajectory import Role
 from prorl_zmq.errors import SandboxFailed
 from prorl_zmq.inference.chat import ChatMessage
-from prorl_zmq.inference.embedded_engine import EmbeddedEngine
+from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine
 from prorl_zmq.inference.engine import Generation
-from prorl_zmq.inference.host import EngineHost, HostOptions
+from prorl_zmq.inference.hosting.host import EngineHost, HostOptions
 from prorl_zmq.inference.policy import Policy, PolicyShape
 from prorl_zmq.inference.tokenizer import IM_END, TOOL_CALL, TOOL_CALL_END, decode, encode
 from prorl_zmq.stages.handler import AgentHandler, Evaluation

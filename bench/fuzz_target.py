@@ -24,20 +24,20 @@ import msgspec
 import zmq
 
 with atheris.instrument_imports(include=["prorl_zmq"]):
-    from prorl_zmq.brokers.batches.batch_runner import BatchRunner
     from prorl_zmq.brokers.journal.journal import MemoryJournal
-    from prorl_zmq.brokers.journal.write_ahead import WriteAhead
     from prorl_zmq.brokers.rollout.action_queue import perform_queue
+    from prorl_zmq.brokers.rollout.batch_runner import BatchRunner
     from prorl_zmq.brokers.rollout.front_door import FrontDoor
-    from prorl_zmq.brokers.rollout.job_history import JobHistory
     from prorl_zmq.brokers.rollout.job_table import JobTable
     from prorl_zmq.brokers.rollout.jobs import Jobs
     from prorl_zmq.brokers.rollout.kept_blocks import KeptBlocks
     from prorl_zmq.brokers.rollout.quota import Quota
-    from prorl_zmq.brokers.rollout.recent_results import RecentResults
     from prorl_zmq.brokers.rollout.result_store import ResultStore
     from prorl_zmq.brokers.rollout.rollout_broker import RolloutBroker
+    from prorl_zmq.brokers.rollout.sized_cache import SizedCache
     from prorl_zmq.brokers.rollout.task_catalog import TaskCatalog
+    from prorl_zmq.brokers.rollout.transition_log import TransitionLog
+    from prorl_zmq.brokers.rollout.write_ahead import WriteAhead
     from prorl_zmq.config import RolloutBrokerSettings, ServiceSettings, Topology
     from prorl_zmq.errors import InternalError, MalformedMessage
     from prorl_zmq.wire import codec
@@ -54,8 +54,9 @@ from prorl_zmq.wire.messages.backends import (
     OwnerAlive,
     Release,
 )
+from prorl_zmq.wire.messages.base import PROTOCOL_VERSION, Refused
 from prorl_zmq.wire.messages.batches import BatchOptions, CloseBatch, Feed, NextGroup, OpenBatch, SessionAlive
-from prorl_zmq.wire.messages.engines import AnyEngineReply, AnyEngineRequest, Generate
+from prorl_zmq.wire.messages.engines import AnyEngineReply, AnyEngineRequest, Generate, WeightUpdate
 from prorl_zmq.wire.messages.front_door import (
     Cancel,
     Collect,
@@ -63,8 +64,6 @@ from prorl_zmq.wire.messages.front_door import (
     FrontDoorRequest,
     Hello,
     ListNodes,
-    NoteWeights,
-    Refused,
     RelayBlocks,
     Status,
     Submit,
@@ -122,11 +121,11 @@ class Door:
         table, results, history = (
             JobTable(SMALL.lease_s, SMALL.ready_limit, SMALL.heartbeat_s),
             ResultStore(),
-            JobHistory(),
+            TransitionLog(),
         )
         self._writes = WriteAhead(MemoryJournal(), table, results, history, lambda _: None)
         quota = Quota(SMALL.max_jobs, SMALL.max_held_bytes, 1.0)
-        self._jobs = Jobs(table, results, history, quota, self._writes, KeptBlocks(SMALL.lease_s), RecentResults(2**20))
+        self._jobs = Jobs(table, results, history, quota, self._writes, KeptBlocks(SMALL.lease_s), SizedCache(2**20))
         catalog = TaskCatalog()
         catalog.add((TASK,))
         place = {"stage_id": "i", "role": Phase.INIT, "node": "n", "slots": 4, "endpoint": "e"}
@@ -274,6 +273,7 @@ JOB = msgspec.to_builtins(Job(task="math", instance={"problem": "1+1?", "ground_
 BY_STAGE: dict[str, Any] = {"stage_id": "i", "job_id": "one", "attempt": 1, "number": 1}
 ON_STAGE: dict[str, Any] = {"job_id": "one", "attempt": 1}
 REPORT_OF_I = StageReport(
+    protocol=PROTOCOL_VERSION,
     stage_id="i",
     role=Phase.INIT,
     node="n",
@@ -305,7 +305,7 @@ TEMPLATES: list[Any] = [
     Feed("r", "s", "batch", 0),
     NextGroup("r", "s", "batch", "c", ("a.1",), feeds=True),
     CloseBatch("r", "s", "batch"),
-    *(SessionAlive("r", "s"), NoteWeights("r", 3), RelayBlocks("r", "s", ("one",)), ListNodes("r")),
+    *(SessionAlive("r", "s"), WeightUpdate("r", "set", 3), RelayBlocks("r", "s", ("one",)), ListNodes("r")),
     *(Watch("r", since=1), Peek("r", "one"), PeekTurns("r", "one"), ViewBatch("r", "batch"), ListSteps("r")),
     *(
         Trace("r", "one"),

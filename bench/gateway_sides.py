@@ -34,11 +34,11 @@ from gateway_conversations import COMMAND, SAID, TURNS
 from service import free_port
 
 from prorl_zmq import EpisodeLimits, Job, Sampling
+from prorl_zmq.inference.chat.embedded_chat import EmbeddedChatFormat
 from prorl_zmq.inference.client import EngineClient
-from prorl_zmq.inference.embedded_chat import EmbeddedChatFormat
-from prorl_zmq.inference.embedded_engine import EmbeddedEngine
+from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine
 from prorl_zmq.inference.engine import Generation
-from prorl_zmq.inference.host import HostOptions, run_engine_host
+from prorl_zmq.inference.hosting.host import HostOptions, run_engine_host
 from prorl_zmq.inference.policy import Policy, PolicyShape
 from prorl_zmq.inference.tokenizer import IM_END, TOOL_CALL, TOOL_CALL_END, encode
 from prorl_zmq.model_proxy.server import ModelServer

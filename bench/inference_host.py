@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from prorl_zmq.inference.engine import EngineDescription
-from prorl_zmq.inference.host import HostOptions, run_engine_host
+from prorl_zmq.inference.hosting.host import HostOptions, run_engine_host
 from prorl_zmq.wire.messages.backends import ChatSettings
 
 if TYPE_CHECKING:
@@ -169,9 +169,9 @@ class _Bare:
 
 
 def main(model: str, endpoint: str, control: str, *flags: str) -> None:
-    from prorl_zmq.inference.vllm_engine import VllmEngine
-    from prorl_zmq.inference.vllm_processes import set_environment
-    from prorl_zmq.inference.vllm_start import start_async_llm
+    from prorl_zmq.inference.vllm.vllm_engine import VllmEngine
+    from prorl_zmq.inference.vllm.vllm_processes import set_environment
+    from prorl_zmq.inference.vllm.vllm_start import start_async_llm
 
     async def start() -> VllmEngine:
         set_environment(offline=True)

@@ -16,9 +16,9 @@ import numpy as np
 import uvloop
 import zmq
 
-from prorl_zmq.inference.embedded_engine import EmbeddedEngine
+from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine
 from prorl_zmq.inference.engine import Generation
-from prorl_zmq.inference.host import EngineHost, HostOptions
+from prorl_zmq.inference.hosting.host import EngineHost, HostOptions
 from prorl_zmq.inference.policy import Policy, PolicyShape
 from prorl_zmq.inference.tokenizer import IM_END, TOOL_CALL, TOOL_CALL_END, decode, encode
 from prorl_zmq.system.processes import stop_signals

@@ -176,7 +176,7 @@ class RequestTimeout(ProrlError):
 
 
 class NotAllowed(ProrlError):
-    """A key is not let in, was revoked, or has no right to what it asked for (`key`); or one side has keys only."""
+    """A key is unlisted, revoked, or lacks the right to the request (`key`); or only one side has keys."""
 
 
 class Closed(ProrlError):
@@ -287,7 +287,7 @@ class InvalidToolCall(ProrlError):
 
 
 class SlurmFailed(ProrlError):
-    """A command of Slurm's did not do what it was told; the message has what it said."""
+    """A Slurm command failed; the message has its output."""
 
 
 class HarnessFailed(ProrlError):

@@ -10,20 +10,19 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
-from ..errors import Closed, InternalError, MalformedMessage, NoBackend, from_info
-from ..security.request_socket import RequestSocket
+from ..errors import Closed, InternalError, MalformedMessage, NoBackend, RequestTimeout, from_info
+from ..security.request_connection import AsyncRequestConnection
 from ..wire import codec
 from ..wire.messages.backends import (
     AnyBackendReply,
     Assign,
     Assigned,
-    BackendRefused,
     GenerationFailed,
     NameAll,
     Release,
     WaitLonger,
 )
-from ..wire.messages.base import new_id
+from ..wire.messages.base import Refused, new_id
 from ..wire.sockets import CONTROL_FRAME_BYTES
 from .held_assignments import HeldAssignments
 
@@ -52,15 +51,16 @@ class BackendClient:
         node: str,
         keyring: Keyring | None = None,
     ) -> None:
-        self._socket = RequestSocket(
+        self._connection = AsyncRequestConnection(
             context,
             endpoint,
             keyring,
+            resend_s=RESEND_S,
             fail_if_refused=False,
             is_interim=self._is_interim,
+            hint="is it running?",
             limit_bytes=CONTROL_FRAME_BYTES,
         )
-        self._endpoint = endpoint
         self._owner = owner
         self._node = node
         self._wait_longer: dict[str, Callable[[], None]] = {}
@@ -69,9 +69,8 @@ class BackendClient:
 
     def connect(self, endpoint: str) -> None:
         """Connect to where the broker is now, if that is another place; requests without an answer are resent there."""
-        if endpoint != self._endpoint:
-            self._socket.handshake.renew(endpoint)
-            self._endpoint = endpoint
+        if endpoint != self._connection.requester.endpoint:
+            self._connection.reconnect(endpoint)
 
     async def assign(
         self, job: Job, attempt: int, on_starting: Callable[[], None] = lambda: None, *, leaving: str = ""
@@ -92,7 +91,7 @@ class BackendClient:
             leaving=leaving,
         )
         reply = await self._ask(request, job.backend_wait_s + REPLY_SLACK_S, on_starting)
-        if isinstance(reply, BackendRefused):
+        if isinstance(reply, Refused):
             raise from_info(reply.error)
         if not isinstance(reply, Assigned):
             raise InternalError(f"the backend broker answered an assignment with {type(reply).__name__}")
@@ -121,35 +120,28 @@ class BackendClient:
 
     def close(self) -> None:
         """Close the socket; what waits for an answer is cancelled."""
-        self._socket.close()
+        self._connection.close()
 
     async def _ask(self, request: Assign, limit_s: float, on_starting: Callable[[], None]) -> AnyBackendReply:
-        until = time.monotonic() + limit_s
-
         def wait_longer() -> None:
-            nonlocal until
-            until = time.monotonic() + limit_s + RESEND_S
+            self._connection.extend(request.request_id, time.monotonic() + limit_s + RESEND_S)
             on_starting()
 
         self._wait_longer[request.request_id] = wait_longer
         try:
-            while time.monotonic() < until:
-                self._send(request)
-                resend_at = min(until, time.monotonic() + RESEND_S)
-                frames = await self._socket.receive(request.request_id, resend_at)
-                if frames is not None:
-                    reply: AnyBackendReply = codec.decode(frames[0], AnyBackendReply)  # type: ignore[arg-type]
-                    return reply
+            frames = await self._connection.ask_frames(request, time.monotonic() + limit_s)
         except Closed:
             raise asyncio.CancelledError from None
+        except RequestTimeout as error:
+            message = f"the backend broker did not answer: {error.message}"
+            raise NoBackend(message, job_id=request.job_id, waited_s=error.timeout_s) from None
         finally:
             del self._wait_longer[request.request_id]
-        why = self._socket.handshake.problem or "is it running?"
-        message = f"the backend broker did not answer within {limit_s:g} s; {why}"
-        raise NoBackend(message, job_id=request.job_id, waited_s=limit_s)
+        reply: AnyBackendReply = codec.decode(frames[0], AnyBackendReply)  # type: ignore[arg-type]
+        return reply
 
     def _send(self, request: AnyBackendRequest) -> None:
-        self._socket.send([codec.encode(request)])
+        self._connection.send([codec.encode(request)])
 
     def _is_interim(self, content: dict[str, Any]) -> bool:
         try:

@@ -1,4 +1,4 @@
-"""Long texts for people and models: the beginning and the end say more than the middle."""
+"""Cut long texts for people and models: keep the beginning and the end."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""`EventOutbox`: the ends of phases that a stage process has sent to the broker and that the broker has not noted yet.
+"""`EventOutbox`: the phase ends that a stage process has sent and the broker has not yet confirmed.
 
-A broker that is killed may have read an event without writing it down. So the process keeps each event, with its
+A broker that is killed may have received an event without journaling it. So the process keeps each event, with its
 trajectory, until `EventsNoted` names it. Every report says that the job ended here, which renews the job's lease. The
-event is resent to a broker that welcomes the process, and when no answer came for a while. The broker recognises a
-repeat by its attempt. There are hardly more events than slots: the broker names an event some milliseconds after it
-has written down what the event changed.
+event is resent to a broker that welcomes the process, and after a time without confirmation; the broker recognises a
+repeat by its attempt. Brokers confirm within milliseconds, so the outbox rarely holds more events than there are slots.
 """
 
 from __future__ import annotations

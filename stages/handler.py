@@ -1,7 +1,7 @@
 """`AgentHandler`: what a task is. One class per task, found by name through the entry points `prorl_zmq.handlers`.
 
-A handler keeps no state between phases, because INIT, RUN and EVAL happen in different processes: what a later phase
-needs goes into the `PhaseData` that the earlier one returns, or into the sandbox.
+A handler keeps no state between phases, because INIT, RUN and EVAL run in different processes: pass what a later phase
+needs in the `PhaseData` that the earlier phase returns, or in the sandbox.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The assignments that a stage process holds, and what it reports of them to the backend broker. Pure.
+"""The assignments that a stage process holds, and its reports of them to the backend broker. Pure.
 
-A report says which have changed, and a digest of all; a broker whose own digest is another one asks for all of them. So
-a heartbeat costs by what happens, not by what is held, and whatever was lost on its way, came late, or died with a
-broker is noticed with the next one: no assignment is given up, or kept for nobody, because a message was lost.
+A report names the changed assignments and a digest of all; a broker with another digest asks for all of them. So a
+heartbeat's cost depends on changes, not on the number held, and a lost or late message, or a restarted broker, is
+noticed with the next heartbeat.
 """
 
 from __future__ import annotations

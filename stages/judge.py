@@ -1,11 +1,11 @@
-r"""`phase.judge`: a model that judges, behind an OpenAI-style server or one of the service's own engines.
+r"""`phase.judge`: a judge model behind an OpenAI-style server, or one of the service's own engines.
 
     POST {PRORL_JUDGE_URL}/v1/chat/completions, Authorization: Bearer {PRORL_JUDGE_KEY}
     {"model": PRORL_JUDGE_MODEL, "messages": […], "temperature": 0, "max_tokens": …}
     200 {"choices": [{"message": {"content": "…\nVERDICT: CORRECT"}}], …}
 
-The service's environment names the server, never a job: the key goes to that address only. A server that is busy or
-broken is asked again. A reply that says nothing is asked for once more; then there is an error, never a reward.
+The service's environment names the server, never a job: the key goes to that address only. Requests to a busy or broken
+server are retried. A reply without a verdict is requested once more; a second one raises an error, never a reward.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 from ..data.trajectory import Role
 from ..errors import ConfigError, EngineFailed, GraderFailed, JudgeUnreachable
 from ..inference.chat import ChatMessage
-from ..inference.chat_loading import chat_format
+from ..inference.chat.loading import chat_format
 from ..system.logs import keep_secret
 from ..wire.messages.jobs import Sampling
 

@@ -1,4 +1,4 @@
-"""The row formats that an installation knows: those of this package and those of installed handlers."""
+"""The row formats of this package and of installed handlers."""
 
 from __future__ import annotations
 

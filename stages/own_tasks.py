@@ -1,9 +1,8 @@
-"""Tasks in Python files of one's own, which need no installed package: `--task-module`, `[service] task_modules`.
+"""Tasks in Python files, without an installed package: `--task-module`, `[service] task_modules`.
 
-A file is imported by the name that its own imports and the grader processes can use: its stem, or below the package
-that its folder is. Its folder goes to the end of `sys.path`, so that files next to it can be imported, but hide no
-installed module. The import runs in a daemon thread: it has a limit, and a thread that it starts ends with the
-process.
+A file is imported under the name that its own imports and the grader processes use: its stem, or its path below its
+package. Its folder is appended to `sys.path`, so that neighbouring files can be imported without hiding installed
+modules. The import runs in a daemon thread: it has a time limit, and a thread that it starts ends with the process.
 """
 
 from __future__ import annotations

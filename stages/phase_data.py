@@ -1,8 +1,8 @@
-"""What a phase returns, made fit for the wire: nothing that an agent wrote may end its job without a reward.
+"""Make a phase's return value fit for the wire: no text of an agent may end its job without a reward.
 
-Halves of surrogate pairs, which JSON can spell and no encoding can, are replaced. Data beyond the limit raise
-`SandboxLimitExceeded`, which is the agent's own failure and earns 0.0. Handlers keep below the limit by themselves, so
-that EVAL can say what was wrong.
+Lone surrogates, which JSON can spell and no encoding can, are replaced. Data beyond the limit raise
+`SandboxLimitExceeded`, the agent's own failure, which earns 0.0. Handlers limit their data themselves, so that EVAL can
+say what was wrong.
 """
 
 from __future__ import annotations

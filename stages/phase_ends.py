@@ -1,4 +1,4 @@
-"""The events that end a phase, made fit for the wire: finite rewards, short errors, notes within their limit."""
+"""Make the events that end a phase fit for the wire: finite rewards, short errors, notes within their limit."""
 
 from __future__ import annotations
 

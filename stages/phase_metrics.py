@@ -1,4 +1,4 @@
-"""What is counted of a phase as it ends, from the event that reports it."""
+"""Count a phase when it ends, from the event that reports it."""
 
 from __future__ import annotations
 

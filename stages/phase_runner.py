@@ -1,8 +1,7 @@
-"""One phase of one job, from its start to the event that reports it: limits, cancellation, and who closes what.
+"""One phase of one job, from its start to the event that reports its end: limits, cancellation, cleanup.
 
-The runner owns the assignment of a phase while it lasts, and in INIT and RUN the sandbox: it closes that on every path
-but one, a `PhaseDone` that hands it on to the next phase. EVAL leaves the sandbox to the broker, which may have to give
-it to another EVAL.
+The runner owns the phase's assignment, and in INIT and RUN the sandbox, which it closes unless a `PhaseDone` passes it
+to the next phase. In EVAL the broker owns the sandbox, since another EVAL may need it.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from ..errors import (
     SandboxLimitExceeded,
     ToolSessionLost,
 )
-from ..inference.chat_loading import chat_format
+from ..inference.chat.loading import chat_format
 from ..metrics.catalog import GENERATE_SECONDS
 from ..system.open_files import wait_for_descriptors
 from ..system.traces import span

@@ -1,4 +1,4 @@
-"""The answer of a stage process to `ShowTurns`: the last turns of a rollout at work."""
+"""The answer of a stage process to `ShowTurns`: the last turns of a running rollout."""
 
 from __future__ import annotations
 

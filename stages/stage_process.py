@@ -1,15 +1,15 @@
-"""A stage process: takes phases of one role from the rollout broker, runs them side by side, reports how they ended.
+"""A stage process: takes phases of one role from the rollout broker, runs them concurrently, reports their ends.
 
     PULL  (bound, announced)    ← rollout broker: phases to start and stop, sandboxes to close
     PUSH                        → rollout broker: reports (announcement, heartbeat and leases in one), phases ended
     DEALER                      ⇄ backend broker and engine hosts (RUN)
 
-The process keeps nothing on disk. When the broker dies, the process goes on working and reporting. It resends to the
-next broker the events that may be missing from the journal (`EventOutbox`); that broker stops the phases it does not
-want. When this process dies, its leases expire and the broker gives its jobs to others. A report that fails is logged
-and the next one follows; after `MAX_REPORT_FAILURES` in a row the process ends, so that its supervisor restarts it. On
-SIGTERM the process tells the broker, stops its phases (with their tool calls and generations) within `SHUTDOWN_S`,
-closes everything that it owns, and ends. On SIGUSR1 it takes nothing new, and does so once it holds nothing more.
+The process keeps nothing on disk. If the broker dies, the process continues to work and report. It resends events that
+the next broker's journal may lack (`EventOutbox`); that broker stops the phases that it does not want. If this process
+dies, its leases expire and the broker assigns its jobs to others. A failed report is logged; after
+`MAX_REPORT_FAILURES` in a row the process ends, so that its supervisor restarts it. On SIGTERM the process informs the
+broker, stops its phases (with their tool calls and generations) within `SHUTDOWN_S`, closes what it owns, and ends. On
+SIGUSR1 it accepts no new phases, and does the same once it holds none.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from ..tools.sandbox.sweeping import sweep_abandoned
 from ..wire import codec
 from ..wire.async_socket import AsyncSocket
 from ..wire.change_reports import ChangeReports
-from ..wire.messages.base import new_id
+from ..wire.messages.base import PROTOCOL_VERSION, new_id
 from ..wire.messages.jobs import Job, Phase
 from ..wire.messages.stages import (
     CloseSandbox,
@@ -286,6 +286,7 @@ class StageProcess:
 
     def _full_report(self, running: dict[str, int], backends: dict[str, str], facts: NodeFacts) -> StageReport:
         return StageReport(
+            protocol=PROTOCOL_VERSION,
             stage_id=self.stage_id,
             number=self._reports.number,
             asks_answer=self._reports.is_unanswered,

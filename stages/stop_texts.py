@@ -1,8 +1,7 @@
-"""Where a turn ends that a text ends (`Sampling.stop`): found in token space, the same for every engine.
+"""Find where a stop text (`Sampling.stop`) ends a turn, in token space, the same for every engine.
 
-An engine may notice the text itself and save the rest, late or never. Here the turn is cut behind the token that
-completes the text; what is kept are the engine's own ids and log-probs, since a sample's beginning does not depend on
-its end.
+An engine may notice the text itself, late or never. The turn is cut after the token that completes the text. The kept
+ids and log-probs are the engine's own, since the beginning of a sample does not depend on its end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether a note of a stored result is what the grader wrote, and not its beginning and end (see `cut_text`)."""
+"""Check whether a stored note is complete, or only its beginning and end (see `cut_text`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One turn of the policy: asked of the engine, continued after new weights, cut at a stop text."""
+"""One turn of the policy: requested from the engine, continued after new weights, cut at a stop text."""
 
 from __future__ import annotations
 

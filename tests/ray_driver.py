@@ -22,7 +22,7 @@ from support.demo_jobs import make_jobs
 from prorl_zmq import Group
 from prorl_zmq.demo.grpo import Grpo, Settings
 from prorl_zmq.errors import ProrlError
-from prorl_zmq.inference.base_policy import base_policy
+from prorl_zmq.inference.embedded.base_policy import base_policy
 from prorl_zmq.integrations.ray import RayNode, RayService, start
 
 if TYPE_CHECKING:

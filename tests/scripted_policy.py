@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from prorl_zmq.errors import EngineFailed
-from prorl_zmq.inference.embedded_chat import EmbeddedChatFormat
+from prorl_zmq.inference.chat.embedded_chat import EmbeddedChatFormat
 from prorl_zmq.inference.engine import Generation
 from prorl_zmq.testing.scripted_engine import tokens_of
 from prorl_zmq.wire.messages.engines import VersionSpan

@@ -153,7 +153,7 @@ def test_what_charts_and_models_need_is_named_before_anything_starts(tmp_path: P
         )
     assert not (tmp_path / "run").exists()
     code = (
-        "from prorl_zmq.inference.transformers_chat import TransformersChatFormat\n"
+        "from prorl_zmq.inference.chat.transformers_chat import TransformersChatFormat\n"
         "from prorl_zmq.wire.messages.backends import ChatSettings\n"
         "TransformersChatFormat.load(ChatSettings('transformers', 'some/model'))\n"
     )

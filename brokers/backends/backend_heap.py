@@ -10,7 +10,7 @@
 - A job that cannot go on with its backend gets another one, and the same only where there is no other.
 - A backend that drains, is behind (it serves other weights than are wanted), or is unwell takes no jobs; those that
   hold it keep it.
-- While weights are on their way (see `weight_update`), a backend that does not serve exactly these takes no jobs.
+- While weights are on their way (see `wanted_weights`), a backend that does not serve exactly these takes no jobs.
 - A backend on probation takes one job each time that it is offered for a trial (`backend_probation` says when): the
   next job that has no backend yet; or, if there is no other backend, one that leaves another.
 

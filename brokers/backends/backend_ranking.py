@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..rollout.least_loaded import LeastLoaded
+from ..least_loaded import LeastLoaded
 
 if TYPE_CHECKING:
     from ...wire.messages.backends import Backend

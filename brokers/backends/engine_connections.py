@@ -18,7 +18,8 @@ from ...errors import EngineFailed, MalformedMessage, ProrlError, from_info
 from ...security.handshake import Handshake
 from ...security.keyring import connect_to_peer
 from ...wire import codec
-from ...wire.messages.engines import AnyEngineReply, EngineReady, EngineRefused
+from ...wire.messages.base import Refused
+from ...wire.messages.engines import AnyEngineReply, EngineReady
 from ...wire.sockets import CONTROL_FRAME_BYTES, NOBLOCK, open_socket, receive, send
 from ..loop import MAX_SOCKETS
 
@@ -103,7 +104,7 @@ class EngineConnections:
             content = codec.unpack(frame)  # type: ignore[arg-type]
             request_id = codec.request_id(content)
             reply: AnyEngineReply = codec.convert(content, AnyEngineReply)
-            error = from_info(reply.error) if isinstance(reply, EngineRefused) else None
+            error = from_info(reply.error) if isinstance(reply, Refused) else None
             if error is None and not isinstance(reply, EngineReady):
                 error = EngineFailed(f"its engine host answered with {type(reply).__name__}")
         except MalformedMessage as malformed:

@@ -3,7 +3,7 @@
 Owns the `BackendHeap`, the jobs that wait for it, and which backends are tried when (`Probation`); hosts and what is
 remembered of them are the `BackendRegistry`'s, requests to engine hosts those of `WeightRequests`. An owner (a stage
 process) that falls silent loses its assignments. While weights are on their way jobs wait for backends that have them
-(`WeightUpdate`). While an engine is starting no wait runs out (`EngineStarts`). While all backends are on probation,
+(`WantedWeights`). While an engine is starting no wait runs out (`EngineStarts`). While all backends are on probation,
 jobs wait as if there were none, and are the ones that try them; one whose wait is over gets such a backend rather
 than none.
 """
@@ -25,31 +25,26 @@ from ...wire.messages.backends import (
     Assigned,
     BackendAlive,
     BackendList,
-    BackendRefused,
-    BeginWeights,
-    CancelWeights,
     ClearBackends,
-    Done,
     DrainBackend,
-    EndWeights,
     GenerationFailed,
     HoldWeights,
     ListBackends,
-    LoadWeights,
     NameAll,
     OwnerAlive,
     Release,
     RemoveBackend,
     ReportStarts,
-    SetWeightVersion,
     WaitLonger,
 )
+from ...wire.messages.base import Done, Refused
+from ...wire.messages.engines import WeightUpdate
 from .backend_heap import BackendHeap
 from .backend_probation import Probation
 from .backend_registry import BackendRegistry
 from .engine_starts import EngineStarts
+from .wanted_weights import WantedWeights
 from .weight_requests import Answer, WeightRequests
-from .weight_update import WeightUpdate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -75,7 +70,7 @@ class BackendRequestHandler:
         self.heap = BackendHeap(affinity)
         self._registry = BackendRegistry(self.heap, lease_s)
         self._probation = Probation()
-        self._update = WeightUpdate(self.heap)
+        self._update = WantedWeights(self.heap)
         self.weights = WeightRequests(self.heap, self._registry, self._update)
         self._starts = EngineStarts(self.heap, lease_s)
         self._lease_s = lease_s
@@ -93,7 +88,7 @@ class BackendRequestHandler:
         try:
             reply = self._reply(envelope, request, now)
         except ProrlError as error:
-            reply = BackendRefused(request.request_id, error.info())
+            reply = Refused(request.request_id, error.info())
         answers = [Answer(envelope, reply)] if reply is not None else []
         return answers + self._ready_answers(now)
 
@@ -183,7 +178,7 @@ class BackendRequestHandler:
                 self._registry.remove(request.backend_id)
             case ClearBackends():
                 self._registry.clear()
-            case HoldWeights() | BeginWeights() | EndWeights() | CancelWeights() | LoadWeights() | SetWeightVersion():
+            case HoldWeights() | WeightUpdate():
                 return self.weights.handle(envelope, request, now)
             case ReportStarts():
                 self._starts.report(request, now)
@@ -288,7 +283,7 @@ class BackendRequestHandler:
             answers.append(Answer(waiting.envelope, assigned))
         return answers
 
-    def _at_last(self, waiting: _Waiting, now: float) -> Assigned | BackendRefused:
+    def _at_last(self, waiting: _Waiting, now: float) -> Assigned | Refused:
         request = waiting.request
         assigned = self._try(request, now, anyhow=True)
         if assigned is not None:
@@ -308,7 +303,7 @@ class BackendRequestHandler:
             job_id=request.job_id,
             waited_s=now - waiting.since,
         )
-        return BackendRefused(request.request_id, error.info())
+        return Refused(request.request_id, error.info())
 
 
 def _settled(request: Assign) -> Assign:

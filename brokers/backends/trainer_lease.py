@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from ...errors import WeightsHeld
 
 if TYPE_CHECKING:
-    from ...wire.messages.backends import HoldWeights, WeightsRequest
+    from ...wire.messages.backends import HoldWeights
+    from ...wire.messages.engines import WeightUpdate
 
 LEASE_S = 15.0
 
@@ -30,7 +31,7 @@ class TrainerLease:
         """Return which trainer holds the weights; empty: none."""
         return self._trainer if self._trainer and now < self._heard_at + LEASE_S else ""
 
-    def check(self, request: WeightsRequest, now: float) -> None:
+    def check(self, request: WeightUpdate, now: float) -> None:
         """Raise `WeightsHeld` if another trainer holds the weights that one asks something about."""
         holder = self.holder(now)
         if holder in ("", request.trainer) or request.take_over:
@@ -44,7 +45,7 @@ class TrainerLease:
             session=holder,
         )
 
-    def begin(self, request: WeightsRequest, now: float) -> None:
+    def begin(self, request: WeightUpdate, now: float) -> None:
         """Give the weights to the trainer whose request was accepted; one that is no trainer takes them from all."""
         holder, trainer = self.holder(now), request.trainer
         if holder not in ("", trainer):

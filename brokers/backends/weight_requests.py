@@ -1,20 +1,17 @@
-"""Requests about weights that are under way: which engine hosts were asked, which answered, and what follows. Pure.
+"""`WeightRequests`: passes each `WeightUpdate` on to every engine host, and acts on their answers. Pure.
 
-    request             before                 every engine host         after
-    BeginWeights        update.begin           BeginUpdate               failed: CancelUpdate everywhere, update.cancel
-    EndWeights                                 EndUpdate                 one did: note its version, update.end
-    CancelWeights                              CancelUpdate              update.cancel
-    LoadWeights         update.begin           UpdateWeights             one did: as the end; none did: update.cancel
-    SetWeightVersion    note the version       NoteWeightVersion
+    step     before every host is asked   after all have answered
+    begin    update.begin                 one failed: send every host `cancel`, then update.cancel
+    load     update.begin                 one did it: as after `end`; none did: update.cancel
+    end                                   one did it: note its version, update.end
+    cancel                                update.cancel
+    set      note the version
 
-All hosts of a request have one deadline. The reply says that all did it, or why the first that did not, did not. A
-request that is sent again joins the one under way, and one that has ended gets the same reply: a load that is run twice
-would stand in the way of the next one. Hosts are asked once, and again where a connection was lost (their requests
-are idempotent). A broker that dies leaves updates to the limits of hosts and broker; a request that comes after its
-restart is run from the beginning.
+All hosts of a request share one deadline. The reply is `Done` if all did the step, else the error that explains the
+failure. A request that arrives again joins the one under way; one that has ended gets the same reply again. Hosts are
+asked once, and again after a lost connection. If the broker dies, the limits of hosts and broker end the update.
 
-A backend that comes with older weights than the wanted ones, such as one whose host died and was started again, is
-asked to load them from where the others did: it catches up.
+A backend that registers with older weights than the wanted ones is asked to load them from the path of the last load.
 """
 
 from __future__ import annotations
@@ -24,10 +21,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec.structs import replace
+
 from ...errors import (
     FIELDS_LIMIT,
     Busy,
     InvalidWeights,
+    MalformedMessage,
     NoBackend,
     ProrlError,
     RequestTimeout,
@@ -35,31 +35,19 @@ from ...errors import (
     UpdateNotBegun,
 )
 from ...metrics.catalog import WEIGHTS_REQUEST_SECONDS
-from ...wire.messages.backends import (
-    TAKE_BACK_S,
-    BackendRefused,
-    BeginWeights,
-    CancelWeights,
-    Done,
-    EndWeights,
-    HoldWeights,
-    LoadWeights,
-    SetWeightVersion,
-)
-from ...wire.messages.base import new_id
-from ...wire.messages.engines import BeginUpdate, CancelUpdate, EndUpdate, NoteWeightVersion, UpdateWeights
+from ...wire.messages.backends import TAKE_BACK_S, HoldWeights
+from ...wire.messages.base import Done, Refused, new_id
+from ...wire.messages.engines import WeightUpdate
 from .trainer_lease import TrainerLease
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...wire.messages.backends import AnyBackendReply, AnyWeightsRequest, Backend
+    from ...wire.messages.backends import AnyBackendReply, Backend
     from ...wire.sockets import Frame
     from .backend_heap import BackendHeap
     from .backend_registry import BackendRegistry
-    from .weight_update import WeightUpdate
-
-    EngineRequest = BeginUpdate | EndUpdate | CancelUpdate | UpdateWeights | NoteWeightVersion
+    from .wanted_weights import WantedWeights
 
 log = logging.getLogger("prorl.backend_broker")
 
@@ -86,12 +74,12 @@ class EngineAddress(NamedTuple):
 
 class EngineCall(NamedTuple):
     address: EngineAddress
-    request: EngineRequest
+    request: WeightUpdate
 
 
 @dataclass(slots=True, eq=False)
 class _UnderWay:
-    request: AnyWeightsRequest
+    request: WeightUpdate
     envelope: Sequence[Frame] | None
     """None: nobody asked, a backend catches up."""
     since: float
@@ -113,32 +101,36 @@ class _UnderWay:
         gets no jobs until it serves the version.
         """
         errors = [error for error in self.outcomes.values() if error is not None]
-        if isinstance(self.request, EndWeights) and self.done():
+        if self.request.step == "end" and self.done():
             errors = [error for error in errors if not isinstance(error, UpdateNotBegun)]
         return min(errors, key=lambda error: isinstance(error, UpdateNotBegun), default=None)
 
 
 class WeightRequests:
-    def __init__(self, heap: BackendHeap, registry: BackendRegistry, update: WeightUpdate) -> None:
+    def __init__(self, heap: BackendHeap, registry: BackendRegistry, update: WantedWeights) -> None:
         self._heap = heap
         self._registry = registry
         self._update = update
         self._trainer = TrainerLease()
-        self._under_way: dict[AnyWeightsRequest, _UnderWay] = {}
-        self._ended: dict[AnyWeightsRequest, AnyBackendReply] = {}
+        self._under_way: dict[WeightUpdate, _UnderWay] = {}
+        self._ended: dict[WeightUpdate, AnyBackendReply] = {}
         self._calls: dict[str, tuple[EngineCall, _UnderWay]] = {}
         """Those without an answer, by their request's id."""
         self._unsent: list[EngineCall] = []
         self._answers: list[Answer] = []
 
     def handle(
-        self, envelope: Sequence[Frame], request: AnyWeightsRequest | HoldWeights, now: float
+        self, envelope: Sequence[Frame], request: WeightUpdate | HoldWeights, now: float
     ) -> AnyBackendReply | None:
         """Begin a request; None: the reply comes later, by `take_answers`."""
         if isinstance(request, HoldWeights):
             self._trainer.renew(request, now)
             return Done(request.request_id)
-        if isinstance(request, SetWeightVersion) and request.backend_id is not None:
+        if (request.step == "load") != bool(request.path):
+            raise MalformedMessage("the step `load`, and no other one, names a `path`", field="$.path")
+        if request.backend_id is not None:
+            if request.step != "set":
+                raise MalformedMessage("only the step `set` may name one backend", field="$.backend_id")
             self._trainer.check(request, now)
             self._update.check_none_but(request.weight_version)
             self._registry.set_weight_version(request.weight_version, request.backend_id)
@@ -190,7 +182,7 @@ class WeightRequests:
                 self._unsent.append(moved)
         for under_way in self._under_way.values():
             request = under_way.request
-            taking_back = under_way.failure is not None or isinstance(request, CancelWeights)
+            taking_back = under_way.failure is not None or request.step == "cancel"
             has_answered = backend_id in under_way.done() and backend_id not in under_way.missing.values()
             if has_answered and not taking_back and backend.weight_version != request.weight_version:
                 self._ask_one(under_way, backend_id)
@@ -222,31 +214,28 @@ class WeightRequests:
     def addresses(self) -> set[EngineAddress]:
         return {call.address for call, _ in self._calls.values()}
 
-    def _prepare(self, request: AnyWeightsRequest, now: float) -> None:
+    def _prepare(self, request: WeightUpdate, now: float) -> None:
         version = request.weight_version
-        match request:
-            case BeginWeights() | LoadWeights():
-                self._update.check_none_but(version)
-                self._check_backends()
-                limit_s = request.limit_s if isinstance(request, BeginWeights) else request.timeout_s + TAKE_BACK_S
-                self._update.begin(version, min(limit_s, LIMIT_MOST_S), now)
-            case SetWeightVersion():
-                self._update.check_none_but(None)
-                self._check_backends()
-                self._registry.set_weight_version(version, None)
-            case _:
-                self._check_backends()
-
-    def _check_backends(self) -> None:
+        if request.step in ("begin", "load", "set"):
+            self._update.check_none_but(None if request.step == "set" else version)
         if len(self._heap) == 0:
             raise NoBackend("no backend is registered, so none has taken the weights; see `prorl backends list`")
+        match request.step:
+            case "begin":
+                self._update.begin(version, request.limit_s, now)
+            case "load":
+                self._update.begin(version, min(request.timeout_s + TAKE_BACK_S, LIMIT_MOST_S), now)
+            case "set":
+                self._registry.set_weight_version(version, None)
 
     def _ask(self, under_way: _UnderWay) -> None:
         for backend_id in self._heap:
             self._ask_one(under_way, backend_id)
 
     def _ask_one(self, under_way: _UnderWay, backend_id: str) -> None:
-        call = EngineCall(_address(self._heap.member(backend_id).backend), _part(under_way))
+        step = "cancel" if under_way.failure is not None else under_way.request.step
+        part = replace(under_way.request, request_id=new_id(), step=step)
+        call = EngineCall(_address(self._heap.member(backend_id).backend), part)
         under_way.outcomes[backend_id] = None
         under_way.missing[call.request.request_id] = backend_id
         self._calls[call.request.request_id] = (call, under_way)
@@ -260,7 +249,7 @@ class WeightRequests:
         if path and is_behind and not is_asked and self._update.version is None:
             log.info("backend %s is asked to load weights %d from %s", backend_id, wanted, path)
             self._heap.note_catch_up(backend_id, f"it is loading them from {path}")
-            request = LoadWeights(new_id(), path, wanted, "keep", CATCH_UP_S)
+            request = WeightUpdate(new_id(), "load", wanted, path, timeout_s=CATCH_UP_S)
             under_way = self._under_way[request] = _UnderWay(request, None, now, now + CATCH_UP_S, {})
             self._ask_one(under_way, backend_id)
 
@@ -284,7 +273,7 @@ class WeightRequests:
             with suppress(ProrlError):
                 self._cancel(request.weight_version)
             error = under_way.failure
-        elif error is not None and isinstance(request, BeginWeights):
+        elif error is not None and request.step == "begin":
             under_way.failure, under_way.until, under_way.outcomes = error, now + TAKE_BACK_S, {}
             self._ask(under_way)
             if under_way.missing:
@@ -296,9 +285,9 @@ class WeightRequests:
                 self._conclude(under_way)
             except ProrlError as refusal:
                 error = refusal
-        request_id, kind = request.request_id, type(request).__name__
-        WEIGHTS_REQUEST_SECONDS.observe(now - under_way.since, kind, "done" if error is None else "failed")
-        reply = BackendRefused(request_id, error.info()) if error is not None else Done(request_id)
+        result = "done" if error is None else "failed"
+        WEIGHTS_REQUEST_SECONDS.observe(now - under_way.since, request.step, result)
+        reply = Refused(request.request_id, error.info()) if error is not None else Done(request.request_id)
         del self._under_way[request]
         self._ended[request] = reply
         if len(self._ended) > REQUESTS_LIMIT:
@@ -309,43 +298,24 @@ class WeightRequests:
                 self._catch_up(backend_id, now)  # it came meanwhile, or died meanwhile and came again
 
     def _conclude(self, under_way: _UnderWay) -> None:
-        version, done = under_way.request.weight_version, under_way.done()
-        match under_way.request:
-            case EndWeights() | LoadWeights() if done:
+        request, version, done = under_way.request, under_way.request.weight_version, under_way.done()
+        match request.step:
+            case "end" | "load" if done:
                 self._update.check_none_but(version)
                 for backend_id in done:  # heartbeats would say it too, in a second
                     with suppress(UnknownBackend):  # it has left meanwhile
                         self._registry.set_weight_version(version, backend_id)
-                request = under_way.request
-                if self._update.end(version, request.path if isinstance(request, LoadWeights) else ""):
+                if self._update.end(version, request.path):
                     self._registry.note_all()
-            case CancelWeights():
+            case "cancel":
                 self._cancel(version)
-            case LoadWeights():
+            case "load":
                 with suppress(ProrlError):
                     self._cancel(version)
 
     def _cancel(self, version: int) -> None:
         if self._update.cancel(version):
             self._registry.note_all()
-
-
-def _part(under_way: _UnderWay) -> EngineRequest:
-    request_id, request = new_id(), under_way.request
-    version = request.weight_version
-    if under_way.failure is not None:
-        return CancelUpdate(request_id, version)
-    match request:
-        case BeginWeights():
-            return BeginUpdate(request_id, version, request.limit_s, request.mode)
-        case EndWeights():
-            return EndUpdate(request_id, version)
-        case CancelWeights():
-            return CancelUpdate(request_id, version)
-        case LoadWeights():
-            return UpdateWeights(request_id, request.path, version, request.mode)
-        case SetWeightVersion():
-            return NoteWeightVersion(request_id, version)
 
 
 def _address(backend: Backend) -> EngineAddress:

@@ -23,7 +23,7 @@ from msgspec import Meta
 from ...errors import ProrlError
 from ...wire.messages.base import BatchIdentifier, GroupIdentifier, Identifier, JobIdentifier  # noqa: TC001 - msgspec reads the annotations at run time
 from ...wire.messages.batches import BatchClosed, BatchOptions, BatchState  # noqa: TC001 - msgspec reads the annotations at run time
-from ..rollout.job_frame import read_job
+from ..job_frame import read_job
 from .batch_records import BatchRecord, SessionRecord
 from .batch_stats import BatchStats  # noqa: TC001 - as above
 from .group_filters import keep_policy

@@ -10,7 +10,7 @@ from ...wire.messages.jobs import Phase
 from .job_record import JobStatus
 
 if TYPE_CHECKING:
-    from ..batches.batch_runner import BatchRunner
+    from .batch_runner import BatchRunner
     from .jobs import Jobs
 
 

@@ -21,7 +21,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ...wire.messages.jobs import Phase
-from .least_loaded import LeastLoaded
+from ..least_loaded import LeastLoaded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -25,12 +25,11 @@ from ...errors import (
     MalformedMessage,
     ProrlError,
     UnknownJob,
-    VersionMismatch,
 )
 from ...security.rights import ANYBODY
 from ...wire import codec
 from ...wire.connection_guard import crowding
-from ...wire.messages.base import MAX_FRAMES, PROTOCOL_VERSION
+from ...wire.messages.base import MAX_FRAMES, PROTOCOL_VERSION, Done, Refused
 from ...wire.messages.front_door import (
     Accepted,
     Cancel,
@@ -41,8 +40,6 @@ from ...wire.messages.front_door import (
     FrontDoorRequest,
     Hello,
     ListSessions,
-    Noted,
-    Refused,
     RelayBlocks,
     ServiceStatus,
     Status,
@@ -52,11 +49,11 @@ from ...wire.messages.front_door import (
 )
 from ...wire.messages.nodes import ListNodes
 from ...wire.messages.watching import PeekTurns, WatchingRequest
+from ...wire.request_routing import FRONT_DOOR, convert_request
 from ...wire.sockets import split_envelope
-from ..batches.request_handler import BatchRequest, BatchRequestHandler
+from ..job_frame import read_job
 from ..journal.records import SUBMISSIONS, Submission, job_digest
-from ..request_routing import FRONT_DOOR, convert_request
-from .job_frame import read_job
+from .batch_requests import BatchRequest, BatchRequestHandler
 from .job_record import JobStatus
 from .node_list import list_nodes
 from .sessions import Sessions
@@ -72,7 +69,7 @@ if TYPE_CHECKING:
     from ...wire.messages.jobs import Job
     from ...wire.messages.stages import StageCommand
     from ...wire.sockets import Frame
-    from ..batches.batch_runner import BatchRunner
+    from .batch_runner import BatchRunner
     from .jobs import Jobs
     from .task_catalog import TaskCatalog
 
@@ -174,7 +171,7 @@ class FrontDoor:
             if held.sender.user_id and self._look_again(held.sender).revoked:
                 del self._traces[request_id]
                 self._answer(held.envelope, Refused(request_id, held.sender.revocation().info()))
-            elif held.until <= now or not self._jobs.history.waits_for_address(held.job_id):
+            elif held.until <= now or not self._jobs.transitions.waits_for_address(held.job_id):
                 del self._traces[request_id]
                 self._answer(held.envelope, self._traced(request_id, held.job_id))
         for key, poll in tuple(self._polls.items()):
@@ -217,7 +214,7 @@ class FrontDoor:
                 self._answer(envelope, self._submit(request, rest, now))
             case RelayBlocks():
                 self._relay(request)
-                self._answer(envelope, Noted(request.request_id))
+                self._answer(envelope, Done(request.request_id))
             case Cancel():
                 self._cancel(envelope, request, now)
             case Status():
@@ -251,13 +248,6 @@ class FrontDoor:
                 self._answer(envelope, Refused(request_id, error.info()))
 
     def _hello(self, request: Hello) -> Welcome:
-        if request.protocol != PROTOCOL_VERSION:
-            raise VersionMismatch(
-                f"the client speaks protocol {request.protocol}, the service {PROTOCOL_VERSION}; install the same "
-                "version of prorl-zmq on both sides",
-                ours=PROTOCOL_VERSION,
-                theirs=request.protocol,
-            )
         if crowded := crowding():
             raise Busy(crowded, retry_after_s=5.0)
         return Welcome(
@@ -354,7 +344,7 @@ class FrontDoor:
             elif self._jobs.cancel(job_id, now):
                 jobs[job_id] = "cancelled"
             else:
-                known = self._jobs.results.get(job_id) is not None or self._jobs.history.packed(job_id)
+                known = self._jobs.results.get(job_id) is not None or self._jobs.transitions.packed(job_id)
                 jobs.setdefault(job_id, "finished" if known else "unknown")
         self._jobs.writes.then(lambda: self._answer(envelope, Cancelled(request.request_id, jobs=jobs)))
 
@@ -364,7 +354,7 @@ class FrontDoor:
             stages=self._jobs.table.stages.status(),
             queued=self._jobs.table.count(JobStatus.QUEUED),
             running=self._jobs.table.count(JobStatus.HELD),
-            outcomes=dict(self._jobs.table.outcomes),
+            outcomes=dict(self._jobs.transitions.outcomes),
             uncollected=len(self._jobs.results),
             redelivered=self._jobs.table.redelivered,
             lost_blocks=self._jobs.blocks.lost,
@@ -388,8 +378,8 @@ class FrontDoor:
                 job_id=request.job_id,
                 matches=0,
             )
-        job_id = self._jobs.history.find(request.job_id)
-        if request.wait_s and self._jobs.history.waits_for_address(job_id):
+        job_id = self._jobs.transitions.find(request.job_id)
+        if request.wait_s and self._jobs.transitions.waits_for_address(job_id):
             if len(self._traces) >= TRACES_LIMIT:
                 raise Busy(f"{TRACES_LIMIT} clients wait for the addresses of rollouts", retry_after_s=5.0)
             until = now + request.wait_s
@@ -398,7 +388,7 @@ class FrontDoor:
             self._answer(envelope, self._traced(request.request_id, job_id))
 
     def _traced(self, request_id: str, job_id: str) -> JobTrace:
-        trace = self._jobs.history.trace(request_id, job_id, time.time())
+        trace = self._jobs.transitions.trace(request_id, job_id, time.time())
         if trace.outcome is not None:
             return trace
         task, group_id = self._jobs.names(job_id)

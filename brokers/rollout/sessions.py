@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from ...wire.messages.front_door import FrontDoorRequest
-    from ..batches.batch_runner import BatchRunner
+    from .batch_runner import BatchRunner
     from .jobs import Jobs
 
 NOTE = "lease:"

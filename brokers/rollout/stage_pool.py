@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ...wire.messages.front_door import StageStatus
 from ...wire.messages.jobs import Phase
+from ..least_loaded import LeastLoaded
 from .deadlines import Deadlines
-from .least_loaded import LeastLoaded
 from .node_losses import NodeLosses
 
 if TYPE_CHECKING:

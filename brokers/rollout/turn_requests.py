@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from ...data.last_turns import turns_so_far
 from ...data.trajectory import array_views, block_bytes
 from ...errors import Busy, MalformedMessage, RequestTimeout, UnknownJob
-from ...wire.messages.front_door import Refused
+from ...wire.messages.base import Refused
 from ...wire.messages.jobs import Phase
 from ...wire.messages.stages import ShowTurns
 from ...wire.messages.watching import TURNS_WAIT_S, TurnsPeeked, TurnsSoFar

@@ -15,7 +15,8 @@ import zmq
 
 from ..errors import ProrlError
 from ..wire.messages.base import new_id
-from .blocking.connection import RequestConnection
+from .blocking.transport import RequestConnection
+from .requests import read_reply
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,7 +77,7 @@ class KeepAlive:
                     return
                 request = self._renewal(new_id())
                 try:
-                    connection.ask(request, time.monotonic() + ANSWER_S)
+                    read_reply(connection.ask_frames(request, time.monotonic() + ANSWER_S))
                 except ProrlError as error:
                     log.warning("a lease was not renewed: %s: %s", request, error.message)
                 except Exception:

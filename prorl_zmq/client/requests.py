@@ -13,10 +13,10 @@ import msgspec
 
 from ..errors import JobsLost, JobTooLarge, MalformedMessage, UnknownJob, from_info, shortened
 from ..wire import codec
-from ..wire.messages.backends import AnyBackendReply, BackendRefused
-from ..wire.messages.base import JobIdentifier, new_id
-from ..wire.messages.engines import AnyEngineReply, EngineRefused
-from ..wire.messages.front_door import Collect, Collected, FrontDoorReply, Refused, Submit
+from ..wire.messages.backends import AnyBackendReply
+from ..wire.messages.base import JobIdentifier, Refused, new_id
+from ..wire.messages.engines import AnyEngineReply
+from ..wire.messages.front_door import Collect, Collected, FrontDoorReply, Submit
 from ..wire.messages.jobs import Job
 
 if TYPE_CHECKING:
@@ -39,16 +39,10 @@ SEEN_LIMIT = 20_000
 """Ids of received results that a client remembers: many more than can be unacknowledged."""
 POLL_S = 10.0
 """Longest that one `Collect` is held by the broker; a longer wait is several of them."""
-RESEND_S = 2.0
-"""A request is resent after this time without a reply, beyond the time that its reply may be held: a broker that was
-killed is back in about as long (bench/chaos.py), and what was on its way to it is lost."""
 NAMELESS_S = 600.0
 """How long the jobs and results of a session without a name stay when its client is gone."""
-UPDATE_LIMIT_S = 600.0
-"""How long engines wait for the end of a weight update unless told otherwise: beyond it the trainer is dead."""
 
 REPLIES: Any = FrontDoorReply | AnyBackendReply | AnyEngineReply
-REFUSALS = (Refused, BackendRefused, EngineRefused)
 
 
 def submissions(
@@ -115,7 +109,7 @@ def read_reply(frames: Sequence[Received]) -> Any:
     """Return the reply in a message's first frame, or raise the error that it refuses the request with."""
     header = frames[0]
     reply = codec.decode(header if isinstance(header, bytes) else header.bytes, REPLIES)
-    if isinstance(reply, REFUSALS):
+    if isinstance(reply, Refused):
         raise from_info(reply.error)
     return reply
 

@@ -10,10 +10,9 @@ import typer
 from rich.console import Group
 
 from ..client.blocking.client import RolloutClient
-from ..client.requests import UPDATE_LIMIT_S
 from ..wire.messages.backends import Backend, ChatSettings, ListBackends
 from ..wire.messages.base import new_id
-from ..wire.messages.engines import UpdateMode
+from ..wire.messages.engines import UPDATE_LIMIT_S, UpdateMode
 from .backend_tables import backend_table, detail_tables, show
 from .options import quick_client, taking
 from .progress_display import WorkProgress

@@ -93,8 +93,8 @@ def engine(
 
     prorl-engine --engine http --url http://gpu-7:8000
     """
-    from ..inference.builtin_kinds import API_KEY
-    from ..inference.host import HostOptions, run_engine_host
+    from ..inference.hosting.builtin_kinds import API_KEY
+    from ..inference.hosting.host import HostOptions, run_engine_host
 
     (kind,) = BackendSettings(
         kind=engine,

@@ -1,49 +1,186 @@
-"""`prorl eval`: a model's pass@k on a data file."""
+"""`prorl eval`: a model's pass@k on a data file. Plans the evaluation, runs what is missing, prints the figures.
+
+The fields of the option groups are named as those of `Settings`, `BackendSettings`, `OwnService` and `Counting`.
+"""
 
 from __future__ import annotations
 
-import math
-from contextlib import ExitStack
+import tempfile
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 import typer
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
 
 from ..config import BackendSettings, SandboxSettings
 from ..errors import ConfigError
-from ..system.logs import one_line, say
+from ..system.logs import say
 from ..trackers.adapter import TRACKERS
 from . import options
 from .demo import say_where
+from .option_groups import OptionGroup, flat
 from .progress_display import RolloutProgress
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from ..client.asynchronous.client import AsyncRolloutClient
-    from ..evaluation.passes import Estimate
-    from ..evaluation.plan import Settings
+    from ..evaluation.plan import Plan
+    from ..evaluation.problems import Problem
     from ..evaluation.run_folder import RunFolder, Sample
     from ..evaluation.service import OwnService
-    from ..evaluation.summary import Counting, Summary
+    from ..evaluation.summary import Counting
     from ..evaluation.tracking import EvaluationLog
+    from ..trackers import Tracker
 
+PROGRAM = "prorl eval"
 LOG_CLOSE_S = 15.0
 """How long trackers may take to end their run when the evaluation has ended."""
 SLOTS = 8
 """Rollouts at a time in each stage of this run's own service, unless an option says otherwise."""
-SHOWN_MESSAGE = 120
-SHOWN_DIGITS = 12
-"""Of a checksum."""
-SHOWN_FAILURES = 8
-"""Reasons in the table at the end; the reports have all."""
+CHECKSUM_DIGITS = 12
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatOptions(OptionGroup):
+    """Which rollouts there are: fields of `Settings`."""
+
+    samples: Annotated[int, typer.Option("--samples", "-n", min=1, max=10_000, help="Rollouts of each problem.")] = 1
+    limit: Annotated[int, typer.Option(min=0, help="Take so many problems only; 0: all.")] = 0
+    seed: Annotated[int, typer.Option(min=0, help="Of the sampling; each rollout derives its own from it.")] = 0
+    temperature: Annotated[float | None, typer.Option(min=0, max=2, help="[default: the job's, or 1]")] = None
+    top_p: Annotated[float | None, typer.Option(min=0.001, max=1, help="[default: the job's, or 1]")] = None
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Of one turn. [default: the job's, or 1024]")] = None
+    max_turns: Annotated[int | None, typer.Option(min=1, help="Of the model. [default: the job's, or 16]")] = None
+    context: Annotated[
+        int | None, typer.Option(metavar="TOKENS", min=1, help="Of a conversation. [default: the job's, or 32768]")
+    ] = None
+    template_arguments: options.TemplateArguments = None
+    harness: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME[==VERSION]",
+            help="Let an agent program lead the rollouts, such as claude-code, codex or opencode (see prorl harness).",
+        ),
+    ] = ""
+    row_format: options.RowFormatName = ""
+    task: options.TaskName = ""
+    task_modules: options.TaskModule = None
+    instance_fields: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=JSON", help='Set a field of all instances, such as tools=["ipython"].'),
+    ] = None
+
+    def values(self) -> dict[str, Any]:
+        """Return the fields of `Settings`."""
+        from ..evaluation.problems import checksum
+
+        values = asdict(self)
+        values["options"] = options.named_values("--set", values.pop("instance_fields"))
+        values["template_arguments"] = options.named_values("--template-argument", self.template_arguments)
+        modules = tuple(f"{each.name} {checksum(each)[:CHECKSUM_DIGITS]}" for each in self.task_modules or ())
+        return values | {"task_modules": modules}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnOptions(OptionGroup):
+    """The service of this run's own: fields of `BackendSettings` and `OwnService`."""
+
+    kind: Annotated[
+        str | None,
+        typer.Option(
+            "--engine",
+            metavar="KIND",
+            help="The model's engine, in a service for this run: the small policy of the package, vLLM, or a server "
+            "that runs already. [default: embedded]",
+            show_default=False,
+        ),
+    ] = None
+    model: options.Model = ""
+    urls: Annotated[
+        list[str] | None,
+        typer.Option("--url", help="http: such as http://gpu-7:8000; may be repeated. Their key is in $PRORL_API_KEY."),
+    ] = None
+    api: options.Api = "auto"
+    tokenizer: options.Tokenizer = ""
+    tool_calls: options.ToolCalls = ""
+    engine_options: options.EngineOptions = None
+    python: Annotated[
+        str, typer.Option(metavar="PATH", help="vllm: the interpreter of its environment. [default: ours]")
+    ] = ""
+    arguments: options.VllmFlags = None
+    slots: Annotated[int, typer.Option(min=1, max=10_000, help="Rollouts at a time, per stage.")] = SLOTS
+    sandbox: options.Sandbox = None
+    image: options.Image = None
+    image_folder: options.ImageFolder = None
+
+    def is_given(self) -> bool:
+        """Return whether one of them has another value than its default."""
+        defaults = asdict(OwnOptions())
+        return any(value and value != defaults[name] for name, value in asdict(self).items())
+
+    def backend(self) -> BackendSettings:
+        kind = self.kind or ("http" if self.urls else "embedded")
+        return BackendSettings(
+            kind=kind,
+            model=_absolute(self.model) if kind == "embedded" else self.model,
+            urls=tuple(self.urls or ()),
+            api=self.api,
+            tokenizer=self.tokenizer,
+            tool_calls=self.tool_calls,
+            options=options.named_values("--option", self.engine_options),
+            python=self.python,
+            arguments=tuple(self.arguments or ()),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningService(OptionGroup):
+    """A service that runs already, in place of an own one."""
+
+    connect: options.Connect = None
+    config: options.Config = None
+    keys: options.Keys = None
+    service: options.ServiceDir = None
+
+    @property
+    def is_named(self) -> bool:
+        return any(each is not None for each in (self.connect, self.config, self.service))
+
+    @property
+    def front_door(self) -> str:
+        return options.front_door_of(self.connect, self.config, self.service)
+
+    def client(self, session: str) -> AsyncRolloutClient:
+        return options.async_client_of(self.connect, self.config, self.keys, self.service, session=session)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountingOptions(OptionGroup):
+    """How results are counted: fields of `Counting`."""
+
+    k: Annotated[
+        str, typer.Option(metavar="K,K,…", help="Which pass@k to report. [default: 1, 2, 4, … up to --samples]")
+    ] = ""
+    threshold: Annotated[float, typer.Option(help="The least reward of a solved problem.")] = 1.0
+    price_in: Annotated[float | None, typer.Option(min=0, help="Of a million prompt tokens, for the cost.")] = None
+    price_cached: Annotated[
+        float | None, typer.Option(min=0, help="Of a million found in the prefix cache. [default: --price-in]")
+    ] = None
+    price_out: Annotated[float | None, typer.Option(min=0, help="Of a million generated tokens.")] = None
+
+    def counting(self, samples: int) -> Counting:
+        from ..evaluation.summary import Counting, default_ks
+
+        ks = _ks(self.k, samples) if self.k else default_ks(samples)
+        return Counting(ks, self.threshold, self.price_in, self.price_cached, self.price_out)
+
+
+@flat
 def evaluate(
     file: Annotated[
         Path,
@@ -52,79 +189,19 @@ def evaluate(
             help="Problems: .jsonl, .parquet, .csv or a JSON list, in any row format that `prorl tasks list` shows.",
         ),
     ],
-    arguments: options.VllmFlags = None,
+    what: WhatOptions,
+    own: OwnOptions,
+    running: RunningService,
+    counted: CountingOptions,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Run folder; a stopped run continues there. [default: eval/FILE]")
     ] = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start from nothing; what the folder has is moved to DIR/earlier.")
     ] = False,
-    samples: Annotated[int, typer.Option("--samples", "-n", min=1, max=10_000, help="Rollouts of each problem.")] = 1,
-    k: Annotated[
-        str, typer.Option(metavar="K,K,…", help="Which pass@k to report. [default: 1, 2, 4, … up to --samples]")
-    ] = "",
-    limit: Annotated[int, typer.Option(min=0, help="Take so many problems only; 0: all.")] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="Of the sampling; each rollout derives its own from it.")] = 0,
-    temperature: Annotated[float | None, typer.Option(min=0, max=2, help="[default: the job's, or 1]")] = None,
-    top_p: Annotated[float | None, typer.Option(min=0.001, max=1, help="[default: the job's, or 1]")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Of one turn. [default: the job's, or 1024]")] = None,
-    max_turns: Annotated[int | None, typer.Option(min=1, help="Of the model. [default: the job's, or 16]")] = None,
-    context: Annotated[
-        int | None, typer.Option(metavar="TOKENS", min=1, help="Of a conversation. [default: the job's, or 32768]")
-    ] = None,
-    template_argument: options.TemplateArguments = None,
-    harness: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME[==VERSION]",
-            help="Let an agent program lead the rollouts, such as claude-code, codex or opencode (see prorl harness).",
-        ),
-    ] = "",
-    row_format: options.RowFormatName = "",
-    task: options.TaskName = "",
-    task_module: options.TaskModule = None,
-    fields: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=JSON", help='Set a field of all instances, such as tools=["ipython"].'),
-    ] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KIND",
-            help="The model's engine, in a service for this run: the small policy of the package, vLLM, or a server "
-            "that runs already. [default: embedded]",
-            show_default=False,
-        ),
-    ] = None,
-    model: options.Model = "",
-    url: Annotated[
-        list[str] | None,
-        typer.Option(help="http: such as http://gpu-7:8000; may be repeated. Their key is in $PRORL_API_KEY."),
-    ] = None,
-    api: options.Api = "auto",
-    tokenizer: options.Tokenizer = "",
-    tool_calls: options.ToolCalls = "",
-    option: options.EngineOptions = None,
-    python: Annotated[
-        str, typer.Option(metavar="PATH", help="vllm: the interpreter of its environment. [default: ours]")
-    ] = "",
-    slots: Annotated[int, typer.Option(min=1, max=10_000, help="Rollouts at a time, per stage.")] = SLOTS,
-    sandbox: options.Sandbox = None,
-    image: options.Image = None,
-    image_folder: options.ImageFolder = None,
     start_limit: Annotated[
         float, typer.Option(min=1, metavar="SECONDS", help="How long the engines may take to start.")
     ] = 900.0,
-    connect: options.Connect = None,
-    config: options.Config = None,
-    keys: options.Keys = None,
-    service: options.ServiceDir = None,
-    threshold: Annotated[float, typer.Option(help="The least reward of a solved problem.")] = 1.0,
-    price_in: Annotated[float | None, typer.Option(min=0, help="Of a million prompt tokens, for the cost.")] = None,
-    price_cached: Annotated[
-        float | None, typer.Option(min=0, help="Of a million found in the prefix cache. [default: --price-in]")
-    ] = None,
-    price_out: Annotated[float | None, typer.Option(min=0, help="Of a million generated tokens.")] = None,
     log: options.Log = None,
     log_project: Annotated[str, typer.Option(metavar="NAME", help="The project in the trackers.")] = "prorl",
 ) -> None:
@@ -145,136 +222,195 @@ def evaluate(
     command makes new reports, also for another --k, --threshold or prices. Exit codes: 0 each rollout has a result that
     counts; 1 some ended with errors; 2 a wrong flag, file or setting; 130 after Ctrl-C.
     """
-    from ..evaluation.plan import Plan
-    from ..evaluation.problems import check_instances, checksum, load_problems
-    from ..evaluation.report import write_reports
     from ..evaluation.run_folder import RunFolder
-    from ..evaluation.summary import Counting, summarise
-    from ..evaluation.tracking import EvaluationLog, run_config
-    from ..stages.known_row_formats import known_row_formats
-    from ..stages.own_tasks import all_handlers, own_handlers
+    from ..evaluation.tracking import run_config
     from ..trackers import open_tracker
 
-    data_sha256 = checksum(file)
-    counting = Counting(_ks(k, samples), threshold, price_in, price_cached, price_out)
-    running = any(each is not None for each in (connect, config, service))
-    of_an_engine = (engine, model, url, python, tokenizer, tool_calls, option, arguments, api != "auto")
-    if running and any((*of_an_engine, slots != SLOTS, sandbox, image, image_folder)):
-        raise ConfigError(
-            "--connect and --config name a service that has its engines, stages and sandboxes; --engine, --model, "
-            "--url, --api, --python, --tokenizer, --tool-calls, --option, --slots, --sandbox, --image, --image-folder "
-            "and flags behind -- are for a service of this run's own"
-        )
-    if running and task_module:
-        raise ConfigError(
-            "--connect and --config name a service that has its tasks; --task-module is for a service of this run's "
-            "own: give that service the file in [service] task_modules",
-            key="task_module",
-        )
-    own_tasks = own_handlers(task_module or ())
-    engine = engine or ("http" if url else "embedded")
-    backend = BackendSettings(
-        kind=engine,
-        model=_absolute(model) if engine == "embedded" else model,
-        urls=tuple(url or ()),
-        api=api,
-        arguments=tuple(arguments or ()),
-        python=python,
-        tokenizer=tokenizer,
-        tool_calls=tool_calls,
-        options=options.named_values("--option", option),
-    )
-    template_arguments = options.named_values("--template-argument", template_argument)
-    if not running:  # jobs carry them; whether this engine takes any is known now
-        list(msgspec.structs.replace(backend, template_arguments=template_arguments).check(flags=True))
-    sandbox = sandbox or SandboxSettings().kind
-    own = None if running else _own_service(backend, slots, sandbox, image or "", image_folder or [], task_module or [])
-    named_fields = options.named_values("--set", fields)
-    if harness:
-        _check_harness(harness, here=own is not None)
-    handlers = all_handlers(task_module or (), warn=partial(say, "prorl eval"))
-    problems = load_problems(
-        file,
-        known_row_formats(handlers, own_tasks),
-        row_format=row_format,
-        task=task,
-        limit=limit,
-        options=named_fields,
-    )
-    lacking = check_instances(problems, handlers, file)
-    for what, count in lacking.items() if own is not None else ():
-        say("prorl eval", f"{count} of {len(problems)} problems: {what}")
-    settings = _settings(
-        backend,
-        options.front_door_of(connect, config, service) if running else "",
-        data_sha256=data_sha256,
-        row_format=row_format,
-        task=task,
-        task_modules=tuple(f"{each.name} {checksum(each)[:SHOWN_DIGITS]}" for each in task_module or ()),
-        options=named_fields,
-        limit=limit,
-        samples=samples,
-        seed=seed,
-        temperature=temperature,
-        top_p=top_p,
-        max_tokens=max_tokens,
-        max_turns=max_turns,
-        context=context,
-        template_arguments=template_arguments,
-        sandbox="" if running else sandbox,
-        image=image or "",
-        harness=harness,
-    )
+    planned = _planned(file, what, own, running, counted)
+    with RunFolder(out if out is not None else Path("eval") / file.stem, planned.plan, fresh=fresh) as folder:
+        _say_where_it_stands(folder)
+        with open_tracker(
+            *log or (),
+            project=log_project,
+            run=folder.plan.session,
+            folder=folder.path / TRACKERS,
+            config=run_config(folder.plan),
+            close_s=LOG_CLOSE_S,
+        ) as tracker:
+            done = _run(folder, planned, tracker, start_limit)
+        missing = len(folder.missing())
+    say_where(PROGRAM, tracker)
+    if not done:
+        if not folder.samples:
+            say(PROGRAM, "stopped before a rollout had ended; the same command starts it")
+        raise typer.Abort
+    if missing:
+        raise typer.Exit(1)
+
+
+class _Planned(NamedTuple):
+    """An evaluation whose options and data file are checked."""
+
+    plan: Plan
+    problems: Sequence[Problem]
+    counting: Counting
+    service: OwnService | Callable[[str], AsyncRolloutClient]
+
+
+def _planned(
+    file: Path, what: WhatOptions, own: OwnOptions, running: RunningService, counted: CountingOptions
+) -> _Planned:
+    from ..evaluation.plan import Plan, Settings
+    from ..evaluation.problems import checksum
+
+    values = what.values() | {"data_sha256": checksum(file)}
+    counting = counted.counting(what.samples)
+    service: OwnService | None = None
+    if running.is_named:
+        _check_running(what, own)
+        values["connect"] = running.front_door
+    else:
+        service = _own_service(own, what.task_modules or [], values["template_arguments"])
+        values |= _engine_values(service.backend) | {"sandbox": service.sandbox, "image": own.image or ""}
+    if what.harness:
+        _check_harness(what.harness, here=service is not None)
+    problems = _problems(file, what, values["options"], is_own=service is not None)
     plan = Plan(
-        settings=settings,
+        settings=Settings(**values),
         file=str(file),
         problems=len(problems),
         version=version("prorl-zmq"),
         created=datetime.now(UTC).isoformat(" ", "seconds"),
     )
+    return _Planned(plan, problems, counting, service or running.client)
 
-    def there(session: str) -> AsyncRolloutClient:
-        return options.async_client_of(connect, config, keys, service, session=session)
 
-    with ExitStack() as stack:
-        folder = stack.enter_context(RunFolder(out if out is not None else Path("eval") / file.stem, plan, fresh=fresh))
-        if folder.earlier is not None:
-            say("prorl eval", f"what {folder.path} had is in {folder.earlier}")
-        _say_where_it_stands(folder)
-        tracker = stack.enter_context(
-            open_tracker(
-                *log or (),
-                project=log_project,
-                run=folder.plan.session,
-                folder=folder.path / TRACKERS,
-                config=run_config(folder.plan),
-                close_s=LOG_CLOSE_S,
-            )
+def _check_running(what: WhatOptions, own: OwnOptions) -> None:
+    """Refuse options of an own service, since another one is named."""
+    if own.is_given():
+        raise ConfigError(
+            "--connect and --config name a service that has its engines, stages and sandboxes; --engine, --model, "
+            "--url, --api, --python, --tokenizer, --tool-calls, --option, --slots, --sandbox, --image, --image-folder "
+            "and flags behind -- are for a service of this run's own"
         )
-        tracking = EvaluationLog(tracker, folder)
-        done = not folder.missing()
-        try:
-            if not done:
-                from ..evaluation.evaluator import Evaluator
+    if what.task_modules:
+        raise ConfigError(
+            "--connect and --config name a service that has its tasks; --task-module is for a service of this run's "
+            "own: give that service the file in [service] task_modules",
+            key="task_module",
+        )
 
-                display = _Display(folder, counting, tracking)
-                with display.progress:
-                    done = Evaluator(folder, problems, own or there, display, start_limit).run()
-        finally:
-            summary = summarise(folder.plan, folder.samples, counting)
-            if folder.samples:
-                write_reports(folder, summary)
-                tracking.summed_up(summary)
-                options.console().print(summary_tables(summary))
-                _say_whats_next(folder, done=done)
-        missing = len(folder.missing())
-    say_where("prorl eval", tracker)
-    if not done:
-        if not folder.samples:
-            say("prorl eval", "stopped before a rollout had ended; the same command starts it")
-        raise typer.Abort
-    if missing:
-        raise typer.Exit(1)
+
+def _problems(file: Path, what: WhatOptions, instance_fields: dict[str, Any], *, is_own: bool) -> list[Problem]:
+    """Load the data file, and check it with the handlers that are installed here."""
+    from ..evaluation.problems import check_instances, load_problems
+    from ..stages.known_row_formats import known_row_formats
+    from ..stages.own_tasks import all_handlers, own_handlers
+
+    own_tasks = own_handlers(what.task_modules or ())
+    handlers = all_handlers(what.task_modules or (), warn=partial(say, PROGRAM))
+    problems = load_problems(
+        file,
+        known_row_formats(handlers, own_tasks),
+        row_format=what.row_format,
+        task=what.task,
+        limit=what.limit,
+        options=instance_fields,
+    )
+    missing = check_instances(problems, handlers, file)
+    for name, count in missing.items() if is_own else ():
+        say(PROGRAM, f"{count} of {len(problems)} problems: {name}")
+    return problems
+
+
+def _check_harness(named: str, *, here: bool) -> None:
+    """Check that a harness is known and, where its sandboxes are made by this very command, installed."""
+    from ..stages.harness.installation import HarnessStore, default_root, parse_name
+
+    parse_name(named)
+    if here:
+        HarnessStore(default_root()).find(named)
+
+
+def _own_service(own: OwnOptions, task_modules: Sequence[Path], template_arguments: dict[str, Any]) -> OwnService:
+    """Return the service of this run's own, checked."""
+    from ..evaluation.service import OwnService
+    from ..tools.sandbox.sandboxes import Sandboxes
+
+    backend, image = own.backend(), own.image or ""
+    # Jobs carry the template's arguments; whether this engine takes any is known now.
+    list(msgspec.structs.replace(backend, template_arguments=template_arguments).check(flags=True))
+    for kind in backend.check(flags=True):
+        kind.check()
+    service = OwnService(
+        backend=backend,
+        slots=own.slots,
+        sandbox=own.sandbox or SandboxSettings().kind,
+        image=_absolute(image) if image and Path(image).exists() else image,
+        image_folders=tuple(str(folder.absolute()) for folder in own.image_folder or ()),
+        task_modules=tuple(str(each.absolute()) for each in task_modules),
+    )
+    service.topology()  # says what is wrong with it, before anything is made
+    with tempfile.TemporaryDirectory(prefix="prorl-check-") as folder:
+        image_folders = tuple(map(Path, service.image_folders))
+        sandboxes = Sandboxes(service.sandbox, Path(folder), image=service.image, image_folders=image_folders)
+        sandboxes.check()
+    if not sandboxes.isolated:
+        say(PROGRAM, "sandboxes are plain processes: what the model runs is not isolated")
+    return service
+
+
+def _engine_values(backend: BackendSettings) -> dict[str, Any]:
+    """Return the fields of `Settings` that say which model answers."""
+    from ..evaluation.problems import checksum
+
+    same = {name: getattr(backend, name) for name in ("model", "urls", "tokenizer", "tool_calls", "arguments")}
+    is_file = backend.kind == "embedded" and backend.model
+    return same | {
+        "engine": backend.kind,
+        "model_sha256": checksum(Path(backend.model)) if is_file else "",
+        "api": backend.api if backend.urls else "",
+        "engine_options": backend.options,
+    }
+
+
+def _ks(text: str, samples: int) -> tuple[int, ...]:
+    try:
+        ks = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        raise ConfigError(f"--k takes numbers with commas between them, such as 1,4; not {text!r}", key="k") from None
+    if ks[0] < 1 or ks[-1] > samples:
+        raise ConfigError(f"--k {text}: each must be 1 to --samples, which is {samples}", key="k")
+    return tuple(ks)
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).absolute()) if path else ""
+
+
+def _run(folder: RunFolder, planned: _Planned, tracker: Tracker, start_limit_s: float) -> bool:
+    """Run what is missing, then write and print the figures; false: a signal has stopped it."""
+    from ..evaluation.display import summary_tables
+    from ..evaluation.evaluator import Evaluator
+    from ..evaluation.report import write_reports
+    from ..evaluation.summary import summarise
+    from ..evaluation.tracking import EvaluationLog
+
+    tracking = EvaluationLog(tracker, folder)
+    done = not folder.missing()
+    try:
+        if not done:
+            display = _Display(folder, planned.counting, tracking)
+            with display.progress:
+                done = Evaluator(folder, planned.problems, planned.service, display, start_limit_s).run()
+    finally:
+        if folder.samples:
+            summary = summarise(folder.plan, folder.samples, planned.counting)
+            write_reports(folder, summary)
+            tracking.summed_up(summary)
+            options.console().print(summary_tables(summary))
+            _say_whats_next(folder, done=done)
+    return done
 
 
 class _Display:
@@ -286,7 +422,7 @@ class _Display:
         self._threshold = counting.threshold
         self._errors = self._counted = self._solved = 0
         rollouts = folder.plan.rollouts
-        self.progress = RolloutProgress("prorl eval", rollouts, rollouts - len(folder.missing()))
+        self.progress = RolloutProgress(PROGRAM, rollouts, rollouts - len(folder.missing()))
         for sample in folder.samples:
             self._count(sample)
         self._errors = 0  # those that are there are run again
@@ -306,7 +442,7 @@ class _Display:
             self.troubled(f"the first error, of {sample.problem}: {error.code}: {error.message}")
 
     def troubled(self, message: str) -> None:
-        say("prorl eval", message)
+        say(PROGRAM, message)
 
     def _note(self) -> str:
         parts = [f"pass@1 {self._solved / self._counted:.3f}"] if self._counted else []
@@ -322,54 +458,14 @@ class _Display:
         self._solved += is_solved(sample.result, self._threshold)
 
 
-def summary_tables(summary: Summary) -> Group:
-    """Lay the figures out for the terminal, in 80 columns."""
-    numbers = options.columns("value", "95 % interval", "problems", justify="right")
-    figures = Table("", *numbers, title="evaluation", title_justify="left")
-    for row in summary.passes:
-        figures.add_row(f"pass@{row.k}", *_share(row.estimate))
-    if summary.infrastructure_errors:
-        figures.add_row("pass@1, errors as failures", *_share(summary.pass_1_with_errors))
-    if summary.reward is not None:
-        reward = summary.reward
-        between = f"{reward.low:.3f} – {reward.high:.3f}" if math.isfinite(reward.low) else "–"
-        figures.add_row("mean reward", f"{reward.value:.3f}", between, str(reward.problems))
-    parts: list[Table | str] = [figures]
-    if summary.failures:
-        failures = Table(title="failures", title_justify="left")
-        failures.add_column("reason", overflow="fold", min_width=24)
-        failures.add_column("rollouts", justify="right", min_width=8)
-        failures.add_column("what one said", overflow="fold")
-        for failure in summary.failures[:SHOWN_FAILURES]:
-            said = Text(one_line(failure.message, SHOWN_MESSAGE))  # of another machine, on its way to a terminal
-            failures.add_row(Text(one_line(failure.reason)), str(failure.count), said)
-        parts.append(failures)
-    tokens = {row.name: row for row in summary.tokens}
-    if tokens:
-        named = ("prompt_tokens", "cached_tokens", "generated_tokens")
-        counts = ", ".join(f"{tokens[name].total:,.0f} {name.partition('_')[0]}" for name in named)
-        parts.append(f"tokens: {counts}" + (f"; cost: {summary.cost.total:,.4g}" if summary.cost else ""))
-    stays = [row for row in summary.times if not row.within and row.share is not None and row.share >= 0.005]
-    if stays:
-        parts.append("time: " + ", ".join(f"{row.name.replace('_', ' ')} {row.share:.0%}" for row in stays))
-    return Group(*parts)
-
-
-def _share(estimate: Estimate | None) -> tuple[str, str, str]:
-    if estimate is None:
-        return "–", "–", "0"
-    from ..evaluation.passes import percentage  # with numpy
-
-    low, high = percentage(estimate.low), percentage(estimate.high)
-    return percentage(estimate.value), f"{low} – {high}", str(estimate.problems)
-
-
 def _say_where_it_stands(folder: RunFolder) -> None:
+    if folder.earlier is not None:
+        say(PROGRAM, f"what {folder.path} had is in {folder.earlier}")
     there = folder.plan.rollouts - len(folder.missing())
     if folder.samples:
         again = len(folder.samples) - there
         errors = f"; {again} that ended with errors of the infrastructure or the task are run again" if again else ""
-        say("prorl eval", f"{folder.path} has {there} of {folder.plan.rollouts} rollouts{errors}")
+        say(PROGRAM, f"{folder.path} has {there} of {folder.plan.rollouts} rollouts{errors}")
 
 
 def _say_whats_next(folder: RunFolder, *, done: bool) -> None:
@@ -379,85 +475,4 @@ def _say_whats_next(folder: RunFolder, *, done: bool) -> None:
         where += f". {missing} rollouts ended with errors that are not the model's: the same command runs them again"
     elif missing:
         where += f". {missing} of {folder.plan.rollouts} rollouts are missing: the same command continues with them"
-    say("prorl eval", where)
-
-
-def _ks(text: str, samples: int) -> tuple[int, ...]:
-    from ..evaluation.summary import default_ks
-
-    if not text:
-        return default_ks(samples)
-    try:
-        ks = sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        raise ConfigError(f"--k takes numbers with commas between them, such as 1,4; not {text!r}", key="k") from None
-    if ks[0] < 1 or ks[-1] > samples:
-        raise ConfigError(f"--k {text}: each must be 1 to --samples, which is {samples}", key="k")
-    return tuple(ks)
-
-
-def _check_harness(named: str, *, here: bool) -> None:
-    """Check that a harness is known and, where its sandboxes are made by this very command, installed."""
-    from ..stages.harness.installation import HarnessStore, default_root, parse_name
-
-    parse_name(named)
-    if here:
-        HarnessStore(default_root()).find(named)
-
-
-def _own_service(
-    backend: BackendSettings,
-    slots: int,
-    sandbox: str,
-    image: str,
-    image_folders: list[Path],
-    task_modules: list[Path],
-) -> OwnService:
-    import tempfile
-
-    from ..evaluation.service import OwnService
-    from ..tools.sandbox.sandboxes import Sandboxes
-
-    folders = tuple(str(folder.absolute()) for folder in image_folders)
-    for kind in backend.check(flags=True):
-        kind.check()
-    service = OwnService(
-        backend=backend,
-        slots=slots,
-        sandbox=sandbox,
-        image=_absolute(image) if image and Path(image).exists() else image,
-        image_folders=folders,
-        task_modules=tuple(str(each.absolute()) for each in task_modules),
-    )
-    service.topology()  # says what is wrong with it, before anything is made
-    with tempfile.TemporaryDirectory(prefix="prorl-check-") as folder:
-        sandboxes = Sandboxes(sandbox, Path(folder), image=service.image, image_folders=tuple(map(Path, folders)))
-        sandboxes.check()
-    if not sandboxes.isolated:
-        say("prorl eval", "sandboxes are plain processes: what the model runs is not isolated")
-    return service
-
-
-def _settings(backend: BackendSettings, front_door: str, **given: Any) -> Settings:
-    from ..evaluation.plan import Settings
-    from ..evaluation.problems import checksum
-
-    if front_door:
-        return Settings(connect=front_door, **given)
-    embedded = backend.kind == "embedded" and backend.model
-    return Settings(
-        engine=backend.kind,
-        model=backend.model,
-        model_sha256=checksum(Path(backend.model)) if embedded else "",
-        urls=backend.urls,
-        api=backend.api if backend.urls else "",
-        tokenizer=backend.tokenizer,
-        tool_calls=backend.tool_calls,
-        arguments=backend.arguments,
-        engine_options=backend.options,
-        **given,
-    )
-
-
-def _absolute(path: str) -> str:
-    return str(Path(path).absolute()) if path else ""
+    say(PROGRAM, where)

@@ -137,7 +137,9 @@ def stage(
     from ..tools.images.staging import stage_image
 
     for image in images:
-        print(stage_image(image, to.absolute()))
+        with build_progress("prorl image", verbose=False) as (say, _):
+            copy = stage_image(image, to.absolute(), say)
+        print(copy)
 
 
 def image_store(root: Path | None) -> ImageStore:

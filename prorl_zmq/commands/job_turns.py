@@ -12,7 +12,7 @@ from ..data.trajectory import Role, TokenArrays
 from ..errors import ProrlError, UnknownJob
 from ..evaluation.display import ROLE_STYLES, turn_body
 from ..evaluation.transcript import TextReader, make_transcript
-from ..inference.chat_loading import load_chat_format
+from ..inference.chat.loading import load_chat_format
 from ..service.rollout_brokers import the_answer
 from ..system.logs import one_line
 from ..wire.messages.backends import ListBackends

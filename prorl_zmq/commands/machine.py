@@ -58,8 +58,8 @@ def doctor(
 
 
 def _show_model(model: str, tool_calls: ToolCallFormatName, arguments: dict[str, Any]) -> None:
-    from ..inference.chat_report import report
-    from ..inference.transformers_chat import TransformersChatFormat
+    from ..inference.chat.report import report
+    from ..inference.chat.transformers_chat import TransformersChatFormat
     from ..wire.messages.backends import ChatSettings
 
     settings = ChatSettings("transformers", model, tool_calls).with_arguments(arguments)

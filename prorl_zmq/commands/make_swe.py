@@ -19,8 +19,8 @@ from .images import build_progress
 from .options import Images, columns, console
 
 if TYPE_CHECKING:
-    from ..make_swe.project_maker import Made
     from ..make_swe.recipe import Order
+    from ..make_swe.search import Made
 
 NEEDED = ("swebench", "packaging")
 """What it imports from the tasks extra."""
@@ -72,7 +72,8 @@ def make_swe(
         raise ConfigError(f"make-swe needs {', '.join(missing)}: {how_to_install('tasks')}", key="tasks")
     from ..make_swe.maker import Maker, write_atomically
     from ..make_swe.project import check_source
-    from ..make_swe.project_maker import Settings, encode
+    from ..make_swe.recipe import Settings
+    from ..make_swe.search import encode
     from ..tools.images.image import default_root
     from ..tools.images.image_store import ImageStore
 

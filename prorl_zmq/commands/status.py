@@ -92,13 +92,15 @@ def session_name(session: str) -> str:
 
 
 def batch_table(batches: tuple[BatchStatus, ...]) -> Table:
-    names = ("kept", "target", "size", "dropped", "given up", "under way", "jobs", "failed", "prompts")
-    counts = columns(*names, justify="right")
-    session = Column("session", overflow="fold")
-    table = Table("batch", session, "state", *counts, title="batches", title_justify="left")
+    """Lay the open batches out, in 80 columns."""
+    names = ("kept", "size", "dropped", "given\nup", "under\nway", "jobs", "failed", "prompts")
+    texts = (Column("batch", no_wrap=True, min_width=12), Column("session", overflow="fold"), Column("state"))
+    counts = columns(*names, justify="right", no_wrap=True)
+    table = Table(*texts, *counts, title="batches", title_justify="left", box=None, padding=(0, 1, 0, 0))
     for batch in batches:
-        groups = (batch.kept, batch.target_groups, batch.group_size, batch.dropped, batch.given_up, batch.under_way)
-        numbers = (*groups, batch.in_flight, batch.failed, batch.prompts)
+        groups = (batch.group_size, batch.dropped, batch.given_up, batch.under_way)
+        numbers = map(str, (*groups, batch.in_flight, batch.failed, batch.prompts))
         state = f"{batch.state}: {batch.problem}" if batch.problem else batch.state
-        table.add_row(batch.batch_id[:12], session_name(batch.session), Text(one_line(state)), *map(str, numbers))
+        cells = (batch.batch_id[:12], session_name(batch.session), one_line(state))
+        table.add_row(*map(Text, cells), f"{batch.kept} of {batch.target_groups}", *numbers)
     return table

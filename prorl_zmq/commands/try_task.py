@@ -291,24 +291,18 @@ def _said(returned: Any) -> str:
 
 
 def _show_result(trajectory: Trajectory, backends: tuple[Backend, ...]) -> None:
-    from ..evaluation.collection import Rollout
-    from ..evaluation.display import head, notes_text, turn_body, turn_title
+    from ..evaluation.display import head, notes_text, turns_text
+    from ..evaluation.run_folder import Sample
     from ..evaluation.transcript import TextReader, make_transcript
-    from ..inference.chat_loading import load_chat_format
+    from ..inference.chat.loading import load_chat_format
 
     screen, reader = options.console(), None
     for backend in backends:
         reader = TextReader(load_chat_format(backend.chat), backend.chat, backend.model)
     transcript = make_transcript(trajectory.job_id, trajectory, reader)
-    for number, turn in enumerate(transcript.turns):
-        screen.print()
-        screen.print(turn_title(number, turn, transcript))
-        screen.print(turn_body(turn, transcript))
-    rollout = Rollout(trajectory.result, "")
-    screen.print()
-    screen.print(head(rollout))
-    screen.print()
-    screen.print(notes_text(rollout))
+    rollout = Sample.of_job(trajectory.result)
+    for part in (turns_text(transcript), "", head(rollout), "", notes_text(rollout)):
+        screen.print(part)
 
 
 def _short(data: Any, limit: int) -> str:

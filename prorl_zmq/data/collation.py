@@ -1,10 +1,8 @@
 """`collate`: a batch's groups as padded arrays, ready for a loss.
 
-Padding is on the right. Nothing is copied where no padding is needed and the rows already lie as in the array: one row
-alone, or rows of equal length at equal distances in one block. Such an array is a view of the received frame and may be
-read-only: copy what you want to write to.
-
-Left out on purpose: advantages, clipping, weights of any kind, and tensors (`torch.from_numpy` takes these arrays).
+Padding is on the right. Nothing is copied if no padding is needed and the rows already lie as in the array: a single
+row, or rows of equal length at equal distances in one block. Such an array is a view of the received frame and may be
+read-only: copy it before you write to it. Advantages, clipping and tensors (`torch.from_numpy`) are the trainer's.
 """
 
 from __future__ import annotations

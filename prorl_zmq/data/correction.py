@@ -1,4 +1,4 @@
-"""`check_logprobs`: how far the engine's log-probs are from a trainer's, and whether their ratio may correct a loss."""
+"""`check_logprobs`: compare the engine's log-probs with a trainer's, and say if their ratio can correct a loss."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`Group`: the completed rollouts of one prompt, as a batch hands them to the trainer.
-
-Left out on purpose: advantages, which are the trainer's (see `collation` for the arrays that they are computed from).
-"""
+"""`Group`: the completed rollouts of one prompt, as a batch returns them to the trainer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of a rollout that may be long and has not ended, for people to look at."""
+"""The last turns of a running rollout, for people to look at."""
 
 from __future__ import annotations
 

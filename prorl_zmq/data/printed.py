@@ -1,7 +1,7 @@
-"""How trajectories and groups are shown to people: one line for `repr`, text for reading, a table for a notebook.
+"""Trajectories and groups for people: one line for `repr`, text for reading, a table for a notebook.
 
-Texts of models, tools and graders may hold terminal escapes and markup. Control characters are written as escapes
-here, and HTML is escaped; what is long is cut.
+Texts of models, tools and graders may contain terminal escapes and markup: control characters and HTML are escaped, and
+long texts are cut.
 """
 
 from __future__ import annotations

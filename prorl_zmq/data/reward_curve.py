@@ -1,4 +1,4 @@
-"""Whether the mean reward of a training rises, step by step and at its end."""
+"""Test whether the mean reward of a training rises, over its steps and at its end."""
 
 from __future__ import annotations
 

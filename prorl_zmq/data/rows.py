@@ -1,10 +1,9 @@
-"""Rows: what a trainer learns from, one for each segment of each trajectory of a batch's groups.
+"""Rows: what a trainer learns from, one per segment of each trajectory of a batch's groups.
 
-The tokens before a row's first trained one are its prompt; all from there on are the response, tools' answers included.
-`collate` and all of `integrations` use this split. What none of them could train on is refused here: trainers silently
-take a missing reward for a number and a missing token for padding.
-
-Everything in a row is a view of its trajectory. A segment in which the policy generated nothing has no row.
+The tokens before a row's first trained token are its prompt; the rest is the response, including tools' output.
+`collate` and `integrations` use this split. Rows that no trainer can use are rejected here, because trainers silently
+read a missing reward as a number and a missing token as padding. A row is a view of its trajectory. A segment without
+generated tokens has no row.
 """
 
 from __future__ import annotations

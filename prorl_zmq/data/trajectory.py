@@ -1,11 +1,11 @@
 """Trajectories: five arrays over the tokens of one conversation, in one block of memory.
 
-A trajectory crosses every socket as one frame, laid out so that each array is a view of it:
+A trajectory crosses every socket as one frame, and each array is a view of it:
 
     token_ids int32[T] | logprobs float32[T] | weight_versions int32[T] | turns int32[n, 3] | loss_mask bool[T]
 
-`Trajectory` is what a trainer gets; `TrajectoryBuilder` is what the agent loop writes. Ids are appended as the engine
-produced them and are never re-tokenised.
+Trainers receive a `Trajectory`; the agent loop writes a `TrajectoryBuilder`. Ids are appended as the engine returned
+them and never re-tokenised.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ import numpy as np
 
 from ..client.blocking.client import RolloutClient
 from ..errors import ConfigError, RequestTimeout
-from ..inference.base_policy import base_policy
+from ..inference.embedded.base_policy import base_policy
 from ..inference.policy import save_arrays
 from ..inference.tokenizer import decode
 from ..service.child import ChildService

@@ -15,7 +15,8 @@ from ..wire.messages.jobs import Outcome
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from .collection import Collection, Rollout
+    from .collection import Collection
+    from .run_folder import Sample
     from .transcript import Transcript
 
 MANY_PROBLEMS = 3
@@ -66,10 +67,10 @@ def signs_of(collection: Collection) -> list[Sign]:
     return sorted(found, key=lambda sign: (-len(sign.job_ids), sign.name, sign.about))
 
 
-def _same_answers(paid: Sequence[Rollout]) -> Iterator[Sign]:
+def _same_answers(paid: Sequence[Sample]) -> Iterator[Sign]:
     """Find one answer that was paid under several ground truths, or one source or patch under several problems."""
     for note in ANSWER_NOTES:
-        groups: defaultdict[str, list[Rollout]] = defaultdict(list)
+        groups: defaultdict[str, list[Sample]] = defaultdict(list)
         for rollout in paid:
             if answer := " ".join(rollout.result.notes.get(note, "").split()):
                 groups[answer].append(rollout)
@@ -80,7 +81,7 @@ def _same_answers(paid: Sequence[Rollout]) -> Iterator[Sign]:
                 yield Sign("same answer for many problems", answer, tuple(one.job_id for one in rollouts))
 
 
-def _without_tools(paid: Sequence[Rollout]) -> Iterator[Sign]:
+def _without_tools(paid: Sequence[Sample]) -> Iterator[Sign]:
     ids = [
         one.job_id
         for one in paid
@@ -90,8 +91,8 @@ def _without_tools(paid: Sequence[Rollout]) -> Iterator[Sign]:
         yield Sign("reward without a tool call", "the task cannot be solved without one", tuple(ids))
 
 
-def _short(paid: Sequence[Rollout]) -> Iterator[Sign]:
-    by_task: defaultdict[str, list[Rollout]] = defaultdict(list)
+def _short(paid: Sequence[Sample]) -> Iterator[Sign]:
+    by_task: defaultdict[str, list[Sample]] = defaultdict(list)
     for one in paid:
         by_task[one.result.task].append(one)
     for task, rollouts in by_task.items():

@@ -1,8 +1,7 @@
-"""What `prorl view` opens: the rollouts of a run folder, or those that `prorl submit --out` has left.
+"""`Collection`: the rollouts of a folder of `prorl eval` or `prorl submit --out`, read lazily.
 
-A run folder has its rollouts' texts; of `prorl submit` there are arrays only, so their tokens are shown as ids unless a
-tokenizer is named. A running evaluation is read as far as it is written. What is in the files is checked as it is
-read: they may come from anywhere.
+A run folder has its rollouts' texts; `prorl submit` stores arrays only, whose tokens are ids unless a reader is given.
+A running evaluation is read as far as it is written. All files are checked as they are read: raises `ConfigError`.
 """
 
 from __future__ import annotations
@@ -20,15 +19,13 @@ import numpy as np
 from ..data.trajectory import Role, TokenArrays
 from ..errors import ConfigError
 from ..wire.messages.jobs import Result
-from .run_file import read_file
-from .run_folder import ARRAYS, PLAN, RESULTS, TRAJECTORIES, is_solved, read_lines, read_plan, read_samples
+from .run_folder import ARRAYS, PLAN, RESULTS, TRAJECTORIES, Sample, read_file, read_lines, read_samples
 from .transcript import Transcript, make_transcript
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from .plan import RolloutIndex
     from .transcript import TextReader
 
 SUBMITTED = "arrays"
@@ -53,32 +50,12 @@ ARRAYS_BYTES = 2**30
 
 
 @dataclass(frozen=True, slots=True)
-class Rollout:
-    """One rollout of a collection. Its texts come from elsewhere: clean them before they are shown."""
-
-    result: Result
-    problem: str
-    """The problem's name; of `prorl submit`, the group."""
-    sample: str = ""
-    """Which of the problem's samples, from 0, and after `.` how often it was run before."""
-    model: str = ""
-
-    @property
-    def job_id(self) -> str:
-        return self.result.job_id
-
-    @property
-    def solved(self) -> bool:
-        return is_solved(self.result)
-
-
-@dataclass(frozen=True, slots=True)
 class Collection:
     path: Path
-    rollouts: list[Rollout]
+    rollouts: list[Sample]
     reader: TextReader | None = None
 
-    def transcript(self, rollout: Rollout) -> Transcript:
+    def transcript(self, rollout: Sample) -> Transcript:
         """Read what a rollout says; an empty one if it ended before its first token."""
         written = self.path / TRAJECTORIES / f"{rollout.job_id}.json"
         if written.exists():
@@ -93,7 +70,7 @@ class Collection:
             raise ConfigError(f"{self.path} has no trajectory of job {rollout.job_id}", key="folder")
         return Transcript(job_id=rollout.job_id)
 
-    def prompt(self, rollouts: Sequence[Rollout]) -> str:
+    def prompt(self, rollouts: Sequence[Sample]) -> str:
         """Return what the model was asked in the first of some rollouts that has kept its texts, or nothing."""
         for rollout in rollouts[:PROMPT_ROLLOUTS]:
             try:
@@ -106,7 +83,7 @@ class Collection:
                 return "\n\n".join(texts)[:PROMPT_CHARACTERS]
         return ""
 
-    def find(self, name: str) -> Rollout:
+    def find(self, name: str) -> Sample:
         """Return the rollout of a job's id, or of a beginning of one, or of a problem that has only one."""
         exact = [one for one in self.rollouts if one.job_id == name]
         exact = exact or [one for one in self.rollouts if one.problem == name]
@@ -122,14 +99,9 @@ class Collection:
 def open_collection(path: Path, reader: TextReader | None = None) -> Collection:
     """Read the list of a folder's rollouts; their trajectories are read when they are asked for."""
     if (path / PLAN).exists():
-        plan = read_plan(path)
-        samples = sorted(read_samples(path / RESULTS), key=lambda one: one.index)
-        rollouts = [
-            Rollout(one.result, one.problem, _sample_name(one.index, plan.settings.samples), one.model)
-            for one in samples
-        ]
+        rollouts = sorted(read_samples(path / RESULTS), key=lambda one: one.index)
     elif (path / RESULTS).exists():
-        rollouts = [Rollout(result, result.group_id) for result in read_lines(path / RESULTS, Result)]
+        rollouts = [Sample.of_job(result) for result in read_lines(path / RESULTS, Result)]
     else:
         raise ConfigError(
             f"{path} is no folder of `prorl eval` or `prorl submit --out`: it has neither {PLAN} nor {RESULTS}",
@@ -138,12 +110,6 @@ def open_collection(path: Path, reader: TextReader | None = None) -> Collection:
     if not rollouts:
         raise ConfigError(f"{path} has no rollouts yet", key="folder")
     return Collection(path, rollouts, reader)
-
-
-def _sample_name(index: RolloutIndex, samples: int) -> str:
-    if index.trial:
-        return f"{index.sample}.{index.trial}"
-    return str(index.sample) if samples > 1 else ""
 
 
 def read_arrays(file: Path) -> TokenArrays:

@@ -1,7 +1,7 @@
-"""How rollouts look in a terminal: `rich` objects for `prorl view`, interactive or plain.
+"""Rollouts, figures and comparisons of runs as `rich` objects, for `prorl view`, `prorl eval` and `prorl tasks try`.
 
-All that a model, a tool or a data file said goes through `clean` on its way here, and is given as `Text`, never as
-markup: so it can neither send the terminal escapes nor pretend to be ours.
+Texts of models, tools and data files pass `clean` and become `Text`, never markup, so they cannot send escapes to the
+terminal.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from rich.text import Text
 
 from ..system.duration import duration
 from ..system.logs import one_line, printable
+from .passes import percentage
 from .summary import seconds_of
 
 if TYPE_CHECKING:
@@ -22,16 +23,20 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from .collection import Rollout
+    from .passes import Estimate
     from .run_comparison import Comparison
+    from .run_folder import Sample
+    from .summary import Summary
     from .transcript import Transcript, TurnText
 
 SHOWN_TEXT = 40_000
 """Most characters of one turn or note that are shown; the files have all."""
 SHOWN_LINE = 4_000
-PAGE_TOKENS = 1_000
 SHOWN_NAME = 40
 SHOWN_SETTING = 60
+SHOWN_MESSAGE = 120
+SHOWN_FAILURES = 8
+"""Reasons in the table of a summary; the reports have all."""
 SHOWN_CHANGES = 50
 """Most problems that became better or worse in a comparison; the dashboard shows more."""
 NOTHING = "–"
@@ -66,13 +71,13 @@ def short(text: str, limit: int = SHOWN_NAME) -> str:
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 
-def rollout_table(rollouts: Sequence[Rollout]) -> Table:
+def rollout_table(rollouts: Sequence[Sample]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("job", no_wrap=True)
     for header in HEADERS:
         table.add_column(header, justify="right" if header in NUMBERS else "left", overflow="fold")
     for rollout in rollouts:
-        table.add_row(Text(rollout.job_id), *row(rollout))
+        table.add_row(Text(rollout.job_id), *_row(rollout))
     return table
 
 
@@ -80,7 +85,7 @@ HEADERS = ("problem", "sample", "outcome", "reward", "tokens", "turns", "stopped
 NUMBERS = frozenset({"sample", "reward", "tokens", "turns"})
 
 
-def row(rollout: Rollout) -> tuple[Text, ...]:
+def _row(rollout: Sample) -> tuple[Text, ...]:
     result = rollout.result
     style = "green" if rollout.solved else OUTCOME_STYLES.get(result.outcome, "")
     reward = NOTHING if result.reward is None else f"{result.reward:g}"
@@ -88,7 +93,7 @@ def row(rollout: Rollout) -> tuple[Text, ...]:
     error = result.error.code if result.error is not None else ""
     return (
         Text(short(rollout.problem) or NOTHING),
-        Text(rollout.sample),
+        Text(rollout.name),
         Text(one_line(result.outcome), style=style),
         Text(reward, style=style),
         Text(str(result.tokens)),
@@ -98,7 +103,7 @@ def row(rollout: Rollout) -> tuple[Text, ...]:
     )
 
 
-def head(rollout: Rollout) -> Text:
+def head(rollout: Sample) -> Text:
     result = rollout.result
     lines = [f"job {rollout.job_id}, task {result.task}" + (f", {rollout.problem}" if rollout.problem else "")]
     parts = [result.outcome.replace("_", " ")]
@@ -136,6 +141,14 @@ def turn_body(turn: TurnText, transcript: Transcript) -> Text:
     return body
 
 
+def turns_text(transcript: Transcript) -> Group:
+    """Return all turns, each with its title, behind an empty line."""
+    parts: list[RenderableType] = []
+    for number, turn in enumerate(transcript.turns):
+        parts += [Text(), turn_title(number, turn, transcript), turn_body(turn, transcript)]
+    return Group(*parts)
+
+
 def legend() -> Text:
     text = Text("not generated", style=CONTEXT_STYLE)
     text.append("   generated, by probability: ", style="not dim")
@@ -146,36 +159,31 @@ def legend() -> Text:
     return text
 
 
-def pages(transcript: Transcript) -> int:
-    """Return how many pages of tokens there are; one, if there are no tokens."""
-    return max(1, math.ceil(len(transcript.token_ids) / PAGE_TOKENS))
-
-
-def token_text(transcript: Transcript, page: int) -> Text:
-    """Return a page of tokens as running text, each in the colour of its probability."""
+def token_text(transcript: Transcript) -> Text:
+    """Return the tokens as running text, each in the colour of its probability."""
     text = Text()
-    for index in _of_page(transcript, page):
+    for index in range(len(transcript.token_ids)):
         text.append(_token(transcript, index, running=True), style=token_style(transcript, index))
     return text
 
 
-def token_rows(transcript: Transcript, page: int) -> list[tuple[Text, ...]]:
-    """Return a page of tokens one by one: number, text, id, whether it was generated, log-prob, weight version."""
-    rows: list[tuple[Text, ...]] = []
-    for index in _of_page(transcript, page):
+def token_table(transcript: Transcript) -> Table:
+    """Return a row per token: its number, text, id, whether it was generated, its log-prob and its weight version."""
+    table = Table(box=None, pad_edge=False)
+    for header in TOKEN_HEADERS:
+        table.add_column(header, justify="left" if header in ("token", "mask") else "right", overflow="fold")
+    for index, token_id in enumerate(transcript.token_ids):
         generated = bool(transcript.mask[index])
         logprob = transcript.logprobs[index]
-        rows.append(
-            (
-                Text(str(index)),
-                Text(_token(transcript, index, running=False), style=token_style(transcript, index)),
-                Text(str(transcript.token_ids[index])),
-                Text("generated" if generated else ""),
-                Text("" if logprob is None else f"{logprob:.4f}"),
-                Text(str(transcript.versions[index]) if generated else ""),
-            )
+        table.add_row(
+            Text(str(index)),
+            Text(_token(transcript, index, running=False), style=token_style(transcript, index)),
+            Text(str(token_id)),
+            Text("generated" if generated else ""),
+            Text("" if logprob is None else f"{logprob:.4f}"),
+            Text(str(transcript.versions[index]) if generated else ""),
         )
-    return rows
+    return table
 
 
 TOKEN_HEADERS = ("#", "token", "id", "mask", "log-prob", "version")
@@ -191,7 +199,7 @@ def token_style(transcript: Transcript, index: int) -> str:
     return next(style for least, style in SCALE if probability >= least)
 
 
-def notes_text(rollout: Rollout) -> Text:
+def notes_text(rollout: Sample) -> Text:
     result = rollout.result
     text = Text()
     for name, note in result.notes.items():
@@ -212,6 +220,45 @@ def notes_text(rollout: Rollout) -> Text:
     if result.logprobs_mode:
         text.append(f", {result.logprobs_mode}", style="dim")
     return text
+
+
+def summary_tables(summary: Summary) -> Group:
+    """Lay the figures out for the terminal, in 80 columns."""
+    figures = Table("", *_counts("value", "95 % interval", "problems"), title="evaluation", title_justify="left")
+    for row in summary.passes:
+        figures.add_row(f"pass@{row.k}", *_share(row.estimate))
+    if summary.infrastructure_errors:
+        figures.add_row("pass@1, errors as failures", *_share(summary.pass_1_with_errors))
+    if summary.reward is not None:
+        reward = summary.reward
+        between = f"{reward.low:.3f} – {reward.high:.3f}" if math.isfinite(reward.low) else NOTHING
+        figures.add_row("mean reward", f"{reward.value:.3f}", between, str(reward.problems))
+    parts: list[RenderableType] = [figures]
+    if summary.failures:
+        failures = Table(title="failures", title_justify="left")
+        failures.add_column("reason", overflow="fold", min_width=24)
+        failures.add_column("rollouts", justify="right", min_width=8)
+        failures.add_column("what one said", overflow="fold")
+        for failure in summary.failures[:SHOWN_FAILURES]:
+            said = Text(one_line(failure.message, SHOWN_MESSAGE))  # of another machine, on its way to a terminal
+            failures.add_row(Text(one_line(failure.reason)), str(failure.count), said)
+        parts.append(failures)
+    tokens = {row.name: row for row in summary.tokens}
+    if tokens:
+        named = ("prompt_tokens", "cached_tokens", "generated_tokens")
+        counts = ", ".join(f"{tokens[name].total:,.0f} {name.partition('_')[0]}" for name in named)
+        parts.append(f"tokens: {counts}" + (f"; cost: {summary.cost.total:,.4g}" if summary.cost else ""))
+    stays = [row for row in summary.times if not row.within and row.share is not None and row.share >= 0.005]
+    if stays:
+        parts.append("time: " + ", ".join(f"{row.name.replace('_', ' ')} {row.share:.0%}" for row in stays))
+    return Group(*parts)
+
+
+def _share(estimate: Estimate | None) -> tuple[str, str, str]:
+    if estimate is None:
+        return NOTHING, NOTHING, "0"
+    low, high = percentage(estimate.low), percentage(estimate.high)
+    return percentage(estimate.value), f"{low} – {high}", str(estimate.problems)
 
 
 def comparison_text(comparison: Comparison, first: str, second: str) -> Group:
@@ -287,10 +334,6 @@ def _changes_table(comparison: Comparison) -> Table:
 
 def _counts(*names: str) -> list[Column]:
     return [Column(name, justify="right") for name in names]
-
-
-def _of_page(transcript: Transcript, page: int) -> range:
-    return range(page * PAGE_TOKENS, min(len(transcript.token_ids), (page + 1) * PAGE_TOKENS))
 
 
 def _token(transcript: Transcript, index: int, *, running: bool) -> str:

@@ -16,7 +16,7 @@ from ..errors import ConfigError
 from ..explain.recording import Recording, slots_of_status
 from ..explain.rollout import rollout_of
 from .collection import open_collection
-from .run_file import read_file
+from .run_folder import read_file
 
 if TYPE_CHECKING:
     from pathlib import Path

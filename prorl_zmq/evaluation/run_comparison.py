@@ -1,4 +1,6 @@
-"""Two evaluations compared: the settings that differ, who solved which problems, and a paired test.
+"""The figures of run folders as they are now, and two of them compared: settings, problems solved, a paired test.
+
+Figures are counted with the threshold and the k of the run's own `summary.json`, as far as its results are written.
 
 Problems are paired by name. A problem that has only its row's number for a name is paired only if both runs read the
 same data file. A problem is shared if both runs have a sample of it that counts.
@@ -12,22 +14,39 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
 
+from ..errors import ConfigError
 from .passes import Estimate, mean_estimate
-from .plan import differing_settings
+from .plan import Plan, differing_settings
+from .run_folder import PLAN, RESULTS, SUMMARY, read_file, read_plan, read_samples
+from .summary import Counting, PassRow, Summary, default_ks, summarise
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
-    from .run_figures import Figures
     from .summary import ProblemRow
 
 CELLS = 200_000
 """Most cells of the test's distribution on each side of 0; shares with larger denominators are rounded."""
+
+
+class Figures(NamedTuple):
+    plan: Plan
+    summary: Summary
+
+
+class WrittenSummary(msgspec.Struct, frozen=True):
+    """What is read of a `summary.json`."""
+
+    threshold: float = 1.0
+    ended: int = 0
+    passes: tuple[PassRow, ...] = ()
+    models: tuple[str, ...] = ()
 
 
 class SettingRow(msgspec.Struct, frozen=True):
@@ -109,6 +128,29 @@ def compare(first: Figures, second: Figures) -> Comparison:
         one_sample=all(each.first_samples == each.second_samples == 1 for each in shared),
         changed=tuple(sorted((each for each in shared if each.change), key=lambda each: each.change)),
     )
+
+
+def read_figures(path: Path) -> Figures:
+    """Read a folder of `prorl eval`.
+
+    Raises:
+        ConfigError: the folder was not made by `prorl eval`, or its files are damaged.
+    """
+    if not (path / PLAN).exists():
+        raise ConfigError(f"{path} is no folder of `prorl eval`: it has no {PLAN}", key="folder")
+    plan, written = read_plan(path), read_written(path)
+    samples = sorted(read_samples(path / RESULTS), key=lambda sample: sample.index)
+    newest = {(sample.index.problem, sample.index.sample): sample for sample in samples}
+    ks = tuple(row.k for row in written.passes) or default_ks(plan.settings.samples)
+    return Figures(plan, summarise(plan, list(newest.values()), Counting(ks=ks, threshold=written.threshold)))
+
+
+def read_written(path: Path) -> WrittenSummary:
+    """Read the summary of a run folder; a missing or damaged one is empty."""
+    try:
+        return msgspec.json.decode(read_file(path / SUMMARY), type=WrittenSummary)
+    except (OSError, msgspec.MsgspecError, UnicodeError, RecursionError):
+        return WrittenSummary()
 
 
 def paired_p_value(changes: Sequence[float], denominator: int) -> float:

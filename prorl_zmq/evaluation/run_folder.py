@@ -17,9 +17,11 @@ which the kernel lets go of with the process).
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
+import stat
 import sys
 from itertools import chain, count, product
 from typing import TYPE_CHECKING, Self, TypeVar
@@ -32,11 +34,10 @@ from ..errors import ConfigError
 from ..trackers.adapter import TRACKERS
 from ..wire.messages.jobs import Outcome, Phase, Result
 from .plan import FORMAT, Plan, RolloutIndex, differences, index_of
-from .run_file import read_file
 from .service import sweep
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -54,6 +55,7 @@ NO_OUTCOMES = frozenset({Outcome.INFRASTRUCTURE_ERROR, Outcome.CANCELLED})
 TASKS_FAULTS = frozenset({"handler_failed", "invalid_job", "sandbox_failed", "unknown_task"})
 """Errors of `failed` rollouts that the task's code, its instance or its image made, and not the model."""
 Line = TypeVar("Line")
+FILE_BYTES = 2**28
 ROUNDING = 1e-9
 """By how much a reward may miss the threshold: a sum of fractions may come out a little below 1."""
 
@@ -75,6 +77,7 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """What came of one rollout: a line of `results.jsonl`."""
 
     problem: str
+    """The problem's name; of a job of `prorl submit`, its group. Text of the data file: clean it before it is shown."""
     line: int
     row_format: str
     index: RolloutIndex
@@ -87,6 +90,20 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     @property
     def job_id(self) -> str:
         return self.result.job_id
+
+    @classmethod
+    def of_job(cls, result: Result) -> Self:
+        """Return the sample of a job that is no part of an evaluation."""
+        return cls(problem=result.group_id, line=0, row_format="", index=RolloutIndex(0, 0), result=result)
+
+    @property
+    def name(self) -> str:
+        """Which of the problem's samples it is, from 0, and behind a dot how often it was run before."""
+        return f"{self.index.sample}.{self.index.trial}" if self.index.trial else str(self.index.sample)
+
+    @property
+    def solved(self) -> bool:
+        return is_solved(self.result)
 
 
 class RunFolder:
@@ -127,27 +144,31 @@ class RunFolder:
 
     def add(self, sample: Sample, trajectory: Trajectory, transcript: Transcript) -> None:
         folder = self.path / TRAJECTORIES
-        try:
+        with self._writing():
             np.savez(folder / f"{sample.job_id}.npz", **{name: getattr(trajectory, name) for name in ARRAYS})
             (folder / f"{sample.job_id}.json").write_bytes(msgspec.json.encode(transcript))
-            assert self._results is not None, "the folder is not open"
-            _append(self._results, msgspec.json.encode(sample) + b"\n")
-        except OSError as error:
-            raise ConfigError(f"{self.path}: {error.strerror}", key="out") from error
-        self._note(sample)
+            self._append(sample)
 
     def add_copy(self, sample: Sample, source: Path) -> None:
         """Add a result with its trajectory from another run folder, if there is one."""
-        try:
+        with self._writing():
             for name in (f"{sample.job_id}.npz", f"{sample.job_id}.json"):
                 place = source / TRAJECTORIES / name
                 if place.is_file() and not place.is_symlink():  # a link may lead to what is no part of a run
                     shutil.copyfile(place, self.path / TRAJECTORIES / name)
-            assert self._results is not None, "the folder is not open"
-            _append(self._results, msgspec.json.encode(sample) + b"\n")
+            self._append(sample)
+
+    def _append(self, sample: Sample) -> None:
+        assert self._results is not None, "the folder is not open"
+        _append(self._results, msgspec.json.encode(sample) + b"\n")
+        self._note(sample)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise ConfigError(f"{self.path}: {error.strerror}", key="out") from error
-        self._note(sample)
 
     def write(self, name: str, content: str) -> None:
         """Write one of the folder's files whole: an old one stays until the new one is there."""
@@ -256,6 +277,22 @@ class RunFolder:
         before = self._latest.get(key)
         if before is None or before.index.trial < sample.index.trial:
             self._latest[key] = sample
+
+
+def read_file(file: Path, limit_bytes: int = FILE_BYTES) -> bytes:
+    """Read a regular file whole, without waiting; a folder from elsewhere may have devices, pipes and endless files.
+
+    Raises:
+        OSError: it is no regular file, or larger than the limit.
+    """
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # else opening a pipe waits
+    with os.fdopen(descriptor, "rb") as opened:
+        state = os.fstat(opened.fileno())
+        if not stat.S_ISREG(state.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        if state.st_size > limit_bytes:
+            raise OSError(errno.EFBIG, f"it is larger than {limit_bytes / 2**20:g} MiB")
+        return opened.read(state.st_size)
 
 
 def read_plan(folder: Path) -> Plan:

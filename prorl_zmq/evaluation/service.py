@@ -21,7 +21,7 @@ import msgspec
 
 from ..config import BackendSettings, parse_topology
 from ..errors import ConfigError, RequestTimeout
-from ..inference.chat_loading import chat_format
+from ..inference.chat.loading import chat_format
 from ..service.child import RUN_DIR_PREFIX, ChildService
 from ..service.engine_starts import no_engine_left
 from ..system.logs import one_line

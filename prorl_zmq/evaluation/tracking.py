@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..errors import ConfigError
 from ..trackers.conversation import conversation, reward_rank, spread
 from ..trackers.values import rollout_values
-from .collection import Collection, Rollout
+from .collection import Collection
 from .run_folder import says_nothing
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class EvaluationLog:
         collection = Collection(self._folder.path, [])
         for sample in spread(self._folder.samples, lambda each: reward_rank(each.result)):
             with suppress(ConfigError):  # its file is damaged, which `prorl view` says
-                turns = collection.transcript(Rollout(sample.result, sample.problem)).turns
+                turns = collection.transcript(sample).turns
                 rows.append(conversation(sample.result, [(turn.role, turn.text or "") for turn in turns]))
         return rows
 

@@ -175,6 +175,6 @@ def _turn(arrays: TokenArrays | Trajectory, start: int, end: int, role: int, rea
 def _calls_format(chat: ChatFormat, settings: ChatSettings) -> ToolCallFormat:
     if settings.tool_calls:
         return format_named(settings.tool_calls)
-    from ..inference.transformers_chat import TransformersChatFormat
+    from ..inference.chat.transformers_chat import TransformersChatFormat
 
     return chat.traits.form if isinstance(chat, TransformersChatFormat) else format_named("hermes")

@@ -1,1 +1,1 @@
-"""Why a run, a batch or a job took as long as it did: pure, over recorded times (see `explanation`)."""
+"""Explain why a run, a batch or a job took as long as it did. Pure functions of recorded times (see `explanation`)."""

@@ -1,7 +1,7 @@
-"""The chain of works that made a run as long as it was, walked back from its end.
+"""The chain of works that determined a run's length, followed back from its end.
 
-What a work waited for is the work whose end gave it the slot; what a rollout waited for before it was accepted is the
-rollout that ended last before: its client then submitted more. So the seconds of the chain add up to the whole time.
+Before a work comes the work whose end freed its slot; before a rollout's submission comes the rollout that ended last:
+its client then submitted more. So the seconds of the chain add up to the whole time.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""`diagnose`: what bounded a run or batch, how sure that is, and how long it would have taken without it.
+"""`diagnose`: what bounded a run or batch, with which certainty, and how long it would have taken otherwise.
 
-Structural suspects are the parts of the critical path: a stage, the engines, a tool. The others are in `suspects`. For
-each the run is replayed without it, and what is saved decides. A cross-cut (a slow node, backend or task, losses, cold
-INITs or RUNs) is named before the leading part if it is a share of that, since it says more. A stage whose slots are
-few beside those of the other stages, with jobs waiting for them, is named for its slots. A part that leads the critical
-path is named even if the replay saves little without it, with that doubt. If there is none, nothing stands out.
+Structural suspects are the parts of the critical path: a stage, the engines, a tool. `suspects` has the others. The run
+is replayed without each suspect, and the saved time decides. A cross-cut (a slow node, backend or task, losses, cold
+INITs or RUNs) is named before the leading part that contains it, since it says more. A stage is named for its slots if
+it has few compared with other stages while jobs wait for it. A part that leads the critical path is named even if the
+replay saves little without it, with that doubt. Otherwise nothing stands out.
 """
 
 from __future__ import annotations

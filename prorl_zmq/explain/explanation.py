@@ -1,4 +1,4 @@
-"""`Explanation`: what bounded a run or a batch, as a program reads it (`prorl explain --json`). Plain data."""
+"""`Explanation`: what bounded a run or a batch, as plain data for programs (`prorl explain --json`)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class PartRow(msgspec.Struct, frozen=True):
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     of: str
     took_s: float
-    """So far, if it goes on."""
+    """Up to now, if it is still running."""
     rollouts: int
     finding: Finding
     sentences: tuple[str, ...]

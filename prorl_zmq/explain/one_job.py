@@ -1,7 +1,7 @@
-"""Why one job took as long as it did, beside other jobs of its task: where its seconds went, against their median.
+"""Explain one job against the median of other jobs of its task: waits, repeated work, stages, engine and tools.
 
-What it waited, what was done again, each stage, the engine and each tool. The part in which it exceeds the median most
-is named, if that is worth it; and whether its node or backend is slow beside the others, or it had more to do.
+It names the part that exceeds the median most, if that is significant, and says whether the job's node or backend is
+slower than others, or the job had more turns or tokens.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class JobExplanation(msgspec.Struct, frozen=True, kw_only=True):
     job_id: str
     task: str
     took_s: float
-    """So far, if it goes on."""
+    """Up to now, if it is still running."""
     usual_s: float
     """The median of the others that have ended."""
     peers: int
@@ -58,7 +58,7 @@ class JobExplanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def explain_job(job: Rollout, others: Sequence[Rollout], recording: Recording | None = None) -> JobExplanation:
-    """Explain a job beside others, of which those of its task that have ended count; `recording` has them all."""
+    """Explain a job against the ended jobs of its task in `recording`."""
     peers = [one for one in others if one.task == job.task and one.job_id != job.job_id and one.ended is not None]
     own = _seconds(job)
     usual = _medians([_seconds(one) for one in peers])

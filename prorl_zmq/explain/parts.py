@@ -1,4 +1,4 @@
-"""The parts that the seconds of rollouts are divided into: the stages, and of RUN what a result's timings name."""
+"""The parts that a rollout's seconds are divided into: the stages, and for RUN the timings of its result."""
 
 from __future__ import annotations
 

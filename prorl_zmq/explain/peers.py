@@ -1,7 +1,7 @@
-"""Who is slower than its peers, by the median of like work: nodes, backends.
+"""Find nodes and backends that are slower than their peers, by the median of comparable works.
 
-How likely that is by chance: as if each work of a member were above its peers' median or below it with equal chances,
-and times the members, since the slowest of them is looked at.
+The probability of chance assumes that each work of a member lies above or below its peers' median with equal
+probability, times the number of members, since the slowest is selected.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class _Beside(NamedTuple):
 
 
 def _beside(own: list[float], others: list[float], members: int) -> _Beside | None:
-    """Return how a member does beside its peers, if it is slower."""
+    """Return how a member compares with its peers, if it is slower."""
     if min(len(own), len(others)) < LEAST:
         return None
     own_s, others_s = median(own), median(others)

@@ -1,4 +1,4 @@
-"""What was recorded of a run: its rollouts, the slots that there were, and how busy they were over time."""
+"""The recording of a run: its rollouts, its slots, and how busy they were over time."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Recording:
     known_slots: Mapping[tuple[Phase, str], int]
     """As the service said; none: it was not asked."""
     now: float | None = None
-    """When it was looked at, if it goes on."""
+    """When it was recorded, if it is still running."""
 
     @cached_property
     def began(self) -> float:

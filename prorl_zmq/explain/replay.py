@@ -1,8 +1,8 @@
-"""What if: the recorded rollouts once more, through the same slots, with something changed.
+"""Replay recorded rollouts through the same slots with a change.
 
-A simulation of events: who came first gets the next slot, and works there as long as was recorded, times what the
-change says. INIT is given to the node with the most free slots, and the rest stays there if the recorded rollouts did.
-Left out on purpose: the load of engines and machines, so that a gain is the most that there could be.
+An event simulation: first come, first served, each work as long as recorded times the change's factor. INIT goes to the
+node with the most free slots, and later phases stay there if the recorded ones did. The load of engines and machines is
+not modelled, so a gain is an upper bound.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What one rollout did, by its recorded times: when it waited, what held it for how long, and what RUN did meanwhile.
+"""One rollout's recorded times: when it waited, what held it for how long, and what RUN did.
 
-Made of a job's trace, as its broker recorded it, and of its result, whose timings divide RUN. Without a result RUN is
-one undivided part. Times are seconds since 1970 by the broker's wall clock.
+Built from a job's trace, as its broker recorded it, and its result, whose timings divide RUN; without a result RUN is
+one part. Times are seconds since 1970 by the broker's wall clock.
 """
 
 from __future__ import annotations

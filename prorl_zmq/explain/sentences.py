@@ -1,4 +1,4 @@
-"""An explanation in three sentences: what bounded it, what shows that, and what would be gained without it."""
+"""An explanation in three sentences: the cause, the evidence, and the gain without it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""What may have bounded a run besides its stages as such: each with the change that would undo it.
+"""Suspects other than the stages: each with the change that would undo it. The replay decides which one matters.
 
-A slow node or backend (beside its peers), a slow task (beside the others), attempts that were lost, a few rollouts that
-last much longer than others of their task, the first INITs of a node (images that were not there yet), the first RUNs
-of a stage process (a tokenizer that it had not loaded yet), and a client that submits too slowly. The replay decides
-whether one of them matters.
+A slow node or backend (against its peers), a slow task (against the others), lost attempts, a few rollouts that last
+much longer than others of their task, first INITs of a node (images not loaded yet), first RUNs of a stage process
+(tokenizer not loaded yet), and a client that submits too slowly.
 """
 
 from __future__ import annotations
@@ -134,7 +133,7 @@ def _slow_backends(recording: Recording) -> Iterator[Suspect]:
 
 
 def _cold_inits(recording: Recording) -> Iterator[Suspect]:
-    """The first INITs of a node and task, as many as it has slots, beside the later ones."""
+    """The first INITs of a node and task, as many as it has slots, against the later ones."""
     works: dict[tuple[str, str], list[tuple[Rollout, Work]]] = defaultdict(list)
     for rollout in recording.rollouts:
         for work in rollout.counted:

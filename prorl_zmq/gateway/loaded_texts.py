@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UnknownBackend
-from ..inference.chat_loading import chat_format
+from ..inference.chat.loading import chat_format
 from ..security.rights import ANYBODY
 from ..wire.messages.backends import BackendList, ListBackends
 from ..wire.messages.base import new_id

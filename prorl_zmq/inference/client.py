@@ -1,73 +1,51 @@
-"""The engine client: a stage process's lines to engine hosts, one DEALER per endpoint, on asyncio.
+"""`EngineClient`: a stage process's connections to engine hosts, one DEALER per endpoint, on asyncio.
 
     DEALER → engine host's ROUTER     empty frame, `AnyEngineRequest`, for `Generate` the prompt's ids
     DEALER ← engine host's ROUTER     empty frame, `AnyEngineReply`, for `Generated` the ids and their log-probs
 
-Each endpoint's line owns the requests that wait for its answer. A line that breaks is noticed at once by the socket's
-own events: when it is back the requests are sent again under their ids, which is safe (see `host`), and if it is not
-back within `RECONNECT_S` they fail. Answers are checked as a stranger's would be, before anything is made of them.
-Which backend a job talks to is not decided here.
+A request is sent again only when its connection was lost and is back, which is safe (see `host`); while the connection
+is down for longer than `RECONNECT_S` its requests fail. Replies are checked before anything is made of them. The
+backend broker decides which backend serves a job.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import partial
+import math
+import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import zmq
 
-from ..errors import Closed, EngineFailed, MalformedMessage, ProrlError, RequestTimeout, from_info
-from ..security.handshake import Handshake
-from ..security.keyring import connect_to_peer
-from ..security.peer_connection import RENEW_S
+from ..errors import Closed, EngineFailed, MalformedMessage, ProrlError, from_info
+from ..security.request_connection import AsyncRequestConnection
 from ..system.traces import current_traceparent, span
 from ..wire import codec
-from ..wire.async_socket import AsyncSocket
-from ..wire.messages.base import new_id
-from ..wire.messages.engines import (
-    Abort,
-    AnyEngineReply,
-    EngineHealth,
-    EngineReady,
-    EngineRefused,
-    Generate,
-    Generated,
-    UpdateWeights,
-)
-from ..wire.sockets import PROMPT_FRAME_BYTES, open_socket
+from ..wire.messages.base import Refused, new_id
+from ..wire.messages.engines import Abort, AnyEngineReply, EngineHealth, EngineReady, Generate, Generated
+from ..wire.sockets import PROMPT_FRAME_BYTES
 from .engine import Generation, checked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
     from ..security.keyring import Keyring
     from ..wire.messages.backends import Backend
-    from ..wire.messages.engines import AnyEngineReply as Reply
-    from ..wire.messages.engines import AnyEngineRequest, UpdateMode
     from ..wire.messages.jobs import Sampling
-    from ..wire.sockets import Frame
 
 GENERATE_TIMEOUT_S = 600.0
 """Default limit on one turn of the policy."""
 RECONNECT_S = 5.0
-"""How long a line may be down before its requests fail."""
-RETIRE_S = 300.0
-"""How long a line that failed is kept while it is down and not used."""
-UNWANTED_LIMIT = 10_000
+"""How long a connection may be down before its requests fail."""
+ABANDONED_S = 300.0
+"""How long a connection is kept while it is down and not used."""
 
 INT32_MAX = 2**31 - 1
 """A trajectory keeps weight versions as int32."""
-
-Answer = tuple["Reply", list[bytes]]
-"""A reply and the frames behind it."""
 
 
 class EngineClient:
@@ -82,7 +60,8 @@ class EngineClient:
         self._context = context
         self._reconnect_s = reconnect_s
         self._keyring = keyring
-        self._lines: dict[tuple[str, str], _Line] = {}
+        self._connections: dict[tuple[str, str], AsyncRequestConnection] = {}
+        """By endpoint and key."""
         self._closed = False
 
     async def generate(
@@ -130,14 +109,14 @@ class EngineClient:
         prompt = np.ascontiguousarray(token_ids, np.int32).tobytes()
         name = backend.backend_id
         try:
-            line = self._line(backend.endpoint, backend.curve_key)
+            connection = self._connection(backend.endpoint, backend.curve_key)
             try:
-                reply, frames = await line.ask(request, [prompt], timeout_s)
+                answer = await connection.ask_frames(request, time.monotonic() + timeout_s, [prompt])
             except (asyncio.CancelledError, ProrlError):
-                line.abort(request.request_id)
+                with suppress(ProrlError):
+                    connection.send([codec.encode(Abort(request.request_id))])
                 raise
-            if isinstance(reply, EngineRefused):
-                raise from_info(reply.error)
+            reply, frames = _read(answer)
             return read_generation(reply, frames, sampling.max_tokens)
         except Closed:
             raise
@@ -149,190 +128,63 @@ class EngineClient:
         """Ask an engine host whether it serves.
 
         Raises:
-            RequestTimeout: it did not answer in time.
-            EngineFailed: it went away or answered something malformed.
+            RequestTimeout: it did not answer in time, or its connection was down for too long.
+            EngineFailed: it answered something malformed.
         """
-        return await self._ask_ready(endpoint, EngineHealth(new_id()), timeout_s)
-
-    async def update_weights(
-        self, endpoint: str, path: Path, weight_version: int, timeout_s: float, mode: UpdateMode = "keep"
-    ) -> EngineReady:
-        """Have an engine host serve the weights at `path`, as it sees it, from its next token on.
-
-        Raises:
-            InvalidWeights: it cannot use them; nothing has changed.
-            RequestTimeout: it did not answer in time, and may or may not have taken them.
-            EngineFailed: it went away or answered something malformed.
-        """
-        return await self._ask_ready(endpoint, UpdateWeights(new_id(), str(path), weight_version, mode), timeout_s)
-
-    def close(self) -> None:
-        """Close all lines; what waits for an answer gets `Closed`. May be called again."""
-        self._closed = True
-        for line in self._lines.values():
-            line.close()
-        self._lines.clear()
-
-    async def _ask_ready(self, endpoint: str, request: EngineHealth | UpdateWeights, timeout_s: float) -> EngineReady:
-        reply, _ = await self._line(endpoint).ask(request, [], timeout_s)
-        if isinstance(reply, EngineRefused):
-            raise from_info(reply.error)
+        connection = self._connection(endpoint)
+        reply, _ = _read(await connection.ask_frames(EngineHealth(new_id()), time.monotonic() + timeout_s))
         if not isinstance(reply, EngineReady):
             raise EngineFailed(f"the engine host at {endpoint} answered with {type(reply).__name__}")
         return reply
 
-    def _line(self, endpoint: str, curve_key: str = "") -> _Line:
+    def close(self) -> None:
+        """Close all connections; what waits for an answer gets `Closed`. May be called again."""
+        self._closed = True
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+
+    def _connection(self, endpoint: str, curve_key: str = "") -> AsyncRequestConnection:
         if self._closed:
             raise Closed("the engine client was closed")
         place = (endpoint, curve_key)
-        line = self._lines.get(place)
-        if line is None:
+        if place not in self._connections:
+            self._close_abandoned()
             try:
-                line = _Line(self._context, place, self._keyring, self._reconnect_s, partial(self._retire, place))
+                self._connections[place] = AsyncRequestConnection(
+                    self._context,
+                    endpoint,
+                    self._keyring,
+                    resend_s=math.inf,
+                    reconnect_s=self._reconnect_s,
+                    curve_key=curve_key,
+                    fail_if_refused=False,
+                    hint="",
+                    limit_bytes=PROMPT_FRAME_BYTES,
+                    copied=4,
+                )
             except zmq.ZMQError as error:
-                raise EngineFailed(f"no line to {endpoint} can be opened: {error}") from error
-            self._lines[place] = line
-        return line
+                raise EngineFailed(f"no connection to {endpoint} can be opened: {error}") from error
+        return self._connections[place]
 
-    def _retire(self, place: tuple[str, str]) -> None:
-        """Close a line that has long been down and that nobody waits at: hosts come and go under new endpoints."""
-        self._lines.pop(place).close()
-
-
-@dataclass(frozen=True, slots=True)
-class _Pending:
-    frames: list[Frame]
-    answer: asyncio.Future[Answer]
+    def _close_abandoned(self) -> None:
+        """Close connections that have long been down and have no requests: hosts return under new endpoints."""
+        now = time.monotonic()
+        for place, connection in list(self._connections.items()):
+            if not connection.waiting and connection.requester.down_s(now) > ABANDONED_S:
+                self._connections.pop(place).close()
 
 
-class _Line:
-    """The socket to one engine host, and what waits for its answers."""
-
-    def __init__(
-        self,
-        context: zmq.Context[zmq.Socket[bytes]],
-        place: tuple[str, str],
-        keyring: Keyring | None,
-        reconnect_s: float,
-        on_retire: Callable[[], None],
-    ) -> None:
-        endpoint, curve_key = place
-        self._endpoint = endpoint
-        self._reconnect_s = reconnect_s
-        self._on_retire = on_retire
-        self._unwanted: deque[str] = deque(maxlen=UNWANTED_LIMIT)
-        """Requests that were given up while the line was down: the host may still work on them."""
-        self._retiring: asyncio.TimerHandle | None = None
-        self._pending: dict[str, _Pending] = {}
-        self._loop = asyncio.get_running_loop()
-        # A line that is down has a timer; a new one is down until its first connection.
-        self._down: asyncio.TimerHandle | None = None
-        self._renewal: asyncio.TimerHandle | None = None
-        with ExitStack() as undo:
-            self._raw = open_socket(context, zmq.DEALER, PROMPT_FRAME_BYTES)
-            undo.callback(self._raw.close)
-            self._handshake = Handshake(self._raw, endpoint, keyring)
-            self._events = AsyncSocket(self._handshake.watch(), self._changed, copied=2)
-            undo.callback(self._events.close)
-            undo.callback(self._handshake.stop)
-            connect_to_peer(self._raw, endpoint, curve_key, keyring)
-            undo.pop_all()
-        self._socket = AsyncSocket(self._raw, self._receive, copied=4)
-        self._went_down()
-
-    async def ask(self, request: AnyEngineRequest, payload: list[bytes], timeout_s: float) -> Answer:
-        """Send a request and wait for the answer.
-
-        Raises:
-            RequestTimeout: there was none in time.
-            EngineFailed: the line is down.
-            Closed: it was closed.
-        """
-        frames: list[Frame] = [b"", codec.encode(request), *payload]
-        answer: asyncio.Future[Answer] = self._loop.create_future()
-        self._pending[request.request_id] = _Pending(frames, answer)
-        if self._down is None:
-            self._socket.send(frames)
-        elif self._down.when() <= self._loop.time() or self._down.cancelled():
-            self._went_down()  # gone for long; this request has its own chance
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await answer
-        except TimeoutError:
-            message = f"the engine host at {self._endpoint} did not answer within {timeout_s:g} s"
-            raise RequestTimeout(message, timeout_s=timeout_s) from None
-        finally:
-            self._pending.pop(request.request_id, None)
-
-    def abort(self, request_id: str) -> None:
-        """Tell the host that nobody waits for this any more, as soon as the line is up."""
-        if self._down is None:
-            self._socket.send([b"", codec.encode(Abort(request_id))])
-        else:
-            self._unwanted.append(request_id)
-
-    def close(self) -> None:
-        """Close the sockets; what waits gets `Closed`."""
-        for timer in (self._down, self._retiring, self._renewal):
-            if timer is not None:
-                timer.cancel()
-        self._handshake.stop()
-        self._events.close()
-        self._socket.close()
-        self._fail(Closed("the engine client was closed"))
-
-    def _receive(self, frames: list[bytes | zmq.Frame]) -> None:
-        parts = [frame if isinstance(frame, bytes) else frame.bytes for frame in frames[1:]]
-        try:
-            content = codec.unpack(parts[0] if parts else b"")
-        except MalformedMessage as error:
-            self._fail(EngineFailed(f"the engine host at {self._endpoint} sent what is no message: {error.message}"))
-            return
-        pending = self._pending.get(codec.request_id(content))
-        if pending is None or pending.answer.done():
-            return
-        try:
-            pending.answer.set_result((codec.convert(content, AnyEngineReply), parts[1:]))
-        except MalformedMessage as error:
-            pending.answer.set_exception(EngineFailed(f"the answer is malformed: {error.message}"))
-
-    def _changed(self, frames: list[bytes | zmq.Frame]) -> None:
-        event = self._handshake.note([frame if isinstance(frame, bytes) else frame.bytes for frame in frames])
-        if event == zmq.Event.HANDSHAKE_SUCCEEDED and self._down is not None:
-            self._down.cancel()
-            self._down = None
-            while self._unwanted:
-                self.abort(self._unwanted.popleft())
-            for pending in self._pending.values():
-                self._socket.send(pending.frames)
-        elif event == zmq.Event.DISCONNECTED and self._down is None:
-            self._went_down()
-        if self._handshake.refused and self._renewal is None:
-            self._renewal = self._loop.call_later(RENEW_S, self._renew)
-
-    def _renew(self) -> None:
-        self._renewal = None
-        self._handshake.renew()
-
-    def _went_down(self) -> None:
-        self._down = self._loop.call_later(self._reconnect_s, self._give_up)
-
-    def _give_up(self) -> None:
-        message = f"no connection to the engine host at {self._endpoint} for {self._reconnect_s:g} s"
-        why = f": {self._handshake.problem}" if self._handshake.problem else ""
-        self._fail(EngineFailed(message + why, unreachable=True))
-
-    def _fail(self, error: EngineFailed | Closed) -> None:
-        for pending in self._pending.values():
-            if not pending.answer.done():
-                pending.answer.set_exception(error)
-        if self._retiring is None and self._down is not None and isinstance(error, EngineFailed):
-            self._retiring = self._loop.call_later(RETIRE_S, self._retire)
-
-    def _retire(self) -> None:
-        self._retiring = None
-        if self._down is not None and not self._pending:
-            self._on_retire()
+def _read(answer: Sequence[bytes | zmq.Frame]) -> tuple[AnyEngineReply, Sequence[bytes]]:
+    """Return a reply and the frames behind it; raise the error that it refuses the request with."""
+    header, *frames = (frame if isinstance(frame, bytes) else frame.bytes for frame in answer)
+    try:
+        reply: AnyEngineReply = codec.decode(header, AnyEngineReply)
+    except MalformedMessage as error:
+        raise EngineFailed(f"the answer is malformed: {error.message}") from None
+    if isinstance(reply, Refused):
+        raise from_info(reply.error)
+    return reply, frames
 
 
 def _asked(backend: Backend, job_id: str, prompt_tokens: int, sampling: Sampling) -> dict[str, Any]:

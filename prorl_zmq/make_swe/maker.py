@@ -25,10 +25,9 @@ from ..errors import ConfigError, ProrlError, SandboxFailed
 from ..tools.images.fingerprint import digest
 from ..tools.sandbox.sandboxes import Sandboxes
 from ..tools.sandbox.specification import SandboxSpec
-from .base import ask_base, find_base
-from .environment import build_image
 from .project import fetch
-from .project_maker import Made, make_instances, side_by_side
+from .project_image import ask_base, build_image, find_base
+from .search import Made, make_instances, side_by_side
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -36,10 +35,9 @@ if TYPE_CHECKING:
     from ..tools.images.image import Image
     from ..tools.images.image_store import ImageStore
     from ..tools.sandbox.sandbox import Sandbox
-    from .base import Base
     from .project import Project
-    from .project_maker import Settings
-    from .recipe import Order
+    from .project_image import Base
+    from .recipe import Order, Settings
 
 MAKER_VERSION = 1
 """Raise it when the same order comes to other instances."""

@@ -1,30 +1,73 @@
-"""A mutation: one small change to one function of a file, the bug of an instance.
+"""Mutations: small changes to one function of a file, each of them the bug of an instance.
 
-It replaces some bytes of the file and leaves all others unchanged, formatting included. The kinds of mutations are in
-`expression_kinds` and `statement_kinds`; `search` runs the tests to see whether they notice one.
+A mutation replaces some bytes of the file and leaves all others unchanged, formatting included. A kind of bug is a
+function that yields its edits at a place of the syntax tree.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import warnings
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from .expression_kinds import EXPRESSION_KINDS
-from .source_text import SourceText, first_line
-from .statement_kinds import STATEMENT_KINDS
+from .source_text import SourceText, first_line, own_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from .source_text import Place, Span
+    from .source_text import Function, Place, Span
 
     Edit = tuple[Span, bytes]
     Kind = Callable[[SourceText, Place], Iterator[Edit]]
 
-KINDS: dict[str, Kind] = {**EXPRESSION_KINDS, **STATEMENT_KINDS}
+KINDS: dict[str, Kind] = {}
 """All kinds of bugs, by name."""
+OPERATOR = re.compile(rb"not\s+in\b|is\s+not\b|[^\s()\\]+")
+OTHER_OPERATORS = {
+    operator: others
+    for operator, *others in (
+        *((b"<", b"<=", b">"), (b"<=", b"<", b">="), (b">", b">=", b"<"), (b">=", b">", b"<=")),
+        *((b"==", b"!="), (b"!=", b"=="), (b"in", b"not in"), (b"not in", b"in"), (b"is", b"is not")),
+        *((b"is not", b"is"), (b"and", b"or"), (b"or", b"and"), (b"&", b"|"), (b"|", b"&")),
+        *((b"+", b"-"), (b"-", b"+"), (b"*", b"//", b"+"), (b"/", b"//", b"*"), (b"//", b"/", b"%")),
+        *((b"%", b"//"), (b"**", b"*"), (b"<<", b">>"), (b">>", b"<<")),
+    )
+}
+
+
+def _both_ways(*pairs: tuple[str, str]) -> dict[str, str]:
+    return {one: other for pair in pairs for one, other in (pair, pair[::-1])}
+
+
+OTHER_FUNCTION = _both_ways(
+    *(("min", "max"), ("any", "all"), ("startswith", "endswith"), ("lstrip", "rstrip"), ("find", "rfind")),
+    *(("split", "rsplit"), ("partition", "rpartition"), ("lower", "upper"), ("ljust", "rjust"), ("floor", "ceil")),
+    *(("keys", "values"), ("append", "extend"), ("popleft", "pop"), ("removeprefix", "removesuffix")),
+    *(("isdigit", "isalpha"), ("islower", "isupper"), ("match", "search"), ("union", "intersection")),
+)
+"""Functions that are taken for each other."""
+WRAPPERS = frozenset({"str", "int", "float", "list", "tuple", "set", "sorted", "reversed", "abs", "round", "dict"})
+CLEANERS = frozenset({"strip", "lstrip", "rstrip", "lower", "upper", "casefold", "copy", "title", "capitalize"})
+ORDERED = frozenset({"isinstance", "issubclass", "getattr", "hasattr", "setattr", "range", "super"})
+"""Functions whose arguments nobody swaps without noticing at once."""
+STRINGS = _both_ways(
+    *(("", " "), (",", ", "), ("-", "_"), ("true", "false"), ("left", "right"), ("start", "end"), ("key", "value")),
+    ("yes", "no"),
+) | {".": ",", "/": "\\\\", ":": ";", "0": "1", "\n": " ", "r": "rb", "utf-8": "ascii"}
+OTHER_EXCEPTION = _both_ways(
+    ("ValueError", "TypeError"), ("KeyError", "IndexError"), ("OverflowError", "ZeroDivisionError")
+) | {
+    "AttributeError": "KeyError",
+    "StopIteration": "IndexError",
+    "NotImplementedError": "TypeError",
+    "UnicodeDecodeError": "UnicodeEncodeError",
+    "OSError": "ValueError",
+    "FileNotFoundError": "PermissionError",
+}
+SIMPLE = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant)
 
 
 @dataclass(frozen=True)
@@ -90,3 +133,300 @@ def is_sound(mutation: Mutation, source: SourceText) -> bool:
 def _line_end(data: bytes, start: int) -> int:
     found = data.find(b"\n", max(0, start - 1))
     return len(data) if found < 0 else found
+
+
+def _kind(function: Kind) -> Kind:
+    KINDS[function.__name__] = function
+    return function
+
+
+def _other_operators(source: SourceText, left: ast.AST, right: ast.AST, behind: bytes = b"") -> Iterator[Edit]:
+    """Replace the operator between two operands; not where a comment makes it unclear which text that is."""
+    start, end = source.span(left)[1], source.span(right)[0]
+    gap = source.data[start:end]
+    found = OPERATOR.search(gap)
+    if found is None or b"#" in gap:
+        return
+    operator = b" ".join(found[0].split()).removesuffix(behind)
+    for other in OTHER_OPERATORS.get(operator, ()):
+        yield (start + found.start(), start + found.end()), other + behind
+
+
+@_kind
+def comparison(source: SourceText, place: Place) -> Iterator[Edit]:
+    """A comparison that is flipped, or off by one."""
+    if isinstance(place.node, ast.Compare):
+        for left, right in pairwise([place.node.left, *place.node.comparators]):
+            yield from _other_operators(source, left, right)
+
+
+@_kind
+def boolean_operator(source: SourceText, place: Place) -> Iterator[Edit]:
+    """An `and` for an `or`, or the other way round."""
+    if isinstance(place.node, ast.BoolOp) and len(place.node.values) == 2:
+        left, right = place.node.values
+        yield from _other_operators(source, left, right)
+
+
+@_kind
+def arithmetic(source: SourceText, place: Place) -> Iterator[Edit]:
+    """Another arithmetic operator."""
+    node = place.node
+    if isinstance(node, ast.BinOp) and not _is_text(node.left) and not _is_text(node.right):
+        yield from _other_operators(source, node.left, node.right)
+    elif isinstance(node, ast.AugAssign) and not _is_text(node.value):
+        yield from _other_operators(source, node.target, node.value, b"=")
+
+
+@_kind
+def negated_condition(source: SourceText, place: Place) -> Iterator[Edit]:
+    """A condition that is the wrong way round."""
+    node = place.node
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        yield source.span(node), source.of(node.operand)
+    elif isinstance(node, ast.If | ast.While | ast.IfExp) and isinstance(node.test, SIMPLE):
+        yield source.span(node.test), b"not " + source.of(node.test)
+    elif isinstance(node, ast.comprehension):
+        for test in node.ifs:
+            if isinstance(test, SIMPLE):
+                yield source.span(test), b"not " + source.of(test)
+
+
+@_kind
+def removed_condition(source: SourceText, place: Place) -> Iterator[Edit]:
+    """One part of a condition that is missing."""
+    node = place.node
+    if not isinstance(node, ast.BoolOp):
+        return
+    spans = [source.span(value) for value in node.values]
+    yield (spans[0][0], spans[1][0]), b""
+    yield from (((before[1], after[1]), b"") for before, after in pairwise(spans))
+
+
+@_kind
+def wrong_constant(source: SourceText, place: Place) -> Iterator[Edit]:
+    """A number that is off by one, another truth value, another separator."""
+    if isinstance(place.parent, ast.arguments | ast.Slice | ast.Expr | ast.Subscript | ast.UnaryOp):
+        return
+    yield from _other_constants(source, place.node)
+
+
+@_kind
+def changed_default(source: SourceText, place: Place) -> Iterator[Edit]:
+    """A parameter with another default."""
+    if isinstance(place.parent, ast.arguments):
+        yield from _other_constants(source, place.node)
+
+
+@_kind
+def swapped_arguments(source: SourceText, place: Place) -> Iterator[Edit]:
+    """Two arguments of a call in the wrong order."""
+    node = place.node
+    if not isinstance(node, ast.Call) or (isinstance(node.func, ast.Name) and node.func.id in ORDERED):
+        return
+    for one, other in pairwise(node.args):
+        texts = source.of(one), source.of(other)
+        if texts[0] == texts[1] or any(isinstance(each, ast.Starred) for each in (one, other)):
+            continue
+        (start, gap_start), (gap_end, end) = source.span(one), source.span(other)
+        yield (start, end), texts[1] + source.data[gap_start:gap_end] + texts[0]
+
+
+@_kind
+def swapped_branches(source: SourceText, place: Place) -> Iterator[Edit]:
+    """The two values of a conditional expression in the wrong places."""
+    node = place.node
+    if isinstance(node, ast.IfExp):
+        (start, gap_start), (gap_end, end) = source.span(node.body), source.span(node.orelse)
+        yield (start, end), source.of(node.orelse) + source.data[gap_start:gap_end] + source.of(node.body)
+
+
+@_kind
+def changed_bound(source: SourceText, place: Place) -> Iterator[Edit]:
+    """A slice or an index that is off by one."""
+    node = place.node
+    if not isinstance(node, ast.Subscript):
+        return
+    index = node.slice
+    if isinstance(index, ast.Slice):
+        for bound in filter(None, (index.lower, index.upper)):
+            number = _integer(bound)
+            if number is not None:
+                yield source.span(bound), str(number + 1).encode()
+                if number != 0:
+                    yield source.span(bound), str(number - 1).encode()
+            elif isinstance(bound, SIMPLE):
+                yield source.span(bound), source.of(bound) + b" + 1"
+                yield source.span(bound), source.of(bound) + b" - 1"
+        if index.upper is not None:
+            yield (source.span(index.upper), b"")
+    elif (number := _integer(index)) is not None:
+        yield source.span(index), {0: b"-1", -1: b"0"}.get(number, str(number - 1).encode())
+        yield source.span(index), str(number + 1).encode()
+
+
+@_kind
+def dropped_call(source: SourceText, place: Place) -> Iterator[Edit]:
+    """A value that is used without being cleaned or converted."""
+    node = place.node
+    if not isinstance(node, ast.Call) or node.keywords:
+        return
+    if isinstance(node.func, ast.Attribute) and node.func.attr in CLEANERS and not node.args:
+        yield (source.span(node.func.value)[1], source.span(node)[1]), b""
+    elif isinstance(node.func, ast.Name) and node.func.id in WRAPPERS and len(node.args) == 1:
+        argument = source.of(node.args[0])
+        yield source.span(node), argument if isinstance(node.args[0], SIMPLE) else b"(" + argument + b")"
+
+
+@_kind
+def wrong_function(source: SourceText, place: Place) -> Iterator[Edit]:
+    """A function's twin, such as `max` for `min`."""
+    node = place.node
+    if not isinstance(node, ast.Call):
+        return
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    if other := OTHER_FUNCTION.get(name):
+        end = source.span(node.func)[1]
+        yield (end - len(name), end), other.encode()
+
+
+@_kind
+def wrong_variable(source: SourceText, place: Place) -> Iterator[Edit]:
+    """Another variable of the same function."""
+    node, parent = place.node, place.parent
+    if not isinstance(node, ast.Name) or not isinstance(node.ctx, ast.Load) or node.id in ("self", "cls"):
+        return
+    if isinstance(parent, ast.Call) and parent.func is node:
+        return
+    known = _variables_before(place.scope, node.lineno)
+    if node.id in known:
+        yield from ((source.span(node), other.encode()) for other in known if other != node.id)
+
+
+def _variables_before(scope: Function, line: int) -> list[str]:
+    arguments = scope.args
+    names = [each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+    stored = (node for node in own_nodes(scope) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+    names += [node.id for node in stored if node.lineno < line]
+    return [name for name in dict.fromkeys(names) if name not in ("self", "cls", "_")]
+
+
+def _other_constants(source: SourceText, node: ast.AST) -> Iterator[Edit]:
+    if not isinstance(node, ast.Constant):
+        return
+    value, span, text = node.value, source.span(node), source.of(node)
+    if isinstance(value, bool):
+        yield span, str(not value).encode()
+    elif isinstance(value, int) and text.isdigit():
+        yield span, str(value + 1).encode()
+        if value > 0:
+            yield span, str(value - 1).encode()
+    elif isinstance(value, float):
+        yield span, repr(value + 1).encode()
+    elif isinstance(value, str) and value in STRINGS and text[:1] in (b"'", b'"') and text[:3] not in (b"'''", b'"""'):
+        yield span, text[:1] + STRINGS[value].encode() + text[-1:]
+
+
+def _integer(node: ast.AST) -> int | None:
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        number = _integer(node.operand)
+        return None if number is None else -number
+    value = getattr(node, "value", None) if isinstance(node, ast.Constant) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str | bytes))
+
+
+@_kind
+def removed_statement(source: SourceText, place: Place) -> Iterator[Edit]:
+    """An assignment or a call that is missing."""
+    node = place.node
+    call = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+    again = isinstance(node, ast.Assign) and len(node.targets) == 1 and _has_value_before(place, node.targets[0])
+    if call or again or isinstance(node, ast.AugAssign):
+        yield from _removed(source, place)
+
+
+@_kind
+def removed_guard(source: SourceText, place: Place) -> Iterator[Edit]:
+    """An `if` or `elif` without `else` that is missing with all it does."""
+    if isinstance(place.node, ast.If) and not place.node.orelse:
+        yield from _removed(source, place)
+
+
+@_kind
+def removed_return(source: SourceText, place: Place) -> Iterator[Edit]:
+    """A `return` before the function's end that is missing, so that the function continues."""
+    node = place.node
+    if isinstance(node, ast.Return) and not isinstance(place.parent, ast.FunctionDef | ast.AsyncFunctionDef):
+        yield source.span(node), b"pass"
+
+
+@_kind
+def early_return(source: SourceText, place: Place) -> Iterator[Edit]:
+    """The `return` behind a loop, moved into it: it ends in its first round."""
+    node, siblings = place.node, place.siblings
+    if not isinstance(node, ast.Return) or node.end_lineno != node.lineno or source.own_lines(node) is None:
+        return
+    at = siblings.index(node)
+    loop = siblings[at - 1] if at else None
+    if isinstance(loop, ast.For | ast.While) and not loop.orelse and source.own_lines(loop.body[-1]):
+        start = source.line_start(node.lineno)
+        last = loop.body[-1]
+        indent = source.data[source.line_start(last.lineno) : source.span(last)[0]]
+        yield (start, start + node.col_offset), indent
+
+
+@_kind
+def loop_exit(source: SourceText, place: Place) -> Iterator[Edit]:
+    """A `break` for a `continue`, or the other way round."""
+    if isinstance(place.node, ast.Break | ast.Continue):
+        yield source.span(place.node), b"continue" if isinstance(place.node, ast.Break) else b"break"
+
+
+@_kind
+def changed_exception(source: SourceText, place: Place) -> Iterator[Edit]:
+    """Another exception that is raised or caught, or one of several that is not caught."""
+    node = place.node
+    if isinstance(node, ast.Raise):
+        caught = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+    elif isinstance(node, ast.ExceptHandler):
+        caught = node.type
+    else:
+        return
+    if isinstance(caught, ast.Name) and caught.id in OTHER_EXCEPTION:
+        yield source.span(caught), OTHER_EXCEPTION[caught.id].encode()
+    elif isinstance(caught, ast.Tuple) and len(caught.elts) > 1:
+        for left_out in caught.elts:
+            kept = [source.of(each) for each in caught.elts if each is not left_out]
+            yield source.span(caught), kept[0] if len(kept) == 1 else b"(" + b", ".join(kept) + b")"
+
+
+def _removed(source: SourceText, place: Place) -> Iterator[Edit]:
+    node = place.node
+    if not isinstance(node, ast.stmt):
+        return
+    lines = source.own_lines(node)
+    if lines is not None and (len(place.siblings) > 1 or source.of(node).startswith(b"elif")):
+        yield lines, b""
+    else:
+        yield source.span(node), b"pass"
+
+
+def _has_value_before(place: Place, target: ast.expr) -> bool:
+    """Return whether an assignment's target exists without it, so that its absence is not noticed at once."""
+    if not isinstance(target, ast.Name):
+        return isinstance(target, ast.Attribute | ast.Subscript)
+    scope = place.scope
+    arguments = (*scope.args.posonlyargs, *scope.args.args, *scope.args.kwonlyargs)
+    if target.id in {argument.arg for argument in arguments}:
+        return True
+    return any(
+        isinstance(node, ast.Name)
+        and node.id == target.id
+        and isinstance(node.ctx, ast.Store)
+        and node.lineno < target.lineno
+        for node in own_nodes(scope)
+    )

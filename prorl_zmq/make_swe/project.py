@@ -6,6 +6,9 @@ looked at before that. Archives with a checksum are kept, so that they are fetch
 
 The repository has one commit, the same for the same files: no other refs, no remotes, no reflog. Build residue, caches
 and virtual environments are left out.
+
+Its metadata (name, version, license, requirements) are read from its files, and nothing of it is run: `PKG-INFO` of a
+source archive comes first, then `pyproject.toml`, then `setup.cfg`. What a `setup.py` computes is not known.
 """
 
 from __future__ import annotations
@@ -16,17 +19,26 @@ import os
 import re
 import shutil
 import stat
+import subprocess
+import sys
 import tarfile
+import tomllib
 import zipfile
 from dataclasses import dataclass, replace
+from email.parser import HeaderParser
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from ..errors import ConfigError, SandboxFailed, SandboxUnavailable
+from ..system.processes import ISOLATED
 from ..tools.images.fingerprint import file_digest
 from ..tools.images.image import default_root
-from .metadata import Metadata, not_pure, read_metadata
-from .program import git, pip
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
 
 RELEASE = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[A-Za-z0-9.+!]+)")
 GIT_URL = re.compile(r"git\+|[a-z+]+://|[\w.-]+@[\w.-]+:")
@@ -43,6 +55,140 @@ FILE_TIME_S = 946684800
 """Of all files, so that the same project always makes the same image."""
 EXTRACTION: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
 """Python before 3.11.4 has no filter; an archive's own code is run in any case (see above)."""
+TEST_EXTRAS = ("test", "tests", "testing")
+PERMISSIVE = re.compile(
+    r"\b(MIT|MIT-0|MIT License|BSD|0BSD|BSD-[234]-Clause|Apache|Apache-2\.0|ISC|ISCL|PSF-2\.0|Python-2\.0|"
+    r"Python Software Foundation|Unlicense|Zlib|CC0-1\.0|Public Domain)\b",
+    re.IGNORECASE,
+)
+RESTRICTED = re.compile(r"\b[AL]?GPL|General Public License|Mozilla|MPL|EUPL|proprietary|\bAND\b", re.IGNORECASE)
+NATIVE_BACKENDS = ("maturin", "mesonpy", "scikit_build_core", "setuptools_rust", "sipbuild", "enscons")
+NATIVE_SETUP = re.compile(r"\b(ext_modules|cffi_modules|rust_extensions|cythonize)\b")
+GIT_LIMIT_S = 300.0
+PIP_LIMIT_S = 900.0
+LAST_WORDS = 600
+"""Characters of a failed program's output that an error shows."""
+WRITTEN_AT = "2000-01-01T00:00:00+00:00"
+GIT_ENVIRONMENT = {
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_AUTHOR_NAME": "prorl",
+    "GIT_AUTHOR_EMAIL": "prorl@localhost",
+    "GIT_AUTHOR_DATE": WRITTEN_AT,
+    "GIT_COMMITTER_NAME": "prorl",
+    "GIT_COMMITTER_EMAIL": "prorl@localhost",
+    "GIT_COMMITTER_DATE": WRITTEN_AT,
+    "LC_ALL": "C.UTF-8",
+}
+"""Nobody's own settings, and the same commit for the same files."""
+
+
+@dataclass(frozen=True)
+class Metadata:
+    name: str
+    version: str
+    license: str
+    """As it is written, several texts joined; empty if nothing is said."""
+    requirements: tuple[str, ...]
+    """What it and its tests need, extras `test`, `tests` and `testing` included; markers not looked at."""
+    entry_points: str
+    """Content of its `entry_points.txt`, if a source archive has one."""
+
+    @property
+    def permissive(self) -> bool:
+        """Whether everyone may use, change and pass on its code."""
+        return PERMISSIVE.search(self.license) is not None and RESTRICTED.search(self.license) is None
+
+    def requirements_for(self, python: str) -> tuple[str, ...]:
+        """Return what is needed with a version of Python, such as `3.11`, without markers and the project itself."""
+        environment = {"python_version": python, "python_full_version": f"{python}.0"}
+        found = []
+        for text in self.requirements:
+            try:
+                requirement = Requirement(text)
+            except InvalidRequirement:
+                continue
+            marker, requirement.marker = requirement.marker, None
+            wanted = marker is None or any(
+                marker.evaluate({**environment, "extra": extra}) for extra in ("", *TEST_EXTRAS)
+            )
+            if wanted and canonicalize_name(requirement.name) != canonicalize_name(self.name):
+                found.append(str(requirement))
+        return tuple(dict.fromkeys(found))
+
+
+def read_metadata(folder: Path) -> Metadata:
+    """Read the metadata of a project's folder; what is said nowhere is empty, the name that of the folder."""
+    if (folder / "PKG-INFO").is_file():
+        return _from_archive(folder)
+    table = _toml(folder / "pyproject.toml")
+    project = table.get("project", {}) if isinstance(table.get("project"), dict) else {}
+    config = configparser.ConfigParser(interpolation=None)
+    if (folder / "setup.cfg").is_file():
+        config.read_string((folder / "setup.cfg").read_text("utf-8", "replace"))
+    license_ = project.get("license", config.get("metadata", "license", fallback=""))
+    return Metadata(
+        name=str(project.get("name", config.get("metadata", "name", fallback=folder.name))),
+        version=_plain_version(str(project.get("version", config.get("metadata", "version", fallback="0")))),
+        license=" ".join(
+            [str(license_.get("text", "")) if isinstance(license_, dict) else str(license_)]
+            + [each for each in project.get("classifiers", ()) if str(each).startswith("License")]
+        ).strip(),
+        requirements=tuple(map(str, (*_of_pyproject(table, project), *_of_setup(config)))),
+        entry_points="",
+    )
+
+
+def not_pure(folder: Path) -> str:
+    """Return why a project is more than Python files; empty if it is not."""
+    system = _toml(folder / "pyproject.toml").get("build-system")
+    backend = str(system.get("build-backend", "")) if isinstance(system, dict) else ""
+    if backend.split(".", maxsplit=1)[0] in NATIVE_BACKENDS:
+        return f"it is built by {backend}"
+    setup = folder / "setup.py"
+    if setup.is_file() and (found := NATIVE_SETUP.search(setup.read_text("utf-8", "replace"))):
+        return f"its setup.py has {found[0]}"
+    return ""
+
+
+def _from_archive(folder: Path) -> Metadata:
+    headers = HeaderParser().parsestr((folder / "PKG-INFO").read_text("utf-8", "replace"))
+    licenses = [headers.get("License-Expression", ""), (headers.get("License") or "").split("\n")[0]]
+    licenses += [each for each in headers.get_all("Classifier", []) if each.startswith("License")]
+    points = sorted(folder.glob("**/*.egg-info/entry_points.txt"))
+    return Metadata(
+        name=headers.get("Name", folder.name),
+        version=headers.get("Version", "0"),
+        license=" ".join(filter(None, licenses)),
+        requirements=tuple(headers.get_all("Requires-Dist", [])),
+        entry_points=points[0].read_text("utf-8", "replace") if points else "",
+    )
+
+
+def _of_pyproject(table: dict[str, Any], project: dict[str, Any]) -> Iterable[str]:
+    yield from project.get("dependencies", ())
+    for extra in TEST_EXTRAS:
+        yield from project.get("optional-dependencies", {}).get(extra, ())
+        yield from (each for each in table.get("dependency-groups", {}).get(extra, ()) if isinstance(each, str))
+
+
+def _of_setup(config: configparser.ConfigParser) -> Iterable[str]:
+    texts = [config.get("options", "install_requires", fallback="")]
+    texts += [config.get("options.extras_require", extra, fallback="") for extra in TEST_EXTRAS]
+    return (line.strip() for text in texts for line in text.splitlines() if line.strip())
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def _plain_version(version: str) -> str:
+    """Return a version, or `0` for a directive such as `attr: package.__version__`."""
+    return version if re.fullmatch(r"[0-9A-Za-z.+!-]+", version) else "0"
 
 
 @dataclass(frozen=True)
@@ -218,3 +364,57 @@ def _named_after(metadata: Metadata, address: str) -> Metadata:
         return metadata
     name = re.sub(r"[^A-Za-z0-9._-]", "", address.rstrip("/").removesuffix(".git").rsplit("/", 1)[-1]) or "project"
     return replace(metadata, name=name)
+
+
+def git(*arguments: str, folder: Path, problem: str) -> str:
+    """Run git; return what it says."""
+    if shutil.which("git") is None:
+        raise SandboxUnavailable("git is not installed; install its package", kind="git")
+    # What a surrounding git command has set would lead to another repository.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    argv = ["git", "-c", "core.hooksPath=/dev/null", *arguments]
+    code, output = _run(argv, folder, GIT_LIMIT_S, {**inherited, **GIT_ENVIRONMENT})
+    if code:
+        raise ConfigError(f"{problem}: {_last_words(output)}", key="repo")
+    return output
+
+
+def pip(*arguments: str, folder: Path, problem: str) -> None:
+    """Run pip with this machine's settings."""
+    argv = [sys.executable, *ISOLATED, "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
+    code, output = _run(argv, folder, PIP_LIMIT_S, {**os.environ, "LC_ALL": "C.UTF-8"})
+    if code == 0:
+        return
+    if "No module named pip" in output:
+        raise SandboxUnavailable(
+            f"pip is not installed for {sys.executable}; install it: {sys.executable} -m ensurepip", kind="pip"
+        )
+    if "DO NOT MATCH THE HASHES" in output:
+        raise ConfigError(f"{problem}: its checksum is not the one that was asked for", key="sha256")
+    if any(words in output for words in ("Failed to establish a new connection", "NewConnectionError", "Max retries")):
+        raise SandboxFailed(f"{problem}: no network, or the package index does not answer")
+    if "No matching distribution" in output:
+        raise ConfigError(f"{problem}: {_last_words(output)}", key="repo")
+    raise SandboxFailed(f"{problem}: {_last_words(output)}")
+
+
+def _run(argv: Sequence[str], folder: Path, timeout_s: float, environment: Mapping[str, str]) -> tuple[int, str]:
+    try:
+        done = subprocess.run(
+            argv,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return 1, f"it took longer than {timeout_s:g} s"
+    return done.returncode, done.stdout.decode(errors="surrogateescape")
+
+
+def _last_words(output: str) -> str:
+    lines = [line.strip() for line in output.splitlines() if line.strip() and not line.startswith("WARNING")]
+    return " / ".join(lines[-6:])[-LAST_WORDS:].encode(errors="replace").decode() or "it said nothing"

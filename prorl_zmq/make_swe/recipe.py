@@ -46,6 +46,20 @@ class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Refuse a project whose license is not permissive."""
 
 
+class Settings(msgspec.Struct, frozen=True):
+    """What holds for all projects of a run."""
+
+    seed: int = 0
+    base: str = ""
+    """See `project_image.find_base`."""
+    jobs: int = 1
+    """Most sandboxes at a time."""
+    most_failing: float = 0.2
+    """Largest share of a project's tests that a bug may break."""
+    limit_s: float = 300.0
+    """How long all tests of a project may take."""
+
+
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     project: tuple[Order, ...]
     name: str = ""

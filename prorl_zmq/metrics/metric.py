@@ -1,11 +1,15 @@
-"""Counters, gauges and histograms of this process, as `MetricsReporter` sends them on.
+"""Counters, gauges and histograms of this process, which `MetricsReporter` sends to the collector.
 
-Counting adds to a dict of this process: no lock, no file, no library. While `Metric.counting` is false, which it is
-until a reporter finds a collector, it does nothing. Counters and histograms hold what was counted since it was last
-delivered; so what could not be sent is sent later, and a process that starts again begins with nothing.
+Counting adds to a dict of this process: no lock, no file. While `Metric.counting` is false, which it is until a
+reporter finds a collector, counting does nothing. Counters and histograms hold what was counted since the last
+delivery, so what could not be sent is sent later, and a process that starts again begins at 0.
 
-Labels are bounded: of each label so many values are told apart, and of each metric so many rows; all further ones are
-`other`. Nothing of a metric may come from what a model says.
+Labels are bounded: each label has at most `VALUES_LIMIT` values and each metric `ROWS_LIMIT` rows; all further ones are
+counted as `other`. Nothing of a metric may come from what a model says.
+
+`prometheus_client`'s multiprocess mode is not used: it counts in mapped files, so a full disk kills the process that
+counts (SIGBUS, tried), and measured here a count takes 5 times as long (5.7 instead of 1.1 µs) and a scrape of 300
+processes 0.5 s.
 """
 
 from __future__ import annotations

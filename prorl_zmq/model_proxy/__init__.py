@@ -1,1 +1,1 @@
-"""The model proxy: the HTTP APIs that agent harnesses speak, in front of a model that takes and gives token ids."""
+"""The model proxy: the HTTP APIs of agent programs in front of a model that works on token ids."""

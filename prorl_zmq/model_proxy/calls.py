@@ -1,10 +1,9 @@
-"""What a call of the model is, whichever HTTP API it came by.
+"""A call of the model, independent of the HTTP API.
 
-A dialect (`dialect.Dialect`) makes a `ModelRequest` of a request's body, and writes a `ModelReply` in its API's form.
-Between them is a `Model`: the conversation as token ids, and the engine. The server (`server`) knows neither.
-
-Each reply has a turn id. It stands in all ids that the API's form has (tool calls, items, messages, signatures), so a
-harness that sends the turn back names it, whatever it did to the text.
+A dialect (`dialect.Dialect`) parses a request's body into a `ModelRequest`, and writes a `ModelReply` in its API's
+form. A `Model` turns one into the other: it holds the conversation as token ids, and the engine. The server (`server`)
+knows neither. Each reply has a turn id, which is part of all ids in the API's form (tool calls, items, messages,
+signatures), so a harness that sends the turn back identifies it, even if it changed the text.
 """
 
 from __future__ import annotations
@@ -132,7 +131,7 @@ class ModelReply:
     logprobs: NDArray[np.float32]
     """float32 [G]"""
     stopped_by: str = ""
-    """The text of the request's `stop` that ended the turn; empty: none of them."""
+    """The text of the request's `stop` that ended the turn; empty if none did."""
 
 
 class Problem(StrEnum):

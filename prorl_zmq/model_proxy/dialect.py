@@ -1,4 +1,4 @@
-"""What the server needs to know of an HTTP API: how to read a request and how to write each kind of answer."""
+"""The interface of an HTTP API for the server: how to read a request, and how to write each kind of answer."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""One answer on its way to a harness: headers with the first byte, keep-alive events, and an end that is known.
+"""Write one answer to a harness: headers with the first byte, keep-alive events, and a recorded end.
 
-When a harness leaves, aiohttp cancels the handler of its request; what is written meanwhile goes nowhere.
+When a harness disconnects, aiohttp cancels the handler of its request; later writes are dropped.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class EventWriter:
 
     @property
     def begun(self) -> bool:
-        """Whether the harness has been told the status."""
+        """Whether the status has been sent to the harness."""
         return self.response.prepared
 
     def write_later(self, events: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Which dialect answers a path. Base URLs differ (`/v1`, `/s/NAME/v1`, none), so a path is known by how it ends."""
+"""Map paths to dialects. Base URLs differ (`/v1`, `/s/NAME/v1`, none), so the end of a path decides."""
 
 from __future__ import annotations
 

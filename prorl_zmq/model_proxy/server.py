@@ -1,9 +1,9 @@
-"""The HTTP server of one rollout's model: what a harness sends becomes calls of a `Model`, in all dialects at once.
+"""The HTTP server of one rollout's model: requests of a harness, in all dialects, become calls of a `Model`.
 
-It listens on the socket that it is given, which says which rollout is calling. Where others than its programs can reach
-that, each call must show a key. A stream has a
-status within `keep_alive_s`, even if the model has not taken the call by then; errors after that are events. A harness
-that leaves cancels its call. `Model` and the calls under way learn on every path whether a reply was delivered.
+It listens on a given socket, which identifies the rollout. If other programs can reach that socket, each call must
+present a key. A stream gets a status within `keep_alive_s`, even if the model has not accepted the call by then; later
+errors are events. A harness that disconnects cancels its call. `Model` and the pending calls always learn whether a
+reply was delivered.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Keys, and who may connect to which door and ask for what."""
+"""CURVE keys and bearer tokens: who may connect to which socket, and which requests each role may send."""

@@ -1,9 +1,9 @@
-"""Who is let in, and who sent a message: decided for each handshake, and again for each message. Owns no socket.
+"""The list of allowed keys, checked at each handshake and again for each message. Owns no socket.
 
-The list is the key folder's `allowed/` where the service's own key is, read anew when it has changed; elsewhere it is
-what the backend broker says (`KeyList`). A handshake always sees the list as it is; messages on a connection that was
-made before see a change within `REREAD_S`, so a key that was revoked is of no use on old connections either. If the
-list cannot be read, the last one holds.
+On the service's own node the list is the key folder's `allowed/`, read again when it has changed; elsewhere it is what
+the backend broker sends (`KeyList`). Handshakes always use the current list. Messages on existing connections see a
+change within `REREAD_S`, so revoking a key also cuts off its open connections. If the list cannot be read, the last one
+stays in force.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Verdict(NamedTuple):
     user_id: str | None
     """The key that it proved, empty without one; None: it is refused."""
     reason: str = ""
-    """Why it is refused, for our log; the other side is not told."""
+    """Why it is refused, for our log only."""
 
 
 class AllowList:
-    """Knows the keys that are let in."""
+    """The allowed keys."""
 
     def __init__(self, keyring: Keyring | None, *, insecure: bool = False) -> None:
         self._keyring = keyring
@@ -51,7 +51,7 @@ class AllowList:
         """It has the list from `learn`, not from the folder."""
         self._known: dict[str, PublicKey] = {}
         self._names: dict[str, str] = {}
-        """Of all keys that have been let in, those that were revoked since included."""
+        """All keys allowed at any time, including revoked ones."""
         self._folder_state: object = None
         self._read_at = -REREAD_S
         self.list_state = ""

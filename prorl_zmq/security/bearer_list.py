@@ -1,6 +1,6 @@
-"""Who sent an HTTP request, by its bearer token. Owns no socket; reads the key folder's `allowed/` when it has changed.
+"""The list of allowed bearer tokens, for HTTP requests. Owns no socket; rereads the key folder's `allowed/` on change.
 
-A token that was revoked is of no use after `REREAD_S`. If the list cannot be read, the last one holds.
+A revoked token is refused after at most `REREAD_S`. If the list cannot be read, the last one stays in force.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger("prorl.security")
 
 
 class BearerList:
-    """Knows the tokens that are let in; without a folder, everybody is.
+    """The allowed tokens; without a folder, every request is allowed.
 
     Raises:
         ConfigError: the key folder is not there, or not private.
@@ -41,7 +41,7 @@ class BearerList:
         """Say who has a token; empty: the request had none.
 
         Raises:
-            NotAllowed: nobody who is let in.
+            NotAllowed: the token is missing or not allowed.
         """
         if self._folder is None:
             return ANYBODY

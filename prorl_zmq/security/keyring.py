@@ -1,8 +1,8 @@
-"""What a process proves itself with (CURVE), and how it connects to the service and to peers that the service named.
+"""A process's own CURVE key, and how it connects to the service and to peers that the service named.
 
-Every connection over TCP goes through here. `ipc://` needs no keys: its sockets lie in a folder of mode 0700. The
-service's public key comes from the key folder; a stage process's or engine host's from the service, which had it over a
-connection that a key had proved (`curve_key` of `StageReport` and `Backend`).
+Every TCP connection is made here. `ipc://` needs no keys: its sockets are in a folder of mode 0700. The service's
+public key comes from the key folder; that of a stage process or engine host comes from the service, which received it
+over a connection authenticated by a key (`curve_key` of `StageReport` and `Backend`).
 """
 
 from __future__ import annotations

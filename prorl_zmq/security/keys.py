@@ -1,13 +1,13 @@
-"""Key files: one CURVE key pair for each trainer, node and service, and the list of those that a service lets in.
+"""Key files: one CURVE key pair per trainer, node and service, and the service's list of allowed keys.
 
     FOLDER/                 0700
-      NAME.secret           0600   a key pair of ours
-      NAME.pub              0644   its public half, to be given away; or the public key of the service that we talk to
-      allowed/NAME.pub      0644   a key that the service lets in, with the role that it has here
-      allowed/NAME.bearer   0600   the SHA-256 of a bearer token that HTTP gateways let in, and its role
+      NAME.secret           0600   an own key pair
+      NAME.pub              0644   its public half, to be shared; or the public key of the service to connect to
+      allowed/NAME.pub      0644   an allowed key, with its role
+      allowed/NAME.bearer   0600   the SHA-256 of a bearer token allowed at HTTP gateways, and its role
 
-What a file says of its own role counts only in `allowed/`, where the service's owner has written it. Files are made
-with their final mode and never overwritten. As with ssh, a secret that others can read is not used.
+The role in a file counts only in `allowed/`, which the service's owner writes. Files are created with their final mode
+and never overwritten. As with ssh, a secret that others can read is refused.
 """
 
 from __future__ import annotations
@@ -122,11 +122,11 @@ class KeyFolder:
         raise _wrong(f"{self.path} lacks the service's public key; copy service{PUBLIC} from the service's key folder")
 
     def allowed(self, on_problem: Callable[[ConfigError], None] | None = None) -> list[PublicKey]:
-        """List the keys that the service lets in; a file that is none is told to `on_problem` if there is one."""
+        """List the allowed keys; report each invalid file to `on_problem`, if given."""
         return self._let_in(PUBLIC, PublicKey, on_problem)
 
     def bearers(self, on_problem: Callable[[ConfigError], None] | None = None) -> list[BearerKey]:
-        """List the bearer tokens that gateways let in, as `allowed` does keys."""
+        """List the bearer tokens allowed at gateways; `on_problem` as in `allowed`."""
         self._check_folder()
         return self._let_in(BEARER, BearerKey, on_problem)
 
@@ -180,7 +180,7 @@ class KeyFolder:
         return key
 
     def new_bearer(self, name: str, role: KeyRole) -> str:
-        """Let in whoever has a new bearer token, in this role, and return the token, which is kept nowhere."""
+        """Allow a new bearer token in this role, and return it. Only its hash is stored."""
         if role not in BEARER_ROLES:
             raise _wrong(f"a bearer token is for role {' or '.join(BEARER_ROLES)}, not {role}: it is for HTTP gateways")
         import secrets  # later: with hashlib
@@ -208,7 +208,7 @@ class KeyFolder:
             raise _wrong(f"no key called {name} is let in; those that are: {names}")
 
     def listing(self) -> tuple[list[PublicKey], list[PublicKey], list[PublicKey]]:
-        """List the public halves of keys of ours, the keys of services we know, and those that are let in."""
+        """List own public keys, known services' keys, and allowed keys."""
         self._check_folder()
         own = [self._read_secret(path).public for path in self._files(SECRET)]
         known = [key for path in self._files(PUBLIC) if (key := _read(path, PublicKey)) not in own]

@@ -46,6 +46,7 @@ class PeerConnection(AsyncSocket):
         copied: int = 1,
         on_refused: Callable[[], None] | None = None,
         on_connected: Callable[[], None] | None = None,
+        on_disconnected: Callable[[], None] | None = None,
         limit_bytes: int,
     ) -> None:
         socket = open_socket(context, kind, limit_bytes)
@@ -64,6 +65,7 @@ class PeerConnection(AsyncSocket):
         super().__init__(socket, on_message, copied)
         self._on_refused = on_refused
         self._on_connected = on_connected
+        self._on_disconnected = on_disconnected
         self._renewal: asyncio.TimerHandle | None = None
         self._events = AsyncSocket(monitor, self._changed, copied=2) if monitor is not None else None
 
@@ -81,6 +83,8 @@ class PeerConnection(AsyncSocket):
         event = self.handshake.note([frame if isinstance(frame, bytes) else frame.bytes for frame in frames])
         if event == zmq.Event.HANDSHAKE_SUCCEEDED and self._on_connected is not None:
             self._on_connected()
+        if event == zmq.Event.DISCONNECTED and self._on_disconnected is not None:
+            self._on_disconnected()
         if self.handshake.problem and self.handshake.problem != before and self._on_refused is None:
             log.warning("%s", self.handshake.problem)
         if self.handshake.refused and self._renewal is None:

@@ -1,7 +1,7 @@
-"""Who may do what: the roles of keys, and to which listeners (bound sockets) and for which requests each is allowed.
+"""The rights of each role: which listeners (bound sockets) a key may connect to, and which requests it may send.
 
-All of it is in the two tables below. The service's own key may do everything: it is what the brokers are. Left out on
-purpose: rights by session or by stage process. Keys of one role trust each other as programs of one account do.
+The two tables below hold all of them. The service's own key may do everything: the brokers use it. There are no rights
+per session or per stage process: keys of one role trust each other, as programs of one account do.
 """
 
 from __future__ import annotations
@@ -15,41 +15,26 @@ from ..wire.messages.backends import (
     AddBackend,
     Assign,
     BackendAlive,
-    BeginWeights,
-    CancelWeights,
     ClearBackends,
     DrainBackend,
-    EndWeights,
     GenerationFailed,
     HoldWeights,
     ListBackends,
     ListKeys,
-    LoadWeights,
     OwnerAlive,
     Release,
     RemoveBackend,
     ReportStarts,
-    SetWeightVersion,
 )
 from ..wire.messages.base import KeyRole
 from ..wire.messages.batches import CloseBatch, Feed, NextGroup, OpenBatch, SessionAlive
-from ..wire.messages.engines import (
-    Abort,
-    BeginUpdate,
-    CancelUpdate,
-    EndUpdate,
-    EngineHealth,
-    Generate,
-    NoteWeightVersion,
-    UpdateWeights,
-)
+from ..wire.messages.engines import Abort, EngineHealth, Generate, WeightUpdate
 from ..wire.messages.front_door import (
     Cancel,
     Collect,
     EndSession,
     Hello,
     ListSessions,
-    NoteWeights,
     RelayBlocks,
     Status,
     Submit,
@@ -84,9 +69,7 @@ _Kinds = frozenset[type[msgspec.Struct]]
 _EVERYBODY: _Kinds = frozenset({Hello, Status, ListNodes, ListBackends})
 _BATCHES: _Kinds = frozenset({OpenBatch, Feed, NextGroup, CloseBatch, SessionAlive})
 _WATCHING: _Kinds = frozenset({Watch, Peek, PeekTurns, ViewBatch, ListSteps})
-_WEIGHTS: _Kinds = frozenset(
-    {NoteWeights, BeginWeights, EndWeights, CancelWeights, LoadWeights, SetWeightVersion, HoldWeights}
-)
+_WEIGHTS: _Kinds = frozenset({WeightUpdate, HoldWeights})
 REQUESTS: dict[KeyRole, _Kinds] = {
     KeyRole.TRAINER: _EVERYBODY | _WEIGHTS | _BATCHES | {Submit, Collect, RelayBlocks, Cancel, Trace},
     KeyRole.OPERATOR: _EVERYBODY
@@ -111,8 +94,6 @@ REQUESTS: dict[KeyRole, _Kinds] = {
     },
 }
 """Which requests each role may make, at the listeners that it may connect to."""
-OF_THE_SERVICE: _Kinds = frozenset({UpdateWeights, BeginUpdate, EndUpdate, CancelUpdate, NoteWeightVersion})
-"""Requests of the backend broker alone, which asks engine hosts what a trainer or operator asked it for."""
 
 
 class Sender(msgspec.Struct, frozen=True):
@@ -126,7 +107,7 @@ class Sender(msgspec.Struct, frozen=True):
     revoked: bool = False
 
     def revocation(self) -> NotAllowed:
-        """Return what it is told once its key was revoked."""
+        """Return the error for a request whose key was revoked."""
         return NotAllowed(f"the key {self.name} was revoked", key=self.name)
 
     def check(self, request: msgspec.Struct) -> None:

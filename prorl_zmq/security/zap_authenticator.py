@@ -2,10 +2,10 @@
 
     ROUTER, inproc://zeromq.zap.01, bound in the process's context with the first TCP socket
 
-Every TCP socket has the name of its `Listener` as ZAP domain, and the domain is enforced: without an answer nobody gets
-in. That also keeps out what does not speak ZeroMQ at all, whose bytes a plain socket would hand over as messages of
-ZMTP 1.0. The question is answered on the process's own loop, so there is no thread to end before the context
-(`zmq.auth` has one, does not know roles, and wants addresses let in for CURVE as well as for plaintext).
+Every TCP socket has the name of its `Listener` as ZAP domain, and the domain is enforced: libzmq refuses a connection
+that gets no answer. That also refuses peers that do not speak ZeroMQ, whose bytes a plain socket would accept as
+messages of ZMTP 1.0. The process's own loop answers, so no thread has to end before the context does. (`zmq.auth` uses
+a thread, has no roles, and requires an address list for CURVE as well as for plaintext.)
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class ZapAuthenticator:
             self._zap.send_multipart(self.answer(frames))
 
     def close(self) -> None:
-        """Stop answering; nobody can connect any more. May be called again."""
+        """Stop answering, so that new connections fail. Idempotent."""
         if self._line is not None:
             self._line.close()
         elif self._zap is not None:

@@ -21,10 +21,10 @@ from ..config import JOURNAL_SUFFIX, RUN_DIR_MARK, run_dir_problem
 from ..errors import ConfigError, EndpointInUse
 from ..system.held_file import holder
 from ..system.run_places import base_run_dir, default_run_dir, shared_run_dir
-from ..tools.images.build_lock import remove
 from ..tools.images.fingerprint import size_bytes
 from ..tools.images.image import lock_alone
 from ..tools.images.image_store import ImageStore
+from ..tools.images.kept_folder import remove
 from .run_dir import LOCK, held_run_dir
 from .service_folder import LOCK as SERVICE_LOCK
 from .service_folder import ServiceFolder

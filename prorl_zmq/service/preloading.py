@@ -34,8 +34,8 @@ BY_PROCESS: dict[str, tuple[str | Preload, ...]] = {
         *("prorl_zmq.service.broker_places", "prorl_zmq.service.child_plans"),
     ),
     "engine": (
-        *("prorl_zmq.commands.engine", "prorl_zmq.inference.host", "prorl_zmq.inference.builtin_kinds"),
-        *("prorl_zmq.inference.embedded_engine", "prorl_zmq.inference.policy"),
+        *("prorl_zmq.commands.engine", "prorl_zmq.inference.hosting.host", "prorl_zmq.inference.hosting.builtin_kinds"),
+        *("prorl_zmq.inference.embedded.embedded_engine", "prorl_zmq.inference.policy"),
     ),
     **dict.fromkeys(("stage_init", "stage_run", "stage_eval"), STAGE),
     "gateway": ("prorl_zmq.commands.gateway", *GATEWAY),

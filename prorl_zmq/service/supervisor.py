@@ -31,10 +31,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import zmq
 
 from ..client.asynchronous.client import AsyncRolloutClient
-from ..client.asynchronous.connection import AsyncRequestConnection
+from ..client.requests import read_reply
 from ..config import SERVICE_VARIABLE
 from ..errors import ConfigError, EndpointInUse, ProrlError
 from ..security.keyring import Keyring
+from ..security.request_connection import AsyncRequestConnection
 from ..system.logs import one_line
 from ..system.open_files import raise_open_files
 from ..system.processes import listens_at_tcp, stop_signals
@@ -344,7 +345,7 @@ class Supervisor:
                 broker.close()
 
     async def _ask(self, broker: AsyncRequestConnection, request: ReportStarts | ListBackends) -> Any:
-        return await broker.ask(request, time.monotonic() + REPORT_TIMEOUT_S)
+        return read_reply(await broker.ask_frames(request, time.monotonic() + REPORT_TIMEOUT_S))
 
     def _note_backends(self, backends: tuple[BackendStatus, ...]) -> None:
         self._backend_ids = {one.backend.backend_id for one in backends}

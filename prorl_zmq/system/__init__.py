@@ -1,1 +1,1 @@
-"""Processes, memory, threads and logs of the machine."""
+"""Helpers for processes, memory, threads, files and logs of this machine."""

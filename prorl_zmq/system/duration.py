@@ -1,4 +1,4 @@
-"""How long something took, for people."""
+"""Format a duration for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that somebody else may have made."""
+"""Read and write files that another account may have created."""
 
 from __future__ import annotations
 

@@ -6,11 +6,11 @@
     stream socket, one per process  ← the forked process: its pid; after the order, nothing or an error
                                     → the forked process: the order (see `forked_program`)
 
-A forked process is a child of the process that asks for it, as a started one would be: the server forks twice, and the
-kernel gives the orphan to the nearest subreaper above, which the asking process is for that moment. It runs nothing
-before it has received its order, and the order is sent only once its pid is known; so a server that dies half-way
-leaves nothing that runs. Running processes live on when the server dies, and the next order starts another server. All
-of them end with the main thread of the process that asked.
+A forked process is a child of the process that asked for it: the server forks twice, and the kernel gives the orphan to
+the nearest subreaper, which the asking process is for that moment. A forked process runs nothing before it has its
+order, and the order is sent once its pid is known, so a server that dies half-way leaves nothing running. Running
+processes survive the server; the next order starts another server. All of them end with the main thread of the process
+that asked.
 """
 
 from __future__ import annotations

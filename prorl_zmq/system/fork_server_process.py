@@ -1,8 +1,8 @@
 """The process of a `ForkServer`: imports modules once, then forks itself for each order (see `fork_server`).
 
-It has one thread, no event loop, no ZeroMQ context and no signal handlers, so that a fork of it is as good as a fresh
-interpreter. A module that starts a thread or makes a ZeroMQ context as it is imported is therefore refused. It ends
-with the process that started it, or when that closes the connection.
+It has one thread, no event loop, no ZeroMQ context and no signal handlers, so its forks equal fresh interpreters. It
+therefore refuses a module that starts a thread or makes a ZeroMQ context while it is imported. It ends with the process
+that started it, or when that process closes the connection.
 """
 
 from __future__ import annotations

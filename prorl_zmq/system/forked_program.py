@@ -1,7 +1,7 @@
-"""What a forked process does instead of `python -P PROGRAM`: becomes as good as fresh, runs the program, and ends.
+"""What a forked process does in place of `python -P PROGRAM`: reset itself, run the program, and end.
 
 The order is a JSON object: program (`-m` and a module, or a script, and the arguments), environment, folder,
-descriptors (the numbers that those passed along get), nice, open_files (soft and hard limit, or null).
+descriptors (the numbers that passed descriptors get), nice, open_files (soft and hard limit, or null).
 """
 
 from __future__ import annotations

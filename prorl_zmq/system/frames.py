@@ -1,4 +1,4 @@
-"""Where code is that does not end: the frames of a thread or a task, and the line to look at."""
+"""Find the frames, and the line to look at, of a thread or task that does not end."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How much memory is free here: of the machine, or what the control groups leave of it to this process and its kind.
+"""Read how much memory this process may still use: the machine's, or what its control groups leave.
 
-A scheduler gives an allocation its own group, and a group above may be narrower; so all of them count. What a group
-holds of files it may let go at once, and it counts as free, as in the machine's own number.
+All groups above the process count, since a scheduler gives each allocation its own group. A group's file cache counts
+as free, as it does in the machine's own figure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A file that one process at a time holds, and that says which: `process 7 on login1`.
+"""A lock file that one process at a time holds, and that names its holder: `process 7 on login1`.
 
-The lock is a `flock`, which the kernel drops with the process, also for other hosts where the file system is shared. It
-belongs to the file, not to its name: who takes over removes the name, and the process that held it sees that.
+The lock is a `flock`: the kernel drops it with the process, on shared file systems for other hosts too. It belongs to
+the file, not to the name: a process that takes over removes the name, and the former holder notices.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How to install this package with an extra: no index has it, so from a clone or from a wheel."""
+"""Say how to install this package with an extra. No package index has it, so from a clone or a wheel."""
 
 from __future__ import annotations
 

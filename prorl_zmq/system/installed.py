@@ -1,4 +1,4 @@
-"""What is installed, so that a process can notice an upgrade while it runs."""
+"""Read which version is installed, so that a running process can notice an upgrade."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`start_python`: starts a module of this package as a program, for those that fork what has already imported it."""
+"""`start_python`: starts a module of this package as a program, for servers that fork what they have imported."""
 
 from __future__ import annotations
 

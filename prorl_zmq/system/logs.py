@@ -1,11 +1,10 @@
-"""What all programs log: one line per event on standard error, as text for people or as JSON for programs.
+"""Logging of all programs: one line per event on standard error, as text for people or as JSON for programs.
 
-Loggers are the standard library's. A line about a job carries its id, attempt and phase as fields: given with the call
-(`extra=of_job(…)`), or for all that is logged within a task (`with about_job(…)`). The formatters are where what came
-from the network, an engine or a tool becomes harmless, so that no caller can forget it: control characters and line
-breaks are written as escapes, long texts are cut, and secrets that were named with `keep_secret` are left out. In text,
-the lines of a traceback follow behind a mark of their own. Left out on purpose: files, rotation and shipping, which
-systemd and others do; and what vLLM's own loggers write.
+Loggers are the standard library's. A line about a job has its id, attempt and phase as fields, passed with the call
+(`extra=of_job(…)`) or for everything logged within a task (`with about_job(…)`). The formatters escape control
+characters and line breaks, cut long texts, and omit secrets registered with `keep_secret`, so no caller has to. In
+text, the lines of a traceback follow behind a mark of their own. Files, rotation and shipping are left to systemd and
+others; vLLM's own loggers are not formatted here.
 """
 
 from __future__ import annotations

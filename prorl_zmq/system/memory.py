@@ -1,9 +1,8 @@
-"""Giving memory back to the system: what glibc's allocator must be told by processes that live for long.
+"""Return freed memory to the system, by glibc allocator settings for long-lived processes.
 
-By default glibc raises the size from which a block is mapped on its own to that of the largest block ever freed, up to
-32 MiB. After a few large messages all blocks come from heaps, where small ones that live keep large ones from going
-back: ten thousand hostile messages left a broker with 95 to 150 MiB more, and with 15 where the size is fixed
-(bench/hostile.py).
+By default glibc raises its mmap threshold to the largest block ever freed, up to 32 MiB. After a few large messages all
+blocks come from heaps, where small live blocks keep large free ones resident: ten thousand hostile messages cost a
+broker 95 to 150 MiB, and 15 MiB with a fixed threshold (bench/hostile.py).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a node and a run folder are called if nobody says: names that two machines, or two allocations, do not share.
+"""Default names of nodes and run folders, distinct for two machines and for two allocations.
 
-A node is one run folder: a sandbox's folder, which the phases of a job share, is below it. So all processes of one run
-folder must come to the same name, and processes of two run folders to two. `place_of` says which machine and folder it
-is, for a broker to refuse a second one of the same name.
+A node is one run folder, since the phases of a job share a sandbox's folder in it. So all processes of one run folder
+must get the same name, and processes of two run folders two names. `place_of` identifies machine and folder, so that a
+broker can refuse a second node of the same name.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The limit of open files: ours as high as it may be, that of others' programs as it was, and waiting for free ones.
+"""Limits of open files: raised for our processes, unchanged for the programs of others; and waiting for free ones.
 
-Our processes have a descriptor or more for each connection. The programs of agents, tasks and graders keep the limit
-that they would have without us: `select` breaks beyond 1,024, and some programs go through all numbers up to it. Who
-fails fast for want of descriptors draws ever more work to itself, and fails that too; so `wait_for_descriptors`.
+Our processes use at least one descriptor per connection. Programs of agents, tasks and graders keep their original
+limit: `select` breaks beyond 1,024, and some programs loop over all numbers up to the limit. A process that fails fast
+for lack of descriptors would attract ever more work, so it waits (`wait_for_descriptors`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Parts of a folder as one block of bytes, for machines that do not share it. Modes are kept, owners are not."""
+"""Pack parts of a folder into one block of bytes, for machines without a shared disk. Keeps modes, drops owners."""
 
 from __future__ import annotations
 

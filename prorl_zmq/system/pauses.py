@@ -1,6 +1,6 @@
-"""Times in which this process did not run: it was stopped, its machine was, or it was busy with one thing.
+"""Pauses of this process: it or its machine was stopped, or one task blocked it.
 
-Whoever judges others by their silence must not count these: what they have sent lies in the sockets, unread.
+A process that judges others by their silence must exclude its own pauses: their messages wait unread in its sockets.
 """
 
 from __future__ import annotations

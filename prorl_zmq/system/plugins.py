@@ -1,6 +1,6 @@
-"""What installed packages offer by entry points: classes and functions by group and name, loaded when first asked for.
+"""Entry points of installed packages: classes and functions by group and name, loaded on first use.
 
-A plug-in that does not work costs only those who ask for it: `offered` loads nothing.
+A broken plug-in affects only callers that load it: `offered` loads nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Small things about processes that Python does not have: ends with the parent, signals that end a loop, listeners."""
+"""Process helpers that Python lacks: end with the parent, signals that end a loop, listeners."""
 
 from __future__ import annotations
 

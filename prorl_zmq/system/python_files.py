@@ -1,4 +1,4 @@
-"""Copies a Python file with what it imports from its own folder, so that it can be imported from another one."""
+"""Copy a Python file and the modules that it imports from its folder, so that it can be imported elsewhere."""
 
 from __future__ import annotations
 

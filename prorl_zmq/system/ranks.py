@@ -1,6 +1,6 @@
-"""The processes of a distributed trainer: rank 0 alone talks to the service, and what fails there is raised on each.
+"""The processes of a distributed trainer: only rank 0 talks to the service; its errors are raised on every rank.
 
-Imported only where PyTorch is there.
+Needs PyTorch.
 """
 
 from __future__ import annotations

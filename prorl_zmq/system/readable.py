@@ -1,4 +1,4 @@
-"""Waiting for files that can be read; `select` does not take descriptors beyond 1,024, which our processes come to."""
+"""Wait for readable files. `select` cannot: it rejects descriptors above 1,023, which our processes reach."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Where the run folder of a service is: one per user, or one per name, so that two services of a user do not meet.
+"""Where a service's run folder is: one per user, or one per name, so that two services of a user do not share one.
 
-`PRORL_RUN_DIR` sets the folder of services without a name, and `PRORL_NAME` the name where no flag, argument or
-topology file does. A service `math` has the folder of those without a name, with `-math` behind it.
+`PRORL_RUN_DIR` sets the folder of services without a name, and `PRORL_NAME` the name if no flag, argument or topology
+file sets one. The service `math` uses the folder of nameless services with `-math` appended.
 """
 
 from __future__ import annotations

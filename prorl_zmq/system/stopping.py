@@ -1,4 +1,4 @@
-"""Work that a stop signal ends: a command's first signal ends what it does, a second one its clearing up."""
+"""Work that a stop signal ends: the first signal ends the work, the second one its cleanup."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a file of settings takes, for the messages of errors in one."""
+"""Describe the keys that a settings file takes, for error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocking work beside an asyncio loop, such as reading a file on a network that may hang."""
+"""Run blocking work outside of an asyncio loop, such as reading a file on a network that may hang."""
 
 from __future__ import annotations
 

@@ -3,11 +3,11 @@
     with tracing("stage", stage_id):                        the process's main
         with span("turn", parent=command.traceparent):      and within it `current_traceparent()`, for messages
 
-On if the standard variables say where spans go (`is_wanted`). Off, nothing of OpenTelemetry is imported, and each place
-costs one `if`. A span goes on with a trace that was sampled and never begins one: the rollout broker does that, and
-decides on sampling (`brokers.rollout.job_tracer`). The SDK's thread exports. A collector that is away or slow costs
-dropped spans, said once and counted at the end, which waits for `CLOSE_S` at the most. Left out on purpose: texts of
-prompts, tools and errors, which are what no collector should have; OTLP over gRPC.
+Tracing is on if the standard variables name a collector (`is_wanted`). If it is off, nothing of OpenTelemetry is
+imported, and each call site costs one `if`. A span continues a sampled trace and never begins one: the rollout broker
+begins and samples traces. The SDK's thread exports. If the collector is unreachable or slow, spans are dropped,
+reported once and counted at the end, which waits at most `CLOSE_S`. Texts of prompts, tools and errors are not
+exported; OTLP over gRPC is not supported.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class SpanExport:
                 raise
 
     def wait_for_room(self) -> None:
-        """Wait while the SDK's queue is half full, unless the collector is away: then what is in it is dropped."""
+        """Wait while the SDK's queue is half full; if the collector is unreachable, drop the queue."""
         self._exporter.wait_for(self._begun - ROOM)
 
     def close(self) -> None:

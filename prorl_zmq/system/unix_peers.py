@@ -1,4 +1,4 @@
-"""Whose folders and Unix sockets these are: another account may make a folder or a link where ours is expected."""
+"""Check who owns folders and Unix sockets: another account may have made a folder or link in our place."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def peer_problem(connected: socket.socket) -> str:
 
 
 def listener_problem(path: Path) -> str:
-    """Return `peer_problem` of whoever listens at a path; nothing if nobody does."""
+    """Return `peer_problem` of the process that listens at a path; empty if none does."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
         try:

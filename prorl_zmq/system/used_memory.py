@@ -1,4 +1,4 @@
-"""How much memory a process and those that it has started have: an engine's weights may be in a process of its own."""
+"""Read the memory of a process and its descendants: an engine's weights may be in a child process."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Data files of the package's tasks: their row formats, the instances that rows become, and jobs made of them."""
+"""Data files of the package's tasks: row formats, the instances made of rows, and jobs made of instances."""

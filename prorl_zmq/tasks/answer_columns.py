@@ -1,4 +1,4 @@
-"""Columns that data sets of questions share: the answer, and verl's `prompt` and `reward_model`."""
+"""Columns that question data sets share: the answer, and verl's `prompt` and `reward_model`."""
 
 from __future__ import annotations
 

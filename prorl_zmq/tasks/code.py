@@ -1,4 +1,4 @@
-"""The `code` task's instances: a programming problem, and the hidden tests that a solution in Python has to pass."""
+"""Instances of the `code` task: a programming problem, and the hidden tests that a Python solution must pass."""
 
 from __future__ import annotations
 

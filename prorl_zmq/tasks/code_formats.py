@@ -1,11 +1,9 @@
-"""The row formats of programming problems: DeepCoder, CodeContests, APPS, TACO, LiveCodeBench, and our own.
+"""Row formats of programming problems: DeepCoder, CodeContests, APPS, TACO, LiveCodeBench, and our own.
 
-They name the same things in other words, and write tests in four ways: a list of tests, lists of inputs and outputs
-beside each other, either of them for programs or for functions. Here all become `CodeTest`s, text in and text out. Of a
-problem with many tests a job takes those with the longest inputs (`code.chosen_tests`), and what a job can carry.
-
-Left out on purpose: problems that are read from and written to files, solutions in other languages, and checkers of
-problems with several right answers, which no published set has in a form that can be run.
+They use different names, and four forms of tests: a list of tests, or parallel lists of inputs and outputs, each for
+programs or for functions. All become `CodeTest`s. If a problem has many tests, a job takes those with the longest
+inputs (`code.chosen_tests`) up to what it can carry. Unsupported: problems with file input and output, solutions in
+other languages, and checkers for several right answers, which no published set has in runnable form.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The fields of a task's instances, in words: `prorl tasks show`."""
+"""Describe the fields of a task's instances (`prorl tasks show`)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Jobs from a data file: each row becomes an instance of the task whose row format it has.
+"""Jobs from a data file.
 
-A row is of a published data set (`ROW_FORMATS`, or those of your own handlers), or an instance (its columns are the
-instance's fields, and the caller names the `task`), or a whole job as `prorl submit` takes it.
+A row belongs to a published data set (`ROW_FORMATS`, or those of your own handlers), or is an instance (its columns are
+the instance's fields, and the caller names the `task`), or a whole job as `prorl submit` takes it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Integers of many digits: Python reads and writes them in the square of their length, by itself only up to 4300."""
+"""Convert integers of many digits, which Python limits to 4,300 digits because it takes quadratic time."""
 
 from __future__ import annotations
 

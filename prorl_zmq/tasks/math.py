@@ -1,4 +1,4 @@
-"""The `math` task's instances, and the data sets whose rows become such."""
+"""Instances of the `math` task, and the row formats of its data sets."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""The rows of a data file, one by one: JSON Lines, parquet by `pyarrow`, CSV, or one JSON list.
+"""The rows of a data file, one at a time: JSON Lines, parquet (`pyarrow`), CSV, or one JSON list.
 
-A file may be larger than memory: nothing of it is kept but the row at hand (parquet: a batch of rows). Only a list is
-read as a whole.
+A file may exceed memory: only the current row is held (of parquet, a batch of rows). A JSON list is read whole.
 """
 
 from __future__ import annotations

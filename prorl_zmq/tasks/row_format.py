@@ -1,7 +1,6 @@
-"""A row format: which columns the rows of one published data set have, and what instance of a task such a row becomes.
+"""A row format: the columns of one published data set, and the instance that a row becomes.
 
-Row formats are recognised by the columns that rows must have, row by row, so a file may mix them. Pure: rows in,
-instances out; `records.py` reads the files.
+Formats are recognised row by row by their required columns, so a file may mix them. Pure: `records.py` reads files.
 """
 
 from __future__ import annotations

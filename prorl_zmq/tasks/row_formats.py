@@ -1,4 +1,4 @@
-"""The row formats of all tasks that come with the package, the most special ones first."""
+"""All row formats of the package, the most specific first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `stem` task's instances, and the data sets of science questions whose rows become such."""
+"""Instances of the `stem` task, and the row formats of its data sets."""
 
 from __future__ import annotations
 

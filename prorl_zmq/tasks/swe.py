@@ -1,4 +1,4 @@
-"""The `swe` task's instances: a repository in an image, an issue to resolve, and the tests that say whether it is."""
+"""Instances of the `swe` task: a repository in an image, an issue, and the tests that decide whether it is resolved."""
 
 from __future__ import annotations
 

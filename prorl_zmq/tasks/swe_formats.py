@@ -1,8 +1,7 @@
-"""The row formats of software-engineering data: SWE-bench and its kin, SWE-Gym, SWE-smith, R2E-Gym, and our own.
+"""Row formats of software-engineering data: SWE-bench and its relatives, SWE-Gym, SWE-smith, R2E-Gym, and our own.
 
-All name the same things in other words. Where the image of an instance is, follows the rules by which each set
-published its images; an image is looked up under the last part of that name, so `prorl tasks images FILE` builds them
-and a folder of SIF files made elsewhere serves as well.
+They use different names. An instance's image is found by the rules by which its set published images, under the last
+part of the published name; `prorl tasks images FILE` builds such images, and a folder of SIF files works too.
 """
 
 from __future__ import annotations

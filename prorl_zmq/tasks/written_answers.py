@@ -1,7 +1,7 @@
-"""How the field writes answers: text in a box, LaTeX in all its spellings, numbers, units, choices, named values.
+"""Parse answers as the field writes them: boxes, LaTeX spellings, numbers, units, choices, named values.
 
-Text in, text out, without sympy: row formats take answers out of solutions by it, and graders compare by it what
-needs no more (`stages/handlers/math_answers.py`, `stem_answers.py`).
+Text in, text out, without sympy. Row formats extract answers from solutions with it, and graders compare simple answers
+(`stages/handlers/math_answers.py`, `stem_answers.py`).
 """
 
 from __future__ import annotations

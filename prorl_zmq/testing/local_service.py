@@ -1,11 +1,9 @@
-"""`LocalService`: the whole service in one process, for tests.
+"""`LocalService`: a whole service in one process, for tests.
 
 The rollout broker and the backend broker run in threads of their own; the INIT, RUN and EVAL stage processes and the
-engine host on one asyncio loop in a third. They are the service's own classes and talk through its own sockets, so a
-job takes the way that it takes in production. Sandboxes and graders are processes, as always.
-
-What differs: signals are left to the caller's process; a handler that blocks the loop blocks all stages; and the
-journal is in memory.
+engine host share one asyncio loop in a third. They are the service's own classes and use its own sockets. Sandboxes and
+graders are processes, as always. Differences: signals are left to the caller's process; a handler that blocks the loop
+blocks all stages; and the journal is in memory.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from ..client.blocking.client import RolloutClient
 from ..config import own_run_dir, parse_topology
 from ..errors import ConfigError
 from ..inference.engine import Engine
-from ..inference.host import EngineHost, HostOptions
+from ..inference.hosting.host import EngineHost, HostOptions
 from ..stages.handler import load_handlers, make_handler
 from ..stages.stage_process import StageOptions, StageProcess, make_sandboxes
 from ..tools.sandbox.sweeping import sweep

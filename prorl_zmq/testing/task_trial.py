@@ -1,7 +1,7 @@
-"""One rollout of a task, phase by phase: `prorl tasks try`.
+"""Run one rollout of a task phase by phase (`prorl tasks try`).
 
-The job runs in a `LocalService`. Handlers are subclassed, so that what each phase returned or raised is reported as it
-ends. A handler that blocks the loop is found by its silence: the service's end says where it is.
+The job runs in a `LocalService` whose handlers report what each phase returned or raised. A handler that blocks the
+loop is noticed by its silence, and the end of the service names its line.
 """
 
 from __future__ import annotations

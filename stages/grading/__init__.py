@@ -1,1 +1,1 @@
-"""Processes in which rewards are worked out, apart from the stage process's loop."""
+"""Processes that compute rewards, separate from the stage process's loop."""

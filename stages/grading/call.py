@@ -1,4 +1,4 @@
-"""What a grader process is asked and what it answers: MessagePack behind a length, over a socket pair."""
+"""Requests and answers of a grader process: MessagePack with a length prefix, over a socket pair."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""A limit on the processor time of a part of a grader's work, so that a busy machine changes no reward.
+"""Limit the CPU time of a part of a grader's work, so that rewards do not depend on the machine's load.
 
-The limit is within the process: what a hostile text makes take for ever is ended in a second, and its grader goes on
-with the next text.
+The limit acts within the process: a hostile text is stopped after a second, and the grader continues with the next.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""`GraderPool`: calls functions that judge in processes of their own, so that none can block or end the stage process.
+"""`GraderPool`: calls grading functions in separate processes, so that none can block or end the stage process.
 
-What is judged was written by a model, and what judges it by a user: either may take for ever, all memory, or the
-process with it. Each call has a process to itself while it runs, with limits on time, memory and output; a process that
-has answered is reused, since starting sympy for each answer would take a second. The processes are those of
-`grader_process.py`; they end with the pool, and with the process that has it, however that ends.
+A model wrote what is graded and a user wrote the grader: either may hang, exhaust memory, or crash. Each call has a
+process to itself while it runs, with limits on time, memory and output. A process that has answered is reused, since
+importing sympy takes a second. The processes (`grader_process.py`) end with the pool and with the process that owns it,
+however that ends.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The processes of a `GraderPool`: a template with everything imported, and the graders that are forked from it.
+"""The processes of a `GraderPool`: a template with all imports done, and the graders forked from it.
 
     SEQPACKET socket, inherited    ← the pool: the module that a grader is for, a channel, a file for what it prints
-    the channel                    ⇄ the pool: `Call`s and `Answer`s; first of all the grader's pid
+    the channel                    ⇄ the pool: `Call`s and `Answer`s; first the grader's pid
 
-The template imports modules of this package before it forks, so that the next grader has them too; a user's module is
-imported by the grader, since it may start threads. When the pool closes the socket, or is killed, the template kills
-all below it and ends; graders die with the template. What a grader leaves behind, the template adopts and kills.
+The template imports modules of this package before it forks, so later graders have them too; a grader imports a user's
+module itself, since the module may start threads. When the pool closes the socket, or is killed, the template kills all
+its descendants and ends; graders die with the template. It adopts and kills processes that a grader leaves.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The tasks that come with the package."""
+"""The package's tasks."""

@@ -1,9 +1,9 @@
-"""A check script, which judges the files that an agent left and gives the reward.
+"""Run a check script, which judges the files that an agent left and returns the reward.
 
-The agent's sandbox is never trusted: the script runs in a fresh one made from a copy of the agent's files, so nothing
-that the agent left running can take part, and a second evaluation finds what the first one found. The copy has regular
-files, folders, and links among these. The script may read them but must not run them, and its environment points no
-home and no start-up file at them. Its text is in no file and on no command line.
+The agent's sandbox is not trusted: the script runs in a fresh sandbox on a copy of the agent's files, so processes that
+the agent left cannot interfere, and a second evaluation gives the same result. The copy has regular files, folders, and
+links among these. The script reads but never runs them, and its environment names no home or start-up file of theirs.
+The script's text is in no file and on no command line.
 """
 
 from __future__ import annotations

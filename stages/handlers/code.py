@@ -1,9 +1,9 @@
-"""The `code` task: a programming problem, tools to work with if there are any, and hidden tests that give the reward.
+"""The `code` task: a programming problem, optional tools, and hidden tests that decide the reward.
 
-The answer is `solution.py` in the agent's workspace, or else the last code block of its last words. Only that text goes
-on to EVAL, where the tests run in fresh sandboxes and what they expect stays outside (`code_runner.py`). Each test is
-one process with limits on processor time, time on the clock, memory and output. A test has passed if that process ended
-with 0 and its answer is right by the rules of `code_output.py`.
+The answer is `solution.py` in the agent's workspace, or else the last code block of its last message. EVAL gets only
+that text, and runs the tests in fresh sandboxes while expected outputs stay outside (`code_runner.py`). Each test is
+one process with limits on CPU time, wall time, memory and output. A test passes if the process exits with 0 and its
+answer is right by the rules of `code_output.py`.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""Runs the tests of one solution one after another, each in a process with limits of its own.
+"""Run the tests of one solution one after another, each in a process with its own limits.
 
-What a solution is expected to answer never enters a sandbox, so there is nothing in it to find, read or patch: all that
-a solution can do is to answer, and each test's answer is judged outside for itself. What remains is that one test could
-disturb or help the next: a test cannot start processes, and the driver (`code_driver.py`) looks for files that an
-earlier one left; then, as after any trouble, the test gets a new sandbox.
-
-Whose fault a failure is: a solution that is over a limit, ends its own sandbox or answers nonsense has failed the test.
-A sandbox that cannot be made, or fails twice when it was new, is an infrastructure error.
+Expected answers never enter a sandbox, so a solution cannot find, read or patch them; each answer is judged outside. To
+keep one test from affecting the next, a test cannot start processes, and the driver (`code_driver.py`) looks for files
+of earlier tests: after any such finding or trouble, the test gets a new sandbox. A solution that exceeds a limit, ends
+its own sandbox or answers nonsense has failed the test. A sandbox that cannot be made, or fails twice when new, is an
+infrastructure error.
 """
 
 from __future__ import annotations

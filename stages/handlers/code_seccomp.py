@@ -1,9 +1,9 @@
-"""A filter of system calls under which a process has threads, and no children, and leaves nothing in the kernel.
+"""A system call filter that allows threads, but no child processes and nothing that outlives the process.
 
-The limits of a test are the kernel's, and are those of one process. With more of them a solution would have several
-times its processor time, could leave one behind for the next test, or could start them faster than anybody ends them:
-the kernel counts no processes of root, which a service may be. The graders of APPS and LiveCodeBench take `os.fork` and
-`subprocess` from a solution as well, though in Python, where it can be put back.
+A test's limits apply to one process. With more processes a solution could multiply its CPU time, leave one for the next
+test, or start them faster than they can be killed: the kernel does not limit processes of root, which a service may be.
+The graders of APPS and LiveCodeBench also disable `os.fork` and `subprocess`, but in Python, where a solution can
+restore them.
 """
 
 from __future__ import annotations

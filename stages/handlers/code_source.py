@@ -1,8 +1,8 @@
-"""The source of a solution: where it is in what a policy said, and what the field imports for it.
+"""Extract a solution's source from a policy's message, and add the imports that the field assumes.
 
-The graders of LiveCodeBench, APPS and TACO put pages of imports before each solution, so models learned to do without
-them. A solution that is right there must be right here; but only what it names is imported, since `typing` alone costs
-as much as the interpreter's start.
+The graders of LiveCodeBench, APPS and TACO put pages of imports before each solution, so models omit them. A solution
+that passes there must pass here; only names that the source uses are imported, since `typing` alone takes as long as
+the interpreter's start.
 """
 
 from __future__ import annotations

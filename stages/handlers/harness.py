@@ -1,7 +1,7 @@
-"""The `harness` task: a prompt for an agent program, files or an image to start from, and what judges the result.
+"""The `harness` task: a prompt for an agent program, initial files or an image, and what judges the result.
 
-What judges is a check script, as in the `shell` task, or the grader of another task, which then prepares the sandbox
-too. Any other task can be led by a harness as well: `Job.harness`.
+A check script judges, as in the `shell` task, or the grader of another task, which then also prepares the sandbox. A
+harness can lead any other task too: `Job.harness`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-r"""The question to a judge model whether an answer says what the ground truth says, and how its reply is read.
+"""The prompt for a judge model whether an answer matches the ground truth, and how its reply is parsed.
 
-The answer was written by a policy that is paid for a good verdict. So it stands between two lines with a random word
-that it cannot know, nothing in it reads as a tag or as a chat template's mark, and only the reply's last line counts.
+The policy that wrote the answer gains from a good verdict. So the answer stands between two lines with a random word
+that the policy cannot know, tags and chat template marks in it are defused, and only the reply's last line counts.
 """
 
 from __future__ import annotations

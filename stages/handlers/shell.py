@@ -1,4 +1,4 @@
-"""The `shell` task: an instruction, files to start from, tools to work with, and a check script for the reward."""
+"""The `shell` task: an instruction, initial files, tools, and a check script that decides the reward."""
 
 from __future__ import annotations
 

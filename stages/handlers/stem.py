@@ -1,8 +1,8 @@
-"""The `stem` task: a question of science, tools if it has any, rules that judge, and a model where rules cannot.
+"""The `stem` task: a science question, optional tools, rules that judge, and a judge model where rules cannot.
 
-Rules run in a grader process (`stem_answers.py`). What they cannot decide, a model is asked, which the environment
-of the EVAL stage processes names (`phase.judge`); its question and its reply stay with the result. Without a judge,
-such an answer is an infrastructure error. `search` asks the provider that the environment of the stage processes names.
+Rules run in a grader process (`stem_answers.py`). Answers that they cannot decide go to the judge model that the
+environment of the EVAL stage processes names (`phase.judge`); its prompt and reply stay with the result. Without a
+judge, such an answer is an infrastructure error. `search` uses the provider named in the stage processes' environment.
 """
 
 from __future__ import annotations

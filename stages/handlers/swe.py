@@ -1,12 +1,12 @@
-"""The `swe` task: an issue, a repository at its base, and tests that say whether a patch resolves it.
+"""The `swe` task: an issue, a repository at its base, and tests that decide whether a patch resolves it.
 
-    INIT    the instance's image, with a writable layer; the repository at its base, cut off from all that came after
-    RUN     the agent with bash and editor; what it changed becomes a patch
+    INIT    the instance's image, with a writable layer; the repository at its base, without any later history
+    RUN     the agent with bash and editor; its changes become a patch
     EVAL    a fresh sandbox of the image, on any node; the base, the patch, the tests; graded by the `swebench` package
 
-The reward is 1.0 if the tests say resolved, else 0.0. An empty patch, one that does not apply, tests that hang or that
-take more than a sandbox may: these are the agent's, and earn 0.0, with a note. An image that is not there, a sandbox
-that does not start, and one that is lost, are infrastructure errors.
+The reward is 1.0 if the tests say resolved, else 0.0. An empty patch, a patch that does not apply, and tests that hang
+or exceed the sandbox's limits earn 0.0, with a note. A missing image, a sandbox that does not start, and a lost sandbox
+are infrastructure errors.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""What the tests of a `swe` job say, read by the official `swebench` package. Runs in a grader process.
+"""Read the test results of a `swe` job with the official `swebench` package. Runs in a grader process.
 
-swebench's report counts tests by two lists; what its log parsers make of the output decides. Two of its gaps are closed
-here: a test of FAIL_TO_PASS that was skipped, or is in neither list, has not passed; and a run that ended badly without
-a failed test has not passed either. One is not: the code of a patch runs in the process of the tests, and may say there
-what it likes.
+Two gaps of swebench's report are closed: a FAIL_TO_PASS test that was skipped, or is in neither list, has not passed;
+and a run that failed without a failed test has not passed. One gap remains: a patch's code runs in the tests' process,
+and can forge their output.
 """
 
 from __future__ import annotations

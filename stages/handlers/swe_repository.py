@@ -1,9 +1,8 @@
-"""The repository of a `swe` job in its sandbox: brought to its base, its patch taken, a patch applied.
+"""The repository of a `swe` job in its sandbox: reset to its base, its patch extracted, a patch applied.
 
-All of it is git, run by bash in the sandbox. What the agent could read there must not tell it the answer, so the
-repository keeps nothing that its base does not lead to: no other branch, no later commit, no remote, no reflog, no
-object that only those had, and, where a bug was put in, no history at all. In EVAL the same is done, since there the
-agent's own code runs, and could bring back what it finds.
+Everything is git, run by bash in the sandbox. The agent must not find the answer in the repository, so it keeps only
+what its base leads to: no other branch, later commit, remote, reflog, or object of these; where a bug was inserted, no
+history at all. EVAL does the same, because the agent's code runs there too and could report what it finds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the package's tasks share: sessions of tools that INIT starts, and RUN's episode with the tools on them."""
+"""Helpers of the package's tasks: tool sessions that INIT starts, and RUN's episode with tools."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Rollouts that an unmodified agent program (a harness) leads: it runs in the sandbox and calls the model by HTTP."""
+"""Rollouts led by an unmodified agent program (a harness), which runs in the sandbox and calls the model by HTTP."""

@@ -1,8 +1,8 @@
-"""What the service knows of an agent harness: how it is installed, started, refused, and what its headers tell.
+"""`Adapter`: how a harness is installed, started and refused, and what its headers identify.
 
-An adapter is pure: it makes a command line, an environment and files of what is asked. The prompt never stands in an
-argument that could be taken for an option or be longer than the kernel takes (128 KiB): it goes to standard input, or
-into a file. Neither does the key, which others may read in the process table.
+An adapter is pure: it returns a command line, an environment and files. The prompt never stands in an argument that
+could be taken for an option or exceed the kernel's limit (128 KiB): it goes to standard input, or into a file. The key
+does not stand in an argument either, since others can read the process table.
 
 A package adds a harness with one class, and one line of its entry points:
 

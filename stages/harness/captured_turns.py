@@ -1,4 +1,4 @@
-"""The tokens of a rollout's calls: what each turn added to its line, and the trajectory that is made of them."""
+"""The tokens of a rollout's calls: what each turn added to its line, and the trajectory made of them."""
 
 from __future__ import annotations
 

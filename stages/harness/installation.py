@@ -1,6 +1,6 @@
 """Harnesses on this machine's disk: one folder per version, which all sandboxes see read-only, under its own path.
 
-    ROOT/NAME/lock             held by the process that installs or removes (see `images.build_lock`)
+    ROOT/NAME/lock             held by the process that installs or removes (see `images.kept_folder`)
     ROOT/NAME/building-ID/     one that is being installed; a leftover if the lock is free
     ROOT/NAME/VERSION/         whole: it was renamed when all of it was there
     ROOT/NAME/VERSION/bin/     what an adapter starts: links to programs, `node`, `python`
@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ...errors import ConfigError, SandboxFailed
-from ...tools.images.build_lock import BUILDING, TRASH, locked
 from ...tools.images.fingerprint import size_bytes
 from ...tools.images.image import default_root as images_root
+from ...tools.images.kept_folder import BUILDING, TRASH, locked
 from ...tools.sandbox.specification import Bind
 from .adapter import Npm, load_adapter
 from .package_installer import PackageInstaller
@@ -31,7 +31,7 @@ from .package_installer import PackageInstaller
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ...tools.images.build_lock import BuildFolder
+    from ...tools.images.kept_folder import KeptFolder
     from .adapter import Adapter
 
 RECORD = "installation.json"
@@ -188,7 +188,7 @@ class HarnessStore:
             folder.remove_if_empty()
 
     @contextmanager
-    def _locked(self, name: str, wait_s: float, say: Callable[[str], None]) -> Iterator[BuildFolder]:
+    def _locked(self, name: str, wait_s: float, say: Callable[[str], None]) -> Iterator[KeptFolder]:
         self.root.mkdir(0o755, parents=True, exist_ok=True)
         with locked(self.root / name, wait_s=wait_s, say=say) as folder:
             folder.clear()

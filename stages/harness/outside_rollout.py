@@ -1,8 +1,8 @@
-"""One rollout that a program outside of the service leads: its calls, its end, and how long it may be silent.
+"""One rollout led by a program outside of the service: its calls, its end, and its idle time.
 
-The calls come through the door of the RUN process (`rollout_door`), each with the rollout's key. The program ends the
+Calls arrive through the RUN process's HTTP server (`rollout_door`), each with the rollout's key. The program ends the
 rollout with `POST {address}/finish`, whose body is `{"reward": number}`, or `{}` where the task judges. A program that
-makes no call for `Outside.idle_s` is taken for dead. Time in which a call is being answered is not idle.
+makes no call for `Outside.idle_s` is considered dead. Time in which a call is being answered is not idle.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Installs a package of npm or PyPI into a folder that can be moved afterwards, with what runs it.
+"""Install an npm or PyPI package, with its runtime, into a relocatable folder.
 
-Of npm no scripts are run: what harnesses need is in their packages. Node is one of them, so that sandboxes need none,
-nor the one of this machine that npm itself runs on. A virtual environment keeps the path of its Python, and the first
-lines of its scripts name a folder that has moved by then: adapters start them by `bin/python`.
+npm scripts are not run: packages of harnesses contain all they need. Node is installed too, so neither sandboxes nor
+the host's npm have to provide it. A virtual environment and its scripts contain the path of their Python, which is
+wrong after the folder has moved: adapters start scripts with `bin/python`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""One harness in a sandbox, from its start to its end, with the policy behind the only address that it can reach.
+"""One harness in a sandbox, from start to end, with the policy behind the only address that it can reach.
 
     harness, in the sandbox    → 127.0.0.1 of the sandbox's own network → model server, in this process → engine
 
-The socket is the sandbox's, so whoever calls is a program of this rollout. Where a sandbox shares the host's network
-others can reach it too: there each call must show the key. When the model refuses since the rollout is over, the
-harness has `GRACE_S` to end by itself; then it is killed, as it is when the phase ends. What it leaves behind can call
-nobody: the server is closed first.
+The socket is the sandbox's own, so every caller is a program of this rollout. If a sandbox shares the host's network,
+others can reach the socket too, so each call must present the key. When the model refuses calls because the rollout is
+over, the harness has `GRACE_S` to exit; then it is killed, as at the end of the phase. Leftover processes cannot reach
+the model: the server is closed first.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The HTTP server of a RUN process for programs outside: one port for all rollouts that such programs lead.
+"""The HTTP server of a RUN process for programs outside: one port for all rollouts that they lead.
 
     program outside  ──HTTP──▶  http://HOST:PORT/rollouts/JOB_ID/…  ──▶  the rollout (`outside_rollout`)
     gateway          ──HTTP──▶
 
-The host is loopback. Where the service may use plaintext TCP beyond it (`--insecure`), it is the one of the process's
-own inbox. A rollout that has ended is remembered for a while, so that its program learns that.
+The host is loopback, or the host of the process's own inbox if the service may use plaintext TCP (`--insecure`). An
+ended rollout is remembered for a while, so that its program gets a clear answer.
 """
 
 from __future__ import annotations

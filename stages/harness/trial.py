@@ -1,7 +1,7 @@
-"""A harness tried for real: a policy that follows a script of two turns, in a sandbox without network.
+"""Try a harness for real: a policy that follows a script of two turns, in a sandbox without network.
 
-The first turn has it write a file, the second ends its work. It is a rollout as any other, but for the engine: what the
-policy says is captured, and must be what the script said.
+The first turn has the harness write a file, the second ends its work. Only the engine differs from a normal rollout:
+the captured turns must equal the script.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from ...data.trajectory import Role
 from ...errors import HarnessFailed, SandboxFailed
 from ...inference.chat import ChatMessage
-from ...inference.embedded_chat import EmbeddedChatFormat
+from ...inference.chat.embedded_chat import EmbeddedChatFormat
 from ...inference.engine import Generation
 from ...inference.tokenizer import IM_END, encode
 from ...inference.tool_calls.marked_json import HermesFormat

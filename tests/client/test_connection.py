@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from threading import Event, Thread
 from typing import TYPE_CHECKING
 
@@ -11,11 +12,14 @@ import pytest
 import zmq
 
 from prorl_zmq import AsyncRolloutClient, RolloutClient
-from prorl_zmq.client.asynchronous import connection as asynchronous
 from prorl_zmq.client.blocking import connection as blocking
+from prorl_zmq.client.blocking.transport import RequestConnection
+from prorl_zmq.client.requests import read_reply
 from prorl_zmq.errors import Closed, InvalidEndpoint, RequestTimeout
+from prorl_zmq.security.request_connection import AsyncRequestConnection
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.front_door import Status, Welcome
+from prorl_zmq.wire.requester import RESEND_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -69,21 +73,21 @@ def welcome(request_id: str, backend_broker: str = "ipc://b") -> Welcome:
     return Welcome(request_id, protocol=1, version="1", backend_broker=backend_broker, job_limit_bytes=1024)
 
 
-def ask(kind: str, endpoint: str, wait_s: float) -> object:
+def ask(kind: str, endpoint: str, wait_s: float, resend_s: float = RESEND_S) -> object:
     """Ask once with a connection of a kind, and return the reply."""
     request = Status("r")
     with zmq.Context() as context:
         if kind == "blocking":
-            plain = blocking.RequestConnection(context, endpoint, None)
+            plain = RequestConnection(context, endpoint, None, resend_s=resend_s)
             try:
-                return plain.ask(request, time.monotonic() + wait_s)
+                return read_reply(plain.ask_frames(request, time.monotonic() + wait_s))
             finally:
                 plain.close()
 
         async def concurrently() -> object:
-            connection = asynchronous.AsyncRequestConnection(context, endpoint, None)
+            connection = AsyncRequestConnection(context, endpoint, None, resend_s=resend_s)
             try:
-                return await connection.ask(request, time.monotonic() + wait_s)
+                return read_reply(await connection.ask_frames(request, time.monotonic() + wait_s))
             finally:
                 connection.close()
 
@@ -105,13 +109,9 @@ def test_a_request_without_a_reply_is_sent_once_until_it_is_due_again(kind: str,
 
 
 @kinds
-def test_a_request_without_a_reply_is_resent(
-    kind: str, start: Callable[..., Broker], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in (blocking, asynchronous):
-        monkeypatch.setattr(module, "RESEND_S", 0.2)
+def test_a_request_without_a_reply_is_resent(kind: str, start: Callable[..., Broker]) -> None:
     broker = start(lambda number, _request: welcome("r") if number == 3 else None)
-    assert isinstance(ask(kind, broker.endpoint, 30.0), Welcome)
+    assert isinstance(ask(kind, broker.endpoint, 30.0, resend_s=0.2), Welcome)
     assert len(broker.received) == 3
     assert len(set(broker.received)) == 1
 
@@ -119,7 +119,7 @@ def test_a_request_without_a_reply_is_resent(
 def test_a_client_that_waits_for_a_service_says_so_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(blocking, "RESEND_S", 0.1)
+    monkeypatch.setattr(blocking, "RequestConnection", partial(RequestConnection, resend_s=0.1))
     door = f"ipc://{tmp_path}/none"
     with RolloutClient(door, timeout_s=1.0) as client, pytest.raises(RequestTimeout):
         client.status()
@@ -157,11 +157,11 @@ def test_many_requests_share_one_asyncio_socket(start: Callable[..., Broker]) ->
     broker = start(lambda _number, request: welcome(str(request["request_id"])))
 
     async def ask_all(context: zmq.Context[zmq.Socket[bytes]]) -> list[str]:
-        connection = asynchronous.AsyncRequestConnection(context, broker.endpoint, None)
+        connection = AsyncRequestConnection(context, broker.endpoint, None)
         until = time.monotonic() + 30.0
-        replies = await asyncio.gather(*(connection.ask(Status(f"r{index}"), until) for index in range(50)))
+        replies = await asyncio.gather(*(connection.ask_frames(Status(f"r{index}"), until) for index in range(50)))
         connection.close()
-        return [reply.request_id for reply in replies]
+        return [read_reply(reply).request_id for reply in replies]
 
     with zmq.Context() as context:
         assert asyncio.run(ask_all(context)) == [f"r{index}" for index in range(50)]

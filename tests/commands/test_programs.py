@@ -17,7 +17,7 @@ from prorl_zmq.service.preloading import begun_fork_server
 if TYPE_CHECKING:
     from pathlib import Path
 
-HEAVY = ("torch", "transformers", "vllm", "scipy", "sympy", "pint", "matplotlib", "math_verify", "IPython", "textual")
+HEAVY = ("torch", "transformers", "vllm", "scipy", "sympy", "pint", "matplotlib", "math_verify", "IPython")
 """What no command may import to show its help or to refuse its flags."""
 HELPS = f"""
 import contextlib, io, json, sys

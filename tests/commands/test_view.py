@@ -1,4 +1,4 @@
-"""`prorl view` into a pipe."""
+"""`prorl view`, into a pipe and on a terminal."""
 
 from __future__ import annotations
 
@@ -34,6 +34,47 @@ def test_into_a_pipe_it_prints_the_list_and_one_of_them(folder: Path) -> None:
     assert shown.stdout.startswith("job job-2, task math, g\n")
     assert "handler_failed: \\x1b[2J[red]x" in shown.stdout
     assert "\x1b" not in shown.stdout
+
+
+def test_the_list_is_sorted_and_filtered(tmp_path: Path) -> None:
+    write_run(tmp_path, problems=2, samples=2, rewards=(0.0, 1.0, 0.5, 1.0))
+
+    def rewards(*arguments: str) -> list[float]:
+        listed = prorl("view", tmp_path, *arguments)
+        assert listed.returncode == 0, listed.stderr
+        header, *lines = listed.stdout.splitlines()
+        return [float(line[header.index("outcome") :].split()[1]) for line in lines if "problem-" in line]
+
+    assert rewards("--sort", "reward") == [0.0, 0.5, 1.0, 1.0]
+    assert rewards("--sort", "reward", "--reverse") == [1.0, 1.0, 0.5, 0.0]
+    assert rewards("--sort", "reward", "--reverse", "--only", "solved") == [1.0, 1.0]
+    assert rewards("--only", "not solved") == [0.0, 0.5]
+    assert rewards("--only", "completed") == [0.0, 1.0, 0.5, 1.0]
+    refused = complaint(prorl("view", tmp_path, "--only", "failed"))
+    assert "--only failed: the rollouts of" in refused
+    assert "are completed, not solved, solved" in refused
+
+
+def test_a_rollout_is_shown_with_its_turns_tokens_and_result(tmp_path: Path) -> None:
+    write_run(tmp_path, problems=2, samples=1, tool_says="files")
+    shown = prorl("view", tmp_path, "--job", "problem-1", "--tokens", "--token-table")
+    assert shown.returncode == 0, shown.stderr
+    lines = shown.stdout.splitlines()
+    titles = [line.split()[1] for line in lines if " · tokens " in line]
+    assert titles == ["system", "user", "assistant", "tool", "assistant"]
+    assert '→ bash({"command": "ls"})' in lines
+    assert "  turns: 1" in lines
+    (header,) = (number for number, line in enumerate(lines) if line.split()[:3] == ["#", "token", "id"])
+    assert lines[header + 1].split()[0] == "0"
+    assert any("not generated   generated, by probability:" in line for line in lines)
+
+
+def test_a_damaged_rollout_is_named(tmp_path: Path) -> None:
+    write_run(tmp_path, problems=2, samples=1)
+    file = min((tmp_path / "trajectories").glob("*.json"))
+    file.write_text("{")
+    assert "is damaged" in complaint(prorl("view", tmp_path, "--job", file.stem))
+    assert prorl("view", tmp_path, "--job", "problem-1").returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from support.commands import prorl
 
 from prorl_zmq.commands.app import run as run_command
 from prorl_zmq.demo.grpo import Grpo, Settings
-from prorl_zmq.inference.base_policy import base_policy
+from prorl_zmq.inference.embedded.base_policy import base_policy
 from prorl_zmq.inference.policy import save_arrays
 
 from ..trackers import readback

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from prorl_zmq.demo.tasks import QUESTIONS, make_instance, make_prompts
-from prorl_zmq.inference.base_policy import COMMANDS
+from prorl_zmq.inference.embedded.base_policy import COMMANDS
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,7 +13,7 @@ from prorl_zmq.evaluation.plan import Plan, RolloutIndex, Settings, job_id
 from prorl_zmq.evaluation.run_folder import RunFolder, Sample
 from prorl_zmq.evaluation.transcript import TextReader, make_transcript
 from prorl_zmq.inference.chat import ChatMessage
-from prorl_zmq.inference.embedded_chat import EmbeddedChatFormat, encode_message, generation_prompt
+from prorl_zmq.inference.chat.embedded_chat import EmbeddedChatFormat, encode_message, generation_prompt
 from prorl_zmq.inference.tokenizer import IM_END, TOOL_CALL, TOOL_CALL_END, encode
 from prorl_zmq.wire.messages.backends import ChatSettings
 from prorl_zmq.wire.messages.jobs import Outcome, Result

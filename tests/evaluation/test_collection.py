@@ -13,7 +13,7 @@ from prorl_zmq.errors import ConfigError
 from prorl_zmq.evaluation.collection import open_collection, read_arrays
 from prorl_zmq.evaluation.run_folder import ARRAYS
 from prorl_zmq.evaluation.transcript import TextReader
-from prorl_zmq.inference.embedded_chat import EmbeddedChatFormat
+from prorl_zmq.inference.chat.embedded_chat import EmbeddedChatFormat
 from prorl_zmq.wire.messages.backends import ChatSettings
 from prorl_zmq.wire.messages.jobs import Outcome
 
@@ -38,7 +38,7 @@ def submitted(folder: Path) -> Trajectory:
 def test_a_run_folder_has_texts(tmp_path: Path) -> None:
     write_run(tmp_path, problems=2, samples=2)
     collection = open_collection(tmp_path)
-    assert [(one.problem, one.sample) for one in collection.rollouts] == [
+    assert [(one.problem, one.name) for one in collection.rollouts] == [
         ("problem-0", "0"), ("problem-0", "1"), ("problem-1", "0"), ("problem-1", "1"),
     ]  # fmt: skip
     transcript = collection.transcript(collection.rollouts[0])

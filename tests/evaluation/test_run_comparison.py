@@ -10,8 +10,7 @@ import pytest
 from scipy import stats
 
 from prorl_zmq.errors import ConfigError
-from prorl_zmq.evaluation.run_comparison import compare, paired_p_value
-from prorl_zmq.evaluation.run_figures import Figures, read_figures
+from prorl_zmq.evaluation.run_comparison import Figures, compare, paired_p_value, read_figures
 from prorl_zmq.evaluation.run_folder import PLAN, RESULTS, Sample
 from prorl_zmq.evaluation.summary import Counting, summarise
 from prorl_zmq.wire.messages.jobs import Outcome

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prorl_zmq.evaluation.transcript import Call, TextReader, Transcript, make_transcript
-from prorl_zmq.inference.chat_loading import load_chat_format
-from prorl_zmq.inference.embedded_chat import EmbeddedChatFormat
+from prorl_zmq.inference.chat.embedded_chat import EmbeddedChatFormat
+from prorl_zmq.inference.chat.loading import load_chat_format
 from prorl_zmq.inference.tokenizer import encode
 from prorl_zmq.wire.messages.backends import ChatSettings
 

@@ -12,7 +12,7 @@ from prorl_zmq.data.trajectory import Role
 from prorl_zmq.gateway.message_texts import MessageTexts
 from prorl_zmq.gateway.tool_schemas import schemas_of
 from prorl_zmq.inference.chat import ChatMessage
-from prorl_zmq.inference.chat_loading import load_chat_format
+from prorl_zmq.inference.chat.loading import load_chat_format
 from prorl_zmq.wire.messages.backends import ChatSettings
 
 if TYPE_CHECKING:

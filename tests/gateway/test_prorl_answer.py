@@ -19,7 +19,7 @@ from prorl_zmq.gateway.message_texts import MessageTexts
 from prorl_zmq.gateway.prorl_answer import answer, failure, messages
 from prorl_zmq.gateway.prorl_bodies import Processed, ProrlMessage
 from prorl_zmq.inference.chat import ChatMessage
-from prorl_zmq.inference.embedded_chat import EmbeddedChatFormat, encode_message, generation_prompt
+from prorl_zmq.inference.chat.embedded_chat import EmbeddedChatFormat, encode_message, generation_prompt
 from prorl_zmq.wire.messages.backends import ChatSettings
 from prorl_zmq.wire.messages.jobs import Outcome
 

@@ -11,12 +11,13 @@ import pytest
 import zmq
 
 from prorl_zmq.inference.client import EngineClient
-from prorl_zmq.inference.embedded_engine import EmbeddedEngine
-from prorl_zmq.inference.host import EngineHost, HostOptions
+from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine
+from prorl_zmq.inference.hosting.host import EngineHost, HostOptions
 from prorl_zmq.inference.policy import Policy, PolicyShape
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.async_socket import AsyncSocket
-from prorl_zmq.wire.messages.backends import AnyBackendRequest, Backend, BackendRefused, Done
+from prorl_zmq.wire.messages.backends import AnyBackendRequest, Backend
+from prorl_zmq.wire.messages.base import Done, Refused
 from prorl_zmq.wire.sockets import bind, connect, open_socket, split_envelope
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Broker:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
         self.requests: list[AnyBackendRequest] = []
-        self.answers: Callable[[AnyBackendRequest], Done | BackendRefused | None] = lambda r: Done(r.request_id)
+        self.answers: Callable[[AnyBackendRequest], Done | Refused | None] = lambda r: Done(r.request_id)
         self._arrived = asyncio.Event()
         router = open_socket(context, zmq.ROUTER)
         self.endpoint = bind(router, endpoint)

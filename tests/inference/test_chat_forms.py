@@ -13,9 +13,9 @@ from chat_families import FAMILIES, make_tokenizer, save_tokenizer
 
 from prorl_zmq.data.trajectory import Role
 from prorl_zmq.inference.chat import ChatMessage, PastCall
-from prorl_zmq.inference.chat_forms import forms
-from prorl_zmq.inference.tool_calls.fenced import FencedFormat
-from prorl_zmq.inference.transformers_chat import TransformersChatFormat
+from prorl_zmq.inference.chat.forms import forms
+from prorl_zmq.inference.chat.transformers_chat import TransformersChatFormat
+from prorl_zmq.inference.tool_calls.marked_json import FencedFormat
 from prorl_zmq.wire.messages.backends import ChatSettings
 
 if TYPE_CHECKING:

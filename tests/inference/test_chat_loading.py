@@ -10,8 +10,8 @@ import pytest
 from chat_families import FAMILIES, save_tokenizer
 
 from prorl_zmq.errors import ConfigError
-from prorl_zmq.inference import chat_loading
-from prorl_zmq.inference.chat_loading import chat_format, load_chat_format
+from prorl_zmq.inference.chat import loading as chat_loading
+from prorl_zmq.inference.chat.loading import chat_format, load_chat_format
 from prorl_zmq.wire.messages.backends import ChatSettings
 
 if TYPE_CHECKING:
@@ -34,8 +34,9 @@ def test_a_transformers_format_needs_a_tokenizer() -> None:
 
 def test_who_needs_no_chat_format_loads_none() -> None:
     code = (
-        "import sys, prorl_zmq.brokers.backends.backend_broker, prorl_zmq.inference.chat_loading; "
-        "sys.exit(any(name in sys.modules for name in ('prorl_zmq.inference.embedded_chat', 'transformers', 'jinja2')))"
+        "import sys, prorl_zmq.brokers.backends.backend_broker, prorl_zmq.inference.chat.loading\n"
+        "wanted = ('prorl_zmq.inference.chat.embedded_chat', 'transformers', 'jinja2')\n"
+        "sys.exit(any(name in sys.modules for name in wanted))"
     )
     subprocess.run([sys.executable, "-P", "-c", code], check=True)
 

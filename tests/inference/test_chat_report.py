@@ -9,8 +9,8 @@ import pytest
 from chat_families import FAMILIES, make_tokenizer, save_tokenizer
 from support.commands import complaint, prorl
 
-from prorl_zmq.inference.chat_report import report
-from prorl_zmq.inference.transformers_chat import TransformersChatFormat
+from prorl_zmq.inference.chat.report import report
+from prorl_zmq.inference.chat.transformers_chat import TransformersChatFormat
 from prorl_zmq.wire.messages.backends import ChatSettings
 
 if TYPE_CHECKING:

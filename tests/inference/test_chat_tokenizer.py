@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from prorl_zmq.errors import EngineFailed
-from prorl_zmq.inference.chat_tokenizer import ChatTokenizer
+from prorl_zmq.inference.chat.chat_tokenizer import ChatTokenizer
 
 SPECIAL = ["<unk>", "<s>", "</s>", "<<s>>"]
 STOP = "<stop>"

@@ -8,7 +8,7 @@ import pytest
 from prorl_zmq.data.trajectory import Role
 from prorl_zmq.errors import EngineFailed
 from prorl_zmq.inference.chat import ChatMessage, Prompt
-from prorl_zmq.inference.embedded_chat import EmbeddedChatFormat, encode_message
+from prorl_zmq.inference.chat.embedded_chat import EmbeddedChatFormat, encode_message
 from prorl_zmq.inference.tokenizer import IM_END, TOOL_CALL, TOOL_CALL_END, VOCABULARY_SIZE, decode, encode
 from prorl_zmq.inference.tool_calls.call import MalformedCall, ToolCall
 

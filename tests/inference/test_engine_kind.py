@@ -14,7 +14,7 @@ from support import commands
 from prorl_zmq import Job, RolloutClient
 from prorl_zmq.config import BackendSettings
 from prorl_zmq.errors import ConfigError
-from prorl_zmq.inference.builtin_kinds import EmbeddedKind, HttpKind, VllmKind
+from prorl_zmq.inference.hosting.builtin_kinds import EmbeddedKind, HttpKind, VllmKind
 from prorl_zmq.service.child import ChildService
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class ScriptedKind(EngineKind, frozen=True):
     times: int = 1
 
     async def start(self, weight_version):
-        from prorl_zmq.inference.embedded_engine import EmbeddedEngine
+        from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine
         from prorl_zmq.inference.policy import Policy, PolicyShape
         from prorl_zmq.inference.tokenizer import IM_END, encode
 

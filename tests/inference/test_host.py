@@ -13,34 +13,23 @@ import pytest
 import zmq
 
 from prorl_zmq.errors import DuplicateBackend, EndpointInUse, EngineFailed, UnknownBackend
-from prorl_zmq.inference import host as host_module
-from prorl_zmq.inference.embedded_engine import EmbeddedEngine
-from prorl_zmq.inference.host import EngineHost, HostOptions
+from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine
+from prorl_zmq.inference.hosting import host as host_module
+from prorl_zmq.inference.hosting.host import EngineHost, HostOptions
 from prorl_zmq.wire import codec
-from prorl_zmq.wire.messages.backends import (
-    AddBackend,
-    AnyBackendRequest,
-    BackendAlive,
-    BackendRefused,
-    Done,
-    DrainBackend,
-    RemoveBackend,
-)
+from prorl_zmq.wire.messages.backends import AddBackend, AnyBackendRequest, BackendAlive, DrainBackend, RemoveBackend
+from prorl_zmq.wire.messages.base import PROTOCOL_VERSION, Done, Refused
 from prorl_zmq.wire.messages.engines import (
     Abort,
     AnyEngineReply,
-    BeginUpdate,
-    CancelUpdate,
-    EndUpdate,
     EngineHealth,
     EngineReady,
-    EngineRefused,
     Generate,
     Generated,
-    NoteWeightVersion,
-    UpdateWeights,
     VersionSpan,
+    WeightUpdate,
 )
+from prorl_zmq.wire.messages.front_door import Submit
 from prorl_zmq.wire.messages.jobs import Sampling
 from prorl_zmq.wire.sockets import bind, open_socket
 
@@ -180,7 +169,7 @@ def test_a_health_check_that_fails_is_a_problem_and_no_end(in_world: InWorld) ->
 def test_a_version_that_is_told_is_that_of_the_next_tokens(in_world: InWorld) -> None:
     async def test(world: Any) -> None:
         client = world.raw()
-        client.send(b"", codec.encode(NoteWeightVersion("n1", 6)))
+        client.send(b"", codec.encode(WeightUpdate("n1", "set", 6)))
         assert (await client.receive(AnyEngineReply)).weight_version == 6
         client.send(b"", generate("r1", 4), PROMPT.tobytes())
         assert [span.weight_version for span in (await client.receive(AnyEngineReply)).spans] == [6]
@@ -264,9 +253,9 @@ def test_a_restarted_broker_is_told_at_once(in_world: InWorld) -> None:
         await broker.until(lambda: any(isinstance(request, BackendAlive) for request in broker.requests))
         broker.requests.clear()
 
-        def restarted(request: AnyBackendRequest) -> Done | BackendRefused:
+        def restarted(request: AnyBackendRequest) -> Done | Refused:
             if isinstance(request, BackendAlive) and not any(isinstance(r, AddBackend) for r in broker.requests):
-                return BackendRefused(request.request_id, UnknownBackend("who?", backend="engine-0").info())
+                return Refused(request.request_id, UnknownBackend("who?", backend="engine-0").info())
             return Done(request.request_id)
 
         broker.answers = restarted
@@ -279,7 +268,7 @@ def test_a_restarted_broker_is_told_at_once(in_world: InWorld) -> None:
 def test_while_its_name_is_taken_it_keeps_asking_and_sends_no_heartbeat(in_world: InWorld) -> None:
     async def test(world: Any) -> None:
         broker = world.broker
-        broker.answers = lambda r: BackendRefused(r.request_id, DuplicateBackend("taken", backend="engine-0").info())
+        broker.answers = lambda r: Refused(r.request_id, DuplicateBackend("taken", backend="engine-0").info())
         await broker.until(lambda: len(broker.requests) >= 4)
         assert {type(request) for request in broker.requests} == {AddBackend}
 
@@ -316,6 +305,25 @@ def test_it_leaves_the_broker_when_it_stops(in_world: InWorld) -> None:
     in_world(test)
 
 
+def test_a_host_that_leaves_a_broker_that_forgot_it_does_not_register_again(in_world: InWorld) -> None:
+    async def test(world: Any) -> None:
+        broker = world.broker
+        await broker.until(lambda: any(isinstance(request, BackendAlive) for request in broker.requests))
+        broker.requests.clear()
+
+        def forgotten(request: AnyBackendRequest) -> Done | Refused:
+            if isinstance(request, DrainBackend | RemoveBackend):
+                return Refused(request.request_id, UnknownBackend("who?", backend="engine-0").info())
+            return Done(request.request_id)
+
+        broker.answers = forgotten
+        world.stop.set()
+        await world.running
+        assert [type(request) for request in broker.requests[-2:]] == [DrainBackend, RemoveBackend]
+
+    in_world(test)
+
+
 def test_stopping_does_not_wait_for_a_broker_that_is_gone(in_world: InWorld) -> None:
     async def test(world: Any) -> None:
         await world.broker.until(lambda: any(isinstance(r, BackendAlive) for r in world.broker.requests))
@@ -337,14 +345,14 @@ def test_it_generates_reports_and_takes_new_weights(in_world: InWorld, make_poli
         assert isinstance(generated, Generated)
         assert generated.finish_reason == "length"
         world.broker.requests.clear()
-        raw.send(b"", codec.encode(UpdateWeights("u1", str(tmp_path / "new.npz"), 7)))
+        raw.send(b"", codec.encode(WeightUpdate("u1", "load", 7, str(tmp_path / "new.npz"))))
         assert await raw.receive(AnyEngineReply) == EngineReady("u1", 7)
         await world.broker.until(
             lambda: any(isinstance(r, BackendAlive) and r.weight_version == 7 for r in world.broker.requests)
         )
-        raw.send(b"", codec.encode(UpdateWeights("u2", str(tmp_path / "missing.npz"), 8)))
+        raw.send(b"", codec.encode(WeightUpdate("u2", "load", 8, str(tmp_path / "missing.npz"))))
         refused = await raw.receive(AnyEngineReply)
-        assert isinstance(refused, EngineRefused)
+        assert isinstance(refused, Refused)
         assert refused.error.code == "invalid_weights"
         raw.send(b"", codec.encode(EngineHealth("h1")))
         assert await raw.receive(AnyEngineReply) == EngineReady("h1", 7)
@@ -360,16 +368,16 @@ def test_the_halves_of_an_update_are_told_to_the_backend_broker(in_world: InWorl
             raw.send(b"", codec.encode(request))
             return await raw.receive(AnyEngineReply)
 
-        assert (await ask(EndUpdate("e0", 7))).error.code == "update_not_begun"
-        assert await ask(BeginUpdate("b1", 7, 60.0)) == EngineReady("b1", 0)
-        assert (await ask(BeginUpdate("b2", 8, 60.0))).error.code == "update_in_progress"
-        assert (await ask(NoteWeightVersion("n1", 8))).error.code == "update_in_progress"
-        assert await ask(BeginUpdate("b1", 7, 60.0, "drain")) == EngineReady("b1", 0)
-        assert await ask(EndUpdate("e1", 7)) == EngineReady("e1", 7)
+        assert (await ask(WeightUpdate("e0", "end", 7))).error.code == "update_not_begun"
+        assert await ask(WeightUpdate("b1", "begin", 7, limit_s=60.0)) == EngineReady("b1", 0)
+        assert (await ask(WeightUpdate("b2", "begin", 8, limit_s=60.0))).error.code == "update_in_progress"
+        assert (await ask(WeightUpdate("n1", "set", 8))).error.code == "update_in_progress"
+        assert await ask(WeightUpdate("b1", "begin", 7, mode="drain", limit_s=60.0)) == EngineReady("b1", 0)
+        assert await ask(WeightUpdate("e1", "end", 7)) == EngineReady("e1", 7)
         await world.broker.until(lambda: any(getattr(r, "weight_version", 0) == 7 for r in world.broker.requests))
-        assert await ask(EndUpdate("e2", 7)) == EngineReady("e2", 7)
-        assert (await ask(EndUpdate("e3", 8))).error.code == "update_not_begun"
-        assert await ask(CancelUpdate("c1", 8)) == EngineReady("c1", 7)
+        assert await ask(WeightUpdate("e2", "end", 7)) == EngineReady("e2", 7)
+        assert (await ask(WeightUpdate("e3", "end", 8))).error.code == "update_not_begun"
+        assert await ask(WeightUpdate("c1", "cancel", 8)) == EngineReady("c1", 7)
 
     in_world(test)
 
@@ -377,14 +385,14 @@ def test_the_halves_of_an_update_are_told_to_the_backend_broker(in_world: InWorl
 def test_a_host_that_stops_in_the_middle_of_an_update_ends(in_world: InWorld) -> None:
     async def test(world: Any) -> None:
         raw = world.raw()
-        raw.send(b"", codec.encode(BeginUpdate("b1", 7, 60.0)))
+        raw.send(b"", codec.encode(WeightUpdate("b1", "begin", 7, limit_s=60.0)))
         assert await raw.receive(AnyEngineReply) == EngineReady("b1", 0)
         raw.send(b"", generate("g1"), PROMPT.tobytes())
         raw.send(b"", codec.encode(EngineHealth("h1")))  # behind the other: once it is answered, both have arrived
         assert await raw.receive(AnyEngineReply) == EngineReady("h1", 0, 1)
         world.stop.set()
         refused = await raw.receive(AnyEngineReply)
-        assert (type(refused), refused.request_id) == (EngineRefused, "g1")
+        assert (type(refused), refused.request_id) == (Refused, "g1")
         await world.running
 
     in_world(test)
@@ -437,8 +445,12 @@ def test_an_abort_ends_the_generation_without_a_reply(in_world: InWorld) -> None
     [
         ([b"", b"\xc1"], "unknown", "malformed_message"),
         ([b"", b"\xdf\xff\xff\xff\xff"], "unknown", "malformed_message"),
-        ([b"", codec.pack({"type": "generate", "request_id": "r1"})], "r1", "malformed_message"),
-        ([b"", codec.pack({"type": "submit", "request_id": "r1", "session": "s"})], "r1", "malformed_message"),
+        (
+            [b"", codec.pack({"type": "generate", "request_id": "r1", "protocol": PROTOCOL_VERSION})],
+            "r1",
+            "malformed_message",
+        ),
+        ([b"", codec.encode(Submit("r1", "s"))], "r1", "malformed_message"),
         ([b"", codec.pack({"request_id": ["a"]})], "unknown", "malformed_message"),
         ([b"", generate("r1")], "r1", "malformed_message"),
         ([b"", generate("r1"), b"abc"], "r1", "malformed_message"),
@@ -455,7 +467,7 @@ def test_a_bad_request_is_refused_and_the_host_goes_on(
         raw = world.raw()
         raw.send(*frames)
         refused = await raw.receive(AnyEngineReply)
-        assert isinstance(refused, EngineRefused)
+        assert isinstance(refused, Refused)
         assert (refused.request_id, refused.error.code) == (request_id, code)
         raw.send(b"", codec.encode(EngineHealth("h1")))
         assert await raw.receive(AnyEngineReply) == EngineReady("h1", 0)
@@ -470,6 +482,17 @@ def test_what_has_no_envelope_is_dropped(in_world: InWorld, frames: list[bytes])
         raw.send(*frames)
         raw.send(b"", codec.encode(EngineHealth("h1")))
         assert await raw.receive(AnyEngineReply) == EngineReady("h1", 0)
+
+    in_world(test)
+
+
+def test_a_stage_process_of_another_version_is_refused_with_both_numbers(in_world: InWorld) -> None:
+    async def test(world: Any) -> None:
+        raw = world.raw()
+        raw.send(b"", codec.encode(EngineHealth("h1", protocol=PROTOCOL_VERSION + 1)))
+        refused = await raw.receive(AnyEngineReply)
+        assert (refused.request_id, refused.error.code) == ("h1", "version_mismatch")
+        assert refused.error.fields == {"ours": PROTOCOL_VERSION, "theirs": PROTOCOL_VERSION + 1}
 
     in_world(test)
 
@@ -498,7 +521,7 @@ def test_an_update_that_hangs_kept_the_host_from_ending(in_world: InWorld, monke
 
         world.engine.update_weights = hang
         raw = world.raw()
-        raw.send(b"", codec.encode(UpdateWeights("u1", "/hangs", 1)))
+        raw.send(b"", codec.encode(WeightUpdate("u1", "load", 1, "/hangs")))
         raw.send(b"", codec.encode(EngineHealth("h1")))
         assert isinstance(await raw.receive(AnyEngineReply), EngineReady)
         world.stop.set()
@@ -553,8 +576,8 @@ def test_two_hosts_on_one_endpoint_are_refused(tmp_path: Path, make_policy: Any)
 
 def test_a_host_process_serves_and_ends_cleanly_on_sigterm(tmp_path: Path) -> None:
     code = (
-        "import sys, pathlib; from prorl_zmq.inference.host import HostOptions, run_engine_host\n"
-        "from prorl_zmq.inference.embedded_engine import load_embedded_engine\n"
+        "import sys, pathlib; from prorl_zmq.inference.hosting.host import HostOptions, run_engine_host\n"
+        "from prorl_zmq.inference.embedded.embedded_engine import load_embedded_engine\n"
         "from prorl_zmq.inference.policy import Policy, PolicyShape\n"
         "path = pathlib.Path(sys.argv[1]) / 'model.npz'; Policy.initial(PolicyShape(), 0).save(path)\n"
         "async def start(): return load_embedded_engine(path)\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from prorl_zmq.inference.root_cause import LIMIT, root_cause
+from prorl_zmq.inference.vllm.root_cause import LIMIT, root_cause
 
 LOGS = Path(__file__).with_name("vllm_logs")
 

@@ -14,9 +14,9 @@ from chat_collection import FOLDER, MODELS, make_tokenizer, save_model
 
 from prorl_zmq.data.trajectory import Role
 from prorl_zmq.inference.chat import ChatMessage
-from prorl_zmq.inference.chat_traits import WrittenCall
+from prorl_zmq.inference.chat.traits import WrittenCall
+from prorl_zmq.inference.chat.transformers_chat import TransformersChatFormat
 from prorl_zmq.inference.tool_calls.call import ToolCall
-from prorl_zmq.inference.transformers_chat import TransformersChatFormat
 from prorl_zmq.wire.messages.backends import ChatSettings
 
 if TYPE_CHECKING:

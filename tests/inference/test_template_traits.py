@@ -13,9 +13,9 @@ from chat_families import Family, make_tokenizer, save_tokenizer
 from prorl_zmq.data.trajectory import Role
 from prorl_zmq.errors import ConfigError
 from prorl_zmq.inference.chat import ChatMessage
-from prorl_zmq.inference.chat_loading import chat_warning, load_chat_format
+from prorl_zmq.inference.chat.loading import chat_warning, load_chat_format
+from prorl_zmq.inference.chat.transformers_chat import TransformersChatFormat
 from prorl_zmq.inference.tool_calls.call import MalformedCall, ToolCall
-from prorl_zmq.inference.transformers_chat import TransformersChatFormat
 from prorl_zmq.wire.messages.backends import ChatSettings
 
 if TYPE_CHECKING:

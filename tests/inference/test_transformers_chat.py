@@ -21,8 +21,8 @@ from tokenizers import AddedToken
 from prorl_zmq.data.trajectory import Role
 from prorl_zmq.errors import ConfigError, InvalidJob
 from prorl_zmq.inference.chat import ChatMessage, Prompt
+from prorl_zmq.inference.chat.transformers_chat import TransformersChatFormat
 from prorl_zmq.inference.tool_calls.call import MalformedCall, ToolCall
-from prorl_zmq.inference.transformers_chat import TransformersChatFormat
 from prorl_zmq.wire.messages.backends import ChatSettings
 
 if TYPE_CHECKING:

@@ -11,8 +11,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from prorl_zmq.inference import vllm_processes
-from prorl_zmq.inference.vllm_processes import HOST_VARIABLE, Interrupted, bind_to_cores, interruptible, set_environment
+from prorl_zmq.inference.vllm import vllm_processes
+from prorl_zmq.inference.vllm.vllm_processes import (
+    HOST_VARIABLE,
+    Interrupted,
+    bind_to_cores,
+    interruptible,
+    set_environment,
+)
 from prorl_zmq.system.processes import ISOLATED
 
 if TYPE_CHECKING:
@@ -24,7 +30,7 @@ LIMIT_S = 30.0
 HOST = """
 import os, subprocess, sys, threading
 def start():
-    code = "import sys, time; from prorl_zmq.inference.vllm_processes import end_with_host; end_with_host(); "
+    code = "import sys, time; from prorl_zmq.inference.vllm.vllm_processes import end_with_host; end_with_host(); "
     code += "print('ready', flush=True); time.sleep(600)"
     global child
     child = subprocess.Popen([sys.executable, "-P", "-c", code], stdout=subprocess.PIPE)
@@ -55,7 +61,7 @@ def test_process_ends_with_its_host_however_that_ends() -> None:
 def test_process_whose_host_is_gone_does_not_start() -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    code = "from prorl_zmq.inference.vllm_processes import end_with_host; end_with_host(); print('lives')"
+    code = "from prorl_zmq.inference.vllm.vllm_processes import end_with_host; end_with_host(); print('lives')"
     done = subprocess.run(
         [sys.executable, *ISOLATED, "-c", code],
         env=os.environ | {HOST_VARIABLE: str(gone.pid)},
@@ -66,7 +72,7 @@ def test_process_whose_host_is_gone_does_not_start() -> None:
 
 
 def test_without_a_host_nothing_is_done() -> None:
-    code = "import threading; from prorl_zmq.inference.vllm_processes import end_with_host; end_with_host(); "
+    code = "import threading; from prorl_zmq.inference.vllm.vllm_processes import end_with_host; end_with_host(); "
     code += "print(threading.active_count())"
     for host in ("", "0"):
         environment = {name: value for name, value in os.environ.items() if name != HOST_VARIABLE}
@@ -82,7 +88,7 @@ def test_without_a_host_nothing_is_done() -> None:
 # The last words of a process that it starts, the whole passed on; then its own output is its own again.
 TAILED = """
 import subprocess, sys
-from prorl_zmq.inference.vllm_processes import TAIL_LINES, tailed_output
+from prorl_zmq.inference.vllm.vllm_processes import TAIL_LINES, tailed_output
 with tailed_output() as tail:
     print("own words")
     code = f"import sys; [print('line', n) for n in range({TAIL_LINES + 8})]; sys.exit('the reason')"

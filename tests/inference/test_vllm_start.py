@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from prorl_zmq.errors import ConfigError
-from prorl_zmq.inference.vllm_start import model_folder, start_async_llm
+from prorl_zmq.inference.vllm.vllm_start import model_folder, start_async_llm
 
 if TYPE_CHECKING:
     from pathlib import Path

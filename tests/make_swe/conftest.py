@@ -11,7 +11,7 @@ from needed import lacking, usable
 from rootfs import root_filesystem
 
 from prorl_zmq.errors import SandboxFailed, SandboxUnavailable
-from prorl_zmq.make_swe.base import DEBOOTSTRAP
+from prorl_zmq.make_swe.project_image import DEBOOTSTRAP
 from prorl_zmq.tools.images.image import lock_image
 from prorl_zmq.tools.images.image_store import ImageStore
 

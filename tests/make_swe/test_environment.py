@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from prorl_zmq.errors import ConfigError
-from prorl_zmq.make_swe.base import Base
-from prorl_zmq.make_swe.environment import build_image, share_files
 from prorl_zmq.make_swe.project import fetch
+from prorl_zmq.make_swe.project_image import Base, build_image, share_files
 from prorl_zmq.tools.images.image_store import ImageStore
 
 if TYPE_CHECKING:

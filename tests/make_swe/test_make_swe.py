@@ -14,9 +14,8 @@ from prorl_zmq.commands.app import new_typer, run_program
 from prorl_zmq.commands.make_swe import make_swe
 from prorl_zmq.errors import ConfigError, ProrlError, SandboxUnavailable
 from prorl_zmq.make_swe.maker import Maker
-from prorl_zmq.make_swe.project_maker import Made, Settings
-from prorl_zmq.make_swe.recipe import Order
-from prorl_zmq.make_swe.search import apply
+from prorl_zmq.make_swe.recipe import Order, Settings
+from prorl_zmq.make_swe.search import Made, apply
 from prorl_zmq.make_swe.suite import run_suite
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
 from prorl_zmq.tools.sandbox.specification import SandboxSpec

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prorl_zmq.make_swe.mutation import KINDS, is_sound, mutations
-from prorl_zmq.make_swe.patches import Patches
+from prorl_zmq.make_swe.search import Patches
 from prorl_zmq.make_swe.source_text import SourceText
 
 CASES = [

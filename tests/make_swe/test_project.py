@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from prorl_zmq.errors import ConfigError, SandboxFailed, SandboxUnavailable
-from prorl_zmq.make_swe.metadata import read_metadata
-from prorl_zmq.make_swe.project import IGNORED, fetch
+from prorl_zmq.make_swe.project import IGNORED, fetch, read_metadata
 from prorl_zmq.make_swe.recipe import load_recipe
 
 if TYPE_CHECKING:

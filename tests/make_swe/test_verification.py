@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from prorl_zmq.make_swe.baseline import Baseline
-from prorl_zmq.make_swe.search import Found
-from prorl_zmq.make_swe.suite import Report, SuiteRun
-from prorl_zmq.make_swe.verification import Verified, judge
+from prorl_zmq.make_swe.search import Found, Verified, judge
+from prorl_zmq.make_swe.suite import Baseline, Report, SuiteRun
 
 if TYPE_CHECKING:
     from prorl_zmq.make_swe.candidates import Candidate

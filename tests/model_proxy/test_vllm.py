@@ -20,7 +20,7 @@ from vllm_python import START_LIMIT_S
 
 from prorl_zmq import Job, Sampling
 from prorl_zmq.data.trajectory import array_views
-from prorl_zmq.inference.chat_loading import load_chat_format
+from prorl_zmq.inference.chat.loading import load_chat_format
 from prorl_zmq.inference.http.http_engine import HttpEngine
 from prorl_zmq.stages.agent_loop import Episode
 from prorl_zmq.stages.harness.adapter import CallHints

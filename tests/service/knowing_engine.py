@@ -15,7 +15,7 @@ from typing import Any
 
 import zmq
 
-from prorl_zmq.inference.host import EngineHost, HostOptions
+from prorl_zmq.inference.hosting.host import EngineHost, HostOptions
 from prorl_zmq.system.processes import stop_signals
 from prorl_zmq.testing import say, tool_call
 

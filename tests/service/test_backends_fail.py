@@ -11,7 +11,8 @@ import pytest
 from support.waiting import until
 
 from prorl_zmq.brokers.backends.backend_journal import BackendJournal
-from prorl_zmq.wire.messages.backends import Backend, EngineStart, ReportStarts, SetWeightVersion
+from prorl_zmq.wire.messages.backends import Backend, EngineStart, ReportStarts
+from prorl_zmq.wire.messages.engines import WeightUpdate
 from prorl_zmq.wire.messages.jobs import EpisodeLimits, PhaseLimits
 
 from .conftest import TestService, scripted
@@ -65,7 +66,7 @@ def status_of(client: RolloutClient, name: str) -> BackendStatus:
 @pytest.mark.proof
 @pytest.mark.parametrize(
     ("mood", "problem"),
-    [("garbage", "two frames"), ("hang", "did not answer within")],
+    [("garbage", "two frames"), ("hang", "no reply from")],
 )
 def test_a_backend_that_fails_costs_no_job_its_attempt(
     service: TestService, moods: Moods, mood: str, problem: str
@@ -135,7 +136,7 @@ def test_a_backend_broker_that_is_started_anew_knows_what_is_in_flight(
             until(lambda: states(client) == {"slow": "ready"}, "the engine", START_S)
             client.backends.add(Backend(backend_id="mine", endpoint="ipc:///tmp/nobody"))
             client.backends.drain("mine")
-            client.backends.ask(SetWeightVersion("set", 7, "slow"))
+            client.backends.ask(WeightUpdate("set", "set", 7, backend_id="slow"))
             client.submit([talk(8.0) for _ in range(4)])
             until(lambda: status_of(client, "slow").in_flight == 4, "jobs on the engine")
             service.brokers.stop("backend")

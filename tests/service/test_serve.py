@@ -24,8 +24,8 @@ from support.waiting import until
 from prorl_zmq import Backend, Job, RolloutClient
 from prorl_zmq.config import RUN_DIR_MARK, own_run_dir
 from prorl_zmq.security.keys import KeyFolder
-from prorl_zmq.wire.messages.backends import SetWeightVersion
 from prorl_zmq.wire.messages.base import KeyRole
+from prorl_zmq.wire.messages.engines import WeightUpdate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -219,7 +219,7 @@ def test_a_backend_broker_that_is_killed_under_load_costs_no_job_an_attempt(own_
         client.backends.drain("mine")
         jobs = [msgspec.convert({**MATH, "sampling": {"max_tokens": 400}}, Job) for _ in range(40)]
         client.submit(jobs)
-        client.backends.ask(SetWeightVersion("set", 3, "engine-0"))
+        client.backends.ask(WeightUpdate("set", "set", 3, backend_id="engine-0"))
         until(lambda: sum(one.in_flight for one in client.backends.list()) >= 4, "jobs on the engine")
         killed = own_served.child("prorl broker backend")
         os.kill(killed, signal.SIGKILL)

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import os
+import select
 import tempfile
+import termios
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from rich.console import Console
+from support import forks
 from support.commands import prorl
 from support.waiting import until
-from textual.widgets import DataTable
 
 from prorl_zmq import AsyncRolloutClient
-from prorl_zmq.commands.top_app import HEADERS, Top, _cells
+from prorl_zmq.commands.top import HEADERS, Top, cells
 from prorl_zmq.errors import RequestTimeout, UnknownBatch, UnknownJob
-from prorl_zmq.inference.embedded_engine import load_embedded_engine
+from prorl_zmq.inference.embedded.embedded_engine import load_embedded_engine
 from prorl_zmq.watching import watcher as watcher_module
 from prorl_zmq.watching.watcher import BACKEND_BROKER, Watcher
 from prorl_zmq.wire.messages.jobs import Outcome, Phase
@@ -28,7 +33,7 @@ from .conftest import SETTINGS, TestService, in_process, scripted
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-    from textual.pilot import Pilot
+    from support.services import SharedService
 
     from prorl_zmq import Batch
     from prorl_zmq.testing import LocalService
@@ -237,11 +242,38 @@ def test_a_broker_that_is_away_holds_up_no_other(empty_service: TestService) -> 
         folder.cleanup()
 
 
-async def shown(pilot: Pilot[None], condition: Callable[[], object]) -> None:
-    """Wait until the screen shows something: it is drawn anew several times a second."""
-    async with asyncio.timeout(WAIT_S):
-        while not condition():
-            await pilot.pause(0.05)
+class Terminal:
+    """What `prorl top` shows on a terminal of this size."""
+
+    def __init__(self, watcher: Watcher, width: int, height: int) -> None:
+        self.top = Top(watcher)
+        self._screen = Console(width=width, height=height, force_terminal=False, file=io.StringIO())
+        self._drawn = asyncio.Event()
+
+    @asynccontextmanager
+    async def live(self) -> AsyncIterator[None]:
+        following = asyncio.create_task(self.top.follow(self._drawn.set))
+        try:
+            yield
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+    def text(self) -> str:
+        with self._screen.capture() as capture:
+            self._screen.print(self.top.frame(self._screen))
+        return capture.get()
+
+    def press(self, *keys: str) -> None:
+        for key in keys:
+            self.top.press(key)
+
+    async def until(self, condition: Callable[[str], object]) -> None:
+        """Wait until the screen shows something; it is drawn with each update."""
+        async with asyncio.timeout(WAIT_S):
+            while not condition(self.text()):
+                self._drawn.clear()
+                await self._drawn.wait()
 
 
 @pytest.mark.proof
@@ -250,41 +282,35 @@ def test_prorl_top_shows_the_service_and_names_a_broker_that_is_away(
 ) -> None:
     async def look() -> None:
         async with watcher_of(local_service) as watcher:
-            app = Top(watcher)
-            async with app.run_test(size=(140, 40)) as pilot:
-
-                def screen() -> str:
-                    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
-
-                table = app.query_one("#table", DataTable)
-                await shown(pilot, lambda: "1 rollout broker " in screen() and "INIT" in screen())
-                assert all(text in screen() for text in ("stages", "backends", "there are none yet", "tasks: scripted"))
-                await pilot.press("2")
-                await shown(pilot, lambda: table.row_count == 1)
-                assert all(text in screen() for text in (job_id, "run held", "scripted"))
-                assert "1 of 1 jobs" in screen()
-                await pilot.press("f", "f")
-                await shown(pilot, lambda: "which: ended" in screen())
-                assert table.row_count == 0
-                await pilot.press("f", "f", "slash", *"nothing")
-                await shown(pilot, lambda: "with: nothing" in screen())
-                assert table.row_count == 0
-                await pilot.press("escape")
-                await shown(pilot, lambda: table.row_count == 1)
-                await pilot.press("4")
-                await shown(pilot, lambda: "local" in screen() and "ready" in screen())
-                await pilot.press("3")
-                await shown(pilot, lambda: "context" in screen())
+            terminal = Terminal(watcher, 140, 40)
+            async with terminal.live():
+                await terminal.until(lambda text: "1 rollout broker " in text and "INIT" in text)
+                first = terminal.text()
+                assert all(text in first for text in ("stages", "backends", "there are none yet", "tasks: scripted"))
+                terminal.press("2")
+                await terminal.until(lambda text: "1 of 1 jobs" in text)
+                assert all(text in terminal.text() for text in (job_id, "run held", "scripted"))
+                terminal.press("f", "f")
+                assert "0 of 0 jobs, the last to change   which: ended" in terminal.text()
+                terminal.press("f", "f", "/", *"nothingg", "\x7f", "\n")
+                assert "0 of 0 jobs, the last to change   which: all   with: nothing " in terminal.text()
+                terminal.press("\x1b")
+                assert "1 of 1 jobs" in terminal.text()
+                terminal.press("4")
+                await terminal.until(lambda text: "local" in text and "ready" in text)
+                terminal.press("3")
+                assert "context" in terminal.text()
 
                 local_service.brokers.stop("rollout")
-                await shown(pilot, lambda: f"{BROKER} does not answer" in screen())
+                await terminal.until(lambda text: f"{BROKER} does not answer" in text)
                 local_service.brokers.start_rollout_broker()
                 (tmp_path / "mark.go").touch()
-                await pilot.press("1")
-                await shown(pilot, lambda: "does not answer" not in screen() and "completed" in screen())
-                assert job_id[-10:] in screen()
-                await pilot.press("q")
-            assert app.return_code == 0
+                terminal.press("1")
+                await terminal.until(lambda text: "does not answer" not in text and "completed" in text)
+                assert job_id[-10:] in terminal.text()
+                assert not terminal.top.quitting.is_set()
+                terminal.press("q")
+                assert terminal.top.quitting.is_set()
 
     with job_that_waits(local_service, tmp_path) as job_id:
         asyncio.run(look())
@@ -293,29 +319,21 @@ def test_prorl_top_shows_the_service_and_names_a_broker_that_is_away(
 def test_prorl_top_shows_the_open_batches_and_what_each_waits_for(local_service: LocalService, tmp_path: Path) -> None:
     async def look(batch: Batch) -> None:
         async with watcher_of(local_service) as watcher:
-            app = Top(watcher)
-            async with app.run_test(size=(80, 30)) as pilot:
-
-                def screen() -> str:
-                    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
-
-                await shown(pilot, lambda: "INIT" in screen())
-                assert "up for" not in screen()  # the head says it
-                await pilot.press("5")
-                await shown(pilot, lambda: "step-7 waits for 2 more groups to be kept: " in screen())
-                assert "0 of 2" in screen()
-                (line,) = (line for line in screen().splitlines() if "0 of 2" in line)
-                assert ("step-7" in line, "open" in line) == (True, True)
-                assert "1 rollout under way" in screen()
+            terminal = Terminal(watcher, 80, 30)
+            async with terminal.live():
+                await terminal.until(lambda text: "INIT" in text)
+                assert "up for" not in terminal.text()  # the head says it
+                terminal.press("5")
+                await terminal.until(lambda text: "step-7 waits for 2 more groups to be kept: " in text)
+                (line,) = (line for line in terminal.text().splitlines() if "step-7" in line and "open" in line)
+                assert " open  0 of 2 " in line
+                assert "1 rollout under way" in terminal.text()
                 (tmp_path / "mark.go").touch()
-                await shown(pilot, lambda: "━ 1 of 2" in screen())
-                assert all(
-                    name in screen() for name in ("groups kept", "under way", "jobs", "dropped", "failed", "q quit")
-                )
+                await terminal.until(lambda text: " 1 of 2 " in text)
+                assert all(name in terminal.text() for name in ("kept", "dropped", "failed", "q quit"))
                 await asyncio.to_thread(batch.close)
-                await shown(pilot, lambda: "No batch is open." in screen())
-                assert "waits for" not in screen()
-                await pilot.press("q")
+                await terminal.until(lambda text: "No batch is open." in text)
+                assert "waits for" not in terminal.text()
 
     with local_service.client() as client, client.open_batch(2, 1, keep="all", batch_id="step-7") as batch:
         batch.feed(scripted(run="wait", mark=str(tmp_path / "mark")), last=False)
@@ -343,12 +361,43 @@ def test_what_others_have_named_is_shown_as_text_of_one_line() -> None:
         Outcome.FAILED,
         hostile,
     )
-    cells = _cells(row, 5.0)
-    assert len(cells) == len(HEADERS)
-    for cell in cells:
+    line = cells(row, 5.0)
+    assert len(line) == len(HEADERS)
+    for cell in line:
         assert cell.plain.isprintable()
-    assert cells[0].plain.startswith("[red]")
-    assert cells[3].plain == "2.000 s"
+    assert line[0].plain.startswith("[red]")
+    assert line[3].plain == "2.000 s"
+
+
+def test_prorl_top_draws_on_a_terminal_and_leaves_it_as_it_was(served: SharedService) -> None:
+    ours, theirs = os.openpty()
+    before = termios.tcgetattr(theirs)
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "140", "LINES": "40"}
+    words = ["-m", "prorl_zmq.cli", "prorl", "top", "--connect", served.front_door]
+    process = forks.start(*words, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    drawn = ""
+
+    def draws(text: str) -> bool:
+        nonlocal drawn
+        if select.select([ours], [], [], 0.0)[0]:
+            drawn += os.read(ours, 65_536).decode("utf-8", "replace")
+        return text in drawn
+
+    try:
+        until(lambda: draws("rollout broker") and draws("INIT"), "the overview")
+        os.write(ours, b"2")
+        until(lambda: draws("which: all"), "the jobs")
+        os.write(ours, b"f")
+        until(lambda: draws("which: under way"), "the jobs that are under way")
+        os.write(ours, b"q")
+        until(lambda: draws("\x1b[?1049l"), "the end")  # the screen as it was before
+        assert process.wait(WAIT_S) == 0
+        assert termios.tcgetattr(theirs) == before
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+        os.close(theirs)
 
 
 def test_prorl_top_into_a_pipe_says_what_to_use() -> None:

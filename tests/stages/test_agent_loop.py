@@ -15,7 +15,7 @@ from prorl_zmq.data.trajectory import Role, Trajectory, array_views
 from prorl_zmq.errors import EngineFailed, InvalidJob
 from prorl_zmq.inference import tokenizer
 from prorl_zmq.inference.chat import ChatMessage, Prompt
-from prorl_zmq.inference.embedded_chat import EmbeddedChatFormat
+from prorl_zmq.inference.chat.embedded_chat import EmbeddedChatFormat
 from prorl_zmq.inference.engine import Generation
 from prorl_zmq.stages.agent_loop import AgentLoop, Episode, StopReason
 from prorl_zmq.tools.think_and_finish import FinishTool

@@ -22,13 +22,13 @@ from prorl_zmq.wire.messages.backends import (
     AnyBackendReply,
     Backend,
     BackendList,
-    Done,
     DrainBackend,
     EngineStart,
     ListBackends,
     RemoveBackend,
     ReportStarts,
 )
+from prorl_zmq.wire.messages.base import Done
 from prorl_zmq.wire.sockets import connect, open_socket
 
 if TYPE_CHECKING:

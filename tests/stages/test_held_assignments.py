@@ -17,13 +17,13 @@ from prorl_zmq.wire.messages.backends import (
     Assign,
     Assigned,
     Backend,
-    Done,
     HeldAssignment,
     NameAll,
     OwnerAlive,
     Release,
     RemoveBackend,
 )
+from prorl_zmq.wire.messages.base import Done
 
 LEASE_S = 10.0
 OWNER = "run-1"

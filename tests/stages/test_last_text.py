@@ -15,8 +15,8 @@ from harness_talk import CHAT, Talk, asking
 
 from prorl_zmq.data.trajectory import Role
 from prorl_zmq.inference.chat import ChatMessage
+from prorl_zmq.inference.chat.transformers_chat import TransformersChatFormat
 from prorl_zmq.inference.engine import Generation
-from prorl_zmq.inference.transformers_chat import TransformersChatFormat
 from prorl_zmq.stages.agent_loop import AgentLoop, Episode
 from prorl_zmq.stages.handlers.code_source import last_block
 from prorl_zmq.stages.handlers.math_answers import answer_of, right_answer

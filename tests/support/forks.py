@@ -29,7 +29,7 @@ IMPORTED = (
     "prorl_zmq.brokers.backends.backend_broker",
     "prorl_zmq.brokers.journal.disk_journal",
     "prorl_zmq.brokers.rollout.rollout_broker",
-    "prorl_zmq.inference.host",
+    "prorl_zmq.inference.hosting.host",
     "prorl_zmq.service.supervisor",
     "prorl_zmq.stages.grading.grader_process",
     "prorl_zmq.stages.stage_process",

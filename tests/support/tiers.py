@@ -156,8 +156,6 @@ OF_PATH = {
     "tests/tools/images/test_definition.py": UNIT,
     "tests/tools/images/test_sources.py": UNIT,
     "tests/tools/images/test_sources.py::test_a_folders_identity_changes_with_its_content": PROCESS,
-    "tests/tools/images/test_staging.py": UNIT,
-    "tests/tools/images/test_staging.py::test_allocations_of_one_host_share_one_copy": PROCESS,
     "tests/tools/sandbox/test_root_image.py": UNIT,
     "tests/tools/sandbox/test_root_image.py::test_specs_are_held_to_the_folders_and_the_default_is_not": PROCESS,
     "tests/tools/sandbox/test_tree.py": UNIT,

@@ -12,7 +12,7 @@ from support.waiting import until_async
 from prorl_zmq import Role, Sampling
 from prorl_zmq.errors import EngineFailed, InvalidWeights
 from prorl_zmq.inference.chat import ChatMessage
-from prorl_zmq.inference.embedded_chat import EmbeddedChatFormat, EmbeddedConversation
+from prorl_zmq.inference.chat.embedded_chat import EmbeddedChatFormat, EmbeddedConversation
 from prorl_zmq.inference.engine import as_plain, checked
 from prorl_zmq.inference.tokenizer import IM_END, TOOL_CALL, TOOL_CALL_END, encode
 from prorl_zmq.inference.tool_calls.call import ToolCall

@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ...errors import ConfigError, SandboxFailed, SandboxUnavailable
-from .build_lock import remove
 from .fingerprint import NOT_PART, file_digest
+from .guard import root_lacks_capabilities
 from .image import apptainer_program, read_manifest
-from .private_namespaces import root_lacks_capabilities
+from .kept_folder import remove
 from .program import run_program
 from .sources import DebootstrapSource, DefinitionSource, DirectorySource, RegistrySource, SifSource
 
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from .definition import Definition
+    from .guard import Namespaces
     from .image import Format
-    from .private_namespaces import Namespaces
     from .sources import Source
 
 RECIPE_VERSION = 1
@@ -59,7 +59,7 @@ class Builder:
     folder: Path
     """Empty; the image will be in it, and all that is temporary."""
     lock: int
-    """A descriptor that programs inherit (see `build_lock`)."""
+    """A descriptor that programs inherit (see `kept_folder`)."""
     timeout_s: float
     """For all programs together."""
     heard: Callable[[str], None]

@@ -5,25 +5,39 @@ killed. So this process stands between the builder and them: orphans become its 
 the program ends, or when its standard input closes, which happens however the builder ends. It exits with the
 program's exit code.
 
+Building programs of root get namespaces, so that they leave no mounts on the host and have what they need:
+
+- `mount`: what they mount is theirs, and gone when they are. A build that is killed in the middle of debootstrap would
+  leave /proc mounted in a folder that is removed next.
+- `user`: that, and a user namespace in which the first 65,536 users and groups are themselves. Root of a container
+  often lacks a few capabilities, and Apptainer then refuses to run `%post`; in a namespace of its own it has all.
+  Not all works there (making devices does not), so it is only for where it is needed (`root_lacks_capabilities`).
+
+A map of all 2³² users would do too, but Apptainer would take itself for the real root then and mount what it may not.
+
 Left out on purpose: being killed itself. Then the program dies with it, and orphans keep the build's lock, which they
 inherited, so that no other builder touches the folder they write to until they end.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
 import subprocess
 import sys
-from typing import TYPE_CHECKING, cast
+from pathlib import Path
+from typing import Literal, cast
 
 from ...system.processes import become_subreaper, die_with_parent
 from ..processes import descendants, kill
-from .private_namespaces import enter
 
-if TYPE_CHECKING:
-    from .private_namespaces import Namespaces
+Namespaces = Literal["none", "mount", "user"]
 
+CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
+MS_REC, MS_PRIVATE = 0x4000, 1 << 18
+IDS = 65536
+"""No more, see above."""
 NOT_STARTED = 127
 
 
@@ -33,7 +47,7 @@ def main(namespaces: Namespaces, inherited: list[int], argv: list[str]) -> int:
 
     def prepare() -> None:
         try:
-            enter(namespaces)
+            _enter(namespaces)
         except OSError as error:
             os.write(1, f"no namespaces for {argv[0]}: {error}\n".encode())
             os._exit(NOT_STARTED)
@@ -67,6 +81,56 @@ def end_all(pid: int) -> None:
             os.waitpid(-1, 0)
         except ChildProcessError:
             return
+
+
+def _enter(namespaces: Namespaces) -> None:
+    """Move this process, which has one thread, into new namespaces."""
+    if namespaces == "none":
+        return
+    if namespaces == "user":
+        _enter_user_namespace()
+    _call("unshare", CLONE_NEWNS)
+    _call("mount", b"none", b"/", None, MS_REC | MS_PRIVATE, None)
+
+
+def root_lacks_capabilities() -> bool:
+    last = int(Path("/proc/sys/kernel/cap_last_cap").read_text())
+    permitted = next(
+        line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("CapPrm:")
+    )
+    return os.geteuid() == 0 and int(permitted, 16) != (1 << (last + 1)) - 1
+
+
+def _enter_user_namespace() -> None:
+    """Only a process outside may write such a map, so a child that stays there does."""
+    entered, tell = os.pipe()
+    writer = os.fork()
+    if writer == 0:
+        os.close(tell)
+        code = 1
+        try:
+            if os.read(entered, 1):
+                for kind in ("uid_map", "gid_map"):
+                    Path(f"/proc/{os.getppid()}/{kind}").write_text(f"0 0 {IDS}\n")
+                code = 0
+        finally:
+            os._exit(code)
+    os.close(entered)
+    try:
+        _call("unshare", CLONE_NEWUSER)
+        os.write(tell, b"1")
+    finally:
+        os.close(tell)
+        _, status = os.waitpid(writer, 0)
+    if status != 0:
+        raise OSError("the users of a namespace could not be set")
+
+
+def _call(function: str, *arguments: object) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, function)(*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{function}: {os.strerror(number)}")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,10 @@
 """An image: a root filesystem in a folder or a SIF file, with the manifest that says what it was built from.
 
+An image that is there is used again by one of three modes, after the ProRL Agent paper: `scratch` always builds,
+`versioned` while the base image and the version of this package are unchanged, `lock` while the dependency lock file
+is the same byte for byte, since what it pins is what the tasks depend on. In each mode another source, format or
+definition (its template filled in) is another image.
+
 A sandbox locks its image (`lock_image`): a shared lock on the folder or file, which the kernel frees when the last
 process that inherited it ends, however it ends. An image that was replaced or removed keeps its files while it is
 locked, so a running sandbox never loses files. Other machines that share the folder do not see the lock unless the file
@@ -17,7 +22,7 @@ import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 import msgspec
 
@@ -26,7 +31,7 @@ from ...errors import ConfigError, SandboxFailed
 Format = Literal["directory", "sif"]
 """A root filesystem in a folder, which starts fastest; or one compressed file, which is moved most easily."""
 Mode = Literal["scratch", "versioned", "lock"]
-"""When an image that is there is used again (see `caching`)."""
+"""When an image that is there is used again (see above)."""
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 MANIFEST = "manifest.json"
@@ -36,6 +41,31 @@ SIF_MAGIC = b"SIF_MAGIC"
 SIF_MAGIC_OFFSET_BYTES = 32
 """Where a SIF file says what it is, behind the line that runs it."""
 APPTAINER_PROGRAMS = ("apptainer", "singularity")
+ASKED_FOR = ("source", "format", "definition")
+FIELDS: dict[Mode, tuple[str, ...]] = {
+    "scratch": (),
+    "versioned": (*ASKED_FOR, "base", "version", "recipe_version", "maker"),
+    "lock": (*ASKED_FOR, "lock"),
+}
+"""What must be unchanged."""
+ALL_FIELDS = tuple(dict.fromkeys(field for fields in FIELDS.values() for field in fields))
+WORDS = {
+    "source": "the source is another",
+    "format": "the format is another",
+    "definition": "the definition changed",
+    "base": "the base image changed",
+    "version": "the version of prorl-zmq changed",
+    "recipe_version": "the way in which prorl-zmq builds images changed",
+    "maker": "it was put together by another program",
+    "lock": "the lock file changed",
+}
+SHOWN = frozenset({"source", "format", "version", "recipe_version", "maker"})
+"""Fields short enough to be shown; digests say nothing to a person."""
+UNCHANGED: dict[Mode, str] = {
+    "scratch": "",
+    "versioned": "source, base image and version are unchanged",
+    "lock": "source and lock file are unchanged",
+}
 
 
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -99,6 +129,42 @@ def check_name(name: str) -> str:
 def read_manifest(image: Path) -> Manifest:
     """Read what lies beside an image; an OSError: nothing does, so we did not build it."""
     return msgspec.json.decode((image.parent / MANIFEST).read_bytes(), type=Manifest)
+
+
+class Verdict(NamedTuple):
+    reuse: bool
+    reason: str
+
+
+def decide(mode: Mode, wanted: Recipe, there: Manifest | None, *, waited: bool = False) -> Verdict:
+    """Decide whether the image that is there is used again.
+
+    `waited`: another process built it while this one waited for it to finish. Then it is used in mode `scratch` too, if
+    it is the same in everything: both asked for it at the same time.
+    """
+    if there is None:
+        return Verdict(reuse=False, reason="there is no image of this name yet")
+    if waited and not _changes(ALL_FIELDS, wanted, there.recipe):
+        return Verdict(reuse=True, reason="another process built it just now")
+    if mode == "scratch":
+        return Verdict(reuse=False, reason="mode scratch always builds")
+    changed = _changes(FIELDS[mode], wanted, there.recipe)
+    if changed:
+        return Verdict(reuse=False, reason="; ".join(changed))
+    return Verdict(reuse=True, reason=UNCHANGED[mode])
+
+
+def _changes(fields: tuple[str, ...], wanted: Recipe, there: Recipe) -> list[str]:
+    found = []
+    for field in fields:
+        new, old = getattr(wanted, field), getattr(there, field)
+        if new == old:
+            continue
+        if field == "lock" and not old:
+            found.append("it was built without a lock file")
+        else:
+            found.append(f"{WORDS[field]} ({old} → {new})" if field in SHOWN else WORDS[field])
+    return found
 
 
 class ImageLock:

@@ -1,8 +1,7 @@
 """A folder of images: built, found, listed, shown, removed.
 
     ROOT/NAME                             link to the image; replaced in one step, so it is always absent or complete
-    ROOT/.NAME/lock                       held by the process that builds or removes (see `build_lock`)
-    ROOT/.NAME/building-ID/               an image that is being built; a leftover if the lock is free
+    ROOT/.NAME/                           its versions (see `kept_folder`)
     ROOT/.NAME/ID/rootfs or image.sif     the image
     ROOT/.NAME/ID/manifest.json           what it was built from
     ROOT/.NAME/ID/image.def               the definition, its template filled in, if there was one
@@ -16,7 +15,6 @@ next build of the name removes what is left.
 
 from __future__ import annotations
 
-import secrets
 import time
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
@@ -25,18 +23,17 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from ...errors import ConfigError, SandboxFailed
-from . import caching
-from .build_lock import BUILDING, LOCK, TRASH, locked
-from .builder import FILE_NAMES, RECIPE_VERSION, Builder, check_possible, ignore_line
+from .builder import RECIPE_VERSION, Builder, check_possible, ignore_line
 from .fingerprint import digest, file_digest, size_bytes
-from .image import MANIFEST, Format, Image, Manifest, Mode, Recipe, check_name, lock_alone, read_manifest
+from .image import MANIFEST, Format, Image, Manifest, Mode, Recipe, check_name, decide, read_manifest
+from .kept_folder import BUILDING, locked
 from .sources import DefinitionSource, Source, parse_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from .build_lock import BuildFolder
+    from .kept_folder import KeptFolder
 
 BUILD_LIMIT_S = 3600.0
 WAIT_LIMIT_S = 3600.0
@@ -71,7 +68,7 @@ class ImageStore:
         say: Callable[[str], None] = ignore_line,
         heard: Callable[[str], None] = ignore_line,
     ) -> Built:
-        """Build an image, or find that the one of that name can be used again (see `caching` for `mode`).
+        """Build an image, or find that the one of that name can be used again (see `image` for `mode`).
 
         `variables` are for a template, `mirror` is for debootstrap, `lock_file` for mode `lock`. `timeout_s` limits the
         build, `wait_s` the wait for another process that builds the same name. `say` is called with lines for a person,
@@ -93,7 +90,7 @@ class ImageStore:
             with locked(self._folder(name), wait_s=wait_s, say=say) as folder:
                 there = self.find(name)
                 waited = there is not None and (seen is None or there.path != seen.path)
-                verdict = caching.decide(mode, recipe, there.manifest if there else None, waited=waited)
+                verdict = decide(mode, recipe, there.manifest if there else None, waited=waited)
                 if there is not None and verdict.reuse:
                     say(f"using {name} again: {verdict.reason}")
                     return Built(there, reused=True, reason=verdict.reason)
@@ -115,7 +112,7 @@ class ImageStore:
                     (build / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
                     complete = folder.path / build.name.removeprefix(BUILDING)
                     build.rename(complete)
-                self._link(name, complete / built.name)
+                folder.publish(self.root / name, complete / built.name)
                 self._clear(name, folder)
                 return Built(Image(name, complete / built.name, manifest), reused=False, reason=verdict.reason)
 
@@ -158,31 +155,12 @@ class ImageStore:
     def _folder(self, name: str) -> Path:
         return self.root / f".{name}"
 
-    def _link(self, name: str, image: Path) -> None:
-        fresh = image.parent / f"link-{secrets.token_hex(4)}"
-        fresh.symlink_to(image.relative_to(self.root))
-        fresh.rename(self.root / name)
-
-    def _clear(self, name: str, folder: BuildFolder) -> bool:
+    def _clear(self, name: str, folder: KeptFolder) -> bool:
         """Remove leftovers, and unlocked images without the name; return whether none is left."""
-        folder.clear()
         current = None
         with suppress(OSError):
             current = (self.root / name).resolve(strict=True).parent
-        all_gone = True
-        for build in list(folder.path.iterdir()):
-            if build.name == LOCK or build.name.startswith((BUILDING, TRASH)) or build == current:
-                continue
-            images = [build / name for name in FILE_NAMES.values() if (build / name).exists()]
-            locks = [lock_alone(image) for image in images]
-            if None in locks:
-                all_gone = False
-            else:
-                folder.throw_away(build)
-            for each in locks:
-                if each is not None:
-                    each.close()
-        return all_gone
+        return folder.remove_unused(current)
 
     @contextmanager
     def _explained(self, name: str) -> Iterator[None]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from .private_namespaces import Namespaces
+    from .guard import Namespaces
 
 GUARD = (sys.executable, *ISOLATED, "-m", f"{__package__}.guard")
 STOP_LIMIT_S = 10.0

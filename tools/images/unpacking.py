@@ -5,7 +5,7 @@ for every container. Here it is done once for each file: the folder's name is th
 time of change), so a file that is replaced is unpacked again. Many processes that ask at one time get one unpacking.
 
     ROOT/IDENTITY                  the root filesystem, made by one rename: absent or complete
-    ROOT/.IDENTITY/                its lock and what is unfinished (see `build_lock`)
+    ROOT/.IDENTITY/                its lock and what is unfinished (see `kept_folder`)
 
 A damaged file is noticed if it has a manifest beside it, else only where Apptainer or the compression stumbles over it:
 the format has no checksums.
@@ -18,9 +18,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...errors import ConfigError, SandboxFailed
-from .build_lock import locked
 from .builder import Builder, ignore_line
 from .fingerprint import digest
+from .kept_folder import locked
 from .sources import SifSource, check_sif
 
 if TYPE_CHECKING:

@@ -5,6 +5,6 @@ from __future__ import annotations
 from asyncio import Lock, sleep
 from asyncio import to_thread as in_thread
 
-from ...security.request_socket import RequestSocket
+from ...security.request_connection import AsyncRequestConnection
 
-__all__ = ["Lock", "RequestSocket", "in_thread", "sleep"]
+__all__ = ["AsyncRequestConnection", "Lock", "in_thread", "sleep"]

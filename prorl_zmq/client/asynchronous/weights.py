@@ -7,26 +7,18 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from ...errors import ProrlError, WeightsHeld
-from ...wire.messages.backends import (
-    TAKE_BACK_S,
-    BeginWeights,
-    CancelWeights,
-    EndWeights,
-    HoldWeights,
-    LoadWeights,
-    SetWeightVersion,
-)
+from ...wire.messages.backends import TAKE_BACK_S, HoldWeights
 from ...wire.messages.base import new_id
-from ...wire.messages.front_door import NoteWeights
+from ...wire.messages.engines import UPDATE_LIMIT_S, WeightUpdate
 from ..keep_alive import KeepAlive
-from ..requests import UPDATE_LIMIT_S
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ...wire.messages.backends import AnyWeightsRequest
-    from ...wire.messages.engines import UpdateMode
+    from ...wire.messages.engines import UpdateMode, UpdateStep
     from .backends import AsyncBackends
     from .connection import AsyncServiceConnection
 
@@ -86,11 +78,8 @@ class AsyncWeightUpdates:
             EngineFailed: an engine could not be stopped; `backend` names it, and all continue as they were.
             RequestTimeout: the backend broker or an engine did not answer in time; so here.
         """
-        limit_s = self._engines_limit_s(timeout_s)
-        request = BeginWeights(
-            new_id(), version, update_limit_s, mode, limit_s, trainer=self.session, take_over=take_over
-        )
-        await self._ask_engines(request)
+        update = self._weight_update("begin", version, timeout_s, take_over=take_over)
+        await self._ask_engines(replace(update, mode=mode, limit_s=update_limit_s))
 
     async def end_weights(self, version: int, *, timeout_s: float | None = None, take_over: bool = False) -> None:
         """Say that the engines have the weights that `begin_weights` named: they generate with these.
@@ -109,9 +98,7 @@ class AsyncWeightUpdates:
             EngineFailed: an engine could not resume; `backend` names it, the others have.
             RequestTimeout: it did not answer; so here.
         """
-        limit_s = self._engines_limit_s(timeout_s)
-        await self._ask_engines(EndWeights(new_id(), version, limit_s, trainer=self.session, take_over=take_over))
-        await self._note_weights(version)
+        await self._serve_weights(self._weight_update("end", version, timeout_s, take_over=take_over))
 
     async def cancel_weights(self, version: int, *, timeout_s: float | None = None, take_over: bool = False) -> None:
         """Take `begin_weights` back: the weights have not changed, and the engines resume with those that they have.
@@ -121,8 +108,7 @@ class AsyncWeightUpdates:
             UpdateInProgress: it is another version that was begun.
             RequestTimeout: the backend broker or an engine did not answer.
         """
-        limit_s = self._engines_limit_s(timeout_s)
-        await self._ask_engines(CancelWeights(new_id(), version, limit_s, trainer=self.session, take_over=take_over))
+        await self._ask_engines(self._weight_update("cancel", version, timeout_s, take_over=take_over))
 
     async def update_weights(
         self,
@@ -153,10 +139,8 @@ class AsyncWeightUpdates:
             InvalidWeights: an engine refused them and serves what it served; `backend` names it.
             RequestTimeout: an engine did not answer; `backend` names it.
         """
-        limit_s = self._engines_limit_s(timeout_s)
-        place = (new_id(), str(path), weight_version, mode, limit_s)
-        await self._ask_engines(LoadWeights(*place, trainer=self.session, take_over=take_over))
-        await self._note_weights(weight_version)
+        update = self._weight_update("load", weight_version, timeout_s, take_over=take_over)
+        await self._serve_weights(replace(update, path=str(path), mode=mode))
 
     async def set_weight_version(
         self, weight_version: int, *, timeout_s: float | None = None, take_over: bool = False
@@ -170,22 +154,28 @@ class AsyncWeightUpdates:
             UpdateInProgress: an update was begun; end or cancel it.
             RequestTimeout: the backend broker, or an engine host, did not answer; `backend` names it.
         """
-        version = (new_id(), weight_version, None, self._engines_limit_s(timeout_s))
-        await self._ask_engines(SetWeightVersion(*version, trainer=self.session, take_over=take_over))
-        await self._note_weights(weight_version)
+        await self._serve_weights(self._weight_update("set", weight_version, timeout_s, take_over=take_over))
 
-    def _engines_limit_s(self, timeout_s: float | None) -> float:
-        """Return how long engine hosts have to answer the backend broker."""
-        return min(max(0.001, self.timeout_s if timeout_s is None else timeout_s), MAX_UPDATE_S)
+    def _weight_update(
+        self, step: UpdateStep, version: int, timeout_s: float | None, *, take_over: bool
+    ) -> WeightUpdate:
+        limit_s = min(max(0.001, self.timeout_s if timeout_s is None else timeout_s), MAX_UPDATE_S)
+        return WeightUpdate(new_id(), step, version, timeout_s=limit_s, trainer=self.session, take_over=take_over)
 
-    async def _ask_engines(self, request: AnyWeightsRequest) -> None:
+    async def _serve_weights(self, update: WeightUpdate) -> None:
+        """Have all engines serve these weights, and then the batches drop what is too old for them."""
+        await self._ask_engines(update)
+        self.weight_version = update.weight_version
+        await self._service.ask(update, self._service.until())
+
+    async def _ask_engines(self, update: WeightUpdate) -> None:
         """Have the backend broker ask all engines, as the trainer whose weights they are while this client lives."""
         place = await self._service.backend_broker_place(self._service.until())
         if is_first := self._holding is None:
             self._holding = KeepAlive(*place, partial(HoldWeights, trainer=self.session), HOLD_S)
             weakref.finalize(self._service, self._holding.stop).atexit = False
         try:
-            await self.backends.ask(request, request.timeout_s + TAKE_BACK_S + REPLY_SLACK_S)
+            await self.backends.ask(update, update.timeout_s + TAKE_BACK_S + REPLY_SLACK_S)
         except WeightsHeld:
             self._hold_no_more()
             raise
@@ -205,8 +195,3 @@ class AsyncWeightUpdates:
         holding, self._holding = self._holding, None
         if holding is not None:
             holding.close()
-
-    async def _note_weights(self, version: int) -> None:
-        """Tell the batches, which may drop what is too old now."""
-        self.weight_version = version
-        await self._service.ask(NoteWeights(new_id(), version), self._service.until())

@@ -1,13 +1,8 @@
 # Generated from ../asynchronous/connection.py by `make client`; do not edit.
-"""How a blocking client asks: hello, time limits, and requests that are sent again while no reply comes.
-
-The other side may be restarted at any time, and what was on its way to it is lost. So each request may arrive twice,
-and brokers answer its id the same way twice.
-"""
+"""`ServiceConnection`: a blocking client's connections to the brokers of one service."""
 
 from __future__ import annotations
 
-import logging
 import time
 import warnings
 import weakref
@@ -17,15 +12,14 @@ from typing import TYPE_CHECKING, Any
 import zmq
 
 from ...errors import Closed, RequestTimeout
-from ...wire import codec
 from ...wire.messages.base import new_id
 from ...wire.messages.batches import NextGroup
 from ...wire.messages.front_door import Collect, Hello, RelayBlocks
 from ...wire.sockets import check_endpoint
 from ..block_fetcher import BlockFetcher
 from ..kept_reply import completed, handles_in
-from ..requests import RESEND_S, read_reply
-from .transport import RequestSocket, in_thread, sleep
+from ..requests import read_reply
+from .transport import RequestConnection, in_thread, sleep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,75 +29,8 @@ if TYPE_CHECKING:
     from ...wire.messages.front_door import Welcome
     from ..requests import Received
 
-log = logging.getLogger("prorl.client")
-
 FIND_S = 0.2
 """How often to look for a broker that has not been announced."""
-
-
-class RequestConnection:
-    """Requests to one broker. Times are on the clock `time.monotonic`.
-
-    Args:
-        context: in which the socket is opened.
-        endpoint: where the broker is.
-        keyring: our keys; None: none.
-        find: returns where it is now, or nothing; asked while there are no replies. None: it does not move.
-    """
-
-    def __init__(
-        self,
-        context: zmq.Context[zmq.Socket[bytes]],
-        endpoint: str,
-        keyring: Keyring | None,
-        find: Callable[[], str] | None = None,
-    ) -> None:
-        self._endpoint = endpoint
-        self._find = find
-        self._socket = RequestSocket(context, endpoint, keyring)
-
-    def ask(self, request: Any, until: float) -> Any:
-        """Send a request and return the reply, or raise what it was refused with.
-
-        Raises:
-            ProrlError: the other side refused the request, or the connection (`NotAllowed`).
-            RequestTimeout: there was no reply by `until`.
-            Closed: the connection was closed.
-        """
-        return read_reply(self.ask_frames(request, until))
-
-    def ask_frames(
-        self, request: Any, until: float, payload: Sequence[bytes] = (), held_s: float = 0.0
-    ) -> Sequence[Received]:
-        """Send a request with the frames behind its header, and return the frames of its reply, held up to `held_s`."""
-        frames = [codec.encode(request), *payload]
-        started, first = time.monotonic(), isinstance(request, Hello)
-        while True:
-            self._socket.send(frames)
-            resend_at = min(until, time.monotonic() + held_s + RESEND_S)
-            received = self._socket.receive(request.request_id, resend_at)
-            if received is not None:
-                return received
-            self._follow()
-            now, why = time.monotonic(), self._socket.handshake.problem or "is the service running? (`prorl serve`)"
-            if now >= until:
-                waited = now - started
-                message = f"no reply from {self._endpoint} within {waited:.1f} s; {why}"
-                raise RequestTimeout(message, timeout_s=waited)
-            if first:
-                first = False
-                log.warning("no reply from %s yet; waiting for up to %.0f s more: %s", self._endpoint, until - now, why)
-
-    def close(self) -> None:
-        """Close the socket; what waits for a reply gets `Closed`."""
-        self._socket.close()
-
-    def _follow(self) -> None:
-        """Connect to where the broker is now, if that is another place; requests without a reply are resent there."""
-        place = self._find() if self._find is not None else ""
-        if place and place != self._endpoint:
-            self._socket.handshake.renew(place)
-            self._endpoint = place
 
 
 class ServiceConnection:
@@ -149,7 +76,8 @@ class ServiceConnection:
         """Ask the front door once where the backend broker is, and how large a job may be."""
         if self.welcome is None:
             self._find_first(until)
-            self.welcome = self._front_door().ask(Hello(new_id(), session=self._session), until)
+            request = Hello(new_id(), session=self._session)
+            self.welcome = read_reply(self._front_door().ask_frames(request, until, warns=True))
         return self.welcome
 
     def ask(self, request: Any, until: float, payload: Sequence[bytes] = (), held_s: float = 0.0) -> Any:
@@ -165,9 +93,9 @@ class ServiceConnection:
         return self._with_blocks(request, frames, until) if isinstance(request, Collect | NextGroup) else frames
 
     def ask_backend_broker(self, request: Any, until: float) -> Any:
-        """Send a request to the backend broker and return the reply; see `RequestConnection.ask`."""
+        """Send a request to the backend broker and return the reply; see `RequestConnection.ask_frames`."""
         endpoint, _, find = self.backend_broker_place(until)
-        return self._connection(endpoint, find).ask(request, until)
+        return read_reply(self._connection(endpoint, find).ask_frames(request, until))
 
     def backend_broker_place(self, until: float) -> tuple[str, Keyring | None, Callable[[], str] | None]:
         """Return where the backend broker is, our keys, and what returns where it is later (None: it does not move)."""
@@ -188,7 +116,8 @@ class ServiceConnection:
         blocks = in_thread(self._fetcher.fetch, handles)
         whole, lacking = completed(frames, blocks)
         if lacking:
-            self._front_door().ask(RelayBlocks(new_id(), request.session, tuple(lacking)), until)
+            relay = RelayBlocks(new_id(), request.session, tuple(lacking))
+            read_reply(self._front_door().ask_frames(relay, until))
         return whole
 
     def _front_door(self) -> RequestConnection:

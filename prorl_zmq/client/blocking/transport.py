@@ -6,6 +6,7 @@ A client is for one thread, so its `Lock` locks nothing.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import time
 from contextlib import nullcontext as Lock  # noqa: N812 - named as in asyncio
@@ -18,6 +19,7 @@ from ...errors import Closed
 from ...security.handshake import Handshake
 from ...security.keyring import connect_to_service
 from ...wire import codec
+from ...wire.requester import RESEND_S, Request, Requester
 from ...wire.sockets import open_socket, receive
 
 if TYPE_CHECKING:
@@ -25,9 +27,11 @@ if TYPE_CHECKING:
 
     from ...security.keyring import Keyring
 
-__all__ = ["Lock", "RequestSocket", "in_thread", "sleep"]
+__all__ = ["Lock", "RequestConnection", "in_thread", "sleep"]
 
 Result = TypeVar("Result")
+
+log = logging.getLogger("prorl.client")
 
 SEND_MS = 1000
 """Longest wait to hand a request to libzmq; only a connection that is being refused makes it wait at all."""
@@ -38,49 +42,78 @@ def in_thread(call: Callable[..., Result], *args: Any) -> Result:
     return call(*args)
 
 
-class RequestSocket:
-    """A REQ socket on which a request may be sent twice. One request at a time, by one thread.
+class RequestConnection:
+    """A REQ socket that connects to a broker. One request at a time, by one thread.
 
-    When the other side refuses our key, `receive` raises `NotAllowed`, and the next `send` connects again.
+    Args, errors and methods are those of `security.request_connection`. When the other side refuses our key, the
+    request fails, and the next one connects again.
     """
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, keyring: Keyring | None) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        endpoint: str,
+        keyring: Keyring | None,
+        find: Callable[[], str] | None = None,
+        *,
+        resend_s: float = RESEND_S,
+        hint: str = "is the service running? (`prorl serve`)",
+    ) -> None:
+        self._requester = Requester(endpoint, time.monotonic(), find, resend_s=resend_s, hint=hint)
         self._socket = open_socket(context, zmq.REQ)
         self._socket.sndtimeo = SEND_MS
-        self.handshake = Handshake(self._socket, endpoint, keyring)
+        self._handshake = Handshake(self._socket, endpoint, keyring)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         if endpoint.startswith("tcp://"):
-            self._poller.register(self.handshake.watch(), zmq.POLLIN)
+            self._poller.register(self._handshake.watch(), zmq.POLLIN)
         try:
             connect_to_service(self._socket, endpoint, keyring)
         except BaseException:
             self.close()
             raise
 
-    def send(self, frames: Sequence[bytes]) -> None:
+    def ask_frames(
+        self, message: Any, until: float, payload: Sequence[bytes] = (), held_s: float = 0.0, *, warns: bool = False
+    ) -> list[bytes | zmq.Frame]:
+        """Send a request with the frames behind its header, and return the frames of its reply."""
+        frames = [codec.encode(message), *payload]
+        request = Request(time.monotonic(), until, held_s, warns)
+        reply = None
+        while reply is None:
+            step = self._requester.step(request, time.monotonic(), self._handshake.problem)
+            if step.move_to:
+                self._handshake.renew(step.move_to)
+            if step.warning:
+                log.warning("%s", step.warning)
+            if step.error is not None:
+                raise step.error
+            if step.send:
+                self._send(frames)
+            reply = self._receive(message.request_id, self._requester.wake_at(request))
+        return reply
+
+    def close(self) -> None:
+        self._handshake.close()
+        self._socket.close()
+
+    def _send(self, frames: Sequence[bytes]) -> None:
         if self._socket.closed:
             raise Closed("the client was closed")
-        self.handshake.drain()
-        if self.handshake.refused:
-            self.handshake.renew()
+        self._handshake.drain()
+        if self._handshake.refused:
+            self._handshake.renew()
         with contextlib.suppress(zmq.Again):  # refused at this moment: the wait for the reply will say so
             self._socket.send_multipart(frames)
 
-    def receive(self, request_id: str, until: float) -> list[bytes | zmq.Frame] | None:
-        """Return the reply to a request; None if there is none by `until`, on the clock `time.monotonic`."""
-        while True:
-            left_s = until - time.monotonic()
-            # Rounded up, and checked afterwards, since libzmq's clock has whole milliseconds: a wait that ends before
-            # `until` makes the caller send the request again and again in its last millisecond.
-            ready = dict(self._poller.poll(max(0, math.ceil(1000 * left_s))))
-            if not ready:
-                if time.monotonic() < until:
-                    continue
-                return None
-            self.handshake.drain()
-            if self.handshake.refused:
-                raise self.handshake.error()
+    def _receive(self, request_id: str, until: float) -> list[bytes | zmq.Frame] | None:
+        """Return the reply to a request; None if there is none by `until`."""
+        while time.monotonic() < until or self._poller.poll(0):
+            # Rounded up, since libzmq's clock has whole milliseconds.
+            ready = dict(self._poller.poll(max(0, math.ceil(1000 * (until - time.monotonic())))))
+            self._handshake.drain()
+            if self._handshake.refused:
+                raise self._handshake.error()
             if self._socket not in ready:
                 continue
             try:
@@ -89,7 +122,4 @@ class RequestSocket:
                 continue  # it was the late reply to an earlier sending, which REQ_CORRELATE drops
             if codec.request_id(codec.unpack(frames[0])) in (request_id, "unknown"):  # type: ignore[arg-type]
                 return frames
-
-    def close(self) -> None:
-        self.handshake.close()
-        self._socket.close()
+        return None

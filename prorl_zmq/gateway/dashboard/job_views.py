@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ...errors import ProrlError
 from ...evaluation.transcript import TextReader, Transcript, make_transcript
-from ...inference.chat_loading import chat_format
+from ...inference.chat.loading import chat_format
 from ...wire.messages.jobs import Phase, Result  # noqa: TC001 - msgspec reads annotations at run time
 from ...wire.messages.watching import TurnsSoFar  # noqa: TC001
 from ..bodies import Body

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from ...errors import ConfigError
 from ...evaluation.collection import open_collection
 from ...evaluation.plan import Plan  # noqa: TC001 - msgspec reads annotations at run time
-from ...evaluation.run_comparison import Comparison, compare
-from ...evaluation.run_figures import Figures, read_figures, read_written
+from ...evaluation.run_comparison import Comparison, Figures, compare, read_figures, read_written
 from ...evaluation.run_folder import PLAN, RESULTS, read_plan
 from ...evaluation.summary import PassRow, Summary, seconds_of
 from ...wire.messages.jobs import Outcome  # noqa: TC001
@@ -148,7 +147,7 @@ class RunList:
             rollouts=tuple(
                 RolloutRow(
                     job_id=one.job_id,
-                    sample=one.sample,
+                    sample=one.name,
                     outcome=one.result.outcome,
                     reward=one.result.reward,
                     solved=one.solved,

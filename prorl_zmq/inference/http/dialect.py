@@ -1,7 +1,7 @@
-"""What a server speaks: a class per dialect, which writes the request and reads the answer of one generation.
+"""The interface of a dialect, which writes the request and reads the answer of one generation, and what dialects share.
 
-A dialect does no I/O. What it reads goes through `engine.checked` afterwards; here, an answer is refused only where
-nothing can be made of it. The helpers that all dialects share are here too.
+A dialect does no I/O. What it reads goes through `engine.checked` afterwards; a dialect refuses an answer only where
+nothing can be made of it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from ...wire.messages.jobs import Sampling
     from ..engine import Generation
 
-TOP_K_ALL = -1
-"""Draw from all tokens, as every version of vLLM and SGLang understands it."""
-
 FINISH_REASONS: Final[dict[str | None, FinishReason]] = {"stop": "stop", "length": "length", "abort": "abort"}
 """In the words of vLLM and SGLang, which are ours."""
 
@@ -35,13 +32,13 @@ UNTOLD: Final = -1
 LOADING: Final = -2
 """In a dialect's spans: the server was taking new weights."""
 LOADING_WORD: Final = "prorl-loading"
-"""What we have servers call their weights meanwhile, for whoever finds them left like that."""
+"""The name of a server's weights while it takes new ones; a later engine host finds it if this one dies."""
 _DIGITS: Final = 10
 """Of an int32."""
 _BASE_BYTES: Final = 2**20
 _TOKEN_BYTES: Final = 2**11
 _PROMPT_TOKEN_BYTES: Final = 16
-"""Some echo the prompt's ids."""
+"""Some servers echo the prompt's ids."""
 _MOST_BYTES: Final = 2**28
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)
@@ -49,7 +46,7 @@ _Body = TypeVar("_Body", bound=msgspec.Struct)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turn:
-    """What is asked of a server."""
+    """One generation to ask for."""
 
     token_ids: NDArray[np.int32]
     """int32 [P]: the prompt."""
@@ -65,7 +62,7 @@ class Turn:
 
 
 class Dialect(Protocol):
-    """How one kind of server is asked to continue token ids."""
+    """How to ask one kind of server to continue token ids."""
 
     name: ClassVar[str]
     """What `api=` calls it."""
@@ -81,7 +78,7 @@ class Dialect(Protocol):
         """Read the body of an answer with status 200. Spans may have `UNTOLD` or `LOADING` in place of a version.
 
         Raises:
-            EngineFailed: nothing can be made of it: not JSON, of another form, or text only.
+            EngineFailed: the body is no JSON, of another form, or holds text only.
         """
 
 

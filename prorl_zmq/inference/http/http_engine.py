@@ -1,21 +1,21 @@
-"""The engine that an existing HTTP server is: implements `engine.Engine` by asking one server.
+"""The engine of an HTTP server: implements `engine.Engine` by asking one server.
 
-The state here is small: the pool of connections, what is known of the weights, and the pause for new ones (see
-`pause`). A server that does not say which weights made which token is updated when none of our generations runs on it:
-mode `keep` aborts them and has them go on, from the ids that they have, after the update.
+It owns the pool of connections, what is known of the server's weights (`known_weights`), and the pause for new ones
+(`pause`). A server that does not say which weights made which token is updated while none of this engine's generations
+run on it: mode `keep` aborts them and continues them after the update, from the ids that they have.
 
-If the server dies, what it was asked ends with `EngineFailed` and `unreachable=True`, and `check_health` raises until
-it is back: the host then sends no heartbeats. A failure of the server is never `fatal`: it may be started again at the
-same address. Left out: a limit on how long a generation may take (its caller cancels it), and requests of others to
-the server, of which we know nothing.
+If the server dies, running generations fail with `EngineFailed` and `unreachable=True`, and `check_health` raises until
+it is back. A failure of the server is never `fatal`: it may be restarted at the same address. A generation has no time
+limit: its caller cancels it. Requests that others send to the server are unknown here.
 """
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
@@ -30,7 +30,7 @@ from .connections import CONNECTIONS, RETRY_S, Connections
 from .dialect import Turn
 from .known_weights import KnownWeights
 from .pause import ServerPause
-from .probe import START_S, Probe, vocabulary_of
+from .probe import START_S, probe, vocabulary_of
 from .weight_updates import SglangUpdates, VllmUpdates
 
 if TYPE_CHECKING:
@@ -50,6 +50,12 @@ HEALTH_S = 4.0
 CHECK_S = 120.0
 """Longest reading of a checkpoint's headers: a folder on a network may hang."""
 CLOSE_S = 5.0
+UPDATES: Final[dict[str, type[WeightUpdates]]] = {
+    "vllm": VllmUpdates,
+    "completions": VllmUpdates,
+    "sglang": SglangUpdates,
+}
+"""By dialect; servers of other dialects can only be updated by their trainer."""
 REQUEST_IS_WRONG = frozenset({400, 413, 422})
 """Answers that say so; any other failure is the server's."""
 
@@ -62,9 +68,10 @@ class HttpEngine:
         self._dialect = found.dialect
         self._model = found.model
         self._description = description
-        self._updates = _updates(found, connections)
+        calls = UPDATES.get(found.dialect.name)
+        self._updates = calls(connections) if calls is not None else None
         self._weights = KnownWeights(connections.url, found.weight_version, numbered=found.numbered)
-        self._pause = ServerPause(self._updates, tells_spans=found.dialect.tells_spans)
+        self._pause = ServerPause(tells_spans=found.dialect.tells_spans)
         self._updating = asyncio.Lock()
         self._updates_begun = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -94,7 +101,9 @@ class HttpEngine:
         """
         pool = Connections(url, limit=connections, api_key=api_key, retry_s=retry_s)
         try:
-            found = await Probe(pool, initial_version=weight_version, start_s=start_s).find(api, context_tokens)
+            found = await probe(
+                pool, api, context_tokens=context_tokens, initial_version=weight_version, start_s=start_s
+            )
             chat = chat or ChatSettings("transformers")
             if chat.kind == "transformers" and not chat.tokenizer:
                 if not found.model:
@@ -138,11 +147,9 @@ class HttpEngine:
         parts: list[Generation] = []
         prompt, left = token_ids, sampling
         while True:
-            async with self._pause.passing():
-                part = await self._pause.until_let_go(self._ask(prompt, left, stop_token_ids))
-                goes_on = self._pause.keeping and part.finish_reason == "abort"
+            part, continues = await self._pause.passing(partial(self._ask, prompt, left, stop_token_ids))
             parts.append(part)
-            if not goes_on or len(part.token_ids) == left.max_tokens:
+            if not continues or len(part.token_ids) == left.max_tokens:
                 return _joined(parts)
             if len(part.token_ids):
                 prompt = np.concatenate([prompt, part.token_ids])
@@ -153,7 +160,7 @@ class HttpEngine:
         async with self._updating:
             self._check_not_closed()
             self._updates_begun += 1
-            await self._pause.begin(await self._pause.usable_calls(), mode)
+            await self._pause.begin(await self._usable_calls(), mode)
 
     async def end_update(self, weight_version: int | None) -> None:
         """Have the server call its weights this, and go on; see `Engine.end_update`."""
@@ -241,6 +248,17 @@ class HttpEngine:
 
     # Weights ----------------------------------------------------------------------------------------------------------
 
+    async def _usable_calls(self) -> WeightUpdates | None:
+        """Return the server's calls for new weights; None: it has none."""
+        if self._updates is not None:
+            try:
+                await self._updates.check()
+            except EngineFailed as error:
+                if error.fields.get("missing"):
+                    return None
+                raise
+        return self._updates
+
     async def _update(self, path: Path, weight_version: int, mode: UpdateMode) -> None:
         async with self._updating:
             self._updates_begun += 1
@@ -276,7 +294,7 @@ class HttpEngine:
             self._weights.changed(weight_version, numbered=self._dialect.tells_spans)
         except BaseException:
             if not ended:
-                self._pause.leave()  # it may be loading still
+                self._pause.calls = None  # it may be loading still: it must not be resumed
             with suppress(EngineFailed):
                 await self._pause.end()
             raise
@@ -332,16 +350,6 @@ class HttpEngine:
             self._health = None
         if not task.cancelled():
             task.exception()  # whoever asked has it; if they left, nobody needs it
-
-
-def _updates(found: Found, connections: Connections) -> WeightUpdates | None:
-    match found.dialect.name:
-        case "vllm" | "completions":
-            return VllmUpdates(connections)
-        case "sglang":
-            return SglangUpdates(connections)
-        case _:
-            return None
 
 
 def _rest(sampling: Sampling, count: int) -> Sampling:

@@ -1,10 +1,10 @@
-"""The pause of one server for new weights: nothing of ours is generated from its begin until its end.
+"""The pause of one server for new weights: it generates nothing for this engine from the pause's begin until its end.
 
 A server that says which weights made which token (`Dialect.tells_spans`) is paused itself, as the mode says, and
-reports the versions. Another one is cleared behind a gate: what runs there ends by itself or is aborted, so that all
-that follows comes from the new weights; then it is paused too, if it can be. One that can neither be paused nor told to
-abort (vLLM outside of its development mode, ProRL's) is let go: its requests are ended from our side, what it made of
-their turns is lost, and they are asked for again; only mode `drain` loses nothing there.
+reports the versions. For any other server new generations wait here, and running ones end by themselves or are
+aborted, so that all later tokens come from the new weights; then the server is paused too, if it can be. A server that
+can neither be paused nor abort (vLLM outside of its development mode, ProRL's) has its requests cancelled from here:
+what it had generated for them is lost, and they are asked again; only mode `drain` loses nothing there.
 """
 
 from __future__ import annotations
@@ -17,12 +17,10 @@ import numpy as np
 
 from ...errors import EngineFailed
 from ..engine import Generation
-from .gate import Gate
 from .weight_updates import DRAIN_S
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
-    from contextlib import AbstractAsyncContextManager
+    from collections.abc import Awaitable, Callable
 
     from ...wire.messages.engines import UpdateMode
     from .weight_updates import WeightUpdates
@@ -33,60 +31,69 @@ ABORT_S = 60.0
 
 
 class ServerPause:
-    """Pauses one server; all calls that change it come one after the other."""
+    """Pauses one server; all calls that change it come one after the other.
 
-    def __init__(self, updates: WeightUpdates | None, *, tells_spans: bool) -> None:
-        self._updates = updates
+    Args:
+        tells_spans: the server says which weights made which token.
+    """
+
+    def __init__(self, *, tells_spans: bool) -> None:
         self._tells_spans = tells_spans
-        self._gate = Gate()
-        self._asking: set[asyncio.Timeout] = set()
-        """Of each generation on the server; it is let go by ending its time."""
+        self._open = asyncio.Event()
+        """Unset while new generations wait."""
+        self._open.set()
+        self._removed = False
+        self._running: set[asyncio.Timeout] = set()
+        """One for each generation on the server; ending its time cancels the request."""
+        self._idle = asyncio.Event()
+        """Set while no generation runs."""
+        self._idle.set()
         self.begun = False
         """From a pause's begin until its end."""
         self.calls: WeightUpdates | None = None
-        """What the server was paused with; None: only the gate was shut."""
-        self.keeping = False
-        """Generations are being aborted only to go on with new weights."""
+        """What the server was paused with; None: new generations only wait here."""
+        self._keeping = False
+        """Generations are being aborted only to continue with new weights."""
 
-    def passing(self) -> AbstractAsyncContextManager[None]:
-        """Be on the server's side of the gate; waits while that is shut, and raises `EngineFailed` once removed."""
-        return self._gate.passing()
+    async def passing(self, ask: Callable[[], Awaitable[Generation]]) -> tuple[Generation, bool]:
+        """Ask the server for a generation, once none have to wait.
 
-    async def until_let_go(self, asking: Awaitable[Generation]) -> Generation:
-        """Return the server's answer; one without tokens, as if it had aborted, if it was let go."""
+        Returns:
+            The answer, without tokens and as if the server had aborted it if it was cancelled for the pause; and
+            whether it is to continue with the new weights.
+
+        Raises:
+            EngineFailed: the engine was closed.
+        """
+        while not self._open.is_set():
+            await self._open.wait()
+        if self._removed:
+            raise EngineFailed("the engine was closed", unreachable=True)
         time = asyncio.timeout(None)
+        self._running.add(time)
+        self._idle.clear()
         try:
             async with time:
-                self._asking.add(time)
-                return await asking
+                generation = await ask()
         except TimeoutError:
             if not time.expired():
                 raise
-            return Generation(np.zeros(0, np.int32), np.zeros(0, np.float32), (), "abort")
+            generation = Generation(np.zeros(0, np.int32), np.zeros(0, np.float32), (), "abort")
         finally:
-            self._asking.discard(time)
-
-    async def usable_calls(self) -> WeightUpdates | None:
-        """Return the server's calls for new weights; None: it has none.
-
-        Raises:
-            EngineFailed: it does not say.
-        """
-        if self._updates is not None:
-            try:
-                await self._updates.check()
-            except EngineFailed as error:
-                if not error.fields.get("missing"):
-                    raise
-            else:
-                return self._updates
-        return None
+            self._running.discard(time)
+            if not self._running:
+                self._idle.set()
+        return generation, self._keeping and generation.finish_reason == "abort"
 
     async def begin(self, calls: WeightUpdates | None, mode: UpdateMode) -> None:
-        """See that nothing of ours is generated, unless that is so already.
+        """Return when the server generates nothing for this engine; do nothing if that is so already.
+
+        Args:
+            calls: of the server; None: it has none.
+            mode: see `Engine.begin_update`.
 
         Raises:
-            EngineFailed: it goes on as before.
+            EngineFailed: the server could not be paused, and continues as before.
         """
         if self.begun:
             return
@@ -95,7 +102,7 @@ class ServerPause:
             if calls is not None and self._tells_spans:
                 await calls.pause(mode)
             else:
-                self._gate.shut()
+                self._open.clear()
                 await self._clear(calls, mode)
                 if calls is not None:
                     await calls.pause("drain")
@@ -107,49 +114,51 @@ class ServerPause:
             raise
 
     async def end(self) -> None:
-        """Let the server and the gate go on; may be called again if the server failed in it.
+        """Resume the server and the waiting generations; may be called again if the server failed to resume.
 
         Raises:
-            EngineFailed: the server did not go on.
+            EngineFailed: the server did not resume.
         """
         try:
             if self.calls is not None:
                 await self.calls.resume()
         finally:
             self.begun = False
-            self._gate.open()
-
-    def leave(self) -> None:
-        """Do not have the server go on: nobody knows what it does."""
-        self.calls = None
+            self._open.set()
 
     def remove(self) -> None:
-        """Send away all who wait at the gate, and who will come."""
-        self._gate.remove()
+        """Fail all generations that wait, and all later ones."""
+        self._removed = True
+        self._open.set()
 
     async def _clear(self, calls: WeightUpdates | None, mode: UpdateMode) -> None:
-        """See that none of our generations runs; the gate is shut."""
+        """Return when none of our generations runs; new ones wait."""
         if mode == "drain":
-            if not await self._gate.until_empty(DRAIN_S):
+            if not await self._until_idle(DRAIN_S):
                 raise EngineFailed(f"generations did not end within {DRAIN_S:g} s; the weights are the old ones")
             return
-        self.keeping = mode == "keep"
+        self._keeping = mode == "keep"
         try:
             deadline = asyncio.get_running_loop().time() + ABORT_S
-            while not await self._gate.until_empty(0):
+            while self._running:
                 if calls is not None:
                     await calls.abort_all()
                 else:
-                    self._let_go()
-                if await self._gate.until_empty(ABORT_INTERVAL_S):
+                    for time in self._running:
+                        time.reschedule(asyncio.get_running_loop().time())
+                if await self._until_idle(ABORT_INTERVAL_S):
                     return
                 if asyncio.get_running_loop().time() > deadline:
                     raise EngineFailed(
                         f"generations could not be aborted within {ABORT_S:g} s; the weights are the old ones"
                     )
         finally:
-            self.keeping = False
+            self._keeping = False
 
-    def _let_go(self) -> None:
-        for time in self._asking:
-            time.reschedule(asyncio.get_running_loop().time())
+    async def _until_idle(self, timeout_s: float) -> bool:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True

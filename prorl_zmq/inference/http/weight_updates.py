@@ -1,6 +1,6 @@
-"""How a server is told that new weights come, and to take them from a folder that it sees too.
+"""A server's calls for new weights, which it reads from a folder that it sees too.
 
-Whoever updates asks `abort_all`, `pause` and `name_loading` before `load`, and `resume` after it, unless nobody knows
+An update calls `abort_all`, `pause` and `name_loading` before `load`, and `resume` after it, unless it is unknown
 whether the load has ended; the order, and what a failure means, are the engine's. Where the trainer moves the weights
 to the server by itself there is no `load`, but `set_version` before `resume`. vLLM has these calls only in its
 development mode.
@@ -8,7 +8,8 @@ development mode.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -29,52 +30,55 @@ LOAD_S = 1800.0
 
 PAUSES: Final[dict[UpdateMode, str]] = {"keep": "keep", "drain": "wait", "abort": "abort"}
 """vLLM's words."""
+_ABSENT = (403, 404, 405)
 
 
-class WeightUpdates(Protocol):
-    """One server's calls for new weights. All raise `EngineFailed` where the server has them not, or fails."""
+class WeightUpdates(ABC):
+    """One server's calls for new weights. Each raises `EngineFailed` if the server has it not, or fails."""
 
-    async def check(self) -> None:
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+
+    async def check(self) -> None:  # noqa: B027
         """Raise unless the server has these calls; with `missing=True`, it never will."""
 
+    @abstractmethod
     async def abort_all(self) -> None:
         """End the generations that are running; each is answered with what it has."""
 
-    async def pause(self, mode: UpdateMode) -> None:
+    async def pause(self, mode: UpdateMode) -> None:  # noqa: B027
         """Stop between two tokens; what runs is treated as `mode` says."""
 
-    async def name_loading(self) -> None:
-        """Have the server say that it takes new weights, to whoever finds it if we die on the way."""
+    async def name_loading(self) -> None:  # noqa: B027
+        """Have the server say that it takes new weights, for a later engine host to find if this one dies."""
 
+    @abstractmethod
     async def load(self, path: Path, weight_version: int) -> None:
         """Read new weights.
 
         Raises:
             InvalidWeights: the server refused them, and has the old ones.
-            EngineFailed: nobody knows which weights it has.
+            EngineFailed: it is unknown which weights the server has.
         """
 
-    async def resume(self) -> None:
+    async def resume(self) -> None:  # noqa: B027
         """Undo `pause`."""
 
+    @abstractmethod
     async def set_version(self, weight_version: int) -> None:
         """Have the server call its weights this, where it can."""
 
+    async def _post(self, path: str, body: dict[str, Any] | None = None, timeout_s: float = CALL_S) -> Answer:
+        data = None if body is None else msgspec.json.encode(body)
+        return await self._connections.control("POST", path, data, timeout_s=timeout_s)
 
-class _Rpc(msgspec.Struct):
-    method: str
-    kwargs: dict[str, str]
+    def _check(self, answer: Answer, path: str, *allowed: int) -> None:
+        if answer.status not in (200, *allowed):
+            raise EngineFailed(f"{self._connections.url}{path} failed: {answer.excerpt()}")
 
 
-class _NewVersion(msgspec.Struct):
-    new_version: str
-
-
-class VllmUpdates:
-    """Implements `WeightUpdates` for vLLM."""
-
-    def __init__(self, connections: Connections) -> None:
-        self._connections = connections
+class VllmUpdates(WeightUpdates):
+    """Implements `WeightUpdates` for vLLM, which forgets its prefix cache with each pause."""
 
     async def check(self) -> None:
         """Raise unless the server is in development mode."""
@@ -86,54 +90,38 @@ class VllmUpdates:
         await self.resume()
 
     async def pause(self, mode: UpdateMode) -> None:
-        """Stop between two tokens; vLLM forgets its prefix cache with it, which the old weights made."""
-        await self._post(f"/pause?mode={PAUSES[mode]}", timeout_s=DRAIN_S if mode == "drain" else CALL_S)
+        """Stop between two tokens."""
+        await self._call(f"/pause?mode={PAUSES[mode]}", timeout_s=DRAIN_S if mode == "drain" else CALL_S)
 
     async def name_loading(self) -> None:
         """Have answers say `LOADING_WORD`."""
-        await self._post("/update_weight_version", _NewVersion(LOADING_WORD))
+        await self._call("/update_weight_version", {"new_version": LOADING_WORD})
 
     async def load(self, path: Path, weight_version: int) -> None:
         """Read new weights; see `WeightUpdates`. vLLM never refuses any: it fails."""
-        await self._post("/collective_rpc", _Rpc("reload_weights", {"weights_path": str(path)}), timeout_s=LOAD_S)
+        body = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
+        await self._call("/collective_rpc", body, timeout_s=LOAD_S)
         await self.set_version(weight_version)
 
     async def resume(self) -> None:
-        """Go on."""
-        await self._post("/resume")
+        """Undo `pause`."""
+        await self._call("/resume")
 
     async def set_version(self, weight_version: int) -> None:
         """Have answers say this version."""
-        await self._post("/update_weight_version", _NewVersion(str(weight_version)))
+        await self._call("/update_weight_version", {"new_version": str(weight_version)})
 
-    async def _post(self, path: str, body: msgspec.Struct | None = None, timeout_s: float = CALL_S) -> None:
-        data = None if body is None else msgspec.json.encode(body)
-        self._good(await self._connections.control("POST", path, data, timeout_s=timeout_s), path)
+    async def _call(self, path: str, body: dict[str, Any] | None = None, timeout_s: float = CALL_S) -> None:
+        self._good(await self._post(path, body, timeout_s), path)
 
     def _good(self, answer: Answer, path: str) -> None:
-        if answer.status in (403, 404, 405):
+        if answer.status in _ABSENT:
             raise EngineFailed(
                 f"{self._connections.url} has no {path.partition('?')[0]}: start vLLM with VLLM_SERVER_DEV_MODE=1, or "
                 "let the trainer update the server by itself, between client.begin_weights and end_weights",
                 missing=True,
             )
-        if answer.status != 200:
-            raise EngineFailed(f"{self._connections.url}{path} failed: {answer.excerpt()}")
-
-
-class _FromDisk(msgspec.Struct):
-    model_path: str
-    weight_version: str
-
-
-class _Abort(msgspec.Struct):
-    rid: str = ""
-    abort_all: bool = True
-
-
-class _SglangVersion(msgspec.Struct):
-    new_version: str
-    abort_all_requests: bool = False
+        self._check(answer, path)
 
 
 class _Success(msgspec.Struct):
@@ -141,49 +129,31 @@ class _Success(msgspec.Struct):
     message: str = ""
 
 
-class SglangUpdates:
+class SglangUpdates(WeightUpdates):
     """Implements `WeightUpdates` for SGLang, which needs no pause: its weights change when nothing of ours runs.
 
     Its `/pause_generation` is of no use here: an answer that was paused names only the weights that it ended with.
+    Weights and their version come in one call, so there is nothing to name before it.
     """
-
-    def __init__(self, connections: Connections) -> None:
-        self._connections = connections
-
-    async def check(self) -> None:
-        """Do nothing: every server has these calls."""
 
     async def abort_all(self) -> None:
         """End the generations that are running."""
-        body = msgspec.json.encode(_Abort())
-        answer = await self._connections.control("POST", "/abort_request", body, timeout_s=CALL_S)
-        if answer.status != 200:
-            raise EngineFailed(f"{self._connections.url}/abort_request failed: {answer.excerpt()}")
-
-    async def pause(self, mode: UpdateMode) -> None:
-        """Do nothing."""
-
-    async def name_loading(self) -> None:
-        """Do nothing: weights and their version come in one call."""
+        answer = await self._post("/abort_request", {"rid": "", "abort_all": True})
+        self._check(answer, "/abort_request")
 
     async def load(self, path: Path, weight_version: int) -> None:
-        """Read new weights; see `WeightUpdates`. Weights that cannot be read are given up for the old ones."""
-        body = msgspec.json.encode(_FromDisk(str(path), str(weight_version)))
-        answer = await self._connections.control("POST", "/update_weights_from_disk", body, timeout_s=LOAD_S)
-        if answer.status not in (200, 400):
-            raise EngineFailed(f"{self._connections.url}/update_weights_from_disk failed: {answer.excerpt()}")
+        """Read new weights; see `WeightUpdates`. If they cannot be read, the server keeps the old ones."""
+        body = {"model_path": str(path), "weight_version": str(weight_version)}
+        answer = await self._post("/update_weights_from_disk", body, LOAD_S)
+        self._check(answer, "/update_weights_from_disk", 400)
         done = decoded(answer.body, _Success)
         if not done.success:
             raise InvalidWeights(
                 f"{self._connections.url} refused the weights at {path}: {done.message}", path=str(path)
             )
 
-    async def resume(self) -> None:
-        """Do nothing."""
-
     async def set_version(self, weight_version: int) -> None:
-        """Have answers say this version; servers that know it only of weights that they load go on saying theirs."""
-        body = msgspec.json.encode(_SglangVersion(str(weight_version)))
-        answer = await self._connections.control("POST", "/update_weight_version", body, timeout_s=CALL_S)
-        if answer.status not in (200, 403, 404, 405):
-            raise EngineFailed(f"{self._connections.url}/update_weight_version failed: {answer.excerpt()}")
+        """Have answers say this version; servers that know it only of weights that they load continue to say theirs."""
+        body = {"new_version": str(weight_version), "abort_all_requests": False}
+        answer = await self._post("/update_weight_version", body)
+        self._check(answer, "/update_weight_version", *_ABSENT)

@@ -1,1 +1,1 @@
-"""The HTTP APIs that the model proxy speaks, a module each; all objects here are without state."""
+"""The HTTP APIs of the model proxy, one module each. All objects here are stateless."""

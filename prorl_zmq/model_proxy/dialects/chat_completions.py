@@ -1,7 +1,7 @@
 """OpenAI's chat completions.
 
-With `return_token_ids` and `logprobs` a reply has the exact tokens in vLLM's form, from which Harbor takes what
-Terminus sampled. A reply in text alone comes back without an id: this API has no place for one.
+With `return_token_ids` and `logprobs`, a reply has the exact tokens in vLLM's form, from which Harbor reads what
+Terminus sampled. This API has no place for the turn id of a reply that is only text.
 """
 
 from __future__ import annotations

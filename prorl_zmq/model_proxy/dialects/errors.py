@@ -1,4 +1,4 @@
-"""Statuses of refused calls, and the form of errors of OpenAI's two APIs."""
+"""HTTP statuses of refused calls, and the error bodies of OpenAI's two APIs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Server-sent events, and the signature that names a turn."""
+"""Server-sent events, and the signature that carries a turn id."""
 
 from __future__ import annotations
 

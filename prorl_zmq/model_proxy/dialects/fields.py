@@ -1,6 +1,6 @@
-"""Reading what all APIs have in common: texts in lists of contents, sampling, arguments of tool calls.
+"""Parse what all APIs share: texts in content lists, sampling, arguments of tool calls.
 
-Requests are read with `msgspec.convert`: fields that it was not told of are left alone, and its errors name the field.
+Requests are read with `msgspec.convert`: unknown fields are ignored, and errors name the field.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Google's Gemini generateContent, as Gemini CLI uses it.
 
-Calls have ids where the server gives them, as here; a client that leaves them out is understood by names and order.
-Reasoning goes out as a thought where the request includes thoughts.
+Calls have ids; for a client that omits them, names and order identify a call. Reasoning is sent as a thought if the
+request includes thoughts.
 """
 
 from __future__ import annotations

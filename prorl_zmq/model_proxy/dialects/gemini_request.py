@@ -1,4 +1,4 @@
-"""Reading requests of Gemini's generateContent."""
+"""Parse requests of Gemini's generateContent."""
 
 from __future__ import annotations
 

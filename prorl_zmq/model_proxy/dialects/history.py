@@ -1,7 +1,7 @@
-"""Reading a conversation: pieces of one turn, however the API splits it, become one message again.
+"""Join the pieces into which an API splits one turn of the conversation.
 
-A turn of the policy comes back as one message, as blocks of it, or as items in a row, with answers of tools between
-them where a harness runs each call at once. Pieces belong together if they follow each other, or name the same turn.
+A turn of the policy may come back as one message, as blocks, or as a sequence of items, with tools' answers in between
+if a harness runs each call at once. Pieces belong together if they are adjacent, or have the same turn id.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Anthropic's Messages, as Claude Code uses it.
 
-Thinking blocks go out only where the request has thinking enabled: other clients expect text in the first block.
-Arguments that are no JSON object are streamed as they are, and Claude Code tells the policy so.
+Thinking blocks are sent only if the request enables thinking: other clients expect text in the first block. Arguments
+that are not a JSON object are streamed unchanged, and Claude Code reports them to the policy.
 """
 
 from __future__ import annotations

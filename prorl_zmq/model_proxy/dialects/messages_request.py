@@ -1,6 +1,6 @@
-"""Reading requests of Anthropic's Messages.
+"""Parse requests of Anthropic's Messages.
 
-A user's message holds answers of tools and texts; each answer becomes a message, and so do the texts after them.
+A user's message holds answers of tools and texts; each answer becomes a message, as do the texts after them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The events of a streamed Response: all of an item at once, when the turn is complete."""
+"""The events of a streamed Response. Each item is sent whole, when the turn is complete."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The tools of OpenAI's Responses as plain functions, and the way back.
+"""Convert the tools of OpenAI's Responses to plain functions and back.
 
-Functions of a `namespace` get its name before theirs. `custom` tools, which take free text, become functions with one
-argument. Tools that OpenAI would run (`web_search` and the like) are not offered.
+Functions of a `namespace` get its name as prefix. `custom` tools, which take free text, become functions with one
+argument. Tools that OpenAI would run itself (such as `web_search`) are not offered.
 """
 
 from __future__ import annotations

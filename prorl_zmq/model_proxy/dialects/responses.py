@@ -1,7 +1,7 @@
-"""OpenAI's Responses, as Codex and the Agents SDK use it: nothing is kept here between requests.
+"""OpenAI's Responses, as Codex and the Agents SDK use it, without state between requests.
 
-What would need that (`previous_response_id` and others) is refused, and the WebSocket form is answered with 426, at
-which Codex goes on over HTTP. The events of a stream are in `response_events`.
+Features that need such state (such as `previous_response_id`) are refused. The WebSocket form is answered with 426, and
+Codex then continues over HTTP. `response_events` has the events of a stream.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The backend broker: requests of stage processes, engine hosts and clients, and its replies.
 
-Requests about weights are answered when all engine hosts have done their part: the broker asks them with one deadline.
+A `WeightUpdate` is answered when all engine hosts have done their part: the broker asks them with one deadline.
 """
 
 from __future__ import annotations
@@ -12,30 +12,29 @@ from msgspec import Meta
 from msgspec.json import decode, encode
 from msgspec.structs import replace
 
-from ...errors import ErrorInfo
 from .base import (
     AnnouncedKey,
     Attempt,
     Count,
     CurveKey,
+    Done,
     FieldName,
     Identifier,
     JobIdentifier,
     KeyRole,
-    Message,
     Part,
-    PathText,
+    Refused,
+    Reply,
+    Request,
     Seconds,
     ShortText,
     WeightVersion,
 )
-from .engines import UpdateMode
+from .engines import WeightUpdate
 from .jobs import LogprobsMode
 
 TAKE_BACK_S = 5.0
-"""How much later than a request's `timeout_s` the answer to it may come: a begin that failed is taken back first."""
-ENGINES_S = 30.0
-"""How long engine hosts have to answer, unless a request says otherwise."""
+"""How much later than its `timeout_s` a `WeightUpdate` may be answered: a begin that failed is taken back first."""
 STARTS_LIMIT = 1024
 """Most engines of one report."""
 
@@ -191,13 +190,7 @@ class EngineStart(Part, frozen=True):
     """Why it failed, or ended the last time."""
 
 
-class BackendRequest(Message, frozen=True):
-    """Base of requests to the backend broker."""
-
-    request_id: Identifier
-
-
-class Assign(BackendRequest, frozen=True, kw_only=True):
+class Assign(Request, frozen=True, kw_only=True):
     """Assign a backend to the job; a job that holds one gets the same. The reply waits while there is none."""
 
     owner: Identifier
@@ -213,7 +206,7 @@ class Assign(BackendRequest, frozen=True, kw_only=True):
     """The backend that the job holds and cannot continue with: assign another one, or wait until that may be tried."""
 
 
-class GenerationFailed(BackendRequest, frozen=True):
+class GenerationFailed(Request, frozen=True):
     """A backend could not be reached by a job, or failed its generation: put it on probation."""
 
     job_id: JobIdentifier
@@ -223,7 +216,7 @@ class GenerationFailed(BackendRequest, frozen=True):
     """Of the backend as it was assigned; a later life is not held to it."""
 
 
-class Release(BackendRequest, frozen=True):
+class Release(Request, frozen=True):
     """End a job's assignment. Of an older attempt than the one that holds it: do nothing."""
 
     job_id: JobIdentifier
@@ -242,7 +235,7 @@ class HeldAssignment(Part, frozen=True, array_like=True):
     """Generations that the backend has done for the job, failed ones not counted."""
 
 
-class OwnerAlive(BackendRequest, frozen=True):
+class OwnerAlive(Request, frozen=True):
     """Keep the assignments of a stage process, and name those it still wants, or those that have changed.
 
     A broker that holds others, as one that was restarted, answers with `NameAll`, and learns which jobs are where.
@@ -259,7 +252,7 @@ def assignment_digest(job_id: str, attempt: int, backend_id: str) -> int:
     return zlib.crc32(f"{job_id} {attempt} {backend_id}".encode())
 
 
-class AddBackend(BackendRequest, frozen=True):
+class AddBackend(Request, frozen=True):
     """Register a backend. Under the id of a live one at another endpoint it is refused."""
 
     backend: Backend
@@ -267,7 +260,7 @@ class AddBackend(BackendRequest, frozen=True):
     """The backend will send `BackendAlive`, and is removed when it falls silent."""
 
 
-class BackendAlive(BackendRequest, frozen=True):
+class BackendAlive(Request, frozen=True):
     """Heartbeat of an engine host. It is refused with `unknown_backend` if it has to register (again)."""
 
     backend_id: Identifier
@@ -277,27 +270,27 @@ class BackendAlive(BackendRequest, frozen=True):
     """Why the engine cannot serve now; empty: it can."""
 
 
-class DrainBackend(BackendRequest, frozen=True):
+class DrainBackend(Request, frozen=True):
     """Assign no more jobs to a backend; those that hold it keep it."""
 
     backend_id: Identifier
 
 
-class RemoveBackend(BackendRequest, frozen=True):
+class RemoveBackend(Request, frozen=True):
     """Forget a backend and the assignments on it."""
 
     backend_id: Identifier
 
 
-class ClearBackends(BackendRequest, frozen=True):
+class ClearBackends(Request, frozen=True):
     """Forget all backends."""
 
 
-class ListBackends(BackendRequest, frozen=True):
+class ListBackends(Request, frozen=True):
     """Describe all backends."""
 
 
-class ReportStarts(BackendRequest, frozen=True):
+class ReportStarts(Request, frozen=True):
     """Name the engines that are not ready yet: while one is `starting`, the waits of jobs for a backend do not run out.
 
     Whoever starts engines sends it every second while one of them is not ready. It replaces the owner's report before,
@@ -308,111 +301,37 @@ class ReportStarts(BackendRequest, frozen=True):
     engines: Annotated[tuple[EngineStart, ...], Meta(max_length=STARTS_LIMIT)] = ()
 
 
-class WeightsRequest(BackendRequest, frozen=True, kw_only=True):
-    """Base of requests about the weights of all engines: refused with `weights_held` if another trainer makes them."""
-
-    trainer: Identifier | Literal[""] = ""
-    """The session of the trainer that asks, whose weights they are from then on; empty: it is none."""
-    take_over: bool = False
-    """Do so though another trainer lives; that one is refused from then on."""
-
-
-class SetWeightVersion(WeightsRequest, frozen=True):
-    """Note which weights a backend serves from now on; of all backends (None), their engine hosts are told too.
-
-    It holds until a heartbeat reports another version than the host's heartbeat before: engines that were updated by
-    other means keep reporting what they know.
-    """
-
-    weight_version: WeightVersion
-    backend_id: Identifier | None = None
-    timeout_s: Seconds = ENGINES_S
-    """How long the engine hosts have to answer; so below."""
-
-
-class BeginWeights(WeightsRequest, frozen=True):
-    """Have all engines stop generating, and assign no job to a backend that does not serve weights of this version.
-
-    For the same version begun again, only the limit starts over. If one engine cannot, the update is cancelled.
-    """
-
-    weight_version: WeightVersion
-    limit_s: Seconds
-    """If neither end nor cancel comes for so long, engines continue, and jobs get any backend again."""
-    mode: UpdateMode = "keep"
-    timeout_s: Seconds = ENGINES_S
-
-
-class EndWeights(WeightsRequest, frozen=True):
-    """Have all engines continue with these weights; backends that do not serve them get no jobs until they do."""
-
-    weight_version: WeightVersion
-    timeout_s: Seconds = ENGINES_S
-
-
-class CancelWeights(WeightsRequest, frozen=True):
-    """Have all engines continue with the weights that they have: those that were on their way will not come."""
-
-    weight_version: WeightVersion
-    timeout_s: Seconds = ENGINES_S
-
-
-class LoadWeights(WeightsRequest, frozen=True):
-    """Have all engines load the weights at `path` (as the engine hosts see it): begin, load and end in one.
-
-    Each engine continues as soon as it has them; one that fails gets no jobs while others serve the version.
-    """
-
-    path: PathText
-    weight_version: WeightVersion
-    mode: UpdateMode = "keep"
-    timeout_s: Seconds = ENGINES_S
-
-
-AnyWeightsRequest = SetWeightVersion | BeginWeights | EndWeights | CancelWeights | LoadWeights
-
-
-class HoldWeights(BackendRequest, frozen=True):
-    """Renew the lease of a trainer that has made a request about weights, while its client lives; or end it."""
+class HoldWeights(Request, frozen=True):
+    """Renew the lease of a trainer that has sent a `WeightUpdate`, while its client lives; or end it."""
 
     trainer: Identifier
     goodbye: bool = False
 
 
-class ListKeys(BackendRequest, frozen=True):
+class ListKeys(Request, frozen=True):
     """List the keys that the service lets in, for an engine host, which has the list of this state."""
 
     state: str = ""
 
 
-class BackendReply(Message, frozen=True):
-    """Base of the backend broker's replies."""
-
-    request_id: Identifier
-
-
-class Assigned(BackendReply, frozen=True):
+class Assigned(Reply, frozen=True):
     """Answer to `Assign`."""
 
     backend: Backend
 
 
-class Done(BackendReply, frozen=True):
-    """The request was done."""
-
-
-class WaitLonger(BackendReply, frozen=True):
+class WaitLonger(Reply, frozen=True):
     """Answer to an `Assign` that came while a backend is starting: its wait begins when none is.
 
     The answer proper follows. A stage process that hears nothing more asks again with the same request.
     """
 
 
-class NameAll(BackendReply, frozen=True):
+class NameAll(Reply, frozen=True):
     """Answer to an `OwnerAlive` with another digest than that of the assignments here: name all of them."""
 
 
-class BackendList(BackendReply, frozen=True):
+class BackendList(Reply, frozen=True):
     """Answer to `ListBackends`."""
 
     backends: tuple[BackendStatus, ...] = ()
@@ -430,22 +349,13 @@ class AllowedKey(Part, frozen=True):
     public_key: CurveKey
 
 
-class KeyList(BackendReply, frozen=True):
+class KeyList(Reply, frozen=True):
     """Answer to `ListKeys`."""
 
     state: str
     """Names what the list holds."""
     keys: tuple[AllowedKey, ...] | None = None
     """None: the list has not changed since the state that was named."""
-
-
-class BackendRefused(BackendReply, frozen=True):
-    """The request was not done, and changed nothing.
-
-    Of a request about weights, at least one engine did not do its part: the error's field `backend` names it.
-    """
-
-    error: ErrorInfo
 
 
 AnyBackendRequest = (
@@ -460,8 +370,8 @@ AnyBackendRequest = (
     | ClearBackends
     | ListBackends
     | ReportStarts
-    | AnyWeightsRequest
+    | WeightUpdate
     | HoldWeights
     | ListKeys
 )
-AnyBackendReply = Assigned | WaitLonger | NameAll | Done | BackendList | KeyList | BackendRefused
+AnyBackendReply = Assigned | WaitLonger | NameAll | Done | BackendList | KeyList | Refused

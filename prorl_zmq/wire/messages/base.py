@@ -10,8 +10,12 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-PROTOCOL_VERSION = 7
-"""Raised with every incompatible change; the hello of a peer with another one is refused."""
+from ...errors import ErrorInfo
+
+PROTOCOL_VERSION = 8
+"""Raised with every incompatible change; requests and reports of another one are refused."""
+UNSAID_PROTOCOL = 7
+"""Spoken by a peer whose messages name no protocol."""
 JOB_LIMIT_BYTES = 4 * 2**20
 """Default limit on one packed job."""
 MAX_FRAMES = 4096
@@ -99,13 +103,32 @@ class KeyRole(StrEnum):
     """The brokers themselves."""
 
 
-class Request(Message, frozen=True):
-    """Base of what a client asks; `request_id` comes back in the reply."""
+class _SaysProtocol(Message, frozen=True, kw_only=True):
+    # By a factory: a field that has its default value is not sent.
+    protocol: int = msgspec.field(default_factory=lambda: PROTOCOL_VERSION)
+    """What the sender speaks; every request names it."""
+
+
+class Request(_SaysProtocol, frozen=True):
+    """Base of requests, on every link; the reply repeats `request_id`."""
 
     request_id: Identifier
 
 
 class Reply(Message, frozen=True):
-    """Base of the answers to a client."""
+    """Base of the replies to requests."""
 
     request_id: Identifier
+
+
+class Done(Reply, frozen=True):
+    """The request was done, and there is nothing more to say."""
+
+
+class Refused(Reply, frozen=True):
+    """The request was not done, and changed nothing.
+
+    Of a `WeightUpdate`, at least one engine did not do its part: the error's field `backend` names it.
+    """
+
+    error: ErrorInfo

@@ -6,23 +6,33 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from ...errors import ErrorInfo
-from .base import Identifier, JobIdentifier, Message, Part, Seconds, ShortText, WeightVersion
+from .base import (
+    Identifier,
+    JobIdentifier,
+    Part,
+    PathText,
+    Refused,
+    Reply,
+    Request,
+    Seconds,
+    ShortText,
+    WeightVersion,
+)
 from .jobs import Sampling
 
+ENGINES_S = 30.0
+"""How long engine hosts have to answer the backend broker, unless a request says otherwise."""
+UPDATE_LIMIT_S = 600.0
+"""How long engines wait for the end of an update unless told otherwise: beyond it the trainer is dead."""
+
+UpdateStep = Literal["begin", "load", "end", "cancel", "set"]
 UpdateMode = Literal["keep", "drain", "abort"]
 """What becomes of running generations when new weights come: they pause and continue with the new ones; they end first,
 with the old ones, while new requests wait; or they are ended at once, and the agent loop has the rest of the turn
 generated with the new ones."""
 
 
-class EngineRequest(Message, frozen=True):
-    """Base of what an engine host is asked."""
-
-    request_id: Identifier
-
-
-class Generate(EngineRequest, frozen=True, kw_only=True):
+class Generate(Request, frozen=True, kw_only=True):
     """Continue a prompt. Further frame: its ids, int32 [P]."""
 
     job_id: JobIdentifier
@@ -35,57 +45,48 @@ class Generate(EngineRequest, frozen=True, kw_only=True):
     """The W3C trace context of the span that asks; empty: there is none."""
 
 
-class Abort(EngineRequest, frozen=True):
+class Abort(Request, frozen=True):
     """Stop the generation that `request_id` began; there is no reply to either."""
 
 
-class EngineHealth(EngineRequest, frozen=True):
+class EngineHealth(Request, frozen=True):
     """Ask whether the engine can serve."""
 
 
-class UpdateWeights(EngineRequest, frozen=True):
-    """Serve the weights at `path` (seen from the engine host) from the next token on, as `weight_version`."""
+class WeightUpdate(Request, frozen=True):
+    """Do one step of an update of weights. The backend broker passes it on to every engine host.
 
-    path: str
-    weight_version: WeightVersion
-    mode: UpdateMode = "keep"
+    | step | an engine host |
+    |---|---|
+    | `begin` | stops generating, as `mode` says; of the version that was begun already, only `limit_s` starts over |
+    | `load` | loads the weights at `path` and serves them: begin, load and end in one |
+    | `end` | resumes with the weights that the trainer has put into the engine |
+    | `cancel` | resumes with the weights that it has; without a `begin` it does nothing |
+    | `set` | calls its weights `weight_version` from the next token on: they were changed by other means |
 
-
-class BeginUpdate(EngineRequest, frozen=True):
-    """Generate nothing from now on: a trainer is about to change the weights, and `EndUpdate` follows.
-
-    The answer comes when nothing is generated any more, as `mode` says. For the same version begun again, only the
-    limit starts over.
+    An engine host replies with `EngineReady` after the step. The backend broker replies after all hosts have; from
+    `begin` on it assigns no job to a backend that does not serve this version, and takes a `begin` back if one engine
+    cannot stop. The front door takes `load`, `end` and `set`, after the backend broker has replied: batches drop what
+    is too old for the version.
     """
 
+    step: UpdateStep
     weight_version: WeightVersion
-    limit_s: Seconds
-    """If neither end nor cancel comes for so long after this, the engine continues with the version that it had."""
+    path: PathText = ""
+    """Of `load`: where the weights are, as engine hosts see it."""
     mode: UpdateMode = "keep"
-
-
-class EndUpdate(EngineRequest, frozen=True):
-    """The weights are in the engine; it continues, and what it generates from now on is of this version."""
-
-    weight_version: WeightVersion
-
-
-class CancelUpdate(EngineRequest, frozen=True):
-    """The weights are what they were, and the engine continues. Nothing was begun: there is nothing to do."""
-
-    weight_version: WeightVersion
-
-
-class NoteWeightVersion(EngineRequest, frozen=True):
-    """The weights were changed by other means; tokens that are generated from now on carry this version."""
-
-    weight_version: WeightVersion
-
-
-class EngineReply(Message, frozen=True):
-    """Base of an engine host's answers."""
-
-    request_id: Identifier
+    """Of `begin` and `load`."""
+    limit_s: Seconds = UPDATE_LIMIT_S
+    """Of `begin`: without an end or cancel for so long, engines resume with the version that they had."""
+    timeout_s: Seconds = ENGINES_S
+    """How long engine hosts have to answer the backend broker."""
+    backend_id: Identifier | None = None
+    """Of `set`: only this backend, whose host is not asked. It holds until the host's heartbeats report a change."""
+    trainer: Identifier | Literal[""] = ""
+    """The session of the trainer whose weights they are from then on; empty: an operator's."""
+    take_over: bool = False
+    """Do so although another trainer holds the weights (refused with `weights_held` else); it is refused from then on.
+    """
 
 
 class VersionSpan(Part, frozen=True):
@@ -100,7 +101,7 @@ FinishReason = Literal["stop", "length", "abort"]
 """`length`: the turn or the engine's context was full. `abort`: new weights came (see `UpdateMode`)."""
 
 
-class Generated(EngineReply, frozen=True, kw_only=True):
+class Generated(Reply, frozen=True, kw_only=True):
     """Answer to `Generate`. Further frames: the ids, int32 [G], and their log-probs, float32 [G]."""
 
     finish_reason: FinishReason
@@ -109,21 +110,13 @@ class Generated(EngineReply, frozen=True, kw_only=True):
     """Of the prompt, found in the engine's prefix cache."""
 
 
-class EngineReady(EngineReply, frozen=True):
-    """Answer to `EngineHealth`, and to all that is about weights, once it is done."""
+class EngineReady(Reply, frozen=True):
+    """Answer to `EngineHealth`, and to `WeightUpdate` once it is done."""
 
     weight_version: WeightVersion
     in_flight: int = 0
     """Generations going on."""
 
 
-class EngineRefused(EngineReply, frozen=True):
-    """The request was not done; an update changed nothing."""
-
-    error: ErrorInfo
-
-
-AnyEngineRequest = (
-    Generate | Abort | EngineHealth | UpdateWeights | BeginUpdate | EndUpdate | CancelUpdate | NoteWeightVersion
-)
-AnyEngineReply = Generated | EngineReady | EngineRefused
+AnyEngineRequest = Generate | Abort | EngineHealth | WeightUpdate
+AnyEngineReply = Generated | EngineReady | Refused

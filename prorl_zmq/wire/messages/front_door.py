@@ -8,16 +8,16 @@ from msgspec import Meta
 
 from ...errors import ErrorInfo
 from .base import (
-    PROTOCOL_VERSION,
     Attempt,
     Count,
+    Done,
     Identifier,
     JobIdentifier,
     Part,
+    Refused,
     Reply,
     Request,
     Seconds,
-    WeightVersion,
 )
 from .batches import (
     BatchClosed,
@@ -31,6 +31,7 @@ from .batches import (
     OpenBatch,
     SessionAlive,
 )
+from .engines import WeightUpdate
 from .jobs import Outcome, Phase, Result
 from .nodes import ListNodes, NodeList
 from .watching import WatchingReply, WatchingRequest
@@ -39,7 +40,6 @@ from .watching import WatchingReply, WatchingRequest
 class Hello(Request, frozen=True):
     """First request of a client."""
 
-    protocol: int = PROTOCOL_VERSION
     session: Identifier | Literal[""] = ""
     """Its session; empty: it has none."""
 
@@ -84,12 +84,6 @@ class Cancel(Request, frozen=True):
     job_ids: tuple[JobIdentifier, ...]
     session: Identifier | Literal[""] = ""
     """Only jobs of this session; others are answered as unknown. Empty: of any."""
-
-
-class NoteWeights(Request, frozen=True):
-    """These weights are the current ones: batches drop what is too old beside them."""
-
-    weight_version: WeightVersion
 
 
 class Status(Request, frozen=True):
@@ -154,10 +148,6 @@ class Cancelled(Reply, frozen=True):
     """Answer to `Cancel`: what became of each id."""
 
     jobs: dict[str, Literal["cancelled", "finished", "unknown"]] = {}
-
-
-class Noted(Reply, frozen=True):
-    """Answer to `SessionAlive`, `NoteWeights` and `RelayBlocks`."""
 
 
 class StageStatus(Part, frozen=True):
@@ -282,12 +272,6 @@ class SessionStopped(Reply, frozen=True, kw_only=True):
     batches: int = 0
 
 
-class Refused(Reply, frozen=True):
-    """The request was not done, and changed nothing."""
-
-    error: ErrorInfo
-
-
 FrontDoorRequest = (
     Hello
     | Submit
@@ -299,7 +283,7 @@ FrontDoorRequest = (
     | NextGroup
     | CloseBatch
     | SessionAlive
-    | NoteWeights
+    | WeightUpdate
     | Status
     | ListNodes
     | ListSessions
@@ -316,7 +300,7 @@ FrontDoorReply = (
     | Fed
     | GroupGiven
     | BatchClosed
-    | Noted
+    | Done
     | SessionList
     | SessionStopped
     | ServiceStatus

@@ -1,1 +1,1 @@
-"""One file per harness: its package, its command line and settings, and what its requests say of who is calling."""
+"""One file per harness: its package, command line and settings, and what its requests say about the caller."""

@@ -1,6 +1,6 @@
-"""Aider, over chat completions. It edits files and runs no commands: with nobody to ask, it takes that for a no.
+"""Aider, over chat completions. It edits files and runs no commands, because it treats unanswered questions as no.
 
-It commits nothing, so that its work is in the files; nor does it make a repository where there is none.
+It commits nothing and creates no repository, so its work is in the files.
 """
 
 from __future__ import annotations

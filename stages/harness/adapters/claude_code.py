@@ -1,7 +1,7 @@
 """Claude Code, over Anthropic's Messages API.
 
-Left out: what changes the prefix of later prompts (tool search, attribution, reminders of tokens left), and all calls
-that are not of the work. Of a model that it does not know it takes the window to be 1 M tokens, so it is told.
+Switched off: features that change the prefix of later prompts (tool search, attribution, reminders of tokens left), and
+calls that are not part of the work. For unknown models it assumes a window of 1 M tokens, so the window is set.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Codex, over OpenAI's Responses API.
 
-It takes its API's address from a provider of its own only: the built-in one would try WebSockets first, and
-`OPENAI_BASE_URL` has no effect.
+Its address comes from a custom provider: the built-in one tries WebSockets first and ignores `OPENAI_BASE_URL`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Any program that is in the sandbox: the command line is the caller's, with places for what it must be told.
+"""Any program in the sandbox: the caller's command line with placeholders.
 
-`{url}`, `{key}`, `{model}` and `{prompt}` in a word stand for these; other braces stay. The prompt comes on standard
-input too, since a word of a command line has at most 128 KiB. A placeholder in the environment is filled in as well.
-The clients of OpenAI and Anthropic find the address and the key in the environment, where other accounts do not see it.
+`{url}`, `{key}`, `{model}` and `{prompt}` are replaced in words and in the environment; other braces stay. The prompt
+is also on standard input, since a word of a command line has at most 128 KiB. The clients of OpenAI and Anthropic read
+address and key from the environment, where other accounts cannot see them.
 """
 
 from __future__ import annotations

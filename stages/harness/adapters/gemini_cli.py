@@ -1,7 +1,7 @@
-"""Gemini CLI, over Gemini's generateContent. Its headers say nothing of who is calling.
+"""Gemini CLI, over Gemini's generateContent. Its headers do not identify the caller.
 
-The model is always called by one of Google's names: it stands in the URL's path, and without one a router model would
-be asked first. The name's window is 1 M tokens, and what can be set is the part of it that is used.
+The model always has one of Google's names: the name is part of the URL's path, and without one the program would call a
+router model first. The name's window is 1 M tokens; the setting limits the used part of it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""mini-swe-agent, over chat completions, not streamed. Its headers say nothing of who is calling.
+"""mini-swe-agent, over chat completions, not streamed. Its headers do not identify the caller.
 
-Its command `mini` takes the task as an argument only, so a line of Python gives it that from standard input. Neither
-400 nor 403 stops it soon: it must be killed.
+Its command `mini` takes the task only as an argument, so a line of Python passes it from standard input. It does not
+stop soon at 400 or 403, and must be killed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The agent of the OpenHands SDK, as its command-line preset has it, over chat completions.
+"""The agent of the OpenHands SDK, as its command-line preset configures it, over chat completions.
 
-The SDK has no command of its own: a short script starts the agent on what it reads from standard input.
+The SDK has no command: a short script starts the agent with the prompt from standard input.
 """
 
 from __future__ import annotations

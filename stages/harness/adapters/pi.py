@@ -1,4 +1,4 @@
-"""Pi, over chat completions. Its headers say nothing of who is calling."""
+"""Pi, over chat completions. Its headers do not identify the caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen Code, over chat completions. Its headers say nothing of who is calling."""
+"""Qwen Code, over chat completions. Its headers do not identify the caller."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Terminus 2, the agent of Harbor, over chat completions, not streamed. It types into a tmux, which must be inside.
+"""Terminus 2, the agent of Harbor, over chat completions, not streamed. It types into a tmux in the sandbox.
 
-Harbor runs it outside of the container that it works in. Here it runs inside, and a class of a few lines runs its
-commands beside it: so its program needs Python inside, but the sandbox needs no way out.
+Harbor runs it outside of the container that it works in. Here it runs inside, and a small class runs its commands in
+the same sandbox: so the sandbox needs Python, but no network.
 """
 
 from __future__ import annotations

@@ -16,18 +16,9 @@ from prorl_zmq.brokers.backends.backend_broker import BackendBroker
 from prorl_zmq.config import BackendBrokerSettings, SecuritySettings, ServiceSettings, Topology
 from prorl_zmq.security.keyring import WORKER, Keyring
 from prorl_zmq.wire import codec
-from prorl_zmq.wire.messages.backends import (
-    AddBackend,
-    AnyBackendReply,
-    Backend,
-    BackendRefused,
-    BeginWeights,
-    CancelWeights,
-    Done,
-    LoadWeights,
-)
-from prorl_zmq.wire.messages.base import KeyRole
-from prorl_zmq.wire.messages.engines import AnyEngineRequest, CancelUpdate, EngineReady
+from prorl_zmq.wire.messages.backends import AddBackend, AnyBackendReply, Backend, ListBackends
+from prorl_zmq.wire.messages.base import PROTOCOL_VERSION, Done, KeyRole, Refused
+from prorl_zmq.wire.messages.engines import AnyEngineRequest, EngineReady, WeightUpdate
 from prorl_zmq.wire.sockets import connect, open_socket
 
 if TYPE_CHECKING:
@@ -135,27 +126,27 @@ def test_a_host_that_does_not_answer_is_named_and_the_others_go_on(
     mute, _ = world.host("mute", f"ipc://{world.folder}/mute")
     well, _ = world.host("well", f"ipc://{world.folder}/well")
     client = world.client()
-    send(client, BeginWeights("r", 1, 60.0, timeout_s=0.5))
+    send(client, WeightUpdate("r", "begin", 1, limit_s=60.0, timeout_s=0.5))
     answer(well)
-    assert isinstance(answer(well), CancelUpdate)
+    assert answer(well).step == "cancel"
     asked(mute)
-    assert isinstance(asked(mute)[1], CancelUpdate)
+    assert asked(mute)[1].step == "cancel"
     reply = reply_to(client)
-    assert isinstance(reply, BackendRefused)
+    assert isinstance(reply, Refused)
     assert (reply.error.code, reply.error.fields["backend"]) == ("request_timeout", "mute")
     assert "backend mute: its engine host did not answer in time" in reply.error.message
 
 
 def test_a_client_that_reconnects_and_asks_again_gets_the_reply_of_the_load_under_way(world: World) -> None:
     host, _ = world.host("x", f"ipc://{world.folder}/x")
-    load = LoadWeights("r", "/weights", 1)
+    load = WeightUpdate("r", "load", 1, "/weights")
     first = world.client()
     send(first, load)
     envelope, request = asked(host)
     first.close()
     second = world.client()
     send(second, load)
-    assert isinstance(world.ask(BeginWeights("other", 2, 60.0)), BackendRefused)
+    assert isinstance(world.ask(WeightUpdate("other", "begin", 2, limit_s=60.0)), Refused)
     host.send_multipart([*envelope, codec.encode(EngineReady(request.request_id, 1))])
     assert reply_to(second) == Done("r")
     assert not host.poll(300), "it was asked once"
@@ -164,14 +155,14 @@ def test_a_client_that_reconnects_and_asks_again_gets_the_reply_of_the_load_unde
 def test_a_broker_that_was_restarted_runs_the_request_that_comes_again(world: World) -> None:
     host, endpoint = world.host("x", f"ipc://{world.folder}/x")
     client = world.client()
-    send(client, LoadWeights("r", "/weights", 1))
+    send(client, WeightUpdate("r", "load", 1, "/weights"))
     asked(host)
     world.stop()
     world.start()
     world.ask(AddBackend("add", Backend(backend_id="x", endpoint=endpoint)))
     client.close()
     client = world.client()
-    send(client, LoadWeights("r", "/weights", 1))
+    send(client, WeightUpdate("r", "load", 1, "/weights"))
     answer(host)
     assert reply_to(client) == Done("r")
 
@@ -179,7 +170,7 @@ def test_a_broker_that_was_restarted_runs_the_request_that_comes_again(world: Wo
 def test_a_host_that_is_restarted_meanwhile_is_asked_again(world: World) -> None:
     host, endpoint = world.host("x", f"ipc://{world.folder}/x")
     client = world.client()
-    send(client, CancelWeights("r", 1, timeout_s=30.0))
+    send(client, WeightUpdate("r", "cancel", 1, timeout_s=30.0))
     asked(host)
     host.close()
     time.sleep(0.3)
@@ -198,10 +189,10 @@ def test_a_host_that_was_restarted_under_another_key_is_reached_with_that() -> N
             old, new = (Keyring.load(keys[name], WORKER) for name in ("gpu-7", "gpu-8"))
             host, endpoint = world.host("x", "tcp://127.0.0.1:*", old)
             client = world.client()
-            send(client, CancelWeights("r", 1))
+            send(client, WeightUpdate("r", "cancel", 1))
             answer(host)
             assert reply_to(client) == Done("r")
-            send(client, CancelWeights("r2", 1))
+            send(client, WeightUpdate("r2", "cancel", 1))
             asked(host)
             host.close()
             time.sleep(0.3)
@@ -210,3 +201,11 @@ def test_a_host_that_was_restarted_under_another_key_is_reached_with_that() -> N
             assert reply_to(client) == Done("r2")
         finally:
             world.close()
+
+
+def test_an_engine_host_of_another_version_is_refused_with_both_numbers(world: World) -> None:
+    theirs = PROTOCOL_VERSION + 1
+    reply = world.ask(AddBackend("r", Backend(backend_id="x", endpoint="ipc:///x"), protocol=theirs))
+    assert isinstance(reply, Refused)
+    assert (reply.error.code, reply.error.fields) == ("version_mismatch", {"ours": PROTOCOL_VERSION, "theirs": theirs})
+    assert world.ask(ListBackends("l")).backends == ()  # type: ignore[union-attr]

@@ -20,18 +20,13 @@ from prorl_zmq.wire.messages.backends import (
     Backend,
     BackendAlive,
     BackendList,
-    BackendRefused,
-    BeginWeights,
-    CancelWeights,
     ClearBackends,
-    Done,
     DrainBackend,
-    EndWeights,
     ListBackends,
     RemoveBackend,
-    SetWeightVersion,
 )
-from prorl_zmq.wire.messages.engines import UpdateWeights
+from prorl_zmq.wire.messages.base import Done, Refused
+from prorl_zmq.wire.messages.engines import WeightUpdate
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,10 +55,10 @@ REQUESTS = st.one_of(
     st.builds(lambda name, version: BackendAlive("r", name, version), NAMES, VERSIONS),
     st.builds(lambda name: DrainBackend("r", name), NAMES),
     st.builds(lambda name: RemoveBackend("r", name), NAMES),
-    st.builds(lambda version, name: SetWeightVersion("r", version, name), VERSIONS, st.none() | NAMES),
-    st.builds(lambda version: BeginWeights("r", version, 1000.0 * LEASE_S), VERSIONS),
-    st.builds(lambda version: EndWeights("r", version), VERSIONS),
-    st.builds(lambda version: CancelWeights("r", version), VERSIONS),
+    st.builds(lambda version, name: WeightUpdate("r", "set", version, backend_id=name), VERSIONS, st.none() | NAMES),
+    st.builds(lambda version: WeightUpdate("r", "begin", version, limit_s=1000.0 * LEASE_S), VERSIONS),
+    st.builds(lambda version: WeightUpdate("r", "end", version), VERSIONS),
+    st.builds(lambda version: WeightUpdate("r", "cancel", version), VERSIONS),
     st.just(ClearBackends("r")),
     st.just("silence"),
 )
@@ -85,7 +80,11 @@ def listed(handler: BackendRequestHandler, now: float) -> set[tuple[Any, ...]]:
 
 @given(st.lists(st.tuples(REQUESTS, st.booleans()), max_size=40))
 @example(
-    [(BeginWeights("r", 1, LEASE_S), False), (AddBackend("r", backend("x", 2)), False), (EndWeights("r", 1), True)]
+    [
+        (WeightUpdate("r", "begin", 1, limit_s=LEASE_S), False),
+        (AddBackend("r", backend("x", 2)), False),
+        (WeightUpdate("r", "end", 1), True),
+    ]
 )
 def test_a_restart_changes_nothing(events: list[tuple[Any, bool]]) -> None:
     steady, restarted = BackendRequestHandler(LEASE_S), BackendRequestHandler(LEASE_S)
@@ -149,7 +148,7 @@ def test_the_file_has_which_weights_were_wanted_last(tmp_path: Path) -> None:
 def test_a_broker_that_was_restarted_in_the_middle_of_an_update_goes_on_with_it() -> None:
     handler = BackendRequestHandler(LEASE_S)
     handler.handle([b"c", b""], AddBackend("r", backend("x")), 0.0)
-    assert reply_of(handler, BeginWeights("r", 5, 30.0), 1.0) == Done("r")
+    assert reply_of(handler, WeightUpdate("r", "begin", 5, limit_s=30.0), 1.0) == Done("r")
     records, weights = [one for one in handler.take_changes().values() if one is not None], handler.take_weights()
     assert weights == WeightsRecord(0, 5, 30.0)
     assert handler.take_weights() is None
@@ -183,9 +182,9 @@ def test_a_service_that_was_started_again_wants_the_weights_that_were_announced(
     )
     assert handler.handle([b"j", b""], Assign("a", owner="o", job_id="j", attempt=1, wait_s=5.0), 1.0) == []
     (refused,) = handler.tick(7.0)
-    assert isinstance(refused.reply, BackendRefused)
+    assert isinstance(refused.reply, Refused)
     assert "it serves weights 0 where 5 are wanted: load them with" in refused.reply.error.message
-    assert handler.handle([b"c", b""], SetWeightVersion("r", 0), 8.0) == []
+    assert handler.handle([b"c", b""], WeightUpdate("r", "set", 0), 8.0) == []
     assert {one[1] for one in listed(handler, 8.0)} == {"ready"}
     assert handler.take_weights() == WeightsRecord(0)
 
@@ -195,7 +194,7 @@ def test_an_engine_of_a_service_that_was_started_again_loads_the_weights_from_th
     handler.restore([], 0.0, weights=WeightsRecord(5, path="/weights/5"), of_before=True)
     handler.handle([b"c", b""], AddBackend("r", backend("x"), heartbeats=True), 1.0)
     (call,) = handler.weights.take_calls()
-    assert isinstance(call.request, UpdateWeights)
+    assert call.request.step == "load"
     assert (call.request.path, call.request.weight_version) == ("/weights/5", 5)
     ((_, state, problem, _),) = listed(handler, 1.0)
     assert (state, problem) == ("behind", "it serves weights 0 where 5 are wanted: it is loading them from /weights/5")
@@ -237,7 +236,7 @@ def test_engines_of_a_new_service_were_held_to_the_weights_of_the_one_before(fat
     handler = BackendRequestHandler(LEASE_S)
     handler.restore(old[:1], 0.0, of_before=True)
     reply = handler.handle([b"c", b""], BackendAlive("r", "x", 7), 1.0)[0].reply
-    assert isinstance(reply, BackendRefused) == (fate == "lost"), "one that lives on goes on as it was"
+    assert isinstance(reply, Refused) == (fate == "lost"), "one that lives on goes on as it was"
     handler = BackendRequestHandler(LEASE_S)
     handler.restore(old, 0.0, of_before=True)
     again = BackendRequestHandler(LEASE_S)
@@ -252,5 +251,5 @@ def test_a_trainer_that_begins_again_is_not_held_to_earlier_weights() -> None:
     handler.handle([b"c", b""], AddBackend("r", backend("x"), heartbeats=True), 1.0)
     ((_, state, problem, _),) = listed(handler, 1.0)
     assert (state, "serves weights 0 where 7 are wanted" in problem) == ("behind", True)
-    handler.handle([b"c", b""], SetWeightVersion("r", 1, "x"), 1.0)
+    handler.handle([b"c", b""], WeightUpdate("r", "set", 1, backend_id="x"), 1.0)
     assert {one[1:3] for one in listed(handler, 1.0)} == {("ready", "")}

@@ -9,13 +9,12 @@ from prorl_zmq.wire.messages.backends import (
     Assigned,
     Backend,
     BackendList,
-    BackendRefused,
-    Done,
     EngineStart,
     ListBackends,
     ReportStarts,
     WaitLonger,
 )
+from prorl_zmq.wire.messages.base import Done, Refused
 
 LEASE_S = 10.0
 ENVELOPE = [b"c", b""]
@@ -54,7 +53,7 @@ def test_a_wait_begins_when_no_backend_is_starting() -> None:
     assert handler.next_deadline() == 65.0
     assert handler.tick(64.9) == []
     ((_, reply),) = handler.tick(65.0)
-    assert isinstance(reply, BackendRefused)
+    assert isinstance(reply, Refused)
     assert reply.error.code == "no_backend"
     assert "engine x failed to start: too little memory" in reply.error.message
 
@@ -84,5 +83,5 @@ def test_reports_replace_their_owners_and_expire() -> None:
     assert handler.next_deadline() == 20.0, "a whole wait after the report expired"
     report(handler, 16.0)
     ((_, reply),) = handler.tick(20.0)
-    assert isinstance(reply, BackendRefused)
+    assert isinstance(reply, Refused)
     assert "register one with `prorl backends add`" in reply.error.message

@@ -14,14 +14,9 @@ from prorl_zmq.wire.messages.backends import (
     Backend,
     BackendAlive,
     BackendList,
-    BackendRefused,
-    BeginWeights,
-    CancelWeights,
     ChatSettings,
     ClearBackends,
-    Done,
     DrainBackend,
-    EndWeights,
     EngineLoad,
     GenerationFailed,
     HeldAssignment,
@@ -29,9 +24,9 @@ from prorl_zmq.wire.messages.backends import (
     OwnerAlive,
     Release,
     RemoveBackend,
-    SetWeightVersion,
 )
-from prorl_zmq.wire.messages.engines import EndUpdate
+from prorl_zmq.wire.messages.base import Done, Refused
+from prorl_zmq.wire.messages.engines import WeightUpdate
 
 if TYPE_CHECKING:
     from prorl_zmq.brokers.backends.backend_heap import Affinity
@@ -51,7 +46,7 @@ class Broker:
     def ask(self, request: Any, client: bytes = b"client") -> dict[bytes, Any]:
         answers = self.handler.handle([client, b""], request, self.now)
         for call in self.handler.weights.take_calls():
-            late = isinstance(call.request, EndUpdate) and call.address.endpoint.removeprefix("ipc://") in self.late
+            late = call.request.step == "end" and call.address.endpoint.removeprefix("ipc://") in self.late
             error = UpdateNotBegun(f"no update to weights {call.request.weight_version} was begun") if late else None
             answers += self.handler.engine_answered(call.request.request_id, error, self.now)
         return {bytes(answer.envelope[0]): answer.reply for answer in answers}
@@ -121,7 +116,7 @@ def test_an_assignment_that_waited_as_long_as_its_job_allows_is_refused() -> Non
     assert broker.handler.next_deadline() == 5.0
     assert broker.tick(4.9) == {}
     reply = broker.tick(5.0)[b"client"]
-    assert isinstance(reply, BackendRefused)
+    assert isinstance(reply, Refused)
     assert reply.error.code == "no_backend"
     assert reply.error.fields == {"job_id": "a", "waited_s": 5.0}
     assert broker.handler.next_deadline() is None
@@ -134,7 +129,7 @@ def test_asking_again_does_not_start_the_wait_anew() -> None:
     for broker.now in (5.0, 10.0):
         assert broker.ask(assign(wait_s=12.0), b"reconnected") == {}
     assert broker.handler.next_deadline() == 12.0
-    assert isinstance(broker.tick(12.0)[b"reconnected"], BackendRefused)
+    assert isinstance(broker.tick(12.0)[b"reconnected"], Refused)
 
 
 def test_of_two_attempts_that_wait_the_newer_one_is_served() -> None:
@@ -208,7 +203,7 @@ def test_a_silent_engine_host_is_removed_and_has_to_register_again() -> None:
     broker.tick(19.0)
     assert set(broker.in_flight()) == {"static"}
     reply = broker.ask(BackendAlive("alive", "x", 3))[b"client"]
-    assert isinstance(reply, BackendRefused)
+    assert isinstance(reply, Refused)
     assert reply.error.code == "unknown_backend"
 
 
@@ -231,12 +226,12 @@ def test_wrong_ids_are_refused_and_change_nothing() -> None:
         (add(endpoint="ipc://elsewhere"), "duplicate_backend"),
         (DrainBackend("r", "unknown"), "unknown_backend"),
         (RemoveBackend("r", "unknown"), "unknown_backend"),
-        (SetWeightVersion("r", 1, "unknown"), "unknown_backend"),
+        (WeightUpdate("r", "set", 1, backend_id="unknown"), "unknown_backend"),
         (BackendAlive("r", "unknown", 1), "unknown_backend"),
     ):
         before = broker.ask(ListBackends("list"))
         reply = broker.ask(request)[b"client"]
-        assert isinstance(reply, BackendRefused)
+        assert isinstance(reply, Refused)
         assert reply.error.code == code
         assert reply.request_id == request.request_id
         assert broker.ask(ListBackends("list")) == before
@@ -277,7 +272,7 @@ def test_a_version_that_the_trainer_set_was_undone_by_the_next_heartbeat() -> No
     broker = Broker()
     broker.ask(add(heartbeats=True, version=1))
     for backend_id, version in (("x", 7), (None, 8)):
-        broker.ask(SetWeightVersion("set", version, backend_id))
+        broker.ask(WeightUpdate("set", "set", version, backend_id=backend_id))
         broker.ask(BackendAlive("alive", "x", 1))
         assert broker.listed() == ("ready", version)
     broker.ask(BackendAlive("alive", "x", 2))
@@ -292,7 +287,7 @@ def test_an_engine_that_comes_with_older_weights_than_the_trainers_is_named_in_t
 ) -> None:
     broker = Broker()
     broker.ask(add(heartbeats=True, version=1))
-    broker.ask(SetWeightVersion("set", 8))
+    broker.ask(WeightUpdate("set", "set", 8))
     assert "gets no jobs" not in caplog.text
     broker.ask(add("late", heartbeats=True, version=1))
     assert "backend late gets no jobs: it serves weights 1 where 8 are wanted: load them with" in caplog.text
@@ -320,7 +315,7 @@ def test_a_host_that_came_back_after_its_lease_was_not_held_to_its_weights() -> 
     assert broker.in_flight() == {}
     broker.ask(add(heartbeats=True, endpoint="tcp://127.0.0.1:5555"))
     assert broker.listed() == ("behind", 0)
-    broker.ask(SetWeightVersion("set", 8, "x"))
+    broker.ask(WeightUpdate("set", "set", 8, backend_id="x"))
     broker.ask(BackendAlive("alive", "x", 0))
     assert broker.listed() == ("ready", 8)
 
@@ -579,13 +574,13 @@ def begun(*names: str) -> Broker:
     broker = Broker()
     for name in names:
         broker.ask(add(name, heartbeats=True, version=1))
-    assert broker.ask(BeginWeights("begin", 2, 100.0)) == {b"client": Done("begin")}
+    assert broker.ask(WeightUpdate("begin", "begin", 2, limit_s=100.0)) == {b"client": Done("begin")}
     return broker
 
 
 def refusal(answers: dict[bytes, Any]) -> tuple[str, str]:
     reply = answers[b"client"]
-    assert isinstance(reply, BackendRefused)
+    assert isinstance(reply, Refused)
     return reply.error.code, reply.error.message
 
 
@@ -596,10 +591,10 @@ def test_jobs_wait_while_weights_are_on_their_way_for_the_backend_that_has_them_
     given = broker.ask(BackendAlive("alive", "y", 2))[b"first"]
     assert given.backend.backend_id == "y"
     assert broker.ask(assign("b"), b"second")[b"second"].backend.backend_id == "y"
-    broker.ask(SetWeightVersion("set", 2, "x"))
+    broker.ask(WeightUpdate("set", "set", 2, backend_id="x"))
     assert broker.ask(assign("c"), b"third")[b"third"].backend.backend_id == "x"
-    assert broker.ask(EndWeights("end", 2)) == {b"client": Done("end")}
-    assert broker.ask(EndWeights("end", 2)) == {b"client": Done("end")}
+    assert broker.ask(WeightUpdate("end", "end", 2)) == {b"client": Done("end")}
+    assert broker.ask(WeightUpdate("end", "end", 2)) == {b"client": Done("end")}
     assert (broker.listed("x"), broker.listed("y")) == (("ready", 2), ("ready", 2))
 
 
@@ -607,7 +602,7 @@ def test_a_job_keeps_the_backend_that_it_has_while_weights_are_on_their_way() ->
     broker = Broker()
     broker.ask(add("x", version=1))
     broker.ask(assign("a"), b"first")
-    broker.ask(BeginWeights("begin", 2, 100.0))
+    broker.ask(WeightUpdate("begin", "begin", 2, limit_s=100.0))
     assert broker.ask(assign("a"), b"first")[b"first"].backend.backend_id == "x"
     assert broker.ask(assign("a", attempt=2), b"first") == {}, "a new attempt is a new assignment"
 
@@ -617,10 +612,10 @@ def test_a_group_goes_back_to_its_backend_when_the_weights_are_there() -> None:
     for name in "xyz":
         broker.ask(add(name, version=1))
     at = broker.ask(assign("a", group="g"))[b"client"].backend.backend_id
-    broker.ask(BeginWeights("begin", 2, 100.0))
+    broker.ask(WeightUpdate("begin", "begin", 2, limit_s=100.0))
     broker.ask(assign("b", group="g"), b"second")
     for name in sorted("xyz", key=lambda name: name != at):
-        answers = broker.ask(SetWeightVersion("set", 2, name))
+        answers = broker.ask(WeightUpdate("set", "set", 2, backend_id=name))
         if b"second" in answers:
             assert answers[b"second"].backend.backend_id == at
 
@@ -630,7 +625,7 @@ def test_a_backend_that_joins_with_older_weights_gets_no_jobs_until_it_has_the_n
     broker.ask(add("y", heartbeats=True, version=1))
     assert broker.listed("y") == ("updating", 1)
     broker.late = {"y"}
-    broker.ask(EndWeights("end", 2))
+    broker.ask(WeightUpdate("end", "end", 2))
     broker.ask(add("z", version=1))
     broker.ask(add("new", heartbeats=True, version=2))
     assert [broker.listed(name) for name in ("x", "y", "z", "new")] == [
@@ -641,29 +636,29 @@ def test_a_backend_that_joins_with_older_weights_gets_no_jobs_until_it_has_the_n
     ]
     broker.ask(BackendAlive("alive", "y", 2))
     assert broker.listed("y") == ("ready", 2)
-    broker.ask(SetWeightVersion("set", 1))
+    broker.ask(WeightUpdate("set", "set", 1))
     assert broker.listed("z") == ("ready", 1), "the trainer went back to these"
 
 
 def test_a_trainer_that_goes_back_to_older_weights_updates_all() -> None:
     broker = begun("x", "y")
     for name in ("x", "y"):
-        broker.ask(SetWeightVersion("set", 2, name))
-    broker.ask(EndWeights("end", 2))
-    broker.ask(BeginWeights("begin", 1, 100.0))
+        broker.ask(WeightUpdate("set", "set", 2, backend_id=name))
+    broker.ask(WeightUpdate("end", "end", 2))
+    broker.ask(WeightUpdate("begin", "begin", 1, limit_s=100.0))
     assert broker.listed("x") == ("updating", 2)
     broker.late = {"y"}
-    broker.ask(EndWeights("end", 1))
+    broker.ask(WeightUpdate("end", "end", 1))
     assert (broker.listed("x"), broker.listed("y")) == (("ready", 1), ("behind", 2))
 
 
 def test_an_update_whose_end_does_not_come_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
     broker = Broker()
     broker.ask(add("x", version=1))
-    broker.ask(BeginWeights("begin", 2, 30.0))
+    broker.ask(WeightUpdate("begin", "begin", 2, limit_s=30.0))
     broker.ask(assign("a", wait_s=60.0), b"first")
     broker.tick(20.0)
-    broker.ask(BeginWeights("again", 2, 30.0))
+    broker.ask(WeightUpdate("again", "begin", 2, limit_s=30.0))
     assert broker.handler.next_deadline() == 50.0
     assert broker.tick(49.0) == {}
     assert broker.tick(50.0)[b"first"].backend.backend_id == "x"
@@ -672,12 +667,12 @@ def test_an_update_whose_end_does_not_come_is_given_up(caplog: pytest.LogCapture
     assert (status.state, status.backend.weight_version) == ("ready", 1)
     assert "update to weights 2 did not end" in status.problem
     broker.late = {"x"}
-    assert refusal(broker.ask(EndWeights("end", 2)))[0] == "update_not_begun"
+    assert refusal(broker.ask(WeightUpdate("end", "end", 2)))[0] == "update_not_begun"
     broker.late = set()
-    broker.ask(SetWeightVersion("set", 2, "x"))
+    broker.ask(WeightUpdate("set", "set", 2, backend_id="x"))
     (status,) = broker.ask(ListBackends("list"))[b"client"].backends
     assert status.problem == ""
-    assert broker.ask(EndWeights("late", 2)) == {b"client": Done("late")}, "it only came late"
+    assert broker.ask(WeightUpdate("late", "end", 2)) == {b"client": Done("late")}, "it only came late"
 
 
 def test_a_job_waits_for_new_weights_no_longer_than_it_allows() -> None:
@@ -690,21 +685,21 @@ def test_a_job_waits_for_new_weights_no_longer_than_it_allows() -> None:
 
 def test_one_update_at_a_time_and_each_has_its_end() -> None:
     broker = begun("x")
-    assert broker.ask(BeginWeights("again", 2, 100.0)) == {b"client": Done("again")}
+    assert broker.ask(WeightUpdate("again", "begin", 2, limit_s=100.0)) == {b"client": Done("again")}
     for other in (
-        BeginWeights("r", 3, 100.0),
-        EndWeights("r", 3),
-        CancelWeights("r", 3),
-        SetWeightVersion("r", 3, "x"),
-        SetWeightVersion("r", 2),
+        WeightUpdate("r", "begin", 3, limit_s=100.0),
+        WeightUpdate("r", "end", 3),
+        WeightUpdate("r", "cancel", 3),
+        WeightUpdate("r", "set", 3, backend_id="x"),
+        WeightUpdate("r", "set", 2),
     ):
         code, message = refusal(broker.ask(other))
         assert code == "update_in_progress"
         assert "an update to weights 2 was begun and has not ended" in message
-    assert broker.ask(CancelWeights("cancel", 2)) == {b"client": Done("cancel")}
+    assert broker.ask(WeightUpdate("cancel", "cancel", 2)) == {b"client": Done("cancel")}
     assert broker.listed("x") == ("ready", 1)
-    assert broker.ask(CancelWeights("cancel", 2)) == {b"client": Done("cancel")}
+    assert broker.ask(WeightUpdate("cancel", "cancel", 2)) == {b"client": Done("cancel")}
     broker.late = {"x"}
-    code, message = refusal(broker.ask(EndWeights("end", 2)))
+    code, message = refusal(broker.ask(WeightUpdate("end", "end", 2)))
     assert code == "update_not_begun"
     assert "no update to weights 2 was begun" in message

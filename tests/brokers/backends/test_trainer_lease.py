@@ -8,26 +8,27 @@ from hypothesis import strategies as st
 
 from prorl_zmq.brokers.backends.trainer_lease import LEASE_S, TrainerLease
 from prorl_zmq.errors import WeightsHeld
-from prorl_zmq.wire.messages.backends import AnyWeightsRequest, BeginWeights, HoldWeights, SetWeightVersion
+from prorl_zmq.wire.messages.backends import HoldWeights
+from prorl_zmq.wire.messages.engines import WeightUpdate
 
 TRAINERS = st.sampled_from(["a", "b", "c"])
 
 
-def ask(lease: TrainerLease, request: AnyWeightsRequest, now: float) -> None:
+def ask(lease: TrainerLease, request: WeightUpdate, now: float) -> None:
     """Have a request accepted, as the broker does."""
     lease.check(request, now)
     lease.begin(request, now)
 
 
-def asked(trainer: str, *, take_over: bool = False) -> SetWeightVersion:
-    return SetWeightVersion("r", 1, trainer=trainer, take_over=take_over)
+def asked(trainer: str, *, take_over: bool = False) -> WeightUpdate:
+    return WeightUpdate("r", "set", 1, trainer=trainer, take_over=take_over)
 
 
 def test_a_second_trainer_is_refused_by_name_until_the_first_is_gone() -> None:
     lease = TrainerLease()
     ask(lease, asked("a"), 0.0)
     with pytest.raises(WeightsHeld, match=r"session a gives this service its weights.* heard 4 s ago") as found:
-        ask(lease, BeginWeights("r", 1, 60.0, trainer="b"), 4.0)
+        ask(lease, WeightUpdate("r", "begin", 1, limit_s=60.0, trainer="b"), 4.0)
     assert found.value.session == "a"
     lease.renew(HoldWeights("r", "a"), 10.0)
     with pytest.raises(WeightsHeld):

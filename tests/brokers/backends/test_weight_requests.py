@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from prorl_zmq.brokers.backends.request_handler import BackendRequestHandler
 from prorl_zmq.brokers.backends.weight_requests import REQUESTS_LIMIT, EngineAddress, EngineCall
@@ -16,16 +17,10 @@ from prorl_zmq.wire.messages.backends import (
     AnyBackendReply,
     Backend,
     BackendList,
-    BackendRefused,
-    BeginWeights,
-    CancelWeights,
-    Done,
-    EndWeights,
     ListBackends,
-    LoadWeights,
-    SetWeightVersion,
 )
-from prorl_zmq.wire.messages.engines import BeginUpdate, CancelUpdate, EndUpdate, NoteWeightVersion, UpdateWeights
+from prorl_zmq.wire.messages.base import Done, Refused
+from prorl_zmq.wire.messages.engines import WeightUpdate
 
 
 class Service:
@@ -67,7 +62,7 @@ class Service:
 
     def refusal(self) -> tuple[str, str]:
         reply = self.reply()
-        assert isinstance(reply, BackendRefused)
+        assert isinstance(reply, Refused)
         assert isinstance(reply.error.fields["backend"], str)
         assert reply.error.message.startswith(f"backend {reply.error.fields['backend']}: ")
         return reply.error.code, reply.error.fields["backend"]
@@ -79,23 +74,24 @@ class Service:
 
 
 @pytest.mark.parametrize(
-    ("request_", "kind"),
+    "request_",
     [
-        (BeginWeights("r", 3, 60.0, "drain"), BeginUpdate),
-        (EndWeights("r", 3), EndUpdate),
-        (CancelWeights("r", 3), CancelUpdate),
-        (LoadWeights("r", "/weights", 3, "abort"), UpdateWeights),
-        (SetWeightVersion("r", 3), NoteWeightVersion),
+        WeightUpdate("r", "begin", 3, mode="drain", limit_s=60.0),
+        WeightUpdate("r", "end", 3, timeout_s=7.0),
+        WeightUpdate("r", "cancel", 3),
+        WeightUpdate("r", "load", 3, "/weights", "abort"),
+        WeightUpdate("r", "set", 3, trainer="t", take_over=True),
     ],
 )
-def test_all_hosts_are_asked_and_the_client_hears_when_the_last_has_answered(request_: Any, kind: Any) -> None:
+def test_a_step_is_passed_on_to_all_hosts_and_the_client_hears_when_the_last_has_answered(
+    request_: WeightUpdate,
+) -> None:
     service = Service()
     service.ask(request_)
     calls = service.calls()
-    assert {name: type(call.request) for name, call in calls.items()} == {"x": kind, "y": kind}
-    for name, value in {"weight_version": 3, "mode": getattr(request_, "mode", None), "path": "/weights"}.items():
-        if hasattr(calls["x"].request, name):
-            assert getattr(calls["x"].request, name) == value
+    assert set(calls) == {"x", "y"}
+    assert len({request_.request_id, *(call.request.request_id for call in calls.values())}) == 3
+    assert {replace(call.request, request_id="r") for call in calls.values()} == {request_}
     service.answer(calls["x"])
     assert service.replies == []
     assert service.handler.weights.addresses() == {EngineAddress("ipc://y", "")}
@@ -107,15 +103,33 @@ def test_all_hosts_are_asked_and_the_client_hears_when_the_last_has_answered(req
     assert service.replies == [], "an answer that comes twice changes nothing"
 
 
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (WeightUpdate("r", "load", 3), "$.path"),
+        (WeightUpdate("r", "end", 3, "/weights"), "$.path"),
+        (WeightUpdate("r", "load", 3, "/weights", backend_id="x"), "$.backend_id"),
+    ],
+)
+def test_a_field_that_does_not_fit_the_step_is_refused(request_: WeightUpdate, field: str) -> None:
+    service = Service()
+    service.ask(request_)
+    reply = service.reply()
+    assert isinstance(reply, Refused)
+    assert (reply.error.code, reply.error.fields["field"]) == ("malformed_message", field)
+    assert service.handler.weights.take_calls() == []
+    assert service.states() == {"x": ("ready", 0), "y": ("ready", 0)}
+
+
 def test_a_begin_that_one_host_does_not_answer_is_taken_back_on_all() -> None:
     service = Service()
-    service.ask(BeginWeights("r", 1, 60.0, timeout_s=2.0))
+    service.ask(WeightUpdate("r", "begin", 1, limit_s=60.0, timeout_s=2.0))
     service.answer(service.calls()["x"])
     assert service.states() == {"x": ("updating", 0), "y": ("updating", 0)}
     assert service.handler.next_deadline() == 2.0
     service.tick(2.0)
     taken_back = service.calls()
-    assert {type(call.request) for call in taken_back.values()} == {CancelUpdate}
+    assert {call.request.step for call in taken_back.values()} == {"cancel"}
     assert service.replies == []
     service.answer(taken_back["x"])
     assert service.handler.next_deadline() == 2.0 + TAKE_BACK_S
@@ -128,13 +142,13 @@ def test_a_begin_that_one_host_does_not_answer_is_taken_back_on_all() -> None:
 
 def test_of_a_load_that_fails_on_one_host_the_others_serve_the_new_weights() -> None:
     service = Service()
-    service.ask(LoadWeights("r", "/weights", 1))
+    service.ask(WeightUpdate("r", "load", 1, "/weights"))
     calls = service.calls()
     service.answer(calls["x"], InvalidWeights("another shape", path="/weights"))
     service.answer(calls["y"])
     assert service.refusal() == ("invalid_weights", "x")
     assert service.states() == {"x": ("behind", 0), "y": ("ready", 1)}
-    service.ask(LoadWeights("r2", "/weights", 2))
+    service.ask(WeightUpdate("r2", "load", 2, "/weights"))
     for call in service.calls().values():
         service.answer(call, InvalidWeights("another shape", path="/weights"))
     assert service.refusal() == ("invalid_weights", "x")
@@ -144,12 +158,12 @@ def test_of_a_load_that_fails_on_one_host_the_others_serve_the_new_weights() -> 
 def test_hosts_that_had_begun_nothing_are_no_failure_of_an_end_that_others_did() -> None:
     service = Service()
     not_begun = UpdateNotBegun("no update was begun here", weight_version=1)
-    service.ask(EndWeights("r", 1))
+    service.ask(WeightUpdate("r", "end", 1))
     calls = service.calls()
     service.answer(calls["x"], not_begun)
     service.answer(calls["y"], InvalidWeights("it broke"))
     assert service.refusal() == ("invalid_weights", "y"), "that says more"
-    service.ask(EndWeights("r2", 1))
+    service.ask(WeightUpdate("r2", "end", 1))
     calls = service.calls()
     service.answer(calls["x"], UpdateNotBegun("no update was begun here"))
     service.answer(calls["y"])
@@ -159,7 +173,7 @@ def test_hosts_that_had_begun_nothing_are_no_failure_of_an_end_that_others_did()
 
 def test_a_request_that_is_sent_again_joins_the_one_under_way_and_hears_its_end() -> None:
     service = Service("x")
-    load = LoadWeights("r", "/weights", 1)
+    load = WeightUpdate("r", "load", 1, "/weights")
     service.ask(load, b"lost")
     (call,) = service.calls().values()
     service.ask(load)
@@ -170,7 +184,7 @@ def test_a_request_that_is_sent_again_joins_the_one_under_way_and_hears_its_end(
     assert service.calls() == {}, "a load that has ended is not run again"
     assert service.reply() == Done("r")
     for number in range(REQUESTS_LIMIT):
-        service.ask(EndWeights(f"end-{number}", 1))
+        service.ask(WeightUpdate(f"end-{number}", "end", 1))
         service.answer(*service.calls().values())
     service.replies.clear()
     service.ask(load)
@@ -179,12 +193,16 @@ def test_a_request_that_is_sent_again_joins_the_one_under_way_and_hears_its_end(
 
 def test_of_two_trainers_at_once_the_second_is_refused_and_changes_nothing() -> None:
     service = Service()
-    service.ask(BeginWeights("r", 1, 60.0), b"first")
+    service.ask(WeightUpdate("r", "begin", 1, limit_s=60.0), b"first")
     calls = service.calls()
-    for other in (BeginWeights("o1", 2, 60.0), LoadWeights("o2", "/weights", 2), SetWeightVersion("o3", 2)):
+    for other in (
+        WeightUpdate("o1", "begin", 2, limit_s=60.0),
+        WeightUpdate("o2", "load", 2, "/weights"),
+        WeightUpdate("o3", "set", 2),
+    ):
         service.ask(other)
         reply = service.reply()
-        assert isinstance(reply, BackendRefused)
+        assert isinstance(reply, Refused)
         assert (reply.error.code, reply.error.fields) == ("update_in_progress", {"weight_version": 1})
         assert service.calls() == {}
     for call in calls.values():
@@ -194,7 +212,7 @@ def test_of_two_trainers_at_once_the_second_is_refused_and_changes_nothing() -> 
 
 def test_a_host_that_was_restarted_under_another_key_is_asked_there() -> None:
     service = Service()
-    service.ask(BeginWeights("r", 1, 60.0))
+    service.ask(WeightUpdate("r", "begin", 1, limit_s=60.0))
     calls = service.calls()
     service.answer(calls["y"])
     service.add("x", "k" * 40)
@@ -209,7 +227,11 @@ def test_a_host_that_was_restarted_under_another_key_is_asked_there() -> None:
 
 @pytest.mark.parametrize(
     "request_",
-    [LoadWeights("r", "/weights", 3, "abort"), BeginWeights("r", 3, 60.0), SetWeightVersion("r", 3)],
+    [
+        WeightUpdate("r", "load", 3, "/weights", "abort"),
+        WeightUpdate("r", "begin", 3, limit_s=60.0),
+        WeightUpdate("r", "set", 3),
+    ],
     ids=["load", "begin", "set"],
 )
 def test_what_a_host_did_in_an_earlier_life_its_next_one_is_asked_for_again(request_: Any) -> None:
@@ -223,14 +245,14 @@ def test_what_a_host_did_in_an_earlier_life_its_next_one_is_asked_for_again(requ
     assert (again.address, type(again.request)) == (calls["x"].address, type(calls["x"].request))
     service.answer(calls["y"])
     assert service.replies == []
-    assert service.states()["x"][0] != "ready" or isinstance(request_, SetWeightVersion)
+    assert service.states()["x"][0] != "ready" or request_.step == "set"
     service.answer(again)
     assert service.reply() == Done("r")
 
 
 def test_a_connection_that_was_lost_has_its_calls_sent_again_and_one_that_is_refused_ends_them() -> None:
     service = Service()
-    service.ask(CancelWeights("r", 1))
+    service.ask(WeightUpdate("r", "cancel", 1))
     calls = service.calls()
     service.handler.weights.reconnected(calls["x"].address)
     assert service.calls() == {"x": calls["x"]}
@@ -242,11 +264,11 @@ def test_a_connection_that_was_lost_has_its_calls_sent_again_and_one_that_is_ref
 def test_without_backends_nothing_is_begun() -> None:
     service = Service("")
     for request in (
-        BeginWeights("r", 1, 60.0),
-        EndWeights("r", 1),
-        CancelWeights("r", 1),
-        LoadWeights("r", "/weights", 1),
-        SetWeightVersion("r", 1),
+        WeightUpdate("r", "begin", 1, limit_s=60.0),
+        WeightUpdate("r", "end", 1),
+        WeightUpdate("r", "cancel", 1),
+        WeightUpdate("r", "load", 1, "/weights"),
+        WeightUpdate("r", "set", 1),
     ):
         service.ask(request)
         assert service.reply().error.code == "no_backend"
@@ -257,15 +279,15 @@ def test_without_backends_nothing_is_begun() -> None:
 def test_requests_under_way_have_a_limit() -> None:
     service = Service("x")
     for number in range(REQUESTS_LIMIT):
-        service.ask(CancelWeights(f"r-{number}", 1))
+        service.ask(WeightUpdate(f"r-{number}", "cancel", 1))
     assert service.replies == []
-    service.ask(CancelWeights("more", 1))
+    service.ask(WeightUpdate("more", "cancel", 1))
     assert service.reply().error.code == "busy"
 
 
 def test_an_error_of_a_host_with_as_many_fields_as_are_allowed_reaches_the_client() -> None:
     service = Service("x")
-    service.ask(EndWeights("r", 1))
+    service.ask(WeightUpdate("r", "end", 1))
     (call,) = service.calls().values()
     service.answer(call, InvalidWeights("w" * 10_000, **{f"field_{number}": number for number in range(FIELDS_LIMIT)}))
     reply = service.reply()
@@ -274,7 +296,7 @@ def test_an_error_of_a_host_with_as_many_fields_as_are_allowed_reaches_the_clien
 
 
 def loaded(service: Service, version: int = 3, **errors: ProrlError) -> None:
-    service.ask(LoadWeights("r", f"/weights-{version}", version))
+    service.ask(WeightUpdate("r", "load", version, f"/weights-{version}"))
     for name, call in service.calls().items():
         service.answer(call, errors.get(name))
     service.replies.clear()
@@ -303,7 +325,7 @@ def test_a_backend_that_comes_with_older_weights_loads_what_the_others_have() ->
 
 def test_a_backend_that_dies_in_an_update_and_comes_again_loads_it_then() -> None:
     service = Service()
-    service.ask(LoadWeights("r", "/weights-3", 3))
+    service.ask(WeightUpdate("r", "load", 3, "/weights-3"))
     calls = service.calls()
     service.answer(calls["x"], ProrlError("it is gone"))
     service.add("x")
@@ -316,7 +338,7 @@ def test_a_backend_that_dies_in_an_update_and_comes_again_loads_it_then() -> Non
     assert service.states() == {"x": ("ready", 3), "y": ("ready", 3)}
 
 
-@pytest.mark.parametrize("other", [BeginWeights("b", 4, 60.0), SetWeightVersion("s", 2)])
+@pytest.mark.parametrize("other", [WeightUpdate("b", "begin", 4, limit_s=60.0), WeightUpdate("s", "set", 2)])
 def test_nobody_loads_from_a_path_while_or_after_weights_come_by_other_means(other: Any) -> None:
     service = Service()
     loaded(service)

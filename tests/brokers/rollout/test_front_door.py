@@ -9,28 +9,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorl_zmq.brokers.batches.batch_runner import BatchRunner
 from prorl_zmq.brokers.journal.disk_journal import DiskJournal
 from prorl_zmq.brokers.journal.journal import MemoryJournal
 from prorl_zmq.brokers.journal.records import Finished, JobState, job_digest
 from prorl_zmq.brokers.journal.segment_store import segment_paths
-from prorl_zmq.brokers.journal.write_ahead import WriteAhead
 from prorl_zmq.brokers.rollout import front_door
 from prorl_zmq.brokers.rollout.action_queue import perform_queue
 from prorl_zmq.brokers.rollout.actions import Start
+from prorl_zmq.brokers.rollout.batch_runner import BatchRunner
 from prorl_zmq.brokers.rollout.front_door import FrontDoor
-from prorl_zmq.brokers.rollout.job_history import JobHistory
 from prorl_zmq.brokers.rollout.job_table import JobTable
 from prorl_zmq.brokers.rollout.jobs import Jobs
 from prorl_zmq.brokers.rollout.kept_blocks import KeptBlocks
 from prorl_zmq.brokers.rollout.quota import Quota
-from prorl_zmq.brokers.rollout.recent_results import RecentResults
 from prorl_zmq.brokers.rollout.result_store import REDELIVER_S, ResultStore
+from prorl_zmq.brokers.rollout.sized_cache import SizedCache
 from prorl_zmq.brokers.rollout.task_catalog import TaskCatalog
+from prorl_zmq.brokers.rollout.transition_log import TransitionLog
+from prorl_zmq.brokers.rollout.write_ahead import WriteAhead
 from prorl_zmq.config import RolloutBrokerSettings
 from prorl_zmq.security.rights import ANYBODY, Sender
 from prorl_zmq.wire import codec
-from prorl_zmq.wire.messages.base import MAX_FRAMES, PROTOCOL_VERSION, KeyRole, new_id
+from prorl_zmq.wire.messages.base import MAX_FRAMES, PROTOCOL_VERSION, Done, KeyRole, Refused, new_id
+from prorl_zmq.wire.messages.engines import WeightUpdate
 from prorl_zmq.wire.messages.front_door import (
     Accepted,
     Cancel,
@@ -39,7 +40,6 @@ from prorl_zmq.wire.messages.front_door import (
     Collected,
     FrontDoorReply,
     Hello,
-    Refused,
     ServiceStatus,
     Status,
     Submit,
@@ -48,6 +48,7 @@ from prorl_zmq.wire.messages.front_door import (
 )
 from prorl_zmq.wire.messages.jobs import Job, Outcome, Phase, Result
 from prorl_zmq.wire.messages.stages import StageReport, StartPhase, Task
+from prorl_zmq.wire.messages.watching import ListSteps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from prorl_zmq.wire.messages.stages import StageCommand
     from prorl_zmq.wire.sockets import Frame
 
+SAID = {"protocol": PROTOCOL_VERSION}
 MATH = Task("math", {"problem": "str", "answer": "int"}, optional=("answer",))
 
 
@@ -70,7 +72,7 @@ class Door:
         self.table = JobTable(settings.lease_s, settings.ready_limit, settings.heartbeat_s)
         self.results = ResultStore()
         self.journal = journal or MemoryJournal()
-        self.history = JobHistory()
+        self.history = TransitionLog()
         self.writes = WriteAhead(self.journal, self.table, self.results, self.history, lambda action: None)
         self.catalog = TaskCatalog()
         self.catalog.add(tasks)
@@ -83,7 +85,7 @@ class Door:
         """What stage processes were sent."""
         self.replies: dict[bytes, list[list[bytes]]] = {}
         self.jobs = Jobs(
-            self.table, self.results, self.history, self.quota, self.writes, KeptBlocks(10.0), RecentResults(2**20)
+            self.table, self.results, self.history, self.quota, self.writes, KeptBlocks(10.0), SizedCache(2**20)
         )
         self.batches = BatchRunner(self.jobs, self.catalog, settings.job_limit_bytes)
         self.door = FrontDoor(
@@ -105,9 +107,9 @@ class Door:
         self.replies.setdefault(client, []).append(rest)
         return True
 
-    def perform(self, actions: list[Action]) -> None:
+    def perform(self, actions: list[Action], at: float | None = None) -> None:
         self.jobs.queue.extend(actions)
-        perform_queue(self.jobs, self.batches, self.now, self.now)
+        perform_queue(self.jobs, self.batches, self.now, self.now if at is None else at)
 
     def send(self, *frames: bytes, client: bytes = b"client", sender: Sender = ANYBODY) -> None:
         self.door.handle([client, b"", *frames], self.now, sender)
@@ -164,6 +166,22 @@ def ids(reply: Any) -> list[str]:
     return [result.job_id for result in reply.results]
 
 
+# Weights --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("step", "path"), [("load", "/weights"), ("end", ""), ("set", "")])
+def test_weights_that_engines_serve_are_announced_to_batches(step: Any, path: str) -> None:
+    door = Door()
+    assert door.ask(WeightUpdate("w", step, 7, path)) == Done("w")
+    assert [version for version, _ in door.ask(ListSteps("steps")).weights] == [7]
+
+
+@pytest.mark.parametrize("step", ["begin", "cancel"])
+def test_a_step_after_which_engines_do_not_serve_the_weights_is_not_for_the_front_door(step: Any) -> None:
+    code, fields = (door := Door()).refusal(door.ask(WeightUpdate("w", step, 7)))
+    assert (code, fields["field"]) == ("malformed_message", "$.step")
+
+
 # Hello, status --------------------------------------------------------------------------------------------------------
 
 
@@ -176,7 +194,7 @@ def test_hello_says_what_a_client_has_to_know() -> None:
 
 def test_another_protocol_version_is_refused_by_name() -> None:
     door = Door()
-    code, fields = door.refusal(door.ask(Hello("hello", PROTOCOL_VERSION + 1)))
+    code, fields = door.refusal(door.ask(Hello("hello", protocol=PROTOCOL_VERSION + 1)))
     assert (code, fields) == ("version_mismatch", {"ours": PROTOCOL_VERSION, "theirs": PROTOCOL_VERSION + 1})
 
 
@@ -314,11 +332,11 @@ def test_a_service_without_stage_processes_is_busy() -> None:
         (b"\xc1garbage", "unknown", None),
         (b"\xdf\xff\xff\xff\xff", "unknown", None),
         (codec.pack({"request_id": "me"}), "me", "type"),
-        (codec.pack({"request_id": "me", "type": "dance"}), "me", "$.type"),
-        (codec.pack({"request_id": "me", "type": "submit"}), "me", "session"),
-        (codec.pack({"request_id": "me", "type": "hello", "colour": 1}), "me", "colour"),
+        (codec.pack(SAID | {"request_id": "me", "type": "dance"}), "me", "$.type"),
+        (codec.pack(SAID | {"request_id": "me", "type": "submit"}), "me", "session"),
+        (codec.pack(SAID | {"request_id": "me", "type": "hello", "colour": 1}), "me", "colour"),
         (codec.pack({"request_id": "me", "type": "hello", "protocol": "1"}), "me", "$.protocol"),
-        (codec.pack({"request_id": 5, "type": "hello"}), "unknown", "$.request_id"),
+        (codec.pack(SAID | {"request_id": 5, "type": "hello"}), "unknown", "$.request_id"),
     ],
 )
 def test_a_malformed_header_is_refused(header: bytes, request_id: str, field: str | None) -> None:
@@ -584,7 +602,7 @@ def waiting(door: Door, **sender: Any) -> None:
 def test_a_trace_is_held_until_the_rollout_has_an_address() -> None:
     door = Door()
     door.submit(job())
-    door.history.note(Start("run-1", StartPhase(job_id="a", attempt=1, phase=Phase.RUN), b""), 0.0, "n")
+    door.history.note(Start("run-1", StartPhase(job_id="a", attempt=1, phase=Phase.RUN), b"", "n"), 0.0)
     waiting(door)
     assert door.door.next_deadline() == 10.0
     door.housekeep(1.0)

@@ -12,14 +12,13 @@ from prorl_zmq.brokers.rollout.sessions import ENDED_LIMIT, JOBS_PER_TICK
 from prorl_zmq.errors import UnknownSession
 from prorl_zmq.security.rights import Sender
 from prorl_zmq.wire import codec
-from prorl_zmq.wire.messages.base import SESSIONS_LIMIT, KeyRole, new_id
+from prorl_zmq.wire.messages.base import SESSIONS_LIMIT, Done, KeyRole, new_id
 from prorl_zmq.wire.messages.batches import BatchOptions, Feed, NextGroup, OpenBatch, SessionAlive
 from prorl_zmq.wire.messages.front_door import (
     Accepted,
     EndSession,
     Hello,
     ListSessions,
-    Noted,
     SessionList,
     SessionRow,
     SessionStopped,
@@ -93,7 +92,7 @@ def test_a_client_that_comes_back_too_late_learns_why_its_jobs_are_gone() -> Non
     door = Door()
     submit(door, "a")
     wait_until(door, LEASE_S)
-    assert isinstance(door.ask(SessionAlive("alive", "s")), Noted), "nobody sees the answer to a renewal"
+    assert isinstance(door.ask(SessionAlive("alive", "s")), Done), "nobody sees the answer to a renewal"
     reply = door.ask(collect())
     assert door.refusal(reply) == ("session_ended", {"session": "s"})
     assert "its client was silent for 600 s" in reply.error.message

@@ -12,7 +12,8 @@ from prorl_zmq.brokers.rollout import turn_requests
 from prorl_zmq.data.trajectory import Role, TrajectoryBuilder, array_views
 from prorl_zmq.errors import MalformedMessage
 from prorl_zmq.wire import codec
-from prorl_zmq.wire.messages.front_door import FrontDoorReply, Refused
+from prorl_zmq.wire.messages.base import Refused
+from prorl_zmq.wire.messages.front_door import FrontDoorReply
 from prorl_zmq.wire.messages.jobs import BlockHandle, Phase
 from prorl_zmq.wire.messages.stages import PhaseDone, ShowTurns, StageReport, TurnsShown
 from prorl_zmq.wire.messages.watching import TURNS_WAIT_S, PeekTurns, TurnsPeeked, TurnsSoFar

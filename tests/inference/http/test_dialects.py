@@ -9,11 +9,8 @@ import pytest
 
 from prorl_zmq.errors import EngineFailed
 from prorl_zmq.inference.engine import checked
-from prorl_zmq.inference.http.completions import Completions
 from prorl_zmq.inference.http.dialect import LOADING, UNTOLD, Turn, version_number, with_version
-from prorl_zmq.inference.http.prorl import Prorl
-from prorl_zmq.inference.http.sglang import Sglang
-from prorl_zmq.inference.http.vllm_generate import VllmGenerate
+from prorl_zmq.inference.http.dialects import Completions, Prorl, Sglang, VllmGenerate
 from prorl_zmq.wire.messages.engines import VersionSpan
 from prorl_zmq.wire.messages.jobs import Sampling
 

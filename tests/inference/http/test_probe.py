@@ -9,7 +9,7 @@ from aiohttp import web
 from prorl_zmq.errors import ConfigError, EngineFailed
 from prorl_zmq.inference.http import probe as module
 from prorl_zmq.inference.http.connections import Connections
-from prorl_zmq.inference.http.probe import Found, Probe, vocabulary_of
+from prorl_zmq.inference.http.probe import Found, probe, vocabulary_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,7 +20,7 @@ DISABLED = {"error": {"message": "Scale-out endpoints are disabled. Restart with
 async def probed(url: str, api: Any = "auto", start_s: float = 10.0, **options: Any) -> Found:
     connections = Connections(url, retry_s=0.2)
     try:
-        return await Probe(connections, initial_version=2, start_s=start_s).find(api, **options)
+        return await probe(connections, api, initial_version=2, start_s=start_s, **options)
     finally:
         await connections.close()
 

@@ -27,7 +27,7 @@ from prorl_zmq import Job
 from prorl_zmq.data.trajectory import Role
 from prorl_zmq.errors import EngineFailed
 from prorl_zmq.inference.chat import ChatMessage, PastCall, ReadTurn
-from prorl_zmq.inference.chat_loading import load_chat_format
+from prorl_zmq.inference.chat.loading import load_chat_format
 from prorl_zmq.inference.engine import Generation
 from prorl_zmq.inference.http.turn_parser import PATH, TurnParser
 from prorl_zmq.inference.tokenizer import IM_END, encode

@@ -9,8 +9,8 @@ from chat_families import FAMILIES, make_tokenizer, save_tokenizer
 
 from prorl_zmq.data.trajectory import Role
 from prorl_zmq.inference.chat import ChatMessage
+from prorl_zmq.inference.chat.transformers_chat import TransformersChatFormat
 from prorl_zmq.inference.tool_calls.call import ToolCall
-from prorl_zmq.inference.transformers_chat import TransformersChatFormat
 from prorl_zmq.wire.messages.backends import ChatSettings
 
 if TYPE_CHECKING:

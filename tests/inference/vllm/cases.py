@@ -21,9 +21,9 @@ import uvloop
 from reference import Reference
 
 from prorl_zmq.errors import ProrlError
-from prorl_zmq.inference import vllm_engine
 from prorl_zmq.inference.engine import Generation, checked
-from prorl_zmq.inference.vllm_engine import VllmEngine
+from prorl_zmq.inference.vllm import vllm_engine
+from prorl_zmq.inference.vllm.vllm_engine import VllmEngine
 from prorl_zmq.wire.messages.jobs import Sampling
 
 FLAGS = ["--dtype=float32", "--enforce-eager", "--max-model-len=2048", "--kv-cache-memory-bytes=67108864"]

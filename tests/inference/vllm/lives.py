@@ -16,7 +16,7 @@ import uvloop
 from cases import FLAGS
 
 from prorl_zmq.errors import ProrlError
-from prorl_zmq.inference.vllm_engine import VllmEngine
+from prorl_zmq.inference.vllm.vllm_engine import VllmEngine
 from prorl_zmq.wire.messages.jobs import Sampling
 
 

@@ -12,7 +12,7 @@ import tiny_harness
 from prorl_zmq.errors import ConfigError, SandboxFailed
 from prorl_zmq.stages.harness import installation, package_installer
 from prorl_zmq.stages.harness.installation import RECORD, HarnessStore
-from prorl_zmq.tools.images.build_lock import locked
+from prorl_zmq.tools.images.kept_folder import locked
 from prorl_zmq.tools.sandbox.specification import Bind
 
 

@@ -13,7 +13,7 @@ from captured import segments_of
 from needed import lacking, usable
 
 from prorl_zmq.errors import ConfigError
-from prorl_zmq.inference.embedded_chat import EmbeddedChatFormat
+from prorl_zmq.inference.chat.embedded_chat import EmbeddedChatFormat
 from prorl_zmq.stages.harness.adapter import PyPI, load_adapter
 from prorl_zmq.stages.harness.installation import HarnessStore, default_root
 from prorl_zmq.stages.harness.package_installer import find_python

@@ -31,7 +31,7 @@ from scripted_policy import CHAT as EMBEDDED
 
 from prorl_zmq.data.trajectory import Role
 from prorl_zmq.inference.chat import ChatMessage
-from prorl_zmq.inference.transformers_chat import TransformersChatFormat
+from prorl_zmq.inference.chat.transformers_chat import TransformersChatFormat
 from prorl_zmq.stages.harness import harness_model
 from prorl_zmq.testing import tool_call
 from prorl_zmq.testing.scripted_engine import tokens_of

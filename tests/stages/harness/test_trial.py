@@ -14,7 +14,7 @@ import pytest
 import tiny_harness
 from captured import segments_of
 
-from prorl_zmq.inference.embedded_chat import EmbeddedChatFormat
+from prorl_zmq.inference.chat.embedded_chat import EmbeddedChatFormat
 from prorl_zmq.stages.harness.adapter import load_adapter
 from prorl_zmq.stages.harness.installation import HarnessStore, Installation
 from prorl_zmq.stages.harness.package_installer import PackageInstaller

@@ -3,8 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from prorl_zmq.tools.images.caching import decide
-from prorl_zmq.tools.images.image import Manifest, Mode, Recipe
+from prorl_zmq.tools.images.image import Manifest, Mode, Recipe, decide
 
 RECIPE = Recipe(
     source="/a",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from prorl_zmq.errors import ConfigError, SandboxFailed, SandboxUnavailable
-from prorl_zmq.tools.images import image_store
+from prorl_zmq.tools.images import image_store, kept_folder
 from prorl_zmq.tools.images.image import default_root, lock_image
 from prorl_zmq.tools.images.image_store import ImageStore
 
@@ -132,14 +132,14 @@ def test_the_image_of_a_name_stays_where_an_older_one_cannot_be_removed(
     with lock_image(first):
         second = store.build(str(tiny), "tiny", mode="scratch").image.path
     failures = iter([OSError(errno.EIO, "the disk fails")])
-    lock_alone = image_store.lock_alone
+    lock_alone = kept_folder.lock_alone
 
     def failing_once(path: Path) -> Any:
         for error in failures:
             raise error
         return lock_alone(path)
 
-    monkeypatch.setattr(image_store, "lock_alone", failing_once)
+    monkeypatch.setattr(kept_folder, "lock_alone", failing_once)
     with pytest.raises(SandboxFailed, match="the disk fails"):
         store.build(str(tiny), "tiny", mode="scratch")
     assert store.show("tiny").path == second

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from prorl_zmq.tools.images.build_lock import locked
+from prorl_zmq.tools.images.kept_folder import locked
 
 from .conftest import CLI, leftovers, needs_apptainer
 

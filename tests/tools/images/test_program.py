@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from prorl_zmq.errors import SandboxFailed
-from prorl_zmq.tools.images.private_namespaces import root_lacks_capabilities
+from prorl_zmq.tools.images.guard import root_lacks_capabilities
 from prorl_zmq.tools.images.program import LINE_LIMIT, run_program
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def test_mounts_stay_in_the_programs_own_namespace(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_root_of_a_user_namespace_has_all_capabilities_and_all_users(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    ask = "from prorl_zmq.tools.images.private_namespaces import *; print(root_lacks_capabilities())"
+    ask = "from prorl_zmq.tools.images.guard import *; print(root_lacks_capabilities())"
     script = f"chown 42:43 file && {sys.executable} -P -c '{ask}'"
     assert run(tmp_path, script, namespaces="user") == ["False"]
     assert ((tmp_path / "file").stat().st_uid, (tmp_path / "file").stat().st_gid) == (42, 43)

@@ -1,0 +1,418 @@
+"""The batches of all sessions: what clients ask of them, and the actions of the batch sampler.
+
+The sampler's launches become jobs of the session's batches (`in_batch`), accepted by the journal and the job table like
+a client's; their ends come back here from the queue of actions (`job_ended`). What a group's rollouts brought is among
+the results until its client has the group, or it is discarded. Each change of the sampler is noted in the journal in
+the same transaction as what caused it, so a restarted broker continues where this one was.
+
+Owns the sampler; no socket, clock or file.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import zmq
+
+from ...data.trajectory import oldest_version
+from ...errors import Busy, InvalidBatch, InvalidJob, JournalFailed, ProrlError
+from ...metrics import catalog
+from ...wire.messages.base import new_id
+from ...wire.messages.batches import BatchClosed
+from ..batches.batch_notes import WEIGHTS, notes_of, prompt_note, read_notes
+from ..batches.batch_records import CancelJobs, Discard, Launch, RememberedBatch, StartJobs
+from ..batches.batch_sampler import BatchSampler
+from ..batches.batch_view import batch_view, closed_view
+from ..batches.group_filters import keep_policy
+from ..batches.prompt import Prompt
+from ..batches.rollout_group import Rollout
+from ..job_frame import read_job
+from ..journal.records import holder_of
+from ..journal.segment_store import BlockLost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from ...wire.messages.batches import BatchOptions, BatchReport, BatchStatus
+    from ...wire.messages.jobs import Job
+    from ...wire.messages.watching import BatchView, ListSteps, StepList, ViewBatch
+    from ..batches.batch_records import BatchAction, BatchRecord, SamplerAction, SessionRecord
+    from ..batches.rollout_group import RolloutGroup
+    from ..journal.records import Finished, JobState
+    from .jobs import Jobs
+    from .task_catalog import TaskCatalog
+
+BATCH_LIMIT = 1024
+"""Most batches that are open at once."""
+PROMPT_LIMIT = 4096
+"""Most prompts of a batch that wait."""
+AGAIN_S = 1.0
+"""How long nothing is launched after the journal refused jobs."""
+PHASES = ("init", "run", "eval")
+
+log = logging.getLogger("prorl.rollout_broker")
+
+
+class BatchRunner:
+    def __init__(self, jobs: Jobs, catalog: TaskCatalog, job_limit_bytes: int) -> None:
+        self._jobs = jobs
+        self._catalog = catalog
+        self._job_limit_bytes = job_limit_bytes
+        self._sampler = BatchSampler(lambda prompt: prompt.job.job_id, jobs.table.worked_s)
+        self._batches = self._sampler.registry
+        self._prompts = 0
+        self._launch_at = 0.0
+        self._weights: dict[str, float] = {}
+        """Of each session's open batches, together."""
+        self._refusal = ""
+        """Why the journal refused jobs last."""
+        jobs.writes.collect_notes = self.note_changes
+
+    # What clients ask -------------------------------------------------------------------------------------------------
+
+    def open(self, session: str, batch_id: str, options: BatchOptions, now: float) -> BatchRecord:
+        """Open a batch, or give the one that is open under that id with the same options.
+
+        Raises:
+            InvalidBatch: another one has this id, or no batch can be like that.
+            Busy: too many are open.
+        """
+        known = self._batches.find(batch_id)
+        if known is not None:
+            if (known.session, known.options) != (session, options):
+                raise InvalidBatch(
+                    f"another batch is called {batch_id}, of other options or another session; ids must be unique",
+                    field="batch_id",
+                )
+            self._batches.heard(session, now)
+            return known
+        most = self._jobs.quota.most_jobs(_holder(session))
+        if options.group_size > most:
+            raise InvalidBatch(
+                f"a group of {options.group_size} is more than a session may hold here now ({most} jobs: max_jobs, "
+                "max_session_share)",
+                field="group_size",
+            )
+        if len(self._batches) >= BATCH_LIMIT:
+            raise Busy(f"{BATCH_LIMIT} batches are open, which is the limit; close some", retry_after_s=5.0)
+        self._enqueue(self._sampler.open(session, batch_id, options, keep_policy(options.keep), now, key=new_id()))
+        batch = self._batches.batch(batch_id)
+        batch.began_at = now if batch.groups or batch.prompts else None
+        return batch
+
+    def feed(self, batch: BatchRecord, start: int, frames: Sequence[bytes], now: float, *, last: bool) -> None:
+        """Take packed prompts for a batch; those that it was fed before are not taken again.
+
+        Raises:
+            InvalidBatch: prompts are missing before these.
+            Busy: enough prompts wait.
+            JournalFailed: the journal has no room for them.
+            UnknownTask, InvalidJob, JobTooLarge, MalformedMessage: the one at `place` is no job that could run here,
+                and none was taken.
+        """
+        if start > batch.fed:
+            raise InvalidBatch(
+                f"batch {batch.batch_id} was fed {batch.fed} prompts, and the next ones begin at {start}: does another "
+                "client feed it?",
+                field="start",
+            )
+        new = frames[batch.fed - start :]
+        stream = _holder(batch.session)
+        waiting = len(batch.prompts if batch.state == "open" else self._batches.sessions[batch.session].prompts)
+        if new and waiting + len(new) > PROMPT_LIMIT:
+            raise Busy(
+                f"{waiting} prompts wait, and {PROMPT_LIMIT} may; feed them as they are wanted", retry_after_s=1.0
+            )
+        size_bytes = sum(map(len, new))
+        self._jobs.quota.check(stream, 0, size_bytes)
+        if new:
+            self._jobs.writes.check_room(size_bytes)
+        jobs = [self._read(frame, place) for place, frame in enumerate(new, len(frames) - len(new))]
+        prompts = []
+        for job, frame in zip(jobs, new, strict=True):
+            self._prompts += 1
+            prompts.append(Prompt(self._prompts, batch.session, job, len(frame)))
+            self._jobs.writes.note(*prompt_note(prompts[-1], batch.batch_id, frame))
+            self._jobs.quota.prompts(stream, len(frame))
+        if new and batch.began_at is None:
+            batch.began_at = now
+        self._enqueue(self._sampler.feed(batch.batch_id, prompts, now, last=last))
+
+    def _read(self, frame: bytes, place: int) -> Job:
+        try:
+            job = read_job(frame, self._job_limit_bytes)
+            self._catalog.check(job)
+            if job.outside is not None:
+                raise InvalidJob(
+                    "a batch starts its own jobs, whose addresses no program outside knows: open each with "
+                    "`client.endpoint`",
+                    job_id=job.job_id,
+                    field="outside",
+                )
+        except ProrlError as error:
+            error.fields["place"] = place
+            raise
+        return job
+
+    def find(self, session: str, batch_id: str) -> BatchRecord:
+        """Return a batch of a session, to look at.
+
+        Raises:
+            UnknownBatch: there is none.
+        """
+        return self._batches.batch(batch_id, session)
+
+    def wanted_prompts(self, batch: BatchRecord) -> int:
+        """Return how many more prompts a batch could use soon: for as many jobs again as INIT and RUN have slots.
+
+        So the slots stay busy for a while when its client is at its own work, and asks for no groups.
+        """
+        room = max(1, self._jobs.table.working_slots())
+        return min(batch.wanted_prompts(room), PROMPT_LIMIT)
+
+    def acknowledge(self, batch: BatchRecord, group_ids: Iterable[str]) -> None:
+        for group in self._sampler.acknowledge(batch.batch_id, group_ids):
+            self._discard(group.session, [rollout.job_id for rollout in group.rollouts.values()])
+
+    def results(self, group: RolloutGroup) -> list[Finished] | None:
+        """Return the results of a whole group, by place; None: not all are safe yet."""
+        found = []
+        for index in range(group.size):
+            job_id = group.rollouts[index].job_id
+            finished = self._jobs.results.get(job_id)
+            if finished is None or self._jobs.results.is_held_back(job_id):
+                return None
+            found.append(finished)
+        return found
+
+    def mark_given(self, group: RolloutGroup, client_id: str, now: float) -> None:
+        self._sampler.mark_given(group, client_id, now)
+
+    def closed(self, session: str, request_id: str) -> BatchClosed | None:
+        """Return what a request was answered that has closed a batch; None if it has not."""
+        return self._batches.closed(session, request_id)
+
+    def close(self, batch: BatchRecord, request_id: str, now: float) -> BatchClosed:
+        """End a batch as a request asks; tell what it came to."""
+        status = batch.status()
+        self._enqueue(self._sampler.close(batch.batch_id, now))
+        reply = BatchClosed(request_id, status, batch.stats.report())  # with what was carried over, or cancelled
+        _count(reply.report)
+        self._sampler.note_closed(batch.session, reply)
+        return reply
+
+    def heard(self, session: str, now: float) -> None:
+        self._batches.heard(session, now)
+
+    def sessions(self) -> Mapping[str, SessionRecord]:
+        """Return the sessions that have batches, or carry groups, to look at."""
+        return self._batches.sessions
+
+    def end_session(self, session: str, now: float) -> int | None:
+        """Stop the batches of a session and forget them; return how many there were, None if it is unknown."""
+        record = self._batches.sessions.get(session)
+        if record is None:
+            return None
+        batches = len(record.batches)
+        self._enqueue(self._sampler.close_session(session, now))
+        return batches
+
+    def set_version(self, weight_version: int, now: float) -> None:
+        self._jobs.writes.note(WEIGHTS, msgspec.msgpack.encode(weight_version))
+        self._batches.steps.weights_changed(weight_version, now)
+        self._enqueue(self._sampler.set_version(weight_version, now))
+
+    def status(self, batch: BatchRecord) -> BatchStatus:
+        status = batch.status()
+        idle = batch.state == "open" and not batch.in_flight and bool(batch.groups or batch.prompts)
+        if idle and self._refusal:
+            return msgspec.structs.replace(status, problem=self._refusal)
+        if idle and self._jobs.quota.room(_holder(batch.session)) <= 0:
+            problem = (
+                "its session holds as much as it may (max_jobs, max_held_bytes, max_session_share): fetch groups, "
+                "close batches, or ask for smaller groups"
+            )
+            return msgspec.structs.replace(status, problem=problem)
+        return status
+
+    def statuses(self) -> tuple[BatchStatus, ...]:
+        return tuple(self.status(batch) for batch in self._batches.batches.values())
+
+    def view(self, request: ViewBatch, now: float, at: float) -> BatchView:
+        """Show a batch of any session, open or closed; `at` is `now` in seconds since 1970.
+
+        Raises:
+            UnknownBatch: there is none whose id begins so, or more than one.
+        """
+        batch, version = self._batches.look_for(request.batch_id), self._sampler.version
+
+        def wall(time: float | None) -> float | None:
+            return at - (now - time) if time is not None else None
+
+        if isinstance(batch, RememberedBatch):
+            return closed_view(request.request_id, batch, version, wall)
+        status = self.status(batch)
+        worked_s = self._jobs.table.worked_s
+        return batch_view(request.request_id, batch, status, version, lambda job_id: worked_s(job_id, now), wall)
+
+    def steps(self, request: ListSteps, now: float, at: float) -> StepList:
+        """List the batches that were closed last; `at` is `now` in seconds since 1970."""
+        return self._batches.steps.listed(request.request_id, now, at)
+
+    # What happens -----------------------------------------------------------------------------------------------------
+
+    def job_ended(self, finished: Finished, now: float) -> None:
+        """A batch's job has ended, and its result is kept."""
+        result = finished.result
+        if result.job_id not in self._sampler:
+            self._discard(finished.session, [result.job_id])
+        elif result.reward is not None and (oldest := self._oldest(finished)) is not None:
+            rollout = Rollout(result.job_id, result.reward, result.tokens, oldest, _seconds(finished))
+            catalog.STALENESS.observe(max(0, self._sampler.version - oldest))
+            self._enqueue(self._sampler.job_completed(rollout, now))
+            if not np.isfinite(result.reward):
+                self._discard(finished.session, [result.job_id])
+        else:
+            reason = result.error.code if result.error is not None else "no_reward"
+            self._enqueue(self._sampler.job_failed(result.job_id, reason, now))
+            self._discard(finished.session, [result.job_id])
+
+    def block_lost(self, finished: Finished, now: float) -> None:
+        """The trajectory of a batch's rollout is lost."""
+        self._enqueue(self._sampler.rollout_lost(finished.result.job_id, now))
+
+    def launch(self, now: float) -> None:
+        weights = self._batches.weights()
+        if weights != self._weights:
+            self._weights = weights
+            self._jobs.table.counts.weigh_batches(weights)
+        if now < self._launch_at or not weights:
+            return
+        of_task = _RoomByKey(self._jobs.table.room)
+        of_session = _RoomByKey(
+            lambda stream: self._jobs.quota.room(stream) if self._jobs.quota.may_start(stream) else 0
+        )
+
+        def may_start(prompt: Prompt) -> bool:
+            task, stream = prompt.job.task, _holder(prompt.session)
+            if of_task[task] <= 0 or of_session[stream] <= 0:
+                return False
+            of_task[task] -= 1
+            of_session[stream] -= 1
+            return True
+
+        self._enqueue(self._sampler.launch(may_start, now))
+
+    def tick(self, now: float) -> None:
+        self._enqueue(self._sampler.tick(now))
+
+    def note_changes(self) -> None:
+        changes = self._sampler.take_changes()
+        for prompt in changes.gone_prompts:
+            self._jobs.quota.prompts(_holder(prompt.session), -prompt.size_bytes)
+        for name, note in notes_of(changes).items():
+            self._jobs.writes.note(name, note)
+
+    def recover(
+        self, notes: Mapping[str, bytes], unfinished: Sequence[JobState], uncollected: Sequence[Finished], now: float
+    ) -> None:
+        """Continue the batches of an earlier broker, once the table and the result store have its jobs and results."""
+        jobs = {state.job_id for state in unfinished if state.in_batch}
+        results = {one.result.job_id: one for one in uncollected if one.in_batch}
+        found = read_notes(notes, lambda job_id: job_id in jobs or job_id in results, now)
+        for number, prompt in found.prompts.items():
+            self._prompts = max(self._prompts, number)
+            self._jobs.quota.prompts(_holder(prompt.session), prompt.size_bytes)
+        actions = self._sampler.restore(found.sessions.values(), found.batches, found.groups, found.weight_version, now)
+        known = {rollout.job_id for group in found.groups for rollout in group.rollouts.values()}
+        self._enqueue(actions)
+        for job_id in jobs:
+            if job_id not in self._sampler:
+                self._jobs.cancel(job_id, now)
+        for job_id, finished in results.items():
+            if job_id not in known:
+                self.job_ended(finished, now)
+        if found.sessions:
+            log.info("took up %d batches and %d groups from the journal", len(found.batches), len(found.groups))
+
+    # Actions ----------------------------------------------------------------------------------------------------------
+
+    def perform(self, action: BatchAction, now: float) -> None:
+        match action:
+            case StartJobs():
+                self._submit(action.launches, now)
+            case CancelJobs():
+                for job_id in action.job_ids:
+                    self._jobs.cancel(job_id, now)
+            case Discard():
+                for rollout in action.rollouts:
+                    finished = self._jobs.results.get(rollout.job_id)
+                    if finished is not None:
+                        self._discard(finished.session, [rollout.job_id])
+
+    def _enqueue(self, actions: list[SamplerAction]) -> None:
+        self._jobs.queue.extend(action for action in actions if isinstance(action, CancelJobs | Discard))
+        if launches := tuple(action for action in actions if isinstance(action, Launch)):
+            self._jobs.queue.append(StartJobs(launches))
+
+    def _submit(self, launches: tuple[Launch, ...], now: float) -> None:
+        jobs = [(one.session, *one.prompt.make_job(one.group_id, one.job_id)) for one in launches]
+        try:
+            self._jobs.submit(jobs, now, in_batch=True)  # their groups' notes first
+        except JournalFailed as error:
+            self._refusal = error.message
+            self._sampler.not_started([launch.job_id for launch in launches])
+            self._launch_at = now + AGAIN_S
+        else:
+            self._refusal = ""
+
+    def _discard(self, session: str, job_ids: list[str]) -> None:
+        self._jobs.discard(_holder(session), job_ids)
+
+    def _oldest(self, finished: Finished) -> int | None:
+        """Return the oldest weight version of a trajectory; the current one if nothing was generated, None if lost."""
+        result = finished.result
+        if result.kept is not None:
+            oldest = result.kept.oldest_version
+        elif finished.block is None:
+            oldest = -1
+        else:
+            try:
+                block = self._jobs.block(finished)
+            except BlockLost:
+                return None
+            buffer = block.buffer if isinstance(block, zmq.Frame) else block
+            oldest = oldest_version(buffer, result.tokens, result.turns)
+        return oldest if oldest >= 0 else self._sampler.version
+
+
+class _RoomByKey(dict[str, int]):
+    """How many jobs there is room for in several places, found out when it is first asked."""
+
+    def __init__(self, room: Callable[[str], int]) -> None:
+        super().__init__()
+        self._room = room
+
+    def __missing__(self, place: str) -> int:
+        self[place] = self._room(place)
+        return self[place]
+
+
+def _count(report: BatchReport) -> None:
+    for fate in ("kept", "dropped", "given_up"):
+        catalog.GROUPS_ENDED.add(fate, amount=getattr(report, f"{fate}_groups"))
+    for reason, rollouts in report.wasted.items():
+        catalog.ROLLOUTS_WASTED.add(reason, amount=rollouts)
+        catalog.ROLLOUTS_WASTED_SECONDS.add(reason, amount=report.wasted_s[reason])
+
+
+def _holder(session: str) -> str:
+    return holder_of(session, in_batch=True)
+
+
+def _seconds(finished: Finished) -> float:
+    timings = finished.result.timings
+    return sum(timings.get(phase, 0.0) for phase in PHASES)

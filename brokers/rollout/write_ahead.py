@@ -1,0 +1,261 @@
+"""First the journal, then the world: what a round of the rollout broker has changed, and what may be sent after it.
+
+Events and requests change the job table and the results at once; what they would have the broker send is kept here. At
+the end of the round all changes go to the journal as one transaction, and then everything is sent. So what has left the
+process is in the journal: a job that was accepted, a phase that was started, an outcome that a client was told.
+
+While the journal cannot be written (its disk is full, read-only or broken) nothing is sent and nothing is lost: the
+changes stay in memory and are tried again, new jobs are refused, and results wait. Then it writes what fits, first what
+makes room, so that clients which collect results get it going again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from ...errors import JournalFailed
+from ...metrics.catalog import JOBS_SUBMITTED, JOURNAL_WRITE_SECONDS
+from .actions import End, Stop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from ...wire.sockets import Frame
+    from ..journal.journal import Journal
+    from ..journal.records import Finished, JobState, StoredBlock, Submission
+    from .actions import Action
+    from .job_table import JobTable
+    from .result_store import ResultStore
+    from .transition_log import TransitionLog
+
+FIRST_PAUSE_S = 0.25
+MAX_PAUSE_S = 5.0
+"""Between two tries with a journal that cannot be written."""
+ACKNOWLEDGED_WITHIN_S = 0.05
+"""How long an acknowledgement may wait for others, or for something else to write: if it is lost with this process, the
+client is given the result again, and knows it."""
+MEMORY_LIMIT_BYTES = 256 * 2**20
+"""Trajectories of uncollected results that stay in memory; beyond it they are read back from the journal."""
+
+log = logging.getLogger("prorl.rollout_broker")
+
+
+class WriteAhead:
+    """Keeps what waits for the journal. `act` does what the job table decided; it must not raise."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        table: JobTable,
+        results: ResultStore,
+        transitions: TransitionLog,
+        act: Callable[[Action], None],
+        memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
+    ) -> None:
+        self._journal = journal
+        self._table = table
+        self._results = results
+        self._transitions = transitions
+        self._act = act
+        self._memory_limit_bytes = memory_limit_bytes
+        self._states: dict[int, JobState] = {}
+        self._ended: dict[int, Finished] = {}
+        self._acknowledged: list[int] = []
+        self._discarded: list[int] = []
+        self._notes: dict[str, bytes | None] = {}
+        self.collect_notes: Callable[[], None] = lambda: None
+        """Has the batches `note` what has changed of them."""
+        self._acknowledged_by = 0.0
+        """When the oldest of them is to be written down; 0.0: there is none."""
+        self._waiting: list[Action | Callable[[], object]] = []
+        self._stops: set[Stop] = set()
+        """Those among `_waiting`: stage processes' reports ask for them again and again."""
+        self._news: set[str] = set()
+        self._refusing = False
+        self._failure: JournalFailed | None = None
+        self._pause_s = 0.0
+        self._retry_at = 0.0
+
+    @property
+    def journal_id(self) -> str:
+        return self._journal.journal_id
+
+    @property
+    def journal_bytes(self) -> int:
+        return self._journal.size_bytes
+
+    @property
+    def retry_at(self) -> float | None:
+        """When to `settle` again although nothing happens; None: no need."""
+        if self.is_stuck:
+            return self._retry_at
+        return self._acknowledged_by or None
+
+    @property
+    def is_stuck(self) -> bool:
+        """The journal cannot be written, and something waits for it."""
+        return self._failure is not None and self._is_dirty
+
+    def perform(self, action: Action) -> None:
+        """Do what the job table decided, once it is safe."""
+        if isinstance(action, End):
+            finished = action.finished._replace(history=self._transitions.packed(action.finished.result.job_id))
+            self._states.pop(finished.sequence, None)
+            self._ended[finished.sequence] = finished
+            self._results.hold_back(finished)
+        elif not isinstance(action, Stop):
+            self._waiting.append(action)
+        elif action not in self._stops:
+            self._stops.add(action)
+            self._waiting.append(action)
+
+    def then(self, send: Callable[[], object]) -> None:
+        """Call `send` once all that has changed until now is safe."""
+        self._waiting.append(send)
+
+    def acknowledge(self, dropped: Iterable[Finished]) -> None:
+        self._acknowledged += [finished.sequence for finished in dropped]
+
+    def discard(self, dropped: Iterable[Finished]) -> None:
+        for finished in dropped:
+            if self._ended.pop(finished.sequence, None) is not None:
+                self._discarded.append(finished.sequence)
+            else:
+                self._acknowledged.append(finished.sequence)
+
+    def check_room(self, size_bytes: int) -> None:
+        if self.is_stuck and self._failure is not None:
+            raise self._refusal(self._failure)
+        self._journal.check_room(size_bytes)
+
+    def note(self, name: str, note: bytes | None) -> None:
+        """Keep a note of the batches under a name, in place of an earlier one; None: forget it."""
+        self._notes[name] = note
+
+    def replace(self, finished: Finished) -> None:
+        """Write a result again that has changed; it is held back until then."""
+        self._ended[finished.sequence] = finished
+        self._results.hold_back(finished)
+
+    def accept(
+        self,
+        jobs: Sequence[JobState],
+        now: float,
+        submission: Submission | None = None,
+        replaced: Sequence[int] = (),
+    ) -> None:
+        """Write new jobs, which the table does not know yet, in place of those results; then they are safe."""
+        self.settle(now, everything=True)  # an acknowledged result may have had the id of one of them
+        if self._failure is not None and now < self._retry_at:
+            raise self._refusal(self._failure)
+        began = time.perf_counter()
+        try:
+            self._journal.accept(jobs, submission, replaced)
+        except JournalFailed as error:
+            if not self._refusing:
+                log.error("new jobs are refused: %s", error.message)  # noqa: TRY400 - it says it all
+            self._refusing = True
+            raise self._refusal(error) from error
+        self._refusing = False
+        JOURNAL_WRITE_SECONDS.observe(time.perf_counter() - began)
+        for job in jobs:
+            JOBS_SUBMITTED.add(job.task)
+
+    def block(self, stored: StoredBlock) -> Frame:
+        return self._journal.block(stored)
+
+    def settle(self, now: float, *, everything: bool = False) -> None:
+        """Write what has changed, then send what waits for that; or neither, and retry later.
+
+        With `everything`, acknowledgements that could wait are written too.
+        """
+        self.collect_notes()
+        for state in self._table.take_changes(self._transitions.packed):
+            self._states[state.sequence] = state
+        if self._acknowledged and not self._acknowledged_by:
+            self._acknowledged_by = now + ACKNOWLEDGED_WITHIN_S
+        at_once = self._states or self._ended or self._discarded or self._notes or everything
+        can_wait = not at_once and now < self._acknowledged_by
+        if self._is_dirty and not can_wait and not self._write(now):
+            return
+        waiting, self._waiting = self._waiting, []
+        self._stops.clear()
+        for one in waiting:
+            if callable(one):
+                one()
+            else:
+                self._act(one)
+
+    def take_news(self) -> set[str]:
+        """Return the sessions that have got results since the last call."""
+        news, self._news = self._news, set()
+        return news
+
+    @property
+    def _is_dirty(self) -> bool:
+        return bool(self._states or self._ended or self._acknowledged or self._discarded or self._notes)
+
+    def _write(self, now: float) -> bool:
+        if self._failure is not None and now < self._retry_at:
+            return False
+        began = time.perf_counter()
+        try:
+            if self._failure is not None:
+                self._write_what_fits()
+            states = list(self._states.values())
+            ended = list(self._ended.values())
+            self._journal.write(states, ended, self._acknowledged, self._discarded, self._notes)
+        except JournalFailed as error:
+            self._fail(error, now)
+            return False
+        except Exception as error:
+            log.exception("the journal failed")  # a fault of ours must not take all jobs with it
+            self._fail(JournalFailed(f"the journal cannot be written: {type(error).__name__}: {error}"), now)
+            return False
+        self._states.clear()
+        self._ended.clear()
+        self._acknowledged, self._acknowledged_by = [], 0.0
+        self._discarded, self._notes = [], {}
+        JOURNAL_WRITE_SECONDS.observe(time.perf_counter() - began)
+        self._let_go(ended)
+        self._succeed()
+        return True
+
+    def _write_what_fits(self) -> None:
+        """Write in small parts: a part may fit where all together do not."""
+        forgotten = {name: note for name, note in self._notes.items() if note is None}
+        self._journal.write((), (), self._acknowledged, self._discarded, forgotten)
+        self._acknowledged, self._acknowledged_by = [], 0.0
+        self._discarded = []
+        for name in forgotten:
+            del self._notes[name]
+        for sequence, finished in tuple(self._ended.items()):
+            self._journal.write((), (finished,), ())
+            del self._ended[sequence]
+            self._let_go([finished])
+
+    def _let_go(self, ended: Iterable[Finished]) -> None:
+        for finished in ended:
+            full = self._results.memory_bytes > self._memory_limit_bytes
+            self._results.put(self._journal.unloaded(finished) if full else finished)
+            self._news.add(finished.holder)
+
+    def _fail(self, error: JournalFailed, now: float) -> None:
+        if self._failure is None:
+            log.error("%s; new jobs are refused until then, and what there is waits", error.message)
+        self._failure = error
+        self._pause_s = min(max(2 * self._pause_s, FIRST_PAUSE_S), MAX_PAUSE_S)
+        self._retry_at = now + self._pause_s
+
+    def _succeed(self) -> None:
+        if self._failure is not None:
+            log.warning("the journal is written again")
+            self._failure = None
+            self._pause_s = 0.0
+
+    def _refusal(self, error: JournalFailed) -> JournalFailed:
+        return JournalFailed(
+            f"{error.message}; no new jobs are taken until then", **{**error.fields, "retry_after_s": MAX_PAUSE_S}
+        )

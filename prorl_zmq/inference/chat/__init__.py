@@ -1,0 +1,168 @@
+"""How conversations become tokens: the interface between the agent loop and a model's chat template.
+
+Only new messages are ever tokenised. A `Conversation` gives the ids that open it, takes the policy's turns as the
+engine generated them, and gives the ids of what comes between a turn and the next. A template may change turns that the
+engine has seen (many drop old reasoning): then the conversation says so, and gives its whole prompt anew.
+
+Where another program leads the conversation (see `stages.harness`), there is a tree of turns and no `Conversation`: the
+format gives the ids that open one (`opening`), and those that follow any turn (`following`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ...data.trajectory import Role
+    from ..tool_calls.call import MalformedCall, ToolCall
+
+
+class PastCall(NamedTuple):
+    """A tool call in a turn that is told as context."""
+
+    call_id: str
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One message of a conversation."""
+
+    role: Role
+    content: str
+    reasoning: str | None = None
+    calls: tuple[PastCall, ...] = ()
+    """Of an assistant."""
+    call_id: str = ""
+    """Of a tool's answer: what it answers."""
+
+
+class Piece(NamedTuple):
+    """Tokens of a prompt that belong to one turn."""
+
+    role: Role
+    token_ids: NDArray[np.int32]
+    """int32 [M]"""
+    new_turn: bool = True
+    """False: they end the turn before, such as the token after the policy's last."""
+
+
+class Prompt(NamedTuple):
+    """What the engine is to see before the policy's next turn."""
+
+    pieces: tuple[Piece, ...]
+    """The last one opens the policy's turn."""
+    rewritten: bool = False
+    """The template changed what the engine saw: the pieces are the whole prompt, of a new segment. Otherwise they
+    follow what the engine has seen and generated."""
+
+
+class PolicyTurn(NamedTuple):
+    """What the policy said."""
+
+    text: str
+    """What follows its reasoning, with its tool calls; the token that ended the turn is left out. Empty if the turn
+    ended before its reasoning did."""
+    calls: tuple[ToolCall | MalformedCall, ...]
+    """In order; none of them from its reasoning."""
+
+
+class ReadTurn(NamedTuple):
+    """A turn of the policy, taken apart."""
+
+    reasoning: str | None
+    text: str
+    """What follows the reasoning, without the token that ended the turn."""
+    content: str
+    """The text before its first call."""
+    calls: tuple[ToolCall | MalformedCall, ...]
+    ended: bool
+    """Its last token is one that ends a turn."""
+    ended_by: str = ""
+    """That token, as far as it is known."""
+
+
+class Conversation(Protocol):
+    """One conversation under way. The calls alternate: `prompt`, `add_turn`, `add_tool_results`, `prompt` and so on."""
+
+    def prompt(self) -> Prompt:
+        """Return the ids before the policy's next turn.
+
+        Raises:
+            InvalidJob: the template refuses the messages (`field` is `messages`).
+        """
+
+    def add_turn(self, generated: NDArray[np.int32]) -> PolicyTurn:
+        """Take a turn of the policy, int32 [G], as the engine generated it, and read it.
+
+        Raises:
+            EngineFailed: an id is not in the vocabulary.
+        """
+
+    def add_tool_results(self, results: Sequence[str]) -> None:
+        """Answer the last turn's tool calls, one text for each of its `calls`."""
+
+
+class ChatFormat(Protocol):
+    """Tokenizer and chat template of one model. Has no state of any conversation, so that all jobs share it."""
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """The ids that end a turn of the policy."""
+
+    @property
+    def warning(self) -> str:
+        """What its users must know, such as that the model's tool calls are not read; empty: nothing."""
+
+    def conversation(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> Conversation:
+        """Begin a conversation.
+
+        Args:
+            messages: its opening; the last one is what the policy answers.
+            tools: the JSON schemas of what the policy may call, as `Tool.schema` gives them.
+        """
+
+    def opening(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> tuple[Piece, ...]:
+        """Return the ids of a whole conversation, turns of the policy among its messages; the last opens its next turn.
+
+        Raises:
+            InvalidJob: the template refuses the messages (`field` is `messages`).
+        """
+
+    def read_turn(self, generated: NDArray[np.int32], tools: Sequence[dict[str, Any]] = ()) -> ReadTurn:
+        """Read a turn of the policy, int32 [G], as the engine generated it; the tools type the arguments of its calls.
+
+        Raises:
+            EngineFailed: an id is not in the vocabulary.
+        """
+
+    def following(
+        self, turn: ReadTurn, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]
+    ) -> tuple[Piece, ...]:
+        """Return the ids that follow a turn of the policy, from the end of that turn to the opening of the next.
+
+        Nothing of what the engine has seen is told again, whatever the template would change of it.
+
+        Args:
+            turn: what the policy said.
+            messages: what came since. A tool's answer names a call of the turn by its number, from "0"; others are
+                taken in order.
+            tools: what the policy may call.
+
+        Raises:
+            InvalidJob: as `opening`.
+        """
+
+    def decode(self, token_ids: NDArray[np.int32]) -> str:
+        """Return the text of ids, special tokens included.
+
+        Raises:
+            EngineFailed: an id is not in the vocabulary.
+        """

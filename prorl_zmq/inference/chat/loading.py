@@ -1,0 +1,135 @@
+"""Chat formats by their settings: each is loaded once per process, and a failure answers for some seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from ...errors import ConfigError
+from ...system.threads import run_aside
+
+if TYPE_CHECKING:
+    from ...wire.messages.backends import ChatSettings
+    from . import ChatFormat
+
+log = logging.getLogger("prorl.chat")
+
+LOADED_FORMATS = 16
+"""Chat formats that one process keeps loaded."""
+LOADING_LIMIT_S = 120.0
+"""How long a tokenizer may take to load."""
+FAILURE_KEPT_S, HANGING_KEPT_S = 10.0, 600.0
+"""How long a failure to load answers for all who ask, before it is tried again; longer for a tokenizer that hung, since
+each try leaves a thread behind."""
+
+_LOCK = Lock()
+"""Guards `_LOADED`; never held while anything is loaded."""
+_LOADED: dict[ChatSettings, ChatFormat] = {}
+"""The one that was asked for last comes last."""
+_LOADING: dict[ChatSettings, asyncio.Task[None]] = {}
+_FAILED: dict[ChatSettings, tuple[float, Exception]] = {}
+"""Until when (monotonic clock, s) a failure answers."""
+
+
+async def chat_format(settings: ChatSettings) -> ChatFormat:
+    """Return the chat format of these settings; all who ask for one that is not loaded yet share one loading.
+
+    It loads in a thread of its own, so that a tokenizer that hangs, as on a network's file system, holds up only those
+    who need it. Cancelling leaves the loading to the others.
+
+    Raises:
+        ConfigError: as `load_chat_format`; or it did not load in time.
+    """
+    if (found := _loaded(settings)) is not None:
+        return found
+    until, failure = _FAILED.get(settings, (0.0, None))
+    if failure is None or time.monotonic() >= until:
+        _FAILED.pop(settings, None)
+        loading = _LOADING.get(settings)
+        if loading is None or loading.get_loop() is not asyncio.get_running_loop():
+            loading = _LOADING[settings] = asyncio.create_task(_load_aside(settings))
+        await asyncio.shield(loading)
+        if (found := _loaded(settings)) is not None:
+            return found
+        _, failure = _FAILED[settings]
+    assert failure is not None
+    raise failure.with_traceback(None)
+
+
+async def chat_warning(settings: ChatSettings) -> str:
+    """Return what users of a chat format must know; empty: nothing, or its tokenizer is not on this machine."""
+    if not os.path.isdir(settings.tokenizer):  # noqa: ASYNC240, PTH112 - as fast as any call
+        return ""
+    try:
+        return (await chat_format(settings)).warning
+    except ConfigError:
+        return ""  # the first job that needs it raises this
+
+
+async def _load_aside(settings: ChatSettings) -> None:
+    """Load a chat format, or note why it cannot be; never raises, since nobody may be left to be told."""
+    try:
+        async with asyncio.timeout(LOADING_LIMIT_S):
+            await run_aside(load_chat_format, settings)
+    except TimeoutError:
+        message = f"the tokenizer {settings.tokenizer} did not load in {LOADING_LIMIT_S:g} s: can its files be read?"
+        _note(settings, ConfigError(message, key="chat.tokenizer"), HANGING_KEPT_S)
+    except Exception as error:  # noqa: BLE001 - raised by `chat_format`
+        _note(settings, error, FAILURE_KEPT_S)
+    finally:
+        if _LOADING.get(settings) is asyncio.current_task():
+            del _LOADING[settings]
+
+
+def _note(settings: ChatSettings, error: Exception, kept_s: float) -> None:
+    now = time.monotonic()
+    for old in [key for key, (until, _) in _FAILED.items() if until < now]:
+        del _FAILED[old]
+    _FAILED[settings] = now + kept_s, error
+
+
+def load_chat_format(settings: ChatSettings) -> ChatFormat:
+    """Return the chat format of these settings; loading a tokenizer takes about a second, once per process.
+
+    May be called in any thread; blocks as long as the tokenizer's files do (see `chat_format`).
+
+    Raises:
+        ConfigError: there is no tokenizer or no chat template, or it cannot hold a conversation with tools.
+    """
+    if (found := _loaded(settings)) is not None:
+        return found
+    loaded = _load(settings)
+    if loaded.warning:
+        log.warning("%s: %s", settings.tokenizer, loaded.warning)
+    with _LOCK:
+        _LOADED.setdefault(settings, loaded)
+        while len(_LOADED) > LOADED_FORMATS:
+            del _LOADED[next(iter(_LOADED))]
+    return loaded
+
+
+def _loaded(settings: ChatSettings) -> ChatFormat | None:
+    with _LOCK:
+        found = _LOADED.pop(settings, None)
+        if found is not None:
+            _LOADED[settings] = found
+        return found
+
+
+def _load(settings: ChatSettings) -> ChatFormat:
+    if settings.kind == "embedded":
+        if settings.template_arguments:
+            message = "the small policy's chat format has no template, and so takes no template arguments"
+            raise ConfigError(message, key="chat.template_arguments")
+        from .embedded_chat import EmbeddedChatFormat
+
+        return EmbeddedChatFormat()
+    if not settings.tokenizer:
+        raise ConfigError("a chat format of kind transformers needs the tokenizer's directory", key="chat.tokenizer")
+    from .transformers_chat import TransformersChatFormat
+
+    return TransformersChatFormat.load(settings)

@@ -1,0 +1,267 @@
+"""One conversation by a chat template (see `transformers_chat`).
+
+Where the messages of a rendered conversation end is found by rendering its beginnings, which for all of them would cost
+the square of their number. So only `RENDERED_BEGINNINGS` are; what further messages of a role stand between is known by
+then, and a message that does not stand so is one piece with what follows it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from ...data.trajectory import Role
+from ...errors import InvalidJob
+from ..tool_calls.call import MalformedCall, ToolCall
+from . import Piece, PolicyTurn, Prompt
+from .history import UNKNOWN_TOOL
+from .skeleton import RENDERED_BEGINNINGS, ChatSkeleton, Measure, Shape, TurnShape
+from .template import TemplateRefused, marker
+from .traits import WrittenCall, text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from .chat_tokenizer import ChatTokenizer
+    from .template import ChatTemplate, Message
+    from .traits import TemplateTraits
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A turn of the policy, as far as it is needed to go on."""
+
+    text: str
+    """Without its reasoning."""
+    reasoning: str | None
+    calls: tuple[ToolCall | MalformedCall, ...]
+    call_ids: tuple[str, ...]
+    shape: TurnShape
+    ended_by: str
+    """The token that ended it; empty: it was cut off."""
+    results: tuple[str, ...] = ()
+
+
+class _End(NamedTuple):
+    """Where in a rendered conversation a message ends."""
+
+    length: int
+    """Of the text up to there."""
+    role: Role
+    messages: int
+    """Messages up to there."""
+
+
+class TemplateParts(Protocol):
+    """What a conversation needs of its chat format."""
+
+    template: ChatTemplate
+    traits: TemplateTraits
+    tokenizer: ChatTokenizer
+    skeleton: ChatSkeleton
+    rewrites: bool
+
+    def decode_turn(self, generated: NDArray[np.int32]) -> tuple[str, str]: ...
+
+
+class TransformersConversation:
+    """Implements `chat.Conversation`."""
+
+    def __init__(
+        self,
+        chat: TemplateParts,
+        opening: Sequence[Message],
+        roles: Sequence[Role],
+        shown: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]],
+    ) -> None:
+        self._chat = chat
+        self._traits = chat.traits
+        self._opening = list(opening)
+        self._roles = list(roles)
+        self._shown = list(shown)
+        """The tools that the template is given."""
+        self._tools = list(tools)
+        self._tool_names = frozenset(str(tool.get("function", tool).get("name", "")) for tool in tools)
+        self._turns: list[_Turn] = []
+        """All of them where the template may rewrite them; otherwise the last."""
+        self._calls = 0
+        self._last_whole: tuple[str, list[_End]] = ("", [])
+        """The text that was last rendered whole, and where its messages end."""
+
+    def prompt(self) -> Prompt:
+        """Return the ids before the policy's next turn.
+
+        Raises:
+            InvalidJob: the template refuses the messages (`field` is `messages`).
+        """
+        try:
+            if not self._turns:
+                return Prompt(self._whole(self._opening, self._roles))
+            if self._measure().rewritten and self._chat.rewrites:
+                with suppress(TemplateRefused):  # such as of a call that could not be read: what was seen stays
+                    return Prompt(self._whole(*self._history()), rewritten=True)
+            return Prompt(self._continuation())
+        except TemplateRefused as error:
+            message = f"the model's chat template refuses the conversation: {error}"
+            raise InvalidJob(message, field="messages") from error
+
+    def add_turn(self, generated: NDArray[np.int32]) -> PolicyTurn:
+        """Take a turn of the policy, int32 [G], as the engine generated it, and read it.
+
+        Raises:
+            EngineFailed: an id is not in the vocabulary.
+        """
+        whole, ended_by = self._chat.decode_turn(generated)
+        reasoning, text = self._traits.split(whole)
+        calls = tuple(self._traits.calls(text, ended_by, self._tools))
+        names = tuple(self._name(call) for call in calls)
+        turn = _Turn(
+            text,
+            reasoning,
+            calls,
+            self._ids(calls),
+            TurnShape(reasoning is not None, names, self._traits.writes_calls),
+            ended_by,
+        )
+        if not self._chat.rewrites:
+            self._turns.clear()
+        self._turns.append(turn)
+        return PolicyTurn(text, calls)
+
+    def add_tool_results(self, results: Sequence[str]) -> None:
+        """Answer the last turn's tool calls, one text for each."""
+        turn = self._turns[-1]
+        if len(results) != len(turn.calls):
+            raise ValueError(f"{len(turn.calls)} calls, {len(results)} answers")
+        self._turns[-1] = replace(turn, results=tuple(results))
+
+    def _name(self, call: ToolCall | MalformedCall) -> str:
+        return call.name if isinstance(call, ToolCall) and call.name in self._tool_names else UNKNOWN_TOOL
+
+    def _ids(self, calls: Sequence[ToolCall | MalformedCall]) -> tuple[str, ...]:
+        """Return the ids that answers name: what the policy wrote, if it is one, or else a number of ours."""
+        ids: list[str] = []
+        for call in calls:
+            self._calls += 1
+            own = call.call_id if isinstance(call, ToolCall) else ""
+            ids.append(self._traits.call_id(self._calls, self._name(call), own))
+        return tuple(ids)
+
+    def _measure(self) -> Measure:
+        """Measure the conversation, the last turn's calls as part of its text if the template refuses them."""
+        try:
+            return self._chat.skeleton.measure(self._shape())
+        except TemplateRefused:  # such as of more than one call in a turn
+            turn = self._turns[-1]
+            self._turns[-1] = replace(turn, shape=turn.shape._replace(written=False))
+            return self._chat.skeleton.measure(self._shape())
+
+    def _continuation(self) -> tuple[Piece, ...]:
+        turn = self._turns[-1]
+        results, cut = self._chat.tokenizer.guard(turn.results)
+        before = self._calls - len(turn.calls)
+        text, boundaries = self._chat.skeleton.continuation(
+            self._shape(), results, turn.call_ids, ended_by=turn.ended_by, calls_before=before
+        )
+        closing, *answers, opening = self._chat.tokenizer.encode(text, boundaries, cut, turn.ended_by, inside=True)
+        pieces = [Piece(Role.ASSISTANT, closing, new_turn=False), *(Piece(Role.TOOL, ids) for ids in answers)]
+        return (*(piece for piece in pieces if len(piece.token_ids)), Piece(Role.ASSISTANT, opening))
+
+    def _shape(self) -> Shape:
+        roles = tuple(message["role"] for message in self._opening)
+        return Shape(roles, bool(self._shown), tuple(turn.shape for turn in self._turns[-2:]))
+
+    def _history(self) -> tuple[list[Message], list[Role]]:
+        """Return the whole conversation as messages, with their roles."""
+        messages, roles = list(self._opening), list(self._roles)
+        for turn in self._turns:
+            content, calls = self._traits.said(turn.text), []
+            if turn.shape.written and all(isinstance(call, ToolCall) for call in turn.calls):
+                content = self._traits.before_calls(turn.text)
+                calls = [
+                    WrittenCall(call.name, call.arguments, call_id)
+                    for call, call_id in zip(turn.calls, turn.call_ids, strict=True)
+                    if isinstance(call, ToolCall)
+                ]
+            reasoning = None if turn.reasoning is None else turn.reasoning.strip("\n")
+            answered = [WrittenCall(name, {}, id_) for name, id_ in zip(turn.shape.calls, turn.call_ids, strict=True)]
+            answers = self._traits.results(turn.results, answered)
+            messages += [self._traits.turn(content.strip("\n"), reasoning, calls), *answers]
+            roles += [Role.ASSISTANT, *[Role.TOOL] * len(answers)]
+        return messages, roles
+
+    def _whole(self, messages: Sequence[Message], roles: Sequence[Role]) -> tuple[Piece, ...]:
+        """Return the pieces of a whole conversation, one for each message where the template allows it."""
+        template, tokenizer = self._chat.template, self._chat.tokenizer
+        (messages, tools), cut = tokenizer.guard((list(messages), self._shown))
+        text = template.render(messages, tools, opened=True)
+        ends = self._known_ends(text)
+        front = self._front(messages, tools, text) if not ends and roles[0] != Role.SYSTEM else 0
+        if front:
+            ends.append(_End(front, Role.SYSTEM, 0))
+        known = ends[-1].messages if ends else 0
+        for number in range(known + 1, min(known + RENDERED_BEGINNINGS, len(roles)) + 1):
+            start, length = ends[-1].length if ends else 0, template.length_in(text, messages[:number], tools)
+            # A message that is told with a later one has no text yet, only the token that begins all.
+            if length > start and (start or tokenizer.without_tokens(text[:length]).strip()):
+                ends.append(_End(length, roles[number - 1], number))
+        if len(roles) > known + RENDERED_BEGINNINGS:
+            self._add_ends_alike(text, messages, tools, roles, ends)
+        self._last_whole = text, ends
+        *contents, opening = tokenizer.encode(text, [end.length for end in ends], cut)
+        pieces = [Piece(end.role, ids) for end, ids in zip(ends, contents, strict=True)]
+        return (*(piece for piece in pieces if len(piece.token_ids)), Piece(Role.ASSISTANT, opening))
+
+    def _known_ends(self, text: str) -> list[_End]:
+        """Return the ends that were found the last time and still are: what is not new is not looked at again."""
+        before, ends = self._last_whole
+        changed = bisect_right(ends, 0, key=lambda end: not text.startswith(before[: end.length]))
+        return ends[:changed]
+
+    def _add_ends_alike(
+        self, text: str, messages: Sequence[Message], tools: Sequence[Any], roles: Sequence[Role], ends: list[_End]
+    ) -> None:
+        """Add the ends of the messages that stand between what the last one of their role did, and the text's end."""
+        frames: dict[Role, tuple[str, str]] = {}
+        for one, end in pairwise(ends):
+            content = text_of(messages[end.messages - 1]).strip()
+            written = text[one.length : end.length]
+            if end.messages == one.messages + 1 and content and written.count(content) == 1:
+                before, _, after = written.partition(content)
+                frames[end.role] = before, after
+        start = ends[-1].length if ends else 0
+        for number in range(ends[-1].messages if ends else 0, len(roles)):
+            frame = frames.get(roles[number])
+            written = text_of(messages[number])
+            lengths = (
+                len(frame[0]) + len(content) + len(frame[1])
+                for content in (written, written.strip())
+                if frame and text.startswith(f"{frame[0]}{content}{frame[1]}", start)
+            )
+            length = next(lengths, 0)
+            following = frames.get(roles[number + 1], ("", "")) if number + 1 < len(roles) else ("", "")
+            if not length or not text.startswith(following[0], start + length):
+                break
+            start += length
+            ends.append(_End(start, roles[number], number + 1))
+        if ends and ends[-1].messages < len(roles):
+            rendered = self._chat.template.length_in(text, messages, tools)
+            if rendered > ends[-1].length:
+                ends.append(_End(rendered, roles[-1], len(roles)))
+
+    def _front(self, messages: Sequence[Message], tools: Sequence[Any], text: str) -> int:
+        """Return the characters that the template says of its own before the first message, such as the tools'."""
+        marked = [{**messages[0], "content": marker("first")}, *messages[1:]]
+        before, found, _ = self._chat.template.render_or_not(marked, tools).partition(marker("first"))
+        header = self._traits.user_header
+        if not (found and header and before.endswith(header) and text.startswith(before)):
+            return 0
+        front = before.removesuffix(header)
+        return len(front) if self._chat.tokenizer.without_tokens(front).strip() else 0

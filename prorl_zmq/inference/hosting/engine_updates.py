@@ -1,0 +1,193 @@
+"""The update of weights that somebody has begun on one engine, if any: its two halves, its limit, and who may end it.
+
+The engine host owns one beside its engine. An update is begun (the engine stops), and then ended, cancelled, given up
+when its limit has passed (the trainer has died), or ended by a load that the engine does itself. One update at a time;
+calls that change weights pass in the order in which they came. What an engine does in each half is its own affair (see
+`Engine.begin_update`); what a trainer does to the weights in between, nobody here knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...errors import EngineFailed, UpdateInProgress, UpdateNotBegun
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ...wire.messages.engines import UpdateMode
+    from ..engine import Engine
+
+AGAIN_S = 10.0
+"""Between two tries to have an engine go on whose trainer died."""
+
+log = logging.getLogger("prorl.engine")
+
+
+@dataclass(slots=True, eq=False)
+class _Begun:
+    """An update from its begin on."""
+
+    weight_version: int
+    stopping: asyncio.Task[None]
+    """Done when nothing is generated any more."""
+    limit: asyncio.TimerHandle
+
+
+class EngineUpdates:
+    """Changes the weights of one engine; made and used on its loop."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._begun: _Begun | None = None
+        self._one_change = asyncio.Lock()
+        self._giving_up: set[asyncio.Task[None]] = set()
+
+    async def begin(self, weight_version: int, mode: UpdateMode, limit_s: float) -> None:
+        """Stop generating, as `mode` says; return when nothing is generated. Begun again, the limit begins anew.
+
+        Raises:
+            UpdateInProgress: an update to another version was begun.
+            EngineFailed: the engine could not stop, and goes on; or the update was given up meanwhile.
+        """
+        self._check_none_but(weight_version)
+        loop = asyncio.get_running_loop()
+        if self._begun is None:
+            stopping = loop.create_task(self._stop(mode), name=f"begin update {weight_version}")
+            stopping.add_done_callback(lambda task: task.cancelled() or task.exception())  # who waits for it, has it
+            self._begun = _Begun(weight_version, stopping, loop.call_later(limit_s, self._limit_passed, limit_s))
+        else:
+            self._begun.limit.cancel()
+            self._begun.limit = loop.call_later(limit_s, self._limit_passed, limit_s)
+        begun = self._begun
+        await asyncio.wait([begun.stopping])
+        if begun.stopping.cancelled():
+            raise EngineFailed(f"the update to weights {weight_version} was taken back before generating had stopped")
+        if begun.stopping.exception() is not None:
+            self._forget(begun)
+            begun.stopping.result()
+
+    async def end(self, weight_version: int) -> None:
+        """Go on, with these weights. Ended again, it does nothing.
+
+        Raises:
+            UpdateInProgress: an update to another version was begun.
+            UpdateNotBegun: none was, and the engine serves another version.
+            EngineFailed: the engine could not go on; the end may be tried again.
+        """
+        self._check_none_but(weight_version)
+        begun = self._begun
+        if begun is not None:
+            await asyncio.wait([begun.stopping])
+        async with self._one_change:
+            if begun is not None and self._begun is begun:
+                await self._engine.end_update(weight_version)
+                self._forget(begun)
+            elif self._engine.weight_version != weight_version:
+                raise UpdateNotBegun(
+                    f"no update to weights {weight_version} was begun here, or it was given up; the engine serves "
+                    f"{self._engine.weight_version}",
+                    weight_version=weight_version,
+                )
+
+    async def cancel(self, weight_version: int) -> None:
+        """Go on with the weights that the engine has, if an update to this version was begun.
+
+        Raises:
+            UpdateInProgress: an update to another version was begun.
+            EngineFailed: the engine could not go on; the call may be made again.
+        """
+        self._check_none_but(weight_version)
+        if self._begun is not None:
+            await self._take_back(self._begun)
+
+    async def load(self, path: Path, weight_version: int, mode: UpdateMode) -> None:
+        """Have the engine load weights itself: all of an update, or the rest of one that was begun for this version.
+
+        Raises:
+            UpdateInProgress: an update to another version was begun.
+            InvalidWeights: they cannot be used; the engine goes on with those that it has.
+            EngineFailed: the engine cannot take new weights, or failed on the way.
+        """
+        self._check_none_but(weight_version)
+        begun = self._begun
+        if begun is not None:
+            begun.limit.cancel()  # a load has limits of its own
+            await asyncio.wait([begun.stopping])
+        async with self._one_change:
+            try:
+                await self._engine.update_weights(path, weight_version, mode)
+            finally:
+                if begun is not None:
+                    self._forget(begun)
+
+    async def set_version(self, weight_version: int) -> None:
+        """Call the engine's weights this, from the next token on.
+
+        Raises:
+            UpdateInProgress: an update was begun.
+            EngineFailed: the engine is gone.
+        """
+        self._check_none_but(None)
+        async with self._one_change:
+            await self._engine.set_weight_version(weight_version)
+
+    async def close(self) -> None:
+        """Forget an update that was begun; the engine is closed already. May be called again."""
+        begun = self._begun
+        if begun is not None:
+            self._forget(begun)
+            begun.stopping.cancel()
+            await asyncio.wait([begun.stopping])
+        for task in tuple(self._giving_up):
+            task.cancel()
+
+    async def _stop(self, mode: UpdateMode) -> None:
+        async with self._one_change:
+            await self._engine.begin_update(mode)
+
+    async def _take_back(self, begun: _Begun) -> None:
+        begun.stopping.cancel()  # where it drains still
+        await asyncio.wait([begun.stopping])
+        async with self._one_change:
+            if self._begun is begun:
+                await self._engine.end_update(None)
+                self._forget(begun)
+
+    def _limit_passed(self, limit_s: float) -> None:
+        task = asyncio.get_running_loop().create_task(self._give_up(limit_s), name="give up an update")
+        self._giving_up.add(task)
+        task.add_done_callback(self._giving_up.discard)
+
+    async def _give_up(self, limit_s: float) -> None:
+        begun = self._begun
+        if begun is None:
+            return
+        log.warning(
+            "the update to weights %d did not end within %g s (is the trainer alive?); going on with weights %d",
+            begun.weight_version,
+            limit_s,
+            self._engine.weight_version,
+        )
+        try:
+            await self._take_back(begun)
+        except EngineFailed as error:
+            log.warning("the engine could not go on, and is asked again: %s", error.message)
+            if self._begun is begun:
+                begun.limit = asyncio.get_running_loop().call_later(AGAIN_S, self._limit_passed, limit_s)
+
+    def _forget(self, begun: _Begun) -> None:
+        begun.limit.cancel()
+        if self._begun is begun:
+            self._begun = None
+
+    def _check_none_but(self, weight_version: int | None) -> None:
+        begun = self._begun
+        if begun is not None and begun.weight_version != weight_version:
+            raise UpdateInProgress(
+                f"an update to weights {begun.weight_version} was begun and has not ended; end or cancel it first",
+                weight_version=begun.weight_version,
+            )

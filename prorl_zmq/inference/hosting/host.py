@@ -1,0 +1,462 @@
+"""The engine host: one engine behind a ROUTER, and its registration with the backend broker.
+
+    anyone ⇄ ROUTER, bound here           `AnyEngineRequest` / `AnyEngineReply`
+    DEALER ⇄ backend broker's ROUTER      see `registration`
+
+The host owns the generations under way, by request id. A client that lost its connection sends its requests again: one
+that still runs is not run twice, its answer goes to where it was asked from last; one that is not known is run, which
+is always right, since an engine keeps nothing between requests. On SIGTERM or SIGINT the host takes itself off the
+broker's list, answers what still runs with `EngineFailed` (updates, if they do not end soon), and exits with 0; killed,
+it is missed by the broker's lease and by its clients' sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.metadata import version
+from operator import index
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import uvloop
+import zmq
+
+from ...errors import ConfigError, EngineFailed, ErrorInfo, InternalError, InvalidWeights, MalformedMessage, ProrlError
+from ...metrics import catalog
+from ...metrics.reporter import MetricsReporter
+from ...security.keyring import WORKER, Keyring
+from ...security.rights import Listener
+from ...security.zap_authenticator import ZapAuthenticator
+from ...system.logs import about_job
+from ...system.memory import give_memory_back
+from ...system.processes import stop_signals
+from ...system.traces import span, tracing
+from ...system.used_memory import used_memory
+from ...wire import codec
+from ...wire.async_socket import AsyncSocket
+from ...wire.messages.backends import Backend, EngineLoad
+from ...wire.messages.base import Refused, WeightVersion, new_id
+from ...wire.messages.engines import (
+    Abort,
+    AnyEngineRequest,
+    EngineHealth,
+    EngineReady,
+    Generate,
+    Generated,
+    WeightUpdate,
+)
+from ...wire.request_routing import ENGINE_HOST, convert_request
+from ...wire.sockets import PROMPT_FRAME_BYTES, open_socket, split_envelope
+from ..chat.loading import chat_warning
+from ..engine import as_plain
+from .engine_updates import EngineUpdates
+from .registration import Registration
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from ...wire.messages.engines import AnyEngineReply
+    from ...wire.sockets import Frame
+    from ..engine import Engine, Generation
+
+HEARTBEAT_S = 1.0
+HEALTH_S = 5.0
+"""Longest time that an engine may take to say that it is well; the broker's lease must be longer."""
+UPDATES_S = 2.0
+"""Longest wait, when closing, for new weights that are being read."""
+
+CANNOT_START = "cannot start: "
+"""Begins the last line of a host whose engine cannot start; behind it is the root cause."""
+
+log = logging.getLogger("prorl.engine")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostOptions:
+    """Where and as what an engine is served."""
+
+    endpoint: str
+    """Where to bind (`ipc://PATH` or `tcp://HOST:PORT`, where PORT may be `*`)."""
+    backend_broker: str
+    """The backend broker's endpoint."""
+    find_backend_broker: Callable[[], str] | None = None
+    """Returns where it is now, or nothing; None: it does not move."""
+    backend_id: str
+    """The name to register under."""
+    node: str = "local"
+    weight: float = 1.0
+    """How many jobs it takes beside others."""
+    max_in_flight: int = 0
+    """Jobs at once beyond which it counts as full; 0: what the engine says."""
+    heartbeat_s: float = HEARTBEAT_S
+    insecure: bool = False
+    """Allow plaintext TCP beyond loopback."""
+    keys: Path | None = None
+    """The key folder; None: that of `$PRORL_KEYS`, or none."""
+    run_dir: Path | None = None
+    """Whose collector gets metrics; None: nobody."""
+    warning: str = ""
+    """What users must know of how the engine's model is understood."""
+
+
+class EngineHost:
+    """Serves one engine until it is closed; made and used on a running loop.
+
+    Raises:
+        InvalidEndpoint, EndpointInUse: the endpoint cannot be bound.
+        ConfigError: the key folder is not private, or lacks a key.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], engine: Engine, options: HostOptions) -> None:
+        self._engine = engine
+        self._options = options
+        self._life = new_id()
+        keyring = Keyring.load(options.keys, WORKER)
+        self._authenticator = ZapAuthenticator(context, keyring, insecure=options.insecure)
+        router = open_socket(context, zmq.ROUTER, PROMPT_FRAME_BYTES)
+        try:
+            self.endpoint = self._authenticator.bind(router, options.endpoint, Listener.ENGINE)
+            self._authenticator.attend()
+            self._registration = Registration(
+                context,
+                options.backend_broker,
+                self._backend(),
+                keyring,
+                self._authenticator.allow_list,
+                options.find_backend_broker,
+            )
+        except BaseException:
+            self._authenticator.close()
+            router.close()
+            raise
+        self._router = AsyncSocket(router, self._receive, copied=0)  # only a frame knows whose it is
+        self._generations: dict[str, asyncio.Task[None]] = {}
+        self._envelopes: dict[str, Sequence[Frame]] = {}
+        """Where the answer to each generation goes."""
+        self._updates = EngineUpdates(engine)
+        self._updating: set[asyncio.Task[None]] = set()
+        self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
+        self._reported = (time.monotonic(), 0)
+        """When the last heartbeat was, and the tokens generated until then."""
+        self._problem = ""
+        self._closing = False
+        self._reporter: MetricsReporter | None = None
+        if options.run_dir is not None:
+            self._reporter = MetricsReporter(options.run_dir, "engine", self._set_gauges)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Register, serve until `stop` is set, and close.
+
+        Raises:
+            EngineFailed: the engine will never serve again.
+        """
+        metrics = asyncio.create_task(self._reporter.report_forever()) if self._reporter is not None else None
+        try:
+            while not stop.is_set():
+                problem = await self._ask_health()
+                self._registration.announce(self._weight_version(), self._load(), problem)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stop.wait(), self._options.heartbeat_s)
+        finally:
+            if metrics is not None:
+                metrics.cancel()
+            await self.close()
+
+    async def close(self) -> None:
+        """Leave the backend broker, refuse what still runs, and close the engine and the sockets. May be repeated."""
+        if self._closing:
+            return
+        self._closing = True
+        await self._engine.close()
+        await self._updates.close()
+        tasks = [*self._generations.values(), *self._updating]
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=UPDATES_S)
+            for task in late:
+                task.cancel()
+            await asyncio.wait(tasks, timeout=UPDATES_S)
+        await self._registration.close()
+        self._router.close(linger_ms=200)
+        self._authenticator.close()
+        if self._reporter is not None:
+            self._reporter.close()
+
+    def _set_gauges(self) -> None:
+        catalog.ENGINE_RUNNING.set(len(self._generations), self._options.backend_id)
+        catalog.ENGINE_UNWELL.set(bool(self._problem), self._options.backend_id)
+
+    def _backend(self) -> Backend:
+        options, engine = self._options, self._engine.description
+        backend = Backend(
+            backend_id=options.backend_id,
+            endpoint=self.endpoint,
+            curve_key=self._authenticator.curve_key(self.endpoint),
+            model=engine.model,
+            chat=engine.chat,
+            weight_version=self._weight_version(),
+            node=options.node,
+            weight=options.weight,
+            max_in_flight=options.max_in_flight or engine.max_in_flight,
+            context_tokens=engine.context_tokens,
+            logprobs_mode=engine.logprobs_mode,
+            life=self._life,
+            version=version("prorl-zmq"),
+            warning=options.warning,
+        )
+        try:
+            checked: Backend = codec.decode(codec.encode(backend), Backend)
+        except MalformedMessage as error:
+            message = f"{CANNOT_START}the engine describes itself wrongly: {error.message}"
+            raise EngineFailed(message, starting=True) from error
+        return checked
+
+    def _weight_version(self) -> int:
+        """Return what the engine says that it serves.
+
+        Raises:
+            EngineFailed: it is no version; nobody could tell what its tokens are worth.
+        """
+        version = self._engine.weight_version
+        try:
+            return msgspec.convert(index(version), WeightVersion)
+        except (TypeError, msgspec.ValidationError) as error:
+            raise EngineFailed(
+                f"the engine says that its weight version is {version!r}: {error}", fatal=True
+            ) from error
+
+    async def _ask_health(self) -> str:
+        """Return the engine's own problem; nothing if it is well. An unwell one is listed, but gets no jobs."""
+        problem = ""
+        try:
+            async with asyncio.timeout(HEALTH_S):
+                await self._engine.check_health()
+        except EngineFailed as error:
+            if error.fields.get("fatal"):
+                raise
+            problem = error.message
+        except TimeoutError:
+            problem = f"the engine did not say within {HEALTH_S:g} s whether it is well"
+        except Exception as error:  # noqa: BLE001 - an engine may be anybody's
+            problem = f"the engine's health check failed: {type(error).__name__}: {error}"
+        if problem and not self._problem:
+            log.warning("the engine is not well: %s", problem)
+        elif self._problem and not problem:
+            log.info("the engine is well again")
+        self._problem = problem
+        return problem
+
+    def _load(self) -> EngineLoad:
+        now, (then, generated) = time.monotonic(), self._reported
+        self._reported = (now, self._generated_tokens)
+        return EngineLoad(
+            running=len(self._generations),
+            tokens_per_s=(self._generated_tokens - generated) / max(now - then, 1e-3),
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            generated_tokens=self._generated_tokens,
+            memory_bytes=used_memory(),
+        )
+
+    # Requests ---------------------------------------------------------------------------------------------------------
+
+    def _receive(self, frames: list[bytes | zmq.Frame]) -> None:
+        try:
+            envelope, message = split_envelope(frames)
+        except MalformedMessage as error:
+            log.warning("dropped a message: %s", error)
+            return
+        request_id = "unknown"
+        try:
+            content = codec.unpack(_bytes(message[0]))
+            request_id = codec.request_id(content)
+            request: AnyEngineRequest = convert_request(content, AnyEngineRequest, ENGINE_HOST)
+            self._authenticator.sender(frames[0]).check(request)
+            expected = 2 if isinstance(request, Generate) else 1
+            if len(message) != expected:
+                raise MalformedMessage(f"{type(request).__name__} has {expected} frames, not {len(message)}")
+            if self._closing:
+                raise EngineFailed("the engine host is stopping", unreachable=True)
+            self._serve(envelope, request, message)
+        except ProrlError as error:
+            self._send(envelope, Refused(request_id, error.info()))
+
+    def _serve(
+        self, envelope: Sequence[Frame], request: AnyEngineRequest, message: Sequence[bytes | zmq.Frame]
+    ) -> None:
+        match request:
+            case Generate():
+                if request.life not in ("", self._life):
+                    raise EngineFailed("the engine host was started anew, maybe with older weights", unreachable=True)
+                token_ids = token_array(message[1])  # first: a malformed request must leave nothing behind
+                self._envelopes[request.request_id] = envelope
+                if request.request_id not in self._generations:
+                    with about_job(request.job_id):  # what the task logs, it logs of the job
+                        task = asyncio.create_task(self._generate(request, token_ids))
+                    self._generations[request.request_id] = task
+                    # Not in the task: one that is cancelled before it begins never runs at all.
+                    task.add_done_callback(partial(self._forget, request.request_id))
+            case Abort():
+                task_or_none = self._generations.get(request.request_id)
+                if task_or_none is not None:
+                    task_or_none.cancel()
+            case EngineHealth():
+                self._send(envelope, self._ready(request.request_id))
+            case WeightUpdate():
+                update = asyncio.create_task(self._update(envelope, request))
+                self._updating.add(update)
+                update.add_done_callback(self._updating.discard)
+
+    async def _generate(self, request: Generate, token_ids: NDArray[np.int32]) -> None:
+        request_id, backend_id, began = request.request_id, self._options.backend_id, time.monotonic()
+        result: str = "failed"
+        try:
+            with span("generate", kind="server", parent=request.traceparent) as traced:
+                if traced is not None:
+                    attributes = {"prorl.job.id": request.job_id, "prorl.backend": self._options.backend_id}
+                    traced.set_attributes(attributes | {"prorl.engine.running": len(self._generations)})
+                done = await self._engine.generate(token_ids, request.sampling, request.stop_token_ids, request.job_id)
+            done = as_plain(done, len(token_ids))
+            self._count(token_ids, done)
+            result = done.finish_reason
+            header = Generated(
+                request_id, finish_reason=done.finish_reason, spans=done.spans, cached_tokens=done.cached_tokens
+            )
+            arrays = [done.token_ids.tobytes(), done.logprobs.tobytes()]
+            self._router.send([*self._envelopes[request_id], codec.encode(header), *arrays])
+        except asyncio.CancelledError:
+            result = "cancelled"
+            log.debug("generation %s was aborted", request_id)
+        except Exception as error:  # noqa: BLE001 - a fault of the engine is the client's to know of, not the host's end
+            self._send(self._envelopes[request_id], Refused(request_id, _describe(error)))
+        finally:
+            catalog.ENGINE_REQUESTS.add(backend_id, result)
+            catalog.ENGINE_SECONDS.observe(time.monotonic() - began, backend_id)
+
+    def _forget(self, request_id: str, _: asyncio.Task[None]) -> None:
+        del self._generations[request_id], self._envelopes[request_id]
+
+    def _count(self, prompt: NDArray[np.int32], done: Generation) -> None:
+        self._prompt_tokens += len(prompt)
+        self._cached_tokens += done.cached_tokens
+        self._generated_tokens += len(done.token_ids)
+        counts = {"prompt": len(prompt), "cached": done.cached_tokens, "generated": len(done.token_ids)}
+        for kind, tokens in counts.items():
+            catalog.ENGINE_TOKENS.add(self._options.backend_id, kind, amount=tokens)
+
+    async def _update(self, envelope: Sequence[Frame], request: WeightUpdate) -> None:
+        updates, version, began = self._updates, request.weight_version, time.monotonic()
+        try:
+            match request.step:
+                case "load":
+                    await updates.load(Path(request.path), version, request.mode)
+                case "begin":
+                    await updates.begin(version, request.mode, request.limit_s)
+                case "end":
+                    await updates.end(version)
+                case "cancel":
+                    await updates.cancel(version)
+                case "set":
+                    await updates.set_version(version)
+        except asyncio.CancelledError:
+            stopped = EngineFailed(f"the engine host stopped before it served weights {request.weight_version}")
+            self._send(envelope, Refused(request.request_id, stopped.info()))
+            raise
+        except Exception as error:  # noqa: BLE001 - as above
+            self._send(envelope, Refused(request.request_id, _describe(error)))
+        else:
+            catalog.ENGINE_UPDATE_SECONDS.observe(time.monotonic() - began, self._options.backend_id)
+            self._registration.announce(self._weight_version())
+            self._send(envelope, self._ready(request.request_id))
+
+    def _ready(self, request_id: str) -> EngineReady:
+        return EngineReady(request_id, self._weight_version(), len(self._generations))
+
+    def _send(self, envelope: Sequence[Frame], reply: AnyEngineReply) -> None:
+        self._router.send([*envelope, codec.encode(reply)])
+
+
+def token_array(frame: bytes | zmq.Frame) -> NDArray[np.int32]:
+    """Return a frame as int32 [N].
+
+    Raises:
+        MalformedMessage: its size is not a multiple of 4 bytes.
+    """
+    data = _bytes(frame)
+    if len(data) % 4:
+        raise MalformedMessage(f"token ids are int32, 4 bytes each; a frame of {len(data)} bytes holds something else")
+    return np.frombuffer(data, np.int32)
+
+
+def run_engine_host(start: Callable[[], Awaitable[Engine]], options: HostOptions) -> None:
+    """Be an engine host until SIGTERM or SIGINT; the process's main.
+
+    Raises:
+        ConfigError, InvalidWeights: the engine cannot be started with its settings.
+        EngineFailed: it could not start (`starting` is true), or ended for good.
+        InvalidEndpoint, EndpointInUse: the endpoint cannot be bound.
+    """
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        with stop_signals(stop.set):
+            engine = await _started(start, stop)
+            if engine is None:
+                return
+            try:
+                warning = await chat_warning(engine.description.chat)
+                host = EngineHost(context, engine, replace(options, warning=warning))
+            except BaseException:
+                await engine.close()
+                raise
+            log.info("engine %s serves at %s", options.backend_id, host.endpoint)
+            await host.run(stop)
+
+    give_memory_back()
+    with zmq.Context() as context, tracing("engine", options.backend_id):
+        uvloop.run(main())
+
+
+async def _started(start: Callable[[], Awaitable[Engine]], stop: asyncio.Event) -> Engine | None:
+    """Start an engine; None: it was to stop before it had."""
+    starting = asyncio.ensure_future(start())
+    stopping = asyncio.ensure_future(stop.wait())
+    await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if starting.done():
+        await asyncio.sleep(0)  # a signal that ended the start reaches the loop only now
+        if starting.exception() is not None and stop.is_set():
+            return None
+        try:
+            return starting.result()
+        except (ConfigError, InvalidWeights):
+            raise
+        except EngineFailed as error:
+            raise EngineFailed(f"{CANNOT_START}{error.message}", starting=True) from error
+        except Exception as error:
+            log.exception("the engine failed to start")
+            raise EngineFailed(f"{CANNOT_START}{type(error).__name__}: {error}", starting=True) from error
+    starting.cancel()
+    await asyncio.wait([starting])
+    if not starting.cancelled() and starting.exception() is None:
+        await starting.result().close()
+    return None
+
+
+def _bytes(frame: bytes | zmq.Frame) -> bytes:
+    return frame if isinstance(frame, bytes) else frame.bytes
+
+
+def _describe(error: Exception) -> ErrorInfo:
+    if isinstance(error, ProrlError):
+        return error.info()
+    log.error("the engine failed", exc_info=error)
+    return InternalError(f"the engine failed: {type(error).__name__}: {error}").info()

@@ -1,0 +1,154 @@
+"""`Registration`: keeps an engine host on the backend broker's list.
+
+    DEALER ⇄ backend broker's ROUTER      `AddBackend`, then `BackendAlive` with every heartbeat;
+                                          with keys over TCP, `ListKeys` before each
+
+A restarted broker answers `unknown_backend`, and the host registers again at once. After a few heartbeats without an
+answer the host connects again, to where the broker is now, and drops what it had sent. While another backend has the
+name the host sends no heartbeats, which would renew that one's registration, but asks again and again.
+A host on another node than the service's gets the list of allowed keys from the broker. It registers once it has one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ...errors import MalformedMessage, RequestTimeout, UnknownBackend
+from ...security.request_connection import AsyncRequestConnection
+from ...wire import codec
+from ...wire.messages.backends import (
+    AddBackend,
+    AnyBackendReply,
+    BackendAlive,
+    DrainBackend,
+    EngineLoad,
+    KeyList,
+    ListKeys,
+    RemoveBackend,
+)
+from ...wire.messages.base import Refused, new_id
+from ...wire.sockets import CONTROL_FRAME_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import zmq
+
+    from ...security.allow_list import AllowList
+    from ...security.keyring import Keyring
+    from ...wire.messages.backends import AnyBackendReply as Answer
+    from ...wire.messages.backends import AnyBackendRequest, Backend
+
+UNANSWERED_LIMIT = 5
+"""Heartbeats without an answer after which the host connects to the backend broker again."""
+PROBLEM_LIMIT = 1000
+"""Characters of a problem that are told."""
+GOODBYE_S = 1.0
+"""Longest wait, when closing, for the backend broker to confirm."""
+
+log = logging.getLogger("prorl.engine")
+
+
+class Registration:
+    """Keeps one backend registered with the backend broker."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        endpoint: str,
+        backend: Backend,
+        keyring: Keyring | None = None,
+        allow_list: AllowList | None = None,
+        find: Callable[[], str] | None = None,
+    ) -> None:
+        self._allow_list = allow_list if allow_list is not None and backend.curve_key else None
+        self._backend = backend
+        self._unanswered = 0
+        self._load = EngineLoad()
+        self._problem = ""
+        self._weight_version = backend.weight_version
+        self._registered = False
+        self._adding = ""
+        """Id of the latest `AddBackend`: its answer says whether we are registered."""
+        self._connection = AsyncRequestConnection(
+            context,
+            endpoint,
+            keyring,
+            find,
+            fail_if_refused=False,
+            is_interim=self._receive,
+            limit_bytes=CONTROL_FRAME_BYTES,
+        )
+
+    def announce(self, weight_version: int, load: EngineLoad | None = None, problem: str = "") -> None:
+        """Send one heartbeat now, or ask to be registered."""
+        if load is not None:
+            self._heartbeat(load, problem)
+        self._weight_version = weight_version
+        backend = self._backend
+        if self._allow_list is not None and self._allow_list.is_told:
+            self._send(ListKeys(new_id(), self._allow_list.list_state))
+            if not self._allow_list.list_state:
+                return
+        if self._registered:
+            self._send(BackendAlive(new_id(), backend.backend_id, weight_version, self._load, self._problem))
+        else:
+            current = msgspec.structs.replace(backend, weight_version=weight_version)
+            self._adding = new_id()
+            self._send(AddBackend(self._adding, current, heartbeats=True))
+
+    def _heartbeat(self, load: EngineLoad, problem: str) -> None:
+        self._load, self._problem = load, problem[:PROBLEM_LIMIT]
+        if self._unanswered >= UNANSWERED_LIMIT:
+            endpoint = self._connection.requester.endpoint
+            log.warning("the backend broker at %s does not answer; connecting again", endpoint)
+            self._connection.reconnect()
+            self._unanswered = 0
+        self._unanswered += 1
+
+    async def close(self) -> None:
+        """Take the backend off the list, waiting a little for the answer, and close the socket."""
+        if self._registered and self._unanswered < UNANSWERED_LIMIT:
+            self._registered = False  # a broker that no longer knows the backend must not get it again
+            self._send(DrainBackend(new_id(), self._backend.backend_id))
+            remove = RemoveBackend(new_id(), self._backend.backend_id)
+            with contextlib.suppress(RequestTimeout):
+                await self._connection.ask_frames(remove, time.monotonic() + GOODBYE_S)
+        self._connection.close()
+
+    def _send(self, request: AnyBackendRequest) -> None:
+        self._connection.send([codec.encode(request)])
+
+    def _receive(self, content: dict[str, Any]) -> bool:
+        """Take a reply; return whether it does not answer the request with its id."""
+        try:
+            reply: Answer = codec.convert(content, AnyBackendReply)
+        except MalformedMessage as error:
+            log.warning("the backend broker's answer is malformed: %s", error)
+            return True
+        self._unanswered = 0
+        if isinstance(reply, KeyList):
+            self._learn(reply)
+        elif isinstance(reply, Refused):
+            if reply.error.code == UnknownBackend.code:
+                if self._registered:
+                    self._registered = False
+                    self.announce(self._weight_version)
+            else:
+                log.warning("the backend broker refused: %s", reply.error.message)
+        elif reply.request_id == self._adding:
+            self._registered = True
+        return False
+
+    def _learn(self, reply: KeyList) -> None:
+        if self._allow_list is None or reply.keys is None:
+            return
+        first = not self._allow_list.list_state
+        self._allow_list.learn(reply.keys, reply.state)
+        if first:
+            self.announce(self._weight_version)

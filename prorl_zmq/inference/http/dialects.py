@@ -1,0 +1,299 @@
+"""The dialects of known servers: vLLM's token API, completions with token ids, SGLang, and ProRL's token servers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+
+from ...errors import EngineFailed
+from ...wire.messages.engines import VersionSpan
+from ..engine import Generation
+from .dialect import (
+    UNTOLD,
+    Turn,
+    cached,
+    decoded,
+    finish,
+    id_array,
+    logprob_array,
+    small_number,
+    version_number,
+    whole_span,
+)
+
+if TYPE_CHECKING:
+    from ...wire.messages.engines import FinishReason
+
+TOP_K_ALL = -1
+"""Draw from all tokens, as every version of vLLM and SGLang understands it."""
+NOT_A_NUMBER = -9999.0
+"""vLLM writes this where a log-prob is NaN or minus infinity."""
+_ID = "token_id:"
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    """vLLM's count of tokens, with details from `--enable-prompt-tokens-details`."""
+
+    prompt_tokens_details: _PromptDetails | None = None
+
+
+class _LogProb(msgspec.Struct):
+    token_id: int
+    logprob: float | None
+
+
+class _LogProbs(msgspec.Struct):
+    """`content` is the token API's, the rest that of completions."""
+
+    content: list[_LogProb] | None = None
+    token_logprobs: list[float | None] | None = None
+    tokens: list[str] = []
+
+
+class _Span(msgspec.Struct):
+    version: str
+    start: int
+    end: int
+
+
+class _Choice(msgspec.Struct):
+    token_ids: list[int] | None = None
+    logprobs: _LogProbs | None = None
+    finish_reason: str | None = None
+    weight_versions: list[_Span] | None = None
+
+
+class _VllmAnswer(msgspec.Struct):
+    choices: list[_Choice]
+    usage: _Usage | None = None
+
+    def choice(self) -> _Choice:
+        if len(self.choices) != 1:
+            raise EngineFailed(f"the server gave {len(self.choices)} answers to one prompt")
+        return self.choices[0]
+
+    def cached_tokens(self, turn: Turn) -> int:
+        details = self.usage and self.usage.prompt_tokens_details
+        return cached((details and details.cached_tokens) or 0, turn)
+
+
+class VllmGenerate:
+    """Implements `Dialect` for `POST /inference/v1/generate`: ids both ways, and a weight version per token.
+
+    Servers have it with `--enable-scale-out`. The log-probs are those of vLLM's `--logprobs-mode`.
+    """
+
+    name: ClassVar[str] = "vllm"
+    path: ClassVar[str] = "/inference/v1/generate"
+    tells_spans: ClassVar[bool] = True
+
+    def request(self, turn: Turn) -> bytes:
+        """Return the body of the request."""
+        # Only the ids that are asked for end a turn.
+        parameters = {"logprobs": 0, "detokenize": bool(turn.sampling.stop), "ignore_eos": True, **_sampling(turn)}
+        return msgspec.json.encode({"token_ids": turn.token_ids.tolist(), "sampling_params": parameters})
+
+    def generation(self, body: bytes, turn: Turn) -> Generation:
+        """Read the body of an answer with status 200; see `Dialect`."""
+        answer = decoded(body, _VllmAnswer)
+        choice = answer.choice()
+        if choice.token_ids is None:
+            raise EngineFailed("the server returned text only; token ids need a newer vLLM")
+        if choice.logprobs is None or choice.logprobs.content is None:
+            raise EngineFailed("the server gave no log-probs")
+        content = choice.logprobs.content
+        if any(entry.token_id != token for entry, token in zip(content, choice.token_ids, strict=False)):
+            raise EngineFailed("the server gave log-probs of other tokens than those it generated")
+        spans = whole_span(len(choice.token_ids), UNTOLD)
+        if choice.weight_versions is not None:
+            spans = tuple(
+                VersionSpan(version_number(span.version), span.start, span.end)
+                for span in choice.weight_versions
+                if span.end > span.start  # weights may change before the first token
+            )
+        return Generation(
+            id_array(choice.token_ids),
+            logprob_array([_number(entry.logprob) for entry in content]),
+            spans,
+            finish(choice.finish_reason),
+            answer.cached_tokens(turn),
+        )
+
+
+class Completions:
+    """Implements `Dialect` for `POST /v1/completions` with token ids, which any recent vLLM has.
+
+    Ids come back as `token_ids` (vLLM 0.10.2 and later) or, from older ones, as `token_id:N` in place of each token's
+    text. All parameters are sent, since the server takes missing ones from the model's generation_config.json. The
+    answer does not name the weights that made it.
+    """
+
+    name: ClassVar[str] = "completions"
+    path: ClassVar[str] = "/v1/completions"
+    tells_spans: ClassVar[bool] = False
+
+    def __init__(self, model: str = "") -> None:
+        self._model = model
+
+    def request(self, turn: Turn) -> bytes:
+        """Return the body of the request."""
+        ids = {"return_token_ids": True, "return_tokens_as_token_ids": True}
+        model = {"model": self._model} if self._model else {}
+        parameters = {"repetition_penalty": 1.0, "logprobs": 0, "ignore_eos": True, **_sampling(turn)}
+        return msgspec.json.encode({"prompt": turn.token_ids.tolist(), **parameters, **ids, **model})
+
+    def generation(self, body: bytes, turn: Turn) -> Generation:
+        """Read the body of an answer with status 200; see `Dialect`."""
+        answer = decoded(body, _VllmAnswer)
+        choice = answer.choice()
+        token_ids = choice.token_ids if choice.token_ids is not None else _ids_in_texts(choice)
+        if choice.logprobs is None or choice.logprobs.token_logprobs is None:
+            raise EngineFailed("the server gave no log-probs")
+        return Generation(
+            id_array(token_ids),
+            logprob_array([_number(logprob) for logprob in choice.logprobs.token_logprobs]),
+            whole_span(len(token_ids), UNTOLD),
+            finish(choice.finish_reason),
+            answer.cached_tokens(turn),
+        )
+
+
+def _ids_in_texts(choice: _Choice) -> list[int]:
+    tokens = choice.logprobs.tokens if choice.logprobs else []
+    numbers = [small_number(token[len(_ID) :]) if token.startswith(_ID) else None for token in tokens]
+    ids = [number for number in numbers if number is not None]
+    if not tokens or len(ids) != len(tokens):
+        raise EngineFailed(
+            "the server returned text only, and tokenising text again gives other tokens than were sampled; serve the "
+            "model with vLLM 0.10.2 or later, which has return_token_ids"
+        )
+    return ids
+
+
+class _Finish(msgspec.Struct):
+    type: str
+
+
+class _Meta(msgspec.Struct):
+    finish_reason: _Finish | None = None
+    output_token_logprobs: list[tuple[float | None, int, str | None]] | None = None
+    """Per token: log-prob, id, text."""
+    cached_tokens: int = 0
+    weight_version: str | int | None = None
+
+
+class _SglangAnswer(msgspec.Struct):
+    meta_info: _Meta
+    output_ids: list[int] | None = None
+
+
+class Sglang:
+    """Implements `Dialect` for SGLang's `POST /generate` with `input_ids`.
+
+    The log-probs are of the distribution after temperature, before top-p, top-k and min-p (at temperature 1 with
+    SGLANG_RETURN_ORIGINAL_LOGPROB). Seeds hold only with `--enable-deterministic-inference`. The answer names the
+    weights that the server had at its end: drain a server before something else updates it.
+    """
+
+    name: ClassVar[str] = "sglang"
+    path: ClassVar[str] = "/generate"
+    tells_spans: ClassVar[bool] = False
+
+    def request(self, turn: Turn) -> bytes:
+        """Return the body of the request."""
+        given = _sampling(turn)
+        names = {"max_tokens": "max_new_tokens", "seed": "sampling_seed"}
+        parameters = {"repetition_penalty": 1.0, "skip_special_tokens": False, "no_stop_trim": True}
+        parameters |= {names.get(key, key): value for key, value in given.items()}
+        # Log-probs of the answer only: those of the prompt would cost a prefill without the cache.
+        logprobs = {"return_logprob": True, "logprob_start_len": -1}
+        return msgspec.json.encode({"input_ids": turn.token_ids.tolist(), "sampling_params": parameters, **logprobs})
+
+    def generation(self, body: bytes, turn: Turn) -> Generation:
+        """Read the body of an answer with status 200; see `Dialect`."""
+        answer = decoded(body, _SglangAnswer)
+        meta = answer.meta_info
+        reason = meta.finish_reason.type if meta.finish_reason else None
+        entries = meta.output_token_logprobs
+        if entries is None and reason == "abort":
+            entries = []  # aborted while it waited
+        if entries is None:
+            raise EngineFailed("the server returned text only: its answer has no meta_info.output_token_logprobs")
+        token_ids = [token for _, token, _ in entries]
+        if answer.output_ids is not None and entries and answer.output_ids != token_ids:
+            raise EngineFailed(
+                f"the server gave {len(answer.output_ids)} token ids with {len(entries)} log-probs, or log-probs of "
+                "other tokens than those it generated"
+            )
+        version = UNTOLD if meta.weight_version is None else version_number(str(meta.weight_version))
+        return Generation(
+            id_array(token_ids),
+            logprob_array([logprob for logprob, _, _ in entries]),
+            whole_span(len(token_ids), version),
+            finish(reason),
+            cached(meta.cached_tokens, turn),
+        )
+
+
+class _ProrlAnswer(msgspec.Struct):
+    response_ids: list[int] | None = None
+    logprobs: list[float | None] | None = None
+
+
+class Prorl:
+    """Implements `Dialect` for the backends of a ProRL Agent server: `POST /generate` with `prompt_ids`.
+
+    The answer has no finish reason, so it is inferred: `length` at the limit or the end of the context, else `stop`.
+    A turn that the server aborted when it was put to sleep looks like one that ended: drain such servers first.
+    """
+
+    name: ClassVar[str] = "prorl"
+    path: ClassVar[str] = "/generate"
+    tells_spans: ClassVar[bool] = False
+
+    def __init__(self, context_tokens: int = 0) -> None:
+        self._context_tokens = context_tokens
+
+    def request(self, turn: Turn) -> bytes:
+        """Return the body of the request."""
+        return msgspec.json.encode({"prompt_ids": turn.token_ids.tolist(), **_sampling(turn)})
+
+    def generation(self, body: bytes, turn: Turn) -> Generation:
+        """Read the body of an answer with status 200; see `Dialect`."""
+        answer = decoded(body, _ProrlAnswer)
+        if answer.response_ids is None:
+            raise EngineFailed("the server returned text only: its answer has no response_ids")
+        if answer.logprobs is None:
+            raise EngineFailed("the server gave no log-probs")
+        count = len(answer.response_ids)
+        full = self._context_tokens and len(turn.token_ids) + count >= self._context_tokens
+        stopped = count and answer.response_ids[-1] in turn.stop_token_ids
+        reason: FinishReason = "length" if (full or count >= turn.sampling.max_tokens) and not stopped else "stop"
+        return Generation(
+            id_array(answer.response_ids), logprob_array(answer.logprobs), whole_span(count, UNTOLD), reason
+        )
+
+
+def _sampling(turn: Turn) -> dict[str, Any]:
+    """Return the sampling parameters that all dialects have, under vLLM's names."""
+    sampling = turn.sampling
+    return {
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or TOP_K_ALL,
+        "min_p": sampling.min_p,
+        "stop_token_ids": list(turn.stop_token_ids),
+        **({"stop": list(sampling.stop)} if sampling.stop else {}),
+        **({} if sampling.seed is None else {"seed": sampling.seed}),
+    }
+
+
+def _number(logprob: float | None) -> float | None:
+    """Return None for what vLLM writes where a log-prob is not a number."""
+    return None if logprob is None or logprob <= NOT_A_NUMBER else logprob

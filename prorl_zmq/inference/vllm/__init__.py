@@ -1,0 +1,1 @@
+"""vLLM in the engine host's process."""

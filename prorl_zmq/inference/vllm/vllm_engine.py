@@ -1,0 +1,370 @@
+"""vLLM in this process: `AsyncLLM` behind the engine protocol, token ids in and out, no HTTP and no text.
+
+vLLM does the work in processes of its own (`vllm_processes`), this one only passes arrays on. vLLM owns the requests;
+each call of `generate` owns one, and ends it when it is cancelled. Only `stop_token_ids`, `stop` and the limits end a
+turn: the model's own end-of-text ids are not asked for. Versions are vLLM's own per token, under our numbers.
+
+New weights are checked against the model's (`checkpoint`), then vLLM pauses, reloads, takes the version and resumes:
+one update at a time, in the order of the calls, and a load that began is carried through even if its caller leaves.
+Weights that a trainer moves itself come into vLLM's processes by what it has put there (`--worker-extension-cls`).
+If vLLM's processes die, or a reload fails in its middle, the engine is lost: everything raises `EngineFailed` with
+`fatal=True`. Left out: prompts of other things than text, and adapters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import multiprocessing
+import traceback
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import msgspec
+import numpy as np
+
+from ...errors import EngineFailed, InvalidWeights, ProrlError
+from ...system.threads import run_aside
+from ...wire.messages.backends import ChatSettings
+from ...wire.messages.engines import VersionSpan
+from ..chat.loading import load_chat_format
+from ..checkpoint import check_checkpoint
+from ..engine import EngineDescription, Generation, check_prompt
+from .root_cause import root_cause
+from .vllm_processes import Interrupted, interruptible, set_environment, tailed_output
+from .vllm_start import downloaded_folder, model_folder, start_async_llm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from ...wire.messages.engines import FinishReason, UpdateMode
+    from ...wire.messages.jobs import Sampling
+
+CHECK_S = 60.0
+"""Longest reading of a checkpoint's headers: a folder on a network may hang."""
+DRAIN_S = 1800.0
+"""Longest wait until what runs is paused, or in mode `drain` has ended."""
+RELOAD_S = 1800.0
+"""Longest reading of new weights."""
+SHUTDOWN_S = 10.0
+"""How long vLLM's processes may take to end before they are killed; they take 5 s where nothing else runs."""
+REAP_S = 5.0
+"""Longest wait for a killed process."""
+
+BY_TEMPLATE = ChatSettings("transformers")
+PAUSES: Final[dict[UpdateMode, str]] = {"keep": "keep", "drain": "wait", "abort": "abort"}
+"""vLLM's words for our update modes."""
+FINISH_REASONS: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length", "abort": "abort"}
+
+
+class VllmEngine:
+    """Implements `engine.Engine` with vLLM; made by `start`, on the loop that it is used on."""
+
+    def __init__(self, llm: Any, model: Path, description: EngineDescription, weight_version: int) -> None:
+        self._llm = llm
+        self._model = model
+        self._description = description
+        self._weight_version = weight_version
+        self._running: set[str] = set()
+        self._requests = 0
+        self._updating = asyncio.Lock()
+        self._paused = False
+        """An update was begun."""
+        self._updates: set[asyncio.Task[None]] = set()
+        self._fault = ""
+        """Why the engine can never serve again."""
+        self._closed = False
+
+    @classmethod
+    async def start(
+        cls,
+        model: str,
+        arguments: Sequence[str] = (),
+        chat: ChatSettings = BY_TEMPLATE,
+        weight_version: int = 0,
+    ) -> VllmEngine:
+        """Start vLLM, and give it when it can serve: after half a minute, or more for large models.
+
+        The loop is blocked meanwhile, but for SIGTERM and SIGINT, which end the start.
+
+        Raises:
+            ConfigError: the folder holds no model, tokenizer or chat template, a flag is wrong, or vLLM is not there.
+            EngineFailed: vLLM could not start, or was not let.
+        """
+        folder = model_folder(model)
+        name = model if folder is None else str(folder)
+        set_environment(offline=folder is not None)
+        described = chat if chat.tokenizer else msgspec.structs.replace(chat, tokenizer=name)
+        # That no conversation can be held with a model is better known before it is loaded.
+        if Path(described.tokenizer).is_dir():  # noqa: ASYNC240 - the loop is blocked for much longer below
+            load_chat_format(described)
+        with tailed_output() as tail:
+            try:
+                with interruptible():
+                    llm = start_async_llm(name, arguments)
+                    kept = folder or downloaded_folder(llm)
+            except ProrlError:
+                raise
+            except Interrupted:
+                raise EngineFailed("stopped by a signal before vLLM had started") from None
+            except Exception as error:
+                cause = root_cause(f"{tail.text()}\n{''.join(traceback.format_exception(error))}")
+                raise EngineFailed(f"vLLM could not start with {name}: {cause or repr(error)}") from error
+        engine = cls(llm, kept, _description(llm.vllm_config, name, chat), weight_version)
+        try:
+            await llm.update_weight_version(str(weight_version))
+            await llm.get_supported_tasks()  # kept: so the first request, too, is vLLM's at once, and can be aborted
+        except BaseException:
+            await engine.close()
+            raise
+        finally:
+            del llm  # something in vLLM keeps this frame; see `close`
+        return engine
+
+    @property
+    def description(self) -> EngineDescription:
+        """What the engine serves, and how."""
+        return self._description
+
+    @property
+    def weight_version(self) -> int:
+        """The version of the weights that the next token will come from."""
+        return self._weight_version
+
+    async def generate(
+        self, token_ids: NDArray[np.int32], sampling: Sampling, stop_token_ids: Sequence[int], job_id: str
+    ) -> Generation:
+        """Continue the prompt `token_ids`, int32 [P]; see `Engine.generate`."""
+        self._check_open()
+        self._check_prompt(token_ids, stop_token_ids)
+        prompt = {"type": "token", "prompt_token_ids": token_ids.tolist()}
+        room = self._description.context_tokens - len(token_ids)
+        parameters = _sampling_parameters(sampling, stop_token_ids, room)
+        self._requests += 1
+        request_id = f"{job_id}-{self._requests}"
+        self._running.add(request_id)
+        try:
+            async for output in self._llm.generate(prompt, parameters, request_id):
+                final = output  # the only one
+        except Exception as error:  # noqa: BLE001 - whatever vLLM raises is the job's to know
+            self._translate(error)
+        finally:
+            self._running.discard(request_id)
+        self._check_open()  # otherwise it was aborted because of that
+        return _generation(final)
+
+    async def begin_update(self, mode: UpdateMode) -> None:
+        """Pause vLLM; see `Engine.begin_update`."""
+        async with self._updating:
+            self._check_open()
+            with self._translated():
+                await self._pause(mode)
+
+    async def end_update(self, weight_version: int | None) -> None:
+        """Let vLLM take the version, and resume; see `Engine.end_update`."""
+        async with self._updating:
+            self._check_open()
+            with self._translated():
+                if weight_version is not None:
+                    await self._llm.update_weight_version(str(weight_version))
+                    self._weight_version = weight_version
+                await self._resume()
+
+    async def update_weights(self, path: Path, weight_version: int, mode: UpdateMode) -> None:
+        """Serve the weights in the folder `path` from the next token on; see `Engine.update_weights`.
+
+        Raises:
+            InvalidWeights: they cannot be used; nothing has changed.
+            EngineFailed: vLLM failed on the way, and is lost (`fatal=True`).
+        """
+        update = asyncio.create_task(self._update(path, weight_version, mode), name="update weights")
+        self._updates.add(update)
+        update.add_done_callback(self._updated)
+        await asyncio.shield(update)
+
+    async def set_weight_version(self, weight_version: int) -> None:
+        """Call the weights this from the next token on; they were changed by other means."""
+        self._check_open()
+        await self._llm.update_weight_version(str(weight_version))
+        self._weight_version = weight_version
+
+    async def check_health(self) -> None:
+        """Raise `EngineFailed` if vLLM has ended or failed."""
+        self._check_open()
+        if self._llm.errored:
+            self._lost("vLLM's engine process has ended; its log says why")
+
+    async def close(self) -> None:
+        """Abort what runs, whose callers get `EngineFailed`, and end vLLM's processes. May be called again."""
+        if self._closed:
+            return
+        self._closed = True
+        with suppress(Exception):  # vLLM may have ended already
+            await self._llm.abort(list(self._running))
+        if self._llm.output_handler is not None:
+            self._llm.output_handler.cancel()  # it would log our ending the processes as their failure
+        await asyncio.to_thread(_shut_down, self._llm)
+        self._llm = None
+        gc.collect()  # it is in cycles, and fails noisily where it is collected at the interpreter's end
+        for update in self._updates:
+            update.cancel()
+
+    # Updates ----------------------------------------------------------------------------------------------------------
+
+    async def _update(self, path: Path, weight_version: int, mode: UpdateMode) -> None:
+        async with self._updating:
+            try:
+                self._check_open()
+                try:
+                    async with asyncio.timeout(CHECK_S):
+                        await run_aside(check_checkpoint, path, self._model)
+                except TimeoutError:
+                    raise InvalidWeights(f"{path} could not be read within {CHECK_S:g} s", path=str(path)) from None
+                self._check_open()
+                with self._translated():
+                    await self._pause(mode)
+                    await self._load(path, weight_version)
+            finally:
+                with self._translated():
+                    await self._resume()
+
+    async def _pause(self, mode: UpdateMode) -> None:
+        """Stop between two tokens: paused, vLLM has forgotten all that it computed with the old weights."""
+        if self._paused:
+            return
+        self._paused = True
+        try:
+            async with asyncio.timeout(DRAIN_S):
+                await self._llm.pause_generation(mode=PAUSES[mode], clear_cache=True)
+        except BaseException as error:
+            await self._resume()
+            if isinstance(error, TimeoutError):
+                raise EngineFailed(
+                    f"what runs did not end within {DRAIN_S:g} s; the weights are still the old ones"
+                ) from None
+            raise
+
+    async def _load(self, path: Path, weight_version: int) -> None:
+        try:
+            async with asyncio.timeout(RELOAD_S):
+                await self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(path)})
+                await self._llm.update_weight_version(str(weight_version))
+        except BaseException as error:
+            # Nobody may get a token of weights that are half of the one and half of the other.
+            self._fault = f"vLLM failed in taking the weights in {path}: {type(error).__name__}: {error}"
+            await self._llm.abort(list(self._running))
+            raise
+        self._weight_version = weight_version
+
+    async def _resume(self) -> None:
+        if self._paused and not self._closed:
+            await self._llm.resume_generation()
+            self._paused = False
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Raise what vLLM raises as ours."""
+        try:
+            yield
+        except ProrlError:
+            raise
+        except Exception as error:  # noqa: BLE001 - vLLM hands on whatever its workers raised
+            self._translate(error)
+
+    def _updated(self, update: asyncio.Task[None]) -> None:
+        self._updates.discard(update)
+        if not update.cancelled():
+            update.exception()  # whoever asked for it has it; if they left, nobody needs it
+
+    # Checks -----------------------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._fault:
+            raise EngineFailed(self._fault, fatal=True, unreachable=True)
+        if self._closed:
+            raise EngineFailed("the engine was closed", unreachable=True)
+
+    def _check_prompt(self, token_ids: NDArray[np.int32], stop_token_ids: Sequence[int]) -> None:
+        check_prompt(token_ids, self._description)
+        vocabulary = self._description.vocabulary
+        if any(not 0 <= token < vocabulary for token in stop_token_ids):
+            raise EngineFailed(
+                f"a stop token id is outside of 0 to {vocabulary - 1}: {list(stop_token_ids)}", refused=True
+            )
+
+    def _translate(self, error: Exception) -> NoReturn:
+        """Raise vLLM's error as ours."""
+        self._check_open()
+        if self._llm.errored:
+            self._lost("vLLM's engine process has ended; its log says why")
+        cause = error.__cause__ or error
+        refused = isinstance(cause, ValueError)  # vLLM's validation errors are some
+        raise EngineFailed(f"vLLM refused or failed: {type(cause).__name__}: {cause}", refused=refused) from error
+
+    def _lost(self, why: str) -> NoReturn:
+        self._fault = self._fault or why
+        raise EngineFailed(why, fatal=True, unreachable=True)
+
+
+def _description(config: Any, model: str, chat: ChatSettings) -> EngineDescription:
+    """Describe an engine by its `vllm.VllmConfig`."""
+    return EngineDescription(
+        model=model,
+        chat=chat if chat.tokenizer else msgspec.structs.replace(chat, tokenizer=model),
+        context_tokens=config.model_config.max_model_len,
+        vocabulary=config.model_config.get_vocab_size(),
+        max_in_flight=config.scheduler_config.max_num_seqs,
+        logprobs_mode=config.model_config.logprobs_mode,
+    )
+
+
+def _shut_down(llm: Any) -> None:
+    processes = multiprocessing.active_children()
+    llm.shutdown(SHUTDOWN_S)
+    for process in processes:
+        process.join(REAP_S)  # vLLM leaves those that it had to kill as zombies
+
+
+def _sampling_parameters(sampling: Sampling, stop_token_ids: Sequence[int], room: int) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        seed=sampling.seed,
+        max_tokens=min(sampling.max_tokens, room),
+        stop=list(sampling.stop),
+        stop_token_ids=list(stop_token_ids),
+        ignore_eos=True,
+        logprobs=0,  # of the token that was drawn, and of no other
+        flat_logprobs=True,
+        detokenize=bool(sampling.stop),
+        skip_special_tokens=False,  # a stop text may be in one
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def _generation(output: Any) -> Generation:
+    """Make a `Generation` of a `vllm.RequestOutput`."""
+    completion = output.outputs[0]
+    finish_reason = FINISH_REASONS.get(completion.finish_reason)
+    if finish_reason is None:
+        raise EngineFailed(f"vLLM ended a turn with {completion.finish_reason}: {completion.stop_reason}")
+    # Flat: all log-probs of all positions in one list; where a position has several the drawn token's comes first.
+    flat = completion.logprobs
+    logprobs = np.array(flat.logprobs, np.float32)
+    if len(logprobs) != len(flat):
+        logprobs = logprobs[flat.start_indices]
+    return Generation(
+        np.array(completion.token_ids, np.int32),
+        logprobs,
+        tuple(VersionSpan(int(span.version), span.start, span.end) for span in completion.weight_versions or ()),
+        finish_reason,
+        output.num_cached_tokens or 0,
+    )

