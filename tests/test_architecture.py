@@ -106,7 +106,7 @@ BUDGET = {
     "inference.http": 1900,
     "inference.tool_calls": 1900,
     "inference.vllm": 750,
-    "integrations": 3850,
+    "integrations": 3900,
     "make_swe": 2650,
     "metrics": 550,
     "model_proxy": 2550,
