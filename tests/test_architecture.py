@@ -102,7 +102,7 @@ BUDGET = {
     "inference": 1650,
     "inference.chat": 2700,
     "inference.embedded": 200,
-    "inference.hosting": 1000,
+    "inference.hosting": 950,
     "inference.http": 1900,
     "inference.tool_calls": 1900,
     "inference.vllm": 750,
