@@ -82,10 +82,9 @@ class _Tokens(NamedTuple):
     versions: NDArray[np.int32]
     advantages: NDArray[np.float32]
 
-    def at(self, rows: NDArray[np.int64]) -> _Tokens:
-        return _Tokens(
-            self.contexts[rows], self.token_ids[rows], self.logprobs[rows], self.versions[rows], self.advantages[rows]
-        )
+    def take(self, rows: NDArray[np.intp]) -> _Tokens:
+        arrays: list[Any] = [array[rows] for array in self]
+        return _Tokens(*arrays)
 
 
 class Grpo:
@@ -172,7 +171,7 @@ class Grpo:
         reference = np.exp(log_softmax(self._reference.logits(tokens.contexts), settings.temperature))
         for _ in range(settings.epochs):
             for rows in np.array_split(self._random.permutation(count), min(settings.minibatches, count)):
-                batch = tokens.at(rows)
+                batch = tokens.take(rows)
                 forward = self.policy.forward(batch.contexts)
                 logprobs = log_softmax(forward.logits, settings.temperature)
                 ratio = np.exp(logprobs[np.arange(len(rows)), batch.token_ids] - batch.logprobs)

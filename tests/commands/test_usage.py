@@ -165,6 +165,12 @@ def test_init_writes_a_trainers_example_once(trainer: str, tmp_path: Path) -> No
     assert forced.returncode == 0
 
 
+def test_init_names_the_trainers_that_there_are(tmp_path: Path) -> None:
+    assert "'tlr' is not one of nemo-gym, skyrl, slime, trl, verl" in complaint(
+        run("prorl", "init", "--trainer", "tlr", cwd=tmp_path)
+    )
+
+
 def test_init_does_not_write_over_a_file(tmp_path: Path) -> None:
     (tmp_path / "topology.toml").write_text("mine")
     assert "--force" in complaint(run("prorl", "init", cwd=tmp_path))
