@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from prorl_zmq.inference.embedded_engine import EmbeddedEngine
+from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine
 from prorl_zmq.inference.engine import Generation
 from prorl_zmq.inference.engine_kind import EngineKind
 from prorl_zmq.inference.policy import Policy, one_blas_thread

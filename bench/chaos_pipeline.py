@@ -27,7 +27,7 @@ from chaos_client import Options
 from chaos_nodes import make_nodes
 
 from prorl_zmq import AsyncRolloutClient
-from prorl_zmq.inference.base_policy import base_policy
+from prorl_zmq.inference.embedded.base_policy import base_policy
 from prorl_zmq.security.keys import KeyFolder
 from prorl_zmq.system.processes import ISOLATED, become_subreaper, die_with_parent
 from prorl_zmq.tools.processes import descendants

@@ -1,62 +1,93 @@
-"""Whether rollouts and learning overlap in the real training, `prorl_zmq.examples.train_torch`: for bench/dapo.py.
+"""Whether rollouts and learning overlap in the real training of `prorl demo --overlap`: for bench/dapo.py.
 
-The example runs as a user would run it: its service, its engine, a transformer that learns. It times its steps, all but
-the first two, while rollouts of the next batch run beside the learning; after that, each side alone: batches of
-rollouts with no learning, and learning from the last batches again with the service down. A step should take no longer
-than the longer of the two. Here they share the machine's cores; in earnest each has GPUs of its own.
+The trainer runs as the demo runs it: its service, its engine, a policy that learns, here from each rollout so often
+that learning takes about as long as rollouts do. It times its steps, all but the first two, while rollouts of the next
+batch run beside the learning; after that, each side alone: batches of rollouts with no learning, and learning from the
+last batches again with the service down. A step should take no longer than the longer of the two.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
-from importlib.util import find_spec
+import time
 from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
+from rich.console import Console
 
-STEPS = 14
+from prorl_zmq.demo.display import Display
+from prorl_zmq.demo.grpo import Settings
+from prorl_zmq.demo.trainer import Trainer
+from prorl_zmq.trackers import open_tracker
+
+if TYPE_CHECKING:
+    from prorl_zmq import RolloutClient
+    from prorl_zmq.client.blocking.batch import Batch
+    from prorl_zmq.demo.records import Collected
+    from prorl_zmq.service.child import ChildService
+
+SETTINGS = Settings(steps=14, groups=8, epochs=150, minibatches=1, learning_rate=5e-5)
 MEASURED = 4
 """Batches with which each side is timed alone."""
-LIMIT_S = 1200.0
+FIRST = 2
+"""Steps that are not timed."""
 
 
-class Overlap(msgspec.Struct, frozen=True):
-    """What the example says of its steps, in seconds each (see its records.py)."""
+class Overlap(NamedTuple):
+    """What a training says of its steps, in seconds each."""
 
     steps: int
     step_s: float
     rollout_alone_s: float
     learn_alone_s: float
-    ratio: float
-    """A step, to the longer of the two."""
-    serial_ratio: float
-    """Both, to the longer of the two."""
+
+    @property
+    def ratio(self) -> float:
+        """A step, to the longer of the two."""
+        return self.step_s / max(self.rollout_alone_s, self.learn_alone_s)
+
+    @property
+    def serial_ratio(self) -> float:
+        """Both, to the longer of the two."""
+        return (self.rollout_alone_s + self.learn_alone_s) / max(self.rollout_alone_s, self.learn_alone_s)
 
 
-class _Summary(msgspec.Struct, frozen=True):
-    overlap: Overlap | None = None
+class _Measured(Trainer):
+    """Collects further batches after the last step, while nothing is learned."""
 
+    def __init__(self, out: Path) -> None:
+        super().__init__(out, SETTINGS, 0, "process", overlap=True)
+        self.alone: list[Collected] = []
+        self.last: list[Collected] = []
 
-def lacking() -> str:
-    """Say why the example cannot run here; empty: it can."""
-    return "" if find_spec("torch") else "no training without torch: install the extra [train]"
+    def _train(
+        self, service: ChildService, client: RolloutClient, pusher: RolloutClient, display: Display, *more: object
+    ) -> None:
+        super()._train(service, client, pusher, display, *more)
+        for _ in range(MEASURED):
+            self.alone.append(super()._collect(service, client, self._open(client), display))
+
+    def _collect(self, service: ChildService, client: RolloutClient, batch: Batch, display: Display) -> Collected:
+        self.last.append(super()._collect(service, client, batch, display))
+        return self.last[-1]
 
 
 def train() -> Overlap:
-    """Run the example.
-
-    Raises:
-        RuntimeError: it failed.
-    """
-    with tempfile.TemporaryDirectory(prefix="prorl-bench-") as folder:
-        flags = ["--out", folder, "--steps", str(STEPS), "--eval-every", "0", "--measure", str(MEASURED)]
-        command = [sys.executable, "-P", "-m", "prorl_zmq.examples.train_torch", *flags]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-        if done.returncode:
-            raise RuntimeError(f"the example ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-        overlap = msgspec.json.decode((Path(folder) / "summary.json").read_bytes(), type=_Summary).overlap
-    if overlap is None:
-        raise RuntimeError(f"the example made too few steps to time them:\n{done.stdout[-2000:]}")
-    return overlap
+    """Run the training and time its parts."""
+    with tempfile.TemporaryDirectory(prefix="prorl-bench-") as folder, open_tracker() as tracker:
+        trainer = _Measured(Path(folder))
+        trainer.run(Display(SETTINGS.steps, Console(quiet=True)), tracker)
+        learning = []
+        for batch in trainer.last[-MEASURED:]:
+            began = time.monotonic()
+            trainer.learner.step(batch.groups)
+            learning.append(time.monotonic() - began)
+    steps = list(zip(trainer.steps, trainer.steps[1:], strict=False))[FIRST:]
+    # From one batch's opening to the next one's: when this batch is full and the learning beside it is done.
+    step_s = fmean(later.opened_s - step.opened_s for step, later in steps)
+    per_rollout_s = sum(batch.met_s - batch.opened_s for batch in trainer.alone) / sum(
+        batch.report.completed for batch in trainer.alone
+    )
+    rollouts = fmean(step.rollouts for step, _ in steps)
+    return Overlap(len(steps), step_s, per_rollout_s * rollouts, fmean(learning))

@@ -14,7 +14,7 @@ import zmq
 from bell import rung
 
 from prorl_zmq.errors import EngineFailed
-from prorl_zmq.inference.embedded_engine import EmbeddedEngine
+from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine
 from prorl_zmq.inference.hosting.host import EngineHost, HostOptions
 from prorl_zmq.inference.policy import Policy, PolicyShape
 from prorl_zmq.system.processes import stop_signals

@@ -22,7 +22,7 @@ import zmq
 from prorl_zmq.data.trajectory import Role
 from prorl_zmq.errors import SandboxFailed
 from prorl_zmq.inference.chat import ChatMessage
-from prorl_zmq.inference.embedded_engine import EmbeddedEngine
+from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine
 from prorl_zmq.inference.engine import Generation
 from prorl_zmq.inference.hosting.host import EngineHost, HostOptions
 from prorl_zmq.inference.policy import Policy, PolicyShape

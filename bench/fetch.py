@@ -30,6 +30,7 @@ from service import BenchService, free_port
 
 from prorl_zmq import Job, RolloutClient, Trajectory
 from prorl_zmq.wire import codec
+from prorl_zmq.wire.messages.base import PROTOCOL_VERSION
 from prorl_zmq.wire.messages.jobs import Phase
 from prorl_zmq.wire.messages.stages import PhaseDone, StageLeaving, StageReport, StartPhase, Task
 from prorl_zmq.wire.sockets import bind, connect, open_socket, send
@@ -110,6 +111,7 @@ class Feeder:
     def _report(self) -> None:
         for role, endpoint in self._inboxes.values():
             report = StageReport(
+                protocol=PROTOCOL_VERSION,
                 stage_id=f"feeder-{role}",
                 role=role,
                 node="local",

@@ -28,15 +28,15 @@ with atheris.instrument_imports(include=["prorl_zmq"]):
     from prorl_zmq.brokers.rollout.action_queue import perform_queue
     from prorl_zmq.brokers.rollout.batch_runner import BatchRunner
     from prorl_zmq.brokers.rollout.front_door import FrontDoor
-    from prorl_zmq.brokers.rollout.job_history import JobHistory
     from prorl_zmq.brokers.rollout.job_table import JobTable
     from prorl_zmq.brokers.rollout.jobs import Jobs
     from prorl_zmq.brokers.rollout.kept_blocks import KeptBlocks
     from prorl_zmq.brokers.rollout.quota import Quota
-    from prorl_zmq.brokers.rollout.recent_results import RecentResults
     from prorl_zmq.brokers.rollout.result_store import ResultStore
     from prorl_zmq.brokers.rollout.rollout_broker import RolloutBroker
+    from prorl_zmq.brokers.rollout.sized_cache import SizedCache
     from prorl_zmq.brokers.rollout.task_catalog import TaskCatalog
+    from prorl_zmq.brokers.rollout.transition_log import TransitionLog
     from prorl_zmq.brokers.rollout.write_ahead import WriteAhead
     from prorl_zmq.config import RolloutBrokerSettings, ServiceSettings, Topology
     from prorl_zmq.errors import InternalError, MalformedMessage
@@ -54,7 +54,7 @@ from prorl_zmq.wire.messages.backends import (
     OwnerAlive,
     Release,
 )
-from prorl_zmq.wire.messages.base import Refused
+from prorl_zmq.wire.messages.base import PROTOCOL_VERSION, Refused
 from prorl_zmq.wire.messages.batches import BatchOptions, CloseBatch, Feed, NextGroup, OpenBatch, SessionAlive
 from prorl_zmq.wire.messages.engines import AnyEngineReply, AnyEngineRequest, Generate, WeightUpdate
 from prorl_zmq.wire.messages.front_door import (
@@ -121,11 +121,11 @@ class Door:
         table, results, history = (
             JobTable(SMALL.lease_s, SMALL.ready_limit, SMALL.heartbeat_s),
             ResultStore(),
-            JobHistory(),
+            TransitionLog(),
         )
         self._writes = WriteAhead(MemoryJournal(), table, results, history, lambda _: None)
         quota = Quota(SMALL.max_jobs, SMALL.max_held_bytes, 1.0)
-        self._jobs = Jobs(table, results, history, quota, self._writes, KeptBlocks(SMALL.lease_s), RecentResults(2**20))
+        self._jobs = Jobs(table, results, history, quota, self._writes, KeptBlocks(SMALL.lease_s), SizedCache(2**20))
         catalog = TaskCatalog()
         catalog.add((TASK,))
         place = {"stage_id": "i", "role": Phase.INIT, "node": "n", "slots": 4, "endpoint": "e"}
@@ -273,6 +273,7 @@ JOB = msgspec.to_builtins(Job(task="math", instance={"problem": "1+1?", "ground_
 BY_STAGE: dict[str, Any] = {"stage_id": "i", "job_id": "one", "attempt": 1, "number": 1}
 ON_STAGE: dict[str, Any] = {"job_id": "one", "attempt": 1}
 REPORT_OF_I = StageReport(
+    protocol=PROTOCOL_VERSION,
     stage_id="i",
     role=Phase.INIT,
     node="n",

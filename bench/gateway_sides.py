@@ -36,7 +36,7 @@ from service import free_port
 from prorl_zmq import EpisodeLimits, Job, Sampling
 from prorl_zmq.inference.chat.embedded_chat import EmbeddedChatFormat
 from prorl_zmq.inference.client import EngineClient
-from prorl_zmq.inference.embedded_engine import EmbeddedEngine
+from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine
 from prorl_zmq.inference.engine import Generation
 from prorl_zmq.inference.hosting.host import HostOptions, run_engine_host
 from prorl_zmq.inference.policy import Policy, PolicyShape

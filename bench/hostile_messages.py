@@ -10,6 +10,7 @@ import msgpack
 
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.backends import Assign
+from prorl_zmq.wire.messages.base import PROTOCOL_VERSION
 from prorl_zmq.wire.messages.engines import Generate
 from prorl_zmq.wire.messages.front_door import Collect, Hello, Submit
 from prorl_zmq.wire.messages.jobs import Phase, Sampling
@@ -32,7 +33,9 @@ VALID = [
         Assign("one", owner="run-1", job_id="job", attempt=1, wait_s=1.0),
         Generate("one", job_id="job", sampling=Sampling()),
         PhaseDone(stage_id="run-1", job_id="job", attempt=1, phase=Phase.RUN, tokens=4),
-        StageReport(stage_id="run-1", role=Phase.RUN, node="x", slots=8, endpoint="nowhere", tasks=()),
+        StageReport(
+            protocol=PROTOCOL_VERSION, stage_id="run-1", role=Phase.RUN, node="x", slots=8, endpoint="nowhere", tasks=()
+        ),
     )
 ]
 """Messages that are cut short and changed: of all sockets, so that each is a stranger to most."""

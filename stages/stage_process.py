@@ -48,7 +48,7 @@ from ..tools.sandbox.sweeping import sweep_abandoned
 from ..wire import codec
 from ..wire.async_socket import AsyncSocket
 from ..wire.change_reports import ChangeReports
-from ..wire.messages.base import new_id
+from ..wire.messages.base import PROTOCOL_VERSION, new_id
 from ..wire.messages.jobs import Job, Phase
 from ..wire.messages.stages import (
     CloseSandbox,
@@ -286,6 +286,7 @@ class StageProcess:
 
     def _full_report(self, running: dict[str, int], backends: dict[str, str], facts: NodeFacts) -> StageReport:
         return StageReport(
+            protocol=PROTOCOL_VERSION,
             stage_id=self.stage_id,
             number=self._reports.number,
             asks_answer=self._reports.is_unanswered,

@@ -42,8 +42,8 @@ CLEAN_COMMANDS = ("prorl clean", "prorl clean --yes", "prorl clean --yes --image
 """Run by `tests/commands/test_clean.py`, on a machine of its own: elsewhere they would remove what is not theirs."""
 DASHBOARD_COMMAND = "prorl dashboard --runs eval"
 """Run by `tests/dashboard`, at a free port."""
-TRAIN_COMMAND = "python -m prorl_zmq.examples.train_torch"
-"""Run by `tests/examples/test_command.py`."""
+DEMO_COMMANDS = ("prorl demo --overlap --steps 40", "prorl demo --overlap --steps 60 --resume")
+"""Run by `tests/demo/test_demo.py`, with fewer steps."""
 
 
 def blocks(language: str) -> list[str]:

@@ -17,15 +17,18 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.cluster_utils import Cluster
 from ray.exceptions import RayError
+from support.demo_jobs import make_jobs
 
-from prorl_zmq.demo.grpo import Grpo, GrpoSettings
-from prorl_zmq.demo.tasks import make_jobs
+from prorl_zmq import Group
+from prorl_zmq.demo.grpo import Grpo, Settings
 from prorl_zmq.errors import ProrlError
-from prorl_zmq.inference.base_policy import base_policy
+from prorl_zmq.inference.embedded.base_policy import base_policy
 from prorl_zmq.integrations.ray import RayNode, RayService, start
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from prorl_zmq import Trajectory
 
 STEPS, GROUPS, GROUP_SIZE = 6, 4, 8
 LOST_AT = 2
@@ -98,7 +101,7 @@ def lose(cluster: Cluster, machines: list[Any], nodes: list[RayNode]) -> None:
 
 
 def train(service: RayService, folder: Path, seen: dict[str, Any], lose_one: Callable[[], None]) -> None:
-    learner = Grpo(base_policy(), GrpoSettings(steps=STEPS, groups=GROUPS, group_size=GROUP_SIZE))
+    learner = Grpo(base_policy(), Settings(steps=STEPS, groups=GROUPS, group_size=GROUP_SIZE))
     seen["rewards"], seen["outcomes"] = [], []
     with service.client(timeout_s=15) as client:
         for step in range(STEPS):
@@ -106,9 +109,15 @@ def train(service: RayService, folder: Path, seen: dict[str, Any], lose_one: Cal
             if step == LOST_AT:
                 lose_one()
             batch = list(client.stream(timeout_s=120))
-            seen["rewards"].append(learner.step(batch).reward)
+            seen["rewards"].append(sum(each.reward or 0.0 for each in batch) / len(batch))
+            learner.step(groups_of(batch))
             seen["outcomes"] += [str(each.outcome) for each in batch]
             until(lambda: updated(client, learner, folder))
+
+
+def groups_of(batch: list[Trajectory]) -> list[Group]:
+    names = sorted({each.group_id for each in batch})
+    return [Group(name, name, tuple(each for each in batch if each.group_id == name)) for name in names]
 
 
 def updated(client: Any, learner: Grpo, folder: Path) -> bool:

@@ -22,6 +22,7 @@ from chat_families import FAMILIES, save_tokenizer
 from documents import (
     CLEAN_COMMANDS,
     DASHBOARD_COMMAND,
+    DEMO_COMMANDS,
     DOCUMENTS,
     ENGINE_COMMANDS,
     MAKE_SWE_COMMANDS,
@@ -29,7 +30,6 @@ from documents import (
     PAGES,
     ROOT,
     SLURM_COMMANDS,
-    TRAIN_COMMAND,
     blocks,
 )
 from needed import lacking, usable
@@ -189,7 +189,7 @@ def test_every_command_is_run_here_or_by_ci() -> None:
         *MAKE_SWE_COMMANDS,
         *SLURM_COMMANDS,
         *OWN_TASK_COMMANDS,
-        TRAIN_COMMAND,
+        *DEMO_COMMANDS,
         DASHBOARD_COMMAND,
     }
     elsewhere |= {IMAGE_BUILD, ENGINE, WATCHED, *serves}

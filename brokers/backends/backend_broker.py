@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING
 import zmq
 
 from ...config import SERVICE_VARIABLE
-from ...errors import JournalFailed, MalformedMessage, NotAllowed, ProrlError
+from ...errors import JournalFailed, MalformedMessage, NotAllowed, ProrlError, VersionMismatch
 from ...security.keyring import BROKER, Keyring
 from ...security.rights import Listener
 from ...security.zap_authenticator import ZapAuthenticator
 from ...wire import codec
 from ...wire.messages.backends import AnyBackendRequest, KeyList, ListKeys
 from ...wire.messages.base import Refused
+from ...wire.request_routing import BACKEND_BROKER, convert_request
 from ...wire.sockets import CONTROL_FRAME_BYTES, NOBLOCK, open_socket, send, split_envelope
 from ..loop import Loop
-from ..request_routing import BACKEND_BROKER, convert_request
 from .backend_gauges import set_gauges
 from .engine_connections import EngineConnections
 from .request_handler import BackendRequestHandler
@@ -126,7 +126,7 @@ class BackendBroker:
             if isinstance(request, ListKeys):
                 return [Answer(envelope, self._keys(request))]
             return self._handler.handle(envelope, request, self._loop.clock.now())
-        except (MalformedMessage, NotAllowed) as error:
+        except (MalformedMessage, NotAllowed, VersionMismatch) as error:
             return [Answer(envelope, Refused(request_id, error.info()))]
 
     def _keys(self, request: ListKeys) -> KeyList:

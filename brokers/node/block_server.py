@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from ...errors import MalformedMessage
+from ...errors import MalformedMessage, VersionMismatch
 from ...security.rights import Listener
 from ...wire import codec
+from ...wire.messages.base import Refused
 from ...wire.messages.blocks import BlockGiven, FetchBlock
+from ...wire.request_routing import NODE_BROKER, convert_request
 from ...wire.sockets import CONTROL_FRAME_BYTES, NOBLOCK, open_socket, send, split_envelope
 from ..loop import BATCH
 
@@ -80,12 +82,16 @@ class BlockServer:
                 return
             try:
                 envelope, message = split_envelope(frames)
-                request = codec.decode(message[0], FetchBlock)
+                content = codec.unpack(message[0])
+                request: FetchBlock = convert_request(content, FetchBlock, NODE_BROKER)
+            except VersionMismatch as error:
+                reply = [*envelope, codec.encode(Refused(codec.request_id(content), error.info()))]
             except (MalformedMessage, IndexError) as error:
                 log.debug("dropped a request for a block: %s", error)  # anybody may send it: it must not fill the disk
                 continue
-            block = self._store.read(request.block_id)
-            reply = [*envelope, codec.encode(BlockGiven(request.request_id)), *([] if block is None else [block])]
+            else:
+                block = self._store.read(request.block_id)
+                reply = [*envelope, codec.encode(BlockGiven(request.request_id)), *([] if block is None else [block])]
             with suppress(zmq.ZMQError):  # its client is gone, or does not read: it asks again
                 send(self._router, reply, NOBLOCK)
 

@@ -20,6 +20,7 @@ from ...security.keyring import connect_to_service
 from ...security.rights import Listener
 from ...wire import codec
 from ...wire.change_reports import ChangeReports
+from ...wire.messages.base import PROTOCOL_VERSION
 from ...wire.messages.jobs import Outcome, Phase
 from ...wire.messages.stages import BlockSent, PhaseFailed, SlotDemand, StageLeaving, StageReport, TurnsShown
 from ...wire.sockets import CONTROL_FRAME_BYTES, JOB_FRAME_BYTES, NOBLOCK, NODE_PING_S, open_socket, send
@@ -141,6 +142,7 @@ class BrokerLink:
     def full(self, role: Phase, phases: dict[str, int], kept: Sequence[str] | None = None, **more: Any) -> StageReport:
         """Return the full report of a pool."""
         return StageReport(
+            protocol=PROTOCOL_VERSION,
             stage_id=self.pool(role),
             member=self._node_id,
             role=role,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Queued(NamedTuple):
-    """A job waits for a phase. Nothing is to be done; its history and the log tell of it."""
+    """A job waits for a phase: a transition, and nothing to do."""
 
     job_id: str
     attempt: int
@@ -28,6 +28,8 @@ class Start(NamedTuple):
     stage_id: str
     command: StartPhase
     packed_job: bytes
+    node: str = ""
+    """Of the stage process."""
 
 
 class Stop(NamedTuple):

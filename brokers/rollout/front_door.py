@@ -25,7 +25,6 @@ from ...errors import (
     MalformedMessage,
     ProrlError,
     UnknownJob,
-    VersionMismatch,
 )
 from ...security.rights import ANYBODY
 from ...wire import codec
@@ -50,10 +49,10 @@ from ...wire.messages.front_door import (
 )
 from ...wire.messages.nodes import ListNodes
 from ...wire.messages.watching import PeekTurns, WatchingRequest
+from ...wire.request_routing import FRONT_DOOR, convert_request
 from ...wire.sockets import split_envelope
 from ..job_frame import read_job
 from ..journal.records import SUBMISSIONS, Submission, job_digest
-from ..request_routing import FRONT_DOOR, convert_request
 from .batch_requests import BatchRequest, BatchRequestHandler
 from .job_record import JobStatus
 from .node_list import list_nodes
@@ -172,7 +171,7 @@ class FrontDoor:
             if held.sender.user_id and self._look_again(held.sender).revoked:
                 del self._traces[request_id]
                 self._answer(held.envelope, Refused(request_id, held.sender.revocation().info()))
-            elif held.until <= now or not self._jobs.history.waits_for_address(held.job_id):
+            elif held.until <= now or not self._jobs.transitions.waits_for_address(held.job_id):
                 del self._traces[request_id]
                 self._answer(held.envelope, self._traced(request_id, held.job_id))
         for key, poll in tuple(self._polls.items()):
@@ -249,13 +248,6 @@ class FrontDoor:
                 self._answer(envelope, Refused(request_id, error.info()))
 
     def _hello(self, request: Hello) -> Welcome:
-        if request.protocol != PROTOCOL_VERSION:
-            raise VersionMismatch(
-                f"the client speaks protocol {request.protocol}, the service {PROTOCOL_VERSION}; install the same "
-                "version of prorl-zmq on both sides",
-                ours=PROTOCOL_VERSION,
-                theirs=request.protocol,
-            )
         if crowded := crowding():
             raise Busy(crowded, retry_after_s=5.0)
         return Welcome(
@@ -352,7 +344,7 @@ class FrontDoor:
             elif self._jobs.cancel(job_id, now):
                 jobs[job_id] = "cancelled"
             else:
-                known = self._jobs.results.get(job_id) is not None or self._jobs.history.packed(job_id)
+                known = self._jobs.results.get(job_id) is not None or self._jobs.transitions.packed(job_id)
                 jobs.setdefault(job_id, "finished" if known else "unknown")
         self._jobs.writes.then(lambda: self._answer(envelope, Cancelled(request.request_id, jobs=jobs)))
 
@@ -362,7 +354,7 @@ class FrontDoor:
             stages=self._jobs.table.stages.status(),
             queued=self._jobs.table.count(JobStatus.QUEUED),
             running=self._jobs.table.count(JobStatus.HELD),
-            outcomes=dict(self._jobs.table.outcomes),
+            outcomes=dict(self._jobs.transitions.outcomes),
             uncollected=len(self._jobs.results),
             redelivered=self._jobs.table.redelivered,
             lost_blocks=self._jobs.blocks.lost,
@@ -386,8 +378,8 @@ class FrontDoor:
                 job_id=request.job_id,
                 matches=0,
             )
-        job_id = self._jobs.history.find(request.job_id)
-        if request.wait_s and self._jobs.history.waits_for_address(job_id):
+        job_id = self._jobs.transitions.find(request.job_id)
+        if request.wait_s and self._jobs.transitions.waits_for_address(job_id):
             if len(self._traces) >= TRACES_LIMIT:
                 raise Busy(f"{TRACES_LIMIT} clients wait for the addresses of rollouts", retry_after_s=5.0)
             until = now + request.wait_s
@@ -396,7 +388,7 @@ class FrontDoor:
             self._answer(envelope, self._traced(request.request_id, job_id))
 
     def _traced(self, request_id: str, job_id: str) -> JobTrace:
-        trace = self._jobs.history.trace(request_id, job_id, time.time())
+        trace = self._jobs.transitions.trace(request_id, job_id, time.time())
         if trace.outcome is not None:
             return trace
         task, group_id = self._jobs.names(job_id)

@@ -41,7 +41,6 @@ lost EVAL finds it as RUN left it, and for every job that it ends or starts agai
 from __future__ import annotations
 
 import math
-from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +74,6 @@ class JobTable:
         self.stages = StagePool(lease_s, quiet_s)
         self.redelivered = 0
         """Phases queued again after a loss."""
-        self.outcomes: Counter[Outcome] = Counter()
         self._lease_s = lease_s
         self._ready_limit = ready_limit
         self.records: dict[str, JobRecord] = {}
@@ -412,7 +410,8 @@ class JobTable:
             sandbox=record.sandbox,
             phase_data=record.phase_data,
         )
-        self._actions.append(Start(stage_id, command, record.packed))
+        stage = self.stages.get(stage_id)
+        self._actions.append(Start(stage_id, command, record.packed, stage.node if stage is not None else ""))
 
     def _restart(self, record: JobRecord, phase: Phase, error: ErrorInfo, now: float) -> None:
         """The job's phase was lost: start again with `phase` under the next attempt, or end with `error`."""
@@ -448,7 +447,6 @@ class JobTable:
         del self.records[record.job_id]
         self._changed.pop(record.sequence, None)
         self.counts.ended(record)
-        self.outcomes[outcome] += 1
         self._actions.append(End(record.finished(outcome, error, last)))
 
     def _skip_attempts(self, record: JobRecord, attempt: int) -> None:

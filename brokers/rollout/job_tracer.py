@@ -1,10 +1,10 @@
-"""The rollout broker's part in traces: each job gets its place in one, and what ended jobs went through becomes spans.
+"""`JobTracer`: gives each job its place in a trace, and hands histories of ended jobs to the process that makes spans.
 
-The ids of a job's span are drawn when it is accepted and noted in its history, so they survive a restart. Those of its
-phases follow from them (`phase_traceparent`), and go to stage processes with the command. Spans are made by a process
-of ours (`span_process`), niced: to make and encode one takes 60 µs, a job has seven or more, and a whole job takes
-this broker 200 µs. It is handed histories over a socket; what it does not read in time is dropped and counted. When the
-broker dies, the process reads what is there and ends. When the process dies, the broker goes on without.
+The ids of a job's span are drawn when it is accepted; the transition log stores them, so they survive a restart. Those
+of its phases are computed from them (`phase_traceparent`) and sent to stage processes with the command. Spans are made
+in a niced process (`span_process`), since a job has seven or more of 60 µs each, and takes this broker 200 µs
+altogether. The process gets histories over a socket. The tracer drops and counts those that the process does not read
+in time, and all of them once it has died. When the broker dies, the process exports what it has received, and exits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from ...wire.messages.jobs import Phase
 if TYPE_CHECKING:
     from ...wire.messages.jobs import Job
     from ...wire.messages.stages import StartPhase
-    from .job_history import JobHistory
 
 BATCH = 8
 """Most histories of one datagram, which the kernel takes whole: each has some KiB at the most."""
@@ -41,12 +40,11 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class JobTracer:
-    """Notes the traces of new jobs in their histories; `close` it."""
+    """Fed by the transition log; `close` it."""
 
-    def __init__(self, history: JobHistory) -> None:
+    def __init__(self) -> None:
         from opentelemetry.sdk.trace import TracerProvider, sampling
 
-        self._history = history
         provider = TracerProvider(shutdown_on_exit=False)
         self._sampler: Any = provider.sampler
         self._samples_all = self._sampler is sampling.DEFAULT_ON
@@ -63,12 +61,12 @@ class JobTracer:
             self._process = subprocess.Popen(command, stdin=theirs.fileno())
 
     @classmethod
-    def start(cls, history: JobHistory) -> Self | None:
+    def start(cls) -> Self | None:
         """Return a tracer, if the environment asks for traces."""
-        return cls(history) if traces.is_possible() else None
+        return cls() if traces.is_possible() else None
 
-    def accepted(self, job: Job, at: float) -> None:
-        """Note the trace of a job that was accepted, unless it is not sampled."""
+    def accepted(self, job: Job) -> tuple[str, str] | None:
+        """Return the `traceparent` of a new job's span, and the id of the span above it; None: it is not sampled."""
         context, trace_id, parent_span = None, 0, ""
         if job.traceparent:
             context = traces.read_traceparent(job.traceparent)
@@ -76,14 +74,14 @@ class JobTracer:
             if above.is_valid:
                 trace_id, parent_span = above.trace_id, f"{above.span_id:016x}"
         trace_id = trace_id or self._ids.generate_trace_id()
-        if self._is_sampled(context, trace_id):
-            traceparent = traces.traceparent_of(trace_id, self._ids.generate_span_id(), sampled=True)
-            self._history.traced(job.job_id, traceparent, parent_span, at)
-            self._traced[job.job_id] = traceparent
+        if not self._is_sampled(context, trace_id):
+            return None
+        traceparent = traces.traceparent_of(trace_id, self._ids.generate_span_id(), sampled=True)
+        self._traced[job.job_id] = traceparent
+        return traceparent, parent_span
 
-    def restored(self, job_id: str) -> None:
-        """Go on with the trace of a job that an earlier broker had accepted."""
-        traceparent = self._history.traceparent(job_id)
+    def restored(self, job_id: str, traceparent: str) -> None:
+        """Continue the trace of a job that an earlier broker accepted."""
         if _span_of(traces.read_traceparent(traceparent)).is_valid:  # a journal may be damaged
             self._traced[job_id] = traceparent
 
@@ -95,15 +93,15 @@ class JobTracer:
         context = phase_traceparent(traceparent, command.attempt, command.phase)
         return msgspec.structs.replace(command, traceparent=context)
 
-    def ended(self, job_id: str) -> None:
-        """Have spans made of a job that has ended."""
+    def ended(self, job_id: str, packed: bytes) -> None:
+        """Have spans made of the history of a job that has ended."""
         if self._traced.pop(job_id, None) is not None:
-            self._ended.append((job_id, self._history.packed(job_id)))
+            self._ended.append((job_id, packed))
             if len(self._ended) == BATCH:
                 self.flush()
 
     def flush(self) -> None:
-        """Hand over what is there, if the process has room for it."""
+        """Send what has ended to the process; drop it if the socket is full."""
         if not self._ended:
             return
         try:

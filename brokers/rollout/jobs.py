@@ -1,16 +1,15 @@
-"""All that the rollout broker holds of jobs, and the one queue of actions that follow from what happens to them.
+"""`Jobs`: everything that the rollout broker holds of jobs, and the queue of actions that wait to be performed.
 
-    table      where each job is; decides, and returns actions
-    results    what ended jobs brought, until their clients have it
-    history    what each job went through
-    quota      what each session may hold
-    writes     what waits for the journal; nothing is sent before it is written
-    blocks     the trajectories' blocks that nodes keep
-    recent     what was collected last, to look at
-    tracer     gives each job its place in a trace; None: there are none
+    table        where each job is; it decides, and returns actions
+    results      of ended jobs, until their clients acknowledge them
+    transitions  the log of every job's changes
+    quota        how much each session may hold
+    writes       what waits for the journal; nothing is sent before it is written
+    blocks       the trajectories' blocks that nodes keep
+    recent       the results that were acknowledged last, for viewers
 
-Requests, stage events and time change the table; the actions that follow are appended to `queue`. The broker performs
-them in order until the queue is empty (`action_queue`). Performing an action may append more, and calls nothing back.
+Requests, stage events and time change the table, and their actions are appended to `queue`. The broker performs them in
+order until the queue is empty (`action_queue`). Performing an action may append more.
 """
 
 from __future__ import annotations
@@ -37,15 +36,18 @@ if TYPE_CHECKING:
     from ..batches.batch_records import BatchAction
     from ..journal.records import Finished, Submission
     from .actions import Action
-    from .job_history import JobHistory
     from .job_table import JobTable
-    from .job_tracer import JobTracer
     from .kept_blocks import KeptBlocks
     from .quota import Quota
-    from .recent_results import RecentResult, RecentResults
     from .result_store import ResultStore
+    from .sized_cache import SizedCache
+    from .transition_log import TransitionLog
     from .write_ahead import WriteAhead
 
+
+FIXED_BYTES = 4096
+"""More than what most results take in memory without their notes and steps."""
+STEP_BYTES = 160
 
 log = logging.getLogger("prorl.rollout_broker")
 
@@ -55,21 +57,19 @@ class Jobs:
         self,
         table: JobTable,
         results: ResultStore,
-        history: JobHistory,
+        transitions: TransitionLog,
         quota: Quota,
         writes: WriteAhead,
         blocks: KeptBlocks,
-        recent: RecentResults,
-        tracer: JobTracer | None = None,
+        recent: SizedCache[Finished],
     ) -> None:
         self.table = table
         self.results = results
-        self.history = history
+        self.transitions = transitions
         self.quota = quota
         self.writes = writes
         self.blocks = blocks
         self.recent = recent
-        self.tracer = tracer
         self.queue: deque[Action | BatchAction] = deque()
         table.queues.may_start = quota.may_start
 
@@ -94,7 +94,7 @@ class Jobs:
         self.writes.accept(states, now, submission)
         for session, job, packed in jobs:
             self.quota.submitted(holder_of(session, in_batch=in_batch), job.job_id, len(packed))
-            self._traced(job)
+            self.transitions.accepted(job, time.time())
             self.queue.extend(self.table.submit(session, job, packed, now, in_batch=in_batch))
 
     def run_again(self, finished: Finished, now: float) -> None:
@@ -111,12 +111,8 @@ class Jobs:
         self.quota.collected(self.results.drop(finished.holder, [job.job_id]))
         self.blocks.release(job.job_id)
         self.quota.submitted(finished.holder, job.job_id, len(packed))
-        self._traced(job)
+        self.transitions.accepted(job, time.time())
         self.queue.extend(self.table.submit(finished.session, job, packed, now, after_attempt=finished.result.attempt))
-
-    def _traced(self, job: Job) -> None:
-        if self.tracer is not None:
-            self.tracer.accepted(job, time.time())
 
     def names(self, job_id: str) -> tuple[str, str]:
         """Return the task and the group of a job that has not ended; its history has them when it has."""
@@ -141,8 +137,8 @@ class Jobs:
         self.queue.extend(self.table.cancel(job_id, now))
         return True
 
-    def acknowledge(self, session: str, job_ids: Sequence[str]) -> list[RecentResult]:
-        """Drop results that their client has; return what is forgotten, so that the caller decides when to free it."""
+    def acknowledge(self, session: str, job_ids: Sequence[str]) -> list[Finished]:
+        """Drop results that their client has; return the ones that are evicted, for the caller to free later."""
         dropped = self.results.acknowledge(session, job_ids)
         if not dropped:
             return []
@@ -178,9 +174,26 @@ class Jobs:
             log.error("%s", error, extra=of_job(result.job_id, result.attempt))  # noqa: TRY400 - it says it all
             return lost_result(result.job_id, result.task), []
 
-    def _collected(self, dropped: Sequence[Finished]) -> list[RecentResult]:
+    def _collected(self, dropped: Sequence[Finished]) -> list[Finished]:
         self.quota.collected(dropped)
+        evicted: list[Finished] = []
         for finished in dropped:
-            self.blocks.release(finished.result.job_id)
-        self.history.collected([finished.result.job_id for finished in dropped], time.time())
-        return self.recent.keep(dropped)
+            job_id = finished.result.job_id
+            self.blocks.release(job_id)
+            recent = _without_stored(finished)
+            evicted += [one for _, one in self.recent.put(job_id, recent, _size(recent))]
+        self.transitions.collected([finished.result.job_id for finished in dropped], time.time())
+        return evicted
+
+
+def _without_stored(finished: Finished) -> Finished:
+    """Return what of a result stays to be looked at: its block only if that is in memory."""
+    result, block = finished.result, finished.block
+    if result.kept is not None:  # its node forgets the block now
+        result = replace(result, kept=None)
+    return finished._replace(result=result, block=None if isinstance(block, StoredBlock) else block, packed=b"")
+
+
+def _size(recent: Finished) -> int:
+    notes = sum(map(len, recent.result.notes.values()))
+    return FIXED_BYTES + STEP_BYTES * len(recent.result.steps) + notes + len(recent.block or b"")

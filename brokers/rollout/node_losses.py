@@ -1,8 +1,8 @@
-"""`NodeLosses`: the last nodes that were lost, and what became of the jobs that were there. Pure; in memory alone.
+"""`NodeLosses`: the last nodes that were lost, and what became of their jobs. Pure; in memory alone.
 
-A node is lost when the leases of all of its stage processes have ended. The jobs are counted as they are restarted, or
-ended, for that reason: those that it held, and those that waited there for a stage. A job that is lost a second time is
-counted with the newer loss. All that is told costs O(1) for each job.
+A node is lost when the leases of all of its stage processes have ended. Its jobs are those that it held and those that
+waited there for a stage: each counts when it restarts or ends with that error. A job that is lost again counts for the
+newer loss. The stage pool reports nodes, and the transition log reports jobs.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class NodeLosses:
         """The oldest first."""
         self._of_node: dict[str, _Loss] = {}
         """The last loss of each node that is not back."""
-        self._of_stage: dict[str, _Loss] = {}
-        self._of_job: dict[str, _Loss] = {}
+        self.of_jobs: dict[str, _Loss] = {}
+        """The loss of each job that was lost and has not ended."""
 
     def lost(
         self, node: str, stage_id: str, facts: NodeFacts | None, now: float, *, died: bool, is_whole: bool
@@ -65,43 +65,42 @@ class NodeLosses:
                 self._forget(self._losses.pop(0))
         loss.is_whole |= is_whole
         loss.stage_ids.add(stage_id)
-        self._of_stage[stage_id] = loss
 
     def joined(self, node: str) -> None:
         """A stage process of a node has reported for the first time."""
         loss = self._of_node.pop(node, None)
         if loss is not None:
             loss.is_back = True
-            self._forget_stages(loss)
 
     def restarted(self, job_id: str, error: ErrorInfo) -> None:
         """A job was lost to an error, and starts again; that counts if it is the loss of a node."""
+        stage_id, node = (error.fields.get(name) for name in ("stage_id", "node"))
         if error.code == LeaseLost.code:
-            loss = self._of_stage.get(str(error.fields.get("stage_id")))
+            loss = next((one for one in self._of_node.values() if stage_id in one.stage_ids), None)
         elif error.code == NoStage.code:
-            loss = self._of_node.get(str(error.fields.get("node")))
+            loss = self._of_node.get(str(node))
         else:
             return
-        before = self._of_job.get(job_id)
+        before = self.of_jobs.get(job_id)
         if loss is None or loss is before:
             return
         if before is not None:
             del before.going[job_id]
             before.lost_again += 1
-        self._of_job[job_id] = loss
+        self.of_jobs[job_id] = loss
         loss.going[job_id] = ""
         loss.jobs += 1
 
     def started(self, job_id: str, node: str) -> None:
         """A phase of a job starts on a node."""
-        loss = self._of_job.get(job_id)
+        loss = self.of_jobs.get(job_id)
         if loss is not None:
             loss.going[job_id] = node
 
     def ended(self, job_id: str, outcome: Outcome, error: ErrorInfo | None) -> None:
         if error is not None:
             self.restarted(job_id, error)  # it would have been, but has no attempt left
-        loss = self._of_job.pop(job_id, None)
+        loss = self.of_jobs.pop(job_id, None)
         if loss is not None:
             where = loss.going.pop(job_id)
             if outcome == Outcome.COMPLETED:
@@ -129,12 +128,6 @@ class NodeLosses:
 
     def _forget(self, loss: _Loss) -> None:
         for job_id in loss.going:
-            del self._of_job[job_id]
-        self._forget_stages(loss)
+            del self.of_jobs[job_id]
         if self._of_node.get(loss.node) is loss:
             del self._of_node[loss.node]
-
-    def _forget_stages(self, loss: _Loss) -> None:
-        for stage_id in loss.stage_ids:
-            if self._of_stage.get(stage_id) is loss:
-                del self._of_stage[stage_id]

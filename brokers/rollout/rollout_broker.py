@@ -36,7 +36,7 @@ from ...security.zap_authenticator import ZapAuthenticator
 from ...system.logs import of_job
 from ...wire import codec
 from ...wire.messages.backends import Release
-from ...wire.messages.base import PROTOCOL_VERSION, new_id
+from ...wire.messages.base import PROTOCOL_VERSION, UNSAID_PROTOCOL, new_id
 from ...wire.messages.blocks import block_checksum
 from ...wire.messages.jobs import Outcome
 from ...wire.messages.stages import (
@@ -63,16 +63,16 @@ from .batch_runner import BatchRunner
 from .broker_gauges import set_gauges
 from .front_door import FrontDoor
 from .job_counts import JobCounts
-from .job_history import JobHistory
 from .job_table import JobTable
 from .job_tracer import JobTracer
 from .jobs import Jobs
 from .kept_blocks import KeptBlocks
 from .quota import Quota
-from .recent_results import RecentResults
 from .result_store import ResultStore
+from .sized_cache import SizedCache
 from .stage_connections import StageConnections
 from .task_catalog import TaskCatalog
+from .transition_log import TransitionLog
 from .write_ahead import WriteAhead
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ if TYPE_CHECKING:
     from ...wire.messages.jobs import BlockHandle
     from ...wire.sockets import Frame
     from ..journal.journal import Journal
-    from ..journal.records import JobState
+    from ..journal.records import Finished, JobState
 
 BATCH = 256
 """Messages taken from one socket before the other gets its turn."""
@@ -162,8 +162,8 @@ class RolloutBroker:
         finally:
             self._stages.close()
             self._loop.close()
-            if self._jobs.tracer is not None:
-                self._jobs.tracer.close()
+            if self._jobs.transitions.tracer is not None:
+                self._jobs.transitions.tracer.close()
 
     def stop(self) -> None:
         """End `run`; may be called from another thread or a signal handler."""
@@ -175,7 +175,7 @@ class RolloutBroker:
         for finished in recovered.uncollected:
             jobs.results.put(finished)
             jobs.quota.recovered(finished)
-            jobs.history.restore_ended(finished.result.job_id, finished.history)
+            jobs.transitions.restore_ended(finished.result.job_id, finished.history)
             if finished.result.kept is not None:
                 jobs.blocks.restore(finished.result.job_id, finished.result.kept, now)
         self._requests.remember(recovered.submissions)
@@ -270,7 +270,7 @@ class RolloutBroker:
             case MemberAlive():
                 for job_id, (attempt, backend) in event.backends.items():
                     self._note_backend(job_id, attempt, backend)
-                self._jobs.history.opened(event.addresses)
+                self._jobs.transitions.opened(event.addresses)
                 actions, follows = table.member_alive(event, now)
                 queue.extend(actions)
                 if not follows:
@@ -293,7 +293,7 @@ class RolloutBroker:
         self._jobs.blocks.reported(report)
         for job_id, backend in report.backends.items():
             self._note_backend(job_id, report.running.get(job_id, 0), backend)
-        self._jobs.history.opened({one: (report.running.get(one, 0), at) for one, at in report.addresses.items()})
+        self._jobs.transitions.opened({one: (report.running.get(one, 0), at) for one, at in report.addresses.items()})
         self._jobs.queue.extend(self._jobs.table.stage_reported(report, now))
 
     def _note_kept(self, job_id: str, handle: BlockHandle) -> None:
@@ -339,7 +339,7 @@ class RolloutBroker:
 
     def _note_backend(self, job_id: str, attempt: int, backend: str) -> None:
         if backend:
-            self._jobs.history.assigned(job_id, attempt, backend, time.time())
+            self._jobs.transitions.assigned(job_id, attempt, backend, time.time())
 
     def _note(self, stage_id: str, number: int, now: float) -> None:
         """Have a stage process told that it may forget an event, once what that changed is in the journal."""
@@ -354,7 +354,8 @@ class RolloutBroker:
             return
         if not isinstance(content, dict):
             return
-        if content.get("protocol", PROTOCOL_VERSION) != PROTOCOL_VERSION:
+        is_report = content.get("type") == StageReport.__struct_config__.tag
+        if is_report and content.get("protocol", UNSAID_PROTOCOL) != PROTOCOL_VERSION:
             self._stages.refuse_version(content, key, now)
             return
         stage_id, number = content.get("stage_id"), content.get("number")
@@ -370,12 +371,11 @@ class RolloutBroker:
             self._next_tick = now + min(self._settings.heartbeat_s, self._settings.lease_s / 4)
             for member in self._stages.refusing(self._jobs.table.stages.quiet()):
                 self._jobs.table.connection_broke(member, now)
-            self._requests.watching.tick(time.time())
             self._watch_time(now)
         self._batches.launch(now)
         self._perform(now)
-        if self._jobs.tracer is not None:
-            self._jobs.tracer.flush()
+        if self._jobs.transitions.tracer is not None:
+            self._jobs.transitions.tracer.flush()
         writes = self._jobs.writes
         if self._stages.say_noted_at is not None and self._stages.say_noted_at <= now:
             self._stages.say_noted_at = None
@@ -422,7 +422,7 @@ class RolloutBroker:
     def _act(self, action: Action) -> None:
         try:
             if isinstance(action, Start):
-                tracer = self._jobs.tracer
+                tracer = self._jobs.transitions.tracer
                 command = action.command if tracer is None else tracer.below(action.command)
                 self._stages.send(action.stage_id, command, action.packed_job)
             else:
@@ -457,19 +457,17 @@ def _make_jobs(settings: RolloutBrokerSettings, journal: Journal, act: Any) -> J
     quiet_s = min(QUIET_HEARTBEATS * settings.heartbeat_s, settings.lease_s)
     counts = JobCounts(settings.session_weights, settings.session_priorities)
     table = JobTable(settings.lease_s, settings.ready_limit, quiet_s, counts)
-    results, history = ResultStore(), JobHistory()
+    results, transitions = ResultStore(), TransitionLog(table.stages.losses, JobTracer.start())
     quota = Quota(settings.max_jobs, settings.max_held_bytes, settings.max_session_share)
     blocks = KeptBlocks(settings.lease_s)
-    recent = RecentResults(settings.keep_collected_bytes)
-    writes = WriteAhead(journal, table, results, history, act)
-    return Jobs(table, results, history, quota, writes, blocks, recent, JobTracer.start(history))
+    recent: SizedCache[Finished] = SizedCache(settings.keep_collected_bytes)
+    writes = WriteAhead(journal, table, results, transitions, act)
+    return Jobs(table, results, transitions, quota, writes, blocks, recent)
 
 
 def _restore(jobs: Jobs, state: JobState, at: float) -> None:
     jobs.quota.submitted(state.holder, state.job_id, len(state.packed))
-    jobs.history.restore(state.job_id, state.history, at)
-    if jobs.tracer is not None:
-        jobs.tracer.restored(state.job_id)
+    jobs.transitions.restore(state.job_id, state.history, at)
 
 
 def _block(event: StageEvent, rest: Sequence[Frame]) -> Frame | None:

@@ -2,9 +2,9 @@
 
     stdin, a socket   ← rollout broker: ids and packed histories of ended jobs, some in each datagram
 
-It ends when the broker closes the socket or dies, after it has exported what is there (`traces.CLOSE_S`). While the
-SDK's queue is half full it reads nothing, so that the broker drops whole jobs, and not spans of many. It keeps nothing:
-what it has not exported when it dies is lost, and no job with it.
+When the broker closes the socket or dies, the process exports what it has (within `traces.CLOSE_S`) and exits. While
+the SDK's queue is half full it does not read, so the broker drops whole jobs rather than single spans of many. Spans
+that are not exported when the process dies are lost; jobs are not affected.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 
 from ...system.logs import start_logging
 from ...system.traces import SpanExport, read_traceparent, set_error
-from .job_history import read_history
+from .job_story import job_trace
 from .job_tracer import SPAN_ID, phase_traceparent
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class SpanMaker:
 
     def make(self, job_id: str, packed: bytes) -> None:
         """Make the spans of a job."""
-        trace = read_history("", job_id, packed, 0.0)
+        trace = job_trace("", job_id, packed, 0.0)
         self._ids.trace_id = int(trace.traceparent.split("-")[1], 16)
         for one in spans_of(trace):
             self._ids.span_id = one.span_id

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from ..journal.journal import Journal
     from ..journal.records import Finished, JobState, StoredBlock, Submission
     from .actions import Action
-    from .job_history import JobHistory
     from .job_table import JobTable
     from .result_store import ResultStore
+    from .transition_log import TransitionLog
 
 FIRST_PAUSE_S = 0.25
 MAX_PAUSE_S = 5.0
@@ -50,14 +50,14 @@ class WriteAhead:
         journal: Journal,
         table: JobTable,
         results: ResultStore,
-        history: JobHistory,
+        transitions: TransitionLog,
         act: Callable[[Action], None],
         memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
     ) -> None:
         self._journal = journal
         self._table = table
         self._results = results
-        self._history = history
+        self._transitions = transitions
         self._act = act
         self._memory_limit_bytes = memory_limit_bytes
         self._states: dict[int, JobState] = {}
@@ -101,7 +101,7 @@ class WriteAhead:
     def perform(self, action: Action) -> None:
         """Do what the job table decided, once it is safe."""
         if isinstance(action, End):
-            finished = action.finished._replace(history=self._history.packed(action.finished.result.job_id))
+            finished = action.finished._replace(history=self._transitions.packed(action.finished.result.job_id))
             self._states.pop(finished.sequence, None)
             self._ended[finished.sequence] = finished
             self._results.hold_back(finished)
@@ -172,7 +172,7 @@ class WriteAhead:
         With `everything`, acknowledgements that could wait are written too.
         """
         self.collect_notes()
-        for state in self._table.take_changes(self._history.packed):
+        for state in self._table.take_changes(self._transitions.packed):
             self._states[state.sequence] = state
         if self._acknowledged and not self._acknowledged_by:
             self._acknowledged_by = now + ACKNOWLEDGED_WITHIN_S

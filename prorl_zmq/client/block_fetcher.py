@@ -21,7 +21,7 @@ from ..errors import MalformedMessage, ProrlError
 from ..security.keyring import connect_to_peer
 from ..system.unix_peers import peer_problem
 from ..wire import codec
-from ..wire.messages.base import new_id
+from ..wire.messages.base import Refused, new_id
 from ..wire.messages.blocks import BlockGiven, FetchBlock, block_checksum
 from ..wire.sockets import open_socket, receive
 from .mapped_block import MappedBlock
@@ -177,7 +177,9 @@ class _Node:
         """Take a reply; False: it was none of these."""
         with suppress(zmq.Again, MalformedMessage):
             frames = receive(self._socket, copied=2)
-            reply: BlockGiven = codec.decode(frames[1], BlockGiven)  # type: ignore[arg-type]
+            reply: BlockGiven | Refused = codec.decode(frames[1], BlockGiven | Refused)  # type: ignore[arg-type]
+            if isinstance(reply, Refused):
+                log.warning("a block cannot be fetched from %s: %s", self.endpoint, reply.error.message)
             key = self._asked.pop(reply.request_id, None)
             if key is not None:
                 if len(frames) > 2 and block_checksum(frames[2]) == self._checksums[key]:

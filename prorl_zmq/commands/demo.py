@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.text import Text
 
+from ..data.reward_curve import conclusion
 from ..errors import ConfigError
 from ..system.logs import say
 from ..trackers.adapter import TRACKERS
@@ -17,42 +19,86 @@ from .options import Log, console
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..demo.training import Summary
-    from ..trackers import Tracker
+    from ..demo.records import Summary
 
 SOLVED = 0.8
-TrainingSandbox = Annotated[
-    Literal["bubblewrap", "process"],
-    typer.Option("--sandbox", help="What the agent's bash runs in; `process` is no isolation at all."),
-]
+
+
+def _finite(value: float | None) -> float | None:
+    if value is not None and not math.isfinite(value):  # a range lets NaN pass
+        raise typer.BadParameter(f"{value} is no number")
+    return value
 
 
 def demo(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="For the picture, trajectories and summary.")] = Path("demo"),
-    seed: Annotated[int, typer.Option(min=0, help="Of the tasks, the sampling and the training.")] = 0,
-    steps: Annotated[int | None, typer.Option(min=1, max=1000, help="Training steps. [default: 22]")] = None,
-    sandbox: TrainingSandbox = "bubblewrap",
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="For pictures, conversations, figures and checkpoint.")
+    ] = Path("demo"),
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=2**32, help="Of the tasks, the sampling and the training. [default: 0]")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, max=100_000, help="Training steps in all. [default: 22]")] = None,
+    groups: Annotated[int | None, typer.Option(min=1, max=1024, help="Groups in a batch. [default: 5]")] = None,
+    group_size: Annotated[
+        int | None, typer.Option(min=2, max=256, help="Rollouts of each prompt. [default: 8]")
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, max=1000, help="How often each rollout is learned from. [default: 6]")
+    ] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option("--lr", min=1e-7, max=1.0, callback=_finite, help="Of Adam. [default: 0.001]")
+    ] = None,
+    overlap: Annotated[
+        bool,
+        typer.Option(
+            "--overlap", help="Collect the next batch while learning, of groups whose rewards differ (DAPO's sampling)."
+        ),
+    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoint in --out.")] = False,
+    sandbox: Annotated[
+        Literal["bubblewrap", "process"],
+        typer.Option(help="What the agent's bash runs in; `process` is no isolation at all."),
+    ] = "bubblewrap",
     log: Log = None,
 ) -> None:
-    """Train a small policy to use bash, through the whole service, with GRPO: one to two minutes on two cores."""
-    from ..demo.display import Display, reward_curve
-    from ..demo.grpo import GrpoSettings
-    from ..demo.training import Demo
+    """Train a small policy to use bash, through the whole service, with GRPO: one to two minutes on two cores.
+
+    ^C stops it within seconds, and --resume continues. In --out are then reward.png, trajectories.jsonl (one line per
+    conversation), steps.jsonl (one line per step), summary.json, checkpoint.npz and logs/.
+    """
+    from ..demo.display import Display, draw, reward_curve
+    from ..demo.grpo import Settings
+    from ..demo.trainer import Trainer
     from ..trackers import open_tracker
 
     screen = console()
-    begin_training(out, sandbox, screen)
-    settings = GrpoSettings()
-    if steps is not None:
-        settings = replace(settings, steps=steps)
-    with open_tracker(*log or (), folder=out / TRACKERS, config={**asdict(settings), "seed": seed}) as tracker:
-        summary = Demo(out, seed, settings, sandbox, Display(settings.steps, screen), tracker).run()
+    given = {
+        "steps": steps,
+        "groups": groups,
+        "group_size": group_size,
+        "epochs": epochs,
+        "learning_rate": learning_rate,
+    }
+    settings = replace(Settings(), **{name: value for name, value in given.items() if value is not None})
+    _begin(out, sandbox, screen)
+    trainer = Trainer(out, settings, seed, sandbox, overlap=overlap, resume=resume)
+    config = {**asdict(settings), "seed": seed, "overlap": overlap}
+    screen.print("starting the service: two brokers, INIT, RUN and EVAL, one engine")
+    try:
+        with open_tracker(*log or (), run=f"demo-{trainer.session}", folder=out / TRACKERS, config=config) as tracker:
+            summary = trainer.run(Display(settings.steps, screen), tracker)
+    except KeyboardInterrupt:
+        if trainer.steps or resume:
+            screen.print(f"stopped; --out {out} --resume continues from the last whole step", soft_wrap=True)
+        raise
+    draw(summary.rewards, trainer.steps, out / "reward.png")
     screen.print(Text.from_ansi(reward_curve(summary.rewards, settings.steps, screen.width)))
     _conclude(screen, summary, out)
-    say_where("prorl demo", tracker)
+    for name, where in tracker.where.items():
+        say("prorl demo", f"logged to {name}: {where}")
 
 
-def begin_training(out: Path, sandbox: str, screen: Console) -> None:
+def _begin(out: Path, sandbox: str, screen: Console) -> None:
     """Check the sandboxes and make the folder of a training run."""
     from ..tools.sandbox.sandboxes import Sandboxes
 
@@ -66,18 +112,12 @@ def begin_training(out: Path, sandbox: str, screen: Console) -> None:
         raise ConfigError(f"--out {out}: {reason}", key="out") from error
 
 
-def say_where(program: str, tracker: Tracker) -> None:
-    """Print where a person finds what was logged."""
-    for name, where in tracker.where.items():
-        say(program, f"logged to {name}: {where}")
-
-
 def _conclude(screen: Console, summary: Summary, out: Path) -> None:
-    rate = summary.rollouts / summary.seconds
-    outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(summary.outcomes.items()))
+    failed, rate = summary.failed, summary.rollouts / max(summary.seconds, 1e-3)
     lines = [
-        f"Mean reward: {summary.reward_first:.3f} at the first step, {summary.reward_last:.3f} at the last.",
-        f"{summary.rollouts} rollouts in {summary.seconds:.1f} s ({rate:.0f}/s, training included): {outcomes}.",
+        f"Mean reward: {summary.reward_first:.3f} at the first step, {summary.reward_last:.3f} at the last three.",
+        conclusion(summary.rewards),
+        f"{summary.rollouts} rollouts in {summary.seconds:.1f} s ({rate:.0f}/s, training included); {failed} failed.",
         f"Largest gap between the engine's log-probs and the trainer's: {summary.logprob_gap:.1e}.",
         f"Picture: {out / 'reward.png'}; conversations: {out / 'trajectories.jsonl'}; figures: {out / 'summary.json'}.",
         "Next: `prorl serve` starts a service of your own, `prorl submit TASKS.jsonl` sends it jobs; see the README.",

@@ -1,7 +1,8 @@
-"""What the demo shows: a live table of stages, backends and groups with the reward's curve; plain lines in a pipe."""
+"""What the demo shows: on a terminal a live table and the reward's curve, in a pipe plain lines; and its picture."""
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Self
 
@@ -16,16 +17,21 @@ from rich.text import Text
 from ..wire.messages.jobs import Phase
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from ..client.blocking.client import RolloutClient
-    from .grpo import StepStats
+    from .records import Step
 
 REFRESH_S = 0.25
 PLOT_ROWS = 12
+TIMELINE_STEPS = 12
+"""How many of the last steps the timeline shows."""
 
 
 class Display:
+    """Shows a run while it is a context; calls may come from several threads."""
+
     def __init__(self, steps: int, console: Console) -> None:
         self._steps = steps
         self._console = console
@@ -46,19 +52,23 @@ class Display:
         """Print a line above the live part."""
         self._console.print(text, highlight=False, soft_wrap=True)
 
-    def collected(self, client: RolloutClient, groups_done: int, groups: int) -> None:
-        """Draw the state of the service between two trajectories, now and then."""
+    def collecting(self, client: RolloutClient, groups_done: int, groups: int) -> None:
+        """Draw the state of the service between two groups, now and then."""
         if self._live is None or time.monotonic() - self._drawn_at < REFRESH_S:
             return
         self._drawn_at = time.monotonic()
         self._live.update(self._picture(client, groups_done, groups), refresh=True)
 
-    def stepped(self, step: int, stats: StepStats, seconds: float) -> None:
-        self._rewards.append(stats.reward)
+    def stepped(self, step: Step) -> None:
+        """Note a step; in a pipe, print its line."""
+        self._rewards.append(step.reward)
         if self._live is None:
+            error = math.sqrt(step.reward * (1 - step.reward) / max(step.rollouts, 1))
             self.say(
-                f"step {step + 1:2d}/{self._steps}: mean reward {stats.reward:.3f}, {stats.completed}/{stats.rollouts} "
-                f"rollouts completed, {stats.informative_groups}/{stats.groups} groups informative, {seconds:.1f} s"
+                f"step {step.step + 1:3d}/{self._steps}: reward {step.reward:.3f} ± {error:.3f}, {step.rollouts} "
+                f"rollouts, {step.failed} failed, groups kept {step.kept_groups}, dropped {step.dropped_groups}; "
+                f"{step.pushed_s - step.opened_s:.1f} s, learning {step.learned_s - step.learn_from_s:.1f} s; entropy "
+                f"{step.stats.entropy:.3f}, staleness {step.stats.staleness_max}"
             )
 
     def _picture(self, client: RolloutClient, groups_done: int, groups: int) -> Group:
@@ -78,6 +88,7 @@ class Display:
 
 
 def reward_curve(rewards: list[float], steps: int, width: int) -> str:
+    """Return the curve of the mean rewards for a terminal."""
     plotext.clear_figure()
     plotext.theme("clear")
     plotext.plotsize(min(width, 80), PLOT_ROWS)
@@ -90,12 +101,21 @@ def reward_curve(rewards: list[float], steps: int, width: int) -> str:
     return str(plotext.build())
 
 
-def draw_rewards(rewards: list[float], path: Path) -> None:
-    figure = Figure(figsize=(7, 3.5), layout="constrained")
-    axes = figure.add_subplot()
-    axes.plot(range(1, len(rewards) + 1), rewards, marker="o", markersize=4)
-    axes.set(xlabel="training step", ylabel="mean reward", ylim=(-0.02, 1.02), title="prorl demo: reward per step")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
+def draw(rewards: Sequence[float], steps: Sequence[Step], path: Path) -> None:
+    """Draw the mean rewards of a run, and when its last steps collected and learned."""
+    figure = Figure(figsize=(11, 3.5), layout="constrained")
+    reward, timeline = figure.subplots(1, 2, width_ratios=(3, 2))
+    reward.plot(range(1, len(rewards) + 1), rewards, marker="o", markersize=4)
+    reward.set(xlabel="training step", ylabel="mean reward", ylim=(-0.02, 1.02), title="prorl demo: reward per step")
+    reward.xaxis.set_major_locator(MaxNLocator(integer=True))
+    reward.grid(alpha=0.3)
+    for row, step in enumerate(last := steps[-TIMELINE_STEPS:]):
+        timeline.barh(row, step.met_s - step.opened_s, left=step.opened_s, height=0.35, color="tab:blue")
+        learned_s = step.pushed_s - step.learn_from_s
+        timeline.barh(row + 0.35, learned_s, left=step.learn_from_s, height=0.35, color="tab:orange")
+    timeline.set_yticks(range(len(last)), [str(step.step + 1) for step in last])
+    timeline.invert_yaxis()
+    timeline.set(xlabel="seconds since training began", ylabel="step", title="rollouts (blue), learning (orange)")
+    for axes in (reward, timeline):
+        axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=120)

@@ -71,6 +71,8 @@ class Endpoint(NamedTuple):
     query: type[msgspec.Struct] = NoQuery
     binary: bool = False
     """The answer may be asked for as `application/octet-stream`."""
+    with_defaults: bool = False
+    """The answer has all fields, also those that have their defaults: so the page needs no list of them."""
 
     @property
     def summary(self) -> str:

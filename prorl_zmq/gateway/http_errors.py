@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiohttp import web
@@ -70,6 +70,21 @@ def http_error_response(error: web.HTTPException) -> web.Response:
 def is_for_the_log(record: logging.LogRecord) -> bool:
     """Return whether a line of aiohttp may be written: not what is no HTTP, from anybody, perhaps with a key in it."""
     return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
+
+
+def with_defaults(value: Any) -> Any:
+    """Return messages as plain data that has all fields, also those that their own JSON leaves out."""
+    if isinstance(value, msgspec.Struct):
+        config = value.__struct_config__
+        fields = {name: with_defaults(getattr(value, name)) for name in value.__struct_fields__}
+        if config.array_like:
+            return list(fields.values())
+        return fields if config.tag is None else {config.tag_field: config.tag, **fields}
+    if isinstance(value, dict):
+        return {name: with_defaults(each) for name, each in value.items()}
+    if isinstance(value, tuple | list) and value and isinstance(value[0], msgspec.Struct | dict | tuple | list):
+        return [with_defaults(each) for each in value]
+    return value
 
 
 def json_response(content: object, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:

@@ -32,7 +32,7 @@ from .dashboard.dashboard import Dashboard
 from .dashboard.page_files import PLACE, add_page
 from .docs_page import DocsPage
 from .endpoint import read_call
-from .http_errors import error_response, http_error_response, is_for_the_log, json_response
+from .http_errors import error_response, http_error_response, is_for_the_log, json_response, with_defaults
 from .json_api import JsonApi
 from .llm_servers import LlmServers
 from .loaded_texts import LoadedTexts
@@ -290,7 +290,9 @@ def _host_of(request: web.Request) -> str:
 
 async def _answer(endpoint: Endpoint, request: web.Request, sender: Sender) -> web.StreamResponse:
     answered = await endpoint.answer(await read_call(endpoint, request, sender))
-    return answered if isinstance(answered, web.StreamResponse) else json_response(answered)
+    if isinstance(answered, web.StreamResponse):
+        return answered
+    return json_response(with_defaults(answered) if endpoint.with_defaults else answered)
 
 
 async def _document(body: object, _request: web.Request) -> web.Response:

@@ -135,16 +135,7 @@ class Policy:
 
     def save(self, path: Path) -> None:
         """Write the parameters to `path` (.npz); a reader sees the old file or the whole new one."""
-        with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            temporary = Path(file.name)
-            try:
-                np.savez(file, allow_pickle=False, **self.parameters)
-                file.flush()
-                os.fsync(file.fileno())
-                temporary.replace(path)
-            except BaseException:
-                temporary.unlink(missing_ok=True)
-                raise
+        save_arrays(path, self.parameters)
 
     @classmethod
     def load(cls, path: Path, shape: PolicyShape | None = None) -> Policy:
@@ -185,6 +176,19 @@ class Adam:
         self._square = {name: np.zeros_like(value) for name, value in policy.parameters.items()}
         self._steps = 0
 
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return arrays that `load_state` continues from; they are not copied."""
+        moments = {"adam.mean": self._mean, "adam.square": self._square}
+        arrays = {f"{kind}.{name}": value for kind, values in moments.items() for name, value in values.items()}
+        return {**arrays, "adam.steps": np.array(self._steps)}
+
+    def load_state(self, state: dict[str, NDArray[Any]]) -> None:
+        """Continue from what `state` returned, among other arrays."""
+        for kind, values in (("adam.mean", self._mean), ("adam.square", self._square)):
+            for name, value in values.items():
+                value[...] = state[f"{kind}.{name}"]
+        self._steps = int(state["adam.steps"])
+
     def step(self, gradient: dict[str, Floats]) -> float:
         """Move the parameters along the gradient; return the gradient's norm before it was limited."""
         norm = float(np.sqrt(sum(float(np.sum(value**2)) for value in gradient.values())))
@@ -198,6 +202,20 @@ class Adam:
             square += np.float32(0.001) * (value**2 - square)
             parameter[...] += rate * mean / (np.sqrt(square * square_scale) + self._epsilon)
         return norm
+
+
+def save_arrays(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
+    """Write arrays to `path` (.npz); a reader, and a run that is killed, has the old file or the whole new one."""
+    with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        temporary = Path(file.name)
+        try:
+            np.savez(file, allow_pickle=False, **arrays)
+            file.flush()
+            os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
 
 
 def one_blas_thread() -> AbstractContextManager[object]:

@@ -1,8 +1,11 @@
-"""What a tracker's library has to do: begin a run, take values and tables, and end it.
+"""The interface of a tracker's library, and the messages between a run and the tracker's process.
 
-An adapter for one library is a class of the entry-point group `prorl_zmq.trackers`. It runs in a process of its own
-(see `tracker_process`), so it may block, raise, print and start threads. Names of values that arrive here are made of
-the characters that all trackers take, values are finite, and texts are clean and bounded.
+An adapter is a class in the entry-point group `prorl_zmq.trackers`. It runs in a process of its own (see
+`tracker_process`), so it may block, raise, print and start threads. It gets clean names, finite values, and bounded
+texts.
+
+On the socket each packet is one message, packed by msgpack. The trainer sends `RunSettings`, then `Values` and
+`Samples`; closing the socket ends the run. The process sends `Opened` and `Trouble`.
 """
 
 from __future__ import annotations
@@ -12,16 +15,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
+from .conversation import Conversation  # noqa: TC001 - msgspec reads the annotations at run time
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from .conversation import Conversation
 
 GROUP = "prorl_zmq.trackers"
 """Of entry points."""
 ADAPTER = "prorl_zmq.trackers.adapter:Adapter"
 TRACKERS = "trackers"
-"""The folder of what trackers keep here, below a run's."""
+"""The folder of the trackers' files, below a run's."""
 TABLE = "conversations"
 """The name of the table of sample conversations."""
 
@@ -29,20 +32,44 @@ TABLE = "conversations"
 class RunSettings(msgspec.Struct, frozen=True):
     project: str
     run: str
-    """The run's name; a run of this name that is there already is continued."""
+    """The run's name; an existing run of this name is continued."""
     folder: str
-    """For what the tracker keeps here."""
+    """The folder for files of the tracker."""
     config: dict[str, str | int | float | bool | None] = {}
-    """What the run is about."""
+    """The run's settings, as plain values."""
+
+
+class Values(msgspec.Struct, frozen=True, tag=True):
+    step: int
+    values: dict[str, float]
+
+
+class Samples(msgspec.Struct, frozen=True, tag=True):
+    step: int
+    rows: tuple[Conversation, ...]
+
+
+class Opened(msgspec.Struct, frozen=True, tag=True):
+    where: str
+
+
+class Trouble(msgspec.Struct, frozen=True, tag=True):
+    message: str
+
+
+Entry = Values | Samples
+Answer = Opened | Trouble
+PACKET_BYTES = 2**18
+"""Room for one."""
 
 
 class Adapter(ABC):
-    """One run in one library; the class is asked for its names where the library may be missing."""
+    """One run in one library. The module of the class must import without the library."""
 
     library: ClassVar[str]
     """The module that must be importable."""
     package: ClassVar[str]
-    """What pip installs it from."""
+    """The package that pip installs it from."""
     where: str
     """Where a person finds the run."""
 

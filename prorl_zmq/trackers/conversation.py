@@ -1,9 +1,8 @@
-"""Sample conversations: a few rows of text, cleaned and bounded, for a tracker's table.
+"""Sample conversations: a few rows of text for a tracker's table, cleaned and bounded.
 
-What models, tools and data files say goes to a page that others open, so control characters, marks that reorder text
-and named secrets are gone from it here. It stays text: no adapter hands it over as HTML, and none as Markdown that is
-not a block of code. Long turns and long conversations lose their middle; few rows make a table, and it fits into one
-packet. Left out on purpose: whole conversations, which are in the trainer's or the evaluation's own files.
+Control characters, marks that reorder text, and named secrets are removed here, since trackers' pages show these texts.
+Adapters show them as text, never as HTML or Markdown. Long turns and long conversations lose their middle, and one
+table fits into one packet.
 """
 
 from __future__ import annotations

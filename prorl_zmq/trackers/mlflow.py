@@ -1,7 +1,7 @@
 """MLflow, on the server or in the store that `MLFLOW_TRACKING_URI` names; `mlflow-skinny` is enough for a server.
 
-MLflow draws the ids of runs itself, so a run that is continued is found by a tag. Texts are a JSON file per table among
-the run's artifacts, in the columns of a pandas table; MLflow's page shows such files as text.
+MLflow chooses the ids of runs, so an existing run is found by a tag. Each table is a JSON file among the run's
+artifacts, in the columns of a pandas table, which MLflow's page shows as text.
 """
 
 from __future__ import annotations

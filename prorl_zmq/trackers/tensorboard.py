@@ -1,7 +1,7 @@
-"""TensorBoard, by tensorboardX, which writes its files without TensorFlow or PyTorch: `tensorboard --logdir FOLDER`.
+"""TensorBoard, by tensorboardX, which needs neither TensorFlow nor PyTorch: `tensorboard --logdir FOLDER`.
 
-A run that is continued gets one more file in its folder. TensorBoard reads texts as Markdown, so a conversation is one
-block of code, by four blanks before each line: a block that nothing in the text can end.
+A continued run adds a file to its folder. TensorBoard renders texts as Markdown, so a conversation is one block of
+code, indented by four blanks: nothing in the text can end such a block.
 """
 
 from __future__ import annotations

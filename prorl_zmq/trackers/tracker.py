@@ -1,8 +1,7 @@
-"""A run in one tracker, several or none: what a trainer or an evaluation logs to.
+"""`Tracker`: a run in one tracker, several or none, that a trainer or an evaluation logs to.
 
-Only rank 0 of a distributed trainer has processes of trackers (see `tracker_process`). All that is wrong with the names
-and settings is raised when a run is opened, and nothing later. Left out on purpose: reading back what was logged, and
-the libraries' own calls; who wants these uses the library.
+Only rank 0 of a distributed trainer starts trackers' processes. Wrong names and settings are raised when the run is
+opened. Later failures of a tracker never propagate, and only `close` blocks.
 """
 
 from __future__ import annotations
@@ -20,18 +19,16 @@ import msgspec
 from ..errors import ConfigError
 from ..system.plugins import load_plugin
 from ..wire.messages.base import new_id
-from .adapter import ADAPTER, GROUP, TRACKERS, RunSettings
+from .adapter import ADAPTER, GROUP, TRACKERS, RunSettings, Samples, Values
 from .conversation import fitting
-from .entries import Samples, Values
 from .tracker_process import TrackerProcess
 from .values import loggable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from .adapter import Adapter
+    from .adapter import Adapter, Entry
     from .conversation import Conversation
-    from .entries import Entry
 
 SAMPLES_BYTES = 64 * 2**20
 """Of all tables of one run."""
@@ -42,7 +39,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 
 
 class Tracker:
-    """A run in one tracker, several or none. No call raises for a tracker's sake, and none but `close` waits."""
+    """A run in one tracker, several or none. Tracker failures never propagate; only `close` blocks."""
 
     def __init__(self, trackers: Sequence[TrackerProcess], close_s: float = CLOSE_S) -> None:
         self._trackers = trackers
@@ -57,21 +54,21 @@ class Tracker:
 
     @property
     def where(self) -> dict[str, str]:
-        """Where a person finds the run, by tracker; complete after `close`."""
+        """Where to find the run, by tracker; complete after `close`."""
         return {each.name: each.where for each in self._trackers if each.where}
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Note values of a step, such as `batch_values(…) | rollout_values(…)`. A resumed run may log a step again."""
+        """Log values of a step, such as `batch_values(…) | rollout_values(…)`. A resumed run may log a step again."""
         if self._open:
             self._put(Values(step, loggable(values)))
 
     def samples(self, rows: Sequence[Conversation], step: int) -> None:
-        """Note a table of `sample_conversations`: at most 8 rows, 120 kB together, and 64 MiB in one run."""
+        """Log a table of `sample_conversations`: at most 8 rows, 120 kB together, and 64 MiB in one run."""
         if self._open and self._samples_left > 0 and (table := fitting(rows)):
             self._samples_left -= self._put(Samples(step, tuple(table)))
 
     def close(self) -> None:
-        """Wait until the trackers have what was logged, for at most `close_s` seconds, and end them."""
+        """Wait until the trackers have stored what was logged, for at most `close_s` seconds, and end them."""
         if self._open:
             self._open = False
             until = time.monotonic() + self._close_s
@@ -101,7 +98,7 @@ def open_tracker(
     config: Mapping[str, Any] | None = None,
     close_s: float = CLOSE_S,
 ) -> Tracker:
-    """Begin to log a run, or to log on. On another rank than 0 of a distributed trainer, nothing is logged.
+    """Start or continue a run. On ranks other than 0 of a distributed trainer, nothing is logged.
 
     Args:
         names: `wandb`, `tensorboard`, `trackio`, `mlflow`, or a tracker of another package; none: nothing is logged.
@@ -109,12 +106,12 @@ def open_tracker(
         run: The run's name: letters, digits and `._-`, at most 64. A run of this name in the project is continued.
             Empty: a new one.
         folder: For files of TensorBoard and Weights & Biases, and one log per tracker.
-        config: What the run is about: plain values, which all who may see the run can read.
-        close_s: How long `close` may wait for the trackers.
+        config: The run's settings, as plain values. Everyone who can see the run can read them.
+        close_s: How long `close` may wait for the trackers, in seconds.
 
     Raises:
-        ConfigError: a name is unknown, its library is not installed, `project` or `run` is no such name, or the folder
-            cannot be written. Nothing that happens in a tracker later is raised.
+        ConfigError: a name is unknown, its library is not installed, `project` or `run` has invalid characters, or the
+            folder cannot be written. Later failures of a tracker are not raised.
     """
     for name in names:
         check_tracker(name)
@@ -135,10 +132,10 @@ def open_tracker(
 
 
 def check_tracker(name: str) -> None:
-    """Check that there is such a tracker, with its library.
+    """Check that a tracker is known and its library is installed.
 
     Raises:
-        ConfigError: there is not.
+        ConfigError: it is unknown, or its library is missing.
     """
     kind: type[Adapter] = load_plugin(GROUP, name, "tracker", key="log", base=ADAPTER)
     if find_spec(kind.library) is None:

@@ -1,9 +1,9 @@
-"""The process of one tracker: takes entries from its socket and gives them to the adapter, one after the other.
+"""The process of one tracker: reads messages from its socket and passes them to the adapter, one after the other.
 
-`python -m prorl_zmq.trackers.tracker_child NAME SOCKET`, started by `tracker_process`. While an adapter cannot begin
-its run, it is tried again at growing distances, and entries wait in the socket and at the other side; an entry that a
-run does not take is lost. The first of each is told. The socket's end, by the trainer's close or its death, ends the
-run; of a library that hangs, a thread ends the process some time later. What libraries print is in a bounded log.
+`python -m prorl_zmq.trackers.tracker_child NAME SOCKET`, started by `tracker_process`. An adapter that cannot begin its
+run is retried at growing intervals, while messages wait in the socket and in the trainer. A message that the adapter
+rejects is lost. The first error of each kind is reported. The end of the socket, by the trainer's close or its death,
+ends the run; if the library hangs then, a thread ends the process. What libraries print goes to a bounded log.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..system.plugins import load_plugin
-from .adapter import ADAPTER, GROUP, RunSettings
-from .entries import PACKET_BYTES, Answer, Entry, Opened, Samples, Trouble
+from .adapter import ADAPTER, GROUP, PACKET_BYTES, Answer, Entry, Opened, RunSettings, Samples, Trouble
 
 if TYPE_CHECKING:
     from .adapter import Adapter
 
 RETRY_S, RETRY_MOST_S = 1.0, 60.0
-"""How long to wait until an adapter is tried again: at first, and at most."""
+"""The first and the longest wait before an adapter is retried."""
 END_S = 60.0
-"""How long an adapter may take to end its run when nobody waits for it any more."""
+"""How long an adapter may take to end its run after the trainer has gone."""
 NICE = 10
 """The trainer goes first."""
 LOG_BYTES = 2**20
@@ -55,11 +54,11 @@ class Line:
         return self._poll(select.POLLRDHUP, within_s)
 
     def wait_gone(self) -> None:
-        """Wait until the trainer does not wait for the run's end: it has closed the socket, or is dead."""
+        """Wait until the trainer has closed the socket, or is dead."""
         self._poll(select.POLLHUP, None)
 
     def tell(self, trouble: str, error: Exception) -> None:
-        """Write an error to the log, and tell the first of its kind."""
+        """Write an error to the log, and report the first of its kind."""
         message = f"{trouble}: {type(error).__name__}: {error}"[:MESSAGE_CHARACTERS]
         print(message, file=sys.stderr, flush=True)
         if trouble not in self._told:
@@ -77,7 +76,7 @@ class Line:
 
 
 def begin(kind: type[Adapter], line: Line) -> Adapter | None:
-    """Begin the run; None: the trainer has ended it before that was possible."""
+    """Begin the run; None: the trainer ended it first."""
     retry_s = RETRY_S
     while True:
         try:
@@ -93,7 +92,7 @@ def begin(kind: type[Adapter], line: Line) -> Adapter | None:
 
 
 def record(adapter: Adapter, line: Line) -> None:
-    """Give the adapter all entries, and end the run."""
+    """Pass all entries to the adapter, and end the run."""
     while (entry := line.next_entry()) is not None:
         try:
             if isinstance(entry, Samples):
@@ -121,7 +120,7 @@ def main(name: str, descriptor: int) -> None:
 
 
 def _end_late(line: Line) -> None:
-    """End the process some time after the trainer has gone, for an adapter that hangs."""
+    """End the process `END_S` after the trainer has gone, in case the adapter hangs."""
     line.wait_gone()
     time.sleep(END_S)
     os._exit(1)

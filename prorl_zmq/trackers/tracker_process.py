@@ -1,9 +1,9 @@
-"""A run's trackers, each in a process of its own, so that none can end, slow or litter the run that it watches.
+"""`TrackerProcess`: a tracker in a process of its own, so that its library cannot end, slow or litter the run it logs.
 
-Frames: one packet per entry on a socket pair (see `entries`), never waited for. What the socket does not take is kept
-here up to `PENDING_BYTES` and sent with later entries; what is beyond is lost. So a tracker that hangs, in its library,
-its network or its disk, costs a run the packing of entries, and one warning. Closing waits for a time, then ends the
-process. If the trainer dies, the kernel closes the socket, and the tracker ends its run in good order.
+A thread would not do: libraries crash, print, and hold the interpreter, and a killed trainer's run must end in order.
+Each message is one packet on a socket pair (see `adapter`), sent without waiting. Packets that the socket does not take
+are kept, up to `PENDING_BYTES`, and sent with later ones; the rest is lost, with one warning. `close` waits for a time,
+then kills the process. If the trainer dies, the kernel closes the socket, and the tracker ends its run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import msgspec
 
 from ..system.logs import one_line
 from ..system.processes import ISOLATED
-from .entries import PACKET_BYTES, Answer, Opened
+from .adapter import PACKET_BYTES, Answer, Opened
 
 if TYPE_CHECKING:
     from .adapter import RunSettings
@@ -39,12 +39,12 @@ _decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
 
 class TrackerProcess:
-    """One tracker: its process, the socket to it, and what waits to be sent."""
+    """One tracker: its process, the socket to it, and the packets that wait to be sent."""
 
     def __init__(self, name: str, settings: RunSettings) -> None:
         self.name = name
         self.where = ""
-        """Where a person finds the run; empty before it is open."""
+        """Where to find the run; empty before it is open."""
         self._pending: deque[bytes] = deque()
         self._pending_bytes = 0
         self._lost = 0
@@ -63,7 +63,7 @@ class TrackerProcess:
         self.send(msgspec.msgpack.encode(settings))
 
     def hang_up(self, until: float) -> None:
-        """Send what waits, and then the end."""
+        """Send the waiting packets, and then the end."""
         while self._pending and (left_s := until - time.monotonic()) > 0:
             poller = select.poll()
             poller.register(self._socket, select.POLLOUT)
@@ -98,7 +98,7 @@ class TrackerProcess:
         self._flush()
 
     def _flush(self) -> None:
-        """Send what the socket takes; to a process that has ended, nothing is kept."""
+        """Send what the socket takes; drop everything if the process has ended."""
         while self._pending:
             try:
                 self._socket.send(self._pending[0], socket.MSG_NOSIGNAL)

@@ -1,4 +1,4 @@
-"""Trackio, in the folder, Space or server that its own `TRACKIO_…` variables say: `trackio show --project PROJECT`.
+"""Trackio, in the folder, Space or server that its `TRACKIO_…` variables name: `trackio show --project PROJECT`.
 
 Texts are cells of a `trackio.Table`, which its page shows as text.
 """

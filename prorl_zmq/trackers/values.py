@@ -1,8 +1,7 @@
 """Figures for a tracker, as flat names and numbers: of a batch's report, and of rollouts.
 
-Names are `batch/…`, `reward/…`, `staleness/…`, `seconds/…`, `rollouts/…`, `tokens/…` and `metrics/…`. What handlers and
-tools are called becomes part of a name, so all other characters than every tracker takes become `_`, and the number of
-names is bounded. A value that is not finite is left out.
+Names are `batch/…`, `reward/…`, `staleness/…`, `seconds/…`, `rollouts/…`, `tokens/…` and `metrics/…`. Characters that
+some tracker rejects become `_`, the number of names is bounded, and values that are not finite are left out.
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ def batch_values(report: BatchReport) -> dict[str, float]:
 def rollout_values(rollouts: Sequence[Ended], weight_version: int | None = None) -> dict[str, float]:
     """Return figures of some rollouts, those of a step for example.
 
-    `seconds/NAME` are means over the rollouts that have that timing: a phase (`seconds/run`), its queue, the `engine`,
-    or a tool (`seconds/tool.bash`). `staleness/…` says how many versions behind `weight_version`, the one that is
-    learned into, the oldest token of a rollout is.
+    `seconds/NAME` is the mean over the rollouts that have this timing: a phase (`seconds/run`), its queue, the
+    `engine`, or a tool (`seconds/tool.bash`). `staleness/…` says how many versions the oldest token of a rollout is
+    behind `weight_version`.
 
     Args:
         rollouts: Trajectories, also those that failed.
@@ -67,7 +66,7 @@ def rollout_values(rollouts: Sequence[Ended], weight_version: int | None = None)
 
 
 def loggable(values: Mapping[str, float]) -> dict[str, float]:
-    """Return what every tracker takes of these: names of plain characters, finite numbers, not too many."""
+    """Return the values that every tracker takes: plain names, finite numbers, at most `NAMES`."""
     named = {_OTHERS.sub("_", name)[:NAME_CHARACTERS]: float(value) for name, value in values.items()}
     finite = [(name, value) for name, value in named.items() if math.isfinite(value)]
     return dict(finite[:NAMES])

@@ -1,7 +1,7 @@
-"""Weights & Biases; online or offline as its own settings and `WANDB_…` variables say.
+"""Weights & Biases, online or offline as its own settings and `WANDB_…` variables say.
 
-The x axis is a value of its own, `step`: W&B's own step can only grow, and a trainer that resumes makes some again.
-Texts are cells of a `wandb.Table`, which its page shows as text.
+The x axis is our own value `step`, since W&B's step can only grow and a trainer that resumes logs steps again. Texts
+are cells of a `wandb.Table`, which its page shows as text.
 """
 
 from __future__ import annotations

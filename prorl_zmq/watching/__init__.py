@@ -1,1 +1,1 @@
-"""What those see who look at a service: the state of all its brokers, kept up to date (see `watcher`)."""
+"""The state of a service and all its brokers, kept up to date for viewers (see `watcher`)."""

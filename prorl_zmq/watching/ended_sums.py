@@ -1,6 +1,6 @@
-"""`EndedSums`: how many jobs ended when, at all rollout brokers together, over the last hour. Pure.
+"""`EndedSums`: how many jobs ended when, over all rollout brokers and the last hour. Pure.
 
-A broker knows only what ended since it was started; what its earlier lives reported is kept here.
+A broker counts only what ended since it started; the counts of its earlier lives are kept here.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ KEPT_S = 3600.0
 FINE_S, MINUTE_S = 600.0, 60.0
 """Older intervals are added up to minutes, since all of them are sent to each viewer once a second."""
 RATE_S = 30.0
-"""What the rate is the mean of."""
+"""The time that the rate is a mean over."""
 
 
 class EndedSums:
     def __init__(self) -> None:
         self._lives: dict[tuple[str, str], tuple[EndedJobs, ...]] = {}
-        """What each life of each broker reported last."""
+        """The last report of each life of each broker."""
 
     def take(self, broker: str, life: str, ended: tuple[EndedJobs, ...], at: float) -> None:
-        """Note what a broker reports of its current life."""
+        """Store the report of a broker's current life."""
         self._lives[broker, life] = ended
         self._lives = {
             key: kept for key, kept in self._lives.items() if key == (broker, life) or self._recent(kept, at)
@@ -44,7 +44,7 @@ class EndedSums:
         return tuple(EndedJobs(*place, dict(sums[place])) for place in sorted(sums))
 
     def per_s(self, at: float, up_s: float) -> float:
-        """Return the jobs that ended in a second, of late; brokers have counted for `up_s`."""
+        """Return the recent rate of ended jobs per second; brokers have counted for `up_s`."""
         first = at - at % ENDED_INTERVAL_S + ENDED_INTERVAL_S - RATE_S
         seconds = min(at - first, up_s)
         count = sum(sum(one.outcomes.values()) for one in self.ended(at) if one.at >= first)

@@ -1,8 +1,8 @@
-"""`JobMirror`: the jobs of one rollout broker as its `Watched` replies tell of them. Pure.
+"""`JobMirror`: a copy of one rollout broker's table of jobs, built from its `Watched` replies. Pure.
 
-Each round asks for what is new, and once more for older changes that had no room in earlier replies (the gap). So what
-is new is there at once, and all of it as soon as fewer jobs change than a reply holds. A broker that was restarted, or
-that has forgotten jobs before they were asked for, is asked for everything again.
+Each round asks for new changes, and once more for older changes that did not fit into earlier replies (the gap). So new
+changes appear at once, and all of them once fewer jobs change than a reply holds. After a restart of the broker, or if
+it forgot jobs that were never asked for, everything is asked for again.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Answered(NamedTuple):
 class JobMirror:
     def __init__(self, limit: int) -> None:
         self.rows: dict[str, JobRow] = {}
-        """By job; of more than the limit, those go that ended first."""
+        """By job; beyond the limit, those that ended first are dropped."""
         self._limit = limit
         self._broker_id = ""
         self._until = 0
         self._sure = 0
-        """Of jobs that are known, all changes until this one are."""
+        """All changes of known jobs up to this number are known."""
         self._gap: tuple[int, int] | None = None
         """Changes between these numbers are not known."""
 
@@ -50,7 +50,7 @@ class JobMirror:
         return Question(self._broker_id, *self._gap) if self._gap is not None else None
 
     def take(self, question: Question, answer: Watched) -> Answered:
-        """Take up the answer to a question."""
+        """Apply the answer to a question."""
         restarted = answer.broker_id != self._broker_id
         reset = restarted or answer.forgotten_until > self._sure
         knew_all = self._sure == self._until
@@ -73,7 +73,7 @@ class JobMirror:
         return Answered(answer.jobs, self._cut(), reset)
 
     def _cut(self) -> tuple[str, ...]:
-        """Forget the oldest rows, many at a time: finding them takes a while."""
+        """Drop the oldest rows, many at a time, since finding them is slow."""
         if len(self.rows) <= self._limit:
             return ()
         oldest = sorted(self.rows.values(), key=lambda row: (row.place != "ended", row.entered_at))

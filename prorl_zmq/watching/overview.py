@@ -1,4 +1,4 @@
-"""`Overview`: how a whole service stands at one moment, as a page or a terminal shows it. Plain data."""
+"""`Overview`: the state of a whole service at one moment, as a page or a terminal shows it. Plain data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Overview(Part, frozen=True, kw_only=True):
     at: float
     """Wall clock, seconds since 1970."""
     status: ServiceStatus | None = None
-    """Of all rollout brokers together that answer; None: none does."""
+    """The sum over the rollout brokers that answer; None: no broker does."""
     brokers: dict[str, ServiceStatus] = {}
     """Of each rollout broker that answers, by name."""
     backends: BackendList | None = None

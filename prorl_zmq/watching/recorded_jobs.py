@@ -1,7 +1,6 @@
-"""What a running service tells `prorl explain`: the traces of its jobs, and the results of those that have ended.
+"""Recordings of a running service for `prorl explain`: traces of its jobs, and results of those that ended.
 
-Asked of each rollout broker for its own jobs, a few at a time, and for so many at the most: looking at a service must
-not be a load for it.
+Each rollout broker is asked for its own jobs, `AT_A_TIME` at a time and at most `JOBS_LIMIT`, to bound the load.
 """
 
 from __future__ import annotations

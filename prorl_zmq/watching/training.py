@@ -1,11 +1,8 @@
-"""What a training did step by step, from the batches that its session has closed and from when weights changed. Pure.
+"""The steps of a training, from the batches that its session closed and the times at which weights changed. Pure.
 
-A step is a batch. It lasts from when the client had the batch before to when it has this one. Within it
-
-- rollouts work from when a batch has its first prompt until it needs no more of them;
-- the trainer works from when it has a batch until it announces the next weights.
-
-So the figures are those of any trainer that opens batches and announces weights; what else it does is not known here.
+A step is a batch. It lasts from when the client had the batch before to when it has this one. Rollouts count as working
+from a batch's first prompt until it needs no more of them; the trainer from when it has a batch until it announces the
+next weights. So the figures hold for any trainer that opens batches and announces weights.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ class TrainingStep(Part, frozen=True, kw_only=True):
 
     batch_id: str
     at: float
-    """When its client had it, in seconds since 1970."""
+    """When its client got it, in seconds since 1970."""
     weight_version: int
     groups: int
     rollouts: int

@@ -1,11 +1,11 @@
-"""`Watcher`: keeps what all brokers of a service say up to date, for any number of viewers, while there are any.
+"""`Watcher`: keeps the state of all brokers of a service up to date, for any number of viewers.
 
-Each rollout broker is asked once a second for its status, its nodes and the jobs that have changed, and the backend
-broker for its backends, so what a broker has to do does not depend on how many look. A broker that does not answer, or
-was restarted, is asked again: the others' part goes on, and viewers are told what is wrong. A viewer that is slow gets
-what has changed in the meantime as one update. Nothing is asked while nobody looks.
+Once a second it asks each rollout broker for its status, its nodes and the jobs that have changed, and the backend
+broker for its backends, so the brokers' load does not depend on the number of viewers. A broker that does not answer is
+asked again; the others' part continues, and viewers see the problem. A slow viewer gets all changes since its last
+update as one. Without viewers nothing is asked.
 
-Owns no connection: the clients are the caller's. All of it runs on the caller's event loop.
+It runs on the caller's event loop. The caller closes the clients.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ ANSWER_S = 3.0
 JOBS_LIMIT = 50_000
 """Jobs that are known at one time."""
 FORGOTTEN_LIMIT = 10_000
-"""Of more rows that a viewer is to forget it is sent all rows anew."""
+"""A viewer that must forget more rows is sent all rows again."""
 BACKEND_BROKER = "backend broker"
 
 
 class Watcher:
-    """Asks all rollout brokers and the backend broker of a service, while somebody looks.
+    """Asks all rollout brokers and the backend broker of a service, while there are viewers.
 
     Args:
         clients: of its rollout brokers, by name, at least one; closing them is the caller's.
@@ -63,19 +63,19 @@ class Watcher:
         self._problems: dict[str, str] = {}
         self._ended = EndedSums()
         self._told: Overview | None = None
-        """What all viewers are told until there is news: of a large service it takes milliseconds to make."""
+        """The overview for all viewers until there is news: making one of a large service takes milliseconds."""
         self._views: set[_View] = set()
         self._tasks: list[asyncio.Task[None]] = []
 
     def broker_of(self, job_id: str) -> str:
-        """Return the name of the rollout broker that has told of a job; empty: none has."""
+        """Return the name of the rollout broker that reported a job; empty: no broker did."""
         return next((name for name, mirror in self._mirrors.items() if job_id in mirror.rows), "")
 
     async def batch(self, batch_id: str) -> BatchView:
-        """Ask the rollout broker that has a batch to show it from near.
+        """Return the details of an open batch, from the rollout broker that has it.
 
         Raises:
-            UnknownBatch: none that answers has told of it as an open one.
+            UnknownBatch: no broker that answers has such an open batch.
         """
         for name, status in self._statuses.items():
             if any(batch.batch_id == batch_id for batch in status.batches):
@@ -172,7 +172,7 @@ class Watcher:
         self._backends = await self._clients[name].backends.ask(ListBackends(new_id()), ANSWER_S)
 
     def _forget(self, name: str) -> None:
-        """Tell no more of how a broker was that does not answer; its jobs stay."""
+        """Drop the state of a broker that does not answer; its jobs stay."""
         if name == BACKEND_BROKER:
             self._backends = None
         self._statuses.pop(name, None)
@@ -185,7 +185,7 @@ class Watcher:
 
 
 class _View:
-    """What one viewer has not been told."""
+    """The changes that one viewer has not seen."""
 
     def __init__(self) -> None:
         self.news = asyncio.Event()

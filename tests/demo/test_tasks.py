@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import subprocess
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
-from prorl_zmq.demo.tasks import QUESTIONS, make_instance, make_jobs
-from prorl_zmq.inference.base_policy import COMMANDS
+from prorl_zmq.demo.tasks import QUESTIONS, make_instance, make_prompts
+from prorl_zmq.inference.embedded.base_policy import COMMANDS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,18 +58,11 @@ def test_changing_the_data_does_not_move_the_answer(tmp_path: Path) -> None:
     assert not check(instance, tmp_path, "echo 1 > data.txt; wc -l < data.txt > answer.txt")
 
 
-def test_jobs_of_a_group_share_all_but_id_and_seed() -> None:
-    jobs = make_jobs(7, 4, seed=1, name="step0")
-    assert len({job.job_id for job in jobs}) == len({job.sampling.seed for job in jobs}) == 28
-    groups = {job.group_id: [other for other in jobs if other.group_id == job.group_id] for job in jobs}
-    assert [len(group) for group in groups.values()] == [4] * 7
-    for group in groups.values():
-        assert len({str(job.instance) for job in group}) == 1
-    first_five = {str(jobs[4 * index].instance["instruction"]) for index in range(5)}
-    assert len(first_five) == len(QUESTIONS), "the questions take turns"
-
-
-def test_the_same_seed_gives_the_same_jobs_and_another_seed_others() -> None:
-    assert make_jobs(2, 2, seed=1, name="a") == make_jobs(2, 2, seed=1, name="a")
-    assert make_jobs(2, 2, seed=1, name="a") != make_jobs(2, 2, seed=2, name="a")
-    assert make_jobs(1, 1, seed=1)[0].job_id != make_jobs(1, 1, seed=1)[0].job_id
+def test_the_questions_take_turns_and_a_prompt_depends_on_its_seed_and_number_alone() -> None:
+    prompts = list(islice(make_prompts(1), 10))
+    assert prompts[3:] == list(islice(make_prompts(1, 3), 7))
+    assert len({job.job_id for job in prompts}) == len({job.sampling.seed for job in prompts}) == 10
+    assert len({str(job.instance) for job in prompts}) == 10
+    assert len({str(job.instance["instruction"]) for job in prompts[:5]}) == len(QUESTIONS)
+    others = list(islice(make_prompts(2), 10))
+    assert not {str(job.instance) for job in prompts} & {str(job.instance) for job in others}

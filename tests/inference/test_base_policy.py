@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from prorl_zmq.data.trajectory import Role
-from prorl_zmq.inference import base_policy
-from prorl_zmq.inference.base_policy import COMMANDS, train_base_policy
 from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.inference.chat.embedded_chat import encode_message, generation_prompt
+from prorl_zmq.inference.embedded import base_policy
+from prorl_zmq.inference.embedded.base_policy import COMMANDS, train_base_policy
 from prorl_zmq.inference.policy import Policy, log_softmax
 from prorl_zmq.inference.tokenizer import CALL_END, CALL_PRELUDE, IM_END, TOOL_CALL, TOOL_CALL_END, encode
 

@@ -15,7 +15,7 @@ from prorl_zmq.data.trajectory import Role
 from prorl_zmq.inference.chat import ChatMessage, PastCall
 from prorl_zmq.inference.chat.forms import forms
 from prorl_zmq.inference.chat.transformers_chat import TransformersChatFormat
-from prorl_zmq.inference.tool_calls.fenced import FencedFormat
+from prorl_zmq.inference.tool_calls.marked_json import FencedFormat
 from prorl_zmq.wire.messages.backends import ChatSettings
 
 if TYPE_CHECKING:

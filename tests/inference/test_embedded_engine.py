@@ -13,7 +13,7 @@ import pytest
 
 from prorl_zmq.errors import EngineFailed, InvalidWeights
 from prorl_zmq.inference import local_engine
-from prorl_zmq.inference.embedded_engine import CONTEXT_LIMIT, EmbeddedEngine
+from prorl_zmq.inference.embedded.embedded_engine import CONTEXT_LIMIT, EmbeddedEngine
 from prorl_zmq.inference.policy import Policy
 from prorl_zmq.inference.truncation import truncated
 from prorl_zmq.wire.messages.jobs import Sampling
@@ -318,7 +318,7 @@ def test_a_file_that_hangs_blocked_the_updates_behind_it(
 def test_a_file_that_hangs_kept_the_process_from_ending(tmp_path: Path) -> None:
     code = (
         "import asyncio, pathlib, threading, uvloop\n"
-        "from prorl_zmq.inference.embedded_engine import EmbeddedEngine\n"
+        "from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine\n"
         "from prorl_zmq.inference.policy import Policy, PolicyShape\n"
         "engine = EmbeddedEngine(Policy.initial(PolicyShape(), 0))\n"
         "Policy.load = lambda *_: threading.Event().wait()\n"

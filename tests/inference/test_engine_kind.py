@@ -44,7 +44,7 @@ class ScriptedKind(EngineKind, frozen=True):
     times: int = 1
 
     async def start(self, weight_version):
-        from prorl_zmq.inference.embedded_engine import EmbeddedEngine
+        from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine
         from prorl_zmq.inference.policy import Policy, PolicyShape
         from prorl_zmq.inference.tokenizer import IM_END, encode
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from prorl_zmq.errors import EngineFailed, InvalidWeights, UpdateInProgress, UpdateNotBegun
-from prorl_zmq.inference.embedded_engine import EmbeddedEngine
+from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine
 from prorl_zmq.inference.hosting import engine_updates
 from prorl_zmq.inference.hosting.engine_updates import EngineUpdates
 from prorl_zmq.wire.messages.jobs import Sampling

@@ -13,12 +13,12 @@ import pytest
 import zmq
 
 from prorl_zmq.errors import DuplicateBackend, EndpointInUse, EngineFailed, UnknownBackend
-from prorl_zmq.inference.embedded_engine import EmbeddedEngine
+from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine
 from prorl_zmq.inference.hosting import host as host_module
 from prorl_zmq.inference.hosting.host import EngineHost, HostOptions
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.backends import AddBackend, AnyBackendRequest, BackendAlive, DrainBackend, RemoveBackend
-from prorl_zmq.wire.messages.base import Done, Refused
+from prorl_zmq.wire.messages.base import PROTOCOL_VERSION, Done, Refused
 from prorl_zmq.wire.messages.engines import (
     Abort,
     AnyEngineReply,
@@ -29,6 +29,7 @@ from prorl_zmq.wire.messages.engines import (
     VersionSpan,
     WeightUpdate,
 )
+from prorl_zmq.wire.messages.front_door import Submit
 from prorl_zmq.wire.messages.jobs import Sampling
 from prorl_zmq.wire.sockets import bind, open_socket
 
@@ -304,6 +305,25 @@ def test_it_leaves_the_broker_when_it_stops(in_world: InWorld) -> None:
     in_world(test)
 
 
+def test_a_host_that_leaves_a_broker_that_forgot_it_does_not_register_again(in_world: InWorld) -> None:
+    async def test(world: Any) -> None:
+        broker = world.broker
+        await broker.until(lambda: any(isinstance(request, BackendAlive) for request in broker.requests))
+        broker.requests.clear()
+
+        def forgotten(request: AnyBackendRequest) -> Done | Refused:
+            if isinstance(request, DrainBackend | RemoveBackend):
+                return Refused(request.request_id, UnknownBackend("who?", backend="engine-0").info())
+            return Done(request.request_id)
+
+        broker.answers = forgotten
+        world.stop.set()
+        await world.running
+        assert [type(request) for request in broker.requests[-2:]] == [DrainBackend, RemoveBackend]
+
+    in_world(test)
+
+
 def test_stopping_does_not_wait_for_a_broker_that_is_gone(in_world: InWorld) -> None:
     async def test(world: Any) -> None:
         await world.broker.until(lambda: any(isinstance(r, BackendAlive) for r in world.broker.requests))
@@ -425,8 +445,12 @@ def test_an_abort_ends_the_generation_without_a_reply(in_world: InWorld) -> None
     [
         ([b"", b"\xc1"], "unknown", "malformed_message"),
         ([b"", b"\xdf\xff\xff\xff\xff"], "unknown", "malformed_message"),
-        ([b"", codec.pack({"type": "generate", "request_id": "r1"})], "r1", "malformed_message"),
-        ([b"", codec.pack({"type": "submit", "request_id": "r1", "session": "s"})], "r1", "malformed_message"),
+        (
+            [b"", codec.pack({"type": "generate", "request_id": "r1", "protocol": PROTOCOL_VERSION})],
+            "r1",
+            "malformed_message",
+        ),
+        ([b"", codec.encode(Submit("r1", "s"))], "r1", "malformed_message"),
         ([b"", codec.pack({"request_id": ["a"]})], "unknown", "malformed_message"),
         ([b"", generate("r1")], "r1", "malformed_message"),
         ([b"", generate("r1"), b"abc"], "r1", "malformed_message"),
@@ -458,6 +482,17 @@ def test_what_has_no_envelope_is_dropped(in_world: InWorld, frames: list[bytes])
         raw.send(*frames)
         raw.send(b"", codec.encode(EngineHealth("h1")))
         assert await raw.receive(AnyEngineReply) == EngineReady("h1", 0)
+
+    in_world(test)
+
+
+def test_a_stage_process_of_another_version_is_refused_with_both_numbers(in_world: InWorld) -> None:
+    async def test(world: Any) -> None:
+        raw = world.raw()
+        raw.send(b"", codec.encode(EngineHealth("h1", protocol=PROTOCOL_VERSION + 1)))
+        refused = await raw.receive(AnyEngineReply)
+        assert (refused.request_id, refused.error.code) == ("h1", "version_mismatch")
+        assert refused.error.fields == {"ours": PROTOCOL_VERSION, "theirs": PROTOCOL_VERSION + 1}
 
     in_world(test)
 
@@ -542,7 +577,7 @@ def test_two_hosts_on_one_endpoint_are_refused(tmp_path: Path, make_policy: Any)
 def test_a_host_process_serves_and_ends_cleanly_on_sigterm(tmp_path: Path) -> None:
     code = (
         "import sys, pathlib; from prorl_zmq.inference.hosting.host import HostOptions, run_engine_host\n"
-        "from prorl_zmq.inference.embedded_engine import load_embedded_engine\n"
+        "from prorl_zmq.inference.embedded.embedded_engine import load_embedded_engine\n"
         "from prorl_zmq.inference.policy import Policy, PolicyShape\n"
         "path = pathlib.Path(sys.argv[1]) / 'model.npz'; Policy.initial(PolicyShape(), 0).save(path)\n"
         "async def start(): return load_embedded_engine(path)\n"

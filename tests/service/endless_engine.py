@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from prorl_zmq.inference.embedded_engine import EmbeddedEngine
+from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine
 from prorl_zmq.inference.hosting.host import EngineHost, HostOptions
 from prorl_zmq.inference.policy import Policy, PolicyShape
 from prorl_zmq.system.processes import stop_signals

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from prorl_zmq.errors import EngineFailed
-from prorl_zmq.inference.embedded_engine import EmbeddedEngine, load_embedded_engine
+from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine, load_embedded_engine
 from prorl_zmq.inference.hosting.host import EngineHost, HostOptions
 from prorl_zmq.system.processes import stop_signals
 

@@ -25,6 +25,7 @@ from prorl_zmq.data.trajectory import Role, TrajectoryBuilder
 from prorl_zmq.errors import Busy
 from prorl_zmq.system.processes import die_with_parent
 from prorl_zmq.wire import codec
+from prorl_zmq.wire.messages.base import PROTOCOL_VERSION
 from prorl_zmq.wire.messages.jobs import Phase
 from prorl_zmq.wire.messages.stages import PhaseDone, StageCommand, StageReport, StartPhase, Task
 from prorl_zmq.wire.sockets import bind, connect, open_socket
@@ -98,6 +99,7 @@ class Pipeline:
 
     def _report(self, events: zmq.Socket[bytes], role: Phase, endpoint: str, running: dict[str, int]) -> None:
         report = StageReport(
+            protocol=PROTOCOL_VERSION,
             stage_id=f"{role}-1",
             role=role,
             node="local",

@@ -13,7 +13,7 @@ import pytest
 from support.waiting import until
 
 from prorl_zmq import AsyncRolloutClient, RolloutClient
-from prorl_zmq.brokers.rollout import job_history
+from prorl_zmq.brokers.rollout import transition_log
 from prorl_zmq.commands.app import run
 from prorl_zmq.errors import RequestTimeout
 from prorl_zmq.evaluation.recorded_run import read_recorded
@@ -178,7 +178,7 @@ def test_rollouts_that_a_batch_took_over_count_from_when_it_was_opened(
 def test_rollouts_of_a_batch_that_are_no_longer_kept_are_counted(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_history.JobHistory.__init__, "__defaults__", (8, 2**20))
+    monkeypatch.setattr(transition_log.TransitionLog.__init__, "__defaults__", (None, None, 8, 2**20))
     with StagedService(ONE) as few, RolloutClient(few.front_door) as client:
         with batch_of(client, "old", target_groups=3, group_size=4, keep="all", carry="nothing") as batch:
             batch.feed(same(3))

@@ -58,7 +58,7 @@ MANY = 10 * 2**20
         (b"", b"\x91"),
         (b"\xdd" + MANY.to_bytes(4, "big"), b"\x80"),
         (codec.pack(7), b""),
-        (codec.pack({"type": "no"}), b""),
+        (codec.pack({"type": "no", "protocol": PROTOCOL_VERSION}), b""),
     ],
     ids=["text", "empty", "reserved", "map of 2^32", "nested", "empty maps", "number", "unknown type"],
 )
@@ -83,7 +83,8 @@ def test_other_protocol_version_is_refused_by_name(dealer: zmq.Socket[bytes]) ->
 
 
 def test_refusal_carries_the_request_id(dealer: zmq.Socket[bytes]) -> None:
-    dealer.send_multipart([b"", codec.pack({"type": "submit", "request_id": "mine", "session": 7})])
+    content = {"type": "submit", "request_id": "mine", "protocol": PROTOCOL_VERSION, "session": 7}
+    dealer.send_multipart([b"", codec.pack(content)])
     reply = codec.decode(dealer.recv_multipart()[1], Refused)
     assert reply.request_id == "mine"
     assert reply.error.fields["field"] == "$.session"

@@ -21,6 +21,7 @@ from prorl_zmq import RolloutClient
 from prorl_zmq.errors import Busy, ProrlError
 from prorl_zmq.system.open_files import raise_open_files
 from prorl_zmq.wire import codec
+from prorl_zmq.wire.messages.base import PROTOCOL_VERSION
 from prorl_zmq.wire.messages.jobs import Phase
 from prorl_zmq.wire.messages.stages import StageReport
 
@@ -124,6 +125,7 @@ def test_a_broker_without_descriptors_says_so_once(tmp_path: Path) -> None:
                 events.connect(f"ipc://{folder}/stage_events")
                 for number in range(LIMIT):
                     report = StageReport(
+                        protocol=PROTOCOL_VERSION,
                         stage_id=f"run-{number}",
                         role=Phase.RUN,
                         node=f"n{number}",

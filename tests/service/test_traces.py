@@ -16,12 +16,12 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from otlp_receiver import OtlpReceiver, of_job, tree
+from support.demo_jobs import make_jobs
 from support.ports import free_port
 from support.services import Service, serving
 from support.waiting import until
 
 from prorl_zmq import Job, RolloutClient
-from prorl_zmq.demo.tasks import make_jobs
 from prorl_zmq.system.traces import no_fork_hooks
 
 from .test_serve import TOPOLOGY

@@ -22,7 +22,7 @@ from support.waiting import until
 from prorl_zmq import AsyncRolloutClient
 from prorl_zmq.commands.top import HEADERS, Top, cells
 from prorl_zmq.errors import RequestTimeout, UnknownBatch, UnknownJob
-from prorl_zmq.inference.embedded_engine import load_embedded_engine
+from prorl_zmq.inference.embedded.embedded_engine import load_embedded_engine
 from prorl_zmq.watching import watcher as watcher_module
 from prorl_zmq.watching.watcher import BACKEND_BROKER, Watcher
 from prorl_zmq.wire.messages.jobs import Outcome, Phase

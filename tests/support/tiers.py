@@ -56,8 +56,6 @@ OF_PATH = {
     "tests/evaluation/test_report.py": PROCESS,
     "tests/evaluation/test_run_folder.py::test_one_process_at_a_time_has_it": PROCESS,
     "tests/evaluation/test_tracking.py": PROCESS,
-    "tests/examples/test_command.py": PROCESS,
-    "tests/examples/test_engine.py": PROCESS,
     "tests/gateway/": SYSTEM,
     "tests/gateway/test_http_errors.py": UNIT,
     "tests/gateway/test_page_token.py": UNIT,

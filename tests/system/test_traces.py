@@ -69,11 +69,10 @@ def test_without_them_nothing_of_opentelemetry_is_imported() -> None:
         "import prorl_zmq.client.blocking.client, prorl_zmq.stages.stage_process, sys\n"
         "import prorl_zmq.inference.hosting.host\n"
         "import prorl_zmq.brokers.rollout.rollout_broker\n"
-        "from prorl_zmq.brokers.rollout.job_history import JobHistory\n"
         "from prorl_zmq.brokers.rollout.job_tracer import JobTracer\n"
         "from prorl_zmq.system.traces import current, current_traceparent, span, tracing\n"
         "with tracing('stage', 'one'), current(''), span('a') as made: assert made is None\n"
-        "assert (current_traceparent(), JobTracer.start(JobHistory())) == ('', None)\n"
+        "assert (current_traceparent(), JobTracer.start()) == ('', None)\n"
         "assert not [name for name in sys.modules if name.startswith('opentelemetry')]\n"
     )
     subprocess.run([sys.executable, "-P", "-c", code], check=True, timeout=60)

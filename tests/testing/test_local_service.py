@@ -21,7 +21,7 @@ from support.waiting import until
 from prorl_zmq import Job, Outcome, Role, Sampling
 from prorl_zmq.errors import ConfigError, InvalidJob, JobTooLarge, UnknownTask
 from prorl_zmq.inference.chat import ChatMessage
-from prorl_zmq.inference.embedded_engine import load_embedded_engine
+from prorl_zmq.inference.embedded.embedded_engine import load_embedded_engine
 from prorl_zmq.stages.handler import AgentHandler, EvalPhase, Evaluation, InitPhase, PhaseData, RunPhase
 from prorl_zmq.testing import LocalService, local_service, loop_thread, say, tool_call
 from prorl_zmq.tools.sandbox.specification import SandboxSpec

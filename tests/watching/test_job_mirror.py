@@ -11,14 +11,14 @@ from prorl_zmq.brokers.journal.journal import MemoryJournal
 from prorl_zmq.brokers.journal.records import Finished
 from prorl_zmq.brokers.rollout.actions import End, Queued, Start
 from prorl_zmq.brokers.rollout.batch_runner import BatchRunner
-from prorl_zmq.brokers.rollout.job_history import JobHistory
 from prorl_zmq.brokers.rollout.job_table import JobTable
 from prorl_zmq.brokers.rollout.jobs import Jobs
 from prorl_zmq.brokers.rollout.kept_blocks import KeptBlocks
 from prorl_zmq.brokers.rollout.quota import Quota
-from prorl_zmq.brokers.rollout.recent_results import RecentResults
 from prorl_zmq.brokers.rollout.result_store import ResultStore
+from prorl_zmq.brokers.rollout.sized_cache import SizedCache
 from prorl_zmq.brokers.rollout.task_catalog import TaskCatalog
+from prorl_zmq.brokers.rollout.transition_log import TransitionLog
 from prorl_zmq.brokers.rollout.watch_requests import WatchRequestHandler
 from prorl_zmq.brokers.rollout.write_ahead import WriteAhead
 from prorl_zmq.watching.job_mirror import Answered, JobMirror
@@ -39,11 +39,11 @@ class Broker:
 
     def begin(self) -> None:
         """Start (again), with nothing of before."""
-        self.history = JobHistory(ended_limit=ENDED_LIMIT)
+        self.history = TransitionLog(ended_limit=ENDED_LIMIT)
         table, results = JobTable(10.0, 64, 2.5), ResultStore()
         writes = WriteAhead(MemoryJournal(), table, results, self.history, lambda action: None)
-        quota, recent = Quota(100, 2**30, 1.0), RecentResults(2**20)
-        jobs = Jobs(table, results, self.history, quota, writes, KeptBlocks(10.0), recent)
+        quota = Quota(100, 2**30, 1.0)
+        jobs = Jobs(table, results, self.history, quota, writes, KeptBlocks(10.0), SizedCache(2**20))
         self.handler = WatchRequestHandler(jobs, BatchRunner(jobs, TaskCatalog(), 2**20))
         self.live: set[str] = set()
 
@@ -54,7 +54,7 @@ class Broker:
             self.history.note(Queued(job_id, 1, Phase.INIT, None), self.at)
         elif what == "start":
             command = StartPhase(job_id=job_id, attempt=1, phase=Phase.RUN)
-            self.history.note(Start("run-1", command, b""), self.at, "node-1")
+            self.history.note(Start("run-1", command, b"", "node-1"), self.at)
         elif what == "assign":
             self.history.assigned(job_id, 1, f"engine-{self.at:g}", self.at)
         else:

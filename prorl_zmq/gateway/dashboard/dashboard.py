@@ -15,7 +15,6 @@ from ...watching.watcher import Watcher
 from .dashboard_api import DashboardApi
 from .job_views import JobViews
 from .run_list import RunList
-from .service_views import ServiceViews
 from .watch_stream import WatchStreams
 
 if TYPE_CHECKING:
@@ -30,9 +29,8 @@ class Dashboard:
         self._clients = _clients(options)
         self._watcher = Watcher(self._clients)
         self.streams = WatchStreams(self._watcher)
-        views = ServiceViews(self._clients)
         self.endpoints = DashboardApi(
-            views, self._watcher, JobViews(texts), RunList(options.runs), read_only=options.read_only
+            self._clients, self._watcher, JobViews(texts), RunList(options.runs), read_only=options.read_only
         ).endpoints
 
     @asynccontextmanager

@@ -1,19 +1,22 @@
-"""What the page asks for beside its stream: who its viewer is, jobs and batches from near, and finished runs.
+"""What the page asks for beside its stream: who its viewer is, one job or batch, trainings, and finished runs.
 
-All of it looks only, but for `cancel`. The rights are those of the brokers' requests: an operator's token may look at
-everything, a trainer's at nothing here, and without keys everybody may.
+Jobs and batches are asked of all rollout brokers; the one that has it answers. Only `cancel` changes anything. The
+rights are those of the brokers' requests: an operator's token may see everything, a trainer's nothing here, and without
+keys everybody may. Answers have all fields, also those with their defaults.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from msgspec import Meta
+from msgspec.structs import replace
 
 from ...errors import ConfigError, NotAllowed
+from ...service.rollout_brokers import ask_all, fates, the_answer, trace_in
 from ...watching.overview import Overview
-from ...watching.training import Training  # noqa: TC001 - msgspec reads annotations at run time
+from ...watching.training import Training, trainings
 from ...wire.messages.backends import DrainBackend
 from ...wire.messages.base import ATTEMPT_LIMIT, KeyRole, new_id
 from ...wire.messages.front_door import Cancel, JobTrace
@@ -35,15 +38,18 @@ from .job_views import JobView, JobViews, LiveTurns
 from .run_list import Rollouts, RunComparison, RunFigures, RunList, Runs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     import msgspec
 
+    from ...client.asynchronous.client import AsyncRolloutClient
     from ...security.rights import Sender
     from ...watching.watcher import Watcher
     from ...wire.messages.base import Message
     from ..endpoint import Call
-    from .service_views import ServiceViews
+
+
+T = TypeVar("T")
 
 
 class Me(Body, frozen=True):
@@ -103,14 +109,20 @@ class RolloutQuery(RunQuery, frozen=True):
 
 class DashboardApi:
     def __init__(
-        self, views: ServiceViews, watcher: Watcher, job_views: JobViews, runs: RunList, *, read_only: bool = False
+        self,
+        clients: Mapping[str, AsyncRolloutClient],
+        watcher: Watcher,
+        job_views: JobViews,
+        runs: RunList,
+        *,
+        read_only: bool = False,
     ) -> None:
-        self._views = views
+        self._clients = clients
         self._watcher = watcher
         self._job_views = job_views
         self._runs = runs
         self._read_only = read_only
-        self.endpoints = (
+        endpoints = (
             Endpoint("GET", "/v1/me", self.me, Me),
             Endpoint("GET", "/v1/overview", self.overview, Overview),
             Endpoint("GET", "/v1/jobs/{job_id}/trace", self.trace, JobTrace),
@@ -125,6 +137,7 @@ class DashboardApi:
             Endpoint("GET", "/v1/runs/rollouts", self.rollouts, Rollouts, query=ProblemQuery),
             Endpoint("GET", "/v1/runs/view", self.rollout, JobView, query=RolloutQuery),
         )
+        self.endpoints = tuple(each._replace(with_defaults=True) for each in endpoints)
 
     async def me(self, call: Call) -> Me:
         """Say who has this token, and what it may do on the dashboard."""
@@ -140,19 +153,21 @@ class DashboardApi:
         async with self._watcher.viewer() as updates:
             async for update in updates:
                 seen = update.overview
-                if self._views.brokers <= {*seen.brokers, *seen.problems} and (seen.backends or seen.problems):
+                if self._clients.keys() <= {*seen.brokers, *seen.problems} and (seen.backends or seen.problems):
                     return seen  # all have answered, or it is known why not
         raise NotAllowed("the gateway is ending")
 
     async def trace(self, call: Call) -> JobTrace:
         """Tell what a job went through. An operator's; the id may be shortened to a beginning that no other has."""
-        call.sender.check(Peek(new_id(), call.path["job_id"]))
-        return await self._views.trace(call.path["job_id"])
+        job_id = call.path["job_id"]
+        call.sender.check(Peek(new_id(), job_id))
+        return trace_in(await ask_all(self._clients, lambda client: client.trace(job_id)), job_id)
 
     async def job(self, call: Call) -> JobView:
         """Show what an ended job brought, as long as the service has it: its result, and what was said."""
-        call.sender.check(Peek(new_id(), call.path["job_id"]))
-        return await self._job_views.view(*await self._views.peek(call.path["job_id"]))
+        job_id = call.path["job_id"]
+        call.sender.check(Peek(new_id(), job_id))
+        return await self._job_views.view(*await self._ask(lambda client: client.views.peek(job_id)))
 
     async def turns(self, call: Call) -> LiveTurns:
         """Show the last turns of a job that has not ended; with the attempt and the tokens that are known, only more.
@@ -161,23 +176,34 @@ class DashboardApi:
         """
         job_id, query = call.path["job_id"], call.query
         call.sender.check(PeekTurns(new_id(), job_id))
-        return await self._job_views.turns(*await self._views.turns(job_id, query.attempt, query.tokens))
+        peeked = await self._ask(
+            lambda client: client.views.turns(job_id, known_attempt=query.attempt, known_tokens=query.tokens)
+        )
+        return await self._job_views.turns(*peeked)
 
     async def cancel(self, call: Call) -> CancelledBody:
         """End any session's job as `cancelled`."""
-        call.sender.check(Cancel(new_id(), (call.path["job_id"],)))
+        job_id = call.path["job_id"]
+        call.sender.check(Cancel(new_id(), (job_id,)))
         check_may(call.sender, KeyRole.OPERATOR)
-        return CancelledBody(jobs=await self._views.cancel(call.path["job_id"]))
+        answers = await ask_all(self._clients, lambda client: client.cancel(job_id))
+        jobs = fates(answers.found.values())
+        answers.check(every=set(jobs.values()) == {"unknown"})  # one that has not answered may have it
+        return CancelledBody(jobs=jobs)
 
     async def batch(self, call: Call) -> BatchView:
         """Show a batch: its groups, their rollouts, and what it waits for; of a closed one, what it came to."""
-        call.sender.check(ViewBatch(new_id(), call.path["batch_id"]))
-        return await self._views.batch(call.path["batch_id"])
+        batch_id = call.path["batch_id"]
+        call.sender.check(ViewBatch(new_id(), batch_id))
+        return await self._ask(lambda client: client.views.batch(batch_id))
 
     async def trainings(self, call: Call) -> Trainings:
         """Show the last steps of each session that had batches: reward, length, staleness, overlap."""
         call.sender.check(ListSteps(new_id()))
-        return Trainings(trainings=tuple(await self._views.trainings(call.query.last)))
+        answers = await ask_all(self._clients, lambda client: client.views.steps())
+        answers.check()
+        last = call.query.last
+        return Trainings(trainings=tuple(replace(one, steps=one.steps[-last:]) for one in trainings(answers.found)))
 
     async def runs(self, call: Call) -> Runs:
         """List the evaluations (`prorl eval`) in the folder that the dashboard was told of."""
@@ -199,6 +225,10 @@ class DashboardApi:
     async def rollout(self, call: Call) -> object:
         """Show one rollout of an evaluation."""
         return await self._of_run(call, lambda: self._runs.view(call.query.run, call.query.job_id))
+
+    async def _ask(self, question: Callable[[AsyncRolloutClient], Awaitable[T]]) -> T:
+        """Return what the broker says that has what was asked for."""
+        return the_answer(await ask_all(self._clients, question))
 
     async def _of_run(self, call: Call, read: Callable[[], msgspec.Struct]) -> object:
         check_may(call.sender, KeyRole.OPERATOR)

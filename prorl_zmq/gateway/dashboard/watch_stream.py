@@ -16,12 +16,12 @@ from aiohttp import web
 from ...errors import NotAllowed
 from ...wire.messages.base import new_id
 from ...wire.messages.watching import JobRow, Watch
+from ..http_errors import with_defaults
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ...security.rights import Sender
-    from ...watching.overview import Overview
     from ...watching.watcher import Watcher
 
 ROWS_PER_EVENT = 2000
@@ -33,7 +33,10 @@ HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-
 
 
 class _Event(msgspec.Struct, frozen=True, omit_defaults=True):
-    overview: Overview | None = None
+    overview: dict[str, object] | None = None
+    """All fields of an `Overview`."""
+    fields: Sequence[str] = ()
+    """The names of a row's values; those at its end that have their defaults are left out."""
     rows: Sequence[JobRow] = ()
     forgotten: Sequence[str] = ()
     reset: bool = False
@@ -75,9 +78,10 @@ class WatchStreams:
         async with self._watcher.viewer() as updates:
             async for update in updates:
                 rows = sorted(update.changed, key=lambda row: row.accepted_at, reverse=True)
-                events = [_Event(update.overview, rows[:ROWS_PER_EVENT], update.forgotten, update.reset)]
+                overview, fields = with_defaults(update.overview), JobRow.__struct_fields__
+                events = [_Event(overview, fields, rows[:ROWS_PER_EVENT], update.forgotten, update.reset)]
                 rest = range(ROWS_PER_EVENT, len(rows), ROWS_PER_EVENT)
-                events += [_Event(rows=rows[start : start + ROWS_PER_EVENT]) for start in rest]
+                events += [_Event(fields=fields, rows=rows[start : start + ROWS_PER_EVENT]) for start in rest]
                 for event in events:
                     await _write(request, response, b"data:" + msgspec.json.encode(event) + b"\n\n")
 

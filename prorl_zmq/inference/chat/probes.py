@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...errors import ConfigError
 from ..tool_calls.call import ToolCall
-from ..tool_calls.foreign import ForeignFormat
 from ..tool_calls.formats import FORMS, format_named
+from ..tool_calls.marked_json import ForeignFormat
 from .template import TemplateRefused, marker, marker_tool
 from .traits import BLOCKS, Reasoning, TemplateTraits, TurnEnds, WrittenCall, call_entry
 

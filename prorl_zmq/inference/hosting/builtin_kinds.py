@@ -37,24 +37,34 @@ class EmbeddedKind(EngineKind, frozen=True):
             raise ConfigError(f"--model {self.model}: there is no such file", key="model")
 
     async def start(self, weight_version: int) -> Engine:
-        from ..embedded_engine import load_embedded_engine
+        from ..embedded.embedded_engine import load_embedded_engine
         from ..policy import one_blas_thread
 
         one_blas_thread()  # from here on, for the whole process
         return load_embedded_engine(Path(self.model) if self.model else None, weight_version)
 
 
-class VllmKind(EngineKind, frozen=True):
-    """vLLM in the host's process."""
+class ModelKind(EngineKind, frozen=True):
+    """Base of the kinds whose conversations are written by a model's own chat template."""
 
-    model: Annotated[str, msgspec.Meta(min_length=1, description="a directory or a hub name")]
-    arguments: tuple[str, ...] = ()
-    """vLLM's own flags."""
     tokenizer: str = ""
     tool_calls: ToolCallFormatName = ""
     history: History = "template"
     template_arguments: TemplateArguments = msgspec.field(default_factory=dict)
     parser_url: ParserUrl = ""
+
+    def chat(self) -> ChatSettings:
+        """Return the settings of the chat format."""
+        settings = ChatSettings("transformers", self.tokenizer, self.tool_calls, self.history, self.parser_url)
+        return settings.with_arguments(self.template_arguments)
+
+
+class VllmKind(ModelKind, frozen=True, kw_only=True):
+    """vLLM in the host's process."""
+
+    model: Annotated[str, msgspec.Meta(min_length=1, description="a directory or a hub name")]
+    arguments: tuple[str, ...] = ()
+    """vLLM's own flags."""
 
     @classmethod
     def problem(cls) -> str:
@@ -72,19 +82,13 @@ class VllmKind(EngineKind, frozen=True):
     async def start(self, weight_version: int) -> Engine:
         from ..vllm.vllm_engine import VllmEngine
 
-        chat = _chat_of(self)
-        return await VllmEngine.start(self.model, self.arguments, chat, weight_version)
+        return await VllmEngine.start(self.model, self.arguments, self.chat(), weight_version)
 
 
-class TransformersKind(EngineKind, frozen=True):
+class TransformersKind(ModelKind, frozen=True, kw_only=True):
     """A Hugging Face model in this process, for trying a trainer without vLLM."""
 
     model: Annotated[str, msgspec.Meta(min_length=1, description="a directory or a hub name")]
-    tokenizer: str = ""
-    tool_calls: ToolCallFormatName = ""
-    history: History = "template"
-    template_arguments: TemplateArguments = msgspec.field(default_factory=dict)
-    parser_url: ParserUrl = ""
     device: str = "auto"
     """Such as `cpu` or `cuda:1`; `auto`: a GPU where there is one."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -103,20 +107,14 @@ class TransformersKind(EngineKind, frozen=True):
         from ..transformers_engine import load_transformers_engine
 
         loading = partial(load_transformers_engine, device=self.device, dtype=self.dtype, rows=self.rows)
-        chat = _chat_of(self)
-        return await asyncio.to_thread(loading, self.model, chat, weight_version)
+        return await asyncio.to_thread(loading, self.model, self.chat(), weight_version)
 
 
-class HttpKind(EngineKind, frozen=True):
+class HttpKind(ModelKind, frozen=True, kw_only=True):
     """A server that runs already."""
 
     url: Annotated[str, msgspec.Meta(min_length=1, description="the server's address, such as http://gpu-7:8000")]
     api: ServerApi = "auto"
-    tokenizer: str = ""
-    tool_calls: ToolCallFormatName = ""
-    history: History = "template"
-    template_arguments: TemplateArguments = msgspec.field(default_factory=dict)
-    parser_url: ParserUrl = ""
     context_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0
 
     def __post_init__(self) -> None:
@@ -129,13 +127,8 @@ class HttpKind(EngineKind, frozen=True):
         return await HttpEngine.start(
             self.url,
             api=self.api,
-            chat=_chat_of(self),
+            chat=self.chat(),
             context_tokens=self.context_tokens,
             weight_version=weight_version,
             api_key=os.environ.get(API_KEY),
         )
-
-
-def _chat_of(kind: VllmKind | TransformersKind | HttpKind) -> ChatSettings:
-    settings = ChatSettings("transformers", kind.tokenizer, kind.tool_calls, kind.history, kind.parser_url)
-    return settings.with_arguments(kind.template_arguments)

@@ -52,6 +52,7 @@ from ...wire.messages.engines import (
     Generated,
     WeightUpdate,
 )
+from ...wire.request_routing import ENGINE_HOST, convert_request
 from ...wire.sockets import PROMPT_FRAME_BYTES, open_socket, split_envelope
 from ..chat.loading import chat_warning
 from ..engine import as_plain
@@ -277,7 +278,7 @@ class EngineHost:
         try:
             content = codec.unpack(_bytes(message[0]))
             request_id = codec.request_id(content)
-            request: AnyEngineRequest = codec.convert(content, AnyEngineRequest)
+            request: AnyEngineRequest = convert_request(content, AnyEngineRequest, ENGINE_HOST)
             self._authenticator.sender(frames[0]).check(request)
             expected = 2 if isinstance(request, Generate) else 1
             if len(message) != expected:

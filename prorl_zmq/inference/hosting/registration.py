@@ -1,27 +1,25 @@
-"""A backend's registration with the backend broker: how an engine host gets onto its list, and stays there.
+"""`Registration`: keeps an engine host on the backend broker's list.
 
     DEALER ⇄ backend broker's ROUTER      `AddBackend`, then `BackendAlive` with every heartbeat;
                                           with keys over TCP, `ListKeys` before each
 
-A broker that was restarted says `unknown_backend`, and is asked again at once. One that does not answer gets a new
-socket after a few heartbeats, so that old ones do not pile up. While the name is taken by another backend there are no
-heartbeats, which would keep that one's registration alive, but the request to be registered again and again.
-A host on another node than the service's has the list of keys that are let in from the broker; before it has one, it
-does not register, since nobody could use it.
+A restarted broker answers `unknown_backend`, and the host registers again at once. After a few heartbeats without an
+answer the host connects again, to where the broker is now, and drops what it had sent. While another backend has the
+name the host sends no heartbeats, which would renew that one's registration, but asks again and again.
+A host on another node than the service's gets the list of allowed keys from the broker. It registers once it has one.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import zmq
 
-from ...errors import MalformedMessage, UnknownBackend
-from ...security.peer_connection import PeerConnection
+from ...errors import MalformedMessage, RequestTimeout, UnknownBackend
+from ...security.request_connection import AsyncRequestConnection
 from ...wire import codec
 from ...wire.messages.backends import (
     AddBackend,
@@ -39,13 +37,15 @@ from ...wire.sockets import CONTROL_FRAME_BYTES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import zmq
+
     from ...security.allow_list import AllowList
     from ...security.keyring import Keyring
     from ...wire.messages.backends import AnyBackendReply as Answer
     from ...wire.messages.backends import AnyBackendRequest, Backend
 
 UNANSWERED_LIMIT = 5
-"""Heartbeats without an answer after which the line to the backend broker is opened anew."""
+"""Heartbeats without an answer after which the host connects to the backend broker again."""
 PROBLEM_LIMIT = 1000
 """Characters of a problem that are told."""
 GOODBYE_S = 1.0
@@ -66,11 +66,7 @@ class Registration:
         allow_list: AllowList | None = None,
         find: Callable[[], str] | None = None,
     ) -> None:
-        self._find = find
-        self._context = context
-        self._keyring = keyring
         self._allow_list = allow_list if allow_list is not None and backend.curve_key else None
-        self._endpoint = endpoint
         self._backend = backend
         self._unanswered = 0
         self._load = EngineLoad()
@@ -79,9 +75,15 @@ class Registration:
         self._registered = False
         self._adding = ""
         """Id of the latest `AddBackend`: its answer says whether we are registered."""
-        self._leaving = ""
-        self._left = asyncio.Event()
-        self._socket = self._open()
+        self._connection = AsyncRequestConnection(
+            context,
+            endpoint,
+            keyring,
+            find,
+            fail_if_refused=False,
+            is_interim=self._receive,
+            limit_bytes=CONTROL_FRAME_BYTES,
+        )
 
     def announce(self, weight_version: int, load: EngineLoad | None = None, problem: str = "") -> None:
         """Send one heartbeat now, or ask to be registered."""
@@ -103,50 +105,35 @@ class Registration:
     def _heartbeat(self, load: EngineLoad, problem: str) -> None:
         self._load, self._problem = load, problem[:PROBLEM_LIMIT]
         if self._unanswered >= UNANSWERED_LIMIT:
-            log.warning("the backend broker at %s does not answer; connecting again", self._endpoint)
-            self._socket.close()
-            self._endpoint = (self._find() if self._find is not None else "") or self._endpoint
-            self._socket = self._open()
+            endpoint = self._connection.requester.endpoint
+            log.warning("the backend broker at %s does not answer; connecting again", endpoint)
+            self._connection.reconnect()
+            self._unanswered = 0
         self._unanswered += 1
 
     async def close(self) -> None:
         """Take the backend off the list, waiting a little for the answer, and close the socket."""
         if self._registered and self._unanswered < UNANSWERED_LIMIT:
-            self._leaving = new_id()
+            self._registered = False  # a broker that no longer knows the backend must not get it again
             self._send(DrainBackend(new_id(), self._backend.backend_id))
-            self._send(RemoveBackend(self._leaving, self._backend.backend_id))
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._left.wait(), GOODBYE_S)
-        self._socket.close()
-
-    def _open(self) -> PeerConnection:
-        self._unanswered = 0
-        return PeerConnection(
-            self._context,
-            zmq.DEALER,
-            self._endpoint,
-            self._keyring,
-            self._receive,
-            copied=2,
-            limit_bytes=CONTROL_FRAME_BYTES,
-        )
+            remove = RemoveBackend(new_id(), self._backend.backend_id)
+            with contextlib.suppress(RequestTimeout):
+                await self._connection.ask_frames(remove, time.monotonic() + GOODBYE_S)
+        self._connection.close()
 
     def _send(self, request: AnyBackendRequest) -> None:
-        self._socket.send([b"", codec.encode(request)])
+        self._connection.send([codec.encode(request)])
 
-    def _receive(self, frames: list[bytes | zmq.Frame]) -> None:
+    def _receive(self, content: dict[str, Any]) -> bool:
+        """Take a reply; return whether it does not answer the request with its id."""
         try:
-            reply: Answer = codec.decode(
-                frames[-1] if isinstance(frames[-1], bytes) else frames[-1].bytes, AnyBackendReply
-            )
+            reply: Answer = codec.convert(content, AnyBackendReply)
         except MalformedMessage as error:
             log.warning("the backend broker's answer is malformed: %s", error)
-            return
+            return True
         self._unanswered = 0
         if isinstance(reply, KeyList):
             self._learn(reply)
-        elif reply.request_id == self._leaving:
-            self._left.set()
         elif isinstance(reply, Refused):
             if reply.error.code == UnknownBackend.code:
                 if self._registered:
@@ -156,6 +143,7 @@ class Registration:
                 log.warning("the backend broker refused: %s", reply.error.message)
         elif reply.request_id == self._adding:
             self._registered = True
+        return False
 
     def _learn(self, reply: KeyList) -> None:
         if self._allow_list is None or reply.keys is None:

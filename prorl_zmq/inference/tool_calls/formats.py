@@ -4,28 +4,34 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .arg_key import GlmFormat
-from .fenced import FencedFormat
 from .gemma import GemmaFormat
 from .harmony import HarmonyFormat
-from .inkling import InklingFormat
-from .invoke import DsmlFormat, MiniCpmFormat, MiniMaxFormat, MuseFormat
-from .kimi_k3 import KimiK3Format
 from .llama3 import Llama3Format
 from .marked_json import (
     ApertusFormat,
     AprielFormat,
     CommandFormat,
+    FencedFormat,
     GigaChatFormat,
     GraniteFormat,
     HermesFormat,
+    InklingFormat,
     NemotronFormat,
     PhiFormat,
 )
 from .minimax_m3 import MiniMax3Format
 from .named_json import DeepSeek31Format, DeepSeekFormat, KimiFormat, MistralFormat, SolarFormat
 from .python_calls import Lfm2Format, Llama4Format, OlmoFormat
-from .xml_parameters import QwenCoderFormat, SeedFormat
+from .tagged import (
+    DsmlFormat,
+    GlmFormat,
+    KimiK3Format,
+    MiniCpmFormat,
+    MiniMaxFormat,
+    MuseFormat,
+    QwenCoderFormat,
+    SeedFormat,
+)
 
 if TYPE_CHECKING:
     from .call import ToolCallFormat

@@ -11,12 +11,22 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .call import MAX_CALLS, MalformedCall, MarkedFormat, ToolCall, json_text, read_arguments, read_json_at
+from .call import (
+    MAX_CALLS,
+    MalformedCall,
+    MarkedFormat,
+    ToolCall,
+    ToolCallFormat,
+    json_text,
+    read_arguments,
+    read_json_at,
+)
+from .messages import TurnMessage, said_before_calls, without_thoughts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from .call import ToolCallFormat
+    from .messages import Kind
     from .turn import Turn
 
 _ARGUMENT_KEYS = ("arguments", "parameters", "args")
@@ -185,3 +195,66 @@ class PhiFormat(MarkedJsonFormat, name="phi4_mini", opens=["functools", "<|tool_
 
 class GraniteFormat(MarkedJsonFormat, name="granite3", opens=["<|tool_call|>"], listed=True):
     """Of Granite 3."""
+
+
+class FencedFormat(MarkedJsonFormat, name="fenced", opens=["\n```tool_call\n"], closes="\n```"):
+    """Of no model: a block between fences, which stand at the beginnings of lines."""
+
+    begins = re.compile(r"(?:\A|\n)```tool_call\b")
+
+    only_calls = False
+
+
+class ForeignFormat(ToolCallFormat):
+    """A template's own form, which a server reads (see `ChatSettings.parser_url`); here its turns are only text."""
+
+    name: ClassVar = "foreign"
+    example: ClassVar = FencedFormat.example
+
+    def parse(self, text: str, tools: Sequence[dict[str, Any]] = ()) -> list[ToolCall | MalformedCall]:  # noqa: ARG002 - it has no calls that are read here
+        """Return no calls."""
+        return []
+
+    def before_calls(self, text: str) -> str:
+        """Return all of it."""
+        return text
+
+    def write(self, name: str, arguments: dict[str, Any]) -> str:
+        """Return a call in the plain form; the template writes those that it is given."""
+        return FencedFormat().write(name, arguments)
+
+
+class InklingFormat(
+    MarkedJsonFormat,
+    name="inkling",
+    opens=["<|content_invoke_tool_json|>"],
+    closes="<|end_message|>",
+    keys=("name", "args"),
+):
+    """Of Inkling, whose turns are messages: a call is one that holds JSON."""
+
+    only_calls = False
+
+    def before_calls(self, text: str) -> str:
+        """Return what a turn says before its first call, without its frames."""
+        return said_before_calls(text, _messages(text))
+
+    def split(self, text: str) -> tuple[str | None, str] | None:
+        """Return the messages of reasoning, and the others."""
+        return without_thoughts(text, _messages(text))
+
+    def write(self, name: str, arguments: dict[str, Any]) -> str:
+        """Return the text of a call."""
+        return f"<|message_model|>{name}{super().write(name, arguments)}"
+
+
+_MESSAGE = re.compile(
+    r"(?:<\|message_model\|>[^<]{0,256})?<\|content_(thinking|text|invoke_tool_json)\|>(.*?)(?:<\|end_message\|>|\Z)",
+    re.DOTALL,
+)
+_KINDS: dict[str, Kind] = {"thinking": "thought", "text": "said", "invoke_tool_json": "call"}
+
+
+def _messages(text: str) -> Iterator[TurnMessage]:
+    for found in _MESSAGE.finditer(text):
+        yield TurnMessage(_KINDS[found[1]], found.start(), found.end(), found[2])

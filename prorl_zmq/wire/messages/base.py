@@ -12,8 +12,10 @@ from msgspec import Meta
 
 from ...errors import ErrorInfo
 
-PROTOCOL_VERSION = 7
-"""Raised with every incompatible change; the hello of a peer with another one is refused."""
+PROTOCOL_VERSION = 8
+"""Raised with every incompatible change; requests and reports of another one are refused."""
+UNSAID_PROTOCOL = 7
+"""Spoken by a peer whose messages name no protocol."""
 JOB_LIMIT_BYTES = 4 * 2**20
 """Default limit on one packed job."""
 MAX_FRAMES = 4096
@@ -101,7 +103,13 @@ class KeyRole(StrEnum):
     """The brokers themselves."""
 
 
-class Request(Message, frozen=True):
+class _SaysProtocol(Message, frozen=True, kw_only=True):
+    # By a factory: a field that has its default value is not sent.
+    protocol: int = msgspec.field(default_factory=lambda: PROTOCOL_VERSION)
+    """What the sender speaks; every request names it."""
+
+
+class Request(_SaysProtocol, frozen=True):
     """Base of requests, on every link; the reply repeats `request_id`."""
 
     request_id: Identifier

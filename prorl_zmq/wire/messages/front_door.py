@@ -8,7 +8,6 @@ from msgspec import Meta
 
 from ...errors import ErrorInfo
 from .base import (
-    PROTOCOL_VERSION,
     Attempt,
     Count,
     Done,
@@ -41,7 +40,6 @@ from .watching import WatchingReply, WatchingRequest
 class Hello(Request, frozen=True):
     """First request of a client."""
 
-    protocol: int = PROTOCOL_VERSION
     session: Identifier | Literal[""] = ""
     """Its session; empty: it has none."""
 

@@ -8,8 +8,8 @@ from msgspec import Meta
 
 from ...errors import ErrorInfo
 from .base import (
-    PROTOCOL_VERSION,
     TASK_LIMIT,
+    UNSAID_PROTOCOL,
     AnnouncedKey,
     Attempt,
     Count,
@@ -52,7 +52,8 @@ class StageReport(Message, frozen=True, kw_only=True):
     In between, `MemberAlive` keeps its leases and says what has changed.
     """
 
-    protocol: int = PROTOCOL_VERSION
+    protocol: int = UNSAID_PROTOCOL
+    """What the sender speaks; it names its `PROTOCOL_VERSION`."""
     stage_id: Identifier
     """Names one process for its lifetime, never another one."""
     member: Identifier | Literal[""] = ""

@@ -16,8 +16,8 @@ from prorl_zmq.brokers.backends.backend_broker import BackendBroker
 from prorl_zmq.config import BackendBrokerSettings, SecuritySettings, ServiceSettings, Topology
 from prorl_zmq.security.keyring import WORKER, Keyring
 from prorl_zmq.wire import codec
-from prorl_zmq.wire.messages.backends import AddBackend, AnyBackendReply, Backend
-from prorl_zmq.wire.messages.base import Done, KeyRole, Refused
+from prorl_zmq.wire.messages.backends import AddBackend, AnyBackendReply, Backend, ListBackends
+from prorl_zmq.wire.messages.base import PROTOCOL_VERSION, Done, KeyRole, Refused
 from prorl_zmq.wire.messages.engines import AnyEngineRequest, EngineReady, WeightUpdate
 from prorl_zmq.wire.sockets import connect, open_socket
 
@@ -201,3 +201,11 @@ def test_a_host_that_was_restarted_under_another_key_is_reached_with_that() -> N
             assert reply_to(client) == Done("r2")
         finally:
             world.close()
+
+
+def test_an_engine_host_of_another_version_is_refused_with_both_numbers(world: World) -> None:
+    theirs = PROTOCOL_VERSION + 1
+    reply = world.ask(AddBackend("r", Backend(backend_id="x", endpoint="ipc:///x"), protocol=theirs))
+    assert isinstance(reply, Refused)
+    assert (reply.error.code, reply.error.fields) == ("version_mismatch", {"ours": PROTOCOL_VERSION, "theirs": theirs})
+    assert world.ask(ListBackends("l")).backends == ()  # type: ignore[union-attr]

@@ -8,6 +8,7 @@ import socket
 import threading
 import zlib
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -20,6 +21,7 @@ from prorl_zmq.brokers.node.block_store import BlockStore
 from prorl_zmq.client.block_fetcher import BlockFetcher
 from prorl_zmq.security.zap_authenticator import ZapAuthenticator
 from prorl_zmq.wire import codec
+from prorl_zmq.wire.messages.base import PROTOCOL_VERSION
 from prorl_zmq.wire.messages.blocks import FetchBlock
 from prorl_zmq.wire.messages.jobs import BlockHandle
 
@@ -154,6 +156,19 @@ def test_what_is_no_request_is_dropped_and_the_next_one_is_answered(served: Serv
         finally:
             fetcher.close()
         assert not client.poll(0)
+
+
+def test_a_client_of_another_version_is_refused_with_both_numbers(
+    served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("prorl_zmq.client.block_fetcher.FetchBlock", partial(FetchBlock, protocol=PROTOCOL_VERSION + 1))
+    fetcher = BlockFetcher(None)
+    try:
+        assert fetcher.fetch({"a": handle(served.handle.block_id, served.handle.endpoint)}) == {}
+    finally:
+        fetcher.close()
+    said = f"the other side speaks protocol {PROTOCOL_VERSION + 1}, and a node's broker speaks {PROTOCOL_VERSION}"
+    assert said in caplog.text
 
 
 def test_a_node_that_is_not_there_has_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from prorl_zmq.brokers.node.node_broker import NodeBroker
 from prorl_zmq.wire import codec
+from prorl_zmq.wire.messages.base import PROTOCOL_VERSION
 from prorl_zmq.wire.messages.jobs import Job, Phase
 from prorl_zmq.wire.messages.nodes import NodeFacts
 from prorl_zmq.wire.messages.stages import (
@@ -69,6 +70,7 @@ class Peers:
 
     def report(self, *, welcomed: bool) -> None:
         report = StageReport(
+            protocol=PROTOCOL_VERSION,
             stage_id="run-1",
             role=Phase.RUN,
             node="n",

@@ -18,14 +18,14 @@ from prorl_zmq.brokers.rollout.action_queue import perform_queue
 from prorl_zmq.brokers.rollout.actions import Start
 from prorl_zmq.brokers.rollout.batch_runner import BatchRunner
 from prorl_zmq.brokers.rollout.front_door import FrontDoor
-from prorl_zmq.brokers.rollout.job_history import JobHistory
 from prorl_zmq.brokers.rollout.job_table import JobTable
 from prorl_zmq.brokers.rollout.jobs import Jobs
 from prorl_zmq.brokers.rollout.kept_blocks import KeptBlocks
 from prorl_zmq.brokers.rollout.quota import Quota
-from prorl_zmq.brokers.rollout.recent_results import RecentResults
 from prorl_zmq.brokers.rollout.result_store import REDELIVER_S, ResultStore
+from prorl_zmq.brokers.rollout.sized_cache import SizedCache
 from prorl_zmq.brokers.rollout.task_catalog import TaskCatalog
+from prorl_zmq.brokers.rollout.transition_log import TransitionLog
 from prorl_zmq.brokers.rollout.write_ahead import WriteAhead
 from prorl_zmq.config import RolloutBrokerSettings
 from prorl_zmq.security.rights import ANYBODY, Sender
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from prorl_zmq.wire.messages.stages import StageCommand
     from prorl_zmq.wire.sockets import Frame
 
+SAID = {"protocol": PROTOCOL_VERSION}
 MATH = Task("math", {"problem": "str", "answer": "int"}, optional=("answer",))
 
 
@@ -71,7 +72,7 @@ class Door:
         self.table = JobTable(settings.lease_s, settings.ready_limit, settings.heartbeat_s)
         self.results = ResultStore()
         self.journal = journal or MemoryJournal()
-        self.history = JobHistory()
+        self.history = TransitionLog()
         self.writes = WriteAhead(self.journal, self.table, self.results, self.history, lambda action: None)
         self.catalog = TaskCatalog()
         self.catalog.add(tasks)
@@ -84,7 +85,7 @@ class Door:
         """What stage processes were sent."""
         self.replies: dict[bytes, list[list[bytes]]] = {}
         self.jobs = Jobs(
-            self.table, self.results, self.history, self.quota, self.writes, KeptBlocks(10.0), RecentResults(2**20)
+            self.table, self.results, self.history, self.quota, self.writes, KeptBlocks(10.0), SizedCache(2**20)
         )
         self.batches = BatchRunner(self.jobs, self.catalog, settings.job_limit_bytes)
         self.door = FrontDoor(
@@ -106,9 +107,9 @@ class Door:
         self.replies.setdefault(client, []).append(rest)
         return True
 
-    def perform(self, actions: list[Action]) -> None:
+    def perform(self, actions: list[Action], at: float | None = None) -> None:
         self.jobs.queue.extend(actions)
-        perform_queue(self.jobs, self.batches, self.now, self.now)
+        perform_queue(self.jobs, self.batches, self.now, self.now if at is None else at)
 
     def send(self, *frames: bytes, client: bytes = b"client", sender: Sender = ANYBODY) -> None:
         self.door.handle([client, b"", *frames], self.now, sender)
@@ -193,7 +194,7 @@ def test_hello_says_what_a_client_has_to_know() -> None:
 
 def test_another_protocol_version_is_refused_by_name() -> None:
     door = Door()
-    code, fields = door.refusal(door.ask(Hello("hello", PROTOCOL_VERSION + 1)))
+    code, fields = door.refusal(door.ask(Hello("hello", protocol=PROTOCOL_VERSION + 1)))
     assert (code, fields) == ("version_mismatch", {"ours": PROTOCOL_VERSION, "theirs": PROTOCOL_VERSION + 1})
 
 
@@ -331,11 +332,11 @@ def test_a_service_without_stage_processes_is_busy() -> None:
         (b"\xc1garbage", "unknown", None),
         (b"\xdf\xff\xff\xff\xff", "unknown", None),
         (codec.pack({"request_id": "me"}), "me", "type"),
-        (codec.pack({"request_id": "me", "type": "dance"}), "me", "$.type"),
-        (codec.pack({"request_id": "me", "type": "submit"}), "me", "session"),
-        (codec.pack({"request_id": "me", "type": "hello", "colour": 1}), "me", "colour"),
+        (codec.pack(SAID | {"request_id": "me", "type": "dance"}), "me", "$.type"),
+        (codec.pack(SAID | {"request_id": "me", "type": "submit"}), "me", "session"),
+        (codec.pack(SAID | {"request_id": "me", "type": "hello", "colour": 1}), "me", "colour"),
         (codec.pack({"request_id": "me", "type": "hello", "protocol": "1"}), "me", "$.protocol"),
-        (codec.pack({"request_id": 5, "type": "hello"}), "unknown", "$.request_id"),
+        (codec.pack(SAID | {"request_id": 5, "type": "hello"}), "unknown", "$.request_id"),
     ],
 )
 def test_a_malformed_header_is_refused(header: bytes, request_id: str, field: str | None) -> None:
@@ -601,7 +602,7 @@ def waiting(door: Door, **sender: Any) -> None:
 def test_a_trace_is_held_until_the_rollout_has_an_address() -> None:
     door = Door()
     door.submit(job())
-    door.history.note(Start("run-1", StartPhase(job_id="a", attempt=1, phase=Phase.RUN), b""), 0.0, "n")
+    door.history.note(Start("run-1", StartPhase(job_id="a", attempt=1, phase=Phase.RUN), b"", "n"), 0.0)
     waiting(door)
     assert door.door.next_deadline() == 10.0
     door.housekeep(1.0)

@@ -421,7 +421,6 @@ def test_a_job_that_has_ended_is_unknown() -> None:
     table.actions.clear()
     assert table.done("eval-1", reward=0.0) == []
     assert table.failed("eval-1") == []
-    assert table.table.outcomes == {Outcome.COMPLETED: 1}
 
 
 # Failed ---------------------------------------------------------------------------------------------------------------

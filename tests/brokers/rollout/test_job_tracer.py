@@ -17,9 +17,10 @@ from prorl_zmq import Job
 from prorl_zmq.brokers.journal.records import Finished
 from prorl_zmq.brokers.rollout import job_tracer
 from prorl_zmq.brokers.rollout.actions import End, Queued, Start
-from prorl_zmq.brokers.rollout.job_history import JobHistory
 from prorl_zmq.brokers.rollout.job_tracer import PLACES, JobTracer, phase_traceparent
 from prorl_zmq.brokers.rollout.span_process import spans_of
+from prorl_zmq.brokers.rollout.transition_log import TransitionLog
+from prorl_zmq.brokers.rollout.transitions import Traced, pack
 from prorl_zmq.errors import LeaseLost
 from prorl_zmq.wire.messages.base import ATTEMPT_LIMIT
 from prorl_zmq.wire.messages.jobs import Outcome, Phase, Result
@@ -44,16 +45,16 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[OtlpReceiver]:
 
 
 @pytest.fixture
-def history() -> JobHistory:
-    return JobHistory()
-
-
-@pytest.fixture
-def tracer(receiver: OtlpReceiver, history: JobHistory) -> Iterator[JobTracer]:
-    tracer = JobTracer.start(history)
+def tracer(receiver: OtlpReceiver) -> Iterator[JobTracer]:
+    tracer = JobTracer.start()
     assert tracer is not None
     yield tracer
     tracer.close()
+
+
+@pytest.fixture
+def history(tracer: JobTracer) -> TransitionLog:
+    return TransitionLog(tracer=tracer)
 
 
 def job(job_id: str, traceparent: str = "") -> Job:
@@ -64,18 +65,18 @@ def start(job_id: str, phase: Phase, attempt: int = 1) -> StartPhase:
     return StartPhase(job_id=job_id, attempt=attempt, phase=phase)
 
 
-def end(history: JobHistory, job_id: str) -> None:
+def end(history: TransitionLog, job_id: str) -> None:
     result = Result(job_id=job_id, task="shell", outcome=Outcome.COMPLETED, reward=1.0, attempt=2)
     history.note(End(Finished("s", result, None)), 19.0)
 
 
-def lose_run(history: JobHistory, job_id: str) -> None:
+def lose_run(history: TransitionLog, job_id: str) -> None:
     """Let a job lose its first RUN, and come to the second one."""
     lost = LeaseLost("gone", stage_id="run-1", attempts=1, cause="died").info()
     history.note(Queued(job_id, 1, Phase.RUN, None), 11.0)
-    history.note(Start("run-1", start(job_id, Phase.RUN), b""), 12.0, "node-1")
+    history.note(Start("run-1", start(job_id, Phase.RUN), b"", "node-1"), 12.0)
     history.note(Queued(job_id, 2, Phase.RUN, lost), 14.0)
-    history.note(Start("run-2", start(job_id, Phase.RUN, 2), b""), 15.0, "node-2")
+    history.note(Start("run-2", start(job_id, Phase.RUN, 2), b"", "node-2"), 15.0)
 
 
 @given(st.integers(1, 2**64 - 1), st.sets(STAYS, min_size=2))
@@ -88,8 +89,8 @@ def test_no_two_stays_of_a_job_have_one_id(own: int, stays: set[tuple[int, Phase
     assert all(int(one[36:52], 16) for one in ids)
 
 
-def test_the_spans_of_a_lost_phase_and_of_its_second_attempt(history: JobHistory) -> None:
-    history.traced("one", OWN, "d" * 16, 10.0)
+def test_the_spans_of_a_lost_phase_and_of_its_second_attempt(history: TransitionLog) -> None:
+    history.restore("one", pack(Traced(10.0, OWN, "d" * 16)), 10.0)
     lose_run(history, "one")
     end(history, "one")
     own, *stays = spans_of(history.trace("", "one", 20.0))
@@ -106,13 +107,12 @@ def test_the_spans_of_a_lost_phase_and_of_its_second_attempt(history: JobHistory
 
 
 def test_a_stage_process_is_told_the_id_that_its_phase_will_have(
-    tracer: JobTracer, history: JobHistory, receiver: OtlpReceiver
+    tracer: JobTracer, history: TransitionLog, receiver: OtlpReceiver
 ) -> None:
-    tracer.accepted(job("one", ABOVE), 10.0)
+    history.accepted(job("one", ABOVE), 10.0)
     told = [tracer.below(start("one", Phase.RUN, attempt)).traceparent for attempt in (1, 2)]
     lose_run(history, "one")
     end(history, "one")
-    tracer.ended("one")
     tracer.flush()
     spans = receiver.wait(lambda spans: len(spans) == 5)
     assert tree(spans) == ["job shell", "  run queue", "  run !", "  run queue", "  run"]
@@ -123,11 +123,11 @@ def test_a_stage_process_is_told_the_id_that_its_phase_will_have(
 
 
 def test_a_job_that_is_not_sampled_or_was_accepted_without_traces_is_left_alone(
-    tracer: JobTracer, history: JobHistory
+    tracer: JobTracer, history: TransitionLog
 ) -> None:
-    tracer.accepted(job("one", ABOVE[:-1] + "0"), 10.0)
+    history.accepted(job("one", ABOVE[:-1] + "0"), 10.0)
     history.note(Queued("two", 1, Phase.INIT, None), 10.0)
-    tracer.restored("two")
+    history.restore("two", history.packed("two"), 10.0)
     for job_id in ("one", "two"):
         command = start(job_id, Phase.INIT)
         assert tracer.below(command) is command
@@ -135,15 +135,16 @@ def test_a_job_that_is_not_sampled_or_was_accepted_without_traces_is_left_alone(
 
 
 def test_the_standard_variables_decide_which_jobs_are_sampled(
-    receiver: OtlpReceiver, history: JobHistory, monkeypatch: pytest.MonkeyPatch
+    receiver: OtlpReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
     monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0.25")
-    tracer = JobTracer.start(history)
+    tracer = JobTracer.start()
     assert tracer is not None
+    history = TransitionLog(tracer=tracer)
     for number in range(2000):
-        tracer.accepted(job(str(number)), 10.0)
-    tracer.accepted(job("below", ABOVE), 10.0)
+        history.accepted(job(str(number)), 10.0)
+    history.accepted(job("below", ABOVE), 10.0)
     tracer.close()
     assert 350 < sum(bool(history.traceparent(str(number))) for number in range(2000)) < 650
     assert history.traceparent("below")
@@ -151,46 +152,43 @@ def test_the_standard_variables_decide_which_jobs_are_sampled(
 
 @pytest.mark.parametrize("traceparent", ["", "00-zz", "x" * 200], ids=["none", "cut", "long"])
 def test_a_damaged_note_of_a_trace_costs_the_trace(
-    tracer: JobTracer, history: JobHistory, receiver: OtlpReceiver, traceparent: str
+    tracer: JobTracer, history: TransitionLog, receiver: OtlpReceiver, traceparent: str
 ) -> None:
-    history.traced("bad", traceparent, "", 10.0)
-    tracer.restored("bad")
+    history.restore("bad", pack(Traced(10.0, traceparent, "")), 10.0)
     command = start("bad", Phase.INIT)
     assert tracer.below(command) is command
     end(history, "bad")
     tracer._socket.send(msgspec.msgpack.encode([("bad", history.packed("bad"))]))
-    tracer.accepted(job("good"), 10.0)
+    history.accepted(job("good"), 10.0)
     history.note(Queued("good", 1, Phase.INIT, None), 10.0)
     end(history, "good")
-    tracer.ended("good")
     tracer.flush()
     receiver.wait(lambda spans: of_job(spans, "good"))
 
 
 def test_the_next_broker_goes_on_with_a_trace_whose_history_has_lost_its_middle(
-    tracer: JobTracer, history: JobHistory
+    tracer: JobTracer, history: TransitionLog
 ) -> None:
-    tracer.accepted(job("one"), 10.0)
+    history.accepted(job("one"), 10.0)
     before = tracer.below(start("one", Phase.RUN)).traceparent
     for attempt in range(1, 200):
         history.note(Queued("one", attempt, Phase.RUN, None), 10.0 + attempt)
-        history.note(Start("run-1", start("one", Phase.RUN, attempt), b""), 10.5 + attempt, "node")
-    after = JobHistory()
+        history.note(Start("run-1", start("one", Phase.RUN, attempt), b"", "node"), 10.5 + attempt)
+    after = TransitionLog()
     after.restore("one", history.packed("one"), 300.0)
     assert after.trace("", "one", 300.0).left_out > 0
     assert phase_traceparent(after.traceparent("one"), 1, Phase.RUN) == before
 
 
 def test_a_broker_whose_span_process_died_goes_on_and_says_so_once(
-    tracer: JobTracer, history: JobHistory, caplog: pytest.LogCaptureFixture
+    tracer: JobTracer, history: TransitionLog, caplog: pytest.LogCaptureFixture
 ) -> None:
     tracer._process.kill()
     tracer._process.wait()
     for number in range(20):
-        tracer.accepted(job(str(number)), 10.0)
+        history.accepted(job(str(number)), 10.0)
         history.note(Queued(str(number), 1, Phase.INIT, None), 10.0)
         end(history, str(number))
-        tracer.ended(str(number))
     tracer.close()
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 2
@@ -200,7 +198,7 @@ def test_a_broker_whose_span_process_died_goes_on_and_says_so_once(
 
 def test_what_the_span_process_does_not_read_in_time_is_dropped_by_whole_jobs(
     tracer: JobTracer,
-    history: JobHistory,
+    history: TransitionLog,
     receiver: OtlpReceiver,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -209,10 +207,9 @@ def test_what_the_span_process_does_not_read_in_time_is_dropped_by_whole_jobs(
     count = 120
     tracer._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**13)
     for number in range(count):
-        tracer.accepted(job(str(number)), 10.0)
+        history.accepted(job(str(number)), 10.0)
         history.note(Queued(str(number), 1, Phase.INIT, None), 10.0)
         end(history, str(number))
-        tracer.ended(str(number))
         if number == 0:
             tracer.flush()
             receiver.wait(lambda spans: of_job(spans, "0"))  # its process has started

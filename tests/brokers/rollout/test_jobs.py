@@ -1,18 +1,20 @@
-"""What a session may hold while the blocks of its results come from a node, or are lost with it."""
+"""What a session may hold while a node keeps its blocks or loses them, and what stays of collected results."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from msgspec.structs import replace
 
 from prorl_zmq.brokers.journal.journal import MemoryJournal
-from prorl_zmq.brokers.journal.records import Finished
-from prorl_zmq.brokers.rollout.job_history import JobHistory
+from prorl_zmq.brokers.journal.records import Finished, StoredBlock
 from prorl_zmq.brokers.rollout.job_table import JobTable
-from prorl_zmq.brokers.rollout.jobs import Jobs
+from prorl_zmq.brokers.rollout.jobs import FIXED_BYTES, Jobs
 from prorl_zmq.brokers.rollout.kept_blocks import KeptBlocks
 from prorl_zmq.brokers.rollout.quota import Quota
-from prorl_zmq.brokers.rollout.recent_results import RecentResults
 from prorl_zmq.brokers.rollout.result_store import ResultStore
+from prorl_zmq.brokers.rollout.sized_cache import SizedCache
+from prorl_zmq.brokers.rollout.transition_log import TransitionLog
 from prorl_zmq.brokers.rollout.write_ahead import WriteAhead
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.jobs import BlockHandle, Job, Outcome, Result
@@ -26,10 +28,10 @@ BLOCK = bytes(LIMIT_BYTES)
 
 def made() -> tuple[Jobs, Finished]:
     """A session with one result, whose block its node keeps."""
-    table, results, history = JobTable(10.0, 10, 1.0), ResultStore(), JobHistory()
+    table, results, history = JobTable(10.0, 10, 1.0), ResultStore(), TransitionLog()
     quota = Quota(2, LIMIT_BYTES, 1.0)
     writes = WriteAhead(MemoryJournal(), table, results, history, lambda _: None)
-    jobs = Jobs(table, results, history, quota, writes, KeptBlocks(10.0), RecentResults(2**20))
+    jobs = Jobs(table, results, history, quota, writes, KeptBlocks(10.0), SizedCache(2**20))
     result = Result(job_id="a", task="math", outcome=Outcome.COMPLETED, tokens=1, kept=HANDLE)
     finished = Finished("s", result, None, sequence=1, packed=PACKED)
     results.put(finished)
@@ -57,3 +59,34 @@ def test_a_job_that_runs_again_takes_the_place_of_its_result() -> None:
     assert "b" not in jobs.blocks
     assert jobs.quota.room("s") == 1
     jobs.writes.settle(0.0, everything=True)
+
+
+def collected(jobs: Jobs, job_id: str, block: object = None, **more: Any) -> list[str]:
+    """Have a result collected; return the jobs whose results are evicted."""
+    result = Result(job_id=job_id, task="math", outcome=Outcome.COMPLETED, **more)
+    finished = Finished("s", result, block, packed=PACKED)
+    jobs.results.put(finished)
+    jobs.quota.recovered(finished)
+    return [one.result.job_id for one in jobs.acknowledge("s", [job_id])]
+
+
+def test_collected_results_stay_within_their_limit_in_bytes_notes_included() -> None:
+    jobs, _ = made()
+    jobs.recent = SizedCache(2 * FIXED_BYTES + 1100)
+    block = bytes(1000)
+    assert collected(jobs, "b", block) == []
+    kept = jobs.recent.get("b")
+    assert kept is not None
+    assert (kept.block is block, kept.packed) == (True, b"")
+    assert collected(jobs, "c") == []
+    assert collected(jobs, "c", notes={"patch": "x" * 200}) == ["c", "b"]
+
+
+def test_of_a_block_that_was_not_in_memory_only_the_result_stays() -> None:
+    jobs, _ = made()
+    collected(jobs, "stored", StoredBlock(2, 13), tokens=1)
+    collected(jobs, "a", kept=HANDLE, tokens=1)
+    for job_id in ("stored", "a"):
+        one = jobs.recent.get(job_id)
+        assert one is not None
+        assert (one.block, one.result.kept, one.result.tokens) == (None, None, 1)  # its node forgets the block now

@@ -23,7 +23,7 @@ from prorl_zmq.data.trajectory import Role, Trajectory, TrajectoryBuilder, block
 from prorl_zmq.errors import InvalidEndpoint, JournalFailed
 from prorl_zmq.system.pauses import PAUSE_S
 from prorl_zmq.wire import codec
-from prorl_zmq.wire.messages.base import PROTOCOL_VERSION
+from prorl_zmq.wire.messages.base import PROTOCOL_VERSION, UNSAID_PROTOCOL
 from prorl_zmq.wire.messages.front_door import Accepted, Collect, Collected, FrontDoorReply, RelayBlocks, Status, Submit
 from prorl_zmq.wire.messages.jobs import BlockHandle, Job, Outcome, Phase
 from prorl_zmq.wire.messages.nodes import NodeFacts
@@ -426,25 +426,29 @@ def test_a_full_disk_costs_no_job_an_attempt(topology: Topology, peers: Peers) -
         assert (status.redelivered, status.running["init"]) == (0, 1)
 
 
-def test_a_stage_process_of_another_version_is_refused_by_name(topology: Topology, peers: Peers) -> None:
+@pytest.mark.parametrize("theirs", [PROTOCOL_VERSION + 1, UNSAID_PROTOCOL], ids=["newer", "not named"])
+def test_a_stage_process_of_another_version_is_refused_by_name(topology: Topology, peers: Peers, theirs: int) -> None:
     with running(topology, MemoryJournal()):
         stage = peers.stage(Phase.INIT)
-        stage.report(protocol=PROTOCOL_VERSION + 1)
+        stage.report(protocol=theirs)
         error = stage.receive(StageRefused).error
         assert (error.code, error.fields) == (
             "version_mismatch",
-            {"ours": PROTOCOL_VERSION, "theirs": PROTOCOL_VERSION + 1},
+            {"ours": PROTOCOL_VERSION, "theirs": theirs},
         )
         assert peers.trainer().ask(Status("r")).stages == ()
 
 
-def test_a_report_of_another_version_that_cannot_be_read_is_answered(topology: Topology, peers: Peers) -> None:
+@pytest.mark.parametrize("named", [{"protocol": PROTOCOL_VERSION + 1}, {}], ids=["named", "not named"])
+def test_a_report_of_another_version_that_cannot_be_read_is_answered(
+    topology: Topology, peers: Peers, named: dict[str, int]
+) -> None:
     with running(topology, MemoryJournal()):
         stage = peers.stage(Phase.INIT)
-        content = {"type": "stage_report", "protocol": PROTOCOL_VERSION + 1, "stage_id": "init-1", "role": "init"}
+        content = {"type": "stage_report", "stage_id": "init-1", "role": "init", **named}
         where = {"node": "local", "endpoint": stage.endpoint, "slots": {"of": "another kind"}, "tasks": [], "new": 1}
         stage.outbox.send(codec.pack({**content, **where}))
-        assert stage.receive(StageRefused).error.fields["theirs"] == PROTOCOL_VERSION + 1
+        assert stage.receive(StageRefused).error.fields["theirs"] == named.get("protocol", UNSAID_PROTOCOL)
 
 
 def test_a_node_of_another_version_of_the_package_is_warned_of(
@@ -474,7 +478,15 @@ def test_stage_events_that_once_ended_the_broker(topology: Topology, peers: Peer
         for stage in stages.values():
             stage.report()
             stage.receive(StageWelcome)
-        odd = {"type": "stage_report", "stage_id": "odd", "role": "run", "node": "local", "slots": 1, "welcomed": True}
+        odd = {
+            "type": "stage_report",
+            "protocol": PROTOCOL_VERSION,
+            "stage_id": "odd",
+            "role": "run",
+            "node": "local",
+            "slots": 1,
+            "welcomed": True,
+        }
         odd |= {"endpoint": stages[Phase.RUN].endpoint, "tasks": [{"name": "odd", "fields": {'a"b': "str"}}]}
         stages[Phase.RUN].outbox.send(codec.pack(odd))
         assert isinstance(trainer.ask(Submit("r", "s"), codec.encode(Job(task="math", instance={"n": 1}))), Accepted)

@@ -9,10 +9,10 @@ import pytest
 from prorl_zmq.brokers.journal.journal import MemoryJournal
 from prorl_zmq.brokers.journal.records import Finished, JobState, StoredBlock, Submission
 from prorl_zmq.brokers.rollout.actions import Action, Close, Start, Stop
-from prorl_zmq.brokers.rollout.job_history import JobHistory
 from prorl_zmq.brokers.rollout.job_table import JobTable
 from prorl_zmq.brokers.rollout.result_store import ResultStore
 from prorl_zmq.brokers.rollout.stage_pool import SlotClaim
+from prorl_zmq.brokers.rollout.transition_log import TransitionLog
 from prorl_zmq.brokers.rollout.write_ahead import FIRST_PAUSE_S, MAX_PAUSE_S, WriteAhead
 from prorl_zmq.errors import JournalFailed
 from prorl_zmq.wire import codec
@@ -66,7 +66,7 @@ class Broker:
         self.table = JobTable(10.0, 100, 2.5)
         self.results = ResultStore()
         self.sent: list[Any] = []
-        history = JobHistory()
+        history = TransitionLog()
         self.writes = WriteAhead(self.disk, self.table, self.results, history, self.sent.append, memory_limit_bytes)
         self.now = 0.0
         for role in Phase:

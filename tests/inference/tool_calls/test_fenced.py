@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from prorl_zmq.inference.tool_calls.call import MalformedCall, ToolCall
-from prorl_zmq.inference.tool_calls.fenced import FencedFormat
+from prorl_zmq.inference.tool_calls.marked_json import FencedFormat
 
 PARSE = FencedFormat().parse
 

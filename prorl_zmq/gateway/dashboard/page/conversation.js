@@ -29,14 +29,14 @@ export function conversationTurns(transcript, before = 0) {
       each.text == null
         ? h("p", { class: "quiet" }, "No tokenizer was there to read it.")
         : longText(withoutCalls(each)),
-      (each.calls ?? []).map(call),
+      each.calls.map(call),
     );
   });
 }
 
 // Calls have cards of their own; as the policy wrote them they are among the tokens.
 function withoutCalls({ text, calls }) {
-  const at = calls?.length ? text.indexOf("<tool_call>", text.indexOf("</think>") + 1) : -1;
+  const at = calls.length ? text.indexOf("<tool_call>", text.indexOf("</think>") + 1) : -1;
   return at < 0 ? text : text.slice(0, at);
 }
 

@@ -1,28 +1,6 @@
 // What the page knows of the service: the overview, and a row per job, kept up to date by the stream.
 
-import { overviewOf } from "./shapes.js";
 import { Stream } from "./stream.js";
-
-// As `JobRow` has them.
-const FIELDS = [
-  "job_id",
-  "task",
-  "group_id",
-  "phase",
-  "place",
-  "attempt",
-  "accepted_at",
-  "entered_at",
-  "node",
-  "stage_id",
-  "backend",
-  "ended_at",
-  "outcome",
-  "code",
-  "reward",
-  "tokens",
-  "turns",
-];
 
 class Store {
   overview = null;
@@ -60,12 +38,12 @@ class Store {
     return () => this.#listeners.delete(listener);
   }
 
-  take({ overview, rows, forgotten, reset }) {
+  take({ overview, fields, rows, forgotten, reset }) {
     if (reset) this.rows.clear();
     for (const id of forgotten ?? []) this.rows.delete(id);
     if (overview) this.overview = overviewOf(overview);
-    for (const fields of rows ?? []) {
-      const row = Object.fromEntries(FIELDS.map((name, index) => [name, fields[index]]));
+    for (const values of rows ?? []) {
+      const row = Object.fromEntries(fields.map((name, index) => [name, values[index]]));
       row.state = stateOf(row);
       row.text = [row.job_id, row.task, row.group_id, row.state, row.code, row.node, row.backend]
         .join(" ")
@@ -88,6 +66,14 @@ class Store {
 }
 
 export const store = new Store();
+
+function overviewOf(seen) {
+  seen.ended = seen.ended.map(([at, seconds, outcomes]) => ({ at, seconds, outcomes }));
+  seen.backends?.backends.sort((one, other) =>
+    one.backend.backend_id.localeCompare(other.backend.backend_id, "en", { numeric: true }),
+  );
+  return seen;
+}
 
 // One word for where a job is: an outcome, "queued", or the phase that it is in.
 function stateOf(row) {

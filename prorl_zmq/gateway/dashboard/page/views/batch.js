@@ -3,7 +3,6 @@
 import { ApiError, get, part } from "../api.js";
 import { badge, card, figure, h, link, redraw } from "../dom.js";
 import { count, reward, seconds, words } from "../format.js";
-import { batchOf } from "../shapes.js";
 import { store } from "../store.js";
 import { kept } from "./batches.js";
 
@@ -19,7 +18,7 @@ export function batch({ path: [id] }) {
   async function look() {
     asking = true;
     try {
-      seen = batchOf(await get(`/v1/batches/${part(id)}/view`));
+      seen = await get(`/v1/batches/${part(id)}/view`);
       problem = "";
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
@@ -73,7 +72,7 @@ function content(view, isOpen) {
       figure("carried over", count(report.adopted), `jobs taken from earlier batches`),
       figure(
         "reward of kept",
-        report.keptReward.count ? report.keptReward.mean.toFixed(3) : "–",
+        report.kept.reward.count ? report.kept.reward.mean.toFixed(3) : "–",
         `weights are at version ${version}`,
       ),
       figure(

@@ -4,7 +4,6 @@ import { ApiError, get, part, send } from "../api.js";
 import { badge, card, figure, h, link, redraw, table } from "../dom.js";
 import { clock, count, NOTHING, number, reward, seconds, words } from "../format.js";
 import { session } from "../session.js";
-import { liveOf, traceOf, viewOf } from "../shapes.js";
 import { store } from "../store.js";
 import { conversation, longText } from "../conversation.js";
 import { LiveTurns } from "../live_turns.js";
@@ -31,12 +30,12 @@ export function job({ path: [id] }) {
   async function look() {
     asking = true;
     try {
-      trace = traceOf(await get(`/v1/jobs/${part(id)}/trace`));
+      trace = await get(`/v1/jobs/${part(id)}/trace`);
       problem = "";
       if (trace.outcome && !view) {
         isOver = true;
         draw(); // a tokenizer may have to be loaded first
-        view = viewOf(await get(`/v1/jobs/${part(trace.job_id)}/view`));
+        view = await get(`/v1/jobs/${part(trace.job_id)}/view`);
         redraw(body, rollout(view));
       } else if (!trace.outcome) await lookAtTurns();
     } catch (error) {
@@ -52,7 +51,7 @@ export function job({ path: [id] }) {
 
   async function lookAtTurns() {
     try {
-      live.show(liveOf(await get(`/v1/jobs/${part(trace.job_id)}/turns?${live.query}`)));
+      live.show(await get(`/v1/jobs/${part(trace.job_id)}/turns?${live.query}`));
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
       live.fail(error.status === 404 ? "" : error.message); // it ends just now

@@ -3,7 +3,6 @@
 import { ApiError, get, part } from "../api.js";
 import { badge, card, h, link, redraw, table } from "../dom.js";
 import { count, reward, seconds, words } from "../format.js";
-import { viewOf } from "../shapes.js";
 import { rollout } from "./job.js";
 
 export function run({ path: [name, problem, jobId] }) {
@@ -57,7 +56,7 @@ export function run({ path: [name, problem, jobId] }) {
         ),
       );
       if (current)
-        redraw(opened, rollout(viewOf(await get(`/v1/runs/view?run=${part(name)}&job_id=${part(current)}`))));
+        redraw(opened, rollout(await get(`/v1/runs/view?run=${part(name)}&job_id=${part(current)}`)));
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
       redraw(opened, h("p", { class: "note bad", role: "alert" }, error.message));

@@ -4,7 +4,6 @@ import { ApiError, get } from "../api.js";
 import { card, choice, figure, h, link, redraw, table } from "../dom.js";
 import { clock, count, NOTHING, number, percent, reward, seconds, sessionName, shortId } from "../format.js";
 import { lineChart } from "../line_chart.js";
-import { trainingsOf } from "../shapes.js";
 import { store } from "../store.js";
 
 const AGAIN_MS = 5000;
@@ -24,7 +23,7 @@ export function training({ query }) {
   async function look() {
     asking = true;
     try {
-      found = trainingsOf(await get("/v1/trainings"));
+      found = (await get("/v1/trainings")).trainings;
       problem = "";
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..errors import InvalidWeights
-from ..wire.messages.backends import ChatSettings
+from ...errors import InvalidWeights
+from ...wire.messages.backends import ChatSettings
+from ..engine import EngineDescription
+from ..local_engine import LocalEngine
+from ..policy import Policy
+from ..tokenizer import PAD, VOCABULARY_SIZE
 from .base_policy import base_policy
-from .engine import EngineDescription
-from .local_engine import LocalEngine
-from .policy import Policy
-from .tokenizer import PAD, VOCABULARY_SIZE
 
 if TYPE_CHECKING:
     from pathlib import Path

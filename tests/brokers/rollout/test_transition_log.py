@@ -1,4 +1,4 @@
-"""The history of a job: what its trace says, what is forgotten, and what survives a restart."""
+"""The log of transitions: what a job's trace says, what is forgotten, what is counted, and what survives a restart."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prorl_zmq.brokers.journal.records import Finished
-from prorl_zmq.brokers.rollout import job_history
-from prorl_zmq.brokers.rollout.actions import Close, End, Queued, Start, Stop, Unassign
-from prorl_zmq.brokers.rollout.job_history import JOB_LIMIT_BYTES, JobHistory
-from prorl_zmq.brokers.rollout.stage_pool import SlotClaim
+from prorl_zmq.brokers.rollout.actions import End, Queued, Start
+from prorl_zmq.brokers.rollout.transition_log import ENTRY_BYTES, INTERVALS, TransitionLog
+from prorl_zmq.brokers.rollout.transitions import LIMIT_BYTES
 from prorl_zmq.errors import ErrorInfo, UnknownJob
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.front_door import FrontDoorReply, JobTrace
-from prorl_zmq.wire.messages.jobs import Outcome, Phase, Result, SandboxHandle
+from prorl_zmq.wire.messages.jobs import Outcome, Phase, Result
 from prorl_zmq.wire.messages.stages import StartPhase
+from prorl_zmq.wire.messages.watching import ENDED_INTERVAL_S, EndedJobs
 
 BEGAN = 1_800_000_000.0
 LOST = ErrorInfo("lease_lost", "run was lost with its stage process run-1", {"attempts": 1})
 
 
-class History(JobHistory):
+class History(TransitionLog):
     """With shorter calls; times are seconds after `BEGAN`."""
 
     def queue(self, phase: Phase, at: float, attempt: int = 1, job_id: str = "a", error: Any = None) -> None:
@@ -32,7 +32,7 @@ class History(JobHistory):
 
     def start(self, phase: Phase, at: float, attempt: int = 1, job_id: str = "a", stage: int = 1) -> None:
         command = StartPhase(job_id=job_id, attempt=attempt, phase=phase)
-        self.note(Start(f"{phase}-{stage}", command, b""), BEGAN + at, "node-1")
+        self.note(Start(f"{phase}-{stage}", command, b"", "node-1"), BEGAN + at)
 
     def end(self, at: float, outcome: Outcome = Outcome.COMPLETED, job_id: str = "a", **more: Any) -> None:
         result = Result(job_id=job_id, task="math", outcome=outcome, **more)
@@ -137,17 +137,6 @@ def test_backends_are_told_in_the_order_in_which_a_run_had_them() -> None:
     assert size < 200
 
 
-def test_actions_that_are_no_transitions_are_no_history() -> None:
-    history = History()
-    for action in (
-        Stop("run-1", SlotClaim("a", 1)),
-        Close(SandboxHandle("process", "/tmp/a")),
-        Unassign(SlotClaim("a", 1)),
-    ):
-        history.note(action, BEGAN)
-    assert len(history) == 0
-
-
 def test_a_clock_that_was_set_back_stands_still() -> None:
     history = History()
     history.queue(Phase.INIT, 0.0)
@@ -208,9 +197,8 @@ def test_ended_jobs_are_bounded_in_bytes_too() -> None:
         pass_all(history, f"job-{number}", error=error)
         history.collected([f"job-{number}"], BEGAN + 7.0)
     assert 3 <= len(history) <= 10
-    kept = sum(len(history.packed(f"job-{number}")) + job_history.ENTRY_BYTES for number in range(100))
-    assert kept - len(history) * job_history.ENTRY_BYTES <= 5000 + 100 * job_history.ENTRY_BYTES
-    assert history._ended_bytes <= 5000 + 20
+    kept = sum(len(packed) + ENTRY_BYTES for number in range(100) if (packed := history.packed(f"job-{number}")))
+    assert kept <= 5000 + 20 * len(history)  # the last transition of each, `ToClient`, is not counted
     assert history.find("job-99") == "job-99"
 
 
@@ -222,7 +210,7 @@ def test_a_history_that_grows_too_long_loses_its_middle(message: str) -> None:
         error = ErrorInfo("sandbox_failed", message) if attempt > 1 else None
         history.queue(Phase.INIT, attempt, attempt, error=error)
         history.start(Phase.INIT, attempt + 0.5, attempt)
-    assert len(history.packed("a")) < JOB_LIMIT_BYTES + 4 * 400 + 200
+    assert len(history.packed("a")) < LIMIT_BYTES + 4 * 400 + 200
     history.end(attempts + 1.0, Outcome.INFRASTRUCTURE_ERROR, error=ErrorInfo("sandbox_failed", message))
     trace = history.told(attempts + 2.0)
     assert trace.spans[0].attempt == 1
@@ -335,3 +323,37 @@ def test_a_damaged_history_is_told_as_far_as_it_can_be_read_and_goes_on(damaged:
     else:
         with pytest.raises(UnknownJob):
             ended.find("a")
+
+
+def counted(history: History) -> list[tuple[float, dict[Outcome, int]]]:
+    return [(one.at - BEGAN, one.outcomes) for one in history.ended_jobs()]
+
+
+def test_each_interval_has_the_jobs_that_ended_within_it() -> None:
+    history = History()
+    for second in range(3, 33):
+        if second < 10 or second >= 29:
+            history.end(second + 0.5, Outcome.COMPLETED if second < 10 else Outcome.FAILED, job_id=f"job-{second}")
+    assert history.ended_jobs() == (
+        EndedJobs(BEGAN, ENDED_INTERVAL_S, {Outcome.COMPLETED: 7}),
+        EndedJobs(BEGAN + 20.0, ENDED_INTERVAL_S, {Outcome.FAILED: 1}),
+        EndedJobs(BEGAN + 30.0, ENDED_INTERVAL_S, {Outcome.FAILED: 3}),
+    )
+    assert history.outcomes == {Outcome.COMPLETED: 7, Outcome.FAILED: 4}
+
+
+def test_an_hour_of_intervals_is_kept() -> None:
+    history = History()
+    for number in range(2 * INTERVALS):
+        history.end(number * ENDED_INTERVAL_S, job_id=f"job-{number}")
+    assert [at for at, _ in counted(history)] == [
+        number * ENDED_INTERVAL_S for number in range(INTERVALS, 2 * INTERVALS)
+    ]
+    assert {tuple(outcomes.items()) for _, outcomes in counted(history)} == {((Outcome.COMPLETED, 1),)}
+
+
+def test_a_clock_that_is_set_back_leaves_no_interval_in_the_future() -> None:
+    history = History()
+    for number, at in enumerate((1000.0, 9000.0, 1005.0)):
+        history.end(at, job_id=f"job-{number}")
+    assert counted(history) == [(1000.0, {Outcome.COMPLETED: 2})]

@@ -1,6 +1,6 @@
 """The base policy: plays the part of a pretrained model. It comes with the package, trained by what is here.
 
-    python -m prorl_zmq.inference.base_policy prorl_zmq/inference/base_policy.npz
+    python -m prorl_zmq.inference.embedded.base_policy prorl_zmq/inference/embedded/base_policy.npz
 
 It learnt from random transcripts in which the instruction, the command and the destination are drawn independently of
 each other. So it knows the syntax of a tool call, a number of shell commands, and that a turn after a tool's answer
@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..data.trajectory import Role
-from .chat import ChatMessage
-from .chat.embedded_chat import encode_message, generation_prompt
-from .policy import Adam, Policy, PolicyShape, log_softmax, logprob_slopes, one_blas_thread
-from .tokenizer import CALL_END, CALL_PRELUDE, IM_END, TOOL_CALL, TOOL_CALL_END, VOCABULARY_SIZE, WORD_PIECES, encode
+from ...data.trajectory import Role
+from ..chat import ChatMessage
+from ..chat.embedded_chat import encode_message, generation_prompt
+from ..policy import Adam, Policy, PolicyShape, log_softmax, logprob_slopes, one_blas_thread
+from ..tokenizer import CALL_END, CALL_PRELUDE, IM_END, TOOL_CALL, TOOL_CALL_END, VOCABULARY_SIZE, WORD_PIECES, encode
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

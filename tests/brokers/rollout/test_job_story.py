@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from prorl_zmq.brokers.rollout.job_rows import job_row
+from prorl_zmq.brokers.rollout.job_story import job_row
 from prorl_zmq.errors import ErrorInfo
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.front_door import FrontDoorReply
 from prorl_zmq.wire.messages.jobs import Outcome, Phase
 from prorl_zmq.wire.messages.watching import JobRow, Watched
 
-from .test_job_history import BEGAN, LOST, History, pass_all
+from .test_transition_log import BEGAN, LOST, History, pass_all
 
 
 def row_of(history: History) -> JobRow:

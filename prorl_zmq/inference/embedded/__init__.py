@@ -1,0 +1,1 @@
+"""The small numpy policy of this package, as an engine."""
