@@ -21,7 +21,6 @@ from ..errors import ConfigError
 from ..system.logs import say
 from ..trackers.adapter import TRACKERS
 from . import options
-from .demo import say_where
 from .option_groups import ModelOptions, OptionGroup, flag_of
 from .progress_display import RolloutProgress
 from .target import Target
@@ -214,7 +213,8 @@ def evaluate(
         ) as tracker:
             done = _run(folder, planned, tracker, start_limit)
         missing = len(folder.missing())
-    say_where(PROGRAM, tracker)
+    for name, where in tracker.where.items():
+        say(PROGRAM, f"logged to {name}: {where}")
     if not done:
         if not folder.samples:
             say(PROGRAM, "stopped before a rollout had ended; the same command starts it")
