@@ -20,14 +20,16 @@ BACKEND_BROKER = "the backend broker (`backend_broker.endpoint`)"
 ENGINE_HOST = "an engine host"
 NODE_BROKER = "a node's broker"
 
+KINDS: dict[str, Any] = {
+    FRONT_DOOR: FrontDoorRequest,
+    BACKEND_BROKER: AnyBackendRequest,
+    ENGINE_HOST: AnyEngineRequest,
+    NODE_BROKER: FetchBlock,
+}
+"""What is asked of each place."""
 ASKED_OF: dict[str, dict[str, Any]] = {
     place: {str(kind.__struct_config__.tag): kind for kind in get_args(kinds) or (kinds,)}
-    for place, kinds in (
-        (FRONT_DOOR, FrontDoorRequest),
-        (BACKEND_BROKER, AnyBackendRequest),
-        (ENGINE_HOST, AnyEngineRequest),
-        (NODE_BROKER, FetchBlock),
-    )
+    for place, kinds in KINDS.items()
 }
 """The requests of each place, by their tags."""
 

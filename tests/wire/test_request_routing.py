@@ -9,24 +9,15 @@ from prorl_zmq.errors import ErrorInfo, MalformedMessage, VersionMismatch
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.backends import AnyBackendRequest
 from prorl_zmq.wire.messages.base import PROTOCOL_VERSION, UNSAID_PROTOCOL
-from prorl_zmq.wire.messages.blocks import FetchBlock
-from prorl_zmq.wire.messages.engines import AnyEngineRequest
 from prorl_zmq.wire.messages.front_door import FrontDoorRequest
 from prorl_zmq.wire.request_routing import (
     ASKED_OF,
     BACKEND_BROKER,
     ENGINE_HOST,
     FRONT_DOOR,
-    NODE_BROKER,
+    KINDS,
     convert_request,
 )
-
-PLACES = {
-    FRONT_DOOR: FrontDoorRequest,
-    BACKEND_BROKER: AnyBackendRequest,
-    ENGINE_HOST: AnyEngineRequest,
-    NODE_BROKER: FetchBlock,
-}
 
 
 @pytest.mark.parametrize(
@@ -39,12 +30,12 @@ def test_a_request_of_another_version_is_refused_with_both_numbers(here: str, ki
     assert content["protocol"] == PROTOCOL_VERSION, "a request names its protocol"
     for theirs in (PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1, 2**64 - 1):
         with pytest.raises(VersionMismatch, match=f"protocol {theirs}.*speaks {PROTOCOL_VERSION}") as refused:
-            convert_request(content | {"protocol": theirs, "new": 1}, PLACES[here], here)
+            convert_request(content | {"protocol": theirs, "new": 1}, KINDS[here], here)
         assert refused.value.fields == {"ours": PROTOCOL_VERSION, "theirs": theirs}
         assert codec.decode(codec.encode(refused.value.info()), ErrorInfo).fields["theirs"] == theirs
     del content["protocol"]
     with pytest.raises(VersionMismatch, match="names no `protocol`") as refused:
-        convert_request(content, PLACES[here], here)
+        convert_request(content, KINDS[here], here)
     assert (refused.value.ours, refused.value.theirs) == (PROTOCOL_VERSION, UNSAID_PROTOCOL)
 
 
@@ -69,7 +60,7 @@ def test_a_malformed_update_of_weights_is_malformed_at_each_of_its_places(here: 
         "weight_version": 1,
     }
     with pytest.raises(MalformedMessage) as refused:
-        convert_request(content, PLACES[here], here)
+        convert_request(content, KINDS[here], here)
     assert refused.value.field == "$.step"
 
 
