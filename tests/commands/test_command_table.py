@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +17,8 @@ from prorl_zmq.commands.command_table import COMMANDS, overview
 
 if TYPE_CHECKING:
     from prorl_zmq.commands.command_table import Command
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
@@ -48,3 +52,13 @@ def test_status_imports_no_numpy() -> None:
         "assert not {'numpy', 'pydantic', 'importlib.metadata', 'asyncio'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-P", "-c", code], check=True, capture_output=True)
+
+
+def test_no_function_of_a_command_is_long() -> None:
+    found = {}
+    for file in sorted((ROOT / "prorl_zmq" / "commands").glob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
+                found[f"{file.name}: {node.name}"] = node.end_lineno - node.lineno + 1
+    assert len(found) > 200
+    assert {name: lines for name, lines in found.items() if lines > 80} == {}
