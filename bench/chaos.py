@@ -30,7 +30,7 @@ from chaos_remains import remains
 from chaos_strikes import strike_once
 from harness import Row, command, picture_path, report
 
-from prorl_zmq.tools.sandbox.kinds import problem_with
+from prorl_zmq.tools.containers.kinds import problem_with
 
 if TYPE_CHECKING:
     import argparse

@@ -30,7 +30,7 @@ from prorl_zmq import AsyncRolloutClient
 from prorl_zmq.inference.embedded.base_policy import base_policy
 from prorl_zmq.security.keys import KeyFolder
 from prorl_zmq.system.processes import ISOLATED, become_subreaper, die_with_parent
-from prorl_zmq.tools.processes import descendants
+from prorl_zmq.tools.processes.process_tree import descendants
 from prorl_zmq.wire.messages.base import KeyRole
 
 if TYPE_CHECKING:
@@ -70,14 +70,14 @@ model = "{model}"
 """
 VICTIMS = {
     "supervisor": ("prorl serve",),
-    "rollout broker": ("prorl broker rollout",),
-    "backend broker": ("prorl broker backend",),
-    "node broker": ("prorl broker node",),
+    "rollout broker": ("rollout_broker.json",),
+    "backend broker": ("backend_broker.json",),
+    "node broker": ("node_broker.json",),
     "node supervisor": ("prorl node",),
-    "init": ("--role init",),
-    "run": ("--role run",),
-    "eval": ("--role eval",),
-    "engine": ("prorl-engine",),
+    "init": ("stage_init.json", "--role init"),
+    "run": ("stage_run.json", "--role run"),
+    "eval": ("stage_eval.json", "--role eval"),
+    "engine": ("engine.json", "prorl-engine"),
     "far engine": ("--name far-engine",),
     "trainer": ("chaos_client.py",),
 }

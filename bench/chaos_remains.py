@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prorl_zmq.tools.processes import children, descendants
+from prorl_zmq.tools.processes.process_tree import children, descendants
 
 if TYPE_CHECKING:
     from chaos_pipeline import Pipeline

@@ -28,7 +28,7 @@ from dapo_training import train
 from harness import Incomplete, Row, main, picture_path, quantiles
 from sandbox_sides import root_filesystem
 
-from prorl_zmq.tools.sandbox.kinds import problem_with
+from prorl_zmq.tools.containers.kinds import problem_with
 
 if TYPE_CHECKING:
     from dapo_collect import Collected

@@ -30,7 +30,7 @@ from prorl_zmq.inference.tokenizer import IM_END, TOOL_CALL, TOOL_CALL_END, deco
 from prorl_zmq.stages.handler import AgentHandler, Evaluation
 from prorl_zmq.stages.stage_process import StageOptions, StageProcess
 from prorl_zmq.system.processes import die_with_parent, stop_signals
-from prorl_zmq.tools.sandbox.specification import SandboxSpec
+from prorl_zmq.tools.containers.specification import SandboxSpec
 from prorl_zmq.tools.tool import Arguments, Tool
 from prorl_zmq.tools.toolbox import Toolbox
 from prorl_zmq.wire.messages.engines import VersionSpan

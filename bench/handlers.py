@@ -14,7 +14,7 @@ from dapo_prompts import GROUP, Ran, rollouts_of
 from prorl_zmq.data.trajectory import Role
 from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.stages.handler import AgentHandler, EvalPhase, Evaluation, InitPhase, PhaseData, RunPhase
-from prorl_zmq.tools.sandbox.specification import SandboxSpec
+from prorl_zmq.tools.containers.specification import SandboxSpec
 
 
 class NothingInstance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from tool_verdicts import command_line
 
-from prorl_zmq.tools.processes import children, descendants
+from prorl_zmq.tools.processes.process_tree import children, descendants
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
 
 if TYPE_CHECKING:

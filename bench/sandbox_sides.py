@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prorl_zmq.errors import ProrlError
+from prorl_zmq.tools.containers.kinds import problem_with
+from prorl_zmq.tools.containers.specification import Bind, SandboxSpec
 from prorl_zmq.tools.images.image import APPTAINER_PROGRAMS
 from prorl_zmq.tools.images.image_store import ImageStore
-from prorl_zmq.tools.sandbox.apptainer import FUSE
-from prorl_zmq.tools.sandbox.kinds import problem_with
-from prorl_zmq.tools.sandbox.specification import Bind, SandboxSpec
+from prorl_zmq.tools.kinds.apptainer import FUSE
 
 if TYPE_CHECKING:
     from prorl_zmq.wire.messages.jobs import SandboxKind

@@ -26,8 +26,8 @@ from rootfs import tiny_root_filesystem
 from slurm_cluster import LOGIN, SlurmCluster, problem
 
 from prorl_zmq.cluster.slurm import SQUEUE_FORMAT, Allocation, parse_squeue
+from prorl_zmq.tools.containers.kinds import problem_with
 from prorl_zmq.tools.images.image_store import ImageStore
-from prorl_zmq.tools.sandbox.kinds import problem_with
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

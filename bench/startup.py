@@ -19,8 +19,11 @@ from typing import TYPE_CHECKING
 import psutil
 from harness import Row, main
 
+from prorl_zmq.config import SandboxSettings, ServiceSettings, Topology
 from prorl_zmq.service.preloading import SHARED, STAGE
+from prorl_zmq.service.process_plans import StagePlan, pinned
 from prorl_zmq.system.fork_server import ForkServer
+from prorl_zmq.wire.messages.jobs import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -117,10 +120,12 @@ def _stage_rows(times: int) -> list[Row]:
     """Start a stage process until it says that it is there, as a fork and as an interpreter."""
     with tempfile.TemporaryDirectory(prefix="prorl-b-") as name, ForkServer((*SHARED, *STAGE)) as server:
         server.preload()
-        arguments = ("prorl-stage", "--role", "init", "--sandbox", "process", "--run-dir", name)
-        program = ("-m", "prorl_zmq.cli", *arguments)
-        started = _median(lambda: _start(lambda error: subprocess.Popen((*PROGRAM, *arguments), stderr=error)), times)
-        forked = _median(lambda: _start(lambda error: server.start(program, stderr=error)), times)
+        topology = pinned(Topology(ServiceSettings(run_dir=name), sandbox=SandboxSettings("process")))
+        plan = StagePlan(name="init-0", topology=topology, role=Phase.INIT, connect=f"ipc://{name}/stage_events")
+        plan.write()
+        program = (sys.executable, "-P", *plan.arguments)
+        started = _median(lambda: _start(lambda error: subprocess.Popen(program, stderr=error)), times)
+        forked = _median(lambda: _start(lambda error: server.start(plan.arguments, stderr=error)), times)
     return [
         Row("a stage process, as an interpreter", 1e3 * started, "ms"),
         Row("a stage process, as a fork", 1e3 * forked, "ms", "an interpreter", forked / started),

@@ -27,8 +27,8 @@ from patch_engine import SPREAD
 from tasks_graders import Rate, code_rate, math_rate
 from tasks_swe import PatchService, Run, rows_of
 
+from prorl_zmq.tools.containers.kinds import problem_with
 from prorl_zmq.tools.images.image import default_root
-from prorl_zmq.tools.sandbox.kinds import problem_with
 
 POLICIES = {"gold": 1.0, "empty": 0.0, "wrong": 0.0}
 """And the share that each must resolve."""

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from prorl_zmq.tools.containers.specification import SandboxSpec
     from prorl_zmq.tools.sandbox.sandbox import Sandbox
-    from prorl_zmq.tools.sandbox.specification import SandboxSpec
 
 SLOTS = 8
 TICK_S = 0.001

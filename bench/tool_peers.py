@@ -31,15 +31,15 @@ from sandbox_sides import root_filesystem
 from typing_extensions import override
 
 from prorl_zmq.errors import ProrlError
-from prorl_zmq.tools.processes import children
-from prorl_zmq.tools.sandbox.kinds import problem_with
+from prorl_zmq.tools.containers.kinds import problem_with
+from prorl_zmq.tools.processes.process_tree import children
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from prorl_zmq.tools.bash_session import BashResult
+    from prorl_zmq.tools.sessions.bash_session import BashResult
     from prorl_zmq.wire.messages.jobs import SandboxKind
 
 INTERRUPT = "^C"

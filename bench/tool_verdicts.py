@@ -29,7 +29,7 @@ import uvloop
 from tool_cases import CASES
 from tool_peers import APPROACHES
 
-from prorl_zmq.tools.processes import descendants, kill
+from prorl_zmq.tools.processes.process_tree import descendants, kill
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

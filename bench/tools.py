@@ -29,9 +29,9 @@ from tool_cases import CASES
 from tool_peers import APPROACHES, APPTAINER, BUBBLEWRAP, PROCESS, problem_with_approach
 from tool_verdicts import ENVIRONMENT, RIGHT, SAID, WRONG, Verdict, adopt_orphans, end_all_below, judge
 
-from prorl_zmq.tools.sandbox.kinds import problem_with
+from prorl_zmq.tools.containers.kinds import problem_with
+from prorl_zmq.tools.containers.specification import SandboxSpec
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
-from prorl_zmq.tools.sandbox.specification import SandboxSpec
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence

@@ -57,6 +57,8 @@ def _run(program: str, arguments: list[str] | None = None) -> None:
 
 
 def _command(program: str, arguments: list[str]) -> int:
+    if program == "prorl-child":  # no console script: the supervisor runs the process of a plan's file
+        return _child(arguments[0])
     if program == "prorl" and (not arguments or arguments[0] in {"-h", "--help"}):
         from .commands.command_table import overview
 
@@ -68,6 +70,17 @@ def _command(program: str, arguments: list[str]) -> int:
         with begun_fork_server():
             return _imported(program, arguments)
     return _imported(program, arguments)
+
+
+def _child(file: str) -> int:
+    from pathlib import Path
+
+    gc.disable()  # as below
+    from .commands.children import run_child
+
+    gc.freeze()
+    gc.enable()
+    return run_child(Path(file))
 
 
 def _imported(program: str, arguments: list[str]) -> int:

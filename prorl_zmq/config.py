@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -26,6 +26,9 @@ from .wire.messages.base import JOB_LIMIT_BYTES, Count, Seconds
 from .wire.messages.jobs import Phase, SandboxKind
 from .wire.messages.stages import Keep  # noqa: TC001 - msgspec reads the annotations at run time
 from .wire.sockets import check_endpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ServerApi = Literal["auto", "vllm", "completions", "sglang", "prorl"]
 """What an inference server speaks: vLLM's token API, its `/v1/completions`, SGLang's `/generate`, or that of ProRL's
@@ -188,21 +191,24 @@ class BackendSettings(Section, frozen=True, kw_only=True):
         """How many engine hosts these are."""
         return len(self.urls) or self.count
 
-    def share(self, ids: tuple[int, ...], index: int) -> tuple[int, ...]:
-        """Return the part of `gpus` or `cores` that is engine number `index`'s."""
-        each = len(ids) // self.engines
-        return ids[index * each : (index + 1) * each]
+    def each(self) -> list[BackendSettings]:
+        """Return the settings of each engine, with its own URL, GPUs and cores."""
+        whole, engines = {name: getattr(self, name) for name in ("urls", "gpus", "cores")}, self.engines
 
-    def check(self, *, flags: bool = False) -> list[Any]:
-        """Return the `EngineKind` of each engine, with its options.
+        def part(at: int) -> dict[str, Any]:
+            return {name: ids[len(ids) * at // engines : len(ids) * (at + 1) // engines] for name, ids in whole.items()}
+
+        return [msgspec.structs.replace(self, count=1, **part(at)) for at in range(engines)]
+
+    def check(self, spelled: Callable[[str], str] = str) -> list[Any]:
+        """Return the `EngineKind` of each engine, with its options; `spelled` says how messages spell a key.
 
         Raises:
-            ConfigError: no installed package offers the kind, or it does not take an option, or lacks one. `key` names
-                the option; so does the message, where `flags` by the flag of a command.
+            ConfigError: no installed package offers the kind, or it does not take an option (`key`), or lacks it.
         """
         given = {name: value for name in ENGINE_OPTIONS if (value := getattr(self, name)) != _DEFAULTS[name]}
         urls = [{"url": url} for url in self.urls] or [{}]
-        return [_engine_options(self.kind, {**given, **self.options, **url}, flags=flags) for url in urls]
+        return [_engine_options(self.kind, {**given, **self.options, **url}, spelled) for url in urls]
 
 
 ENGINE_KINDS = "prorl_zmq.engines"
@@ -214,37 +220,31 @@ ENGINE_OPTIONS = (
 _DEFAULTS = msgspec.structs.asdict(BackendSettings())
 
 
-def _engine_options(kind: str, given: dict[str, Any], *, flags: bool) -> Any:
+def _engine_options(kind: str, given: dict[str, Any], spelled: Callable[[str], str]) -> Any:
     """Check an engine's options: the fields of its kind, which this file knows by its entry point only."""
 
-    def spelled(option: str) -> str:
-        if not flags:
-            return "urls" if option == "url" else option
-        if option == "arguments":
-            return "flags behind --"
-        if option == "template_arguments":
-            return "--template-argument"
-        return f"--{option.replace('_', '-')}" if option in {*ENGINE_OPTIONS, "url"} else f"--option {option}"
+    def word(option: str) -> str:
+        return spelled("urls" if option == "url" else option)
 
     chosen = engine_kind(kind)
-    subject = f"--engine {kind}" if flags else f'kind "{kind}"'
+    subject = f"{spelled('kind')} {kind}"
     fields = {field.name: field for field in msgspec.structs.fields(chosen)}
     for option in given.keys() - fields:
         takers = [name for name in offered(ENGINE_KINDS) if option in _options_of(name)]
-        only = f"; {_enumerated(takers)} would" if takers else f"; it takes {', '.join(map(spelled, fields)) or 'none'}"
-        raise ConfigError(f"{subject} takes no {spelled(option)}{only}", key=option)
+        only = f"; {_enumerated(takers)} would" if takers else f"; it takes {', '.join(map(word, fields)) or 'none'}"
+        raise ConfigError(f"{subject} takes no {word(option)}{only}", key=option)
     for option, field in fields.items():
         if field.required and option not in given:
             meta = msgspec.inspect.type_info(field.type)
             about = getattr(meta, "extra_json_schema", None) or {}
             what = f": {about['description']}" if "description" in about else ""
-            raise ConfigError(f"{subject} needs {spelled(option)}{what}", key=option)
+            raise ConfigError(f"{subject} needs {word(option)}{what}", key=option)
     try:
         return msgspec.convert(given, chosen)
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at `$.")
         option = where.rstrip("`")
-        raise ConfigError(f"{subject}: {what}" + (f" in {spelled(option)}" if option else ""), key=option) from error
+        raise ConfigError(f"{subject}: {what}" + (f" in {word(option)}" if option else ""), key=option) from error
 
 
 def _enumerated(names: list[str]) -> str:

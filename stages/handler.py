@@ -58,8 +58,8 @@ if TYPE_CHECKING:
 
     from ..inference.chat import ChatMessage
     from ..tasks.row_format import RowFormat
+    from ..tools.containers.specification import SandboxSpec
     from ..tools.sandbox.sandbox import Sandbox
-    from ..tools.sandbox.specification import SandboxSpec
     from ..tools.tool import Tool
     from ..wire.messages.jobs import Job
     from .agent_loop import Episode

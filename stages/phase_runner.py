@@ -33,8 +33,8 @@ from ..inference.chat.loading import chat_format
 from ..metrics.catalog import GENERATE_SECONDS
 from ..system.open_files import wait_for_descriptors
 from ..system.traces import span
-from ..tools.child import to_the_end
-from ..tools.sandbox.specification import SandboxSpec
+from ..tools.containers.specification import SandboxSpec
+from ..tools.processes.child import to_the_end
 from ..wire.messages.base import new_id
 from ..wire.messages.jobs import Outcome, Phase
 from ..wire.messages.stages import PhaseDone, PhaseFailed

@@ -6,13 +6,13 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prorl_zmq.tools.bash_session import BashSession
+from prorl_zmq.tools.sessions.bash_session import BashSession
 
 if TYPE_CHECKING:
     import contextlib
     from collections.abc import Awaitable, Callable
 
-    from prorl_zmq.tools.sandbox.container import Container
+    from prorl_zmq.tools.containers.container import Container
 
     LiveContainer = Callable[[], contextlib.AbstractAsyncContextManager[Container]]
 else:

@@ -8,7 +8,7 @@ from typing import NoReturn
 import pytest
 from support.bare import guarded
 
-from prorl_zmq.tools.sandbox.kinds import problem_with
+from prorl_zmq.tools.containers.kinds import problem_with
 
 
 def usable(kind: str) -> None:

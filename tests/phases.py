@@ -13,9 +13,9 @@ from prorl_zmq.wire.messages.base import new_id
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from prorl_zmq.tools.containers.specification import SandboxSpec
     from prorl_zmq.tools.sandbox.sandbox import Sandbox
     from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
-    from prorl_zmq.tools.sandbox.specification import SandboxSpec
     from prorl_zmq.wire.messages.jobs import Job
 
 

@@ -13,14 +13,14 @@ import uvloop
 from needed import usable
 from rootfs import root_filesystem
 
-from prorl_zmq.tools.ipython_session import IPythonSession
-from prorl_zmq.tools.sandbox.kinds import container_class
-from prorl_zmq.tools.sandbox.specification import Bind, SandboxSpec
+from prorl_zmq.tools.containers.kinds import container_class
+from prorl_zmq.tools.containers.specification import Bind, SandboxSpec
+from prorl_zmq.tools.sessions.ipython_session import IPythonSession
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from prorl_zmq.tools.sandbox.container import Container
+    from prorl_zmq.tools.containers.container import Container
 
 Run = Callable[..., None]
 Body = Callable[[IPythonSession], Awaitable[None]]

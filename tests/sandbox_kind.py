@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 PACKAGE = '''
 from pathlib import Path
 
-from prorl_zmq.tools.sandbox.process import ProcessContainer
+from prorl_zmq.tools.kinds.process import ProcessContainer
 
 class MarkedContainer(ProcessContainer):
     """Plain processes; the folder `marks` beside the sandboxes' folder tells how many were started."""

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
+    from prorl_zmq.tools.containers.specification import SandboxSpec
     from prorl_zmq.tools.sandbox.sandbox import Sandbox
     from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
-    from prorl_zmq.tools.sandbox.specification import SandboxSpec
 
 LIMIT_S = 30.0
 

@@ -303,7 +303,7 @@ def test_a_test_that_asks_for_a_sandbox_program_must_be_marked() -> None:
 
 INNER = """
 import subprocess, sys, time
-from prorl_zmq.tools.sandbox.kinds import problem_with
+from prorl_zmq.tools.containers.kinds import problem_with
 
 def test_starts():
     subprocess.run([sys.executable, "-c", ""], check=True)

@@ -73,7 +73,7 @@ def test_a_whole_file_is_read(tmp_path: Path) -> None:
     assert (topology.rollout_broker.max_jobs, topology.rollout_broker.lease_s) == (10, 5.0)
     ((stage,), (embedded, vllm)) = topology.stage, topology.backends
     assert (stage.role, stage.processes, stage.slots, embedded.model) == (Phase.RUN, 2, 16, "policy.npz")
-    assert (vllm.engines, vllm.share(vllm.gpus, 0), vllm.share(vllm.gpus, 1)) == (2, (0, 1), (2, 3))
+    assert [(one.count, one.gpus) for one in vllm.each()] == [(1, (0, 1)), (1, (2, 3))]
     assert topology.sandbox.kind == "process"
 
 
@@ -115,11 +115,11 @@ def test_a_whole_file_is_read(tmp_path: Path) -> None:
             "backends[0].parser_url",
             "matching regex '^(https?://",
         ),
-        ("[[backends]]\nparser_url = 'http://cpu-1'", "backends[0].parser_url", 'kind "embedded" takes no parser_url'),
+        ("[[backends]]\nparser_url = 'http://cpu-1'", "backends[0].parser_url", "kind embedded takes no parser_url"),
         (
             "[[backends]]\ntemplate_arguments = {enable_thinking = false}",
             "backends[0].template_arguments",
-            'kind "embedded" takes no template_arguments; http, transformers and vllm would',
+            "kind embedded takes no template_arguments; http, transformers and vllm would",
         ),
         ("[backends]\ngpus = [-1]", "backends[0].gpus[0]", "Expected `int` >= 0"),
         ("[backend_broker]\naffinity = 'prompt'", "backend_broker.affinity", "Invalid enum value 'prompt'"),

@@ -98,6 +98,19 @@ def test_what_contributing_names_is_there() -> None:
         assert {folder.rstrip("/") for folder in folders[begin : begin + len(inside)]} == inside
 
 
+def test_what_an_addition_touches_is_where_contributing_says() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = text.partition("### What an addition touches")[2].partition("\n###")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| a")]
+    assert len(rows) >= 5
+    for row in rows:
+        files = re.findall(r"`([\w/.]+/[\w.]+)` \(([^)]+)\)", row)
+        assert 1 <= len(files) <= 3, row
+        for path, names in files:
+            content = (ROOT / path).read_text(encoding="utf-8")
+            assert [name for name in re.findall(r"`([^`]+)`", names) if name not in content] == [], path
+
+
 @pytest.mark.parametrize(("page", "part"), [("quick-start.md", "client"), ("concepts.md", "picture")])
 def test_pages_that_are_read_in_a_clone_have_the_readmes_parts_in_full(page: str, part: str) -> None:
     marks = rf"<!-- --8<-- \[start:{part}\] -->\n(.*?)<!-- --8<-- \[end:{part}\] -->"

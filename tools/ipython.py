@@ -1,20 +1,24 @@
-"""The ipython tool: one persistent Python (or another kernel), as the model sees it."""
+"""The tools ipython and jupyter: one persistent Python, or one kernel of any language, as the model sees it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated, ClassVar, Protocol
 
 from msgspec import Meta
 
-from .cell import png_dimensions
+from .sessions.cell_session import png_dimensions
 from .tool import Arguments, Tool, ToolArgumentsInvalid
 
 if TYPE_CHECKING:
-    from .cell import CellResult
+    from .sessions.cell_session import CellResult
 
 
 class IPythonArguments(Arguments, frozen=True):
     code: Annotated[str, Meta(description="Python code; it may have several lines.")]
+
+
+class JupyterArguments(IPythonArguments, frozen=True):
+    code: Annotated[str, Meta(description="Code in the kernel's language; it may have several lines.")]
 
 
 class Cells(Protocol):
@@ -27,6 +31,8 @@ class Cells(Protocol):
 
 class IPythonTool(Tool[IPythonArguments]):
     name = "ipython"
+    runs: ClassVar[str] = "Python"
+    """What the results call the process that runs the code."""
     description = (
         "Runs Python code in a session that stays open: variables, imports and functions are kept from one call to "
         "the next. Gives what the code writes, the value of its last expression, and tracebacks. "
@@ -42,13 +48,23 @@ class IPythonTool(Tool[IPythonArguments]):
             result = await self._session.run(arguments.code, timeout_s)
         except ValueError as error:
             raise ToolArgumentsInvalid(f"wrong arguments for {self.name}: {error}") from error
-        return render(result, timeout_s)
+        return render(result, timeout_s, self.runs)
 
     async def close(self) -> None:
         await self._session.close()
 
 
-def render(result: CellResult, timeout_s: float) -> str:
+class JupyterTool(IPythonTool):
+    name = "jupyter"
+    runs = "kernel"
+    description = (
+        "Runs code in a Jupyter kernel that stays open: what a cell defines is kept for the next call. Gives what the "
+        "code writes, the value of its last expression, and errors. There is no input."
+    )
+    takes = JupyterArguments
+
+
+def render(result: CellResult, timeout_s: float, runs: str = IPythonTool.runs) -> str:
     """Return a result as the model reads it: the text, then a line in brackets for each thing to know."""
     notes = []
     for image in result.images:
@@ -59,9 +75,10 @@ def render(result: CellResult, timeout_s: float) -> str:
     if result.timed_out:
         notes.append(f"[timed out after {timeout_s:g} s; the code was stopped]")
     if result.ended and not result.timed_out:
-        notes.append(f"[the Python process ended: {result.ended}]")
+        notes.append(f"[the {runs} process ended: {result.ended}]")
     if result.restarted:
-        notes.append("[Python was restarted; variables and imports are lost, files are kept]")
+        subject = runs if runs == IPythonTool.runs else f"the {runs}"
+        notes.append(f"[{subject} was restarted; variables and imports are lost, files are kept]")
     if not notes and not result.text:
         return f"[{result.error}]" if result.error else "[no output]"
     text = result.text

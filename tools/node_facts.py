@@ -34,7 +34,7 @@ class NodeFactsReader:
     Args:
         run_dir: the node's run folder.
         image: the root filesystem of sandboxes whose task names none; empty: there is none.
-        image_folders: where the images are that tasks may name, beside those of `prorl image build`.
+        image_folders: folders of images that tasks may name, besides that of `prorl image build`.
     """
 
     def __init__(self, run_dir: Path, image: str = "", image_folders: Iterable[str | Path] = ()) -> None:

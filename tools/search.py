@@ -1,6 +1,6 @@
 """The search tool, and the providers that it asks.
 
-A search that fails is not the service's fault nor the agent's: the model reads what happened and may go on without.
+A failed search does not fail the job: the model reads the reason and continues without the result.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class SearchFailed(Exception):
 
 
 class SearchProvider(ABC):
-    """Something that searches. Whoever makes one closes it; many tools may share it."""
+    """A search service. The caller that makes it closes it; many tools may share it."""
 
     @abstractmethod
     async def search(self, query: SearchArguments, timeout_s: float) -> SearchAnswer:

@@ -1,8 +1,8 @@
-"""A tool: something that the policy may call by name, with arguments that are checked, and that answers with text.
+"""A tool: a function that the policy calls by name with checked arguments, and that returns a text.
 
-A tool says what it takes as a msgspec Struct: from it come the JSON schema that the model is shown and the check of
-what the model sent. A wrong argument is the model's to put right, so that error's text is written for it; all other
-errors are the service's.
+A tool declares its arguments as a msgspec Struct, which gives the JSON schema that the model sees and the check of the
+model's arguments. The model can correct a wrong argument, so that error's text addresses the model; all other errors
+belong to the service.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of what tools take; `Annotated[…, Meta(description=…)]` on a field tells the model what it is."""
 
 
-A = TypeVar("A", bound=Arguments)
+A = TypeVar("A", bound=msgspec.Struct)
 
 REFERENCE = "#/$defs/"
 USAGE_DEPTH = 3
@@ -30,7 +30,7 @@ class ToolArgumentsInvalid(ValueError):
 
 
 class Tool(ABC, Generic[A]):
-    """Base of all tools. Whoever makes one closes it."""
+    """Base of all tools. The caller that makes a tool closes it."""
 
     name: ClassVar[str]
     """What the model calls."""

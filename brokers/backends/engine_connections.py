@@ -1,10 +1,11 @@
-"""The backend broker's connections to engine hosts, for requests about weights only.
+"""`EngineConnections`: the backend broker's connections to engine hosts, for requests about weights only.
 
     DEALER, one per host that has been asked and has not answered; CURVE with the key that the host announced
 
-A host that was restarted under another key gets a new socket. A connection that is refused for good fails the calls
-on it at once; one that was lost and is there again has them sent again. The sockets have a ZeroMQ context of their
-own: libzmq looks up hosts' names in its own thread, and there is one per context.
+A host that was restarted under another key gets a new socket. A connection that is refused for good fails its calls at
+once; one that was lost and is back has them sent again. There is no `Requester`: one deadline covers the calls to all
+hosts, which `WeightRequests` (pure) decides. The sockets have a ZeroMQ context of their own, since libzmq looks up
+hosts' names in its own thread, and each context has one.
 """
 
 from __future__ import annotations
@@ -16,11 +17,10 @@ import zmq
 
 from ...errors import EngineFailed, MalformedMessage, ProrlError, from_info
 from ...security.handshake import Handshake
-from ...security.keyring import connect_to_peer
 from ...wire import codec
 from ...wire.messages.base import Refused
 from ...wire.messages.engines import AnyEngineReply, EngineReady
-from ...wire.sockets import CONTROL_FRAME_BYTES, NOBLOCK, open_socket, receive, send
+from ...wire.sockets import CONTROL_FRAME_BYTES, NOBLOCK, receive, send
 from ..loop import MAX_SOCKETS
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class EngineConnections:
         """A connection that was lost is there again."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, min(MAX_SOCKETS, self._context.get(zmq.SOCKET_LIMIT)))
-        self._connections: dict[EngineAddress, _Connection] = {}
+        self._connections: dict[EngineAddress, Handshake] = {}
 
     def __len__(self) -> int:
         return len(self._connections)
@@ -62,12 +62,9 @@ class EngineConnections:
         connection = self._connections.get(call.address)
         if connection is None:
             try:
-                connection = _Connection(self._context, call.address, self._keyring)
+                connection = self._opened(call.address)
             except zmq.ZMQError as error:
                 raise EngineFailed(f"no connection to {call.address.endpoint}: {error.strerror}") from error
-            self._connections[call.address] = connection
-            self._loop.register(connection.socket, partial(self._receive, connection))
-            self._loop.register(connection.monitor, partial(self._watch, connection))
         try:
             send(connection.socket, [b"", codec.encode(call.request)], NOBLOCK)
         except zmq.Again:
@@ -77,19 +74,32 @@ class EngineConnections:
         for address in self._connections.keys() - set(addresses):
             connection = self._connections.pop(address)
             self._loop.unregister(connection.socket)
-            self._loop.unregister(connection.monitor)
+            if connection.events is not None:
+                self._loop.unregister(connection.events)
             connection.close()
 
     def close(self) -> None:
         self.keep_only(())
         self._context.destroy(linger=0)
 
-    def _receive(self, connection: _Connection) -> None:
+    def _opened(self, address: EngineAddress) -> Handshake:
+        endpoint, curve_key = address
+        limit_bytes = CONTROL_FRAME_BYTES
+        connection = Handshake(
+            self._context, zmq.DEALER, endpoint, self._keyring, curve_key=curve_key, limit_bytes=limit_bytes, watch=True
+        )
+        self._connections[address] = connection
+        self._loop.register(connection.socket, partial(self._receive, connection.socket))
+        if connection.events is not None:
+            self._loop.register(connection.events, partial(self._watch, address, connection))
+        return connection
+
+    def _receive(self, socket: zmq.Socket[bytes]) -> None:
         for _ in range(BATCH):
-            if connection.socket.closed:
+            if socket.closed:
                 return
             try:
-                frames = receive(connection.socket, copied=2)
+                frames = receive(socket, copied=2)
             except zmq.Again:
                 return
             except MalformedMessage:
@@ -111,38 +121,9 @@ class EngineConnections:
             error = malformed
         self._on_answer(request_id, error)
 
-    def _watch(self, connection: _Connection) -> None:
-        kinds = connection.handshake.drain()
-        if connection.handshake.refused:
-            self._on_refused(connection.address, connection.handshake.error())
-        elif connection.is_back(kinds):
-            self._on_return(connection.address)
-
-
-class _Connection:
-    def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], address: EngineAddress, keyring: Keyring | None
-    ) -> None:
-        self.address = address
-        self.socket = open_socket(context, zmq.DEALER, CONTROL_FRAME_BYTES)
-        self.handshake = Handshake(self.socket, address.endpoint, keyring)
-        self._was_lost = False
-        try:
-            self.monitor = self.handshake.watch()
-            connect_to_peer(self.socket, address.endpoint, address.curve_key, keyring)
-        except BaseException:
-            self.close()
-            raise
-
-    def is_back(self, kinds: list[zmq.Event]) -> bool:
-        back = False
-        for kind in kinds:
-            if kind == zmq.Event.DISCONNECTED:
-                self._was_lost, back = True, False
-            elif kind == zmq.Event.HANDSHAKE_SUCCEEDED and self._was_lost:
-                self._was_lost, back = False, True
-        return back
-
-    def close(self) -> None:
-        self.handshake.close()
-        self.socket.close(linger=0)
+    def _watch(self, address: EngineAddress, connection: Handshake) -> None:
+        is_up = connection.drain() > 0
+        if connection.refused:
+            self._on_refused(address, connection.error())
+        elif is_up and connection.connections > 1:
+            self._on_return(address)

@@ -1,10 +1,11 @@
-"""A node's connection to one rollout broker: what it is told, and what it sends.
+"""`BrokerLink`: a node's connection to one rollout broker.
 
     PUSH  → the broker's stage events: reports of the pools, phases ended, with the node's own numbers
     PULL  (bound, announced) ← the broker: phases to start and stop, events noted, its demand for slots
 
-A pool is all stage processes of one role here, towards this broker one stage process. Each new connection begins with
-full reports. A broker that moved is connected to at its new place; nothing else changes for the stage processes.
+A pool is all stage processes of one role here, and one stage process for this broker. Each new connection begins with
+full reports. When the broker moves, the node connects to its new place, and the stage processes notice nothing. Events
+and commands have no replies that a `Requester` could wait for: reports repeat what was lost.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from msgspec.structs import replace
 
 from ...errors import LeaseLost
 from ...security.handshake import Handshake
-from ...security.keyring import connect_to_service
 from ...security.rights import Listener
 from ...wire import codec
 from ...wire.change_reports import ChangeReports
@@ -81,7 +81,7 @@ class BrokerLink:
     def connect(self, place: str) -> None:
         """Connect to where the broker is now, if that is another place."""
         if place != self._place:
-            self._shut()
+            self._handshake.close()
             self._open(place)
 
     @property
@@ -116,7 +116,7 @@ class BrokerLink:
 
     def report(self, running: dict[Phase, dict[str, int]], pools: Sequence[StageReport], facts: NodeFacts) -> None:
         """Send a heartbeat: `pools` has what is to be said of each pool beside its phases."""
-        if any(event == zmq.Event.HANDSHAKE_SUCCEEDED for event in self._handshake.drain()):
+        if self._handshake.drain():
             self._reports.connected()
         if self._handshake.refused:
             self._handshake.renew()
@@ -208,7 +208,7 @@ class BrokerLink:
     def send(self, event: StageEvent, block: Sequence[Frame] = ()) -> None:
         """Send an event; one that the broker does not take is sent again by who made it."""
         try:
-            send(self._out, [codec.encode(event), *block], NOBLOCK)
+            send(self._handshake.socket, [codec.encode(event), *block], NOBLOCK)
         except zmq.Again:
             self._reports.want_full()
 
@@ -218,17 +218,18 @@ class BrokerLink:
         self.send(sent, () if block is None else (block,))
 
     def close(self) -> None:
-        self._shut(linger_ms=1000)
+        self._handshake.close(linger_ms=1000)
         self.inbox.close()
 
     def _open(self, place: str) -> None:
         self._place = place
-        self._out = open_socket(self._context, zmq.PUSH, CONTROL_FRAME_BYTES, NODE_PING_S)
-        self._handshake = Handshake(self._out, place, self._keyring)
-        self._handshake.watch()
-        connect_to_service(self._out, place, self._keyring)
+        self._handshake = Handshake(
+            self._context,
+            zmq.PUSH,
+            place,
+            self._keyring,
+            limit_bytes=CONTROL_FRAME_BYTES,
+            ping_s=NODE_PING_S,
+            watch=True,
+        )
         self._reports.connected()
-
-    def _shut(self, linger_ms: int = 0) -> None:
-        self._handshake.close()
-        self._out.close(linger_ms)

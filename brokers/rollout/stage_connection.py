@@ -1,8 +1,9 @@
-"""The rollout broker's way to one stage process: a PUSH socket, and whether the system takes another connection there.
+"""`StageConnection`: the rollout broker's PUSH socket to one stage process, and a probe whether that still listens.
 
-Where a process has died, a connection is refused. For one that was stopped the system still takes it; where a link is
-cut, nothing is refused. Both are noticed by the lease, so a node, of which there may be thousands, is pinged seldom.
-libzmq could tell of the first one's end, for two more descriptors (a monitor) and a look at each in every round.
+The system refuses a connection to a process that has died, but accepts one to a process that was stopped, and a cut
+link refuses nothing. The lease detects both, so nodes, of which there may be thousands, are pinged seldom. A monitor of
+libzmq would report a death too, for two more descriptors per process and a look at each in every round. Commands have
+no replies that a `Requester` could wait for: the process's reports and its lease show what was lost.
 """
 
 from __future__ import annotations

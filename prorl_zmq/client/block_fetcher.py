@@ -1,7 +1,8 @@
 """Fetches trajectories' blocks from the nodes that keep them (`keep = "node"`): mapped on this machine, else over TCP.
 
-Used by both clients, in whose threads it waits: the asyncio one has it in a thread of its own. What cannot be fetched,
-or is not what its node kept (by its checksum), is left out, and the client asks the broker for it (`RelayBlocks`).
+Both clients use it and wait in their own thread, the asyncio one in a helper thread. Blocks that cannot be fetched, or
+whose checksum is not their node's, are left out, and the client asks the broker for them (`RelayBlocks`). For the same
+reason nothing is resent, so no `Requester` is needed; all nodes have one limit, which each block that arrives extends.
 """
 
 from __future__ import annotations

@@ -1,41 +1,19 @@
-"""The programs `prorl`, `prorl-stage` and `prorl-engine`, and how their errors look: one clear line, and an exit code.
-
-Exit codes: 0 done; 1 the service could not do it; 2 a wrong flag, file or setting; 3 an engine could not start; 130
-interrupted.
-"""
+"""The programs `prorl`, `prorl-stage` and `prorl-engine`."""
 
 from __future__ import annotations
 
-import logging
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 
-from .. import errors
-from ..system.logs import say, start_logging
+from ..errors import ProrlError
+from ..system.logs import start_logging
 from .command_table import ABOUT, COMMANDS, HELP_NAMES
+from .exit_codes import INTERRUPTED, USAGE_ERROR, complain, complain_of
+from .option_groups import flat
 from .plain_values import use_plain_values
 
-FAILED, USAGE_ERROR, CANNOT_START, INTERRUPTED = 1, 2, 3, 130
-CALLERS_FAULT = (
-    errors.ConfigError,
-    errors.DuplicateBackend,
-    errors.DuplicateJob,
-    errors.EndpointInUse,
-    errors.InvalidEndpoint,
-    errors.InvalidJob,
-    errors.InvalidRecord,
-    errors.InvalidWeights,
-    errors.JobTooLarge,
-    errors.MalformedMessage,
-    errors.NotAllowed,
-    errors.SandboxUnavailable,
-    errors.UnknownBackend,
-    errors.UnknownJob,
-    errors.UnknownSession,
-    errors.UnknownTask,
-)
 PROGRAMS = {"prorl-stage": "stage:stage", "prorl-engine": "engine:engine"}
 """The programs beside it."""
 
@@ -60,7 +38,7 @@ def program_of(program: str, arguments: list[str]) -> typer.Typer:
     """Return a program; of `prorl` only the command that is meant, since all of them take 0.1 s to import."""
     if program in PROGRAMS:
         alone = new_typer("")
-        alone.command(program)(_load(PROGRAMS[program]))
+        alone.command(program)(flat(_load(PROGRAMS[program])))
         return alone
     prorl = new_typer(ABOUT)
     prorl.callback(invoke_without_command=True)(_version)
@@ -70,9 +48,11 @@ def program_of(program: str, arguments: list[str]) -> typer.Typer:
         return prorl
     command = _load(COMMANDS[named].place)
     if isinstance(command, typer.Typer):
+        for below in command.registered_commands:
+            below.callback = flat(below.callback) if below.callback is not None else None
         prorl.add_typer(command, name=named)
     else:
-        prorl.command(named)(command)
+        prorl.command(named)(flat(command))
     return prorl
 
 
@@ -104,20 +84,14 @@ def run_program(program: str, app: typer.Typer, arguments: list[str]) -> int:
     except typer.TyperException as error:
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else program
-        return _complain(path, f"{_usage_message(error)} (see `{path} --help`)", USAGE_ERROR)
+        return complain(path, f"{_usage_message(error)} (see `{path} --help`)", USAGE_ERROR)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
-    except errors.ProrlError as error:
-        code = CANNOT_START if error.fields.get("starting") else FAILED
-        return _complain(program, error.message, USAGE_ERROR if isinstance(error, CALLERS_FAULT) else code)
+    except ProrlError as error:
+        return complain_of(program, error)
     return int(code or 0)
 
 
 def _usage_message(error: typer.TyperException) -> str:
     format_message = getattr(error, "format_message", error.__str__)
     return str(format_message()).replace("Value error, ", "").rstrip(".")
-
-
-def _complain(program: str, message: str, code: int) -> int:
-    say(program, message, logging.ERROR)
-    return code

@@ -14,8 +14,8 @@ from ..wire.messages.backends import Backend, ChatSettings, ListBackends
 from ..wire.messages.base import new_id
 from ..wire.messages.engines import UPDATE_LIMIT_S, UpdateMode
 from .backend_tables import backend_table, detail_tables, show
-from .options import quick_client, taking
 from .progress_display import WorkProgress
+from .target import Target
 
 if TYPE_CHECKING:
     from ..wire.messages.backends import BackendList
@@ -46,9 +46,8 @@ TakeOver = Annotated[
 
 
 @commands.command("list")
-@taking(quick_client)
 def list_(
-    client: RolloutClient,
+    target: Target,
     details: Annotated[
         bool, typer.Option("--details", "-d", help="Show weight, limit, context, model and endpoint in a second table.")
     ] = False,
@@ -64,13 +63,13 @@ def list_(
     the share of prompt tokens that the engine found in its prefix cache. Engine hosts report them and tokens/s with
     their heartbeats; some servers do not say.
     """
-    show(lambda: backend_list(client), lambda listed: _tables(listed, details=details), watch=watch)
+    with target.client() as client:
+        show(lambda: backend_list(client), lambda listed: _tables(listed, details=details), watch=watch)
 
 
 @commands.command()
-@taking(quick_client)
 def add(
-    client: RolloutClient,
+    target: Target,
     backend_id: Annotated[str, typer.Argument(metavar="BACKEND", help="A name for it: letters, digits, `._:-`.")],
     endpoint: Annotated[str, typer.Argument(help="Where its engine host is bound, ipc://PATH or tcp://HOST:PORT.")],
     weight: Annotated[float, typer.Option(min=0.0, help="One of weight 2 gets twice the jobs.")] = DEFAULTS.weight,
@@ -102,45 +101,45 @@ def add(
         context_tokens=context_tokens,
         curve_key=curve_key,
     )
-    client.backends.add(backend)
+    with target.client() as client:
+        client.backends.add(backend)
 
 
 @commands.command()
-@taking(quick_client)
-def drain(client: RolloutClient, backend_id: BackendId) -> None:
+def drain(target: Target, backend_id: BackendId) -> None:
     """Assign no more jobs to a backend; those that hold it keep it."""
-    client.backends.drain(backend_id)
+    with target.client() as client:
+        client.backends.drain(backend_id)
 
 
 @commands.command()
-@taking(quick_client)
-def remove(client: RolloutClient, backend_id: BackendId) -> None:
+def remove(target: Target, backend_id: BackendId) -> None:
     """Forget a backend and the assignments on it."""
-    client.backends.remove(backend_id)
+    with target.client() as client:
+        client.backends.remove(backend_id)
 
 
 @commands.command()
-@taking(quick_client)
-def clear(client: RolloutClient) -> None:
+def clear(target: Target) -> None:
     """Forget all backends."""
-    client.backends.clear()
+    with target.client() as client:
+        client.backends.clear()
 
 
 @commands.command("set-version")
-@taking(quick_client)
-def set_version(client: RolloutClient, weight_version: Version, take_over: TakeOver = False) -> None:
+def set_version(target: Target, weight_version: Version, take_over: TakeOver = False) -> None:
     """Note that all backends serve these weights from now on; changes nothing in the engines themselves.
 
     For engines that are updated by other means than `prorl backends update-weights`.
     """
-    client.set_weight_version(weight_version, take_over=take_over)
-    print(f"what {len(client.backends.list())} backend(s) generate from now on is of version {weight_version}")
+    with target.client() as client:
+        client.set_weight_version(weight_version, take_over=take_over)
+        print(f"what {len(client.backends.list())} backend(s) generate from now on is of version {weight_version}")
 
 
 @commands.command("update-weights")
-@taking(quick_client)
 def update_weights(
-    client: RolloutClient,
+    target: Target,
     path: Annotated[Path, typer.Argument(metavar="DIR", help="The weights, as the engine hosts see them.")],
     weight_version: Version,
     mode: Mode = "keep",
@@ -148,17 +147,17 @@ def update_weights(
     take_over: TakeOver = False,
 ) -> None:
     """Have every backend serve the weights at DIR. An engine that refuses them serves what it served."""
-    started = time.monotonic()
-    with WorkProgress("prorl backends", f"loading version {weight_version} from {path}"):
-        client.update_weights(path.absolute(), weight_version, mode=mode, timeout_s=timeout_s, take_over=take_over)
-    spent_s = time.monotonic() - started
-    print(f"{len(client.backends.list())} backend(s) serve version {weight_version} after {spent_s:.1f} s")
+    with target.client() as client:
+        started = time.monotonic()
+        with WorkProgress("prorl backends", f"loading version {weight_version} from {path}"):
+            client.update_weights(path.absolute(), weight_version, mode=mode, timeout_s=timeout_s, take_over=take_over)
+        spent_s = time.monotonic() - started
+        print(f"{len(client.backends.list())} backend(s) serve version {weight_version} after {spent_s:.1f} s")
 
 
 @commands.command("begin-weights")
-@taking(quick_client)
 def begin_weights(
-    client: RolloutClient,
+    target: Target,
     weight_version: Version,
     mode: Mode = "keep",
     limit_s: Annotated[
@@ -173,36 +172,37 @@ def begin_weights(
     Jobs that need a backend wait. `end-weights` lets the engines continue with the new weights, `cancel-weights`
     with the old ones.
     """
-    with WorkProgress("prorl backends", "waiting until the engines generate nothing"):
-        client.begin_weights(weight_version, mode, update_limit_s=limit_s, timeout_s=timeout_s, take_over=take_over)
-    print(f"nothing is generated; end or cancel version {weight_version} within {limit_s:g} s")
+    with target.client() as client:
+        with WorkProgress("prorl backends", "waiting until the engines generate nothing"):
+            client.begin_weights(weight_version, mode, update_limit_s=limit_s, timeout_s=timeout_s, take_over=take_over)
+        print(f"nothing is generated; end or cancel version {weight_version} within {limit_s:g} s")
 
 
 @commands.command("end-weights")
-@taking(quick_client)
 def end_weights(
-    client: RolloutClient,
+    target: Target,
     weight_version: Version,
     timeout_s: EnginesTimeout = 600.0,
     take_over: TakeOver = False,
 ) -> None:
     """Let the engines continue: they have the weights that `begin-weights` named."""
-    client.end_weights(weight_version, timeout_s=timeout_s, take_over=take_over)
-    served = sum(one.backend.weight_version == weight_version for one in client.backends.list())
-    print(f"{served} backend(s) serve version {weight_version}")
+    with target.client() as client:
+        client.end_weights(weight_version, timeout_s=timeout_s, take_over=take_over)
+        served = sum(one.backend.weight_version == weight_version for one in client.backends.list())
+        print(f"{served} backend(s) serve version {weight_version}")
 
 
 @commands.command("cancel-weights")
-@taking(quick_client)
 def cancel_weights(
-    client: RolloutClient,
+    target: Target,
     weight_version: Version,
     timeout_s: EnginesTimeout = 600.0,
     take_over: TakeOver = False,
 ) -> None:
     """Let the engines continue with the weights that they have: those that `begin-weights` named will not come."""
-    client.cancel_weights(weight_version, timeout_s=timeout_s, take_over=take_over)
-    print(f"{len(client.backends.list())} backend(s) continue without version {weight_version}")
+    with target.client() as client:
+        client.cancel_weights(weight_version, timeout_s=timeout_s, take_over=take_over)
+        print(f"{len(client.backends.list())} backend(s) continue without version {weight_version}")
 
 
 def backend_list(client: RolloutClient) -> BackendList:

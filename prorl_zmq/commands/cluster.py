@@ -12,6 +12,7 @@ from ..errors import SlurmFailed
 from ..service.node_rows import node_rows
 from ..system.logs import say, start_logging
 from . import options
+from .target import Target
 
 Service = Annotated[
     Path,
@@ -78,12 +79,9 @@ def scale(
 
 
 def drain(
+    target: Target,
     node: Annotated[str | None, typer.Argument(metavar="NODE", help="A node's name, its host, or its job.")] = None,
     all_: Annotated[bool, typer.Option("--all", help="All nodes and engine hosts.")] = False,
-    connect: options.Connect = None,
-    config: options.Config = None,
-    keys: options.Keys = None,
-    service: options.Service = None,
 ) -> None:
     """Send a node away for good: it takes nothing new, ends what it can, returns the rest, and is not replaced.
 
@@ -92,14 +90,14 @@ def drain(
     """
     if (node is None) != all_:
         raise typer.BadParameter("Name a node, or --all")
-    place = service if connect is None else None
+    place = target.folder
     if place is None or not (place / "slurm").is_dir():
         from ..service.node_drain import DrainRequests, drain_nodes
         from ..service.service_folder import NODES, ServiceFolder
 
-        run_dir = options.run_dir_of(connect, config)
-        requests = DrainRequests(ServiceFolder.open(place).path / NODES if place is not None else run_dir)
-        with options.all_brokers(connect, config, keys, place) as brokers:
+        run_dir = ServiceFolder.open(place).path / NODES if place is not None else target.run_dir
+        requests = DrainRequests(run_dir)
+        with target.brokers() as brokers:
             answers = brokers.ask(lambda client: client.nodes())
         answers.check()
         with options.console(stderr=True).status("waiting for nodes to answer"):

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Annotated
 
 import typer
+from msgspec.structs import replace
 
-from ..config import GatewaySettings, own_run_dir
-from ..security.keys import VARIABLE, named_folder
-from ..service.service_folder import ServiceFolder
+from ..config import SecuritySettings
+from ..service.child_plans import dashboard_settings
+from ..service.process_plans import HttpPlan
 from . import options
+from .children import run
+from .target import Target
 
 BIND = "127.0.0.1:8787"
 
 
 def dashboard(
+    target: Target,
     bind: Annotated[
         str, typer.Option(metavar="HOST:PORT", help=f"Where to listen. [default: --config's; {BIND}]")
     ] = "",
@@ -26,12 +28,8 @@ def dashboard(
     ] = False,
     tls_cert: options.TlsCert = "",
     tls_key: options.TlsKey = "",
-    connect: options.Connect = None,
-    config: options.Config = None,
     run_dir: options.RunDir = None,
     insecure: options.Insecure = False,
-    keys: options.Keys = None,
-    service: options.Service = None,
     log_format: options.LogFormatOption = None,
     log_level: options.LogLevelOption = None,
 ) -> None:
@@ -47,35 +45,29 @@ def dashboard(
     From elsewhere, `ssh -L 8787:127.0.0.1:8787 HOST` brings it to you; --tls-cert and --tls-key let it listen beyond
     loopback.
     """
-    import uvloop
-
-    from ..gateway.server import serve
-    from ..gateway.settings import GatewayOptions
-
-    options.log_as("dashboard", log_format, log_level)
-    topology = options.topology_at(connect, config)
-    keys = keys or (Path(topology.security.keys) if topology.security.keys else None)
-    places = ServiceFolder.open(service) if service is not None and connect is None else None
-    if places is not None:
-        keys = keys or places.keys("operator")
-    key_folder = named_folder(keys)
-    os.environ.pop(VARIABLE, None)  # as for `prorl gateway`
-    folder = run_dir if run_dir is not None else topology.run_dir
-    settings = GatewaySettings(
-        bind or topology.dashboard.bind or BIND,
-        tls_cert or topology.gateway.tls_cert,
-        tls_key or topology.gateway.tls_key,
-        use_llm_servers=False,
+    topology = target.topology
+    keys = str(target.keys or topology.security.keys)
+    listens, shown = dashboard_settings(topology), topology.dashboard
+    named = {"run_dir": str(run_dir), "name": ""} if run_dir is not None else {}
+    given = {"insecure": insecure, "log_format": log_format or "text", "log_level": log_level or "info"}
+    topology = replace(
+        topology,
+        service=replace(topology.service, **named, **given),
+        security=SecuritySettings(keys),
+        dashboard=replace(shown, runs=str(runs or shown.runs), read_only=read_only or shown.read_only),
     )
-    gateway_options = GatewayOptions(
-        front_door=options.front_door_of(connect, config),
-        settings=settings,
-        run_dir=own_run_dir(folder),
-        keys=key_folder,
-        insecure=insecure,
-        program="dashboard",
-        service=places,
-        read_only=read_only or topology.dashboard.read_only,
-        runs=runs or (Path(topology.dashboard.runs) if topology.dashboard.runs else None),
+    run(
+        HttpPlan(
+            name="dashboard",
+            serves="dashboard",
+            topology=topology,
+            service=str(target.folder or ""),
+            settings=replace(
+                listens,
+                bind=bind or listens.bind or BIND,
+                tls_cert=tls_cert or listens.tls_cert,
+                tls_key=tls_key or listens.tls_key,
+            ),
+            front_door=target.front_door,
+        )
     )
-    uvloop.run(serve(gateway_options))

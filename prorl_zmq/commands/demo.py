@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.text import Text
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..demo.records import Summary
+    from ..trackers import Tracker
 
 SOLVED = 0.8
 
@@ -72,7 +73,7 @@ def demo(
     from ..trackers import open_tracker
 
     screen = console()
-    given = {
+    given: dict[str, Any] = {
         "steps": steps,
         "groups": groups,
         "group_size": group_size,
@@ -94,8 +95,7 @@ def demo(
     draw(summary.rewards, trainer.steps, out / "reward.png")
     screen.print(Text.from_ansi(reward_curve(summary.rewards, settings.steps, screen.width)))
     _conclude(screen, summary, out)
-    for name, where in tracker.where.items():
-        say("prorl demo", f"logged to {name}: {where}")
+    say_where("prorl demo", tracker)
 
 
 def _begin(out: Path, sandbox: str, screen: Console) -> None:
@@ -110,6 +110,12 @@ def _begin(out: Path, sandbox: str, screen: Console) -> None:
     except OSError as error:
         reason = "it is not a folder" if out.exists() else error.strerror
         raise ConfigError(f"--out {out}: {reason}", key="out") from error
+
+
+def say_where(program: str, tracker: Tracker) -> None:
+    """Print where a person finds what was logged."""
+    for name, where in tracker.where.items():
+        say(program, f"logged to {name}: {where}")
 
 
 def _conclude(screen: Console, summary: Summary, out: Path) -> None:

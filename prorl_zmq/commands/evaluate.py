@@ -21,9 +21,9 @@ from ..errors import ConfigError
 from ..system.logs import say
 from ..trackers.adapter import TRACKERS
 from . import options
-from .demo import say_where
-from .option_groups import OptionGroup, flat
+from .option_groups import ModelOptions, OptionGroup, flag_of
 from .progress_display import RolloutProgress
+from .target import Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -87,7 +87,7 @@ class WhatOptions(OptionGroup):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnOptions(OptionGroup):
+class OwnOptions(ModelOptions):
     """The service of this run's own: fields of `BackendSettings` and `OwnService`."""
 
     kind: Annotated[
@@ -100,19 +100,13 @@ class OwnOptions(OptionGroup):
             show_default=False,
         ),
     ] = None
-    model: options.Model = ""
     urls: Annotated[
         list[str] | None,
         typer.Option("--url", help="http: such as http://gpu-7:8000; may be repeated. Their key is in $PRORL_API_KEY."),
     ] = None
-    api: options.Api = "auto"
-    tokenizer: options.Tokenizer = ""
-    tool_calls: options.ToolCalls = ""
-    engine_options: options.EngineOptions = None
     python: Annotated[
         str, typer.Option(metavar="PATH", help="vllm: the interpreter of its environment. [default: ours]")
     ] = ""
-    arguments: options.VllmFlags = None
     slots: Annotated[int, typer.Option(min=1, max=10_000, help="Rollouts at a time, per stage.")] = SLOTS
     sandbox: options.Sandbox = None
     image: options.Image = None
@@ -125,38 +119,19 @@ class OwnOptions(OptionGroup):
 
     def backend(self) -> BackendSettings:
         kind = self.kind or ("http" if self.urls else "embedded")
-        return BackendSettings(
-            kind=kind,
-            model=_absolute(self.model) if kind == "embedded" else self.model,
-            urls=tuple(self.urls or ()),
-            api=self.api,
-            tokenizer=self.tokenizer,
-            tool_calls=self.tool_calls,
-            options=options.named_values("--option", self.engine_options),
-            python=self.python,
-            arguments=tuple(self.arguments or ()),
-        )
+        model = _absolute(self.model) if kind == "embedded" else self.model
+        return self.settings(kind, model=model, urls=tuple(self.urls or ()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunningService(OptionGroup):
+class RunningService(Target):
     """A service that runs already, in place of an own one."""
 
-    connect: options.Connect = None
-    config: options.Config = None
-    keys: options.Keys = None
     service: options.ServiceDir = None
 
     @property
     def is_named(self) -> bool:
         return any(each is not None for each in (self.connect, self.config, self.service))
-
-    @property
-    def front_door(self) -> str:
-        return options.front_door_of(self.connect, self.config, self.service)
-
-    def client(self, session: str) -> AsyncRolloutClient:
-        return options.async_client_of(self.connect, self.config, self.keys, self.service, session=session)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +155,6 @@ class CountingOptions(OptionGroup):
         return Counting(ks, self.threshold, self.price_in, self.price_cached, self.price_out)
 
 
-@flat
 def evaluate(
     file: Annotated[
         Path,
@@ -239,7 +213,8 @@ def evaluate(
         ) as tracker:
             done = _run(folder, planned, tracker, start_limit)
         missing = len(folder.missing())
-    say_where(PROGRAM, tracker)
+    for name, where in tracker.where.items():
+        say(PROGRAM, f"logged to {name}: {where}")
     if not done:
         if not folder.samples:
             say(PROGRAM, "stopped before a rollout had ended; the same command starts it")
@@ -282,7 +257,7 @@ def _planned(
         version=version("prorl-zmq"),
         created=datetime.now(UTC).isoformat(" ", "seconds"),
     )
-    return _Planned(plan, problems, counting, service or running.client)
+    return _Planned(plan, problems, counting, service or running.async_client)
 
 
 def _check_running(what: WhatOptions, own: OwnOptions) -> None:
@@ -339,8 +314,8 @@ def _own_service(own: OwnOptions, task_modules: Sequence[Path], template_argumen
 
     backend, image = own.backend(), own.image or ""
     # Jobs carry the template's arguments; whether this engine takes any is known now.
-    list(msgspec.structs.replace(backend, template_arguments=template_arguments).check(flags=True))
-    for kind in backend.check(flags=True):
+    list(msgspec.structs.replace(backend, template_arguments=template_arguments).check(flag_of))
+    for kind in backend.check(flag_of):
         kind.check()
     service = OwnService(
         backend=backend,

@@ -15,7 +15,8 @@ from rich.text import Text
 from ..errors import NotAllowed, UnknownJob
 from ..system.duration import duration
 from ..system.logs import one_line
-from .options import Config, Connect, Keys, Service, all_brokers, columns, console
+from .options import columns, console
+from .target import Target
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,6 +32,7 @@ SHOWN_PARTS, SHOWN_UNFINISHED = 10, 3
 
 
 def explain(
+    target: Target,
     what: Annotated[
         str,
         typer.Argument(
@@ -41,10 +43,6 @@ def explain(
         ),
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
-    connect: Connect = None,
-    config: Config = None,
-    keys: Keys = None,
-    service: Service = None,
 ) -> None:
     """Say what bounded a run, a batch or a job: a stage, its slots, a task, node, engine or tool, losses, the client.
 
@@ -61,7 +59,7 @@ def explain(
         return
     from ..watching.recorded_jobs import record_batch
 
-    with all_brokers(connect, config, keys, service) as brokers:
+    with target.brokers() as brokers:
         if not what:
             _explain_service(brokers, as_json=as_json)
         elif (batch := record_batch(brokers, what)) is not None:

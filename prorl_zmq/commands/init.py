@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from enum import StrEnum
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -15,19 +14,15 @@ from ..config import ENGINE_KINDS
 from ..errors import ConfigError
 from ..system.plugins import offered
 
-
-class Trainer(StrEnum):
-    """The trainers that there is an example for."""
-
-    TRL = "trl"
-    VERL = "verl"
-    SKYRL = "skyrl"
-    NEMO_GYM = "nemo-gym"
-    SLIME = "slime"
+EXAMPLES = files("prorl_zmq.examples").joinpath("trainers")
+"""A folder per trainer; those whose topology loads `letters.py` get `shared` too, a tiny task and model."""
+TRAINERS = sorted(each.name.replace("_", "-") for each in EXAMPLES.iterdir() if each.joinpath("README.md").is_file())
 
 
-LEARN_LETTERS = {Trainer.TRL, Trainer.VERL, Trainer.SKYRL}
-"""Those whose example begins with a task and a model that are tiny."""
+def _check_trainer(trainer: str | None) -> str | None:
+    if trainer is not None and trainer not in TRAINERS:
+        raise typer.BadParameter(f"{trainer!r} is not one of {', '.join(TRAINERS)}")
+    return trainer
 
 
 def init(
@@ -35,7 +30,12 @@ def init(
         Path | None, typer.Argument(metavar="PATH", help="The file to write (topology.toml), or the trainer's folder.")
     ] = None,
     trainer: Annotated[
-        Trainer | None, typer.Option("--trainer", help="Write an example of training with this framework.")
+        str | None,
+        typer.Option(
+            metavar="|".join(TRAINERS),
+            callback=_check_trainer,
+            help="Write an example of training with it.",
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over files that are there.")] = False,
 ) -> None:
@@ -46,11 +46,10 @@ def init(
         _write_topology(path or Path("topology.toml"), force=force)
 
 
-def _write_example(trainer: Trainer, folder: Path, *, force: bool) -> None:
-    examples = files("prorl_zmq.examples").joinpath("trainers")
-    texts = dict(_files(examples.joinpath(trainer.replace("-", "_"))))
-    if trainer in LEARN_LETTERS:
-        texts |= _files(examples.joinpath("shared"))
+def _write_example(trainer: str, folder: Path, *, force: bool) -> None:
+    texts = dict(_files(EXAMPLES.joinpath(trainer.replace("-", "_"))))
+    if "letters.py" in texts["topology.toml"]:
+        texts |= _files(EXAMPLES.joinpath("shared"))
     try:
         if not force and (there := sorted(name for name in texts if (folder / name).exists())):
             raise ConfigError(f"{folder / there[0]} is there already; --force writes over it")
@@ -74,7 +73,7 @@ def _files(folder: Traversable, under: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _write_topology(path: Path, *, force: bool) -> None:
-    from ..tools.sandbox.kinds import known_kinds
+    from ..tools.containers.kinds import known_kinds
 
     template = files("prorl_zmq.service").joinpath("topology.toml").read_text(encoding="utf-8")
     template = template.replace("SANDBOX_KINDS", ", ".join(known_kinds()))

@@ -12,10 +12,10 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from ..service.rollout_brokers import RolloutBrokers
 from ..system.duration import duration
 from ..system.logs import one_line
-from .options import all_brokers, console, taking
+from .options import console
+from .target import Target
 
 if TYPE_CHECKING:
     from ..errors import ErrorInfo
@@ -26,9 +26,8 @@ BAR, WIDE_BAR = 12, 40
 WIDE = 120
 
 
-@taking(all_brokers)
 def job(
-    brokers: RolloutBrokers,
+    target: Target,
     job_id: Annotated[str, typer.Argument(metavar="JOB", help="The job's id, or a beginning that no other has.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
     turns: Annotated[
@@ -45,22 +44,23 @@ def job(
     """
     if as_json and (turns or follow):
         raise typer.BadParameter("--json prints the trace alone; leave out --turns and --follow")
-    trace = brokers.trace(job_id)
-    if as_json:
-        print(json_text(trace))
-        return
-    screen = console()
-    screen.print(layout(trace, screen.width))
-    if turns or follow:
-        from .job_turns import JobTurns
+    with target.brokers() as brokers:
+        trace = brokers.trace(job_id)
+        if as_json:
+            print(json_text(trace))
+            return
+        screen = console()
+        screen.print(layout(trace, screen.width))
+        if turns or follow:
+            from .job_turns import JobTurns
 
-        said = JobTurns(brokers, trace.job_id, screen)
-        if follow:
-            said.follow()
-            screen.print()
-            screen.print(layout(brokers.trace(trace.job_id), screen.width))
-        else:
-            said.show()
+            said = JobTurns(brokers, trace.job_id, screen)
+            if follow:
+                said.follow()
+                screen.print()
+                screen.print(layout(brokers.trace(trace.job_id), screen.width))
+            else:
+                said.show()
 
 
 def json_text(trace: JobTrace) -> str:

@@ -18,14 +18,15 @@ from rich.text import Text
 from ..client.submission import Submission
 from ..client.trace_log import TRACES, TraceLog
 from ..errors import ConfigError, InvalidJob, ProrlError, UnknownTask
-from ..service.rollout_brokers import RolloutBrokers, fates
+from ..service.rollout_brokers import fates
 from ..system.logs import one_line, say
 from ..system.processes import stop_signals
 from ..system.stopping import Stopping
 from ..wire.messages.base import Identifier
 from ..wire.messages.jobs import Job, Outcome
-from .options import Config, Connect, Keys, Service, all_brokers, async_client_of, columns, console, taking
+from .options import columns, console
 from .progress_display import RolloutProgress
+from .target import Target
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,6 +40,7 @@ ARRAYS = ("token_ids", "loss_mask", "logprobs", "weight_versions", "turns")
 
 
 def submit(
+    target: Target,
     tasks: Annotated[
         Path | None,
         typer.Argument(metavar="TASKS.jsonl", help='One job per line: {"task": …, "instance": …}.', show_default=False),
@@ -60,10 +62,6 @@ def submit(
             show_default=False,
         ),
     ] = None,
-    connect: Connect = None,
-    config: Config = None,
-    keys: Keys = None,
-    service: Service = None,
 ) -> None:
     """Submit jobs, wait until all have ended, and sum up. Ctrl-C cancels those that have not ended; a second one quits.
 
@@ -73,7 +71,7 @@ def submit(
     if tasks is None and session is None:
         raise typer.BadParameter("Missing argument 'TASKS.jsonl', or --session NAME, to collect what it has")
     jobs, line_of = read_jobs(tasks) if tasks is not None else ([], {})
-    client = async_client_of(connect, config, keys, service, session=_checked(session))
+    client = target.async_client(_checked(session))
     if out is not None:
         _make_folder(out, new=tasks is not None)
     report = _Report(len(jobs), out, named=session is not None)
@@ -159,13 +157,13 @@ def _checked(session: str | None) -> str | None:
         ) from None
 
 
-@taking(all_brokers)
 def cancel(
-    brokers: RolloutBrokers,
+    target: Target,
     job_ids: Annotated[list[str], typer.Argument(metavar="JOB…", help="Ids of the jobs to end.")],
 ) -> None:
     """End jobs with outcome `cancelled`, whichever rollout broker has them."""
-    answers = brokers.ask(lambda client: client.cancel(job_ids))
+    with target.brokers() as brokers:
+        answers = brokers.ask(lambda client: client.cancel(job_ids))
     answers.check()
     told = fates(answers.found.values())
     for job_id, fate in told.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +14,8 @@ from rich.table import Table
 
 from ..errors import ConfigError
 from ..wire.messages.jobs import Phase
-from .options import Config, Name, RunDir, console, named, topology_of
+from .option_groups import OptionGroup, ProcessOptions
+from .options import Config, Name, RunDir, console, named
 
 if TYPE_CHECKING:
     from ..brokers.journal.journal_summary import JournalSummary, SessionSummary
@@ -30,22 +32,46 @@ File = Annotated[
 ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalOptions(OptionGroup):
+    file: File = None
+    config: Config = None
+    run_dir: RunDir = None
+    name: Name = None
+
+    def path(self) -> Path:
+        """Return the journal's file, which need not exist."""
+        if self.file is not None:
+            return self.file
+        path = named(ProcessOptions(run_dir=self.run_dir).topology(self.config), self.name, self.run_dir).journal
+        if path is None:
+            words = "this service keeps its journal in memory: rollout_broker.journal is empty"
+            raise ConfigError(words, key="journal")
+        return path
+
+    def existing(self) -> Path:
+        path = self.path()
+        if not path.exists():
+            raise ConfigError(f"there is no journal {path}", key="journal")
+        return path
+
+
 @commands.command()
-def show(file: File = None, config: Config = None, run_dir: RunDir = None, name: Name = None) -> None:
+def show(chosen: JournalOptions) -> None:
     """Show what is in it; a broker may be running."""
     from ..brokers.journal.journal_summary import count_damaged, read_summary
 
-    path = _file(file, config, run_dir, name)
+    path = chosen.path()
     console().print(summary_tables(read_summary(path), count_damaged(path), time.time()))
 
 
 @commands.command()
-def compact(file: File = None, config: Config = None, run_dir: RunDir = None, name: Name = None) -> None:
+def compact(chosen: JournalOptions) -> None:
     """Return the room that collected results have left back to the disk. The broker must not be running."""
     from ..brokers.journal.journal import Journal
     from ..brokers.journal.journal_summary import size_of
 
-    path = _existing(_file(file, config, run_dir, name))
+    path = chosen.existing()
     before = size_of(path)
     with Journal(path) as journal:
         journal.compact()
@@ -53,7 +79,7 @@ def compact(file: File = None, config: Config = None, run_dir: RunDir = None, na
 
 
 @commands.command()
-def clear(file: File = None, config: Config = None, run_dir: RunDir = None, name: Name = None) -> None:
+def clear(chosen: JournalOptions) -> None:
     """Remove a broker's journal, of any version or damaged, and forget what it holds. No broker may have it open.
 
     The file may also be the backend broker's, `backends.journal`.
@@ -63,7 +89,7 @@ def clear(file: File = None, config: Config = None, run_dir: RunDir = None, name
     from ..brokers.journal.journal_file import RESERVE_SUFFIX, check_kind, lock_journal
     from ..brokers.journal.journal_summary import parts
 
-    path = _existing(_file(file, config, run_dir, name))
+    path = chosen.existing()
     lock = lock_journal(path)
     try:
         check_kind(path, lock, APPLICATION_ID, backend_journal.APPLICATION_ID)
@@ -101,21 +127,6 @@ def _session_cells(one: SessionSummary) -> list[str]:
     counts = [str(counts.get(phase, 0)) for phase in Phase for counts in (one.queued, one.held)]
     results = ", ".join(f"{count} {outcome}" for outcome, count in sorted(one.results.items())) or "none"
     return [one.session, *counts, results]
-
-
-def _file(file: Path | None, config: Path | None, run_dir: Path | None, name: str | None) -> Path:
-    if file is not None:
-        return file
-    path = named(topology_of(config, run_dir), name, run_dir).journal
-    if path is None:
-        raise ConfigError("this service keeps its journal in memory: rollout_broker.journal is empty", key="journal")
-    return path
-
-
-def _existing(path: Path) -> Path:
-    if not path.exists():
-        raise ConfigError(f"there is no journal {path}", key="journal")
-    return path
 
 
 def _age(at: float | None, now: float) -> str:

@@ -70,10 +70,9 @@ def make_swe(
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise ConfigError(f"make-swe needs {', '.join(missing)}: {how_to_install('tasks')}", key="tasks")
-    from ..make_swe.maker import Maker, write_atomically
+    from ..make_swe.maker import Maker
     from ..make_swe.project import check_source
     from ..make_swe.recipe import Settings
-    from ..make_swe.search import encode
     from ..tools.images.image import default_root
     from ..tools.images.image_store import ImageStore
 
@@ -93,6 +92,20 @@ def make_swe(
     with build_progress("prorl tasks make-swe", verbose=verbose) as (say, heard):
         maker = Maker(ImageStore(default_root() if images is None else images), settings, say, heard)
         results = asyncio.run(maker.make(orders, parts))
+    _conclude(results, orders, out, parts, images)
+
+
+def _conclude(
+    results: list[Made | ProrlError], orders: list[Order], out: Path, parts: Path, images: Path | None
+) -> None:
+    """Write what was made, and say what was not.
+
+    Raises:
+        ProrlError: a project failed, or nothing could be made.
+    """
+    from ..make_swe.maker import write_atomically
+    from ..make_swe.search import encode
+
     made = [each for each in results if not isinstance(each, ProrlError)]
     errors = [each for each in results if isinstance(each, ProrlError)]
     if made:

@@ -23,6 +23,7 @@ from ..system.node_name import allocation, short_id
 from ..wire.messages.base import Identifier
 from ..wire.messages.jobs import Phase
 from . import options
+from .option_groups import ProcessOptions
 from .service import check_sandboxes, node_topology, supervise, with_metrics
 
 NodeName = Annotated[Identifier, msgspec.Meta(max_length=100)]
@@ -50,7 +51,7 @@ def node(
         Path | None,
         typer.Option(help="Private folder of sockets and sandboxes, of this machine. [default: per allocation]"),
     ] = None,
-    log_dir: Annotated[Path | None, typer.Option(help="For one log file per process. [default: stderr]")] = None,
+    log_dir: options.LogDir = None,
     log_format: options.LogFormatOption = None,
     log_level: options.LogLevelOption = None,
 ) -> None:
@@ -69,7 +70,8 @@ def node(
         words = f"the brokers have prorl-zmq {other}, and this node has {version('prorl-zmq')}"
         say("prorl node", f"{words}: install the same version on all machines", logging.WARNING)
     own = name or (f"{socket.gethostname()}-{allocation()}" if allocation() else short_id(str(folder.path)))
-    topology = with_metrics(node_topology(folder, run_dir, own, log_format, log_level), metrics)
+    process = ProcessOptions(run_dir=run_dir, log_format=log_format, log_level=log_level)
+    topology = with_metrics(node_topology(folder, process, own), metrics)
     topology = replace(
         topology,
         service=replace(topology.service, node=_checked_name(name)),

@@ -17,7 +17,8 @@ from ..system.duration import duration
 from ..system.logs import one_line
 from ..wire.messages.jobs import Phase
 from .backend_tables import GIB, NOTHING, show
-from .options import Config, Connect, Keys, Service, all_brokers, columns
+from .options import columns
+from .target import Target
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,16 +36,13 @@ class Seen(NamedTuple):
 
 
 def nodes(
+    target: Target,
     details: Annotated[
         bool,
         typer.Option("--details", "-d", help="Show allocations, images, sandboxes, memory, disk and versions too."),
     ] = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep the tables up to date until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
-    connect: Connect = None,
-    config: Config = None,
-    keys: Keys = None,
-    service: Service = None,
 ) -> None:
     """Show the nodes of a service: slots, jobs, last report and state, and what became of the jobs of lost ones.
 
@@ -53,13 +51,12 @@ def nodes(
     is over, and its jobs were restarted. On Slurm, Slurm's own state and the time left are there too. The exit code is
     1 if a broker, or Slurm, did not answer; what others say is shown all the same.
     """
-    with all_brokers(connect, config, keys, service) as brokers:
-        folder = service if connect is None else None
+    with target.brokers() as brokers:
         if as_json:
-            seen = _look(brokers, folder)
+            seen = _look(brokers, target.folder)
             print(msgspec.json.encode({"nodes": seen.rows, "lost": seen.lost, "problems": seen.problems}).decode())
         else:
-            seen = show(lambda: _look(brokers, folder), lambda seen: layout(seen, details=details), watch=watch)
+            seen = show(lambda: _look(brokers, target.folder), lambda seen: layout(seen, details=details), watch=watch)
     if seen.problems:
         raise typer.Exit(1)
 

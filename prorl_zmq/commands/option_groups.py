@@ -4,8 +4,27 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import wraps
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from msgspec.structs import replace
+
+from ..config import ENGINE_OPTIONS, BackendSettings, SecuritySettings, Topology, load_topology
+from ..errors import ConfigError
+from ..wire.messages.backends import History
+from . import options
+
+FLAGS = {
+    "kind": "--engine",
+    "urls": "--url",
+    "arguments": "flags behind --",
+    "template_arguments": "--template-argument",
+    **{name: f"--{name.replace('_', '-')}" for name in ENGINE_OPTIONS if not name.endswith("arguments")},
+}
+"""How commands spell keys of `[[backends]]`; other options of an engine's kind are set by `--option`."""
 
 
 class OptionGroup:
@@ -34,3 +53,130 @@ def flat(command: Callable[..., Any]) -> Callable[..., Any]:
 
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessOptions(OptionGroup):
+    """Those of each process that a command starts."""
+
+    run_dir: options.RunDir = None
+    insecure: options.Insecure = False
+    keys: options.Keys = None
+    log_format: options.LogFormatOption = None
+    log_level: options.LogLevelOption = None
+
+    def topology(self, config: Path | None = None) -> Topology:
+        """Read a topology file (None: the defaults) and apply the flags that override it."""
+        return self.applied(load_topology(config))
+
+    def applied(self, topology: Topology) -> Topology:
+        given = {
+            "run_dir": str(self.run_dir) if self.run_dir is not None else None,
+            "name": "" if self.run_dir is not None else None,
+            "insecure": self.insecure or None,
+            "log_format": self.log_format,
+            "log_level": self.log_level,
+        }
+        named = {name: value for name, value in given.items() if value is not None}
+        security = SecuritySettings(str(self.keys)) if self.keys is not None else topology.security
+        return replace(topology, service=replace(topology.service, **named), security=security)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxOptions(OptionGroup):
+    """What a service's sandboxes are, in place of the topology's."""
+
+    sandbox: options.Sandbox = None
+    image: options.Image = None
+
+    def applied(self, topology: Topology) -> Topology:
+        given = (("kind", self.sandbox), ("image", self.image))
+        named = {name: value for name, value in given if value is not None}
+        return replace(topology, sandbox=replace(topology.sandbox, **named))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions(OptionGroup):
+    """A model and how its engine reads it: keys of `[[backends]]`."""
+
+    model: options.Model = ""
+    arguments: options.VllmFlags = None
+    api: options.Api = "auto"
+    tokenizer: options.Tokenizer = ""
+    tool_calls: options.ToolCalls = ""
+    option: options.EngineOptions = None
+
+    def settings(self, kind: str, **more: Any) -> BackendSettings:
+        """Return the settings of an engine of a kind; `more` of its keys take the place of those here."""
+        same = {name: getattr(self, name) for name in BackendSettings.__struct_fields__ if hasattr(self, name)}
+        given = {
+            "arguments": tuple(self.arguments or ()),
+            "options": options.named_values("--option", self.option),
+        }
+        return BackendSettings(**{**same, "kind": kind, **given, **more})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions(ModelOptions):
+    """One engine."""
+
+    engine: Annotated[
+        str,
+        typer.Option(
+            "--engine",
+            metavar="KIND",
+            help="What to host: `embedded`, the small policy of the package; `vllm` or `transformers`, in this "
+            "process; `http`, a server that runs already; or a kind that another package offers.",
+        ),
+    ] = "embedded"
+    url: Annotated[str, typer.Option(help="http: such as http://gpu-7:8000; its key is in $PRORL_API_KEY.")] = ""
+    history: Annotated[
+        History, typer.Option(help="Where the template changes earlier turns: follow it, in a new segment, or append.")
+    ] = "template"
+    parser_url: Annotated[
+        str,
+        typer.Option(
+            metavar="URL",
+            help="A server of vllm launch render: its parsers read what the policy says to a harness. [default: ours]",
+        ),
+    ] = ""
+    template_argument: options.TemplateArguments = None
+    gpus: Annotated[str, typer.Option(metavar="IDS", help="vllm: GPU ids, such as 0,1. [default: all]")] = ""
+    cores: Annotated[str, typer.Option(metavar="IDS", help="CPU cores, such as 0,1. [default: all]")] = ""
+    weight: Annotated[float, typer.Option(min=1e-6, help="How many jobs it takes beside others.")] = 1.0
+    max_in_flight: Annotated[
+        int, typer.Option(min=0, help="Jobs at once beyond which it counts as full; 0: what the engine says.")
+    ] = 0
+    context_tokens: Annotated[
+        int, typer.Option(min=0, help="http: most tokens of prompt and answer together, if the server does not say.")
+    ] = 0
+
+    def backend(self) -> BackendSettings:
+        """Return the engine, checked.
+
+        Raises:
+            ConfigError: an option is wrong, missing, or none of the kind's.
+        """
+        backend = self.settings(
+            self.engine,
+            urls=(self.url,) if self.url else (),
+            gpus=_ids("--gpus", self.gpus),
+            cores=_ids("--cores", self.cores),
+            template_arguments=options.named_values("--template-argument", self.template_argument),
+        )
+        backend.check(flag_of)
+        return backend
+
+
+def flag_of(key: str) -> str:
+    """Return how commands spell a key of `[[backends]]`, or another option of an engine's kind."""
+    return FLAGS.get(key, f"--option {key}")
+
+
+def _ids(flag: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        raise ConfigError(
+            f"{flag} takes numbers with commas between them, such as 0,1; not {text!r}", key=flag
+        ) from None

@@ -2,40 +2,25 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import wraps
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
-from ..client.blocking.client import RolloutClient
-from ..config import SecuritySettings, ServerApi, ServiceSettings, Topology, load_topology
-from ..errors import ConfigError, RequestTimeout
-from ..security.keyring import CLIENT, Keyring
-from ..service.rollout_brokers import EachBroker, RolloutBrokers, clients_of, sessions_of
-from ..system.held_file import holder
-from ..system.logs import LogFormat, LogLevel, start_logging
-from ..system.run_places import checked_name, is_name
+from ..config import ServerApi, Topology
+from ..errors import ConfigError
+from ..system.logs import LogFormat, LogLevel
+from ..system.run_places import checked_name
 from ..wire.messages.backends import ToolCallFormatName
-from ..wire.sockets import check_endpoint, is_listening, is_own_address, own_address
+from ..wire.sockets import is_own_address, own_address
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Column
-
-    from ..client.asynchronous.client import AsyncRolloutClient
-
-QUICK_S = 10.0
-"""How long commands that only ask something wait for the service."""
-AWAY_S = 3.0
-"""How long they wait for a process to listen over TCP: a broker elsewhere may be restarted."""
-LOOK_S = 0.1
 
 Config = Annotated[
     Path | None,
@@ -85,6 +70,14 @@ ServiceDir = Annotated[
     typer.Option("--service", metavar="DIR", help="The folder of a service on several nodes, on a shared file system."),
 ]
 """As `Service`, but never from the environment: for commands that do something else without it."""
+NodeOfProcess = Annotated[
+    str,
+    typer.Option(
+        "--node",
+        help="This node's name: jobs of an engine's node, and phases that share a sandbox, stay on one. [default: of "
+        "the host and its allocation or run folder]",
+    ),
+]
 Address = Annotated[
     str,
     typer.Option(
@@ -108,6 +101,7 @@ DrainTime = Annotated[
         help="How long jobs have to end, once a node is to drain; 0: not at all.",
     ),
 ]
+LogDir = Annotated[Path | None, typer.Option(help="For one log file per process. [default: stderr]")]
 Metrics = Annotated[
     str | None,
     typer.Option(
@@ -127,7 +121,7 @@ LogLevelOption = Annotated[
 
 def sandbox_kind(kind: str) -> str:
     """Check the value of `--sandbox` against the registered kinds; the part of `tools` that it needs is light."""
-    from ..tools.sandbox.kinds import known_kinds
+    from ..tools.containers.kinds import known_kinds
 
     if kind not in (known := known_kinds()):
         raise typer.BadParameter(f"{kind!r} is not one of {', '.join(map(repr, known))}.")
@@ -253,29 +247,6 @@ def checked_address(address: str) -> str:
     return address or own_address()
 
 
-def topology_of(
-    config: Config = None,
-    run_dir: RunDir = None,
-    insecure: Insecure = False,
-    keys: Keys = None,
-    log_format: LogFormatOption = None,
-    log_level: LogLevelOption = None,
-) -> Topology:
-    """Read a topology file (None: the defaults) and apply the flags that override it."""
-    topology = load_topology(config)
-    given = {
-        "run_dir": str(run_dir) if run_dir is not None else None,
-        "name": "" if run_dir is not None else None,
-        "insecure": insecure or None,
-        "log_format": log_format,
-        "log_level": log_level,
-    }
-    named = {name: value for name, value in given.items() if value is not None}
-    security = SecuritySettings(str(keys)) if keys is not None else topology.security
-    service = msgspec.structs.replace(topology.service, **named)
-    return msgspec.structs.replace(topology, service=service, security=security)
-
-
 def named(topology: Topology, name: str | None, run_dir: Path | None = None) -> Topology:
     """Apply `--name`.
 
@@ -288,169 +259,6 @@ def named(topology: Topology, name: str | None, run_dir: Path | None = None) -> 
         raise ConfigError("--name makes a run folder of its own: leave out --run-dir, or --name", key="name")
     service = msgspec.structs.replace(topology.service, name=checked_name(name, "--name"))
     return msgspec.structs.replace(topology, service=service)
-
-
-def log_as(process: str, log_format: LogFormat | None, log_level: LogLevel | None) -> None:
-    """Have a process without a topology file log as its flags say."""
-    defaults = ServiceSettings()
-    start_logging(process, log_format or defaults.log_format, log_level or defaults.log_level)
-
-
-def client_of(
-    connect: str | None,
-    config: Path | None,
-    keys: Path | None = None,
-    service: Path | None = None,
-    *,
-    timeout_s: float = 30.0,
-) -> RolloutClient:
-    """Return the client that a command talks through; the keys are the topology file's if none are named."""
-    if service is not None and connect is None:
-        return RolloutClient(service=service, keys=keys, timeout_s=timeout_s)
-    return RolloutClient(front_door_of(connect, config), keys=_keys_of(config, keys), timeout_s=timeout_s)
-
-
-def check_running(connect: str | None, config: Path | None, keys: Path | None, service: Path | None) -> None:
-    """Raise `RequestTimeout` if no service runs, before a command waits `QUICK_S` for its reply.
-
-    A service runs if one of its rollout brokers listens, or a `prorl serve` that would start or restart them lives.
-    Keys that cannot be used are reported first.
-    """
-    if service is not None and connect is None:
-        from ..service.service_folder import LOCK, ServiceFolder
-
-        folder = ServiceFolder.open(service)
-        lock, places, start = folder.path / LOCK, folder.broker_endpoints(), f"prorl serve --service {service}"
-        doors = [ends["front_door"] for ends in places.values() if "front_door" in ends]
-        where, patience_s = f"at the places named in {service}", AWAY_S if doors else 0.0
-    else:
-        from ..service.run_dir import LOCK
-
-        door = check_endpoint(front_door_of(connect, config))
-        transport, _, address = door.partition("://")
-        lock, doors, where, start = Path(address).parent / LOCK, [door], f"at {door}", "prorl serve"
-        if connect is not None and is_name(connect):
-            where, start = f"as {connect} ({door})", f"prorl serve --name {connect}"
-        patience_s = AWAY_S if transport == "tcp" else 0.0
-    until = time.monotonic() + patience_s
-    while not any(map(is_listening, doors)) and not holder(lock):
-        if time.monotonic() >= until:
-            Keyring.load(_keys_of(config, keys), CLIENT)
-            message = f"no process listens {where}; is the service running? (`{start}`)"
-            raise RequestTimeout(message, timeout_s=patience_s)
-        time.sleep(LOOK_S)
-
-
-def quick_client(
-    connect: Connect = None, config: Config = None, keys: Keys = None, service: Service = None
-) -> RolloutClient:
-    """Return the client of a command that only asks something."""
-    check_running(connect, config, keys, service)
-    return client_of(connect, config, keys, service, timeout_s=QUICK_S)
-
-
-def all_brokers(
-    connect: Connect = None, config: Config = None, keys: Keys = None, service: Service = None
-) -> RolloutBrokers:
-    """Return the rollout brokers of a command that asks all of them something."""
-    return RolloutBrokers(broker_clients(connect, config, keys, service))
-
-
-def each_broker(
-    connect: Connect = None, config: Config = None, keys: Keys = None, service: Service = None
-) -> EachBroker:
-    """Return the rollout brokers of a command that asks them without an event loop."""
-    check_running(connect, config, keys, service)
-    if service is not None and connect is None:
-        named = sessions_of(service).items()
-        return EachBroker(
-            {
-                name: RolloutClient(service=service, session=session, keys=keys, timeout_s=QUICK_S)
-                for name, session in named
-            }
-        )
-    return EachBroker({front_door_of(connect, config): client_of(connect, config, keys, timeout_s=QUICK_S)})
-
-
-def broker_clients(
-    connect: str | None, config: Path | None, keys: Path | None = None, service: Path | None = None
-) -> dict[str, AsyncRolloutClient]:
-    """Return a client of each rollout broker that a command asks, by the broker's name."""
-    check_running(connect, config, keys, service)
-    if service is not None and connect is None:
-        return clients_of(service, QUICK_S, keys)
-    from ..client.asynchronous.client import AsyncRolloutClient
-
-    door = front_door_of(connect, config)
-    return {door: AsyncRolloutClient(door, keys=_keys_of(config, keys), timeout_s=QUICK_S)}
-
-
-def taking(make: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator for commands whose first argument is what `make` makes of its own options, and is closed."""
-    taken = [
-        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for parameter in inspect.signature(make, eval_str=True).parameters.values()
-    ]
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        signature = inspect.signature(command, eval_str=True)
-        own = list(signature.parameters.values())[1:]
-
-        @wraps(command)
-        def run(**given: Any) -> None:
-            made = make(**{parameter.name: given.pop(parameter.name) for parameter in taken})
-            with made if isinstance(made, AbstractContextManager) else nullcontext(made):
-                command(made, **given)
-
-        run.__signature__ = signature.replace(parameters=[*own, *taken])  # type: ignore[attr-defined]
-        return run
-
-    return decorate
-
-
-def async_client_of(
-    connect: str | None,
-    config: Path | None,
-    keys: Path | None = None,
-    service: Path | None = None,
-    *,
-    session: str | None = None,
-) -> AsyncRolloutClient:
-    """Return the client of a command that does several things at a time; see `client_of`."""
-    from ..client.asynchronous.client import AsyncRolloutClient
-
-    if service is not None and connect is None:
-        return AsyncRolloutClient(service=service, session=session, keys=keys)
-    return AsyncRolloutClient(front_door_of(connect, config), session=session, keys=_keys_of(config, keys))
-
-
-def _keys_of(config: Path | None, keys: Path | None) -> Path | None:
-    if keys is None and config is not None:
-        named = load_topology(config).security.keys
-        return Path(named) if named else None
-    return keys
-
-
-def front_door_of(connect: str | None, config: Path | None, service: Path | None = None) -> str:
-    """Return the front door that a command talks to, or the service's folder, where that is."""
-    if connect is not None and not is_name(connect):
-        return connect
-    if service is not None and connect is None:
-        return str(service.absolute())
-    topology = topology_at(connect, config)
-    return topology.endpoint(topology.rollout_broker.front_door)
-
-
-def run_dir_of(connect: str | None, config: Path | None) -> Path:
-    """Return the run folder of the service at a place, if it is on this machine."""
-    if connect is not None and connect.startswith("ipc://"):
-        return Path(connect.removeprefix("ipc://")).parent
-    return topology_at(connect, config).run_dir
-
-
-def topology_at(connect: str | None, config: Path | None) -> Topology:
-    """Return the topology of the service at a place, which may be named."""
-    return named(load_topology(config), connect if connect is not None and is_name(connect) else None)
 
 
 def named_texts(flag: str, options: list[str] | None, written: str = "NAME=VALUE") -> dict[str, str]:

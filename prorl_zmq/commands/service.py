@@ -7,14 +7,16 @@ import os
 import sys
 import tempfile
 import time
+from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
-from ..config import SecuritySettings, Topology, http_address, own_run_dir
+from ..config import Topology, http_address, own_run_dir
 from ..errors import ConfigError, SandboxUnavailable
 from ..service.preloading import begun_fork_server
 from ..service.run_dir import LOCK
@@ -25,6 +27,7 @@ from ..system.node_name import short_id
 from ..system.run_places import shared_run_dir
 from . import options
 from .earlier_training import Journals, continue_training, training_of
+from .option_groups import ProcessOptions, SandboxOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +35,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from ..service.supervisor import Dismissal, Startup, Supervisor
-    from ..system.logs import LogFormat, LogLevel
 
 
 class StartupLine:
@@ -43,28 +45,12 @@ class StartupLine:
         self._started = time.monotonic()
         self._progress: Progress | None = None
         if sys.stderr.isatty():
-            from rich.progress import (
-                BarColumn,
-                MofNCompleteColumn,
-                Progress,
-                SpinnerColumn,
-                TextColumn,
-                TimeElapsedColumn,
-            )
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-            columns = (SpinnerColumn(), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn())
-            self._progress = Progress(
-                *columns, TextColumn("{task.description}"), console=options.console(stderr=True), transient=True
-            )
+            columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+            self._progress = Progress(*columns, console=options.console(stderr=True), transient=True)
             self._task = self._progress.add_task("starting", total=None)
-
-    def __enter__(self) -> Self:
-        if self._progress is not None:
             self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def show(self, startup: Startup) -> None:
         text = f"waiting for {startup.missing}"
@@ -81,13 +67,10 @@ class StartupLine:
 
 
 def serve(
+    process: ProcessOptions,
+    sandboxes: SandboxOptions,
     config: options.Config = None,
     name: options.Name = None,
-    run_dir: options.RunDir = None,
-    sandbox: options.Sandbox = None,
-    image: options.Image = None,
-    insecure: options.Insecure = False,
-    keys: options.Keys = None,
     service: options.ServiceDir = None,
     address: options.Address = "",
     brokers_only: Annotated[
@@ -106,9 +89,7 @@ def serve(
     ] = None,
     drain_s: options.DrainTime = options.DRAIN_S,
     metrics: options.Metrics = None,
-    log_dir: Annotated[Path | None, typer.Option(help="For one log file per process. [default: stderr]")] = None,
-    log_format: options.LogFormatOption = None,
-    log_level: options.LogLevelOption = None,
+    log_dir: options.LogDir = None,
 ) -> None:
     """Start and supervise all processes of a service on this node, until SIGTERM or Ctrl-C.
 
@@ -132,11 +113,11 @@ def serve(
     if service is not None:
         if name is not None:
             raise ConfigError("--service DIR is the service's name; leave out --name", key="name")
-        if keys is not None or insecure:
+        if process.keys is not None or process.insecure:
             raise ConfigError("--service makes keys of its own; leave out --keys and --insecure", key="keys")
         folder = _folder_of(service, config)
-        topology = node_topology(folder, run_dir, f"{short_id(str(folder.path))}-brokers", log_format, log_level)
-        topology = with_metrics(_with_sandbox(topology, sandbox, image), metrics)
+        topology = node_topology(folder, process, f"{short_id(str(folder.path))}-brokers")
+        topology = with_metrics(sandboxes.applied(topology), metrics)
         rollouts = tuple(map(folder.journal, folder.rollout_brokers))
         journals = Journals(folder.journal(BACKENDS), rollouts, folder.path / SERVICE_LOCK)
         settle = partial(continue_training, journals, training_of(topology), forget=new_training)
@@ -146,9 +127,8 @@ def serve(
         return
     if address or brokers_only or take_over:
         raise ConfigError("--address, --brokers-only and --take-over go with --service DIR", key="service")
-    topology = options.topology_of(config, run_dir, insecure, keys, log_format, log_level)
-    topology = options.named(topology, name, run_dir)
-    topology = with_metrics(_with_sandbox(topology, sandbox, image), metrics)
+    topology = options.named(process.topology(config), name, process.run_dir)
+    topology = with_metrics(sandboxes.applied(topology), metrics)
     _serve_alone(topology, config, log_dir, drain_s, new_training=new_training)
 
 
@@ -177,7 +157,7 @@ def _serve_alone(
             _say_resumed(topology.journal)
         door = topology.endpoint(topology.rollout_broker.front_door)
         leaving = _dismissal(topology.run_dir, topology, drain_s)
-        plans, places = plan_children(topology, config), fixed_places(topology)
+        plans, places = plan_children(topology), fixed_places(topology)
         supervisor = Supervisor(topology, plans, places, server, log_dir, dismissal=leaving)
         supervise(supervisor, "prorl serve", f"ready at {door}")
 
@@ -235,25 +215,11 @@ def _folder_of(path: Path, config: Path | None) -> ServiceFolder:
     return folder
 
 
-def node_topology(
-    folder: ServiceFolder,
-    run_dir: Path | None,
-    name: str,
-    log_format: LogFormat | None,
-    log_level: LogLevel | None,
-) -> Topology:
+def node_topology(folder: ServiceFolder, process: ProcessOptions, name: str) -> Topology:
     """Return the topology of a service's folder for one node, whose run folder has a name of its own by default."""
-    topology = folder.topology()
-    place = str(run_dir) if run_dir is not None else f"{tempfile.gettempdir()}/prorl-{os.getuid()}-{name}"
-    given = {"run_dir": place, "log_format": log_format, "log_level": log_level}
-    named = {key: value for key, value in given.items() if value is not None}
-    service = msgspec.structs.replace(topology.service, name="", **named)
-    return msgspec.structs.replace(topology, service=service, security=SecuritySettings(str(folder.keys("node"))))
-
-
-def _with_sandbox(topology: Topology, sandbox: str | None, image: str | None) -> Topology:
-    named = {name: value for name, value in (("kind", sandbox), ("image", image)) if value is not None}
-    return msgspec.structs.replace(topology, sandbox=msgspec.structs.replace(topology.sandbox, **named))
+    place = process.run_dir or Path(tempfile.gettempdir(), f"prorl-{os.getuid()}-{name}")
+    options = replace(process, run_dir=place, keys=folder.keys("node"))
+    return options.applied(folder.topology())
 
 
 def with_metrics(topology: Topology, bind: str | None) -> Topology:
@@ -271,7 +237,7 @@ def with_metrics(topology: Topology, bind: str | None) -> Topology:
 
 def check_sandboxes(topology: Topology, program: str) -> None:
     """Raise `SandboxUnavailable` unless this machine can make what the topology says."""
-    from ..tools.sandbox.kinds import container_class
+    from ..tools.containers.kinds import container_class
 
     kind = topology.sandbox.kind
     if not (topology.sandbox.image or topology.sandbox.image_folders):
@@ -307,7 +273,7 @@ def _say_resumed(journal: Path) -> None:
 
 def supervise(supervisor: Supervisor, program: str, ready: str) -> None:
     """Run a supervisor, and show how far its start has come."""
-    with StartupLine(program) as line:
+    with closing(StartupLine(program)) as line:
 
         def on_ready() -> None:
             line.close()

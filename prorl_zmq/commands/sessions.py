@@ -10,11 +10,11 @@ import typer
 from rich.table import Column, Table
 
 from ..errors import UnknownSession
-from ..service.rollout_brokers import RolloutBrokers
 from ..system.duration import duration
 from ..system.logs import say
 from ..wire.messages.base import Identifier
-from .options import all_brokers, columns, console, taking
+from .options import columns, console
+from .target import Target
 
 commands = typer.Typer(
     help="List the sessions of a service, and end one. A session is the name under which jobs, results and batches are "
@@ -24,9 +24,8 @@ commands = typer.Typer(
 
 
 @commands.command("list")
-@taking(all_brokers)
 def list_(
-    brokers: RolloutBrokers,
+    target: Target,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
 ) -> None:
     """List the sessions that hold something: jobs that wait or run, results that were not collected, batches.
@@ -34,7 +33,8 @@ def list_(
     A session without a name ends when its client has been silent for its lease; the column `ends in` says when. A named
     one lasts. The exit code is 1 if a rollout broker did not answer; what others say is shown all the same.
     """
-    answers = brokers.ask(lambda client: client.views.sessions())
+    with target.brokers() as brokers:
+        answers = brokers.ask(lambda client: client.views.sessions())
     answers.check()
     rows = [row for listed in answers.found.values() for row in listed.sessions]
     left_out = sum(listed.left_out for listed in answers.found.values())
@@ -58,9 +58,8 @@ def list_(
 
 
 @commands.command()
-@taking(all_brokers)
 def end(
-    brokers: RolloutBrokers,
+    target: Target,
     session: Annotated[str, typer.Argument(metavar="NAME", help="As `prorl sessions list` shows it.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
 ) -> None:
@@ -74,7 +73,8 @@ def end(
         raise typer.BadParameter(
             f"{session!r} is no name of a session, which is 1 to 128 letters, digits and `._:-`"
         ) from None
-    answers = brokers.ask(lambda client: client.views.end_session(session))
+    with target.brokers() as brokers:
+        answers = brokers.ask(lambda client: client.views.end_session(session))
     silent = {name: error for name, error in answers.problems.items() if not isinstance(error, UnknownSession)}
     if not answers.found:
         raise next(iter(silent.values() or answers.problems.values()))

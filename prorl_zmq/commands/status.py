@@ -11,15 +11,17 @@ from rich.console import Group
 from rich.table import Column, Table
 from rich.text import Text
 
-from ..service.rollout_brokers import EachBroker, summed
+from ..service.rollout_brokers import summed
 from ..system.logs import one_line
 from ..wire.messages.backends import BackendList, ListBackends
 from ..wire.messages.base import new_id
 from ..wire.messages.jobs import Phase
 from .backend_tables import backend_table, show
-from .options import columns, each_broker, taking
+from .options import columns
+from .target import Target
 
 if TYPE_CHECKING:
+    from ..service.rollout_brokers import EachBroker
     from ..wire.messages.batches import BatchStatus
     from ..wire.messages.front_door import ServiceStatus
 
@@ -33,9 +35,8 @@ class _Seen(NamedTuple):
     problems: list[str]
 
 
-@taking(each_broker)
 def status(
-    brokers: EachBroker,
+    target: Target,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep the tables up to date until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
 ) -> None:
@@ -43,12 +44,13 @@ def status(
 
     The exit code is 1 if a broker did not answer; what others say is shown all the same.
     """
-    if as_json:
-        seen = _look(brokers)
-        told = {"status": seen.status, "backends": seen.listed.backends, "problems": seen.problems}
-        print(msgspec.json.encode(told).decode())
-    else:
-        seen = show(lambda: _look(brokers), _layout, watch=watch)
+    with target.each_broker() as brokers:
+        if as_json:
+            seen = _look(brokers)
+            told = {"status": seen.status, "backends": seen.listed.backends, "problems": seen.problems}
+            print(msgspec.json.encode(told).decode())
+        else:
+            seen = show(lambda: _look(brokers), _layout, watch=watch)
     if seen.problems:
         raise typer.Exit(1)
 

@@ -27,8 +27,9 @@ from ..wire.messages.jobs import Outcome
 from ..wire.messages.watching import ENDED_INTERVAL_S
 from .backend_tables import backend_table, detail_tables
 from .nodes import Seen, layout
-from .options import Config, Connect, Keys, Service, broker_clients, columns, console
+from .options import columns, console
 from .status import batch_table, status_tables
+from .target import Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -62,7 +63,7 @@ MOVES = {"\x1b[A": -1, "\x1b[B": 1, "\x1b[5~": -20, "\x1b[6~": 20}
 _KEYS = re.compile(r"\x1b\[[0-9;]*[A-Za-z~]|.", re.DOTALL)
 
 
-def top(connect: Connect = None, config: Config = None, keys: Keys = None, service: Service = None) -> None:
+def top(target: Target) -> None:
     """Watch a service: stages, backends, batches, nodes, and its jobs as they come and end.
 
     1 to 5 choose what is shown: the overview, jobs, backends, nodes, batches. The arrows and Page Up and Page Down move
@@ -72,7 +73,7 @@ def top(connect: Connect = None, config: Config = None, keys: Keys = None, servi
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError("prorl top needs a terminal; `prorl status` prints the same once, also into a pipe")
-    asyncio.run(_run(broker_clients(connect, config, keys, service)))
+    asyncio.run(_run(target.clients()))
 
 
 async def _run(clients: Mapping[str, AsyncRolloutClient]) -> None:

@@ -10,19 +10,18 @@ import typer
 from rich.table import Column, Table
 
 from ..errors import UnknownSession
-from ..service.rollout_brokers import RolloutBrokers
 from ..system.duration import duration
 from ..system.logs import say
 from ..watching.training import trainings
-from .options import all_brokers, columns, console, taking
+from .options import columns, console
+from .target import Target
 
 if TYPE_CHECKING:
     from ..watching.training import Training
 
 
-@taking(all_brokers)
 def training(
-    brokers: RolloutBrokers,
+    target: Target,
     session: Annotated[
         str, typer.Option(metavar="NAME", help="Of the training; empty: the one whose last step is the newest.")
     ] = "",
@@ -35,7 +34,8 @@ def training(
     rollouts and the trainer worked at the same time; the trainer counts as working from when it has a batch until it
     announces the next weights. Brokers keep the last 2,000 batches since they were started.
     """
-    answers = brokers.ask(lambda client: client.views.steps())
+    with target.brokers() as brokers:
+        answers = brokers.ask(lambda client: client.views.steps())
     answers.check()
     found = trainings(answers.found)
     if session:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 import traceback
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +22,7 @@ from ..system.logs import one_line, say
 from ..system.pauses import blocked_log
 from ..wire.messages.jobs import Job, Outcome
 from . import options
+from .option_groups import OptionGroup, SandboxOptions, flag_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,20 +48,28 @@ TaskOrFile = Annotated[
 ]
 
 
-def try_task(
-    task_or_file: TaskOrFile,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceOptions(OptionGroup):
+    """Which instance is tried: that of a row, or one that --set makes."""
+
     file: Annotated[
         Path | None, typer.Argument(metavar="[DATA]", help="Rows: .jsonl, .parquet, .csv, or .json with a list.")
-    ] = None,
-    row: Annotated[int, typer.Option(min=1, help="Which row of DATA, from 1.")] = 1,
-    task: options.TaskName = "",
-    row_format: options.RowFormatName = "",
+    ] = None
+    row: Annotated[int, typer.Option(min=1, help="Which row of DATA, from 1.")] = 1
+    task: options.TaskName = ""
+    row_format: options.RowFormatName = ""
     fields: Annotated[
         list[str] | None,
         typer.Option(
             "--set", metavar="NAME=JSON", help="Set a field of the instance; without DATA, make one of these."
         ),
-    ] = None,
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TalkOptions(OptionGroup):
+    """Who talks: an engine, or a script."""
+
     said: Annotated[
         list[str] | None,
         typer.Option(
@@ -68,22 +78,16 @@ def try_task(
             help="What the model says: its turns in order, in place of an engine. NAME {JSON} calls a tool, such as "
             """'bash {"command": "ls"}'.""",
         ),
-    ] = None,
+    ] = None
     engine: Annotated[
         str, typer.Option(metavar="KIND", help="A real model's engine. [default: embedded]", show_default=False)
-    ] = "",
-    model: options.Model = "",
+    ] = ""
+    model: options.Model = ""
     url: Annotated[
         str, typer.Option(help="http: a server, such as http://gpu-7:8000. Its key is in $PRORL_API_KEY.")
-    ] = "",
-    api: options.Api = "auto",
-    tokenizer: options.Tokenizer = "",
-    harness: Annotated[
-        str, typer.Option(metavar="NAME[==VERSION]", help="Let an agent program lead the rollout.")
-    ] = "",
-    sandbox: options.Sandbox = None,
-    image: options.Image = None,
-    limit: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Longest time of each phase.")] = LIMIT_S,
+    ] = ""
+    api: options.Api = "auto"
+    tokenizer: options.Tokenizer = ""
     start_limit: Annotated[
         float | None,
         typer.Option(
@@ -92,7 +96,45 @@ def try_task(
             help="How long the engine may take to start. [default: 900; with --url 30]",
             show_default=False,
         ),
-    ] = None,
+    ] = None
+
+    @property
+    def name(self) -> str:
+        """What is waited for."""
+        return self.url or f"the engine of kind {self.engine or 'embedded'}"
+
+    @property
+    def limit_s(self) -> float:
+        return self.start_limit or (URL_LIMIT_S if self.url else ENGINE_LIMIT_S)
+
+    def starter(self) -> Any:
+        """Return what starts the engine, or the script."""
+        if self.said and (self.engine or self.model or self.url):
+            words = "--say and an engine (--engine, --model, --url) are two ways to talk; name one"
+            raise ConfigError(words, key="say")
+        if self.said:
+            return _script(self.said)
+        backend = BackendSettings(
+            kind=self.engine or ("http" if self.url else "embedded"),
+            model=self.model,
+            urls=(self.url,) if self.url else (),
+            api=self.api,
+            tokenizer=self.tokenizer,
+        )
+        (kind,) = backend.check(flag_of)
+        kind.check()
+        return partial(kind.start, 0)
+
+
+def try_task(
+    task_or_file: TaskOrFile,
+    instance: InstanceOptions,
+    model: TalkOptions,
+    sandboxes: SandboxOptions,
+    harness: Annotated[
+        str, typer.Option(metavar="NAME[==VERSION]", help="Let an agent program lead the rollout.")
+    ] = "",
+    limit: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Longest time of each phase.")] = LIMIT_S,
 ) -> None:
     r"""Run one rollout of a task, and show what each phase returned, the turns and the reward.
 
@@ -109,40 +151,30 @@ def try_task(
     from ..testing.task_trial import TaskTrial
 
     kinds, handlers, own = _handlers(task_or_file)
-    job = _job(handlers, own, task_or_file if not own else task, file, row, row_format, fields)
+    job = _job(handlers, own, task_or_file if not own else instance.task, instance)
     if harness:
         job = msgspec.structs.replace(job, harness=harness)
-    if said and (engine or model or url):
-        raise ConfigError("--say and an engine (--engine, --model, --url) are two ways to talk; name one", key="say")
-    backend = BackendSettings(
-        kind=engine or ("http" if url else "embedded"),
-        model=model,
-        urls=(url,) if url else (),
-        api=api,
-        tokenizer=tokenizer,
-    )
-    limit_s = start_limit or (URL_LIMIT_S if url else ENGINE_LIMIT_S)
     trial = TaskTrial(
         job=job,
         handlers=kinds,
-        engine=_script(said) if said else _starter(backend),
-        sandbox=sandbox or SandboxSettings().kind,
-        image=image or "",
+        engine=model.starter(),
+        sandbox=sandboxes.sandbox or SandboxSettings().kind,
+        image=sandboxes.image or "",
         limit_s=limit,
-        start_limit_s=limit_s,
+        start_limit_s=model.limit_s,
     )
     logging.getLogger("prorl").setLevel(logging.CRITICAL)  # what goes wrong is shown below
     blocked_log.setLevel(logging.WARNING)  # but not while it lasts
-    if not said:
-        say("prorl tasks", f"waiting for {url or f'the engine of kind {backend.kind}'}, at most {limit_s:g} s")
+    if not model.said:
+        say("prorl tasks", f"waiting for {model.name}, at most {model.limit_s:g} s")
     try:
         trajectory, backends = trial.run(_show_phase)
     except NotReady as error:
-        remedy = "is the server up?" if url else "--start-limit gives it longer"
-        raise ConfigError(f"{url or backend.kind} did not answer within {limit_s:g} s; {remedy}", key="url") from error
+        remedy = "is the server up?" if model.url else "--start-limit gives it longer"
+        raise ConfigError(f"{model.name} did not answer within {model.limit_s:g} s; {remedy}", key="url") from error
     _show_result(trajectory, backends)
-    if said and trajectory.error is not None and SCRIPT_ENDED in trajectory.error.message:
-        say("prorl tasks", f"the {len(said)} turns were not enough: one more --say adds a turn")
+    if model.said and trajectory.error is not None and SCRIPT_ENDED in trajectory.error.message:
+        say("prorl tasks", f"the {len(model.said)} turns were not enough: one more --say adds a turn")
     if trajectory.outcome != Outcome.COMPLETED:
         raise typer.Exit(1)
 
@@ -190,10 +222,7 @@ def _job(
     handlers: Mapping[str, AgentHandler[Any]],
     own: list[str],
     task: str,
-    file: Path | None,
-    row: int,
-    row_format: str,
-    fields: list[str] | None,
+    chosen: InstanceOptions,
 ) -> Job:
     """Make the job of a row, or of fields alone.
 
@@ -203,8 +232,8 @@ def _job(
     from ..stages.known_row_formats import known_row_formats
     from ..tasks.loading import load_rows
 
-    given = options.named_values("--set", fields)
-    if file is None:
+    given = options.named_values("--set", chosen.fields)
+    if (file := chosen.file) is None:
         if not task and len(own) > 1:
             raise ConfigError(f"the file has the tasks {', '.join(own)}; name one with --task", key="task")
         job = Job(task=task or own[0], instance=given)
@@ -214,12 +243,12 @@ def _job(
         formats = tuple(each for each in formats if each.task in handlers)
         count, found = 0, None
         for count, found in enumerate(  # noqa: B007 - it is read below
-            load_rows(file, task=task, row_format=row_format, row_formats=formats, options=given), 1
+            load_rows(file, task=task, row_format=chosen.row_format, row_formats=formats, options=given), 1
         ):
-            if count == row:
+            if count == chosen.row:
                 break
-        if count < row or found is None:
-            raise ConfigError(f"--row {row}: {file} has {count} rows", key="row")
+        if count < chosen.row or found is None:
+            raise ConfigError(f"--row {chosen.row}: {file} has {count} rows", key="row")
         if isinstance(found, InvalidRecord):
             raise InvalidRecord(f"{found.message}; {_fields_there(handlers)}", **found.fields)
         job = found.job
@@ -256,12 +285,6 @@ def _script(turns: list[str]) -> Any:
             raise ConfigError(f"--say {turn}: the call's arguments are no JSON: {error}", key="say") from error
         said.append(turn if match is None or arguments is None else tool_call(match[1], **arguments))
     return script(*said)
-
-
-def _starter(backend: BackendSettings) -> Any:
-    (kind,) = backend.check(flags=True)
-    kind.check()
-    return partial(kind.start, 0)
 
 
 def _show_phase(seen: PhaseSeen) -> None:

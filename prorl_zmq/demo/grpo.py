@@ -82,6 +82,10 @@ class _Tokens(NamedTuple):
     versions: NDArray[np.int32]
     advantages: NDArray[np.float32]
 
+    def take(self, rows: NDArray[np.intp]) -> _Tokens:
+        arrays: list[Any] = [array[rows] for array in self]
+        return _Tokens(*arrays)
+
 
 class Grpo:
     """Trains a policy in place."""
@@ -167,7 +171,7 @@ class Grpo:
         reference = np.exp(log_softmax(self._reference.logits(tokens.contexts), settings.temperature))
         for _ in range(settings.epochs):
             for rows in np.array_split(self._random.permutation(count), min(settings.minibatches, count)):
-                batch = _Tokens(*(array[rows] for array in tokens))
+                batch = tokens.take(rows)
                 forward = self.policy.forward(batch.contexts)
                 logprobs = log_softmax(forward.logits, settings.temperature)
                 ratio = np.exp(logprobs[np.arange(len(rows)), batch.token_ids] - batch.logprobs)
@@ -185,4 +189,5 @@ def advantages_of(group: Group) -> NDArray[np.float32]:
     """Return each rollout's advantage, float32 [n]; 0 if the rewards are all equal."""
     rewards = group.rewards
     spread = rewards.std() if rewards.min() < rewards.max() else np.inf
-    return ((rewards - rewards.mean()) / spread).astype(np.float32)
+    advantages: NDArray[np.float32] = ((rewards - rewards.mean()) / spread).astype(np.float32)
+    return advantages

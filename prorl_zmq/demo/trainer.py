@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 TOPOLOGY = """\
 backends = [{{kind = "embedded", model = "{model}"}}]
+stage = [{{role = "init", slots = 4}}, {{role = "run", slots = 16}}, {{role = "eval", slots = 4}}]
 
 [rollout_broker]
 ready_limit = 16
@@ -57,18 +58,6 @@ journal = "{journal}"
 
 [sandbox]
 kind = "{sandbox}"
-
-[[stage]]
-role = "init"
-slots = 4
-
-[[stage]]
-role = "run"
-slots = 16
-
-[[stage]]
-role = "eval"
-slots = 4
 """
 CHECKPOINT, JOURNAL, STEPS, SUMMARY = "checkpoint.npz", "rollout.journal", "steps.jsonl", "summary.json"
 TRAJECTORIES = "trajectories.jsonl"

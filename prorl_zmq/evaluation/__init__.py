@@ -1,1 +1,1 @@
-"""`prorl eval` and `prorl view`: a model's pass@k on a data file, a folder that remembers it, reports, and a viewer."""
+"""`prorl eval`, `prorl view`, `prorl regrade` and `prorl cheats`: run folders, their figures, and their reports."""

@@ -1,7 +1,7 @@
-"""The charts of a report, as SVG that stands in the page's own HTML and takes its fonts and colours.
+"""The charts of a report, as SVG elements in the page's HTML that take its fonts and colours.
 
-matplotlib draws in marker colours, which are replaced by CSS variables of the page: so a chart is light or dark as the
-page is. Texts of data files and models are drawn as they are, never as mathtext.
+matplotlib draws in marker colours, which become CSS variables, so a chart is light or dark as the page is. Texts of
+data files and models are drawn literally, never as mathtext.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ COLOURS = """\
     --grid: #353d48; --main: #5fa3e6; --second: #37689a; --bad: #e58259; --faint: #5a6470;
   }
 }"""
-"""What the variables are, in CSS: of the page, and of a chart that is a file of its own."""
+"""The values of the variables, in CSS, for the page and for a chart in its own file."""
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "text.parse_math": False,
@@ -141,7 +141,7 @@ def _draw_times(charts: Charts, rows: Sequence[Distribution]) -> None:
 
 
 def _draw_tokens(charts: Charts, samples: Sequence[Sample], threshold: float) -> None:
-    """Draw how many tokens the policy generated, in rollouts that solved their problem and in others."""
+    """Draw the tokens that the policy generated, in rollouts that solved their problem and in others."""
     solved: list[float] = []
     others: list[float] = []
     for sample in samples:
@@ -189,7 +189,7 @@ def _chart(charts: Charts, name: str, height: float = HEIGHT) -> Iterator[Axes]:
 
 @contextmanager
 def _bar_chart(charts: Charts, name: str, labels: Sequence[str]) -> Iterator[Axes]:
-    """Add the chart of which the block draws the horizontal bars, at `_bar_places`."""
+    """Add a chart whose horizontal bars the block draws, at `_bar_places`."""
     with _chart(charts, name, max(1.5, 0.34 * len(labels) + 0.8)) as axes:
         axes.set_yticks(_bar_places(labels), labels)
         axes.tick_params(axis="y", length=0)
@@ -202,7 +202,7 @@ def _bar_places(labels: Sequence[str]) -> list[int]:
 
 
 def _svg(figure: Figure) -> str:
-    """Return a figure as an SVG element: no XML head, no metadata, no fixed size, the page's colours."""
+    """Return a figure as an SVG element in the page's colours, without XML head, metadata or fixed size."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     svg = buffer.getvalue()

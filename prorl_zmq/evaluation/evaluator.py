@@ -1,7 +1,7 @@
-"""The run of an evaluation: what is missing goes through a service, and each result into the run folder as it comes.
+"""`Evaluator`: submits the missing rollouts of an evaluation to a service, and stores each result as it arrives.
 
-A result is in the folder before the service hears that it was collected, so a kill loses none. SIGINT and SIGTERM end
-the run in good order: what runs is cancelled, what has ended stays; a second signal does not wait.
+A result is in the folder before it is acknowledged, so a kill loses none. After SIGINT or SIGTERM, running jobs are
+cancelled and results that have ended are kept; a second signal does not wait.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
     from .run_folder import RunFolder, Sample
 
 END_S = 5.0
-"""How long a stop waits for what it has cancelled."""
+"""How long a stop waits for cancelled jobs."""
 
 
 class Watcher(Protocol):
     def waits(self, what: str) -> None:
-        """The service is not ready yet: it lacks `what`."""
+        """The service is not ready yet: `what` is missing."""
 
     def starts(self) -> None:
-        """The service is ready, and gets the jobs."""
+        """The service is ready; jobs are submitted now."""
 
     def ended(self, sample: Sample) -> None: ...
 
     def troubled(self, message: str) -> None:
-        """Something is wrong, and the evaluation continues."""
+        """Report a problem that does not end the evaluation."""
 
 
 @dataclass(slots=True)
@@ -58,10 +58,10 @@ class Evaluator:
     _traces: TraceLog | None = field(default=None, init=False)
     _stopping: Stopping = field(default_factory=Stopping, init=False)
     _ending: bool = field(default=False, init=False)
-    """From now on a cancelled job is one that this process has cancelled."""
+    """From now on cancelled jobs are those that this process cancelled."""
 
     def run(self) -> bool:
-        """Run until each rollout has a result; false: a signal has stopped it."""
+        """Run until each rollout has a result; false: a signal stopped it."""
         return asyncio.run(self._run())
 
     async def _run(self) -> bool:
@@ -111,7 +111,7 @@ class Evaluator:
             raise error from None
 
     def _take(self, trajectory: Trajectory) -> None:
-        """Keep a result, unless the job is here already or this process has cancelled it."""
+        """Store a result, unless it is stored already or this process cancelled the job."""
         assert self._readers is not None, "the tokenizers are loaded before anything is submitted"
         backend = trajectory.result.backend
         model = self._readers.model(backend) if backend else ""

@@ -1,15 +1,14 @@
-"""pass@k, mean rewards, and how sure they are: 95 % confidence intervals that know that samples come in problems.
+"""pass@k and mean rewards with 95 % confidence intervals.
 
-The samples of one problem are alike, so they are no independent draws: all intervals take the problem as the unit.
+All intervals take the problem as the unit, since the samples of one problem are not independent.
 
-- pass@1 with one sample of each problem is a share of independent yes/no results: the Wilson interval.
-- pass@k otherwise is a mean of one estimate per problem. Its interval is Wilson's too, with the effective sample size
-  that the variance between problems leaves (Korn and Graubard 1998): it stays within 0 and 1, is about the plain normal
-  interval where there are many problems, and does not shrink to nothing where all problems came out alike.
+- pass@1 with one sample of each problem is a share of independent results: Wilson's interval.
+- Other pass@k are a mean of one estimate per problem: Wilson's interval with the effective sample size that the
+  variance between problems leaves (Korn and Graubard 1998). It stays within 0 and 1, approaches the normal interval
+  with many problems, and does not shrink to zero where all problems came out alike.
 - A mean reward has no bounds: Student's t over the problems' means.
 
-With one problem there is nothing to compare, so an interval is all that there can be: 0 to 1, or the whole line. The
-latter also where all mean rewards are equal: they say nothing of how far apart others are.
+With one problem the interval is 0 to 1, or the whole line. It is the whole line too if all mean rewards are equal.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 CONFIDENCE = 0.95
 Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-"""How many standard errors a normal interval reaches."""
+"""Standard errors that a normal interval reaches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +53,9 @@ class Tally:
 
 
 def pass_at_k(samples: int, solved: int, k: int) -> float:
-    """Return the chance that at least one of k samples, drawn without putting back, is solved: 1 - C(n-c, k) / C(n, k).
+    """Return the chance that at least one of k samples, drawn without replacement, is solved: 1 - C(n-c, k) / C(n, k).
 
-    This is the estimator of Chen et al. 2021 without bias, in exact integers.
+    This is the unbiased estimator of Chen et al. 2021, in exact integers.
     """
     if not 0 <= solved <= samples or not 1 <= k <= samples:
         raise ValueError(f"there is no pass@{k} of {solved} solved among {samples} samples")
@@ -64,7 +63,7 @@ def pass_at_k(samples: int, solved: int, k: int) -> float:
 
 
 def pass_estimate(tallies: Sequence[Tally], k: int) -> Estimate | None:
-    """Return pass@k over the problems with at least k samples; None: there is no such problem."""
+    """Return pass@k over the problems with at least k samples; None if there are none."""
     used = [tally for tally in tallies if tally.samples >= k]
     if not used:
         return None
@@ -105,7 +104,7 @@ def _clustered_share(values: Sequence[float], samples: int) -> Estimate:
 
 
 def _interval(value: float, samples: float, problems: int) -> Estimate:
-    """Return Wilson's interval of a share of so many independent samples, which need be no whole number."""
+    """Return Wilson's interval of a share of `samples` independent samples, which may be fractional."""
     shrunk = 1 + Z * Z / samples
     centre = (value + Z * Z / (2 * samples)) / shrunk
     reach = Z / shrunk * math.sqrt(value * (1 - value) / samples + Z * Z / (4 * samples**2))

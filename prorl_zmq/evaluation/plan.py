@@ -1,9 +1,8 @@
-"""The plan of an evaluation: what is evaluated, and how; and the jobs that it comes to.
+"""`Plan`: what is evaluated and how, and the jobs that follow from it.
 
-A run folder keeps its plan, and continues only with the same one, or one that has more samples or problems: results
-of two models, or of two versions of a file, make no common figure. What changes no result (how many slots, which k are
-reported, prices) is not part of it. The ids of the jobs follow from the plan, so that a service that has some of them
-still does not run them twice.
+A run folder continues only with its own plan, or with more samples or problems, since results of two models or of two
+versions of a file cannot be combined. Settings that change no result (slots, reported k, prices) are not part of it.
+Job ids follow from the plan, so a service that still has some of the jobs does not run them twice.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from .problems import Problem
 
 FORMAT = 1
-"""Of the run folder; raised with every incompatible change."""
+"""The run folder's format; raised with every incompatible change."""
 RUN_ID_DIGITS = 12
 NAME_DIGITS = 40
 _UNNAMEABLE = re.compile(r"[^A-Za-z0-9._]+")
@@ -32,7 +31,7 @@ _JOB_ID = re.compile(r"(?P<run>[0-9a-f]+)-(?P<problem>[0-9]{1,9})-(?P<sample>[0-
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What results depend on. None: the data file or the default says."""
+    """The settings that results depend on. None: the data file or the default decides."""
 
     data_sha256: str
     row_format: str = ""
@@ -40,7 +39,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     options: dict[str, Any] = {}
     """Fields of all instances."""
     task_modules: tuple[str, ...] = ()
-    """Files with tasks of the user's own, each as its name and the beginning of its checksum."""
+    """The user's task files, each as its name and the beginning of its checksum."""
     limit: int = 0
     samples: int = 1
     seed: int = 0
@@ -50,12 +49,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     max_turns: int | None = None
     context: int | None = None
     template_arguments: dict[str, Any] = {}
-    """Of all jobs, beside those that the data file says."""
+    """For all jobs, in addition to those of the data file."""
     engine: str = ""
     """Empty: the service that `connect` names."""
     model: str = ""
     model_sha256: str = ""
-    """Of a model that is one file."""
+    """The checksum of a model that is one file."""
     urls: tuple[str, ...] = ()
     api: str = ""
     tokenizer: str = ""
@@ -67,7 +66,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     sandbox: str = ""
     image: str = ""
     harness: str = ""
-    """NAME or NAME==VERSION of the agent program that leads the rollouts; empty: what each job says."""
+    """NAME or NAME==VERSION of the agent program that leads the rollouts; empty: each job's own."""
 
 
 OPTIONS = {
@@ -81,25 +80,25 @@ OPTIONS = {
     "template_arguments": "--template-argument",
     "connect": "the service (--connect, --config)",
 }
-"""How fields are called in errors, where that is not their option."""
+"""The names of fields in errors, if they differ from their options."""
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a run folder is about: `plan.json`."""
+    """The plan of a run folder: `plan.json`."""
 
     settings: Settings
     file: str
-    """The data file, as it was named; its checksum counts."""
+    """The data file's path as given; only its checksum is compared."""
     problems: int
     format: int = FORMAT
     run_id: str = msgspec.field(default_factory=lambda: new_id()[:RUN_ID_DIGITS])
-    """Begins the ids of its jobs."""
+    """The prefix of its jobs' ids."""
     version: str = ""
     created: str = ""
 
     @property
     def session(self) -> str:
-        """The session of its jobs, and the run's name in trackers: after the data file, so that people know it."""
+        """The session of its jobs, and the run's name in trackers; it contains the data file's name."""
         data = _UNNAMEABLE.sub("-", PurePath(self.file).stem)[:NAME_DIGITS].strip("-")
         return "-".join(part for part in ("eval", data, self.run_id) if part)
 
@@ -114,11 +113,11 @@ class RolloutIndex(msgspec.Struct, frozen=True, order=True):
     sample: int
     """From 0."""
     trial: int = 0
-    """How many infrastructure errors came before."""
+    """How many infrastructure errors came before it."""
 
 
 def option_of(name: str) -> str:
-    """Return how a field of `Settings` is called in errors and reports."""
+    """Return the name of a field of `Settings` in errors and reports."""
     return OPTIONS.get(name, f"--{name.replace('_', '-')}")
 
 
@@ -132,7 +131,7 @@ def differing_settings(first: Settings, second: Settings) -> list[tuple[str, str
 
 
 def differences(before: Plan, now: Plan) -> list[str]:
-    """Return in words why a plan cannot continue an earlier one; nothing: it is the same, or has more."""
+    """Return the reasons why a plan cannot continue an earlier one; none if it is the same or has more."""
     may_grow = {
         option_of("samples"): now.settings.samples > before.settings.samples,
         option_of("limit"): now.problems >= before.problems,
@@ -152,7 +151,7 @@ def job_id(plan: Plan, index: RolloutIndex) -> str:
 
 
 def index_of(plan: Plan, name: str) -> RolloutIndex | None:
-    """Return the rollout that a job's id names; None: the job is none of this plan."""
+    """Return the rollout that a job's id names; None if the job is not of this plan."""
     match = _JOB_ID.match(name)
     if match is None or match["run"] != plan.run_id:
         return None
@@ -182,7 +181,7 @@ def _job(plan: Plan, template: Job, index: RolloutIndex) -> Job:
 
 
 def sample_seed(seed: int, problem: int, sample: int) -> int:
-    """Return the random seed of a sample, 0 to 2**63 - 1; those of two samples have nothing to do with each other."""
+    """Return the random seed of a sample, 0 to 2**63 - 1; the seeds of two samples are independent."""
     digest = hashlib.sha256(f"{seed} {problem} {sample}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 

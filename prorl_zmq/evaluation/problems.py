@@ -1,7 +1,7 @@
-"""The problems of an evaluation: the rows of a data file, each with the job that one sample of it is.
+"""The problems of an evaluation: the rows of a data file, each with the job template of its samples.
 
-Rows become jobs in `tasks.loading`; here they get names of their own. A row may be a whole job, as `prorl submit` takes
-them: its sampling and limits hold where no option says otherwise.
+`tasks.loading` converts rows to jobs. A row may be a whole job, as for `prorl submit`: its sampling and limits hold
+unless an option overrides them.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ SHOWN_ERRORS = 3
 @dataclass(frozen=True, slots=True)
 class Problem:
     name: str
-    """What the row calls itself, or its number. Text of the file: clean it before it is shown."""
+    """The row's own name, or its number. Text of the file: clean it before it is shown."""
     line: int
     row_format: str
     job: Job
-    """What its samples are, but for ids and sampling."""
+    """The template of its samples, without ids and seeds."""
 
 
 def load_problems(
@@ -63,7 +63,7 @@ def load_problems(
 
 
 def check_instances(problems: Sequence[Problem], handlers: Mapping[str, AgentHandler[Any]], path: Path) -> Counter[str]:
-    """Check the instances of tasks that are installed here, options included, before anything is started."""
+    """Check the instances of installed tasks; return how many problems miss what, such as an image."""
     lacks: Counter[str] = Counter()
     for problem in problems:
         handler = handlers.get(problem.job.task)
@@ -86,7 +86,7 @@ def checksum(path: Path) -> str:
 
 
 def _with_own_names(problems: list[Problem]) -> list[Problem]:
-    """Add their lines to the names that an earlier problem has, which keeps its own: more rows change no name."""
+    """Append its line to the name of a problem if an earlier one has this name; more rows change no name."""
     names: set[str] = set()
     own = []
     for problem in problems:

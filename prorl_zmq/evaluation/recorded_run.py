@@ -1,7 +1,4 @@
-"""What a run folder tells `prorl explain`: the traces beside the results, of the sitting in which most of it ended.
-
-A folder without traces, of an earlier version, still tells how the rollouts' time was divided, but nothing of when.
-"""
+"""The recording of a run folder for `prorl explain`: results, and traces of the sitting that ended most."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ if TYPE_CHECKING:
     from ..wire.messages.jobs import Result
 
 ROLLOUTS_LIMIT = 20_000
-"""Most rollouts that are explained; of more, the last ones."""
+"""The most rollouts that are explained; of more, the last ones."""
 
 
 class Recorded(NamedTuple):
@@ -64,7 +61,7 @@ def read_recorded(folder: Path) -> Recorded:
 
 
 def mean_seconds(results: list[Result]) -> dict[str, float]:
-    """Return the mean seconds of a rollout, by what its timings say."""
+    """Return the mean seconds of a rollout, by the name of the timing."""
     totals: Counter[str] = Counter()
     for result in results:
         totals.update(result.timings)

@@ -1,8 +1,8 @@
-"""Regrading: the rewards of a stored run, computed again with the graders of this installation.
+"""`Regrading`: computes the rewards of a stored run again with the graders of this installation.
 
-Only EVAL is repeated, on what the notes of each result have of RUN's data (`AgentHandler.stored_data`). The results go
-into a new run folder, with the differences in `differences.jsonl`; the old folder is only read. A rollout whose data
-are not stored, or whose grader fails, keeps its reward and is counted.
+Only EVAL is repeated, on the RUN data in each result's notes (`AgentHandler.stored_data`). Results go to a new run
+folder, with the differences in `differences.jsonl`; the old folder is only read. A rollout whose data are not stored,
+or whose grader fails, keeps its reward and is counted.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ..stages.handler import AgentHandler, Evaluation
+    from ..tools.containers.specification import SandboxSpec
     from ..tools.sandbox.sandbox import Sandbox
-    from ..tools.sandbox.specification import SandboxSpec
     from .problems import Problem
     from .run_folder import RunFolder, Sample
 
@@ -39,7 +39,7 @@ DIFFERENCES = "differences.jsonl"
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """A rollout whose reward is another one now."""
+    """A rollout whose reward has changed."""
 
     job_id: str
     problem: str

@@ -1,7 +1,7 @@
-"""The reports of an evaluation: `report.html`, which stands alone, and `report.md`, whose charts are files beside it.
+"""The reports of an evaluation: `report.html`, which is self-contained, and `report.md` with charts as files.
 
-Texts of data files, models and tools become harmless here: control characters are written as escapes, and what HTML or
-a Markdown table reads as its own is escaped. The page runs no script and loads nothing.
+Texts of data files, models and tools are escaped: control characters, HTML, and the syntax of Markdown tables. The page
+runs no script and loads nothing.
 """
 
 from __future__ import annotations
@@ -143,14 +143,14 @@ def number(value: float) -> str:
 
 
 def money(value: float | None) -> str:
-    """Return a cost with enough digits to see it."""
+    """Return a cost with at least three digits."""
     if value is None:
         return NOTHING
     return f"{value:,.2f}" if value >= 1 else f"{value:.3g}"
 
 
 def cell(value: object) -> str:
-    """Return any text for a cell of a Markdown table: one line, in which nothing is markup."""
+    """Return a text as a cell of a Markdown table: one line without markup."""
     return _MARKDOWN.sub(r"\\\1", escape(one_line(str(value)), quote=False)) or " "
 
 

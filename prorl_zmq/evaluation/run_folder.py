@@ -1,17 +1,16 @@
-"""The folder of an evaluation: what it is about, and what has come of it, so that it can continue after anything.
+"""`RunFolder`: the folder of an evaluation, with its plan and all results, from which the same command continues.
 
     plan.json                what is evaluated (see `plan`)
     results.jsonl            one `Sample` per ended rollout, in the order in which they ended
-    traces.jsonl             when each was where (see `client.trace_log`), for `prorl explain`
+    traces.jsonl             traces of the jobs (see `client.trace_log`), for `prorl explain`
     trajectories/JOB.npz     its arrays (see `TokenArrays`); JOB.json its `Transcript`
     summary.json, report.md, report.html
     service/                 topology and logs of the evaluation's own service
-    trackers/                what `--log` keeps here
-    earlier/RUN/             what `--fresh` put aside
+    trackers/                files of `--log`
+    earlier/RUN/             what `--fresh` moved away
 
-A rollout's line is written after its other files, so what has a line is whole; a last line that a kill has torn is cut
-off when the folder is opened, and its rollout is run again. One process at a time has the folder (a lock on `lock`,
-which the kernel lets go of with the process).
+A rollout's line is written after its other files, so a rollout with a line is complete. A last line torn by a kill is
+cut off when the folder is opened, and its rollout is run again. One process at a time holds the lock on `lock`.
 """
 
 from __future__ import annotations
@@ -49,15 +48,15 @@ PLAN, RESULTS, TRAJECTORIES = "plan.json", "results.jsonl", "trajectories"
 SERVICE, LOCK, EARLIER = "service", "lock", "earlier"
 SUMMARY, REPORT_MD, REPORT_HTML, CHARTS = "summary.json", "report.md", "report.html", "charts"
 WRITTEN = (RESULTS, TRACES, TRAJECTORIES, SUMMARY, REPORT_MD, REPORT_HTML, CHARTS, SERVICE, TRACKERS)
-"""What `--fresh` puts aside, with the plan."""
+"""What `--fresh` moves away, with the plan."""
 ARRAYS = ("token_ids", "loss_mask", "logprobs", "weight_versions", "turns")
 NO_OUTCOMES = frozenset({Outcome.INFRASTRUCTURE_ERROR, Outcome.CANCELLED})
 TASKS_FAULTS = frozenset({"handler_failed", "invalid_job", "sandbox_failed", "unknown_task"})
-"""Errors of `failed` rollouts that the task's code, its instance or its image made, and not the model."""
+"""Errors of `failed` rollouts caused by the task's code, instance or image, not by the model."""
 Line = TypeVar("Line")
 FILE_BYTES = 2**28
 ROUNDING = 1e-9
-"""By how much a reward may miss the threshold: a sum of fractions may come out a little below 1."""
+"""Tolerance below the threshold: a sum of fractions may be a little less than 1."""
 
 
 def says_nothing(result: Result) -> bool:
@@ -69,12 +68,12 @@ def says_nothing(result: Result) -> bool:
 
 
 def is_solved(result: Result, threshold: float = 1.0) -> bool:
-    """Return whether a rollout solved its problem: with the full reward, which is 1 by custom, or so much."""
+    """Return whether a rollout solved its problem: it completed with at least this reward."""
     return result.outcome == Outcome.COMPLETED and result.reward is not None and result.reward >= threshold - ROUNDING
 
 
 class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What came of one rollout: a line of `results.jsonl`."""
+    """The result of one rollout: a line of `results.jsonl`."""
 
     problem: str
     """The problem's name; of a job of `prorl submit`, its group. Text of the data file: clean it before it is shown."""
@@ -83,9 +82,9 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     index: RolloutIndex
     result: Result
     model: str = ""
-    """What the engine said that it serves; empty: no engine was asked."""
+    """The model that the engine reported; empty: no engine was asked."""
     versions: tuple[int, ...] = ()
-    """The weight versions that generated."""
+    """The weight versions that generated its tokens."""
 
     @property
     def job_id(self) -> str:
@@ -113,7 +112,7 @@ class RunFolder:
         self.path = path
         self.plan = plan
         self.earlier: Path | None = None
-        """Where the evaluation is that was put aside."""
+        """Where an earlier evaluation was moved."""
         self._fresh = fresh
         self._latest: dict[tuple[int, int], Sample] = {}
         """The newest result of each rollout, by problem and sample."""
@@ -128,7 +127,7 @@ class RunFolder:
     def missing(self) -> list[RolloutIndex]:
         """Return the rollouts to run: those without a result, and those that an infrastructure error ended.
 
-        First comes the first sample of each problem, so that an evaluation that is stopped early has seen all problems.
+        The first samples of all problems come first, so an evaluation that is stopped early has seen all problems.
         """
         missing = []
         for sample, problem in product(range(self.plan.settings.samples), range(self.plan.problems)):
@@ -171,7 +170,7 @@ class RunFolder:
             raise ConfigError(f"{self.path}: {error.strerror}", key="out") from error
 
     def write(self, name: str, content: str) -> None:
-        """Write one of the folder's files whole: an old one stays until the new one is there."""
+        """Write a file of the folder atomically."""
         new = self.path / f"{name}.new"
         try:
             new.write_text(content, encoding="utf-8")
@@ -235,7 +234,7 @@ class RunFolder:
         self._results = os.open(self.path / RESULTS, flags, 0o644)
 
     def _continue(self, before: Plan) -> None:
-        """Continue the folder's plan, which this one may only add to."""
+        """Continue the folder's plan; this one may only add to it."""
         differing = differences(before, self.plan)
         if differing and not ((self.path / RESULTS).exists() and (self.path / RESULTS).stat().st_size):
             self._write_plan()  # nothing has come of the other
@@ -330,9 +329,9 @@ def read_lines(file: Path, kind: type[Line]) -> list[Line]:
 
 
 def repair(file: Path) -> int:
-    """Cut off what follows the last whole line of a file, if the file exists; return how many bytes that was.
+    """Cut off what follows the last complete line of a file, if the file exists; return the number of bytes.
 
-    A last line that is whole and no JSON goes too: where the machine went down, blocks may have kept their zeros.
+    A complete last line that is not JSON is cut off too: after a power failure, blocks may be zeros.
     """
     if not file.exists():
         return 0
@@ -347,7 +346,7 @@ def repair(file: Path) -> int:
 
 
 def sample_of(plan: Plan, problems: Sequence[Problem], trajectory: Trajectory, model: str) -> Sample | None:
-    """Return what came of a job; None if it is none of the plan's."""
+    """Return the sample of a job; None if the job is not of the plan."""
     index = index_of(plan, trajectory.job_id)
     if index is None:
         return None
@@ -372,7 +371,7 @@ def _is_json(line: bytes) -> bool:
 
 
 def _append(descriptor: int, line: bytes) -> None:
-    """Write a whole line, or nothing: of a disk that is full a part may be taken first."""
+    """Write a whole line or nothing: a full disk may take a part of it."""
     before = os.fstat(descriptor).st_size
     view = memoryview(line)
     try:

@@ -1,7 +1,7 @@
-"""Whose engines an evaluation uses: a service of its own, as a child, or one that runs already.
+"""The service of an evaluation: its own, as a child process, or one that runs already.
 
-Its own service has one kind of backend, lives in a folder of its own under the system's temporary one, and ends with
-the evaluation; the kernel ends it if the evaluation is killed, and its folder is removed when the evaluation continues.
+An own service has one kind of backend and a temporary folder, and ends with the evaluation. If the evaluation is
+killed, the kernel ends the service, and its folder is removed when the evaluation continues.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ if TYPE_CHECKING:
 
 ROLES = ("init", "run", "eval")
 ASK_S = 2.0
-"""How long the service may take to answer one question while it starts."""
+"""How long the service may take to answer one request while it starts."""
 RUNNING_ASK_S = 4.0
-"""How long one that runs already may take to answer at all."""
+"""How long a running service may take to answer the first request."""
 PAUSE_S = 0.3
 RUN_DIR = "run_dir"
-"""File in the service's folder that names its temporary one."""
+"""The file in the service's folder that names its temporary folder."""
 ENGINE_LOG = "engine-0.log"
 LOG_TAIL_BYTES = 16_384
 LOG_LOOK_S = 2.0
 SHOWN_LINE = 160
 """Most characters of a log's line beside the progress: the end of the line has the reason."""
 _BLAMED = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_-]*) cannot work with its settings")
-"""What the supervisor says of a process whose settings are wrong."""
+"""The supervisor's message about a process with wrong settings."""
 _BLOCKED = re.compile(re.escape(BLOCKED).replace("%s", "(.+?)"))
 
 
@@ -165,7 +165,7 @@ class Readers:
                 self._on_trouble(f"trajectories are kept without texts, since {one_line(error.message)}")
 
     def model(self, backend_id: str) -> str:
-        """Return what a backend says that it serves; of one that came later, what the others do if they agree."""
+        """Return the model that a backend reports; of one that came later, that of the others if they agree."""
         backend = self._backends.get(backend_id)
         if backend is not None:
             return backend.model or backend_id
@@ -173,7 +173,7 @@ class Readers:
         return models.pop() if len(models) == 1 else ""
 
     def of(self, backend_id: str) -> TextReader | None:
-        """Return the reader of a backend's tokens; of one that came later, the only one that there is."""
+        """Return the reader of a backend's tokens; of one that came later, the only reader if there is one."""
         backend = self._backends.get(backend_id)
         if backend is not None:
             return self._readers.get((backend.chat, backend.model))
@@ -216,7 +216,7 @@ def _tail(log: Path) -> str:
 
 
 def _toml(value: object) -> str:
-    """Return plain data as TOML, which JSON's texts and numbers are, but for DEL."""
+    """Return plain data as TOML: its texts and numbers are those of JSON, except DEL."""
     if isinstance(value, dict):
         return f"{{{', '.join(f'{_toml(name)} = {_toml(each)}' for name, each in value.items())}}}"
     if isinstance(value, list):

@@ -1,10 +1,9 @@
-"""The figures of an evaluation, from its results: `summary.json`, and what the reports and the terminal show.
+"""`Summary`: the figures of an evaluation, for `summary.json`, the reports and the terminal.
 
-How rollouts count: `completed` ones by their reward, solved from the threshold on; `failed` and `timeout` ones (the
-agent, or its time) as not solved, with reward 0. An `infrastructure_error`, a failure of the task's own code or image,
-and a sandbox that was not there in time say nothing about the model: such a rollout is left out and counted apart, and
-pass@1 is also given with all of them as not solved, which is the least it could be. Cancelled rollouts count as
-not run.
+`completed` rollouts count by their reward and are solved from the threshold on; `failed` and `timeout` ones (the agent,
+or its time) count as not solved, with reward 0. An `infrastructure_error`, a failure of the task's own code or image,
+and a sandbox that was not ready in time say nothing about the model: such a rollout is left out and counted separately,
+and pass@1 is also given with all of them as not solved. Cancelled rollouts count as not run.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from .run_folder import Sample
 
 STAYS = ("init_queue", "init", "run_queue", "run", "eval_queue", "eval")
-"""The timings of a rollout that follow each other."""
+"""The consecutive timings of a rollout."""
 WITHIN_RUN = ("engine", "chat")
 """Parts of `run`, with `tool.NAME`."""
 SHOWN_MESSAGE = 300
@@ -38,23 +37,23 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True, slots=True)
 class Counting:
-    """How results are counted; changes no result."""
+    """How results are counted."""
 
     ks: tuple[int, ...] = (1,)
     threshold: float = 1.0
     """The least reward of a solved problem."""
     price_in: float | None = None
-    """Of a million prompt tokens that were not in the prefix cache."""
+    """Per million prompt tokens that were not in the prefix cache."""
     price_cached: float | None = None
-    """Of a million that were; None: as the others."""
+    """Per million that were; None: the same price."""
     price_out: float | None = None
-    """Of a million generated tokens."""
+    """Per million generated tokens."""
 
 
 class PassRow(msgspec.Struct, frozen=True, kw_only=True):
     k: Annotated[int, msgspec.Meta(ge=1)]
     estimate: Estimate | None
-    """None: no problem has so many samples that count."""
+    """None: no problem has that many samples that count."""
     left_out: int
     """Problems that have fewer."""
 
@@ -69,7 +68,7 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
     p95: float
     total: float
     share: float | None = None
-    """Of the rollouts' whole time; None: the measure is no time."""
+    """The share of the rollouts' whole time; None: the measure is not a time."""
     within: str = ""
     """The stay that this is a part of."""
 
@@ -86,7 +85,7 @@ class FailureRow(msgspec.Struct, frozen=True, kw_only=True):
 
     outcome: str
     code: str
-    """Of the error, with its `reason` if it has one; empty: there was none, the answer was wrong."""
+    """The error's code, with its `reason` if it has one; empty: no error, a wrong answer."""
     stop_reason: str
     """Of the episode, where no error ended the rollout."""
     count: int
@@ -142,7 +141,7 @@ class ProblemRow(msgspec.Struct, frozen=True, kw_only=True):
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     threshold: float
     rollouts: int
-    """How many there are to be."""
+    """How many the plan has."""
     ended: int
     """Those with a result, infrastructure errors included."""
     counted: int
@@ -282,7 +281,7 @@ def _distribution(name: str, values: Sequence[float], whole: float | None = None
 
 
 def _tokens(samples: Sequence[Sample]) -> tuple[Distribution, ...]:
-    """Return the token counts, and what goes with them, as distributions over rollouts."""
+    """Return token counts, turns and tool calls as distributions over rollouts."""
     if not samples:
         return ()
     names = ("prompt_tokens", "cached_tokens", "generated_tokens", "turns", "tool_calls")

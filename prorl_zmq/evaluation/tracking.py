@@ -1,7 +1,7 @@
-"""What `prorl eval --log` logs: figures of the rollouts as they end, and at the end the summary and some conversations.
+"""What `prorl eval --log` logs: figures of the rollouts as they end, then the summary and some conversations.
 
-The step is how many rollouts have a result, so an evaluation that continues logs on, in the run of the same name. What
-the plan says of the model and the sampling goes with it; URLs and flags, which may have secrets, do not.
+The step is the number of rollouts with a result, so an evaluation that continues logs on in the same run. The plan's
+settings of model and sampling are logged; URLs and flags, which may contain secrets, are not.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .summary import Summary
 
 POINTS = 100
-"""About so many steps are logged on the way."""
+"""About how many steps are logged before the end."""
 CONFIG = (
     *("engine", "model", "samples", "limit", "seed", "temperature", "top_p", "max_tokens", "max_turns", "context"),
     "template_arguments",
@@ -62,7 +62,7 @@ class EvaluationLog:
 
 
 def run_config(plan: Plan) -> dict[str, object]:
-    """Return what a run's page says of an evaluation."""
+    """Return the settings of an evaluation for its page in a tracker."""
     return {"problems": plan.problems, "version": plan.version} | {
         name: getattr(plan.settings, name) for name in CONFIG
     }

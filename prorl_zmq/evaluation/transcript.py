@@ -1,8 +1,8 @@
-"""What a trajectory says in words: its turns, its tool calls and the text of each token.
+"""`Transcript`: a trajectory as text: its turns, its tool calls and the text of each token.
 
-It is written when a result comes, so that reading it needs no tokenizer. A token's text is what it adds to the text
-before it: a token that is only part of a character has none, and the one that completes the character has it. Texts of
-models and tools are not cleaned here, but where they are shown.
+It is written when a result arrives, so reading it needs no tokenizer. A token's text is what it adds to the text before
+it: a token that is part of a character has none, and the token that completes the character has it. Texts of models and
+tools are not cleaned here: clean them where they are shown.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _REASONING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 
 
 class Call(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A tool call, or what was meant as one."""
+    """A tool call, or a failed attempt at one."""
 
     name: str = ""
-    """Empty: it could not be read."""
+    """Empty: the call could not be parsed."""
     arguments: str = ""
-    """JSON; or the feedback to the model on a call that could not be read."""
+    """JSON; or the feedback to the model on a call that could not be parsed."""
 
 
 class TurnText(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -123,7 +123,7 @@ class TextReader:
         return text[:reasoning] + self._calls_format.before_calls(text[reasoning:])
 
     def _one(self, token_id: int) -> str:
-        """Return the text that a token adds behind another: many decoders take away the blank that begins a text."""
+        """Return the text that a token adds after another: many decoders strip a blank at the beginning."""
         known = self._known.get(token_id)
         if known is None:
             alone = self.text(np.array([token_id], np.int32))
@@ -134,7 +134,7 @@ class TextReader:
 
 
 def make_transcript(job_id: str, arrays: TokenArrays | Trajectory, reader: TextReader | None) -> Transcript:
-    """Write down a trajectory; without a reader, or where it meets ids that it does not know, without texts."""
+    """Return the transcript of a trajectory; without a reader, or if it does not know the ids, without texts."""
     if reader is not None:
         try:
             return _transcript(job_id, arrays, reader)

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..tools.bash import BashTool
 from ..tools.editor_tool import EditorTool
-from ..tools.ipython import IPythonTool
+from ..tools.ipython import IPythonTool, JupyterTool
 from ..tools.think_and_finish import FinishTool, ThinkTool
 
 if TYPE_CHECKING:
     from ..tools.tool import Tool
 
 # A schema follows from the class; a tool itself would need a sandbox.
-_KINDS: tuple[type[Tool[Any]], ...] = (BashTool, IPythonTool, EditorTool, ThinkTool, FinishTool)
+_KINDS: tuple[type[Tool[Any]], ...] = (BashTool, IPythonTool, JupyterTool, EditorTool, ThinkTool, FinishTool)
 SCHEMAS: dict[str, dict[str, Any]] = {kind.name: object.__new__(kind).schema() for kind in _KINDS}
 
 

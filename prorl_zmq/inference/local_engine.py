@@ -107,7 +107,7 @@ class LocalEngine(ABC):
 
     @abstractmethod
     def _step(self) -> None:
-        """Draw one more token (`_draw`) for the generations in `_running` that have room; none of them is done."""
+        """Draw one more token (`_draw`) for the generations in `_running` that have room; all of them are under way."""
 
     @abstractmethod
     def _read_weights(self, path: Path) -> Any:

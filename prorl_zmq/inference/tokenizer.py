@@ -2,7 +2,7 @@
 
 Ids are, in order: special tokens, the 256 bytes, and pieces of text that suit shell tool calls. Text is cut greedily
 into the longest pieces, and what no piece covers becomes bytes, so every text has ids and they give it back exactly.
-Special tokens are made only by who asks for them by id: a tool's output that spells `<|im_end|>` cannot end a turn.
+Special tokens are made only from their ids: a tool's output that spells `<|im_end|>` cannot end a turn.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Continuous batching with one cache for all rows, padded on the left: a step draws one token for every row, and runs one
 forward pass; those that join are read first, at most `PREFILL_TOKENS` at a time. When weights change under running
-generations the cache is computed anew from the tokens so far, so each token's log-prob is what a trainer computes for
+generations the cache is recomputed from the tokens so far, so each token's log-prob is what a trainer computes for
 it with the weights of that token's version. It has no prefix cache, no paged memory and no kernels of its own: for
 throughput there is vLLM.
 """

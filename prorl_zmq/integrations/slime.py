@@ -41,8 +41,8 @@ from ..data.rows import check_sizes, rows_of
 from ..errors import ConfigError, InvalidJob, NotTrainable
 from ..wire.messages.base import new_id
 from ..wire.messages.jobs import Job, Sampling
-from .loading import load_function
 from .sampling import sampling_of
+from .session import load_function
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

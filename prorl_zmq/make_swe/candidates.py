@@ -1,4 +1,4 @@
-"""Which mutation is tried next: of functions that tests reach, in lines that run, of many files and kinds.
+"""Chooses the next mutation to try: in functions that tests reach and lines that run, spread over files and kinds.
 
 Everything is decided by the seed and by what was accepted so far, so the same project and seed give the same
 instances. Only decisions are here: no files, no clock.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 TRIES_PER_FUNCTION = 4
 COMMON = frozenset({"wrong_variable"})
-"""Kinds of which a function has so many that they would hide the others."""
+"""Kinds so frequent in a function that they would crowd out the others."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 The number of sandboxes changes how long it takes, not what comes out. Mutations are searched for in one sandbox per
 project; those that were found are verified side by side, and the search continues for those that did not hold.
 
-    OUT.parts/LABEL-DIGEST.json     what a project came to; an interrupted run continues from these
+    OUT.parts/LABEL-DIGEST.json     the result of one project; an interrupted run continues from these
     OUT                             all instances; written in one step at the end
 """
 
@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..errors import ConfigError, ProrlError, SandboxFailed
+from ..tools.containers.specification import SandboxSpec
 from ..tools.images.fingerprint import digest
 from ..tools.sandbox.sandboxes import Sandboxes
-from ..tools.sandbox.specification import SandboxSpec
 from .project import fetch
 from .project_image import ask_base, build_image, find_base
 from .search import Made, make_instances, side_by_side
@@ -56,10 +56,10 @@ class Maker:
         self._numbers = count(1)
         self._base: Base | None = None
         self._alone = False
-        """There is one project: what fails is said by whoever called."""
+        """There is only one project, whose failure the caller reports."""
 
     async def make(self, orders: Sequence[Order], parts: Path) -> list[Made | ProrlError]:
-        """Make what was ordered; return for each project what it came to, or why nothing could be made of it."""
+        """Make what was ordered; return the result of each project, or its error."""
         work = Path(tempfile.mkdtemp(prefix="prorl-make-swe-"))
         sandboxes = Sandboxes("apptainer", work / "sandboxes")
         try:

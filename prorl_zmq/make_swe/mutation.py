@@ -52,7 +52,7 @@ OTHER_FUNCTION = _both_ways(
 WRAPPERS = frozenset({"str", "int", "float", "list", "tuple", "set", "sorted", "reversed", "abs", "round", "dict"})
 CLEANERS = frozenset({"strip", "lstrip", "rstrip", "lower", "upper", "casefold", "copy", "title", "capitalize"})
 ORDERED = frozenset({"isinstance", "issubclass", "getattr", "hasattr", "setattr", "range", "super"})
-"""Functions whose arguments nobody swaps without noticing at once."""
+"""Functions where swapped arguments are noticed at once."""
 STRINGS = _both_ways(
     *(("", " "), (",", ", "), ("-", "_"), ("true", "false"), ("left", "right"), ("start", "end"), ("key", "value")),
     ("yes", "no"),

@@ -35,9 +35,9 @@ import msgspec
 from packaging.utils import canonicalize_name
 
 from ..errors import ConfigError, SandboxFailed
+from ..tools.containers.specification import SandboxSpec
 from ..tools.images.fingerprint import NOT_PART, digest
 from ..tools.images.image import lock_image
-from ..tools.sandbox.specification import SandboxSpec
 from .project import FILE_TIME_S, pip
 
 if TYPE_CHECKING:

@@ -31,11 +31,11 @@ class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A folder, a git URL, or `NAME==VERSION`."""
     instances: Annotated[int, Meta(ge=1, le=1000)] = 4
     sha256: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""
-    """Checksum of the source archive; empty: not looked at."""
+    """Checksum of the source archive; empty: not checked."""
     requirements: tuple[str, ...] | None = None
     """All that pip installs for the tests; None: pytest, and what the project's metadata names."""
     more_requirements: tuple[str, ...] = ()
-    """What pip installs beside that."""
+    """What pip installs in addition."""
     tests: tuple[str, ...] = ()
     """Files and folders with tests; none: where pytest looks by itself."""
     options: tuple[str, ...] = ()

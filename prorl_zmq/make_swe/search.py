@@ -77,7 +77,7 @@ class SweRecord(msgspec.Struct, frozen=True):
 
 
 class Made(msgspec.Struct, frozen=True):
-    """What a project came to."""
+    """The result of one project."""
 
     label: str
     """Name and version."""
@@ -119,7 +119,7 @@ class Verified:
 
 
 class Patches:
-    """Makes patches of mutations by git; owns the repository's working tree meanwhile, so use it from one thread."""
+    """Makes patches with git, which changes the repository's working tree meanwhile: call it from one thread."""
 
     def __init__(self, repository: Path, paths: Iterable[str], tests: Sequence[str]) -> None:
         self._repository = repository

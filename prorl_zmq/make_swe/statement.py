@@ -34,7 +34,7 @@ class Example:
     statement: str
     """The one that failed."""
     called: str
-    """What of the project is called there, such as `humanize.intcomma`; empty if that cannot be told."""
+    """What of the project is called there, such as `humanize.intcomma`; empty if unknown."""
     values: Mapping[str, str]
     """Variables that the code uses and does not set itself."""
     exception: str

@@ -45,7 +45,7 @@ GIT_LIMIT_S = 60.0
 TEST_FOLDERS = ("test", "tests", "testing")
 SETTINGS = ("pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg", "pyproject.toml")
 HELPERS = ("conftest.py", "*/conftest.py", "*sitecustomize.py", "*usercustomize.py")
-"""Git pathspecs of files beside the tests that decide what tests do."""
+"""Git pathspecs of files outside the tests that change what tests do."""
 LEAST_PASSING = 0.6
 """Share of the tests that must pass before any change."""
 TRACE_FACTOR = 60
@@ -135,7 +135,7 @@ async def probe_suite(
     keep: Collection[str] | None = None,
     reach: bool = False,
 ) -> tuple[SuiteRun, Report | None]:
-    """Run tests with the probe; the report is None if the run did not come to its end."""
+    """Run tests with the probe; the report is None if the run did not finish."""
     kept = None if keep is None else sorted(keep)
     order = msgspec.json.encode({"root": TESTBED, "keep": kept, "reach": reach, "report": REPORT})
     plugin = files(__package__).joinpath("probe.py").read_bytes()

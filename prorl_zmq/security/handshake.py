@@ -1,7 +1,7 @@
-"""Why a connection of ours does not come about: libzmq's events about one connecting socket, in words.
+"""`Handshake`: a socket that connects to another process, and libzmq's events about its connection, in words.
 
-Some failures are final: the service has refused our key, or only one side has keys. libzmq then gives the connection
-up, where it tries again after any other; `renew` begins it anew. Over `ipc://` no handshake fails for want of a key.
+libzmq gives a connection up when the other side refuses our key, or when only one side has keys; after other failures
+it tries again. `renew` begins again. Over `ipc://` no handshake fails for want of a key.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import zmq
 
 from ..errors import NotAllowed
-from ..wire.sockets import connect
+from ..wire.sockets import MAX_FRAME_BYTES, PING_S, connect, open_socket
+from .keyring import connect_to_peer, connect_to_service
 
 if TYPE_CHECKING:
     from .keyring import Keyring
@@ -29,24 +30,49 @@ EVENTS = (
 
 
 class Handshake:
-    """What is known of a socket's connection."""
+    """A socket that connects, now or when somebody binds the endpoint; owns it and the socket of its events.
 
-    def __init__(self, socket: zmq.Socket[bytes], endpoint: str, keyring: Keyring | None) -> None:
-        self._socket = socket
+    A `curve_key` of None stands for a broker, another one for a peer, whose key it is (empty: it has none). Over `ipc://`
+    there are events only with `watch`.
+
+    Raises:
+        InvalidEndpoint: the endpoint is malformed; or only one of us and a peer has keys.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        kind: int,
+        endpoint: str,
+        keyring: Keyring | None,
+        *,
+        curve_key: str | None = None,
+        limit_bytes: int = MAX_FRAME_BYTES,
+        ping_s: float = PING_S,
+        watch: bool = False,
+    ) -> None:
         self._endpoint = endpoint
         self._keyring = keyring
         self.problem = ""
-        """What is the matter; empty: nothing that is known of."""
+        """Why there is no connection; empty: unknown, or there is one."""
         self.refused = False
-        """It will not be tried again, but by `renew`."""
+        """Only `renew` tries again."""
+        self.connections = 0
+        """How many were established, as far as the events say."""
         self._succeeded = False
-        """The connection that there is, or was last, came about."""
-        self._monitor: zmq.Socket[bytes] | None = None
-
-    def watch(self) -> zmq.Socket[bytes]:
-        """Begin to watch, and give the socket where the events arrive. Call it before the socket is connected."""
-        self._monitor = self._socket.get_monitor_socket(EVENTS)
-        return self._monitor
+        """The last one was established."""
+        self.socket = open_socket(context, kind, limit_bytes, ping_s)
+        is_watched = watch or endpoint.startswith("tcp://")
+        self.events = self.socket.get_monitor_socket(EVENTS) if is_watched else None
+        """Where the events arrive; None: nowhere."""
+        try:
+            if curve_key is None:
+                connect_to_service(self.socket, endpoint, keyring)
+            else:
+                connect_to_peer(self.socket, endpoint, curve_key, keyring)
+        except BaseException:
+            self.close()
+            raise
 
     def note(self, frames: list[bytes]) -> zmq.Event:
         """Take one event, as the monitor received it (`zmq_socket_monitor(3)`), and give its kind."""
@@ -54,6 +80,7 @@ class Handshake:
         event = zmq.Event(number)
         if event == zmq.Event.HANDSHAKE_SUCCEEDED:
             self.problem, self._succeeded = "", True
+            self.connections += 1
         elif event == zmq.Event.HANDSHAKE_FAILED_AUTH:
             self.problem, self.refused = self._refusal(), True
         elif event == zmq.Event.HANDSHAKE_FAILED_PROTOCOL:
@@ -66,12 +93,12 @@ class Handshake:
             self._succeeded = False
         return event
 
-    def drain(self) -> list[zmq.Event]:
-        """Take all events that have arrived, and give their kinds."""
-        kinds: list[zmq.Event] = []
-        while self._monitor is not None and self._monitor.poll(0):
-            kinds.append(self.note(self._monitor.recv_multipart()))
-        return kinds
+    def drain(self) -> int:
+        """Take all events that have arrived; return how many connections were established."""
+        before = self.connections
+        while self.events is not None and self.events.poll(0):
+            self.note(self.events.recv_multipart())
+        return self.connections - before
 
     def error(self) -> NotAllowed:
         """Return the problem as an error."""
@@ -80,23 +107,24 @@ class Handshake:
     def renew(self, endpoint: str = "") -> None:
         """Begin a connection that was refused anew; or one to where the other side is now."""
         self.refused = False
-        self._socket.disconnect(self._endpoint)
+        self.socket.disconnect(self._endpoint)
         self._endpoint = endpoint or self._endpoint
-        connect(self._socket, self._endpoint)
+        connect(self.socket, self._endpoint)
 
     def stop(self) -> None:
         """End the watch; call it before the socket of the events is closed. May be called again.
 
-        An event for a socket that is not there any more blocks libzmq's own thread for ever, and us behind it.
+        An event for a closed socket would block libzmq's own thread for ever, and us behind it.
         """
-        if self._monitor is not None and not self._socket.closed:
-            self._socket.disable_monitor()
+        if self.events is not None and not self.socket.closed:
+            self.socket.disable_monitor()
 
-    def close(self) -> None:
-        """End the watch, and close the socket of the events. May be called again."""
+    def close(self, linger_ms: int = 0) -> None:
+        """Close both sockets; what was sent has `linger_ms` to leave. May be called again."""
         self.stop()
-        if self._monitor is not None:
-            self._monitor.close()
+        if self.events is not None:
+            self.events.close()
+        self.socket.close(linger_ms)
 
     def _refusal(self) -> str:
         if self._keyring is None:

@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from ..wire.async_socket import AsyncSocket
-from ..wire.sockets import open_socket
 from .handshake import Handshake
-from .keyring import connect_to_peer, connect_to_service
 
 if TYPE_CHECKING:
     import asyncio
@@ -49,25 +47,23 @@ class PeerConnection(AsyncSocket):
         on_disconnected: Callable[[], None] | None = None,
         limit_bytes: int,
     ) -> None:
-        socket = open_socket(context, kind, limit_bytes)
-        self.handshake = Handshake(socket, endpoint, keyring)
+        self.handshake = Handshake(
+            context,
+            kind,
+            endpoint,
+            keyring,
+            curve_key=curve_key,
+            limit_bytes=limit_bytes,
+            watch=on_connected is not None,
+        )
         """What is known of the connection."""
-        monitor = self.handshake.watch() if on_connected or endpoint.startswith("tcp://") else None
-        try:
-            if curve_key is None:
-                connect_to_service(socket, endpoint, keyring)
-            else:
-                connect_to_peer(socket, endpoint, curve_key, keyring)
-        except BaseException:
-            self.handshake.close()
-            socket.close()
-            raise
-        super().__init__(socket, on_message, copied)
+        super().__init__(self.handshake.socket, on_message, copied)
         self._on_refused = on_refused
         self._on_connected = on_connected
         self._on_disconnected = on_disconnected
         self._renewal: asyncio.TimerHandle | None = None
-        self._events = AsyncSocket(monitor, self._changed, copied=2) if monitor is not None else None
+        events = self.handshake.events
+        self._events = AsyncSocket(events, self._changed, copied=2) if events is not None else None
 
     def close(self, linger_ms: int = 0) -> None:
         """Stop receiving and close; what was sent has `linger_ms` to leave. May be called again."""

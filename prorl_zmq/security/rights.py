@@ -1,47 +1,21 @@
-"""The rights of each role: which listeners (bound sockets) a key may connect to, and which requests it may send.
+"""Rights: which roles of keys may connect to each listener (bound socket), and who sent a message.
 
-The two tables below hold all of them. The service's own key may do everything: the brokers use it. There are no rights
-per session or per stage process: keys of one role trust each other, as programs of one account do.
+What a connected role may ask is said by each request's own class (`Request.roles`). The service's own key may do
+everything. Keys of one role trust each other: there are no rights by session or by stage process.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from ..errors import NotAllowed
-from ..wire.messages.backends import (
-    AddBackend,
-    Assign,
-    BackendAlive,
-    ClearBackends,
-    DrainBackend,
-    GenerationFailed,
-    HoldWeights,
-    ListBackends,
-    ListKeys,
-    OwnerAlive,
-    Release,
-    RemoveBackend,
-    ReportStarts,
-)
 from ..wire.messages.base import KeyRole
-from ..wire.messages.batches import CloseBatch, Feed, NextGroup, OpenBatch, SessionAlive
-from ..wire.messages.engines import Abort, EngineHealth, Generate, WeightUpdate
-from ..wire.messages.front_door import (
-    Cancel,
-    Collect,
-    EndSession,
-    Hello,
-    ListSessions,
-    RelayBlocks,
-    Status,
-    Submit,
-    Trace,
-)
-from ..wire.messages.nodes import ListNodes
-from ..wire.messages.watching import ListSteps, Peek, PeekTurns, ViewBatch, Watch
+
+if TYPE_CHECKING:
+    from ..wire.messages.base import Request
 
 
 class Listener(StrEnum):
@@ -65,36 +39,6 @@ CONNECTING_ROLES: dict[Listener, frozenset[KeyRole]] = {
 }
 """Which roles may connect at all; others fail the handshake."""
 
-_Kinds = frozenset[type[msgspec.Struct]]
-_EVERYBODY: _Kinds = frozenset({Hello, Status, ListNodes, ListBackends})
-_BATCHES: _Kinds = frozenset({OpenBatch, Feed, NextGroup, CloseBatch, SessionAlive})
-_WATCHING: _Kinds = frozenset({Watch, Peek, PeekTurns, ViewBatch, ListSteps})
-_WEIGHTS: _Kinds = frozenset({WeightUpdate, HoldWeights})
-REQUESTS: dict[KeyRole, _Kinds] = {
-    KeyRole.TRAINER: _EVERYBODY | _WEIGHTS | _BATCHES | {Submit, Collect, RelayBlocks, Cancel, Trace},
-    KeyRole.OPERATOR: _EVERYBODY
-    | _WATCHING
-    | _WEIGHTS
-    | {Cancel, Trace, ListSessions, EndSession, AddBackend, DrainBackend, RemoveBackend, ClearBackends},
-    KeyRole.STAGE: _EVERYBODY
-    | {
-        Assign,
-        GenerationFailed,
-        Release,
-        OwnerAlive,
-        AddBackend,
-        BackendAlive,
-        DrainBackend,
-        RemoveBackend,
-        ReportStarts,
-        ListKeys,
-        EngineHealth,
-        Generate,
-        Abort,
-    },
-}
-"""Which requests each role may make, at the listeners that it may connect to."""
-
 
 class Sender(msgspec.Struct, frozen=True):
     """Who sent a message, as the handshake of its connection proved."""
@@ -110,7 +54,7 @@ class Sender(msgspec.Struct, frozen=True):
         """Return the error for a request whose key was revoked."""
         return NotAllowed(f"the key {self.name} was revoked", key=self.name)
 
-    def check(self, request: msgspec.Struct) -> None:
+    def check(self, request: Request) -> None:
         """Raise unless this sender may ask for that.
 
         Raises:
@@ -120,8 +64,8 @@ class Sender(msgspec.Struct, frozen=True):
             raise self.revocation()
         if self.role in (None, KeyRole.SERVICE):
             return
-        if type(request) not in REQUESTS[self.role]:
-            able = [role for role, kinds in REQUESTS.items() if type(request) in kinds]
+        if self.role not in request.roles:
+            able = [role for role in KeyRole if role in request.roles]
             # A node's own processes may do some of it too, but no command or client takes their keys.
             named = [role for role in able if role != KeyRole.STAGE] or able or [KeyRole.SERVICE]
             raise NotAllowed(

@@ -19,11 +19,11 @@ from ..config import SandboxSettings, run_dir_problem
 from ..errors import ConfigError, ProrlError
 from ..inference.engine_kind import examine_kinds
 from ..system.run_places import default_run_dir
-from ..tools.processes import first_line
-from ..tools.sandbox.apptainer import FUSE, NEEDS_FUSE
-from ..tools.sandbox.cgroups import make_cgroups
-from ..tools.sandbox.kinds import container_class, known_kinds
-from ..tools.sandbox.specification import Limits
+from ..tools.containers.cgroups import make_cgroups
+from ..tools.containers.kinds import container_class, known_kinds
+from ..tools.containers.specification import Limits
+from ..tools.kinds.apptainer import FUSE, NEEDS_FUSE
+from ..tools.processes.process_tree import first_line
 from ..wire.sockets import check_endpoint
 
 if TYPE_CHECKING:

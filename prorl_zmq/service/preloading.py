@@ -10,37 +10,28 @@ from ..system.fork_server import ForkServer, Preload
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .child_plans import ChildPlan
+    from .process_plans import AnyPlan
 
-SHARED = ("prorl_zmq.commands.app", "prorl_zmq.metrics.reporter", "uvloop")
-EARLY = (*SHARED, "prorl_zmq.commands.broker")
+SHARED = ("prorl_zmq.commands.children", "prorl_zmq.metrics.reporter", "uvloop")
 """What a service needs in any case: imported while its topology is read."""
 STAGE = (
-    *("prorl_zmq.commands.stage", "prorl_zmq.stages.stage_process", "prorl_zmq.stages.handler"),
+    *("prorl_zmq.stages.stage_process", "prorl_zmq.stages.handler"),
     Preload(group="prorl_zmq.handlers", what="task"),
 )
 GATEWAY = ("prorl_zmq.gateway.server", "prorl_zmq.gateway.settings")
 BY_PROCESS: dict[str, tuple[str | Preload, ...]] = {
-    "rollout_broker": (
-        *("prorl_zmq.commands.broker", "prorl_zmq.brokers.rollout.rollout_broker"),
-        "prorl_zmq.brokers.journal.journal",
-    ),
-    "backend_broker": (
-        *("prorl_zmq.commands.broker", "prorl_zmq.brokers.backends.backend_broker"),
-        "prorl_zmq.brokers.backends.backend_journal",
-    ),
+    "rollout_broker": ("prorl_zmq.brokers.rollout.rollout_broker", "prorl_zmq.brokers.journal.journal"),
+    "backend_broker": ("prorl_zmq.brokers.backends.backend_broker", "prorl_zmq.brokers.backends.backend_journal"),
     "node_broker": (
-        *("prorl_zmq.commands.broker", "prorl_zmq.brokers.node.node_broker", "prorl_zmq.tools.node_facts"),
+        *("prorl_zmq.brokers.node.node_broker", "prorl_zmq.tools.node_facts"),
         *("prorl_zmq.service.broker_places", "prorl_zmq.service.child_plans"),
     ),
     "engine": (
-        *("prorl_zmq.commands.engine", "prorl_zmq.inference.hosting.host", "prorl_zmq.inference.hosting.builtin_kinds"),
+        *("prorl_zmq.inference.hosting.host", "prorl_zmq.inference.hosting.builtin_kinds"),
         *("prorl_zmq.inference.embedded.embedded_engine", "prorl_zmq.inference.policy"),
     ),
     **dict.fromkeys(("stage_init", "stage_run", "stage_eval"), STAGE),
-    "gateway": ("prorl_zmq.commands.gateway", *GATEWAY),
-    "metrics": ("prorl_zmq.commands.gateway", *GATEWAY),
-    "dashboard": ("prorl_zmq.commands.dashboard", *GATEWAY),
+    **dict.fromkeys(("gateway", "dashboard", "metrics"), GATEWAY),
 }
 
 
@@ -53,7 +44,7 @@ def begun_fork_server() -> Iterator[ForkServer]:
     if _begun:
         yield _begun[0]
         return
-    with ForkServer(EARLY) as server:
+    with ForkServer(SHARED) as server:
         server.begin()
         _begun.append(server)
         try:
@@ -66,6 +57,6 @@ _begun: list[ForkServer] = []
 """The fork server of this process."""
 
 
-def preloaded_for(plan: ChildPlan) -> tuple[str | Preload, ...]:
+def preloaded_for(plan: AnyPlan) -> tuple[str | Preload, ...]:
     """Return what a process of this service imports."""
     return (*SHARED, *BY_PROCESS[plan.process])

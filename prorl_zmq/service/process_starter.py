@@ -17,14 +17,14 @@ from ..errors import ConfigError
 from ..system.fork_server import ServerLost
 from ..system.processes import ISOLATED, begin_session
 from ..system.threads import run_aside
-from .child_plans import BROKER_RANK
 from .preloading import preloaded_for
+from .process_plans import BROKER_RANK
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ..system.fork_server import ForkServer
-    from .child_plans import ChildPlan
+    from .process_plans import AnyPlan
 
 log = logging.getLogger("prorl.serve")
 
@@ -82,13 +82,13 @@ class ProcessStarter:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def start(self, plan: ChildPlan, output: int | None) -> ServiceProcess:
+    async def start(self, plan: AnyPlan, output: int | None) -> ServiceProcess:
         """Start a process whose output goes to a descriptor; None: to ours.
 
         From the call on it is ours, even if the caller is cancelled.
 
         Raises:
-            OSError: it cannot be started.
+            OSError: it cannot be started, or its plan not written.
             ConfigError: a task's module cannot be used by a fork.
         """
         starting = asyncio.ensure_future(self._start(plan, output))
@@ -104,7 +104,8 @@ class ProcessStarter:
         self._closed = True
         await run_aside(self._server.close)
 
-    async def _start(self, plan: ChildPlan, output: int | None) -> ServiceProcess:
+    async def _start(self, plan: AnyPlan, output: int | None) -> ServiceProcess:
+        plan.write()
         process = await self._fork(plan, output) if plan.forked else None
         if process is None:
             process = self._execute(plan, output)
@@ -116,7 +117,7 @@ class ProcessStarter:
             raise
         return self.processes[plan.name]
 
-    async def _fork(self, plan: ChildPlan, output: int | None) -> subprocess.Popen[Any] | None:
+    async def _fork(self, plan: AnyPlan, output: int | None) -> subprocess.Popen[Any] | None:
         """Return None if there is no fork server, or it is not to be used."""
         restarted = plan.name in self.processes
         if restarted and plan.rank == BROKER_RANK:
@@ -136,24 +137,24 @@ class ProcessStarter:
                 log.warning("%s; starting a fresh interpreter for %s", error, plan.name)
                 return None
 
-    def _order(self, plan: ChildPlan, output: int | None) -> subprocess.Popen[Any]:
+    def _order(self, plan: AnyPlan, output: int | None) -> subprocess.Popen[Any]:
         """Order a fork, in a thread."""
         if plan.name in self.processes:
             for change in self._server.renew_if_changed():
                 log.warning("%s: processes that are started from now on run the new code", change)
         self._server.preload(preloaded_for(plan))
         return self._server.start(
-            ("-m", "prorl_zmq.cli", *plan.arguments),
+            plan.arguments,
             env=self._environment,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
         )
 
-    def _execute(self, plan: ChildPlan, output: int | None) -> subprocess.Popen[Any]:
+    def _execute(self, plan: AnyPlan, output: int | None) -> subprocess.Popen[Any]:
         # In this thread: what starts in another one would end with that.
         return subprocess.Popen(
-            [plan.python, *ISOLATED, "-m", "prorl_zmq.cli", *plan.arguments],
+            [plan.python, *ISOLATED, *plan.arguments],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

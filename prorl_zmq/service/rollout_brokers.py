@@ -6,7 +6,7 @@ A service without a folder has one broker, and so has many a service with one: t
 
 from __future__ import annotations
 
-from threading import Thread
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Generic, NamedTuple, Self, TypeVar
 
 import msgspec
@@ -93,21 +93,15 @@ class EachBroker:
     def ask(self, question: Callable[[RolloutClient], T], only: str = "") -> Answers[T]:
         """Ask all at the same time, or only one, each within its client's `timeout_s`."""
         clients = {only: self._clients[only]} if only else self._clients
-        told: dict[str, T | ProrlError] = {}
 
-        def one(name: str) -> None:
+        def one(client: RolloutClient) -> T | ProrlError:
             try:
-                told[name] = question(clients[name])
+                return question(client)
             except ProrlError as error:
-                told[name] = error
+                return error
 
-        threads = [Thread(target=one, args=(name,), daemon=True) for name in list(clients)[1:]]
-        for thread in threads:
-            thread.start()
-        one(next(iter(clients)))
-        for thread in threads:
-            thread.join()
-        return _answers({name: told[name] for name in clients})
+        with ThreadPoolExecutor(len(clients)) as pool:
+            return _answers(dict(zip(clients, pool.map(one, clients.values()), strict=True)))
 
 
 def the_answer(answers: Answers[T]) -> T:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import shutil
 from typing import TYPE_CHECKING
 
 from ..config import own_run_dir
 from ..errors import ConfigError, EndpointInUse
+from .process_plans import PLANS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -56,7 +58,8 @@ async def _sweep(root: Path) -> None:
 
 
 def _clear(path: Path) -> None:
-    """Remove the sockets that a service leaves in its run folder."""
+    """Remove the sockets and the plans that a service leaves in its run folder."""
+    shutil.rmtree(path / PLANS, ignore_errors=True)
     for left in path.iterdir():
         if left.is_socket() or (left.name.endswith(".lock") and left.name != LOCK):
             left.unlink(missing_ok=True)

@@ -1,18 +1,12 @@
-"""`prorl serve` and `prorl node`: starts planned processes on this node, restarts what dies, and ends them in order.
+"""`Supervisor`: starts the planned processes of a run folder, restarts those that die, and ends them in order.
 
-The supervisor owns the run folder (private, locked) and its children. It holds no job and no message, so a restarted
-child finds its work through the brokers. Children die with the supervisor, however it ends. A child that ends because
-of a wrong setting (exit code 2) before the service was ready once ends the service. An engine that was never ready is
-started at most `MAX_STARTS` times (see `engine_starts`). Any other child is restarted after a pause that doubles up to
-`MAX_PAUSE_S` while it keeps dying young.
+It owns the run folder (private, locked) and its children, which the kernel ends if it dies. A child that ends with exit
+code 2 before the service was ready ends the service. An engine that was never ready is started at most `MAX_STARTS`
+times (see `engine_starts`). Other children are restarted after a pause, which doubles up to `MAX_PAUSE_S` while they
+die young. While an engine is not ready, `ReportStarts` says so to the backend broker every `REPORT_S`.
 
-While an engine is not ready, the supervisor reports it to the backend broker every `REPORT_S` and at each change
-(`ReportStarts`): jobs wait for engines that start, and lists show the reason of those that failed.
-
-The supervisor stays in the foreground and ends on SIGTERM or SIGINT: stages first and brokers last, each rank within
-its `STOP_S`, at once on a second signal. A child that does not end by itself is killed with all that it started.
-Told to drain first, as nodes do (SIGUSR1 too), it has its stage processes take nothing new and end what they can.
-`Notifier` tells systemd when the service is ready, what it waits for, and that it lives.
+SIGTERM and SIGINT end stages first and brokers last, each rank within its `STOP_S`; a second signal kills at once. A
+node drains first, also on SIGUSR1. systemd is notified (see `notify`).
 """
 
 from __future__ import annotations
@@ -43,9 +37,9 @@ from ..wire.messages.backends import ListBackends, ReportStarts
 from ..wire.messages.base import new_id
 from .checks import check_python
 from .child_output import ChildOutput, reason_of
-from .child_plans import ENGINE_RANK, STAGE_RANK
 from .engine_starts import MAX_STARTS, EngineStarts
 from .notify import Notifier
+from .process_plans import ENGINE_RANK, STAGE_RANK
 from .process_starter import ProcessStarter
 from .run_dir import held_run_dir
 
@@ -58,8 +52,8 @@ if TYPE_CHECKING:
     from ..wire.messages.backends import BackendList, BackendStatus
     from ..wire.messages.front_door import ServiceStatus
     from .broker_places import BrokerPlaces
-    from .child_plans import ChildPlan
     from .metrics_inbox import MetricsInbox
+    from .process_plans import AnyPlan
 
 USAGE_ERROR = 2
 """Exit code of a child that cannot work with its settings."""
@@ -125,7 +119,7 @@ class Supervisor:
     def __init__(
         self,
         topology: Topology,
-        plans: Sequence[ChildPlan],
+        plans: Sequence[AnyPlan],
         places: BrokerPlaces,
         server: ForkServer,
         log_dir: Path | None = None,
@@ -256,7 +250,7 @@ class Supervisor:
             self._failure = error
             self._stopping.set()
 
-    async def _keep(self, plan: ChildPlan) -> None:
+    async def _keep(self, plan: AnyPlan) -> None:
         """Start a child, and restart it whenever it ends."""
         loop = asyncio.get_running_loop()
         is_engine = plan.name in self._engines
@@ -283,7 +277,7 @@ class Supervisor:
                 self._metrics.restarted(plan.process)
             await asyncio.sleep(pause)
 
-    async def _run_child(self, plan: ChildPlan) -> str | None:
+    async def _run_child(self, plan: AnyPlan) -> str | None:
         """Run a child until it ends; return how it ended, or None if that ends the service."""
         try:
             output = self._output(plan)
@@ -304,7 +298,7 @@ class Supervisor:
         reason = reason_of(await asyncio.to_thread(output.tail))
         return f"{how}: {one_line(reason, REASON_LENGTH)} (log: {output.name})"
 
-    def _output(self, plan: ChildPlan) -> ChildOutput | None:
+    def _output(self, plan: AnyPlan) -> ChildOutput | None:
         """Return where a child writes to; None: to our standard error, without a look at it."""
         if self._log_dir is not None:
             return ChildOutput(self._log_dir / f"{plan.name}.log")
@@ -393,14 +387,14 @@ class Supervisor:
         wanted = (engines - self._backend_ids) | {plan.name for plan in planned if self._is_silent(plan)}
         parts = sorted(wanted)
         missing = len(wanted)
-        for role, count in Counter(plan.role for plan in planned if plan.role).items():
+        for role, count in Counter(plan.stage_role for plan in planned if plan.stage_role).items():
             lacking = count - self._reported(role, count, statuses)
             if lacking > 0:
                 missing += lacking
                 parts.append(f"{lacking} {role} process{'es' if lacking > 1 else ''}")
         return Startup(len(planned) - missing, len(planned), ", ".join(parts))
 
-    def _is_silent(self, plan: ChildPlan) -> bool:
+    def _is_silent(self, plan: AnyPlan) -> bool:
         """Return whether a child that is an HTTP server takes no connections yet."""
         child = self._children.get(plan.name)
         return plan.serves_http and (child is None or not listens_at_tcp(child.pid))
@@ -417,7 +411,7 @@ class Supervisor:
         """Have stage processes end what they hold: EVAL last, since what RUN ends goes on there."""
         until = asyncio.get_running_loop().time() + limit_s
         for roles in ({"init", "run"}, {"eval"}):
-            living = {plan.name for plan in self._living(STAGE_RANK) if plan.role in roles}
+            living = {plan.name for plan in self._living(STAGE_RANK) if plan.stage_role in roles}
             left_s = until - asyncio.get_running_loop().time()
             if not living or left_s <= 0 or self._hurrying.is_set():
                 continue
@@ -432,14 +426,14 @@ class Supervisor:
             if late:
                 log.warning("%s had not ended all; the rest goes to other nodes", ", ".join(late))
 
-    def _living(self, rank: int) -> list[ChildPlan]:
+    def _living(self, rank: int) -> list[AnyPlan]:
         return [
             plan
             for plan in self._plans
             if plan.rank == rank and (child := self._children.get(plan.name)) and not child.has_ended
         ]
 
-    async def _end_children(self, plans: Sequence[ChildPlan]) -> None:
+    async def _end_children(self, plans: Sequence[AnyPlan]) -> None:
         for rank in sorted({plan.rank for plan in plans}, reverse=True):
             ending = [plan.name for plan in self._living(rank) if plan in plans]
             living = {asyncio.create_task(self._children[name].wait()): name for name in ending}

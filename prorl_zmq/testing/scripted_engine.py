@@ -1,6 +1,6 @@
 """`say`: an inference engine that returns what a test wants, token by token.
 
-It uses the embedded chat format (`inference.embedded_chat`): ChatML, and tool calls in the hermes form, which
+It uses the embedded chat format (`inference.chat.embedded_chat`): ChatML, and tool calls in the hermes form, which
 `tool_call` writes.
 """
 

@@ -27,8 +27,8 @@ import msgspec
 
 from ...system.processes import die_with_parent
 from ...system.readable import readable
-from ...tools.fork_watch import ForkWatch, forked
-from ...tools.processes import children, descendants, kill
+from ...tools.processes.fork_watch import ForkWatch, forked
+from ...tools.processes.process_tree import children, descendants, kill
 from .call import LENGTH, MESSAGE_LIMIT_BYTES, OUTPUT_LIMIT_BYTES, Answer, Call
 
 OWN_PACKAGE = (__package__ or "").partition(".")[0]  # not of __name__: the template is started as __main__

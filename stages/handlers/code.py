@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ...errors import SandboxFailed
 from ...tasks.code import CodeInstance, CodeTest, chosen_tests
 from ...tasks.code_formats import ROW_FORMATS
-from ...tools.sandbox.specification import SandboxSpec
+from ...tools.containers.specification import SandboxSpec
 from ...tools.toolbox import Toolbox
 from ..handler import AgentHandler, EvalPhase, Evaluation, InitPhase, PhaseData, RunPhase
 from ..stored_notes import is_whole

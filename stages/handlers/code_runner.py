@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import SandboxFailed, SandboxLimitExceeded
+from ...tools.containers.specification import Limits, SandboxSpec
 from ...tools.sandbox.sandbox import CHECK_ENVIRONMENT
-from ...tools.sandbox.specification import Limits, SandboxSpec
 from ..cut_text import cut_text
 from .code_output import same_result, same_text
 from .code_seccomp import childless_program

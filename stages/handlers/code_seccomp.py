@@ -12,7 +12,7 @@ import errno
 import os
 import struct
 
-from ...tools.sandbox.seccomp import ARCHITECTURES, X32
+from ...tools.containers.seccomp import ARCHITECTURES, X32
 
 CLONE_THREAD = 0x00010000
 FORKS = {"x86_64": (57, 58), "aarch64": ()}

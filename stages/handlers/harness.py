@@ -15,7 +15,7 @@ import msgspec
 from ...data.trajectory import Role
 from ...errors import ConfigError, InvalidJob
 from ...inference.chat import ChatMessage
-from ...tools.sandbox.specification import SandboxSpec
+from ...tools.containers.specification import SandboxSpec
 from ...wire.messages.jobs import Harness, Job
 from ..handler import AgentHandler, EvalPhase, Evaluation, InitPhase, PhaseData, RunPhase, load_handlers
 from .check_script import checked_files

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from ...tools.output import OUTPUT_LIMIT_BYTES
-from ...tools.sandbox.specification import OutputLimit, SandboxSpec
+from ...tools.containers.specification import OutputLimit, SandboxSpec
+from ...tools.processes.output import OUTPUT_LIMIT_BYTES
 from ...tools.toolbox import Toolbox, ToolName
 from ..handler import AgentHandler, EvalPhase, Evaluation, InitPhase, PhaseData, RunPhase
 from .check_script import CheckScript, checked_files

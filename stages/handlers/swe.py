@@ -19,7 +19,7 @@ import msgspec
 from ...errors import HandlerFailed, SandboxFailed, SandboxLimitExceeded
 from ...tasks.swe import SweInstance
 from ...tasks.swe_formats import ROW_FORMATS
-from ...tools.sandbox.specification import Limits, SandboxSpec
+from ...tools.containers.specification import Limits, SandboxSpec
 from ...tools.toolbox import Toolbox
 from ...wire.messages.jobs import Outcome
 from ..handler import AgentHandler, EvalPhase, Evaluation, Failure, InitPhase, PhaseData, RunPhase, failure_of

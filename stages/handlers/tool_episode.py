@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...data.trajectory import Role
 from ...inference.chat import ChatMessage
-from ...tools.sandbox.specification import SandboxSpec
+from ...tools.containers.specification import SandboxSpec
 from ...tools.think_and_finish import FinishTool, ThinkTool
 from ...tools.toolbox import Toolbox
 

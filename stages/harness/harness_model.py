@@ -1,8 +1,8 @@
-"""What answers a harness's calls: prompts of exact token ids, turns from the job's backend, all of it captured.
+"""Answers a harness's calls: prompts of exact token ids, turns from the job's backend, all of it captured.
 
 The prompt of a call is what the engine saw and generated up to the turn that the call continues (`call_tree`), and the
-ids of the messages that are new. Nothing that an engine has seen is ever told again. The tree keeps what each turn
-added; `write` makes the trajectory of it.
+ids of the new messages. Text that the engine has seen is never tokenised again. The tree keeps what each turn added;
+`write` makes the trajectory of it. `call_limits` has what the calls may ask and cost.
 
 One object per attempt, on the loop of its RUN process: when that ends, the calls fail, and the attempt is another's.
 """
@@ -13,7 +13,7 @@ import asyncio
 import time
 from bisect import bisect_left
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,9 +23,9 @@ from ...inference.chat import ChatMessage, PastCall
 from ...inference.tool_calls.call import ToolCall
 from ...model_proxy.calls import CallRefused, ModelReply, Problem, ReplyCall, Usage, new_turn_id
 from ...system.traces import current_traceparent, span
-from ...wire.json_bounds import json_values
-from ..agent_loop import LONG_TEXT, UNLIMITED, StopReason
+from ..agent_loop import LONG_TEXT
 from ..turn_sampler import TurnSampler
+from .call_limits import CallLimits, text_size
 from .call_tree import CallTree, Said
 from .captured_turns import Capture, CapturedTurns
 
@@ -45,24 +45,7 @@ if TYPE_CHECKING:
     from .call_tree import CallKind, Place, Turn
 
 MODEL = "policy"
-"""What harnesses are told that the model is called: what some know of a name, such as its window, would not be true."""
-CALLS_AT_ONCE = 16
-"""Calls of one rollout that are answered at one time."""
-CALLS_PER_TURN, FURTHER_CALLS = 20, 200
-"""How many calls a rollout may make in all, answered or not: a program may ask for ever, and each costs a look."""
-TOKEN_CHARACTERS = 32
-"""More than a token has on average in any text: longer requests are refused before anything is made of them."""
-TOOLS, STOPS, STOP_CHARACTERS = 512, 16, 256
-"""Most tools and texts to stop at of a call, and the longest of the latter."""
-ARGUMENT_VALUES = 200_000
-"""JSON values of the arguments of all calls in a request's history, where they are texts that are decoded again."""
-MESSAGE_CHARACTERS = 32
-"""What a message costs besides its text."""
-BYTES, BYTES_PER_TURN = 64 * 2**20, 4 * 2**20
-"""What a rollout's bodies may cost in all (see `model_proxy.calls.Model.charge`): programs send their whole history
-with each call, some hundred kilobytes of it."""
-LINES = 100
-"""Lines that the calls of a rollout may make, each of which tells its history again in the trajectory."""
+"""The model's name for harnesses: what some know of a real name, such as its window, would not be true."""
 
 
 class HarnessModel:
@@ -94,29 +77,18 @@ class HarnessModel:
         parser: TurnParser | None = None,
     ) -> None:
         self.refusal_status = refusal_status
-        self.over = asyncio.Event()
-        """Set with the first call that is refused since nothing more will be answered."""
         self.failure: EngineFailed | None = None
         """Why the last call that went to the engine failed, if it did."""
-        self.too_long: CallRefused | None = None
-        """The last call, if it was refused as too long."""
-        self.exceeded = False
-        """The programs sent more than a rollout may."""
+        self.limits = CallLimits(job, context_tokens, episode)
         self._generate = generate
         self._chat = chat
         self._job = job
         self._episode = episode
         self._hints = hints
         self._parser = parser
-        context = context_tokens or UNLIMITED
-        limit = job.episode.max_tokens
-        self.limit = min(limit, context)
-        """Most tokens of a prompt and its answer."""
-        self.limited_by = StopReason.MAX_TOKENS if limit <= context else StopReason.CONTEXT_LENGTH
         self._tree = CallTree(prompt)
         self._captured = CapturedTurns(self._tree)
         episode.so_far = self._captured.last_line
-        self._in_flight = self._waiting = self._calls = self._lines = self._cost = 0
         self._counting = asyncio.Lock()
         self._traceparent = current_traceparent()
         """Of the phase; the calls come in tasks of the server's."""
@@ -135,28 +107,16 @@ class HarnessModel:
 
     def charge(self, cost: int) -> None:
         """Charge the rollout for a body (see `model_proxy.calls.Model.charge`)."""
-        self._cost += cost
-        if self._cost > self.cost_limit:
-            self.exceeded = True
-            self.over.set()
-        if self.over.is_set():
-            raise CallRefused(
-                Problem.OVER, "the rollout is over: its turns, or the bytes that it may send, are used up"
-            )
-
-    @property
-    def cost_limit(self) -> int:
-        """What all bodies may cost."""
-        return BYTES + BYTES_PER_TURN * self._job.episode.max_turns
+        self.limits.charge(cost)
 
     async def open(self, request: ModelRequest) -> HarnessCall:
         """Take a call (see `model_proxy.calls.Model.open`)."""
-        self._check_call()
+        self.limits.check_call()
         try:
-            self._check_request(request)
+            self.limits.check_request(request)
             return await self._opened(request)
         except CallRefused as refused:
-            self._note_too_long(refused)
+            self.limits.note_too_long(refused)
             raise
 
     async def _opened(self, request: ModelRequest) -> HarnessCall:
@@ -168,17 +128,13 @@ class HarnessModel:
         turn = self._tree.open(new_turn_id(), request, place, self._hints(request.headers))
         if left_out := sum(message.left_out for message in place.new):
             self._episode.metrics["contents_left_out"] += left_out
-        self._lines += place.parent is None or len(place.parent.children) > 1
-        self._in_flight += 1
-        self._waiting += 1
+        self.limits.opened(new_line=place.parent is None or len(place.parent.children) > 1)
         try:
             context = await self._context(request, place)
             prompt = self._captured.prompt(place.parent, context)
-            room = self.limit - len(prompt)
-            if room < 1:
-                raise self._too_long(len(prompt))
+            room = self.limits.room(len(prompt))
         except BaseException:
-            self._waiting -= 1
+            self.limits.begun()
             self._end(turn, delivered=False)
             raise
         return HarnessCall(self, turn, request, context, prompt, room)
@@ -188,9 +144,8 @@ class HarnessModel:
 
         It ends nothing and uses up no call; a rollout has one such request answered at a time.
         """
-        if self.over.is_set():
-            raise CallRefused(Problem.OVER, "the rollout is over")
-        self._check_request(request)
+        self.limits.check_not_over()
+        self.limits.check_request(request)
         async with self._counting:
             place = self._tree.locate(request)
             context = await self._context(request, place)
@@ -205,62 +160,12 @@ class HarnessModel:
         episode.notes["calls"] = self._captured.outline()
         episode.last_text = self._captured.last_text()
 
-    def _check_call(self) -> None:
-        """Count a call, and refuse it beyond what a rollout may ask.
-
-        Raises:
-            CallRefused: it is.
-        """
-        self._calls += 1
-        max_turns = self._job.episode.max_turns
-        # Those that were taken and have not begun will be turns.
-        turns = self._episode.metrics["turns"] + self._waiting
-        if turns >= max_turns or self._calls > CALLS_PER_TURN * max_turns + FURTHER_CALLS or self._lines > LINES:
-            self._episode.stop_reason = StopReason.MAX_TURNS
-            self.over.set()
-        if self.over.is_set():
-            raise CallRefused(Problem.OVER, "the rollout is over: its turns are used up")
-        if self._in_flight >= CALLS_AT_ONCE:
-            self._episode.metrics["calls_refused_as_too_many"] += 1
-            message = f"{CALLS_AT_ONCE} calls of this rollout are being answered; try again later"
-            raise CallRefused(Problem.BUSY, message)
-
-    def _check_request(self, request: ModelRequest) -> None:
-        """Refuse a request that no engine would take.
-
-        Raises:
-            CallRefused: it is.
-        """
-        stops = STOPS - len(self._job.sampling.stop)
-        if len(request.stop) > stops or not all(0 < len(text) <= STOP_CHARACTERS for text in request.stop):
-            message = f"stop takes up to {stops} texts of 1 to {STOP_CHARACTERS} characters each"
-            raise CallRefused(Problem.INVALID, message)
-        if len(request.tools) > TOOLS:
-            raise CallRefused(Problem.INVALID, f"there are {len(request.tools)} tools; at most {TOOLS} are taken")
-        arguments = [call.arguments for message in request.messages for call in message.calls]
-        if sum(map(len, arguments)) > ARGUMENT_VALUES:  # there are no more values than characters
-            encoded = (text.encode(errors="replace") for text in arguments)
-            if sum(json_values(text, ARGUMENT_VALUES) for text in encoded) > ARGUMENT_VALUES:
-                message = f"the calls have arguments of more than {ARGUMENT_VALUES} values, which is the most"
-                raise CallRefused(Problem.INVALID, message)
-        if (characters := _size(request.messages, request.tools)) > TOKEN_CHARACTERS * self.limit:
-            raise self._too_long(characters // TOKEN_CHARACTERS)
-
-    def _too_long(self, tokens: int) -> CallRefused:
-        message = f"the prompt has {tokens} tokens, and the limit is {self.limit} with the answer"
-        return CallRefused(Problem.CONTEXT_LENGTH, message, tokens=tokens, limit=self.limit)
-
-    def _note_too_long(self, refused: CallRefused) -> None:
-        if refused.problem == Problem.CONTEXT_LENGTH:
-            self._episode.metrics["calls_refused_as_too_long"] += 1
-            self.too_long = refused
-
     async def _context(self, request: ModelRequest, place: Place) -> tuple[Piece, ...]:
         """Return the ids of what is new."""
         started = time.monotonic()
-        told = request.tools if place.parent is None else ()
+        tools = request.tools if place.parent is None else ()
         try:
-            if _size(place.new, told) > LONG_TEXT:
+            if text_size(place.new, tools) > LONG_TEXT:
                 return await asyncio.to_thread(self._tokenised, request, place)
             return self._tokenised(request, place)
         finally:
@@ -291,7 +196,7 @@ class HarnessModel:
                 raise CallRefused(Problem.INVALID, error.message) from error
             self.failure = error
             raise CallRefused(Problem.FAILED, f"service unavailable: {error.message}") from error
-        self.failure = self.too_long = None
+        self.failure = self.limits.too_long = None
         self._captured.add(call.turn, Capture(call.context, generation, read))
         reply = self._made_reply(call, generation, *_stopped(read, call.request.stop))
         self._tree.replied(call.turn, Said(reply.text, reply.calls))
@@ -315,7 +220,7 @@ class HarnessModel:
     def _begin(self, call: HarnessCall) -> None:
         if not call.begun:
             call.begun = True
-            self._waiting -= 1
+            self.limits.begun()
 
     async def _read(self, call: HarnessCall, token_ids: NDArray[np.int32]) -> ReadTurn:
         request = call.request
@@ -375,7 +280,7 @@ class HarnessModel:
     def _end(self, turn: Turn, *, delivered: bool) -> None:
         if turn.said is None:
             self._episode.metrics["calls_without_reply"] += 1
-        self._in_flight -= 1
+        self.limits.ended()
         self._tree.close(turn, delivered=delivered)
 
 
@@ -417,13 +322,6 @@ class HarnessCall:
     def close(self, *, delivered: bool) -> None:
         """Say whether the harness got the whole reply."""
         self._model.end(self, delivered=delivered)
-
-
-def _size(messages: Sequence[RequestMessage], tools: Sequence[dict[str, Any]]) -> int:
-    """Return the characters of all that is told to the policy, roughly."""
-    texts = sum(len(message.text) + len(message.reasoning) + MESSAGE_CHARACTERS for message in messages)
-    calls = sum(len(call.arguments) for message in messages for call in message.calls)
-    return texts + calls + len(msgspec.json.encode(tools))
 
 
 def _stopped(read: ReadTurn, stops: Sequence[str]) -> tuple[ReadTurn, str]:

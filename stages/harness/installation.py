@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ...errors import ConfigError, SandboxFailed
+from ...tools.containers.specification import Bind
 from ...tools.images.fingerprint import size_bytes
 from ...tools.images.image import default_root as images_root
 from ...tools.images.kept_folder import BUILDING, TRASH, locked
-from ...tools.sandbox.specification import Bind
 from .adapter import Npm, load_adapter
 from .package_installer import PackageInstaller
 

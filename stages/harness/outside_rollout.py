@@ -20,8 +20,9 @@ from ...inference.http.turn_parser import TurnParser
 from ...model_proxy.server import ModelServer, json_answer
 from ..agent_loop import StopReason
 from .adapter import CallHints
+from .call_limits import CALLS_AT_ONCE
 from .call_tree import CallKind
-from .harness_model import CALLS_AT_ONCE, HarnessModel
+from .harness_model import HarnessModel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

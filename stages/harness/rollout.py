@@ -25,8 +25,9 @@ from ...model_proxy.server import ModelServer
 from ..agent_loop import StopReason
 from ..cut_text import cut_text
 from .adapter import ADDRESS_SPACE_BYTES, LaunchRequest, load_adapter
+from .call_limits import CALLS_AT_ONCE
 from .call_tree import CallKind
-from .harness_model import CALLS_AT_ONCE, HarnessModel
+from .harness_model import HarnessModel
 from .installation import HarnessStore, default_root
 
 if TYPE_CHECKING:
@@ -34,9 +35,9 @@ if TYPE_CHECKING:
 
     from ...inference.chat import ChatFormat, ChatMessage
     from ...inference.engine import Generator
+    from ...tools.containers.specification import SandboxSpec
     from ...tools.execution.messages import ExecResult
     from ...tools.sandbox.sandbox import Sandbox
-    from ...tools.sandbox.specification import SandboxSpec
     from ...wire.messages.jobs import Harness, Job
     from ..agent_loop import Episode
     from .adapter import Adapter, Launch
@@ -182,8 +183,8 @@ class HarnessRollout:
             home=f"{sandbox.temporary}/{HOME}",
             directory=sandbox.spec.directory or sandbox.directory,
             folder=str(installation.folder) if installation is not None else "",
-            context_tokens=self.model.limit,
-            max_tokens=min(self.job.sampling.max_tokens, self.model.limit),
+            context_tokens=self.model.limits.tokens,
+            max_tokens=min(self.job.sampling.max_tokens, self.model.limits.tokens),
             arguments=self.harness.choice.arguments,
             environment=self.harness.choice.environment,
         )
@@ -207,7 +208,7 @@ class HarnessRollout:
                 launch.environment,
             )
         )
-        over = asyncio.create_task(self.model.over.wait())
+        over = asyncio.create_task(self.model.limits.over.wait())
         try:
             await asyncio.wait({program, over}, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait({program}, timeout=GRACE_S)
@@ -220,8 +221,8 @@ class HarnessRollout:
     def _judge(self, result: ExecResult | None) -> None:
         """Note how it ended."""
         episode, model, name = self.episode, self.model, self.harness.choice.name
-        if model.exceeded:
-            limit = f"{model.cost_limit >> 20} MiB of requests to the model"
+        if model.limits.exceeded:
+            limit = f"{model.limits.cost >> 20} MiB of requests to the model"
             raise SandboxLimitExceeded(f"{name} sent more than {limit}, which a rollout may send", limit="requests")
         code = result.exit_code if result is not None else KILLED
         words = last_words(result) if result is not None else ""
@@ -230,16 +231,18 @@ class HarnessRollout:
         )
         if model.failure is not None and (code or not model.answered):
             raise model.failure
-        if not model.answered and model.too_long is not None:
-            problem = f"{name} cannot begin: {model.too_long.message} (episode.max_tokens, or the engine's context)"
+        if not model.answered and model.limits.too_long is not None:
+            problem = (
+                f"{name} cannot begin: {model.limits.too_long.message} (episode.max_tokens, or the engine's context)"
+            )
             raise InvalidJob(problem, field="episode.max_tokens")
         if not model.answered:
             how = f"ended with {code}" if result is not None else "had to be killed"
             problem = f"the harness {name} made no call of the model that could be answered, and {how}: {words}"
             raise HarnessFailed(problem, harness=name, exit_code=code)
         episode.metrics["harness_exit_code"] = code
-        if model.too_long is not None:
-            episode.stop_reason = episode.stop_reason or model.limited_by
+        if model.limits.too_long is not None:
+            episode.stop_reason = episode.stop_reason or model.limits.limited_by
         if code:
             episode.stop_reason = episode.stop_reason or StopReason.HARNESS_FAILED
         elif episode.stop_reason is None:

@@ -21,7 +21,7 @@ from ...inference.chat.embedded_chat import EmbeddedChatFormat
 from ...inference.engine import Generation
 from ...inference.tokenizer import IM_END, encode
 from ...inference.tool_calls.marked_json import HermesFormat
-from ...tools.sandbox.specification import SandboxSpec
+from ...tools.containers.specification import SandboxSpec
 from ...wire.messages.engines import VersionSpan
 from ...wire.messages.jobs import EpisodeLimits, Job, PhaseLimits, Sampling
 from ..agent_loop import Episode

@@ -374,10 +374,8 @@ def test_a_file_takes_the_place_of_an_installed_task(write: Write) -> None:
 
 def test_stage_processes_of_a_service_serve_modules() -> None:
     topology = Topology(service=ServiceSettings(task_modules=("/tasks/one.py", "/tasks/two.py")))
-    wanted = ["--task-module", "/tasks/one.py", "--task-module", "/tasks/two.py"]
-    for plan in plan_children(topology, None):
-        given = [plan.arguments[at : at + 4] for at, word in enumerate(plan.arguments) if word == "--task-module"]
-        assert (list(given[0]) if given else []) == (wanted if plan.role else [])
+    stages = [plan for plan in plan_children(topology) if plan.stage_role]
+    assert [plan.topology.service.task_modules for plan in stages] == [("/tasks/one.py", "/tasks/two.py")] * 3
 
 
 def test_a_task_of_a_file_grades_what_a_harness_did(write: Write) -> None:

@@ -11,8 +11,8 @@ import pytest
 from support.commands import complaint, run
 from support.ports import free_port
 
-from prorl_zmq.commands import options
-from prorl_zmq.commands.options import quick_client
+from prorl_zmq.commands import options, target
+from prorl_zmq.commands.target import Target
 from prorl_zmq.config import Topology, parse_topology
 from prorl_zmq.errors import RequestTimeout
 from prorl_zmq.service.run_dir import LOCK
@@ -109,7 +109,7 @@ def test_a_service_that_does_not_run_is_reported_before_it_is_asked(command: str
 def test_a_service_folder_without_a_service_is_reported(
     ports: range, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(options, "AWAY_S", 0.2)
+    monkeypatch.setattr(target, "AWAY_S", 0.2)
     folder = ServiceFolder.create(tmp_path / "service")
     for _ in ports:
         folder.announce("rollout", "rollout-0", {"front_door": f"tcp://127.0.0.1:{free_port()}"})
@@ -121,7 +121,7 @@ def test_a_service_folder_without_a_service_is_reported(
 def test_a_command_waits_for_a_service_that_starts(tmp_path: Path) -> None:
     with (
         held(tmp_path / LOCK),
-        quick_client(f"ipc://{tmp_path}/door") as client,
+        Target(connect=f"ipc://{tmp_path}/door").client() as client,
         pytest.raises(RequestTimeout, match=r"no reply from .* within"),
     ):
         client.status(timeout_s=0.1)
@@ -163,6 +163,12 @@ def test_init_writes_a_trainers_example_once(trainer: str, tmp_path: Path) -> No
         assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
     forced = run("prorl", "init", "--trainer", trainer, "--force", "new", cwd=tmp_path)
     assert forced.returncode == 0
+
+
+def test_init_names_the_trainers_that_there_are(tmp_path: Path) -> None:
+    assert "'tlr' is not one of nemo-gym, skyrl, slime, trl, verl" in complaint(
+        run("prorl", "init", "--trainer", "tlr", cwd=tmp_path)
+    )
 
 
 def test_init_does_not_write_over_a_file(tmp_path: Path) -> None:

@@ -395,7 +395,7 @@ def test_the_page_outlives_a_restart_of_the_broker(served: SharedService, dashbo
         list(client.stream())
         playwright.expect(row_of(dashboard, before.job_id)).to_be_visible()
         started_s = client.status().uptime_s
-        os.kill(served.child("prorl broker rollout"), signal.SIGKILL)
+        os.kill(served.child("rollout_broker.json"), signal.SIGKILL)
         until(lambda: client.status().uptime_s < started_s, "the broker's next life")
         client.submit(after := problem())
         list(client.stream())

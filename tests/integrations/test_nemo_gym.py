@@ -25,12 +25,12 @@ from hypothesis import given
 from prorl_zmq import Job, RolloutClient
 from prorl_zmq.data.rows import rows_of
 from prorl_zmq.errors import Busy, ErrorInfo, InvalidJob, JobsLost, RequestTimeout, UnknownTask
-from prorl_zmq.integrations import versions
+from prorl_zmq.integrations import session
 from prorl_zmq.integrations.dataset_rows import dataset_rows
 from prorl_zmq.integrations.nemo_gym.response import output_items, split_failures
 from prorl_zmq.integrations.nemo_gym.rollouts import GymRollouts
+from prorl_zmq.integrations.session import check_version
 from prorl_zmq.integrations.single_jobs import row_of
-from prorl_zmq.integrations.versions import check_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -233,7 +233,7 @@ def test_a_wrong_configuration_is_refused_before_the_first_row(options: dict[str
 
 
 def test_another_version_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions, "version", lambda _: "0.7.0")
+    monkeypatch.setattr(session, "version", lambda _: "0.7.0")
     with pytest.warns(UserWarning, match=r"^nemo-gym 0.7.0 is installed; prorl_zmq was tested with nemo-gym 0.4$"):
         check_version("nemo-gym", "0.4")
 

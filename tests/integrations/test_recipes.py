@@ -1,4 +1,4 @@
-"""The recipes of docs/other-trainers.md, with finished rollouts and with a service."""
+"""The recipes of docs/other-trainers.md, with finished rollouts."""
 
 from __future__ import annotations
 
@@ -9,19 +9,15 @@ import sys
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 from documents import PAGES, ROOT
 from finished_groups import chat, group, rewritten, with_tool
 
-from prorl_zmq import AsyncRolloutClient, Job
+from prorl_zmq import Job
 from prorl_zmq.errors import InvalidJob, NotTrainable
-from prorl_zmq.integrations.dataset_rows import dataset_rows, job_maker
-from prorl_zmq.integrations.single_jobs import SingleJobs
+from prorl_zmq.integrations.dataset_rows import dataset_rows
 
 if TYPE_CHECKING:
-    from support.services import SharedService
-
     from prorl_zmq.data.trajectory import Trajectory
 
 BASES = {
@@ -117,23 +113,22 @@ def test_openrlhf_gets_whole_sequences_and_no_made_up_reward(recipe: dict[str, A
 
 
 @pytest.mark.parametrize("recipe", ["AReaL"], indirect=True)
-def test_areal_gets_tensors_of_the_service(recipe: dict[str, Any], served: SharedService) -> None:
+def test_areal_gets_tensors(recipe: dict[str, Any]) -> None:
     workflow = recipe["ServiceWorkflow"]()
-    workflow.make_job = job_maker(max_tokens=4)
-    workflow.jobs = SingleJobs(lambda: AsyncRolloutClient(served.front_door))
+    workflow.jobs = jobs = Jobs(with_tool(1.0))
 
-    async def run() -> list[dict[str, Any]]:
+    async def run() -> dict[str, Any]:
         with pytest.raises(InvalidJob, match="without task and instance"):
             await workflow.arun_episode(None, {"question": "1 + 1"})
-        row = json.loads(LABEL)
-        episodes = await asyncio.gather(*(workflow.arun_episode(None, row) for _ in range(6)))
-        await workflow.jobs.close()
-        return episodes
+        found: dict[str, Any] = await workflow.arun_episode(None, json.loads(LABEL))
+        return found
 
-    for episode in asyncio.run(run()):
-        shapes = {name: tuple(tensor.shape) for name, tensor in episode.items()}
-        assert shapes.pop("rewards") == (1,)
-        assert set(shapes.values()) == {(1, episode["input_ids"].shape[1])}
-        assert (episode["versions"] >= 0).equal(episode["loss_mask"].bool())
-        assert 1 <= int(episode["loss_mask"].sum()) <= 4
-        assert np.isfinite(episode["logprobs"].numpy()).all()
+    got = asyncio.run(run())
+    assert jobs.asked[0].instance == JOB.instance
+    assert got["input_ids"].tolist() == [[1, 2, 3, 9, 10, 11, 8, 20, 21, 9, 12]]
+    assert got["loss_mask"].tolist() == [[0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 1]]
+    assert got["versions"].tolist() == [[-1, -1, -1, -1, 4, 4, -1, -1, -1, -1, 5]]
+    assert got["logprobs"].tolist() == [[0, 0, 0, 0, -0.25, -0.5, 0, 0, 0, 0, -1.0]]
+    assert got["attention_mask"].all()
+    assert got["rewards"].tolist() == [1.0]
+    assert got["input_ids"].shape == (1, 11)

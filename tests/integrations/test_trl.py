@@ -155,7 +155,7 @@ def async_trainer_of(
 
 def kill_all(service: ChildService, trainer: Any, killed: list[str]) -> None:
     """Kill broker, RUN stage process and engine once each, in the middle of a run of 12 steps."""
-    for step, word in ((2, "broker rollout"), (5, "--role run"), (8, "cli prorl-engine")):
+    for step, word in ((2, "rollout_broker.json"), (5, "stage_run.json"), (8, "engine.json")):
         while trainer.state.global_step < step:
             time.sleep(0.02)
         kill(service, word)

@@ -151,7 +151,7 @@ def test_a_run_goes_on_when_broker_stage_process_and_engine_are_killed(
     run = new_run(service, folder / "plain")
     cut = {**TOO_LONG, "trainer__v1__prorl__too_long": "truncate"}
     process = run.start(JOBS, 12, **ON_POLICY, **cut, trainer__rollout_data_dir=tmp_path / "rolled")
-    for after, word in ((2, "broker rollout"), (5, "--role run"), (8, "cli prorl-engine")):
+    for after, word in ((2, "rollout_broker.json"), (5, "stage_run.json"), (8, "engine.json")):
         until = time.monotonic() + 200
         while len(run.steps()) < after:
             assert process.poll() is None, run.log.read_text()[-6000:]

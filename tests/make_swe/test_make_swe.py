@@ -17,8 +17,8 @@ from prorl_zmq.make_swe.maker import Maker
 from prorl_zmq.make_swe.recipe import Order, Settings
 from prorl_zmq.make_swe.search import Made, apply
 from prorl_zmq.make_swe.suite import run_suite
+from prorl_zmq.tools.containers.specification import SandboxSpec
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
-from prorl_zmq.tools.sandbox.specification import SandboxSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,7 +18,7 @@ from prorl_zmq.errors import SandboxFailed, SandboxUnavailable
 from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.stages.handler import AgentHandler, EvalPhase, Evaluation, InitPhase, PhaseData, RunPhase
 from prorl_zmq.stages.stage_process import StageOptions, StageProcess
-from prorl_zmq.tools.sandbox.specification import SandboxSpec
+from prorl_zmq.tools.containers.specification import SandboxSpec
 from prorl_zmq.tools.toolbox import Toolbox, ToolName
 from prorl_zmq.wire.messages.jobs import Phase
 

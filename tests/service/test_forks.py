@@ -79,19 +79,19 @@ def replaced(served: Service, words: str) -> int:
 
 def test_processes_live_on_without_the_fork_server_and_restart_with_the_code_of_then() -> None:
     with serving() as served:
-        stages = [served.child(f"--role {role}") for role in ("init", "run", "eval")]
-        others = [served.child("broker rollout"), served.child("broker backend"), served.child("--name engine-0")]
+        stages = [served.child(f"stage_{role}.json") for role in ("init", "run", "eval")]
+        others = [served.child(f"{each}.json") for each in ("rollout_broker", "backend_broker", "engine")]
         for pid in (*stages, *others):
             assert psutil.Process(pid).ppid() == served.process.pid
             assert os.getsid(pid) == pid
         server = served.child("fork_server_process")
         os.kill(server, signal.SIGKILL)
-        assert replaced(served, "--role eval") not in stages
+        assert replaced(served, "stage_eval.json") not in stages
         assert all(is_running(pid) for pid in (*stages[:2], *others))
         second = served.child("fork_server_process")
         assert second != server
         install(served.folder, "2")
-        replaced(served, "--role init")
+        replaced(served, "stage_init.json")
         served.wait_line("own-tasks was upgraded from 1 to 2: processes that are started from now on run the new code")
         assert served.child("fork_server_process") != second
         assert not is_running(second)
@@ -106,7 +106,7 @@ def test_a_service_ends_while_its_fork_server_stands_still() -> None:
     with serving() as served:
         server = served.child("fork_server_process")
         os.kill(server, signal.SIGSTOP)
-        os.kill(served.child("--role eval"), signal.SIGKILL)
+        os.kill(served.child("stage_eval.json"), signal.SIGKILL)
         served.wait_line("eval-0 was ended by a signal")
         processes = served.children()
         served.close()

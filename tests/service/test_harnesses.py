@@ -147,11 +147,11 @@ def test_a_program_leads_any_task(sandbox_kind: str) -> None:
 def test_a_rollout_whose_run_process_dies_is_tried_again() -> None:
     waits = instance("waits: write 42 to answer.", check=CHECK)
     job = Job(task="harness", job_id="waits", instance=waits, limits=PhaseLimits(run_s=60), episode=EpisodeLimits())
-    others = commands("--role run")  # of services that other tests of this process share
+    others = commands("stage_run.json")  # of services that other tests of this process share
     with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder, serving(Path(folder), "process") as client:
         client.submit(job)
         until(lambda: commands("sleep 3"), "the program in RUN")
-        (run,) = (each for each in commands("--role run") if each not in others)
+        (run,) = (each for each in commands("stage_run.json") if each not in others)
         run.send_signal(signal.SIGKILL)
         (one,) = client.stream(timeout_s=WAIT_S)
     assert (one.reward, one.result.attempt) == (1.0, 2)

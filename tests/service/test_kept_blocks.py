@@ -60,15 +60,15 @@ def check(trajectories: list[Trajectory], jobs: int) -> None:
 
 
 def broker_of(cluster: Cluster) -> psutil.Process:
-    return next(one for one in psutil.process_iter() if is_of(one, cluster, "broker", "rollout"))
+    return next(one for one in psutil.process_iter() if is_of(one, cluster, ".rollout_broker."))
 
 
-def is_of(process: psutil.Process, cluster: Cluster, *words: str) -> bool:
+def is_of(process: psutil.Process, cluster: Cluster, kind: str) -> bool:
     try:
         line = process.cmdline()
     except psutil.Error:
         return False
-    return set(words) <= set(line) and any(word.startswith(str(cluster.path)) for word in line)
+    return any(word.startswith(str(cluster.path)) and kind in word for word in line)
 
 
 @pytest.mark.few(1)
@@ -102,7 +102,7 @@ def test_blocks_outlive_the_brokers(shared: Cluster) -> None:
         client.submit(job(number) for number in range(6))
         ended(client, 6)
         broker_of(shared).kill()
-        next(one for one in psutil.process_iter() if is_of(one, shared, "broker", "node")).kill()
+        next(one for one in psutil.process_iter() if is_of(one, shared, ".node_broker.")).kill()
         until(lambda: client.status(timeout_s=30).stages, "the node is back", 30)
         found = list(client.stream(timeout_s=30))
         check(found, 6)

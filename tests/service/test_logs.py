@@ -42,7 +42,7 @@ def test_every_line_of_a_service_is_json_and_those_of_a_job_say_so(tmp_path: Pat
                 client.submit(shell)
                 (trajectory,) = client.stream(timeout_s=60)
             assert trajectory.outcome == "completed"
-            os.kill(program.child("--role eval"), signal.SIGKILL)
+            os.kill(program.child("stage_eval.json"), signal.SIGKILL)
             program.wait_line("was ended by a signal (Killed)")
     lines = [json.loads(line) for line in program.lines]
     assert all({"time", "level", "logger", "process", "event"} <= set(line) for line in lines)

@@ -18,6 +18,7 @@ from prorl_zmq import EpisodeLimits, Job, RolloutClient, Sampling
 from prorl_zmq.config import GatewaySettings, MetricsSettings, Topology
 from prorl_zmq.metrics.report import FLUSH_S
 from prorl_zmq.service.child_plans import plan_brokers, plan_children, plan_node
+from prorl_zmq.service.process_plans import HttpPlan
 from prorl_zmq.service.service_folder import ServiceFolder
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def test_metrics_of_a_service_agree_with_its_status_and_outlive_its_processes() 
 def stage_process_is_killed(service: Service, scraped: Scraped) -> None:
     """It leaves no gauge behind, not even for a second, and what it counted stays."""
     counted = scraped.value("prorl_phase_seconds_count", phase="run")
-    victim = psutil.Process(service.child("--role run"))
+    victim = psutil.Process(service.child("stage_run.json"))
     victim.kill()
     victim.wait(10)
     until(lambda: scraped.value("prorl_processes", process="stage_run") == 0, "its gauge to go", 5 * FLUSH_S)
@@ -117,7 +118,7 @@ def stage_process_is_killed(service: Service, scraped: Scraped) -> None:
 def broker_is_killed(service: Service, scraped: Scraped, client: RolloutClient) -> None:
     """Its successor counts from nothing, and the counters go on from where they were."""
     ended = scraped.value("prorl_jobs_ended_total")
-    os.kill(service.child("prorl broker rollout"), signal.SIGKILL)
+    os.kill(service.child("rollout_broker.json"), signal.SIGKILL)
     run_jobs(client, 2)
     until(lambda: scraped.value("prorl_jobs_ended_total") == ended + 2, "two more jobs", 10)
     assert sum(client.status().outcomes.values()) == 2
@@ -132,10 +133,11 @@ BOUND = MetricsSettings("127.0.0.1:9464")
 @pytest.mark.parametrize("gateway", ["", "127.0.0.1:8080"])
 def test_who_serves_metrics_is_planned_once(gateway: str) -> None:
     topology = Topology(metrics=BOUND, gateway=GatewaySettings(gateway))
-    plans = [plan for plan in plan_children(topology, None) if "--metrics-only" in plan.arguments]
+    plans = [plan for plan in plan_children(topology) if plan.process == "metrics"]
     assert [plan.name for plan in plans] == ["metrics"]
-    assert "--front-door" not in plans[0].arguments
-    assert [plan for plan in plan_children(Topology(), None) if plan.name == "metrics"] == []
+    assert isinstance(plans[0], HttpPlan)
+    assert not plans[0].front_door
+    assert [plan for plan in plan_children(Topology()) if plan.name == "metrics"] == []
 
 
 def test_each_node_of_a_service_serves_its_own(tmp_path: Path) -> None:
@@ -143,8 +145,8 @@ def test_each_node_of_a_service_serves_its_own(tmp_path: Path) -> None:
     topology = Topology(metrics=BOUND)
     plans = [*plan_brokers(topology, folder, "127.0.0.1"), *plan_node(topology, folder, "127.0.0.1")]
     (plan,) = [plan for plan in plans if plan.name == "metrics"]
-    assert plan.arguments[plan.arguments.index("--bind") + 1] == BOUND.bind
-    assert plan.arguments[plan.arguments.index("--service") + 1] == str(folder.path)
+    assert isinstance(plan, HttpPlan)
+    assert (plan.settings.bind, plan.service) == (BOUND.bind, str(folder.path))
 
 
 def test_processes_are_named_by_what_they_are(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import tempfile
@@ -293,10 +294,10 @@ def test_the_node_of_a_whole_service_drains_and_its_brokers_live_on() -> None:
             assert (done.returncode, done.stdout) == (0, f"{own} on {socket.gethostname()} drains\n"), done.stderr
             serve.wait_line("the node has drained and ended; the brokers live on")
             assert client.status().stages == ()
-            assert serve.child("broker backend")
-            assert serve.child("broker rollout")
+            assert serve.child("backend_broker.json")
+            assert serve.child("rollout_broker.json")
             lines = [line_of(child) for child in serve.children()]
-            assert not [line for line in lines if "cli prorl-" in line or "broker node" in line]
+            assert not [line for line in lines if re.search(r"stage_\w+\.json|engine\.json|node_broker\.json", line)]
             made.node("two").wait_line("ready: two")
             rest = list(client.stream(timeout_s=60))
             assert len(first) + len(rest) == 32

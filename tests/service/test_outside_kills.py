@@ -60,7 +60,7 @@ def chat(rollout: Endpoint) -> None:
 def test_a_rollout_goes_on_beside_a_broker_that_is_killed() -> None:
     with serving() as (service, client), client.endpoint(JOB) as rollout:
         chat(rollout)
-        kill(service, "broker rollout")
+        kill(service, "rollout_broker.json")
         chat(rollout)  # nobody but the RUN process and the engine is needed for it
         until(lambda: reached_at(client.trace(rollout.job_id, timeout_s=60)) == rollout.base_url, "the address", WAIT_S)
         trajectory = rollout.finish(reward=0.5, timeout_s=WAIT_S)
@@ -72,7 +72,7 @@ def test_a_rollout_whose_run_process_is_killed_is_lost_and_not_tried_again() -> 
     with serving() as (service, client):
         with client.endpoint(JOB) as rollout:
             chat(rollout)
-            kill(service, "--role run")
+            kill(service, "stage_run.json")
             with pytest.raises(openai.APIConnectionError):
                 chat(rollout)
             trajectory = rollout.finish(reward=1.0, timeout_s=WAIT_S)

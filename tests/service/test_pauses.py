@@ -30,9 +30,9 @@ pytestmark = pytest.mark.proof
 PAUSE_S = 6.0
 """Three leases."""
 STOPPED = {
-    "rollout broker": ("prorl broker rollout",),
-    "backend broker": ("prorl broker backend",),
-    "the node": ("prorl broker rollout", "prorl broker backend", "prorl-stage", "prorl-engine", "execution"),
+    "rollout broker": ("rollout_broker.json",),
+    "backend broker": ("backend_broker.json",),
+    "the node": ("prorl-child", "execution"),
 }
 
 

@@ -156,11 +156,11 @@ def test_second_broker_on_one_journal_is_refused(served: SharedService, broker: 
 def test_child_that_is_killed_is_started_again(own_served: Service) -> None:
     with RolloutClient(own_served.front_door) as client:
         for role in ("init", "run", "eval"):
-            killed = own_served.child(f"--role {role}")
+            killed = own_served.child(f"stage_{role}.json")
             before = {stage.stage_id for stage in client.status().stages}
             os.kill(killed, signal.SIGKILL)
             until(lambda before=before, role=role: _new(client, before, role), f"another {role} process")
-            assert own_served.child(f"--role {role}") != killed
+            assert own_served.child(f"stage_{role}.json") != killed
 
 
 def _new(client: RolloutClient, before: set[str], role: str) -> list[str]:
@@ -221,13 +221,13 @@ def test_a_backend_broker_that_is_killed_under_load_costs_no_job_an_attempt(own_
         client.submit(jobs)
         client.backends.ask(WeightUpdate("set", "set", 3, backend_id="engine-0"))
         until(lambda: sum(one.in_flight for one in client.backends.list()) >= 4, "jobs on the engine")
-        killed = own_served.child("prorl broker backend")
+        killed = own_served.child("backend_broker.json")
         os.kill(killed, signal.SIGKILL)
         assert {one.backend.backend_id: one.backend.weight_version for one in client.backends.list()} == {
             "engine-0": 3,
             "mine": 0,
         }
-        assert own_served.child("prorl broker backend") != killed
+        assert own_served.child("backend_broker.json") != killed
         done = list(client.stream(timeout_s=60))
         assert {(one.outcome, one.result.attempt) for one in done} == {("completed", 1)}
         assert len(done) == 40
@@ -241,7 +241,7 @@ def test_a_backend_broker_that_is_killed_under_load_costs_no_job_an_attempt(own_
 @pytest.mark.proof
 def test_a_process_that_was_stopped_ends_in_good_order(own_served: Service) -> None:
     children = own_served.children()
-    os.kill(own_served.child("--role run"), signal.SIGSTOP)
+    os.kill(own_served.child("stage_run.json"), signal.SIGSTOP)
     assert own_served.end() == 0
     assert living(children) == []
     assert not any("killing it" in line for line in own_served.lines)

@@ -122,7 +122,7 @@ def test_an_engine_that_fails_twice_and_then_works_serves() -> None:
         assert not any("engine-0 failed" in line for line in served.lines)
         assert REASON not in served.run("status").stdout
         # Once ready it is restarted as before, and its starts are counted from there.
-        os.kill(served.child("--name engine-0"), signal.SIGKILL)
+        os.kill(served.child("engine-0.engine.json"), signal.SIGKILL)
         until(lambda: starts(served) == 4, "a restart")
 
 
@@ -151,7 +151,7 @@ def test_a_child_that_cannot_be_started_is_retried() -> None:
                 (before,) = [one.stage_id for one in client.status().stages if one.role == "run"]
                 (logs / "run-0.log").unlink()
                 (logs / "run-0.log").mkdir()
-                os.kill(served.child("--role run"), signal.SIGKILL)
+                os.kill(served.child("stage_run.json"), signal.SIGKILL)
                 served.wait_line("run-0 could not be started: [Errno 21] Is a directory")
                 shutil.rmtree(logs / "run-0.log")
                 until(

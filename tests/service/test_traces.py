@@ -208,7 +208,7 @@ def test_a_killed_stage_process_is_a_failed_phase_and_another_attempt(
     with RolloutClient(traced.front_door) as client:
         client.submit(waiting_job(tmp_path, "lost"))
         until((tmp_path / "lost.begun").exists, "EVAL to begin")
-        psutil.Process(traced.child("--role eval")).kill()
+        psutil.Process(traced.child("stage_eval.json")).kill()
         until(lambda: len((tmp_path / "lost.begun").read_text().split()) == 2, "EVAL to begin again")
         (tmp_path / "lost.go").touch()
         (trajectory,) = client.stream(timeout_s=60)
@@ -229,7 +229,7 @@ def test_a_trace_goes_on_over_a_restart_of_the_broker(
         with tracer.start_as_current_span("before") as before:
             client.submit(waiting_job(tmp_path, "kept"))
         until((tmp_path / "kept.begun").exists, "EVAL to begin")
-        broker = psutil.Process(traced.child("broker rollout"))
+        broker = psutil.Process(traced.child("rollout_broker.json"))
         broker.kill()
         until(lambda: not broker.is_running(), "the broker to end")
         (tmp_path / "kept.go").touch()

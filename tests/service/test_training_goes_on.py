@@ -190,7 +190,7 @@ def test_a_second_trainer_is_refused_while_the_first_one_lives(tmp_path: Path) -
         assert [one.backend.weight_version for one in second.backends.list()] == [5]
         said = complaint(service.run("backends", "set-version", "0"), code=1)
         assert "--take-over" in said
-        os.kill(service.child("broker backend"), signal.SIGKILL)
+        os.kill(service.child("backend_broker.json"), signal.SIGKILL)
         until(lambda: held_by(service) == "first", "the first trainer to renew its lease")
         first.set_weight_version(6)
         second.set_weight_version(1, take_over=True)

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from prorl_zmq.inference.chat import ChatMessage
     from prorl_zmq.stages.handler import Evaluation
+    from prorl_zmq.tools.containers.specification import SandboxSpec
     from prorl_zmq.tools.sandbox.sandbox import Sandbox
-    from prorl_zmq.tools.sandbox.specification import SandboxSpec
     from prorl_zmq.tools.tool import Tool
 
 pytestmark = pytest.mark.usefixtures("sandboxes_of")

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from support.sandboxes import SharedSandboxes
 
     from prorl_zmq.stages.handler import Evaluation
+    from prorl_zmq.tools.containers.specification import SandboxSpec
     from prorl_zmq.tools.sandbox.sandbox import Sandbox
     from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
-    from prorl_zmq.tools.sandbox.specification import SandboxSpec
 
 PYTHON_CHECK = "/usr/bin/python3 -c \"import json, sys; sys.exit(open('answer.txt').read() != '42')\""
 

@@ -9,7 +9,7 @@ import pytest
 import rootfs
 from needed import usable
 
-from prorl_zmq.tools.sandbox.kinds import problem_with
+from prorl_zmq.tools.containers.kinds import problem_with
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.inference.embedded.embedded_engine import load_embedded_engine
 from prorl_zmq.stages.handler import AgentHandler, EvalPhase, Evaluation, InitPhase, PhaseData, RunPhase
 from prorl_zmq.testing import LocalService, local_service, loop_thread, say, tool_call
-from prorl_zmq.tools.sandbox.specification import SandboxSpec
+from prorl_zmq.tools.containers.specification import SandboxSpec
 from prorl_zmq.tools.toolbox import Toolbox, ToolName
 
 if TYPE_CHECKING:

@@ -13,16 +13,16 @@ import rootfs
 from needed import usable
 from support.sandboxes import default_image, main_and_proofs
 
-from prorl_zmq.tools.sandbox.kinds import container_class
+from prorl_zmq.tools.containers.kinds import container_class
+from prorl_zmq.tools.containers.specification import SandboxSpec
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
-from prorl_zmq.tools.sandbox.specification import SandboxSpec
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
     from support.sandboxes import SharedSandboxes
 
-    from prorl_zmq.tools.sandbox.container import Container
+    from prorl_zmq.tools.containers.container import Container
     from prorl_zmq.wire.messages.jobs import SandboxKind
 
 

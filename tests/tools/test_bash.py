@@ -4,7 +4,7 @@ import pytest
 from live_bash import LiveContainer, use
 
 from prorl_zmq.tools.bash import BashTool, render
-from prorl_zmq.tools.bash_session import BashResult, BashSession
+from prorl_zmq.tools.sessions.bash_session import BashResult, BashSession
 from prorl_zmq.tools.tool import ToolArgumentsInvalid
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

@@ -12,7 +12,7 @@ import pytest
 from live_bash import LIMIT_S, LiveContainer, use
 from support.sandboxes import main_and_proofs
 
-from prorl_zmq.tools.bash_session import BashResult, BashSession
+from prorl_zmq.tools.sessions.bash_session import BashResult, BashSession
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,8 +27,8 @@ Steps = list[tuple[str, str, int]]
 @pytest.fixture
 def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests in which nothing but the end of bash can come of an interrupt: no machine is too busy for these."""
-    monkeypatch.setattr("prorl_zmq.tools.bash_session.INTERRUPT_LIMIT_S", 0.1)
-    monkeypatch.setattr("prorl_zmq.tools.bash_session.KILL_LIMIT_S", 0.1)
+    monkeypatch.setattr("prorl_zmq.tools.sessions.bash_session.INTERRUPT_LIMIT_S", 0.1)
+    monkeypatch.setattr("prorl_zmq.tools.sessions.bash_session.KILL_LIMIT_S", 0.1)
 
 
 ACTIVATE = """cat > ~/v/bin/activate <<'E'

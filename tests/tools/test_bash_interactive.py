@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 from live_bash import LIMIT_S, LiveContainer, use
 
-from prorl_zmq.tools.bash_session import INPUT_LIMIT_BYTES, BashResult, BashSession
+from prorl_zmq.tools.sessions.bash_session import INPUT_LIMIT_BYTES, BashResult, BashSession
 
 if TYPE_CHECKING:
     from collections.abc import Callable

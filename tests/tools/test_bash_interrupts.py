@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 from live_bash import LIMIT_S, LiveContainer, use
 
-from prorl_zmq.tools.bash_session import BashResult, BashSession
-from prorl_zmq.tools.shell_process import ShellProcess
+from prorl_zmq.tools.sessions.bash_session import BashResult, BashSession
+from prorl_zmq.tools.sessions.shell_process import ShellProcess
 
 if TYPE_CHECKING:
     import socket
@@ -81,7 +81,7 @@ def test_a_program_that_comes_after_the_interrupt_is_interrupted_and_one_that_ha
     live_container: LiveContainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A child that has not yet executed its program forgets an interrupt: it was killed only 1 s later."""
-    monkeypatch.setattr("prorl_zmq.tools.bash_session.INTERRUPT_LIMIT_S", 8)
+    monkeypatch.setattr("prorl_zmq.tools.sessions.bash_session.INTERRUPT_LIMIT_S", 8)
     wait = "while :; do sleep 0.01; done"
 
     async def body(session: BashSession) -> None:

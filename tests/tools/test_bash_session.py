@@ -14,9 +14,9 @@ from rootfs import tiny_root_filesystem
 from support.sandboxes import main_and_proofs
 
 from prorl_zmq.errors import SandboxFailed, ToolSessionLost
-from prorl_zmq.tools.bash_session import COMMAND_LIMIT_BYTES, BashResult, BashSession
-from prorl_zmq.tools.sandbox.kinds import container_class
-from prorl_zmq.tools.sandbox.specification import SandboxSpec
+from prorl_zmq.tools.containers.kinds import container_class
+from prorl_zmq.tools.containers.specification import SandboxSpec
+from prorl_zmq.tools.sessions.bash_session import COMMAND_LIMIT_BYTES, BashResult, BashSession
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,8 +31,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.fixture
 def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests in which nothing but the end of bash can come of an interrupt: no machine is too busy for these."""
-    monkeypatch.setattr("prorl_zmq.tools.bash_session.INTERRUPT_LIMIT_S", 0.1)
-    monkeypatch.setattr("prorl_zmq.tools.bash_session.KILL_LIMIT_S", 0.1)
+    monkeypatch.setattr("prorl_zmq.tools.sessions.bash_session.INTERRUPT_LIMIT_S", 0.1)
+    monkeypatch.setattr("prorl_zmq.tools.sessions.bash_session.KILL_LIMIT_S", 0.1)
 
 
 Cases = list[tuple[str, str, int]]
@@ -271,7 +271,7 @@ def test_the_time_limit_interrupts_and_the_session_goes_on(
 def test_what_ignores_the_interrupt_is_killed_and_older_jobs_are_not(
     live_container: LiveContainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("prorl_zmq.tools.bash_session.INTERRUPT_LIMIT_S", 0.1)
+    monkeypatch.setattr("prorl_zmq.tools.sessions.bash_session.INTERRUPT_LIMIT_S", 0.1)
 
     async def body(session: BashSession) -> None:
         await session.run("X=1; sleep 3600 &", LIMIT_S)

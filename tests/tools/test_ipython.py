@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 import pytest
 from pythons import LIMIT_S, interpreter, use
 
-from prorl_zmq.tools.cell import PNG_SIGNATURE, CellResult, Images, png_dimensions
 from prorl_zmq.tools.ipython import IPythonTool, render
-from prorl_zmq.tools.ipython_driver import best_text, png_bytes
-from prorl_zmq.tools.ipython_session import IPythonSession
+from prorl_zmq.tools.sessions.cell_session import PNG_SIGNATURE, CellResult, Images, png_dimensions
+from prorl_zmq.tools.sessions.ipython_driver import best_text, png_bytes
+from prorl_zmq.tools.sessions.ipython_session import IPythonSession
 from prorl_zmq.tools.tool import ToolArgumentsInvalid
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from prorl_zmq.tools.sandbox.container import Container
+    from prorl_zmq.tools.containers.container import Container
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 

@@ -6,12 +6,12 @@ import pytest
 from pythons import LIMIT_S, Run, runner_of
 from support.sandboxes import main_and_proofs
 
-from prorl_zmq.tools.cell import PNG_SIGNATURE, CellResult
+from prorl_zmq.tools.sessions.cell_session import PNG_SIGNATURE, CellResult
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from prorl_zmq.tools.ipython_session import IPythonSession
+    from prorl_zmq.tools.sessions.ipython_session import IPythonSession
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 

@@ -12,14 +12,14 @@ from pythons import LIMIT_S, Run, interpreter, runner_of, use
 from support.sandboxes import main_and_proofs
 
 from prorl_zmq.errors import SandboxFailed, ToolSessionLost
-from prorl_zmq.tools.cell import CODE_LIMIT_BYTES, CellResult
-from prorl_zmq.tools.ipython_session import IPythonSession
+from prorl_zmq.tools.sessions.cell_session import CODE_LIMIT_BYTES, CellResult
+from prorl_zmq.tools.sessions.ipython_session import IPythonSession
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from prorl_zmq.tools.sandbox.container import Container
+    from prorl_zmq.tools.containers.container import Container
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -41,8 +41,8 @@ def anywhere(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
 @pytest.fixture
 def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests in which nothing but the end of Python can come of an interrupt: no machine is too busy for these."""
-    monkeypatch.setattr("prorl_zmq.tools.cell_session.INTERRUPT_LIMIT_S", 0.1)
-    monkeypatch.setattr("prorl_zmq.tools.cell_session.KILL_LIMIT_S", 0.1)
+    monkeypatch.setattr("prorl_zmq.tools.sessions.cell_session.INTERRUPT_LIMIT_S", 0.1)
+    monkeypatch.setattr("prorl_zmq.tools.sessions.cell_session.KILL_LIMIT_S", 0.1)
 
 
 Cases = list[tuple[str, str]]
@@ -351,8 +351,8 @@ def test_cancellation_ends_the_cell_first(
     anywhere: Run, survivors: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch, ignoring: str
 ) -> None:
     if ignoring:
-        monkeypatch.setattr("prorl_zmq.tools.cell_session.INTERRUPT_LIMIT_S", 0.1)
-        monkeypatch.setattr("prorl_zmq.tools.cell_session.KILL_LIMIT_S", 0.1)
+        monkeypatch.setattr("prorl_zmq.tools.sessions.cell_session.INTERRUPT_LIMIT_S", 0.1)
+        monkeypatch.setattr("prorl_zmq.tools.sessions.cell_session.KILL_LIMIT_S", 0.1)
     mark = f"3600.{uuid.uuid4().int}"
 
     async def body(session: IPythonSession) -> None:

@@ -12,14 +12,16 @@ from pythons import LIMIT_S, interpreter, use
 from support.sandboxes import main_and_proofs
 
 from prorl_zmq.errors import SandboxFailed, ToolSessionLost
-from prorl_zmq.tools.cell import PNG_SIGNATURE, CellResult
-from prorl_zmq.tools.kernel_session import IPYKERNEL, KernelSession
+from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
+from prorl_zmq.tools.sessions.cell_session import PNG_SIGNATURE, CellResult
+from prorl_zmq.tools.sessions.kernel_session import IPYKERNEL, KernelSession
+from prorl_zmq.tools.toolbox import Toolbox
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from prorl_zmq.tools.sandbox.container import Container
+    from prorl_zmq.tools.containers.container import Container
 
     Run = Callable[..., None]
 
@@ -122,8 +124,8 @@ def test_the_time_limit_interrupts_and_state_is_kept(kernel: Run) -> None:
 
 @pytest.mark.proof(quick=True)
 def test_what_cannot_be_interrupted_is_replaced(kernel: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prorl_zmq.tools.cell_session.INTERRUPT_LIMIT_S", 0.1)
-    monkeypatch.setattr("prorl_zmq.tools.cell_session.KILL_LIMIT_S", 0.1)
+    monkeypatch.setattr("prorl_zmq.tools.sessions.cell_session.INTERRUPT_LIMIT_S", 0.1)
+    monkeypatch.setattr("prorl_zmq.tools.sessions.cell_session.KILL_LIMIT_S", 0.1)
 
     async def body(session: KernelSession) -> None:
         result = await session.run("import itertools; sum(itertools.count())", 0.5)
@@ -156,7 +158,9 @@ def test_a_kernel_that_ends_is_told_at_once_and_replaced(kernel: Run) -> None:
 def test_cancellation_and_close(
     kernel: Run, survivors: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("prorl_zmq.tools.cell_session.INTERRUPT_LIMIT_S", 10)  # a busy machine must not cost the state
+    monkeypatch.setattr(
+        "prorl_zmq.tools.sessions.cell_session.INTERRUPT_LIMIT_S", 10
+    )  # a busy machine must not cost the state
     mark = f"3600.{uuid.uuid4().int}"
 
     async def body(session: KernelSession) -> None:
@@ -214,3 +218,23 @@ def test_no_kernel_is_said_at_the_start(tmp_path: Path) -> None:
             await session.close()
 
     use("process", tmp_path, main, asyncio.run)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_the_tool_jupyter_runs_a_kernel_that_the_handler_names(tmp_path: Path) -> None:
+    async def main() -> None:
+        sandboxes = Sandboxes("process", tmp_path / "sandboxes")
+        sandbox = await sandboxes.create("one")
+        toolbox = Toolbox(sandbox, ["jupyter"], kernel=command("process"))
+        (tool,) = toolbox.tools(await toolbox.start())
+        assert await tool({"code": "x = 2"}, LIMIT_S) == "[no output]"
+        assert await tool({"code": "x + 1"}, LIMIT_S) == "3\n"
+        died = await tool({"code": "import os; os._exit(3)"}, LIMIT_S)
+        assert "[the kernel process ended: it exited with code 3]\n[the kernel was restarted; variables" in died
+        assert "IPython" not in str(tool.schema())
+        with pytest.raises(SandboxFailed, match="the sandbox has no nothing"):
+            await Toolbox(sandbox, ["jupyter"], kernel=["nothing"]).start()
+        await sandbox.close()
+        sandboxes.close(LIMIT_S)
+
+    uvloop.run(main())

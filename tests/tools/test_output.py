@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prorl_zmq.tools.output import HeadTail
+from prorl_zmq.tools.processes.output import HeadTail
 
 
 @given(st.lists(st.binary(max_size=50)), st.integers(2, 60))

@@ -6,12 +6,13 @@ import subprocess
 import sys
 import time
 
-from prorl_zmq.tools.processes import children, descendants, kill
+from prorl_zmq.tools.processes.process_tree import children, descendants, kill
 
 
 def test_only_what_is_below_is_signalled() -> None:
     process = subprocess.Popen(["sleep", "60"])
-    others = f"import os; from prorl_zmq.tools.processes import kill; kill({process.pid}, os.getppid(), 2**22 - 1)"
+    others = "import os; from prorl_zmq.tools.processes.process_tree import kill; "
+    others += f"kill({process.pid}, os.getppid(), 2**22 - 1)"
     subprocess.check_call([sys.executable, "-P", "-c", others])
     assert process.poll() is None
     kill(process.pid)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from prorl_zmq.tools.shell_text import evaluated
+from prorl_zmq.tools.sessions.shell_text import evaluated
 
 KEPT = b"\n{ __prorl_code=$?; } >/dev/null 2>&1"
 

@@ -1,13 +1,12 @@
-"""What the editor takes: one Struct for all its commands, with what each of them needs."""
+"""The editor's arguments: one Struct for all its commands, and which arguments each command requires."""
 
 from __future__ import annotations
 
 import posixpath
 from typing import Annotated, Literal
 
+import msgspec
 from msgspec import Meta
-
-from ..tool import Arguments
 
 Command = Literal["view", "create", "str_replace", "insert", "undo_edit"]
 
@@ -18,16 +17,16 @@ NEEDED: dict[Command, tuple[str, ...]] = {
     "insert": ("insert_line", "new_str"),
     "undo_edit": (),
 }
-"""The arguments that a command cannot do without, besides the path."""
+"""The arguments that each command requires, besides the path."""
 LINE_LIMIT = 2**53
 """Largest number of a line; larger ones do not fit into a message."""
 
 
-class EditorArguments(Arguments, frozen=True):
-    """What the editor takes.
+class EditorArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One call of the editor.
 
     Raises:
-        ValueError: the command lacks an argument, or one cannot be; the text tells the model what to change.
+        ValueError: an argument is missing or invalid; the message says what the model must change.
     """
 
     command: Annotated[Command, Meta(description="What to do.")]

@@ -1,7 +1,7 @@
-"""`apply`: one call of the editor, from its arguments to its outcome, with nothing kept in between.
+"""`apply`: performs one call of the editor and returns its outcome; it keeps no state.
 
-Its errors are part of the outcome: for any file system and arguments the model gets a text that says
-what to do, and what cannot be done leaves the files as they were. Only the caller's time limit ends it otherwise.
+Errors are part of the outcome: for any file system and any arguments the model gets a text that says what to do, and a
+refused call leaves the files unchanged. The caller limits the time.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from . import replacement
 from .entry import find_entry
-from .excerpt import near_miss, snippet, view
-from .listing import listing
+from .excerpt import listing, near_miss, snippet, view
 from .outcome import EditOutcome, Refused, explain
 from .text_file import open_text
 

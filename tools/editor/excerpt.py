@@ -1,17 +1,22 @@
-"""Excerpts of a text file, as the model reads them: numbered lines in the form of `cat -n`, and what is left out."""
+"""What the model is shown: lines of a text file, numbered as `cat -n` does, and listings of directories.
+
+Each excerpt has a limit and says what it leaves out. A listing is two levels deep, without hidden entries, and follows
+no links.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from .encoding import LATIN_1, UTF_8, is_latin_1
+from .text_file import LATIN_1, UTF_8, is_latin_1
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .encoding import Encoding
-    from .text_file import TextFile
+    from .text_file import Encoding, TextFile
 
 VIEW_LIMIT = 64 * 1024
 """Most characters of one view."""
@@ -26,6 +31,11 @@ SEARCH_LIMIT_BYTES = 2**20
 """Largest file that is searched for near misses."""
 WORD_LIMIT = 2000
 """Most words of a text that is searched for with other whitespace."""
+ENTRY_LIMIT = 1000
+"""Most entries that are listed."""
+SCAN_LIMIT = 20_000
+"""Most entries of one directory that are looked at, and so sorted."""
+FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NUMBERED = re.compile(r"^ *\d+\t", re.MULTILINE)
 
 
@@ -129,6 +139,23 @@ def near_miss(file: TextFile, wanted: str) -> str:
     return f" This differs from it in whitespace only:\n{rows.text}"
 
 
+def listing(path: str, folder: int, name: bytes) -> str:
+    """List the directory `name` in `folder`.
+
+    Raises:
+        OSError: it is no directory, or may not be read.
+    """
+    top = os.open(name, FOLDER_FLAGS, dir_fd=folder)
+    try:
+        rows, hidden = _entries(top, path.rstrip("/") + "/", levels=2)
+    finally:
+        os.close(top)
+    notes = [f"[{hidden} hidden entries of {path} are not shown]"] if hidden else []
+    if len(rows) > ENTRY_LIMIT:
+        notes.append(f"[only the first {ENTRY_LIMIT} entries are shown; see more with view of a directory in it]")
+    return "\n".join([f"{path} and what is in it, two levels deep:", *rows[:ENTRY_LIMIT], *notes, ""])
+
+
 def _shown_as(file: TextFile, data: bytes, *, at_end: bool) -> Encoding:
     """Return the encoding in which a piece is shown: what the BOM says, else what fits."""
     return LATIN_1 if file.encoding is UTF_8 and is_latin_1(data, at_end=at_end) else file.encoding
@@ -138,3 +165,35 @@ def _whole(file: TextFile) -> str:
     if file.stamp.size > COUNT_LIMIT_BYTES:
         return f"the file has {file.stamp.size} bytes"
     return f"the file has {file.lines_from(file.start)} lines"
+
+
+def _entries(folder: int, prefix: str, levels: int) -> tuple[list[str], int]:
+    with os.scandir(folder) as found:
+        entries = sorted(islice(found, SCAN_LIMIT), key=lambda entry: entry.name)
+    shown = [entry for entry in entries if not entry.name.startswith(".")]
+    rows: list[str] = []
+    for entry in shown[: ENTRY_LIMIT + 1]:
+        # A name need not be text; what is shown must be.
+        row = prefix + os.fsencode(entry.name).decode(errors="replace")
+        if entry.is_symlink():
+            rows.append(f"{row} (a symbolic link)")
+        elif not entry.is_dir(follow_symlinks=False):
+            rows.append(row)
+        else:
+            rows.append(f"{row}/")
+            if levels > 1:
+                rows += _below(folder, entry.name, f"{row}/", levels - 1)
+        if len(rows) > ENTRY_LIMIT:
+            break
+    return rows, len(entries) - len(shown)
+
+
+def _below(folder: int, name: str, prefix: str, levels: int) -> list[str]:
+    try:
+        inner = os.open(name, FOLDER_FLAGS, dir_fd=folder)
+    except OSError as error:
+        return [f"{prefix} ({error.strerror})"]
+    try:
+        return _entries(inner, prefix, levels)[0]
+    finally:
+        os.close(inner)

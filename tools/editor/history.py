@@ -1,9 +1,8 @@
-"""`EditHistory`: what the editor needs to take edits back, newest first, for each path.
+"""`EditHistory`: the edits of each path that can be undone, newest first.
 
-It has no I/O and belongs to one execution server; when that ends, nothing can be undone any more. It is bounded in
-number and in bytes, and forgets the edits of the path that was edited longest ago first. Paths are told apart as they
-are written, after the working directory is put before relative ones: an edit made through a symbolic link is undone
-under the link's name.
+It has no I/O and lives as long as its execution server. It is limited in number and in bytes; the edits of the path
+that was edited longest ago are dropped first. A path is compared as it is written, relative ones after joining them to
+the working directory: an edit made through a symbolic link is undone under the link's name.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A part of a file replaced, for files of any size: written to a new file beside it, then renamed over it.
+"""Replaces a part of a file of any size: writes a new file in the same folder, then renames it over the old one.
 
-So a full disk or a kill leaves the old file as it was, and no reader sees half an edit. The new file has no name until
-it is complete, where the file system can do that, so a kill leaves nothing behind. Mode and, where the system lets us,
-owner are kept; hard links are broken by the rename, and extended attributes are not kept.
+A full disk or a kill leaves the old file unchanged, and no reader sees half an edit. Where the file system allows it,
+the new file has no name until it is complete, so a kill leaves nothing behind. The mode and, where permitted, the owner
+are kept; the rename breaks hard links, and extended attributes are lost.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class ExecutionClient:
         """Connect to the server of the sandbox whose folder is `path`.
 
         Raises:
-            SandboxFailed: nobody serves it.
+            SandboxFailed: no server serves it.
         """
         client = cls(path.name)
         loop = asyncio.get_running_loop()

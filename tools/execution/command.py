@@ -11,13 +11,13 @@ import os
 from typing import IO, TYPE_CHECKING
 
 from ...errors import SandboxFailed
-from ..child import to_the_end
-from ..output import HeadTail
+from ..processes.child import to_the_end
+from ..processes.output import HeadTail
 from .messages import ExecResult
 
 if TYPE_CHECKING:
-    from ..child import Child
-    from ..sandbox.container import Container
+    from ..containers.container import Container
+    from ..processes.child import Child
     from .messages import Exec
 
 READ_BYTES = 64 * 1024

@@ -14,7 +14,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..sandbox import forking
+from ..containers import forking
 from . import messages
 
 if TYPE_CHECKING:
@@ -81,14 +81,14 @@ def is_low(folder: Path) -> bool:
 
 
 def fills_disk(folder: Path) -> bool:
-    """Return whether a folder holds so much that whoever made it has filled the disk."""
+    """Return whether a folder holds so much that its owner has filled the disk."""
     with suppress(OSError):
         return _held(str(folder), time.monotonic() + COUNT_LIMIT_S).is_over(OWN_SHARE, os.statvfs(folder))
     return False
 
 
 def end_largest(root: Path) -> None:
-    """Have the largest sandbox below `root` ended, unless somebody is at it already."""
+    """End the largest sandbox below `root`, unless another process is doing so."""
     folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)

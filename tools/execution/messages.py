@@ -1,4 +1,4 @@
-"""What a sandbox's client and its execution server say to each other: one class per verb; to read it is the protocol.
+"""The protocol between a sandbox's client and its execution server: one class per request.
 
 A frame is 4 bytes of length, 8 of a number that the client counts up, and one MessagePack map. Every request has one
 reply of the same number: the answer that its class names, or `Failed`. `Cancel` is none: the request of its number ends
@@ -16,12 +16,12 @@ import msgspec
 
 from ...errors import ErrorInfo
 from ...wire.messages.jobs import SandboxKind
-from ..bash_session import BashResult
-from ..cell import CellResult
+from ..containers.specification import SandboxSpec
 from ..editor.arguments import EditorArguments
 from ..editor.outcome import EditOutcome
-from ..ipython_session import IPythonChoice
-from ..sandbox.specification import SandboxSpec
+from ..sessions.bash_session import BashResult
+from ..sessions.cell_session import CellResult
+from ..sessions.ipython_session import IPythonChoice
 
 SOCKET = "server.sock"
 """In the sandbox's folder."""
@@ -45,7 +45,7 @@ class Failed(msgspec.Struct, frozen=True):
 
 
 class Done(msgspec.Struct, frozen=True):
-    """It was done; there is nothing else to say."""
+    """The request was done."""
 
 
 class Content(msgspec.Struct, frozen=True):
@@ -73,14 +73,14 @@ class Request(msgspec.Struct, frozen=True, tag=True):
 
 
 class Take(Request, frozen=True):
-    """Hold the sandbox from now on; whoever held it before is cut off."""
+    """Hold the sandbox from now on; the previous holder is disconnected."""
 
     lease_s: float
-    """The server ends the sandbox if nothing is heard for so long."""
+    """The server ends the sandbox after so long without a renewal."""
 
 
 class Renew(Request, frozen=True):
-    """Go on holding the sandbox; fails if its container was ended for good, but holds it all the same."""
+    """Renew the lease; the reply is an error if the container was ended for good, but the lease is renewed."""
 
 
 class Exec(Request, frozen=True):

@@ -2,8 +2,8 @@
 
     Unix stream socket SANDBOX/.pass-ID    bound by the process that asks, in the sandbox's own folder, which is 0700
 
-The server sends before it answers the request, so whoever asked finds the socket there, or nothing. What was sent and
-not taken is closed by the kernel with the Unix socket; its name is removed on every path.
+The server sends the socket before it answers the request, so the client finds it there or never. The kernel closes a
+socket that was sent and not taken together with the Unix socket, whose name is removed on every path.
 """
 
 from __future__ import annotations

@@ -9,13 +9,13 @@ from ...errors import InvalidToolCall, SandboxFailed
 from . import messages
 
 if TYPE_CHECKING:
-    from ..bash_session import BashResult
-    from ..cell import CellResult
+    from ..sessions.bash_session import BashResult
+    from ..sessions.cell_session import CellResult
     from .client import ExecutionClient
 
 
 class RemoteSession:
-    """Base of both. Whoever started it closes it, or the sandbox does."""
+    """Base of both. The caller that started the session closes it, or the sandbox does."""
 
     def __init__(self, client: ExecutionClient, number: int) -> None:
         self._client = client

@@ -1,4 +1,4 @@
-"""Does what clients ask of a sandbox, without sockets or leases, and owns the tool sessions.
+"""Carries out the requests of a sandbox's clients, and owns the tool sessions; sockets and leases are elsewhere.
 
 The sessions end with their container, so the handler does not close them at the end.
 """
@@ -10,14 +10,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...errors import SandboxFailed, ToolSessionLost
-from ..bash_session import BashSession
-from ..cell_session import CellSession
-from ..child import to_the_end
+from ..containers import files
 from ..editor.editing import apply
 from ..editor.history import EditHistory
 from ..editor.outcome import EditOutcome
-from ..ipython_session import IPythonSession
-from ..sandbox import files
+from ..processes.child import to_the_end
+from ..sessions.bash_session import BashSession
+from ..sessions.cell_session import CellSession
+from ..sessions.ipython_session import IPythonSession
 from . import messages
 from .command import execute
 from .passed_socket import pass_socket
@@ -25,7 +25,7 @@ from .passed_socket import pass_socket
 if TYPE_CHECKING:
     import msgspec
 
-    from ..sandbox.container import Container
+    from ..containers.container import Container
 
 S = TypeVar("S", BashSession, CellSession)
 
@@ -119,7 +119,7 @@ class SandboxRequestHandler:
                 )
             case messages.StartKernel():
                 # Jupyter's client is large: only a server that needs it has it.
-                from ..kernel_session import IPYKERNEL, KernelSession
+                from ..sessions.kernel_session import IPYKERNEL, KernelSession
 
                 return KernelSession(self._container, argv=request.argv or IPYKERNEL, output_limit_bytes=limit)
 

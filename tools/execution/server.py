@@ -2,7 +2,7 @@
 
 It is outside the container. Inside, it would need an interpreter in every image, and the model could stop it, trace it
 and read what it holds; outside, it needs only `/bin/sh` in the image, and the model cannot see it. A terminal's program
-joins the container on its own (see `sandbox.container`), so being outside costs nothing per action.
+joins the container on its own (see `containers.container`), so being outside costs nothing per action.
 
     Unix stream socket SANDBOX/server.sock    clients: the stage processes of the node that work with the sandbox
 
@@ -37,9 +37,9 @@ from ...errors import (
     SandboxLimitExceeded,
 )
 from ...system.pauses import PAUSE_S
-from ..sandbox import tree
-from ..sandbox.kinds import container_class
-from ..sandbox.specification import SPEC
+from ..containers import tree
+from ..containers.kinds import container_class
+from ..containers.specification import SPEC
 from . import messages
 from .request_handler import SandboxRequestHandler
 from .watch import Watch
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ...wire.messages.jobs import SandboxKind
-    from ..sandbox.specification import SandboxSpec
+    from ..containers.specification import SandboxSpec
 
 LOCK = "server.lock"
 FIRST_LEASE_S = 10.0
@@ -121,7 +121,7 @@ class ExecutionServer:
             server.close()
 
     async def _close(self) -> None:
-        """End the container and remove the folder; then tell whoever asked for it."""
+        """End the container and remove the folder; then answer the client that asked for it."""
         for task in list(self._tasks.values()):
             task.cancel()
         if self._tasks:

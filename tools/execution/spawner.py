@@ -24,10 +24,10 @@ import uvloop
 from ...errors import ConfigError, ErrorInfo, InternalError, ProrlError, SandboxFailed
 from ...system.logs import LogFormat, LogLevel, about_job, job_of_sandbox, of_job, start_logging
 from ...system.readable import readable
-from ..fork_watch import ForkWatch, forked
-from ..processes import children, kill
-from ..sandbox import tree
-from ..sandbox.kinds import container_class
+from ..containers import tree
+from ..containers.kinds import container_class
+from ..processes.fork_watch import ForkWatch, forked
+from ..processes.process_tree import children, kill
 from .messages import ORDER_LIMIT_BYTES, ServerOrder
 from .server import REMOVE_LIMIT_S, ExecutionServer
 

@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...errors import SandboxFailed, SandboxLimitExceeded
-from ..processes import PROC
+from ..processes.process_tree import PROC
 from .full_disk import FullDisk
 from .memory_files import DESCRIPTORS, TooManyDescriptors, memory_files_bytes
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ...errors import ProrlError
-    from ..sandbox.container import Container
+    from ..containers.container import Container
 
 INTERVAL_S = 0.25
 IDLE_INTERVAL_S = 1.0
-"""While nobody waits for anything: 200 idle sandboxes would take half a core otherwise."""
+"""While no request runs: otherwise 200 idle sandboxes would use half a core."""
 TICKS = os.sysconf("SC_CLK_TCK")
 COUNTED = (b"RssAnon", b"RssShmem", b"VmSwap")
 """In KiB, of `/proc/PID/status`."""

@@ -1,4 +1,4 @@
-"""Identities of files and folders: the same identity means the same content, for all that matters here.
+"""Identities of files and folders: two with the same identity have the same content.
 
 A file's is the digest of its bytes. A folder's is the digest of its entries' metadata (path, mode, owner, inode, size,
 time of change), where reading the bytes would take seconds: a file that is written to gets another time, one that is

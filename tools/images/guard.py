@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from ...system.processes import become_subreaper, die_with_parent
-from ..processes import descendants, kill
+from ..processes.process_tree import descendants, kill
 
 Namespaces = Literal["none", "mount", "user"]
 

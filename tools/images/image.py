@@ -127,7 +127,7 @@ def check_name(name: str) -> str:
 
 
 def read_manifest(image: Path) -> Manifest:
-    """Read what lies beside an image; an OSError: nothing does, so we did not build it."""
+    """Read the manifest in an image's folder; an OSError means that this package did not build the image."""
     return msgspec.json.decode((image.parent / MANIFEST).read_bytes(), type=Manifest)
 
 

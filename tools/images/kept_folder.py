@@ -1,4 +1,4 @@
-"""A folder of complete versions of one thing: each is built beside the others and renamed, so it is whole or absent.
+"""A folder of versions of one thing: each is built under a temporary name and renamed, so it is complete or absent.
 
     FOLDER/lock           held by the process that builds or removes
     FOLDER/building-ID    a version that is being built; a leftover if the lock is free
@@ -47,7 +47,7 @@ class KeptFolder:
 
     @contextmanager
     def building(self) -> Iterator[Path]:
-        """Make a folder to build in. It is removed at the end, unless it was renamed: then it is complete."""
+        """Make a folder to build in, and remove it at the end unless the caller has renamed it."""
         path = self.path / f"{BUILDING}{secrets.token_hex(4)}"
         path.mkdir(0o755)
         try:
@@ -62,7 +62,7 @@ class KeptFolder:
         return [each for each in self.path.iterdir() if each.is_dir() and not each.name.startswith(unfinished)]
 
     def publish(self, link: Path, target: Path) -> None:
-        """Have `link`, a name beside this folder, lead to something in a version; an older one is replaced at once."""
+        """Point the link `link`, in the parent folder, to a path in a version; an older link is replaced atomically."""
         fresh = self.path / f"{BUILDING}{secrets.token_hex(4)}"
         fresh.symlink_to(target.relative_to(link.parent))  # relative to where it is moved, not to where it is made
         fresh.rename(link)
@@ -85,7 +85,7 @@ class KeptFolder:
         return all_gone
 
     def throw_away(self, path: Path) -> None:
-        """Remove something of this folder; it is gone from its name at once."""
+        """Remove an entry of this folder; its name is free at once."""
         trash = self.path / f"{TRASH}{secrets.token_hex(4)}"
         path.rename(trash)
         remove(trash)
@@ -99,7 +99,7 @@ class KeptFolder:
 
 @contextmanager
 def locked(path: Path, *, wait_s: float, say: Callable[[str], None]) -> Iterator[KeptFolder]:
-    """Make a folder if there is none, and hold its lock; wait at most so long for another builder."""
+    """Hold the lock of a folder, which is made if it is missing; wait at most `wait_s` for another builder."""
     descriptor = _acquire(path, wait_s, say)
     try:
         os.ftruncate(descriptor, 0)
@@ -110,7 +110,7 @@ def locked(path: Path, *, wait_s: float, say: Callable[[str], None]) -> Iterator
 
 
 def remove(path: Path) -> None:
-    """Remove a file or folder with all that is in it, also folders that their owner may not write."""
+    """Remove a file or a folder tree, including folders that their owner may not write."""
     problem = _run("rm", "-rf", "--one-file-system", "--", str(path))
     if problem and os.geteuid() != 0:
         _run("chmod", "-R", "u+rwX", "--", str(path))

@@ -1,7 +1,7 @@
-"""A program that builds something: run under a guard, its output read line by line, its time limited.
+"""Runs a building program under a guard: reads its output line by line and limits its time.
 
-It gets no terminal and no input. It inherits the build's lock, so that the lock is free only when it and all that it
-started have ended (see `guard`). It has no part in the terminal's ^C: the builder gets that, and stops it.
+The program has no terminal and no input. It inherits the build's lock, which is therefore free only after the program
+and all that it started have ended (see `guard`). ^C of the terminal reaches only the builder, which stops it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Copies of images on a host's own disk: one of each per host, whoever asks, and complete or not there.
+"""Copies of images on a host's own disk: one copy per image and host, which is complete or absent.
 
     FOLDER/NAME                   link to the copy; replaced in one step
     FOLDER/.NAME/VERSION/NAME     the copy; VERSION is size and time of the image that it is of (see `kept_folder`)

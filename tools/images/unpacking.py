@@ -7,8 +7,8 @@ time of change), so a file that is replaced is unpacked again. Many processes th
     ROOT/IDENTITY                  the root filesystem, made by one rename: absent or complete
     ROOT/.IDENTITY/                its lock and what is unfinished (see `kept_folder`)
 
-A damaged file is noticed if it has a manifest beside it, else only where Apptainer or the compression stumbles over it:
-the format has no checksums.
+A damaged file is detected by the digest in its manifest. Without a manifest only Apptainer or the decompression can
+detect it, since the format has no checksums.
 
 Left out on purpose: removing what was unpacked. The folder is a cache, whose owner may empty it when no sandbox runs.
 """

@@ -23,27 +23,27 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...errors import SandboxFailed
-from ..child import to_the_end
+from ..containers import tree
+from ..containers.container import WORKSPACE
 from ..execution import messages
 from ..execution.passed_socket import receiving
 from ..execution.remote import RemoteBash, RemoteCells
 from ..execution.server import LOCK
-from ..output import OUTPUT_LIMIT_BYTES
-from . import tree
-from .container import WORKSPACE
+from ..processes.child import to_the_end
+from ..processes.output import OUTPUT_LIMIT_BYTES
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from ...wire.messages.jobs import SandboxHandle
+    from ..containers.container import Container
+    from ..containers.specification import SandboxSpec
     from ..editor.arguments import EditorArguments
     from ..editor.outcome import EditOutcome
     from ..execution.client import ExecutionClient
     from ..execution.messages import ExecResult
-    from ..ipython_session import IPythonChoice
-    from .container import Container
-    from .specification import SandboxSpec
+    from ..sessions.ipython_session import IPythonChoice
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 """Names of sandboxes. None starts with a dot: such folders are being made or removed."""
@@ -79,7 +79,7 @@ A home in the workspace would let its writer choose what the judge's own program
 folder, nor cached bytecode (a planted one need not match its source); and git runs no program that a repository's
 configuration names as a hook or monitor. A judge that wants to import from the workspace says so: `PYTHONPATH=.`.
 Programs that read their configuration from the working directory itself (`conftest.py`, `Makefile`, git's filters) are
-not covered: such a judge still believes what it judges.
+not covered: such a judge would still trust files that the agent can change.
 """
 
 
@@ -297,10 +297,10 @@ class Sandbox:
     async def listen(self, port: int = 8000) -> ListeningSocket:
         """Listen on the 127.0.0.1 that commands see, so that they can reach this process, and nothing else.
 
-        The socket is in the sandbox's own network: whoever connects to it is a command of this sandbox, and each
-        sandbox has the port for itself. It lasts until `end_processes`, or until the container ends; after that
-        nobody can connect to it any more. A sandbox that shares the host's network (kind `process`, or
-        `SandboxSpec.network`) gets a free port of the host's 127.0.0.1 instead.
+        The socket is in the sandbox's own network: only commands of this sandbox can connect to it, and each sandbox
+        has the port for itself. It stops accepting connections at `end_processes` and when the container ends. A
+        sandbox that shares the host's network (kind `process`, or `SandboxSpec.network`) gets a free port of the
+        host's 127.0.0.1 instead.
 
         Args:
             port: on which, where the network is the sandbox's own.
@@ -327,8 +327,8 @@ class Sandbox:
     async def end_processes(self) -> None:
         """Kill all that runs inside; what is run next finds the files, and no process of before.
 
-        For what looks at an agent's work: a process that the agent left could change or kill it. Tool sessions start
-        anew at their next call.
+        Call it before a program judges an agent's work: a process that the agent left could change or kill the judge.
+        Tool sessions restart at their next call.
 
         Raises:
             SandboxFailed: the sandbox is gone, or something did not end.

@@ -23,15 +23,15 @@ from ...system import interpreters
 from ...system.logs import log_settings
 from ...system.open_files import lower_open_files
 from ...wire.messages.jobs import SandboxHandle
-from ..child import to_the_end
+from ..containers import tree
+from ..containers.kinds import container_class
+from ..containers.root_image import check_folder, check_image, check_private, find_image, find_offered
+from ..containers.specification import SPEC, SandboxSpec
 from ..execution.client import ExecutionClient
 from ..execution.full_disk import fills_disk, is_low
 from ..execution.messages import ORDER_LIMIT_BYTES, ServerOrder
-from . import tree
-from .kinds import container_class
-from .root_image import check_folder, check_image, check_private, find_image, find_offered
+from ..processes.child import to_the_end
 from .sandbox import CLOSE_LIMIT_S, LEASE_S, MAKER_LOCK, NAME, Sandbox
-from .specification import SPEC, SandboxSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,7 +60,7 @@ class Sandboxes:
         node: the node's name, as in sandbox handles.
         image: the root filesystem of sandboxes that name none.
         lease_s: how long a sandbox outlives a holder that died.
-        image_folders: where the images of specs must be, beside the folder of `prorl image build`. None: anywhere,
+        image_folders: folders that may hold the images of specs, besides that of `prorl image build`. None: any folder,
             for a caller that writes all specs itself and takes none from jobs.
         keys: the service's key folder, which no image may have below it. None: that of `$PRORL_KEYS`, or none.
 

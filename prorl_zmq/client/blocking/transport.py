@@ -17,10 +17,9 @@ import zmq
 
 from ...errors import Closed
 from ...security.handshake import Handshake
-from ...security.keyring import connect_to_service
 from ...wire import codec
 from ...wire.requester import RESEND_S, Request, Requester
-from ...wire.sockets import open_socket, receive
+from ...wire.sockets import receive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -60,18 +59,13 @@ class RequestConnection:
         hint: str = "is the service running? (`prorl serve`)",
     ) -> None:
         self._requester = Requester(endpoint, time.monotonic(), find, resend_s=resend_s, hint=hint)
-        self._socket = open_socket(context, zmq.REQ)
+        self._handshake = Handshake(context, zmq.REQ, endpoint, keyring)
+        self._socket = self._handshake.socket
         self._socket.sndtimeo = SEND_MS
-        self._handshake = Handshake(self._socket, endpoint, keyring)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
-        if endpoint.startswith("tcp://"):
-            self._poller.register(self._handshake.watch(), zmq.POLLIN)
-        try:
-            connect_to_service(self._socket, endpoint, keyring)
-        except BaseException:
-            self.close()
-            raise
+        if self._handshake.events is not None:
+            self._poller.register(self._handshake.events, zmq.POLLIN)
 
     def ask_frames(
         self, message: Any, until: float, payload: Sequence[bytes] = (), held_s: float = 0.0, *, warns: bool = False
@@ -95,7 +89,6 @@ class RequestConnection:
 
     def close(self) -> None:
         self._handshake.close()
-        self._socket.close()
 
     def _send(self, frames: Sequence[bytes]) -> None:
         if self._socket.closed:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ...client.asynchronous.client import AsyncRolloutClient
     from ...security.rights import Sender
     from ...watching.watcher import Watcher
-    from ...wire.messages.base import Message
+    from ...wire.messages.base import Request
     from ..endpoint import Call
 
 
@@ -141,7 +141,7 @@ class DashboardApi:
 
     async def me(self, call: Call) -> Me:
         """Say who has this token, and what it may do on the dashboard."""
-        wishes: dict[str, Message] = {"watch": Watch("")}
+        wishes: dict[str, Request] = {"watch": Watch("")}
         if not self._read_only:
             wishes |= {"cancel": Cancel("", ()), "drain": DrainBackend("", "any")}
         may = tuple(name for name, request in wishes.items() if _may(call.sender, request))
@@ -238,7 +238,7 @@ class DashboardApi:
             return error_response(error, 404)
 
 
-def _may(sender: Sender, request: Message) -> bool:
+def _may(sender: Sender, request: Request) -> bool:
     try:
         sender.check(request)
     except NotAllowed:

@@ -1,11 +1,11 @@
-"""How conversations become tokens: the interface between the agent loop and a model's chat template.
+"""The interface between the agent loop and a model's chat template: messages in, token ids out.
 
-Only new messages are ever tokenised. A `Conversation` gives the ids that open it, takes the policy's turns as the
-engine generated them, and gives the ids of what comes between a turn and the next. A template may change turns that the
-engine has seen (many drop old reasoning): then the conversation says so, and gives its whole prompt anew.
+Only new messages are tokenised. A `Conversation` returns the ids that open it, takes the policy's turns as the engine
+generated them, and returns the ids between a turn and the next. If the template changes turns that the engine has seen
+(many drop old reasoning), the prompt is marked as rewritten and holds the whole conversation.
 
 Where another program leads the conversation (see `stages.harness`), there is a tree of turns and no `Conversation`: the
-format gives the ids that open one (`opening`), and those that follow any turn (`following`).
+format returns the ids that open a conversation (`opening`), and those that follow any turn (`following`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class PastCall(NamedTuple):
-    """A tool call in a turn that is told as context."""
+    """A tool call in an earlier turn that the caller gives as context."""
 
     call_id: str
     name: str
@@ -71,7 +71,7 @@ class PolicyTurn(NamedTuple):
     """What follows its reasoning, with its tool calls; the token that ended the turn is left out. Empty if the turn
     ended before its reasoning did."""
     calls: tuple[ToolCall | MalformedCall, ...]
-    """In order; none of them from its reasoning."""
+    """In order, without those in its reasoning."""
 
 
 class ReadTurn(NamedTuple):
@@ -148,7 +148,7 @@ class ChatFormat(Protocol):
     ) -> tuple[Piece, ...]:
         """Return the ids that follow a turn of the policy, from the end of that turn to the opening of the next.
 
-        Nothing of what the engine has seen is told again, whatever the template would change of it.
+        What the engine has seen is not repeated, even if the template would change it.
 
         Args:
             turn: what the policy said.

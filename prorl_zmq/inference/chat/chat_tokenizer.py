@@ -1,11 +1,10 @@
-"""A model's tokenizer, as a chat format uses it: of rendered text, only what the template wrote makes its frames.
+"""A model's tokenizer, as a chat format uses it: only the template's own text becomes tokens of a frame.
 
-A tool's output that spells `<|im_end|>` must not end a turn, nor one that spells `<｜User｜>` begin another. So texts
-are guarded before they are rendered: a cut, a word that occurs nowhere in them, goes into each token that they
-spell and that is special, ends a text, or is written by the template around messages, reasoning, calls or answers.
-The rendered text is taken apart at the cuts, and no part holds the whole token. A text without such spellings is
-rendered and tokenised as it always is. A normalizer may make a guarded token of another spelling (`＜|im_end|＞`):
-what was tokenised so is taken apart too.
+A tool's output that spells `<|im_end|>` must not end a turn, and one that spells `<｜User｜>` must not begin another.
+So contents are guarded before they are rendered: a cut, a word that occurs in none of them, is inserted into each
+spelled token that is special, ends a text, or is written by the template around messages, reasoning, calls or answers.
+The rendered text is split at the cuts, and no part holds the whole token. A text without such spellings is rendered and
+tokenised unchanged. A normalizer may make a guarded token of another spelling (`＜|im_end|＞`): such text is split too.
 
 The policy's own turns keep the marks of its reasoning and its calls. Other added tokens stay tokens in contents too:
 many of them are plain text (runs of spaces), which would otherwise get ids that the model never saw.
@@ -62,7 +61,7 @@ class ChatTokenizer:
         kept = set(own) - special
         self._guarded_in_turns = re.compile(_any_of(text for text in guarded - kept if len(text) > 1))
         self._rests: dict[str, set[str]] = {}
-        """What each beginning of a guarded token lacks."""
+        """The possible rests of each beginning of a guarded token."""
         for text in guarded:
             for length in range(1, len(text)):
                 self._rests.setdefault(text[:length], set()).add(text[length:])
@@ -129,7 +128,7 @@ class ChatTokenizer:
         return self._cut(value, self._guarded, cut, joining), cut
 
     def _joining(self, texts: Sequence[str]) -> set[str]:
-        """Return the beginnings of guarded tokens that a text ends with, and that another one goes on with.
+        """Return the beginnings of guarded tokens that one text ends with and another continues.
 
         A template may write them side by side.
         """

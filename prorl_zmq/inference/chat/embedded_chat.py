@@ -42,7 +42,7 @@ class EmbeddedChatFormat:
         return (IM_END,)
 
     def conversation(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> EmbeddedConversation:
-        """Begin a conversation; the tools' names are told at the end of its system message."""
+        """Begin a conversation; its system message ends with the tools' names."""
         return EmbeddedConversation([encode_message(message) for message in _with_tools(messages, tools)])
 
     def opening(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> tuple[Piece, ...]:
@@ -63,7 +63,7 @@ class EmbeddedChatFormat:
         self, turn: ReadTurn, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]
     ) -> tuple[Piece, ...]:
         """Return the ids that follow a turn of the policy."""
-        del tools  # were told in the opening
+        del tools  # they are in the opening
         return (_end_of_turn(turn.ended), *map(encode_message, messages), Piece(Role.ASSISTANT, generation_prompt()))
 
     def decode(self, token_ids: NDArray[np.int32]) -> str:

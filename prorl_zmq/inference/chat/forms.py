@@ -1,8 +1,8 @@
-"""Other forms of a conversation, for a template that refuses the one that it has: each changes as little as it can.
+"""Alternative forms of a conversation, for a template that refuses its messages; forms with fewer changes come first.
 
-A template may take no system message but the first, one call a turn, or no two messages of the user in a row. Calls
-stay calls and answers stay answers as long as any such form is taken. The last form is text alone, the policy's and the
-user's in turns, with calls as the policy writes them.
+A template may allow only one system message, one call per turn, or no two messages of the user in a row. All forms but
+the last keep calls and answers as such. The last form is text alone, of the policy and the user in turns, with calls as
+the policy writes them.
 """
 
 from __future__ import annotations

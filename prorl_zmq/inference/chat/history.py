@@ -1,7 +1,7 @@
 """Messages as a chat template takes them, turns of the policy and tools' answers among them.
 
 Templates are strict: some take no id of a call but nine letters or digits, some no two messages of one role in a row,
-some no system message but the first. So ids become what the template takes; what it refuses has other `chat_forms`.
+some no system message but the first. So ids become what the template takes; `forms` has other forms of what it refuses.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from .traits import TemplateTraits
 
 UNKNOWN_TOOL = "unknown"
-"""The name under which the answer to an unknown call is told."""
+"""The tool's name in the answer to an unknown call."""
 _ROLES = {Role.SYSTEM: "system", Role.USER: "user", Role.ASSISTANT: "assistant", Role.TOOL: "tool"}
 
 
 class History(NamedTuple):
-    """Messages for a template, and who wrote each."""
+    """Messages for a template, and their roles."""
 
     messages: list[Message]
     roles: list[Role]

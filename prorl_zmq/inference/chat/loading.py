@@ -1,4 +1,4 @@
-"""Chat formats by their settings: each is loaded once per process, and a failure answers for some seconds."""
+"""Chat formats by their settings: each is loaded once per process, and a failure is repeated for some seconds."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ LOADED_FORMATS = 16
 LOADING_LIMIT_S = 120.0
 """How long a tokenizer may take to load."""
 FAILURE_KEPT_S, HANGING_KEPT_S = 10.0, 600.0
-"""How long a failure to load answers for all who ask, before it is tried again; longer for a tokenizer that hung, since
-each try leaves a thread behind."""
+"""How long a failure to load is repeated to callers before the next try; longer for a tokenizer that hung, since each
+try leaves a thread behind."""
 
 _LOCK = Lock()
 """Guards `_LOADED`; never held while anything is loaded."""
 _LOADED: dict[ChatSettings, ChatFormat] = {}
-"""The one that was asked for last comes last."""
+"""The one that was used last comes last."""
 _LOADING: dict[ChatSettings, asyncio.Task[None]] = {}
 _FAILED: dict[ChatSettings, tuple[float, Exception]] = {}
-"""Until when (monotonic clock, s) a failure answers."""
+"""Until when (monotonic clock, s) a failure is repeated."""
 
 
 async def chat_format(settings: ChatSettings) -> ChatFormat:
-    """Return the chat format of these settings; all who ask for one that is not loaded yet share one loading.
+    """Return the chat format of these settings; concurrent callers share one loading.
 
-    It loads in a thread of its own, so that a tokenizer that hangs, as on a network's file system, holds up only those
-    who need it. Cancelling leaves the loading to the others.
+    It loads in a thread of its own, so that a tokenizer that hangs, as on a network's file system, delays only its own
+    users. Cancelling a call does not cancel the loading.
 
     Raises:
         ConfigError: as `load_chat_format`; or it did not load in time.
@@ -71,7 +71,7 @@ async def chat_warning(settings: ChatSettings) -> str:
 
 
 async def _load_aside(settings: ChatSettings) -> None:
-    """Load a chat format, or note why it cannot be; never raises, since nobody may be left to be told."""
+    """Load a chat format, or note why it cannot be loaded; never raises, since all callers may be gone."""
     try:
         async with asyncio.timeout(LOADING_LIMIT_S):
             await run_aside(load_chat_format, settings)

@@ -1,7 +1,7 @@
-"""What rendering small conversations shows about a chat template. Nothing here knows a model's family.
+"""Finds a chat template's traits by rendering small conversations of markers, once, when it is loaded.
 
-A template is code of the model's maker: it may refuse roles, leave out what it has no place for, and write reasoning
-and tool calls in forms of its own. What it does with each is found once, when it is loaded.
+A template is code of the model's maker: it may refuse roles, omit messages, and write reasoning and tool calls in forms
+of its own. Nothing here depends on a model's family.
 """
 
 from __future__ import annotations
@@ -347,7 +347,7 @@ def _after_reasoning(one: str, other: str, opening: str, before_said: str, token
     if _SPOKEN not in one:
         return "", before_said
     one = one.partition(_SPOKEN)[0]
-    # Where the turn goes on as a message of its own, it is opened again.
+    # Where what is said is a message of its own, that is opened again.
     for start in range(max(0, len(opening) - len(one)), len(opening)):
         tail = opening[start:]
         if tail in one and tokens.all_in(tail):

@@ -40,7 +40,7 @@ class ChatReport(NamedTuple):
     rows: tuple[tuple[str, str], ...]
     """What was found: names and values."""
     conversation: tuple[tuple[str, str], ...]
-    """An example: who wrote each part, and its text."""
+    """An example: the role and the text of each part."""
     warnings: tuple[str, ...]
     """What was not recognised."""
 

@@ -1,9 +1,9 @@
 """What a chat template writes between a turn of the policy and the next, found by rendering skeletons.
 
-A skeleton has the shape of a conversation's opening and of its last turns, with short markers for all that was said. So
-what it costs does not depend on how long the conversation is. What stands in the rendered skeleton after the token that
-ends the last turn is what the engine is to see next. If the skeleton does not begin with the one before the turn, or
-has lost the turn's reasoning, then the template rewrites what the engine has seen.
+A skeleton has the shape of a conversation's opening and of its last turns, with short markers as contents, so its cost
+does not depend on the conversation's length. The text behind the token that ends the last turn is what the engine sees
+next. If the skeleton does not begin with the one before the turn, or has lost the turn's reasoning, the template
+rewrites what the engine has seen.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class ChatSkeleton:
         ended_by: str,
         calls_before: int = 0,
     ) -> Continuation:
-        """Return what follows a turn before whose end nothing is told again, whatever messages come then.
+        """Return what follows a turn, whatever messages come then; nothing before the turn's end is repeated.
 
         It is divided after the rest of the turn, between the messages where the template allows it, and before what
         opens the next turn.
@@ -134,7 +134,7 @@ class ChatSkeleton:
         if self._traits.takes_system:
             said.insert(0, {"role": "system", "content": marker("system")})
         text = self._template.render([*said, *messages], tools, opened=True)
-        if marker("system") in text.partition(_SPOKEN)[2]:  # it was told already
+        if marker("system") in text.partition(_SPOKEN)[2]:  # the template writes it with a later message
             said.pop(0)
             text = self._template.render([*said, *messages], tools, opened=True)
         # The last of what the turn says: text that follows may spell the markers, and stands behind them.

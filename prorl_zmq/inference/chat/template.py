@@ -1,4 +1,4 @@
-"""A model's chat template: renders conversations. What it is like is found by rendering markers (`chat_probes`)."""
+"""A model's chat template: renders conversations, and lists its arguments and literal texts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _GIVEN = {
 
 
 class TemplateRefused(Exception):
-    """The template cannot render a conversation; who renders knows what to do instead."""
+    """The template cannot render a conversation; the caller tries another form."""
 
 
 class ChatTemplate:

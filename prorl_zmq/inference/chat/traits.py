@@ -1,4 +1,4 @@
-"""What a chat template does with turns of the policy, tools' answers and reasoning; found by `chat_probes`."""
+"""What a chat template does with turns of the policy, tools' answers and reasoning; found by `probes`."""
 
 from __future__ import annotations
 

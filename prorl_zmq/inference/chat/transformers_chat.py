@@ -1,11 +1,11 @@
 """The chat format of any model whose tokenizer `transformers` loads, by its own chat template.
 
-What opens a conversation is rendered and tokenised whole. After a turn of the policy only what is new is tokenised: the
-tools' answers, in what the template writes around them (`chat_skeleton`). What the policy generated stays as it came.
-Where the template would show the engine something else than it saw, the conversation is rendered whole again, unless
-`ChatSettings.history` says otherwise.
+The opening of a conversation is rendered and tokenised whole. After a turn of the policy only new text is tokenised:
+the tools' answers, with what the template writes around them (`skeleton`). Generated ids stay as they came. If the
+template would change what the engine saw, the conversation is rendered whole again, unless `ChatSettings.history` is
+`append`.
 
-Left out on purpose: images and documents.
+Not supported: images and documents.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class TransformersChatFormat:
     def conversation(
         self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]
     ) -> TransformersConversation:
-        """Begin a conversation; the tools are told by the template, or else in its system message."""
+        """Begin a conversation; the template describes the tools, or else its system message does."""
         return self._conversation(history(self._with_tools(messages, tools), self.traits), tools)
 
     def opening(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> tuple[Piece, ...]:

@@ -1,8 +1,8 @@
 """One conversation by a chat template (see `transformers_chat`).
 
-Where the messages of a rendered conversation end is found by rendering its beginnings, which for all of them would cost
-the square of their number. So only `RENDERED_BEGINNINGS` are; what further messages of a role stand between is known by
-then, and a message that does not stand so is one piece with what follows it.
+The ends of messages in a rendered conversation are found by rendering its beginnings. Rendering all of them would cost
+the square of their number, so `RENDERED_BEGINNINGS` are rendered; later messages are found by what the template wrote
+around earlier ones of their role, and a message that does not stand so is one piece with the next.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """A turn of the policy, as far as it is needed to go on."""
+    """What later prompts need of a turn of the policy."""
 
     text: str
     """Without its reasoning."""
@@ -209,7 +209,7 @@ class TransformersConversation:
         known = ends[-1].messages if ends else 0
         for number in range(known + 1, min(known + RENDERED_BEGINNINGS, len(roles)) + 1):
             start, length = ends[-1].length if ends else 0, template.length_in(text, messages[:number], tools)
-            # A message that is told with a later one has no text yet, only the token that begins all.
+            # A message that the template writes with a later one has no text yet, only the token that begins all.
             if length > start and (start or tokenizer.without_tokens(text[:length]).strip()):
                 ends.append(_End(length, roles[number - 1], number))
         if len(roles) > known + RENDERED_BEGINNINGS:

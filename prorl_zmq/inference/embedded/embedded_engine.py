@@ -24,7 +24,7 @@ MAX_IN_FLIGHT = 64
 
 
 class EmbeddedEngine(LocalEngine):
-    """Implements `engine.Engine` with a `Policy`, which nobody may change; an update swaps the whole policy."""
+    """Implements `engine.Engine` with a `Policy`, which never changes; an update swaps the whole policy."""
 
     def __init__(self, policy: Policy, weight_version: int = 0, model: str = "embedded") -> None:
         vocabulary = policy.shape.vocabulary

@@ -1,10 +1,9 @@
 """The pooled HTTP connections to one server, and what may go wrong on them.
 
-There are two pools, so that a pause or a health check never waits behind generations. A request has no limit of its own
-on how long its answer takes: generations last minutes, and whoever waits for one cancels it, which closes the
-connection, by which servers abort. The server's death is seen as a closed connection; one that closes a connection
-before it answers is asked once more, since it may just have given up an idle one, and a generation leaves nothing
-behind. 429 and 503 are asked again for a while. Left out on purpose: proxies, redirects, cookies.
+There are two pools, so that a pause or a health check never waits behind generations. A generation has no time limit:
+cancelling it closes the connection, and servers abort it then. A dead server shows as a closed connection. A request is
+repeated once if the server closes the connection before it answers, since that may have been an idle one; generations
+have no side effects. 429 and 503 are retried for a while. Not supported: proxies, redirects, cookies.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class Answer:
 
 
 class Connections:
-    """Asks one server; made and used on a running loop, and closed by whoever made it.
+    """Asks one server; made and used on a running loop, and closed by its owner.
 
     Raises:
         ConfigError: the address is none.
@@ -120,7 +119,7 @@ class Connections:
             raise self._failed(path, error) from error
 
     async def close(self) -> None:
-        """Close all connections: who waits for an answer gets `EngineFailed`. May be called again."""
+        """Close all connections: waiting calls raise `EngineFailed`. May be called again."""
         self._closed = True
         await self._generations.close()
         await self._control.close()
@@ -135,7 +134,7 @@ class Connections:
             except aiohttp.ClientError as error:
                 raise self._failed(path, error) from error
             except asyncio.CancelledError:
-                # aiohttp cancels who waits for a connection when the pool closes; only that is not the caller's wish.
+                # aiohttp cancels those that wait for a connection when the pool closes; their callers did not.
                 task = asyncio.current_task()
                 if self._closed and task is not None and not task.cancelling():
                     raise self._failed(path) from None

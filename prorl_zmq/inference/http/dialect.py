@@ -28,7 +28,7 @@ FINISH_REASONS: Final[dict[str | None, FinishReason]] = {"stop": "stop", "length
 """In the words of vLLM and SGLang, which are ours."""
 
 UNTOLD: Final = -1
-"""In a dialect's spans: the server did not say a number."""
+"""In a dialect's spans: the server gave no number."""
 LOADING: Final = -2
 """In a dialect's spans: the server was taking new weights."""
 LOADING_WORD: Final = "prorl-loading"
@@ -135,7 +135,7 @@ def cached(count: int, turn: Turn) -> int:
 
 
 def with_version(spans: Sequence[VersionSpan], weight_version: int) -> tuple[VersionSpan, ...]:
-    """Return spans with this version where the server told none."""
+    """Return spans with this version where the server gave none."""
     return tuple(
         span if span.weight_version >= 0 else VersionSpan(weight_version, span.start, span.end) for span in spans
     )

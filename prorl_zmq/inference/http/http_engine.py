@@ -129,7 +129,7 @@ class HttpEngine:
 
     @property
     def weight_version(self) -> int:
-        """The version of the server's weights, as it said last, or as it was told."""
+        """The version of the server's weights, as the server or `set_weight_version` said last."""
         return self._weights.weight_version
 
     async def generate(
@@ -163,7 +163,7 @@ class HttpEngine:
             await self._pause.begin(await self._usable_calls(), mode)
 
     async def end_update(self, weight_version: int | None) -> None:
-        """Have the server call its weights this, and go on; see `Engine.end_update`."""
+        """Set the version of the server's weights, and resume; see `Engine.end_update`."""
         async with self._updating:
             self._check_not_closed()
             await self._go_on(weight_version)
@@ -171,8 +171,8 @@ class HttpEngine:
     async def update_weights(self, path: Path, weight_version: int, mode: UpdateMode) -> None:
         """Serve the weights in the folder `path` from the next token on; see `Engine.update_weights`.
 
-        The folder must be at the same path for the server and for this process. If the caller leaves, the update goes
-        on: a server must not be left in the middle of one.
+        The folder must be at the same path for the server and for this process. If the caller is
+        cancelled, the update continues: a server must not be left in the middle of one.
 
         Raises:
             InvalidWeights: they cannot be used; nothing has changed.
@@ -188,7 +188,7 @@ class HttpEngine:
     async def set_weight_version(self, weight_version: int) -> None:
         """Call the server's weights this from the next token on; they were changed by other means.
 
-        A server that says a number of its own for them is believed, so it is told as well if it can be.
+        The server's own number takes precedence, so it is set there too if the server has a call for it.
         """
         self._check_not_closed()
         self._weights.changed(weight_version, numbered=False)
@@ -336,7 +336,7 @@ class HttpEngine:
         self._check_open()
 
     async def _until(self, task: asyncio.Task[None]) -> None:
-        """Wait for a task that goes on if we leave."""
+        """Wait for a task that continues if the caller is cancelled."""
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -349,7 +349,7 @@ class HttpEngine:
         if task is self._health:
             self._health = None
         if not task.cancelled():
-            task.exception()  # whoever asked has it; if they left, nobody needs it
+            task.exception()  # its callers have it, if they still wait
 
 
 def _rest(sampling: Sampling, count: int) -> Sampling:

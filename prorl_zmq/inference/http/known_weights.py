@@ -1,9 +1,9 @@
-"""What is known of the weights that a server has: their version, who said so, and whether that still holds.
+"""The version of a server's weights, its source, and whether it still holds. No I/O; the HTTP engine owns it.
 
-Pure, without I/O; the HTTP engine owns it. A server may be started again at any time, with the weights that it was
-started with. One that called its weights by a number and now uses a word was; of one that says nothing, nobody knows
-after an outage. Then nothing is generated until somebody says which weights these are: tokens of an unknown version
-are worse than none. Left out: a server that says nothing and was started again between two health checks.
+A server may be restarted at any time, and then has the weights of its start. A server that gave a number for its
+weights and now gives a word was restarted; of a server that gives nothing, the weights are unknown after an outage.
+Then all generations fail until `update_weights` or `set_weight_version` succeeds, since tokens of an unknown version
+are worse than none. Not detected: a restart between two health checks of a server that gives nothing.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class KnownWeights:
         self._url = url
         self.weight_version = max(weight_version, 0)
         self.fault = ""
-        """Why nobody knows which weights the server has; empty: they are known."""
+        """Why the server's weights are unknown; empty: they are known."""
         self._numbered = numbered
         self._changed = False
         """The weights are not those that the server was started with."""
         self._down = False
         self._asked = 0
         self._told_by = 0
-        """The generation whose answer told the version; those begun before tell nothing newer."""
+        """The generation whose answer gave the version; answers to earlier ones are older."""
         if weight_version == LOADING:
             self.half_taken()
 
@@ -58,7 +58,7 @@ class KnownWeights:
         """Return an answer with versions in place of what the server did not tell, and learn from it.
 
         Raises:
-            EngineFailed: nobody knows which weights made it.
+            EngineFailed: it is unknown which weights made it.
         """
         versions = [span.weight_version for span in generation.spans]
         newer = asked.number > self._told_by
@@ -83,7 +83,7 @@ class KnownWeights:
         self.fault = ""
 
     def half_taken(self) -> None:
-        """Note that the server's weights may be half of the one and half of the other."""
+        """Note that the server's weights may be a mixture of old and new ones."""
         self.fault = f"{self._url} was left, or failed, in the middle of taking the weights; {REPAIR}"
 
     def down(self) -> None:

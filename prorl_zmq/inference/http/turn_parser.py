@@ -2,10 +2,10 @@
 
     POST /v1/chat/completions/derender    the ids of a prompt and a turn → the message that vLLM would have answered
 
-Nothing is kept here but connections. Where the server fails, is slow, has no parser or says what cannot be read, the
-turn is not read: never is it read in another way instead. A server that reads a plain turn is well: what it cannot
-read is refused. Left out: a key for the server, and its streamed form, which
-reads a turn from its beginning for each part. A call that vLLM's parser cannot read is text, as it is in vLLM.
+This class keeps only connections. If the server fails, is slow, has no parser or gives an unreadable answer, reading
+the turn fails; there is no other way to read it. A turn that the server cannot read, though it reads a plain one, is
+refused. A call that vLLM's parser cannot read is text, as it is in vLLM. Not supported: a key for the server, and its
+streamed form, which reads a turn from its beginning for each part.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class _Answer(msgspec.Struct):
 
 
 class TurnParser:
-    """Reads turns; made and used on a running loop, and closed by whoever made it.
+    """Reads turns; made and used on a running loop, and closed by its owner.
 
     Args:
         url: of the server.
@@ -102,22 +102,22 @@ class TurnParser:
                 await self._check_has_parser()
                 answer = await self._ask(prompt, said, tools)
         except TimeoutError:
-            message = f"the parser server {self._connections.url} did not read a turn within {self._read_s:g} s"
-            raise EngineFailed(message, unreachable=True) from None
+            problem = f"the parser server {self._connections.url} did not read a turn within {self._read_s:g} s"
+            raise EngineFailed(problem, unreachable=True) from None
         if len(answer.choices) != 1:
             raise EngineFailed(
                 f"the parser server {self._connections.url} gave {len(answer.choices)} readings of a turn"
             )
-        told = answer.choices[0].message
-        text = told.content or ""
-        return ReadTurn(told.reasoning, text, text, tuple(map(_call, told.tool_calls)), ended, ended_by)
+        message = answer.choices[0].message
+        text = message.content or ""
+        return ReadTurn(message.reasoning, text, text, tuple(map(_call, message.tool_calls)), ended, ended_by)
 
     async def close(self) -> None:
         """Close all connections."""
         await self._connections.close()
 
     async def _check_has_parser(self) -> None:
-        """Ask once what a server with a parser refuses: to read a turn of which the request is not known."""
+        """Check once that the server has a parser: one that has refuses to read a turn without its request."""
         if self._has_parser:
             return
         body = msgspec.json.encode({"generate_response": {"choices": [{"index": 0, "token_ids": [0]}]}})

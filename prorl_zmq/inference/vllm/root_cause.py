@@ -1,6 +1,6 @@
-"""The root cause of a failed start, found in what vLLM and its processes wrote.
+"""The root cause of a failed start, found in the output of vLLM and its processes.
 
-A worker or engine core prints its own traceback; each process above it prints one more, which only says that the one
+A worker or engine core prints its own traceback; each process above it prints another one, which only says that the one
 below failed. So the cause is the last exception of the first chain of tracebacks that is not such a wrapper.
 """
 

@@ -1,14 +1,14 @@
-"""vLLM in this process: `AsyncLLM` behind the engine protocol, token ids in and out, no HTTP and no text.
+"""vLLM in this process: `AsyncLLM` behind the engine protocol, token ids in and out, without HTTP and text.
 
-vLLM does the work in processes of its own (`vllm_processes`), this one only passes arrays on. vLLM owns the requests;
-each call of `generate` owns one, and ends it when it is cancelled. Only `stop_token_ids`, `stop` and the limits end a
-turn: the model's own end-of-text ids are not asked for. Versions are vLLM's own per token, under our numbers.
+vLLM computes in processes of its own (`vllm_processes`); this one passes arrays. Each call of `generate` is one request
+of vLLM, and cancelling it aborts the request. Only `stop_token_ids`, `stop` and the limits end a turn, not the model's
+own end-of-text ids. Weight versions come from vLLM, per token.
 
-New weights are checked against the model's (`checkpoint`), then vLLM pauses, reloads, takes the version and resumes:
-one update at a time, in the order of the calls, and a load that began is carried through even if its caller leaves.
-Weights that a trainer moves itself come into vLLM's processes by what it has put there (`--worker-extension-cls`).
-If vLLM's processes die, or a reload fails in its middle, the engine is lost: everything raises `EngineFailed` with
-`fatal=True`. Left out: prompts of other things than text, and adapters.
+New weights are checked against the model's (`checkpoint`); then vLLM pauses, reloads, takes the version and resumes.
+Updates run one at a time, in the order of the calls, and a load continues if its caller is cancelled. A trainer that
+moves weights itself does so inside vLLM's processes (`--worker-extension-cls`). If vLLM's processes die, or a reload
+fails half-way, the engine is lost: all calls raise `EngineFailed` with `fatal=True`. Not supported: prompts other than
+text, and adapters.
 """
 
 from __future__ import annotations
@@ -277,7 +277,7 @@ class VllmEngine:
     def _updated(self, update: asyncio.Task[None]) -> None:
         self._updates.discard(update)
         if not update.cancelled():
-            update.exception()  # whoever asked for it has it; if they left, nobody needs it
+            update.exception()  # its callers have it, if they still wait
 
     # Checks -----------------------------------------------------------------------------------------------------------
 

@@ -1,9 +1,9 @@
 """vLLM's own processes: the environment that they start in, the last words of one that fails, and their end.
 
-`AsyncLLM` puts the model into processes of its own (an engine core, and workers with several GPUs). vLLM ends them when
-it is shut down, but nobody does when the host is killed. `end_with_host` does: vLLM calls it in each of its processes,
-since `setup.cfg` names it under `vllm.general_plugins`. Left out: processes that vLLM forks (we have it spawn them), to
-which it does not give its plugins again.
+`AsyncLLM` runs the model in processes of its own (an engine core, and workers with several GPUs). vLLM ends them when
+it shuts down, but not when the host is killed. `end_with_host` ends them then: vLLM calls it in each of its processes,
+as a plugin of the group `vllm.general_plugins` in `setup.cfg`. Processes that vLLM forks do not load plugins, so
+`set_environment` has it spawn them.
 """
 
 from __future__ import annotations
@@ -124,14 +124,14 @@ class Tail:
         self._thread.start()
 
     def text(self, wait_s: float = 1.0) -> str:
-        """Return the lines, after those who write have ended, or `wait_s`."""
+        """Return the lines, once all writers have ended or `wait_s` has passed."""
         self._thread.join(wait_s)
         return b"\n".join(self._lines).decode(errors="replace")
 
     def _pump(self, source: int, target: int) -> None:
         rest = b""
         while chunk := os.read(source, LINE_LIMIT_BYTES):
-            with contextlib.suppress(OSError):  # nobody reads our log any more; vLLM goes on
+            with contextlib.suppress(OSError):  # the log's reader is gone; vLLM continues
                 os.write(target, chunk)
             *lines, rest = (rest + chunk).split(b"\n")
             rest = rest[-LINE_LIMIT_BYTES:]

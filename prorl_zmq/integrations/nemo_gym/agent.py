@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from ...client.asynchronous.client import AsyncRolloutClient
-from ..versions import check_version
+from ..session import check_version
 from .response import split_failures
 from .rollouts import GymRollouts
 

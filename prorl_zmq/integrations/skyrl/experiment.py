@@ -21,7 +21,7 @@ from ...weights_publisher import WeightsPublisher
 from ...wire.messages.engines import UpdateMode
 from ...wire.messages.jobs import EpisodeLimits, Job
 from ..dataset_rows import job_maker
-from ..versions import check_version
+from ..session import check_version
 from .generator import Generator
 from .weights import ServedWeights
 

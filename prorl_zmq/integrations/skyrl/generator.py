@@ -11,7 +11,6 @@ up with copies. To sample until enough groups are informative, collect them with
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,23 +21,18 @@ import numpy as np
 from ...client.asynchronous.client import AsyncRolloutClient
 from ...data.reward_curve import RewardCurve
 from ...data.rows import rows_of, single_rows_of
-from ...errors import InvalidJob, NotTrainable, RequestTimeout, UnknownBatch
+from ...errors import InvalidJob, RequestTimeout, UnknownBatch
 from ...wire.messages.base import new_id
-from ..given_up import why_given_up
-from ..outage import Outage
 from ..sampling import sampling_of
+from ..session import Outage, Places
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ...data.group import Group
     from ...data.rows import Row
+    from ...wire.messages.batches import BatchReport
     from ...wire.messages.jobs import Job
-
-log = logging.getLogger("prorl.trainer")
-
-ROUNDS = 3
-"""How often a place is tried: with its own prompt, and then with others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,40 +134,24 @@ class Generator:
             return msgspec.structs.replace(job, job_id=new_id(), **drawn)
 
         size, jobs = self._jobs(input_batch)
-        places = [prompt_of(job) for job in jobs]
         metadata = input_batch.get("batch_metadata")
         spare = self._spare if getattr(metadata, "training_phase", "train") == "train" else None
-        found: dict[str, Group] = {}
-        replaced = 0
-        tries = ROUNDS if spare is not None else 1
-        while True:
-            why = await self._roll_out(places, size, found)
-            if not (lacking := [job for job in places if job.job_id not in found]):
-                break
-            tries -= 1
-            if spare is None or not tries:
-                raise NotTrainable(
-                    f"{len(lacking)} of {len(places)} prompts could not be rolled out ({why}); "
-                    "`prorl job JOB` shows one's way",
-                    prompts=" ".join(job.job_id for job in lacking),
-                )
-            log.warning("%d of %d prompts could not be rolled out (%s)", len(lacking), len(places), why)
-            places = [job if job.job_id in found else prompt_of(spare()) for job in places]
-            replaced += len(lacking)
-        ordered = [found[job.job_id] for job in places]
+        places = Places([prompt_of(job) for job in jobs], None if spare is None else lambda: prompt_of(spare()))
+        while not places.filled(await self._roll_out(places, size)):
+            pass
+        ordered = places.groups
         if spare is not None:
             line = self.curve.add([reward for group in ordered for reward in group.rewards.tolist()])
             print(f"batch {len(self.curve.means)}: {line}", flush=True)
         ids = input_batch.get("trajectory_ids")
         output = generator_output(ordered, step_wise=self._step_wise, trajectory_ids=ids)
-        output["rollout_metrics"]["generate/replaced_prompts"] = float(replaced)
+        output["rollout_metrics"]["generate/replaced_prompts"] = float(places.replaced)
         return output
 
-    async def _roll_out(self, jobs: list[Job], size: int, found: dict[str, Group]) -> str:
-        """Add the groups of the jobs that are not found yet; return why some could not be rolled out."""
+    async def _roll_out(self, places: Places, size: int) -> BatchReport | None:
+        """Add the groups that are wanted, as far as they can be rolled out."""
         outage = Outage(self._away_s)
-        while True:
-            wanted = [job for job in jobs if job.job_id not in found]
+        while wanted := places.wanted:
             try:
                 async with (
                     self._connect() as client,
@@ -182,10 +160,12 @@ class Generator:
                     outage.end()
                     batch.feed(wanted)
                     async for group in batch:
-                        found[group.prompt_id] = group
-                return why_given_up(batch.report)
+                        places.add(group)
             except (RequestTimeout, UnknownBatch) as error:
                 await asyncio.sleep(outage.pause_s(error))
+            else:
+                return batch.report
+        return None
 
     def _jobs(self, batch: Mapping[str, Any]) -> tuple[int, list[Job]]:
         """Return the number of rollouts per prompt, and one job per prompt."""

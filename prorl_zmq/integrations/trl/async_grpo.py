@@ -25,8 +25,7 @@ from ...data.rows import rows_of
 from ...errors import ConfigError, InternalError, NotTrainable, RequestTimeout, UnknownBatch
 from ...weights_publisher import WeightsPublisher
 from ..dataset_rows import job_maker, of_prompt
-from ..lengths import check_too_long, response_room
-from ..versions import check_version
+from ..session import check_too_long, check_version, response_room
 from .samples import TESTED, sampling_of_args
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from ...weights_publisher import Published
     from ...wire.messages.jobs import Job
     from ..dataset_rows import JobMaker
-    from ..lengths import TooLong
+    from ..session import TooLong
 
 log = logging.getLogger("prorl.trainer")
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import logging
 import random
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...client.blocking.client import RolloutClient
@@ -14,9 +14,7 @@ from ...errors import ConfigError, InvalidJob, NotTrainable
 from ...system.ranks import gather, rank, scatter
 from ...weights_publisher import WeightsPublisher
 from ..dataset_rows import job_maker, of_prompt
-from ..given_up import why_given_up
-from ..lengths import check_too_long, response_room
-from ..versions import check_version
+from ..session import Places, check_too_long, check_version, response_room
 from .samples import TESTED, sampling_of_args
 
 if TYPE_CHECKING:
@@ -29,12 +27,7 @@ if TYPE_CHECKING:
     from ...weights_publisher import Published
     from ...wire.messages.jobs import Job, Sampling
     from ..dataset_rows import JobMaker
-    from ..lengths import TooLong
-
-log = logging.getLogger("prorl.trainer")
-
-ROUNDS = 3
-"""How often prompts that could not be rolled out are replaced by others."""
+    from ..session import TooLong
 
 
 def rollout_reward(
@@ -204,22 +197,14 @@ class GrpoRollouts:
                 batch.feed(self._with_more(jobs, sampling))
                 return list(batch)
         options["carry"] = "nothing"
-        found: dict[str, Group] = {}
-        places: list[Job] = jobs
-        for _ in range(ROUNDS):
-            wanted = [job for job in places if job.job_id not in found]
-            with self._client.open_batch(len(wanted), size, **options) as batch:
-                batch.feed(wanted)
-                found.update((group.prompt_id, group) for group in batch)
-                why = why_given_up(batch.report)
-            if not (lacking := [job for job in places if job.job_id not in found]):
-                return [found[job.job_id] for job in places]
-            log.warning("%d of %d prompts could not be rolled out (%s)", len(lacking), len(places), why)
-            others = self._more(sampling)
-            places = [job if job.job_id in found else next(others) for job in places]
-        raise NotTrainable(
-            f"{len(lacking)} of {len(jobs)} prompts could not be rolled out ({why}); `prorl job JOB` shows one's way"
-        )
+        places = Places(jobs, partial(next, self._more(sampling)))
+        while True:
+            with self._client.open_batch(len(places.wanted), size, **options) as batch:
+                batch.feed(places.wanted)
+                for group in batch:
+                    places.add(group)
+            if places.filled(batch.report):
+                return places.groups
 
     def _with_more(self, jobs: list[Job], sampling: Sampling) -> Iterator[Job]:
         yield from jobs

@@ -10,8 +10,7 @@ from msgspec import Meta
 from ...errors import ConfigError
 from ...wire.messages.jobs import EpisodeLimits
 from ..dataset_rows import job_maker
-from ..lengths import TooLong
-from ..loading import load_function
+from ..session import TooLong, load_function
 
 if TYPE_CHECKING:
     from ..dataset_rows import JobMaker

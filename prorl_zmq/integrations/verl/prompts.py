@@ -16,12 +16,12 @@ from tensordict import NonTensorData, NonTensorStack
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.utils.tensordict_utils import get_non_tensor_data, list_of_dict_to_tensordict
 
-from ..lengths import response_room
+from ..session import response_room
 from .arrays import agent_loop_outputs
 
 if TYPE_CHECKING:
     from ...data.group import Group
-    from ..lengths import TooLong
+    from ..session import TooLong
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
 from ...client.blocking.client import RolloutClient
 from ...errors import RequestTimeout, UnknownBatch
-from ..outage import Outage
+from ..session import Outage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections import Counter, deque
+from collections import deque
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +23,8 @@ from ...client.asynchronous.client import AsyncRolloutClient
 from ...errors import ConfigError, NotTrainable, RequestTimeout, UnknownBatch
 from ...wire.messages.jobs import Sampling
 from ..dataset_rows import of_prompt
-from ..given_up import why_given_up
-from ..outage import Outage
 from ..sampling import sampling_of
+from ..session import Counts, Outage, why_given_up
 from .options import job_maker_of, rollout_options, service_options
 from .prompts import Prompt, prompts_of
 
@@ -40,7 +39,7 @@ GIVEN_UP = 32
 CLOSE_S = 60.0
 
 
-class RolloutManager:
+class RolloutManager(Counts):
     """Rolls out verl's prompts by the service: `rollout.agent.agent_loop_manager_class`.
 
     Args:
@@ -51,6 +50,7 @@ class RolloutManager:
     """
 
     def __init__(self, config: Any) -> None:
+        super().__init__()
         self.options = rollout_options(config)
         self.service = service_options(config)
         self._rollout = config.actor_rollout_ref.rollout
@@ -64,8 +64,6 @@ class RolloutManager:
         """Since the last batch of which something came."""
         self._untrainable = 0
         """Groups since the last one with enough rollouts that are short enough."""
-        self._counts: Counter[str] = Counter()
-        self._counting = threading.Lock()
         self._changed = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True)
@@ -126,24 +124,13 @@ class RolloutManager:
         rows = prompt.put(group, self._most_tokens, self.options.too_long)
         for what, number in rows.counts.items():
             self.count(what, number)
-        with self._counting:
+        with self._lock:
             self._untrainable = untrainable = 0 if rows.tags else self._untrainable + 1
         if not rows.tags:
             log.warning("of prompt %s too few rollouts have at most %d tokens", prompt.uid, self._most_tokens)
         if untrainable >= GIVEN_UP:
             raise NotTrainable(f"of the last {untrainable} groups each has too few rollouts that are short enough")
         return rows.tags
-
-    def count(self, what: str, number: int = 1) -> None:
-        """Count something for the next step's metrics."""
-        with self._counting:
-            self._counts[what] += number
-
-    def take_metrics(self) -> dict[str, float]:
-        """Return what was counted since the last call, as `rollouts/…_total`."""
-        with self._counting:
-            counts, self._counts = self._counts, Counter()
-        return {f"rollouts/{name}_total": float(count) for name, count in counts.items()}
 
     def wait(self, timeout_s: float) -> None:
         """Wait until a prompt has ended.

@@ -18,7 +18,7 @@ from verl.utils.debug import marked_timer
 
 from ...data.reward_curve import RewardCurve
 from ...errors import ConfigError
-from ..versions import check_version
+from ..session import check_version
 from .options import NAME, TESTED, job_maker_of, rollout_options, service_options
 from .replay import DynamicReplayBuffer, ServiceReplayBuffer
 

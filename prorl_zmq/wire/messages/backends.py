@@ -6,13 +6,17 @@ A `WeightUpdate` is answered when all engine hosts have done their part: the bro
 from __future__ import annotations
 
 import zlib
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 from msgspec.json import decode, encode
 from msgspec.structs import replace
 
 from .base import (
+    FOR_ALL,
+    FOR_OPERATORS,
+    FOR_STAGES,
+    FOR_TRAINERS,
     AnnouncedKey,
     Attempt,
     Count,
@@ -26,6 +30,7 @@ from .base import (
     Refused,
     Reply,
     Request,
+    Roles,
     Seconds,
     ShortText,
     WeightVersion,
@@ -193,6 +198,7 @@ class EngineStart(Part, frozen=True):
 class Assign(Request, frozen=True, kw_only=True):
     """Assign a backend to the job; a job that holds one gets the same. The reply waits while there is none."""
 
+    roles: ClassVar[Roles] = FOR_STAGES
     owner: Identifier
     """The stage process that holds the job: when it falls silent its assignments are released."""
     job_id: JobIdentifier
@@ -209,6 +215,7 @@ class Assign(Request, frozen=True, kw_only=True):
 class GenerationFailed(Request, frozen=True):
     """A backend could not be reached by a job, or failed its generation: put it on probation."""
 
+    roles: ClassVar[Roles] = FOR_STAGES
     job_id: JobIdentifier
     backend_id: Identifier
     problem: Annotated[str, Meta(min_length=1, max_length=1000)]
@@ -219,6 +226,7 @@ class GenerationFailed(Request, frozen=True):
 class Release(Request, frozen=True):
     """End a job's assignment. Of an older attempt than the one that holds it: do nothing."""
 
+    roles: ClassVar[Roles] = FOR_STAGES
     job_id: JobIdentifier
     attempt: Attempt
     served: Annotated[int, Meta(ge=0)] = 0
@@ -241,6 +249,7 @@ class OwnerAlive(Request, frozen=True):
     A broker that holds others, as one that was restarted, answers with `NameAll`, and learns which jobs are where.
     """
 
+    roles: ClassVar[Roles] = FOR_STAGES
     owner: Identifier
     jobs: dict[JobIdentifier, HeldAssignment] = {}
     digest: Annotated[int, Meta(ge=0, le=2**62)] | None = None
@@ -255,6 +264,7 @@ def assignment_digest(job_id: str, attempt: int, backend_id: str) -> int:
 class AddBackend(Request, frozen=True):
     """Register a backend. Under the id of a live one at another endpoint it is refused."""
 
+    roles: ClassVar[Roles] = FOR_OPERATORS | FOR_STAGES
     backend: Backend
     heartbeats: bool = False
     """The backend will send `BackendAlive`, and is removed when it falls silent."""
@@ -263,6 +273,7 @@ class AddBackend(Request, frozen=True):
 class BackendAlive(Request, frozen=True):
     """Heartbeat of an engine host. It is refused with `unknown_backend` if it has to register (again)."""
 
+    roles: ClassVar[Roles] = FOR_STAGES
     backend_id: Identifier
     weight_version: WeightVersion
     load: EngineLoad = EngineLoad()
@@ -273,21 +284,27 @@ class BackendAlive(Request, frozen=True):
 class DrainBackend(Request, frozen=True):
     """Assign no more jobs to a backend; those that hold it keep it."""
 
+    roles: ClassVar[Roles] = FOR_OPERATORS | FOR_STAGES
     backend_id: Identifier
 
 
 class RemoveBackend(Request, frozen=True):
     """Forget a backend and the assignments on it."""
 
+    roles: ClassVar[Roles] = FOR_OPERATORS | FOR_STAGES
     backend_id: Identifier
 
 
 class ClearBackends(Request, frozen=True):
     """Forget all backends."""
 
+    roles: ClassVar[Roles] = FOR_OPERATORS
+
 
 class ListBackends(Request, frozen=True):
     """Describe all backends."""
+
+    roles: ClassVar[Roles] = FOR_ALL
 
 
 class ReportStarts(Request, frozen=True):
@@ -297,6 +314,7 @@ class ReportStarts(Request, frozen=True):
     and expires after the lease. An engine that registers is not starting any more.
     """
 
+    roles: ClassVar[Roles] = FOR_STAGES
     owner: Identifier
     engines: Annotated[tuple[EngineStart, ...], Meta(max_length=STARTS_LIMIT)] = ()
 
@@ -304,6 +322,7 @@ class ReportStarts(Request, frozen=True):
 class HoldWeights(Request, frozen=True):
     """Renew the lease of a trainer that has sent a `WeightUpdate`, while its client lives; or end it."""
 
+    roles: ClassVar[Roles] = FOR_TRAINERS | FOR_OPERATORS
     trainer: Identifier
     goodbye: bool = False
 
@@ -311,6 +330,7 @@ class HoldWeights(Request, frozen=True):
 class ListKeys(Request, frozen=True):
     """List the keys that the service lets in, for an engine host, which has the list of this state."""
 
+    roles: ClassVar[Roles] = FOR_STAGES
     state: str = ""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 from msgspec import Meta
@@ -103,6 +103,13 @@ class KeyRole(StrEnum):
     """The brokers themselves."""
 
 
+Roles = frozenset[KeyRole]
+FOR_TRAINERS: Roles = frozenset({KeyRole.TRAINER})
+FOR_OPERATORS: Roles = frozenset({KeyRole.OPERATOR})
+FOR_STAGES: Roles = frozenset({KeyRole.STAGE})
+FOR_ALL: Roles = FOR_TRAINERS | FOR_OPERATORS | FOR_STAGES
+
+
 class _SaysProtocol(Message, frozen=True, kw_only=True):
     # By a factory: a field that has its default value is not sent.
     protocol: int = msgspec.field(default_factory=lambda: PROTOCOL_VERSION)
@@ -111,6 +118,9 @@ class _SaysProtocol(Message, frozen=True, kw_only=True):
 
 class Request(_SaysProtocol, frozen=True):
     """Base of requests, on every link; the reply repeats `request_id`."""
+
+    roles: ClassVar[Roles] = frozenset()
+    """The roles of keys that may send it; the service's own may send all."""
 
     request_id: Identifier
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
 from .base import (
+    FOR_TRAINERS,
     GROUP_LIMIT,
     BatchIdentifier,
     Count,
@@ -16,6 +17,7 @@ from .base import (
     Part,
     Reply,
     Request,
+    Roles,
     Seconds,
     ShortText,
 )
@@ -67,6 +69,7 @@ class BatchOptions(Part, frozen=True, kw_only=True):
 class OpenBatch(Request, frozen=True):
     """Begin to collect groups. A batch that is open under this id with the same options is not opened again."""
 
+    roles: ClassVar[Roles] = FOR_TRAINERS
     session: Identifier
     batch_id: BatchIdentifier
     options: BatchOptions
@@ -75,6 +78,7 @@ class OpenBatch(Request, frozen=True):
 class Feed(Request, frozen=True):
     """Add prompts to a batch. Further frames: one packed `Job` each, the template of a group's jobs."""
 
+    roles: ClassVar[Roles] = FOR_TRAINERS
     session: Identifier
     batch_id: BatchIdentifier
     start: Annotated[int, Meta(ge=0)]
@@ -90,6 +94,7 @@ class NextGroup(Request, frozen=True):
     was lost on the way, and is sent again.
     """
 
+    roles: ClassVar[Roles] = FOR_TRAINERS
     session: Identifier
     batch_id: BatchIdentifier
     client_id: Identifier
@@ -103,6 +108,7 @@ class NextGroup(Request, frozen=True):
 class CloseBatch(Request, frozen=True):
     """End a batch. What it has under way, and groups that are not acknowledged, are carried as its `carry` says."""
 
+    roles: ClassVar[Roles] = FOR_TRAINERS
     session: Identifier
     batch_id: BatchIdentifier
     acknowledge: tuple[GroupIdentifier, ...] = ()
@@ -111,6 +117,7 @@ class CloseBatch(Request, frozen=True):
 class SessionAlive(Request, frozen=True):
     """The client of a session's batches lives."""
 
+    roles: ClassVar[Roles] = FOR_TRAINERS
     session: Identifier
 
 

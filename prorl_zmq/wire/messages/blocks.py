@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import zlib
-from typing import Any
+from typing import Any, ClassVar
 
-from .base import JobIdentifier, Reply, Request
+from .base import FOR_ALL, JobIdentifier, Reply, Request, Roles
 
 
 class FetchBlock(Request, frozen=True):
     """Give a block; its id is the right to it."""
 
+    roles: ClassVar[Roles] = FOR_ALL
     block_id: JobIdentifier
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
 from .base import (
+    FOR_OPERATORS,
+    FOR_STAGES,
+    FOR_TRAINERS,
     Identifier,
     JobIdentifier,
     Part,
@@ -14,6 +17,7 @@ from .base import (
     Refused,
     Reply,
     Request,
+    Roles,
     Seconds,
     ShortText,
     WeightVersion,
@@ -35,6 +39,7 @@ generated with the new ones."""
 class Generate(Request, frozen=True, kw_only=True):
     """Continue a prompt. Further frame: its ids, int32 [P]."""
 
+    roles: ClassVar[Roles] = FOR_STAGES
     job_id: JobIdentifier
     sampling: Sampling
     stop_token_ids: tuple[int, ...] = ()
@@ -48,9 +53,13 @@ class Generate(Request, frozen=True, kw_only=True):
 class Abort(Request, frozen=True):
     """Stop the generation that `request_id` began; there is no reply to either."""
 
+    roles: ClassVar[Roles] = FOR_STAGES
+
 
 class EngineHealth(Request, frozen=True):
     """Ask whether the engine can serve."""
+
+    roles: ClassVar[Roles] = FOR_STAGES
 
 
 class WeightUpdate(Request, frozen=True):
@@ -70,6 +79,7 @@ class WeightUpdate(Request, frozen=True):
     is too old for the version.
     """
 
+    roles: ClassVar[Roles] = FOR_TRAINERS | FOR_OPERATORS
     step: UpdateStep
     weight_version: WeightVersion
     path: PathText = ""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
 from ...errors import ErrorInfo
 from .base import (
+    FOR_ALL,
+    FOR_OPERATORS,
+    FOR_TRAINERS,
     Attempt,
     Count,
     Done,
@@ -17,6 +20,7 @@ from .base import (
     Refused,
     Reply,
     Request,
+    Roles,
     Seconds,
 )
 from .batches import (
@@ -40,6 +44,7 @@ from .watching import WatchingReply, WatchingRequest
 class Hello(Request, frozen=True):
     """First request of a client."""
 
+    roles: ClassVar[Roles] = FOR_ALL
     session: Identifier | Literal[""] = ""
     """Its session; empty: it has none."""
 
@@ -47,6 +52,7 @@ class Hello(Request, frozen=True):
 class Submit(Request, frozen=True):
     """Accept these jobs, all or none. Further frames: one packed `Job` each. A job already here is not added twice."""
 
+    roles: ClassVar[Roles] = FOR_TRAINERS
     session: Identifier
     lease_s: Seconds | None = None
     """How long the session may be silent before its jobs and results are dropped; None: it lasts."""
@@ -58,6 +64,7 @@ class Collect(Request, frozen=True):
     A result that was sent to this client and is not among `acknowledge` was lost on the way, and is sent again.
     """
 
+    roles: ClassVar[Roles] = FOR_TRAINERS
     session: Identifier
     client_id: Identifier
     acknowledge: tuple[JobIdentifier, ...] = ()
@@ -74,6 +81,7 @@ class Collect(Request, frozen=True):
 class RelayBlocks(Request, frozen=True):
     """These results' blocks cannot be fetched from their nodes: give the results again when the broker has them."""
 
+    roles: ClassVar[Roles] = FOR_TRAINERS
     session: Identifier
     job_ids: tuple[JobIdentifier, ...]
 
@@ -81,6 +89,7 @@ class RelayBlocks(Request, frozen=True):
 class Cancel(Request, frozen=True):
     """End these jobs with outcome `cancelled`."""
 
+    roles: ClassVar[Roles] = FOR_TRAINERS | FOR_OPERATORS
     job_ids: tuple[JobIdentifier, ...]
     session: Identifier | Literal[""] = ""
     """Only jobs of this session; others are answered as unknown. Empty: of any."""
@@ -89,10 +98,13 @@ class Cancel(Request, frozen=True):
 class Status(Request, frozen=True):
     """Describe the service."""
 
+    roles: ClassVar[Roles] = FOR_ALL
+
 
 class Trace(Request, frozen=True):
     """Tell what a job went through; `job_id` is its id, or a beginning that no other job's has."""
 
+    roles: ClassVar[Roles] = FOR_TRAINERS | FOR_OPERATORS
     job_id: JobIdentifier
     session: Identifier | Literal[""] = ""
     """Only a job of this session that was not collected yet, by its whole id. Empty: any that is known."""
@@ -103,10 +115,13 @@ class Trace(Request, frozen=True):
 class ListSessions(Request, frozen=True):
     """List the sessions that hold something."""
 
+    roles: ClassVar[Roles] = FOR_OPERATORS
+
 
 class EndSession(Request, frozen=True):
     """Cancel a session's jobs, close its batches, and drop its results."""
 
+    roles: ClassVar[Roles] = FOR_OPERATORS
     session: Identifier
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from msgspec import Meta
 from msgspec.structs import replace
 
-from .base import Identifier, Part, Reply, Request, ShortText
+from .base import FOR_ALL, Identifier, Part, Reply, Request, Roles, ShortText
 from .jobs import Outcome, Phase
 
 IMAGES_LIMIT = 64
@@ -55,6 +55,7 @@ class NodeFacts(Part, frozen=True, kw_only=True):
 class ListNodes(Request, frozen=True):
     """List the nodes in the order of their names; those after a name, for who has the ones before."""
 
+    roles: ClassVar[Roles] = FOR_ALL
     after: Identifier | None = None
 
 

@@ -7,12 +7,13 @@ further requests. So it always sees what is new first, and in the end all of it.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
 from .base import (
     ATTEMPT_LIMIT,
+    FOR_OPERATORS,
     Attempt,
     BatchIdentifier,
     GroupIdentifier,
@@ -21,6 +22,7 @@ from .base import (
     Part,
     Reply,
     Request,
+    Roles,
 )
 from .batches import BatchReport, BatchStatus
 from .jobs import Outcome, Phase, Result, Steps
@@ -82,6 +84,7 @@ class EndedJobs(Part, frozen=True, array_like=True):
 class Watch(Request, frozen=True):
     """Name the jobs that have changed, the newest ones."""
 
+    roles: ClassVar[Roles] = FOR_OPERATORS
     broker_id: str = ""
     """That of the earlier answer, which the numbers are of. Of another life of the broker: they count as 0."""
     since: ChangeNumber = 0
@@ -116,6 +119,7 @@ class Watched(Reply, frozen=True, kw_only=True):
 class Peek(Request, frozen=True):
     """Show what a job brought that has ended: one that was not collected, or one of the last that were."""
 
+    roles: ClassVar[Roles] = FOR_OPERATORS
     job_id: JobIdentifier
     only_result: bool = False
     """Send no block: for who looks at many jobs' times."""
@@ -135,6 +139,7 @@ class PeekTurns(Request, frozen=True):
     The reply may be held for `TURNS_WAIT_S`. Stage processes send turns only when they are asked.
     """
 
+    roles: ClassVar[Roles] = FOR_OPERATORS
     job_id: JobIdentifier
     known_attempt: Annotated[int, Meta(ge=0, le=ATTEMPT_LIMIT)] = 0
     known_tokens: Tokens = 0
@@ -177,6 +182,7 @@ class TurnsPeeked(Reply, frozen=True, kw_only=True):
 class ViewBatch(Request, frozen=True):
     """Show the groups of a batch that is open, or what one came to that was closed not long ago."""
 
+    roles: ClassVar[Roles] = FOR_OPERATORS
     batch_id: BatchIdentifier
     """Or the beginning of one."""
 
@@ -238,6 +244,8 @@ class BatchView(Reply, frozen=True, kw_only=True):
 
 class ListSteps(Request, frozen=True):
     """List the batches that were closed last, as the steps of trainings, and when weights changed."""
+
+    roles: ClassVar[Roles] = FOR_OPERATORS
 
 
 class BatchStep(Part, frozen=True, kw_only=True, array_like=True):

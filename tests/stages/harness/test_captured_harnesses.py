@@ -29,8 +29,8 @@ from prorl_zmq.stages.harness.adapter import load_adapter
 from prorl_zmq.stages.harness.harness_model import HarnessModel
 from prorl_zmq.stages.harness.rollout import ChosenHarness
 from prorl_zmq.testing import tool_call
+from prorl_zmq.tools.containers.specification import SandboxSpec
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
-from prorl_zmq.tools.sandbox.specification import SandboxSpec
 from prorl_zmq.wire.messages.jobs import Harness
 
 if TYPE_CHECKING:

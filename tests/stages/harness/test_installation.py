@@ -12,8 +12,8 @@ import tiny_harness
 from prorl_zmq.errors import ConfigError, SandboxFailed
 from prorl_zmq.stages.harness import installation, package_installer
 from prorl_zmq.stages.harness.installation import RECORD, HarnessStore
+from prorl_zmq.tools.containers.specification import Bind
 from prorl_zmq.tools.images.kept_folder import locked
-from prorl_zmq.tools.sandbox.specification import Bind
 
 
 def ignored(line: str) -> None:

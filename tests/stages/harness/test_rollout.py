@@ -21,7 +21,7 @@ from prorl_zmq.errors import EngineFailed, HarnessFailed, InvalidJob, SandboxLim
 from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.stages.agent_loop import Episode
 from prorl_zmq.stages.handler import failure_of
-from prorl_zmq.stages.harness import harness_model, rollout
+from prorl_zmq.stages.harness import call_limits, rollout
 from prorl_zmq.stages.harness.rollout import ChosenHarness
 from prorl_zmq.system.traces import current, tracing
 from prorl_zmq.testing import tool_call
@@ -231,8 +231,8 @@ def test_a_limit_that_a_program_got_over_is_not_why_it_ended(sandboxes: Sandboxe
 @only_process
 def test_a_program_that_asks_for_ever(sandboxes: Sandboxes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not one of its calls is answered: each is too long for the policy."""
-    monkeypatch.setattr(harness_model, "FURTHER_CALLS", 5)
-    monkeypatch.setattr(harness_model, "CALLS_PER_TURN", 1)
+    monkeypatch.setattr(call_limits, "FURTHER_CALLS", 5)
+    monkeypatch.setattr(call_limits, "CALLS_PER_TURN", 1)
     monkeypatch.setattr(rollout, "GRACE_S", 0.2)
     limits = EpisodeLimits(max_turns=2, max_tokens=20)
     with pytest.raises(InvalidJob, match="cannot begin"):
@@ -243,8 +243,8 @@ def test_a_program_that_asks_for_ever(sandboxes: Sandboxes, monkeypatch: pytest.
 def test_a_program_that_sends_more_than_a_rollout_may_earns_nothing(
     sandboxes: Sandboxes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(harness_model, "BYTES", 20_000)
-    monkeypatch.setattr(harness_model, "BYTES_PER_TURN", 0)
+    monkeypatch.setattr(call_limits, "BYTES", 20_000)
+    monkeypatch.setattr(call_limits, "BYTES_PER_TURN", 0)
     policy = ScriptedPolicy(lambda _: tool_call("bash", command="seq 1000"))
     with pytest.raises(SandboxLimitExceeded, match="sent more than 0 MiB of requests") as raised:
         lead(sandboxes, policy, job(agent(), episode=EpisodeLimits(max_turns=100)))
@@ -314,7 +314,7 @@ STORM = "for i in $(seq 12); do python3 agent.py {url} {key} </dev/null & done; 
 
 @only_process
 def test_a_storm_of_calls_is_limited(sandboxes: Sandboxes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(harness_model, "CALLS_AT_ONCE", 3)
+    monkeypatch.setattr(call_limits, "CALLS_AT_ONCE", 3)
     policy = Slow(3.0)  # in which all of them have come
     episode = lead(sandboxes, policy, job(["bash", "-c", STORM], episode=EpisodeLimits(max_turns=100)))
     assert episode.metrics["calls_refused_as_too_many"] > 0

@@ -32,7 +32,7 @@ from scripted_policy import CHAT as EMBEDDED
 from prorl_zmq.data.trajectory import Role
 from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.inference.chat.transformers_chat import TransformersChatFormat
-from prorl_zmq.stages.harness import harness_model
+from prorl_zmq.stages.harness import call_limits
 from prorl_zmq.testing import tool_call
 from prorl_zmq.testing.scripted_engine import tokens_of
 from prorl_zmq.wire.messages.backends import ChatSettings
@@ -275,9 +275,9 @@ COUNTS = {
 
 @pytest.mark.parametrize("path", COUNTS)
 def test_counting_tokens_ends_nothing_and_uses_up_nothing(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(harness_model, "FURTHER_CALLS", 0)
-    monkeypatch.setattr(harness_model, "CALLS_PER_TURN", 1)
-    monkeypatch.setattr(harness_model, "CALLS_AT_ONCE", 1)
+    monkeypatch.setattr(call_limits, "FURTHER_CALLS", 0)
+    monkeypatch.setattr(call_limits, "CALLS_PER_TURN", 1)
+    monkeypatch.setattr(call_limits, "CALLS_AT_ONCE", 1)
     rollout = talk("Done.", limits=EpisodeLimits(max_turns=2, max_tokens=200))
     count, field = COUNTS[path]
 
@@ -295,7 +295,11 @@ def test_counting_tokens_ends_nothing_and_uses_up_nothing(path: str, monkeypatch
 
     episode = rollout.run(program)
     assert episode.metrics["turns"] == 2
-    assert (episode.stop_reason, rollout.model.too_long, rollout.model.over.is_set()) == (None, None, False)
+    assert (episode.stop_reason, rollout.model.limits.too_long, rollout.model.limits.over.is_set()) == (
+        None,
+        None,
+        False,
+    )
     assert not episode.metrics["calls_refused_as_too_long"]
 
 

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prorl_zmq.tools.containers.kinds import problem_with
 from prorl_zmq.tools.editor.arguments import Command, EditorArguments
 from prorl_zmq.tools.editor.editing import apply
-from prorl_zmq.tools.sandbox.kinds import problem_with
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,8 +15,8 @@ from served import LIMIT_S, gone, server_pid, use
 from support.sandboxes import on_isolated_kinds
 
 from prorl_zmq.errors import SandboxFailed, SandboxLimitExceeded
-from prorl_zmq.tools.processes import children, descendants
-from prorl_zmq.tools.sandbox.specification import Limits, SandboxSpec
+from prorl_zmq.tools.containers.specification import Limits, SandboxSpec
+from prorl_zmq.tools.processes.process_tree import children, descendants
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ from served import LIMIT_S, use
 from support.sandboxes import on_isolated_kinds
 
 from prorl_zmq.errors import SandboxLimitExceeded
-from prorl_zmq.tools.sandbox.specification import Limits, SandboxSpec
+from prorl_zmq.tools.containers.specification import Limits, SandboxSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable

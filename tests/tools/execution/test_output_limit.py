@@ -10,8 +10,8 @@ import pytest
 from served import LIMIT_S, use
 from support.sandboxes import on_each_kind
 
-from prorl_zmq.tools.output import OUTPUT_LIMIT_BYTES
-from prorl_zmq.tools.sandbox.specification import SandboxSpec
+from prorl_zmq.tools.containers.specification import SandboxSpec
+from prorl_zmq.tools.processes.output import OUTPUT_LIMIT_BYTES
 
 if TYPE_CHECKING:
     from support.sandboxes import SharedSandboxes

@@ -17,14 +17,14 @@ from served import LIMIT_S, gone, server_pid, use
 from support.sandboxes import on_each_kind, on_isolated_kinds
 
 from prorl_zmq.errors import EndpointInUse, ProrlError, SandboxFailed, ToolSessionLost
+from prorl_zmq.tools.containers.specification import Bind, Limits, SandboxSpec
 from prorl_zmq.tools.editor.arguments import EditorArguments
 from prorl_zmq.tools.execution import messages
 from prorl_zmq.tools.execution.client import ExecutionClient
 from prorl_zmq.tools.execution.messages import SOCKET
 from prorl_zmq.tools.execution.server import LOCK, ExecutionServer
-from prorl_zmq.tools.processes import children
+from prorl_zmq.tools.processes.process_tree import children
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
-from prorl_zmq.tools.sandbox.specification import Bind, Limits, SandboxSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,17 +11,17 @@ import pytest
 from support.sandboxes import on_isolated_kinds
 
 from prorl_zmq.errors import ProrlError, SandboxLimitExceeded
+from prorl_zmq.tools.containers.namespaced import NICENESS
+from prorl_zmq.tools.containers.specification import Limits
 from prorl_zmq.tools.execution import memory_files
 from prorl_zmq.tools.execution import watch as watch_module
 from prorl_zmq.tools.execution.watch import CROWD, Watch
-from prorl_zmq.tools.sandbox.namespaced import NICENESS
-from prorl_zmq.tools.sandbox.specification import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
 
-    from prorl_zmq.tools.sandbox.container import Container
+    from prorl_zmq.tools.containers.container import Container
 
 pytestmark = on_isolated_kinds
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from prorl_zmq.errors import SandboxFailed
 from prorl_zmq.system.processes import become_subreaper
-from prorl_zmq.tools.processes import children
-from prorl_zmq.tools.sandbox.bubblewrap import BubblewrapContainer
-from prorl_zmq.tools.sandbox.specification import SandboxSpec
+from prorl_zmq.tools.containers.specification import SandboxSpec
+from prorl_zmq.tools.kinds.bubblewrap import BubblewrapContainer
+from prorl_zmq.tools.processes.process_tree import children
 
 START_S = 0.003
 """About as long as bubblewrap takes."""

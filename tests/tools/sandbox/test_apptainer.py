@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from prorl_zmq.errors import SandboxUnavailable
+from prorl_zmq.tools.containers.specification import SandboxSpec
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
-from prorl_zmq.tools.sandbox.specification import SandboxSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable

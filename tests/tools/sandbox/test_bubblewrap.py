@@ -9,9 +9,9 @@ import pytest
 from needed import usable
 
 from prorl_zmq.errors import SandboxFailed, SandboxUnavailable
-from prorl_zmq.tools.sandbox import bubblewrap
+from prorl_zmq.tools.containers.specification import Bind, SandboxSpec
+from prorl_zmq.tools.kinds import bubblewrap
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
-from prorl_zmq.tools.sandbox.specification import Bind, SandboxSpec
 
 
 @pytest.mark.parametrize("kind", ["bubblewrap"], indirect=True)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from prorl_zmq.tools.sandbox import cgroups
-from prorl_zmq.tools.sandbox.cgroups import SLACK, SLACK_BYTES, Cgroups, make_cgroups
-from prorl_zmq.tools.sandbox.specification import Limits
+from prorl_zmq.tools.containers import cgroups
+from prorl_zmq.tools.containers.cgroups import SLACK, SLACK_BYTES, Cgroups, make_cgroups
+from prorl_zmq.tools.containers.specification import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

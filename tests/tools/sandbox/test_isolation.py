@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 from support.sandboxes import on_isolated_kinds
 
-from prorl_zmq.tools.sandbox.namespaces import INOTIFY_INSTANCES
-from prorl_zmq.tools.sandbox.specification import Limits, SandboxSpec
+from prorl_zmq.tools.containers.namespaces import INOTIFY_INSTANCES
+from prorl_zmq.tools.containers.specification import Limits, SandboxSpec
 
 if TYPE_CHECKING:
     from prorl_zmq.tools.execution.messages import ExecResult
@@ -157,7 +157,7 @@ import asyncio, os, sys
 from pathlib import Path
 from prorl_zmq.errors import SandboxLimitExceeded
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
-from prorl_zmq.tools.sandbox.specification import Limits, SandboxSpec
+from prorl_zmq.tools.containers.specification import Limits, SandboxSpec
 
 async def main():
     sandboxes = Sandboxes(sys.argv[1], Path(sys.argv[3]) / "sandboxes", image=sys.argv[2])
@@ -286,7 +286,7 @@ import asyncio, sys
 from pathlib import Path
 from prorl_zmq.errors import SandboxFailed
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
-from prorl_zmq.tools.sandbox.specification import SandboxSpec
+from prorl_zmq.tools.containers.specification import SandboxSpec
 
 async def main():
     sandboxes = Sandboxes("apptainer", Path(sys.argv[1]), image=sys.argv[2])
@@ -337,7 +337,7 @@ GIVEN_AWAY = """
 import asyncio, os, sys
 from pathlib import Path
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
-from prorl_zmq.tools.sandbox.specification import SandboxSpec
+from prorl_zmq.tools.containers.specification import SandboxSpec
 
 async def main():
     sandboxes = Sandboxes("apptainer", Path(sys.argv[1]), image=sys.argv[2])

@@ -10,8 +10,8 @@ from sandbox_kind import register
 from support.commands import prorl
 
 from prorl_zmq.errors import ConfigError
-from prorl_zmq.tools.sandbox.container import Container
-from prorl_zmq.tools.sandbox.kinds import container_class, known_kinds
+from prorl_zmq.tools.containers.container import Container
+from prorl_zmq.tools.containers.kinds import container_class, known_kinds
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
 
 if TYPE_CHECKING:

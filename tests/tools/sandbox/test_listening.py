@@ -13,7 +13,7 @@ import uvloop
 from support.sandboxes import on_each_kind, on_isolated_kinds
 
 from prorl_zmq.errors import SandboxFailed
-from prorl_zmq.tools.sandbox.specification import SandboxSpec
+from prorl_zmq.tools.containers.specification import SandboxSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable

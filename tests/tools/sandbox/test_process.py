@@ -6,8 +6,8 @@ import subprocess
 import uuid
 from typing import TYPE_CHECKING
 
-from prorl_zmq.tools.sandbox.process import ProcessContainer
-from prorl_zmq.tools.sandbox.specification import SandboxSpec
+from prorl_zmq.tools.containers.specification import SandboxSpec
+from prorl_zmq.tools.kinds.process import ProcessContainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable

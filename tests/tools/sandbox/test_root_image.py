@@ -12,10 +12,10 @@ from rootfs import tiny_root_filesystem
 
 from prorl_zmq.errors import ConfigError, SandboxFailed
 from prorl_zmq.stages.handler import failure_of
+from prorl_zmq.tools.containers.root_image import check_image, check_private, find_image, find_offered
+from prorl_zmq.tools.containers.specification import SandboxSpec
 from prorl_zmq.tools.images.image import default_root
-from prorl_zmq.tools.sandbox.root_image import check_image, check_private, find_image, find_offered
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
-from prorl_zmq.tools.sandbox.specification import SandboxSpec
 from prorl_zmq.wire.messages.jobs import Outcome
 
 

@@ -14,9 +14,9 @@ from support.sandboxes import on_each_kind
 
 from prorl_zmq.errors import MalformedMessage, SandboxFailed, SandboxLimitExceeded
 from prorl_zmq.stages.handler import failure_of
+from prorl_zmq.tools.containers import tree
 from prorl_zmq.tools.execution import messages
 from prorl_zmq.tools.execution.client import ExecutionClient
-from prorl_zmq.tools.sandbox import tree
 from prorl_zmq.tools.sandbox.sandbox import CHECK_ENVIRONMENT
 from prorl_zmq.tools.toolbox import Toolbox
 from prorl_zmq.wire.messages.jobs import Outcome

@@ -16,8 +16,8 @@ from support.sandboxes import on_each_kind, on_isolated_kinds
 
 from prorl_zmq.errors import SandboxFailed
 from prorl_zmq.system.open_files import raise_open_files
+from prorl_zmq.tools.containers.specification import SPEC, SandboxSpec
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
-from prorl_zmq.tools.sandbox.specification import SPEC, SandboxSpec
 from prorl_zmq.tools.sandbox.sweeping import sweep_abandoned
 from prorl_zmq.wire.messages.jobs import SandboxHandle
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from prorl_zmq.tools.sandbox.tree import remove_tree
+from prorl_zmq.tools.containers.tree import remove_tree
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,8 +1,8 @@
-"""Which processes were started inside since a moment, told from older ones and what those start meanwhile.
+"""Finds the processes that were started inside a container since a mark, except those that older processes started.
 
-A process is below a shell, or orphaned, and then below whoever adopts the container's orphans: the first process of its
-namespaces, else this one. So a moment is two lists of children, kept by the kernel: reading them takes microseconds,
-where a look at all processes would be most of the time of a small command.
+A process is a descendant of the shell or, if orphaned, of the process that adopts the container's orphans: the first
+process of its namespaces, else this one. So a mark is two lists of children that the kernel keeps; reading them takes
+microseconds, while a scan of all processes would dominate a small command.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from .processes import PROC, children, descendants
+from ..processes.process_tree import PROC, children, descendants
 
 READ_BYTES = 256 * 1024
 
@@ -62,7 +62,7 @@ def _opened(pid: int) -> int:
 
 
 def _adopter(shell: int) -> int:
-    """Return whoever adopts the orphans of a shell's namespaces, by its host number."""
+    """Return the host pid of the process that adopts the orphans of a shell's namespaces."""
     me = os.getpid()
     with suppress(OSError):
         namespace = (PROC / str(shell) / "ns" / "pid").readlink()

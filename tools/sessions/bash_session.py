@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..errors import ToolSessionLost
-from .child import to_the_end
-from .output import OUTPUT_LIMIT_BYTES, HeadTail
+from ...errors import ToolSessionLost
+from ..processes.child import to_the_end
+from ..processes.output import OUTPUT_LIMIT_BYTES, HeadTail
 from .shell_process import END_LIMIT_S, ShellProcess
 from .tool_session import ToolSession
 
 if TYPE_CHECKING:
-    from .sandbox.container import Container
+    from ..containers.container import Container
 
 COMMAND_LIMIT_BYTES = 4 * 2**20
 """Longest command."""
@@ -43,7 +43,7 @@ SETTLE_ROUNDS = 4
 
 
 class BashResult(msgspec.Struct, frozen=True):
-    """What became of one command, or of it up to now."""
+    """The result of one command, or of a running one so far."""
 
     output: str
     """What the terminal showed, stdout and stderr as they came, since the last call; the head and tail of it if it was
@@ -58,7 +58,7 @@ class BashResult(msgspec.Struct, frozen=True):
     dropped_bytes: int = 0
     """Bytes of output that were left out."""
     running: bool = False
-    """It has not ended: `BashSession.send` goes on with it."""
+    """It has not ended; continue it with `BashSession.send`."""
     not_sent: bool = False
     """It had ended before what was to be sent to it."""
     background: str = ""
@@ -78,12 +78,12 @@ class BashSession(ToolSession[ShellProcess, BashResult]):
         """A command has begun, and its end was not returned yet."""
 
     async def run(self, command: str, timeout_s: float, wait_s: float | None = None) -> BashResult:
-        """Run one command, of any number of lines, and wait for its end; jobs in the background may go on.
+        """Run one command, of any number of lines, and wait for its end; background jobs may continue.
 
         Args:
             command: bash; an incomplete one is an error of bash's.
             timeout_s: then it is interrupted; what does not end, of all that it started, is killed.
-            wait_s: if it is not done then, give what there is; it goes on running. None: wait for its end.
+            wait_s: if it still runs then, return the output so far and leave it running. None: wait for its end.
 
         Raises:
             ValueError: the command has a NUL or is longer than `COMMAND_LIMIT_BYTES`, or the one before still runs;

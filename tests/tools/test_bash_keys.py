@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from prorl_zmq.tools.keys import KEYS, typed
+from prorl_zmq.tools.bash import KEYS, typed
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,8 @@ from ptyprocess import PtyProcess
 
 from ...errors import ErrorInfo, ProrlError, SandboxBroken, SandboxFailed, from_info
 from ...system.pauses import wait_running
-from ..child import Child, to_the_end
-from ..processes import children, descendants, kill
+from ..processes.child import Child, to_the_end
+from ..processes.process_tree import children, descendants, kill
 from . import forking, tree
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class Container(ABC):
         """Return all processes of the sandbox's commands, in the host's numbers; of more than `at_most`, some."""
 
     def holding(self) -> list[int]:
-        """Return the processes that keep the container open, in the host's numbers; none of them is a command's."""
+        """Return the host pids of the processes that keep the container open; commands are not among them."""
         return []
 
     @abstractmethod
@@ -151,7 +151,7 @@ class Container(ABC):
         return self.spec.directory or self.home
 
     def environment(self) -> dict[str, str]:
-        """Return the environment of commands: none of the host's variables."""
+        """Return the environment of commands, without any of the host's variables."""
         return {**STANDARD_ENVIRONMENT, "HOME": self.home, **self.spec.environment}
 
     def spawn(
@@ -220,7 +220,7 @@ class Container(ABC):
     async def begin(self, start: Callable[[], Awaitable[T]], disturbed: Collection[str] = frozenset({"join"})) -> T:
         """Do something that starts a process inside; if it is disturbed there, once more in a new container.
 
-        The new one has none of the processes that may have been the reason.
+        The new container is free of the processes that may have caused the failure.
 
         Args:
             start: what to do.

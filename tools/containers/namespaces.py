@@ -1,4 +1,4 @@
-"""Entering a container's namespaces, and giving up privileges: system calls that Python lacks.
+"""Enters a container's namespaces and drops privileges, by system calls that Python does not offer.
 
 All of this happens in a forked child between `fork` and `exec`, where only plain calls are safe. The namespaces are
 opened once, before the first command runs: a command could trace the process that they are taken from, and have it
@@ -29,7 +29,7 @@ KINDS = {
     "cgroup": 0x02000000,
     "pid": 0x20000000,
 }
-"""The namespaces of `/proc/PID/ns` beside the user namespace, and their flags for `setns`, in the order of joining."""
+"""The namespaces of `/proc/PID/ns` except the user namespace, and their flags for `setns`, in the order of joining."""
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 """What every container has of the host's own devices."""
 INOTIFY_INSTANCES = 16

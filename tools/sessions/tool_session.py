@@ -1,7 +1,7 @@
-"""What a live bash and a live interpreter share: one process at a time, one call at a time, and how both end.
+"""The base of bash sessions and cell sessions: one process at a time, one call at a time, and how both end.
 
-Where the process ended between two calls, the next call starts another in the same directory and says so. A cancelled
-call has ended what it ran before the cancellation goes on.
+If the process ends between two calls, the next call starts another one in the same directory and reports it. A
+cancelled call first ends what it runs, then raises the cancellation.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from ..errors import ProrlError, SandboxBroken, ToolSessionLost
-from ..system.pauses import wait_running
-from .child import to_the_end
-from .output import HeadTail
+from ...errors import ProrlError, SandboxBroken, ToolSessionLost
+from ...system.pauses import wait_running
+from ..processes.child import to_the_end
+from ..processes.output import HeadTail
 
 if TYPE_CHECKING:
     from contextlib import ExitStack
 
-    from .child import Child
-    from .sandbox.container import Container
+    from ..containers.container import Container
+    from ..processes.child import Child
 
 
 DISTURBED = frozenset({"join", "start", "time", "python", "kernel"})

@@ -26,14 +26,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from ..errors import SandboxFailed
+from ...errors import SandboxFailed
+from ..processes.output import OUTPUT_LIMIT_BYTES
 from .cell_session import START_LIMIT_S, CellOutcome, CellProcess, CellSession
-from .output import OUTPUT_LIMIT_BYTES
 
 if TYPE_CHECKING:
-    from .cell import Images
-    from .output import HeadTail
-    from .sandbox.container import Container
+    from ..containers.container import Container
+    from ..processes.output import HeadTail
+    from .cell_session import Images
 
 log = logging.getLogger("prorl.sandbox")
 

@@ -1,4 +1,4 @@
-"""The program that runs an agent's cells inside a sandbox. It is brought in as text, never by a path of the image.
+"""The program that runs an agent's cells inside a sandbox. It is passed in as text, never loaded from the image.
 
 It needs nothing but Python 3.8 and its standard library, and uses IPython's `InteractiveShell` where the image has it;
 without IPython cells run by plain `exec`: no magics, no `!command`. Its other side is `ipython_session.PythonProcess`.
@@ -160,7 +160,7 @@ class Driver:
             sys.stdout.write(text + "\n")
 
     def wait_for(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run a cell's coroutine on the session's event loop. Tasks that it leaves go on when the next one runs."""
+        """Run a cell's coroutine on the session's event loop. Tasks that it leaves continue when the next one runs."""
         import asyncio
 
         if self._loop is None or self._loop.is_closed():

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import SandboxFailed
-from ..processes import first_line
-from . import seccomp
-from .container import WORKSPACE
-from .namespaced import NamespacedContainer
+from ..containers import seccomp
+from ..containers.container import WORKSPACE
+from ..containers.namespaced import NamespacedContainer
+from ..processes.process_tree import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A persistent Jupyter kernel in a sandbox, for other languages than Python and for images that bring their own.
+"""A persistent Jupyter kernel in a sandbox, of any language: the session behind the tool `jupyter`.
 
 `jupyter_client` speaks to it over Unix sockets; there is no TCP port. The kernel binds the sockets in a folder of the
 sandbox's own /tmp. An agent may put links there, so no socket is opened by its path: when inotify reports a socket, it
@@ -30,17 +30,16 @@ import zmq.asyncio
 from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_client.session import Session
 
-from ..errors import SandboxFailed
-from .cell import IMAGES_LIMIT_BYTES
-from .cell_session import START_LIMIT_S, CellOutcome, CellProcess, CellSession
+from ...errors import SandboxFailed
+from ..processes.output import OUTPUT_LIMIT_BYTES, HeadTail
+from .cell_session import IMAGES_LIMIT_BYTES, START_LIMIT_S, CellOutcome, CellProcess, CellSession
 from .ipython_driver import best_text, png_bytes
-from .output import OUTPUT_LIMIT_BYTES, HeadTail
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .cell import Images
-    from .sandbox.container import Container
+    from ..containers.container import Container
+    from .cell_session import Images
 
 _LAUNCH = """
 import os, zmq
@@ -76,8 +75,7 @@ WORDS_LIMIT_BYTES = 8 * 1024
 ASK_AGAIN_S = 0.5
 """A kernel's first answers are lost if they come before our subscription did; it is asked again."""
 IDLE_LIMIT_S = 2.0
-"""How long a kernel's reply and its word that it is idle may come one after the other. A flood of output can cost us
-that word."""
+"""How far apart a kernel's reply and its idle message may come. Heavy output can make us miss that message."""
 NO_COPY_BYTES = 2**62
 """Messages larger than that are sent without a copy, which starts a thread."""
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -158,7 +156,7 @@ class KernelProcess(CellProcess):
         resources.callback(self._loop.remove_reader, self._pipe)
 
     def _watch(self, resources: ExitStack) -> None:
-        """Be told of the sockets that the kernel binds."""
+        """Watch the folder for the sockets that the kernel binds."""
         self._inotify = _libc.inotify_init1(_IN_FLAGS)
         if self._inotify < 0:
             raise SandboxFailed(f"no more folders can be watched: {os.strerror(ctypes.get_errno())}", reason="inotify")

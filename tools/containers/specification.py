@@ -1,4 +1,4 @@
-"""What a sandbox is made of: plain data that INIT chooses and the execution server carries out."""
+"""The specification of a sandbox: plain data that INIT chooses and the execution server applies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from ..output import OUTPUT_LIMIT_BYTES
+from ..processes.output import OUTPUT_LIMIT_BYTES
 
 Path = Annotated[str, Meta(pattern=r"^/[^\x00]*\Z")]
 """Absolute."""
@@ -29,7 +29,7 @@ class Bind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a sandbox's commands may use. A sandbox of kind `process` has none of these limits."""
+    """What a sandbox's commands may use. They do not apply to sandboxes of kind `process`."""
 
     memory_bytes: Amount = 4 * 2**30
     """Address space of one process (the kernel refuses more), and memory of all together: beyond that the sandbox is
@@ -56,7 +56,7 @@ class SandboxSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     the host's /usr, and kind `process` takes no image in any case."""
     binds: tuple[Bind, ...] = ()
     environment: dict[Word, Text] = {}
-    """Variables of all commands, beside those of the image and the standard ones."""
+    """Variables of all commands, in addition to those of the image and the standard ones."""
     directory: Annotated[str, Meta(pattern=r"^(/[^\x00]*)?\Z")] = ""
     """Where commands start; empty: the workspace."""
     limits: Limits = Limits()

@@ -12,9 +12,9 @@ import os
 
 from ...errors import SandboxFailed
 from ...system.processes import become_subreaper
-from ..child import Child
-from ..processes import children, descendants, kill
-from .container import KILL_LIMIT_S, KILL_ROUNDS, Container
+from ..containers.container import KILL_LIMIT_S, KILL_ROUNDS, Container
+from ..processes.child import Child
+from ..processes.process_tree import children, descendants, kill
 
 
 class ProcessContainer(Container):

@@ -19,11 +19,11 @@ from pathlib import Path
 import msgspec
 
 from ...errors import SandboxFailed
+from ..containers import seccomp
+from ..containers.container import WORKSPACE
+from ..containers.namespaced import NamespacedContainer
 from ..images.image import apptainer_program, default_root
-from ..processes import first_line
-from . import seccomp
-from .container import WORKSPACE
-from .namespaced import NamespacedContainer
+from ..processes.process_tree import first_line
 
 FUSE = "/dev/fuse"
 NEEDS_FUSE = (

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ...errors import SandboxFailed
 from ...system.processes import become_subreaper, die_with_parent
-from ..child import Child
 from ..images.image import lock_image
-from ..processes import PROC, children, descendants, kill
+from ..processes.child import Child
+from ..processes.process_tree import PROC, children, descendants, kill
 from . import forking, holder, namespaces, seccomp
 from .cgroups import make_cgroups
 from .container import KILL_LIMIT_S, SEARCH_PATH, Container, listen

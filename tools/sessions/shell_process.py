@@ -48,15 +48,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..errors import SandboxFailed
+from ...errors import SandboxFailed
+from ..processes.process_tree import PROC, kill
 from .new_processes import NewProcesses
-from .processes import PROC, kill
 from .shell_text import PrivateFiles, action_line, command_file, evaluated, opening_line
 from .tool_session import SessionProcess
 
 if TYPE_CHECKING:
-    from .output import HeadTail
-    from .sandbox.container import Container
+    from ..containers.container import Container
+    from ..processes.output import HeadTail
 
 BASH = ("/bin/sh", "-c", 'exec "$@"', "sh", "bash", "--norc", "--noprofile", "--noediting", "-i")
 """Bash is looked for along the PATH: not every image has it in /bin."""

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..processes import PROC
+from ..processes.process_tree import PROC
 
 if TYPE_CHECKING:
     from .specification import Limits

@@ -7,7 +7,7 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
-from ..system.processes import become_subreaper
+from ...system.processes import become_subreaper
 
 if TYPE_CHECKING:
     from types import FrameType

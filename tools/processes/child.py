@@ -12,7 +12,7 @@ import signal
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
-from ..system.pauses import wait_running
+from ...system.pauses import wait_running
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

@@ -1,4 +1,4 @@
-"""A persistent interpreter in a sandbox that runs cells, for an agent's tool calls: what is common to all kinds.
+"""A persistent interpreter in a sandbox that runs the cells of an agent: the base of Python and of Jupyter kernels.
 
 State stays from one cell to the next. The session owns one `CellProcess` at a time (see `tool_session` for its end). No
 call lasts much longer than its limit.
@@ -10,21 +10,30 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import struct
 from abc import abstractmethod
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..errors import ToolSessionLost
-from .cell import CODE_LIMIT_BYTES, CellResult, Images
-from .child import to_the_end
-from .output import OUTPUT_LIMIT_BYTES
-from .processes import descendants, kill
+import msgspec
+
+from ...errors import ToolSessionLost
+from ..processes.child import to_the_end
+from ..processes.output import OUTPUT_LIMIT_BYTES
+from ..processes.process_tree import descendants, kill
 from .tool_session import SessionProcess, ToolSession
 
 if TYPE_CHECKING:
-    from .output import HeadTail
-    from .sandbox.container import Container
+    from ..containers.container import Container
+    from ..processes.output import HeadTail
 
+CODE_LIMIT_BYTES = 4 * 2**20
+"""Longest cell."""
+IMAGES = 16
+"""Most images of one cell that are kept."""
+IMAGES_LIMIT_BYTES = 32 * 2**20
+"""Most bytes of one cell's images together that are kept."""
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 START_LIMIT_S = 60.0
 """How long an interpreter may take to its first cell; a first IPython import from a cold disk takes seconds."""
 INTERRUPT_LIMIT_S = 1.0
@@ -35,6 +44,63 @@ interpreter that is killed has lost the agent's state."""
 KILL_ROUNDS = 2
 END_LIMIT_S = 10.0
 """Longest time that a killed interpreter may take to end."""
+
+
+class CellResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    text: str
+    """What it wrote and what its last expression gave, in the order they came; tracebacks are in it. The head and tail
+    of it if it was longer than the limit, with a note between them; bytes that are not UTF-8 are replaced."""
+    images: tuple[bytes, ...] = ()
+    """PNG files, in their order."""
+    error: str = ""
+    """The name of the exception that ended the cell; empty if none did."""
+    timed_out: bool = False
+    """It was interrupted, or its interpreter killed, at the time limit."""
+    restarted: bool = False
+    """The interpreter ended, with this cell or while the one before was cancelled: only files were kept."""
+    ended: str = ""
+    """How the interpreter ended in this cell, such as "it was killed by signal 11 (SIGSEGV)"."""
+    dropped_bytes: int = 0
+    """Bytes of text that were left out."""
+    dropped_images: int = 0
+    """Images that were left out: too many, too large, or not PNG."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the cell came to its end by itself, without an exception."""
+        return not (self.error or self.ended or self.timed_out)
+
+
+class Images:
+    def __init__(self) -> None:
+        self._kept: list[bytes] = []
+        self._size = 0
+        self.dropped = 0
+        """How many were left out."""
+
+    def append(self, image: bytes) -> None:
+        """Take another one; what is no PNG file, or too much, is left out."""
+        fits = len(self._kept) < IMAGES and self._size + len(image) <= IMAGES_LIMIT_BYTES
+        if fits and png_dimensions(image):
+            self._kept.append(image)
+            self._size += len(image)
+        else:
+            self.dropped += 1
+
+    def content(self) -> tuple[bytes, ...]:
+        return tuple(self._kept)
+
+    def clear(self) -> None:
+        self._kept.clear()
+        self._size = self.dropped = 0
+
+
+def png_dimensions(image: bytes) -> tuple[int, int] | None:
+    """Return a PNG file's width and height in pixels; None if it is none."""
+    if len(image) < 24 or not image.startswith(PNG_SIGNATURE):
+        return None
+    width, height = struct.unpack_from("!II", image, 16)
+    return width, height
 
 
 class CellOutcome(NamedTuple):
@@ -101,7 +167,7 @@ class CellSession(ToolSession[CellProcess, CellResult]):
         self._images = Images()
 
     async def run(self, code: str, timeout_s: float) -> CellResult:
-        """Run one cell and wait for its end; threads and processes in the background may go on.
+        """Run one cell and wait for its end; background threads and processes may continue.
 
         Args:
             code: of any number of lines; an incomplete one is an error of the interpreter's.

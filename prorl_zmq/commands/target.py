@@ -1,0 +1,149 @@
+"""`Target`: the service that a command asks, as its options name it, and the clients of its brokers."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..client.blocking.client import RolloutClient
+from ..config import Topology, load_topology
+from ..errors import RequestTimeout
+from ..security.keyring import CLIENT, Keyring
+from ..service.rollout_brokers import EachBroker, RolloutBrokers, clients_of, sessions_of
+from ..system.held_file import holder
+from ..system.run_places import is_name
+from ..wire.sockets import check_endpoint, is_listening
+from . import options
+from .option_groups import OptionGroup
+
+if TYPE_CHECKING:
+    from ..client.asynchronous.client import AsyncRolloutClient
+
+QUICK_S = 10.0
+"""How long commands that only ask something wait for the service."""
+AWAY_S = 3.0
+"""How long they wait for a process to listen over TCP: a broker elsewhere may be restarted."""
+LOOK_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target(OptionGroup):
+    connect: options.Connect = None
+    config: options.Config = None
+    keys: options.Keys = None
+    service: options.Service = None
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of a service; None: the service has none, or --connect names another."""
+        return self.service if self.connect is None else None
+
+    @property
+    def topology(self) -> Topology:
+        """That of --config, or the default one, of the service that is named."""
+        name = self.connect if self.connect is not None and is_name(self.connect) else None
+        return options.named(load_topology(self.config), name)
+
+    @property
+    def front_door(self) -> str:
+        """Where the service is asked, or its folder."""
+        if self.connect is not None and not is_name(self.connect):
+            return self.connect
+        if self.folder is not None:
+            return str(self.folder.absolute())
+        topology = self.topology
+        return topology.endpoint(topology.rollout_broker.front_door)
+
+    @property
+    def run_dir(self) -> Path:
+        """The run folder of the service, if it is on this machine."""
+        if self.connect is not None and self.connect.startswith("ipc://"):
+            return Path(self.connect.removeprefix("ipc://")).parent
+        return self.topology.run_dir
+
+    def client(self) -> RolloutClient:
+        """Return the client of a command that only asks something.
+
+        Raises:
+            RequestTimeout: the service does not run.
+        """
+        self.check_running()
+        if self.folder is not None:
+            return RolloutClient(service=self.folder, keys=self.keys, timeout_s=QUICK_S)
+        return RolloutClient(self.front_door, keys=self._keys(), timeout_s=QUICK_S)
+
+    def async_client(self, session: str | None = None) -> AsyncRolloutClient:
+        """Return the client of a command that submits jobs."""
+        from ..client.asynchronous.client import AsyncRolloutClient
+
+        if self.folder is not None:
+            return AsyncRolloutClient(service=self.folder, session=session, keys=self.keys)
+        return AsyncRolloutClient(self.front_door, session=session, keys=self._keys())
+
+    def clients(self) -> dict[str, AsyncRolloutClient]:
+        """Return a client of each rollout broker, by the broker's name.
+
+        Raises:
+            RequestTimeout: the service does not run.
+        """
+        self.check_running()
+        if self.folder is not None:
+            return clients_of(self.folder, QUICK_S, self.keys)
+        from ..client.asynchronous.client import AsyncRolloutClient
+
+        return {self.front_door: AsyncRolloutClient(self.front_door, keys=self._keys(), timeout_s=QUICK_S)}
+
+    def brokers(self) -> RolloutBrokers:
+        """Return the rollout brokers, as `clients` does."""
+        return RolloutBrokers(self.clients())
+
+    def each_broker(self) -> EachBroker:
+        """Return the rollout brokers for a command without an event loop."""
+        if self.folder is None:
+            return EachBroker({self.front_door: self.client()})
+        self.check_running()
+        return EachBroker(
+            {
+                name: RolloutClient(service=self.folder, session=session, keys=self.keys, timeout_s=QUICK_S)
+                for name, session in sessions_of(self.folder).items()
+            }
+        )
+
+    def check_running(self) -> None:
+        """Raise `RequestTimeout` if no service runs, before a command waits `QUICK_S` for its reply.
+
+        A service runs if one of its rollout brokers listens, or a `prorl serve` that would start or restart them lives.
+        Keys that cannot be used are reported first.
+        """
+        if self.folder is not None:
+            from ..service.service_folder import LOCK, ServiceFolder
+
+            folder = ServiceFolder.open(self.folder)
+            lock, places, start = folder.path / LOCK, folder.broker_endpoints(), f"prorl serve --service {self.folder}"
+            doors = [ends["front_door"] for ends in places.values() if "front_door" in ends]
+            where, patience_s = f"at the places named in {self.folder}", AWAY_S if doors else 0.0
+        else:
+            from ..service.run_dir import LOCK
+
+            door = check_endpoint(self.front_door)
+            transport, _, address = door.partition("://")
+            lock, doors, where, start = Path(address).parent / LOCK, [door], f"at {door}", "prorl serve"
+            if self.connect is not None and is_name(self.connect):
+                where, start = f"as {self.connect} ({door})", f"prorl serve --name {self.connect}"
+            patience_s = AWAY_S if transport == "tcp" else 0.0
+        until = time.monotonic() + patience_s
+        while not any(map(is_listening, doors)) and not holder(lock):
+            if time.monotonic() >= until:
+                Keyring.load(self._keys(), CLIENT)
+                message = f"no process listens {where}; is the service running? (`{start}`)"
+                raise RequestTimeout(message, timeout_s=patience_s)
+            time.sleep(LOOK_S)
+
+    def _keys(self) -> Path | None:
+        """Return the keys that are named; else those of the topology file, if one is named."""
+        if self.keys is None and self.config is not None:
+            named = load_topology(self.config).security.keys
+            return Path(named) if named else None
+        return self.keys

@@ -1,0 +1,153 @@
+"""What the calls of one rollout may ask and cost, and whether more of them will be answered.
+
+The programs of a sandbox may call without end, so each call is counted and each body charged. `CallLimits` belongs to
+the rollout's `HarnessModel`, which asks it before it makes anything of a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ...model_proxy.calls import CallRefused, Problem
+from ...wire.json_bounds import json_values
+from ..agent_loop import UNLIMITED, StopReason
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ...model_proxy.calls import ModelRequest, RequestMessage
+    from ...wire.messages.jobs import Job
+    from ..agent_loop import Episode
+
+CALLS_AT_ONCE = 16
+"""Calls of one rollout that are answered at one time."""
+CALLS_PER_TURN, FURTHER_CALLS = 20, 200
+"""Most calls of a rollout, answered or not, since each costs work: so many per turn, and so many more."""
+TOKEN_CHARACTERS = 32
+"""More than a token has on average in any text: longer requests are refused unread."""
+TOOLS, STOPS, STOP_CHARACTERS = 512, 16, 256
+"""Most tools and texts to stop at of a call, and the longest of the latter."""
+ARGUMENT_VALUES = 200_000
+"""Most JSON values in the arguments of all calls in a request's history, which are texts that are decoded again."""
+MESSAGE_CHARACTERS = 32
+"""What a message costs besides its text."""
+BYTES, BYTES_PER_TURN = 64 * 2**20, 4 * 2**20
+"""What a rollout's bodies may cost in all (see `model_proxy.calls.Model.charge`): programs send their whole history
+with each call, some hundred kilobytes of it."""
+LINES = 100
+"""Most lines of calls of a rollout; each repeats its history in the trajectory."""
+
+
+class CallLimits:
+    """Counts the calls of one rollout and refuses those beyond its limits.
+
+    Args:
+        job: whose limits hold.
+        context_tokens: of the engine; 0: not known.
+        episode: its record gets the counts, and the stop reason.
+    """
+
+    def __init__(self, job: Job, context_tokens: int, episode: Episode) -> None:
+        context, limit = context_tokens or UNLIMITED, job.episode.max_tokens
+        self.tokens = min(limit, context)
+        """Most tokens of a prompt and its answer."""
+        self.limited_by = StopReason.MAX_TOKENS if limit <= context else StopReason.CONTEXT_LENGTH
+        self.over = asyncio.Event()
+        """Set with the first call that is refused since no more will be answered."""
+        self.exceeded = False
+        """The programs sent more than a rollout may."""
+        self.too_long: CallRefused | None = None
+        """The last call, if it was refused as too long."""
+        self._job = job
+        self._episode = episode
+        self._in_flight = self._waiting = self._calls = self._lines = self._cost = 0
+
+    @property
+    def cost(self) -> int:
+        """What all bodies may cost."""
+        return BYTES + BYTES_PER_TURN * self._job.episode.max_turns
+
+    def charge(self, cost: int) -> None:
+        """Charge the rollout for a body; raise `CallRefused` if that is too much, or the rollout is over."""
+        self._cost += cost
+        if self._cost > self.cost:
+            self.exceeded = True
+            self.over.set()
+        self.check_not_over(": its turns, or the bytes that it may send, are used up")
+
+    def check_not_over(self, why: str = "") -> None:
+        """Raise `CallRefused` if the rollout is over."""
+        if self.over.is_set():
+            raise CallRefused(Problem.OVER, f"the rollout is over{why}")
+
+    def check_call(self) -> None:
+        """Count a call, and raise `CallRefused` if it is one too many."""
+        self._calls += 1
+        max_turns = self._job.episode.max_turns
+        # Those that were taken and have not begun will be turns.
+        turns = self._episode.metrics["turns"] + self._waiting
+        if turns >= max_turns or self._calls > CALLS_PER_TURN * max_turns + FURTHER_CALLS or self._lines > LINES:
+            self._episode.stop_reason = StopReason.MAX_TURNS
+            self.over.set()
+        self.check_not_over(": its turns are used up")
+        if self._in_flight >= CALLS_AT_ONCE:
+            self._episode.metrics["calls_refused_as_too_many"] += 1
+            message = f"{CALLS_AT_ONCE} calls of this rollout are being answered; try again later"
+            raise CallRefused(Problem.BUSY, message)
+
+    def check_request(self, request: ModelRequest) -> None:
+        """Raise `CallRefused` for a request that no engine would take."""
+        stops = STOPS - len(self._job.sampling.stop)
+        if len(request.stop) > stops or not all(0 < len(text) <= STOP_CHARACTERS for text in request.stop):
+            message = f"stop takes up to {stops} texts of 1 to {STOP_CHARACTERS} characters each"
+            raise CallRefused(Problem.INVALID, message)
+        if len(request.tools) > TOOLS:
+            raise CallRefused(Problem.INVALID, f"there are {len(request.tools)} tools; at most {TOOLS} are taken")
+        arguments = [call.arguments for message in request.messages for call in message.calls]
+        if sum(map(len, arguments)) > ARGUMENT_VALUES:  # there are no more values than characters
+            encoded = (text.encode(errors="replace") for text in arguments)
+            if sum(json_values(text, ARGUMENT_VALUES) for text in encoded) > ARGUMENT_VALUES:
+                message = f"the calls have arguments of more than {ARGUMENT_VALUES} values, which is the most"
+                raise CallRefused(Problem.INVALID, message)
+        if (characters := text_size(request.messages, request.tools)) > TOKEN_CHARACTERS * self.tokens:
+            raise self._too_long(characters // TOKEN_CHARACTERS)
+
+    def room(self, prompt_tokens: int) -> int:
+        """Return how many tokens an answer to a prompt may have; raise `CallRefused` if that is none."""
+        if prompt_tokens >= self.tokens:
+            raise self._too_long(prompt_tokens)
+        return self.tokens - prompt_tokens
+
+    def opened(self, *, new_line: bool) -> None:
+        """Note that a call was taken; it waits until `begun`."""
+        self._lines += new_line
+        self._in_flight += 1
+        self._waiting += 1
+
+    def begun(self) -> None:
+        """Note that a call that was opened is a turn now, or will be none."""
+        self._waiting -= 1
+
+    def ended(self) -> None:
+        """Note that a call that was opened is over."""
+        self._in_flight -= 1
+
+    def note_too_long(self, refused: CallRefused) -> None:
+        """Note a refused call, if it was too long."""
+        if refused.problem == Problem.CONTEXT_LENGTH:
+            self._episode.metrics["calls_refused_as_too_long"] += 1
+            self.too_long = refused
+
+    def _too_long(self, tokens: int) -> CallRefused:
+        message = f"the prompt has {tokens} tokens, and the limit is {self.tokens} with the answer"
+        return CallRefused(Problem.CONTEXT_LENGTH, message, tokens=tokens, limit=self.tokens)
+
+
+def text_size(messages: Sequence[RequestMessage], tools: Sequence[dict[str, Any]]) -> int:
+    """Return the characters that the policy would read, roughly."""
+    texts = sum(len(message.text) + len(message.reasoning) + MESSAGE_CHARACTERS for message in messages)
+    calls = sum(len(call.arguments) for message in messages for call in message.calls)
+    return texts + calls + len(msgspec.json.encode(tools))

@@ -1,0 +1,1 @@
+"""The kinds of sandbox of this package: bubblewrap, Apptainer, and plain processes."""

@@ -1,0 +1,1 @@
+"""Processes of this machine: the tree below one, children whose end is an event, and bounded output."""
