@@ -141,7 +141,6 @@ STAND_ALONE = {
     "prorl_zmq.brokers.node.slot_shares",
     "prorl_zmq.brokers.rollout.action_queue",
     "prorl_zmq.brokers.rollout.broker_gauges",
-    "prorl_zmq.brokers.rollout.node_list",
     "prorl_zmq.client.blocking.endpoint",
     "prorl_zmq.client.blocking.views",
     "prorl_zmq.client.blocking.weights",

@@ -55,10 +55,9 @@ from ..job_frame import read_job
 from ..journal.records import SUBMISSIONS, Submission, job_digest
 from .batch_requests import BatchRequest, BatchRequestHandler
 from .job_record import JobStatus
-from .node_list import list_nodes
 from .sessions import Sessions
 from .turn_requests import TurnRequests
-from .watch_requests import WatchRequestHandler
+from .watch_requests import WatchRequestHandler, list_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

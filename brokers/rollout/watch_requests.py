@@ -1,23 +1,32 @@
-"""What watchers ask, answered: which jobs have changed, what an ended one brought, how a batch stands.
+"""Answers watchers: which jobs have changed, the result of an ended one, how a batch stands, which nodes there are.
 
-Owns no socket and changes nothing: the front door hands it requests and sends what it answers.
+The front door passes requests on and sends the answers. Nothing here changes a job.
 """
 
 from __future__ import annotations
 
+import heapq
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from ...errors import UnknownJob
+from ...wire.messages.jobs import Phase
+from ...wire.messages.nodes import NodeList, NodeState, NodeStatus
 from ...wire.messages.watching import ListSteps, Peek, Peeked, ViewBatch, Watch, Watched
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ...wire.messages.nodes import ListNodes
     from ...wire.messages.watching import WatchingReply
     from ...wire.sockets import Frame
     from .batch_runner import BatchRunner
     from .jobs import Jobs
+    from .stage_pool import StagePool
+
+NODES = 1000
+"""Most nodes of one reply."""
 
 
 class WatchRequestHandler:
@@ -75,3 +84,34 @@ class WatchRequestHandler:
                 job_id=job_id,
             )
         return Peeked(request.request_id, result, has_block=bool(blocks)), () if request.only_result else blocks
+
+
+def list_nodes(request: ListNodes, stages: StagePool, now: float) -> NodeList:
+    """Return the nodes that are here, in parts, and the last ones that were lost."""
+    after = request.after or ""
+    names = heapq.nsmallest(NODES + 1, (name for name in stages.nodes() if name > after))
+    nodes = tuple(_status(name, stages, now) for name in names[:NODES])
+    return NodeList(request.request_id, nodes=nodes, more=len(names) > NODES, lost=stages.losses.told(now))
+
+
+def _status(node: str, stages: StagePool, now: float) -> NodeStatus:
+    slots: Counter[Phase] = Counter()
+    busy: Counter[Phase] = Counter()
+    own = sorted(stages.of_node(node), key=lambda stage: stage.lease.heard_at, reverse=True)
+    for stage in own:
+        slots[stage.role] += stage.slots
+        busy[stage.role] += len(stage.claims)
+    state = NodeState.READY
+    if all(stage.lease.quiet for stage in own):
+        state = NodeState.SILENT
+    elif all(stage.leaving for stage in [one for one in own if one.role != Phase.EVAL] or own):  # EVAL drains last
+        state = NodeState.DRAINING
+    return NodeStatus(
+        node=node,
+        state=state,
+        slots=dict(slots),
+        busy=dict(busy),
+        lease_s=stages.lease_s,
+        silent_s=max(0.0, now - own[0].lease.heard_at),
+        facts=next((stage.lease.facts for stage in own if stage.lease.facts is not None), None),
+    )

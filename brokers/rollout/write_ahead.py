@@ -1,12 +1,12 @@
-"""First the journal, then the world: what a round of the rollout broker has changed, and what may be sent after it.
+"""Write-ahead rule: nothing is sent until the state it depends on is durable.
 
-Events and requests change the job table and the results at once; what they would have the broker send is kept here. At
-the end of the round all changes go to the journal as one transaction, and then everything is sent. So what has left the
-process is in the journal: a job that was accepted, a phase that was started, an outcome that a client was told.
+Events and requests change the job table and the results at once; the messages that follow wait here. At the end of the
+round all changes are written to the journal in one transaction, and then the messages are sent. So the journal has
+every job that was accepted, every phase that was started and every outcome that a client has seen.
 
-While the journal cannot be written (its disk is full, read-only or broken) nothing is sent and nothing is lost: the
-changes stay in memory and are tried again, new jobs are refused, and results wait. Then it writes what fits, first what
-makes room, so that clients which collect results get it going again.
+While the journal cannot be written (its disk is full, read-only or broken), nothing is sent and nothing is lost:
+changes stay in memory and are retried, new jobs are rejected, and results wait. A retry writes in parts whatever fits,
+first what frees room, so clients that collect results end the failure.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ FIRST_PAUSE_S = 0.25
 MAX_PAUSE_S = 5.0
 """Between two tries with a journal that cannot be written."""
 ACKNOWLEDGED_WITHIN_S = 0.05
-"""How long an acknowledgement may wait for others, or for something else to write: if it is lost with this process, the
-client is given the result again, and knows it."""
+"""How long an acknowledgement may wait for other changes. If this process dies first, the client gets the result again,
+and recognizes it."""
 MEMORY_LIMIT_BYTES = 256 * 2**20
 """Trajectories of uncollected results that stay in memory; beyond it they are read back from the journal."""
 
@@ -43,7 +43,7 @@ log = logging.getLogger("prorl.rollout_broker")
 
 
 class WriteAhead:
-    """Keeps what waits for the journal. `act` does what the job table decided; it must not raise."""
+    """Holds what waits for the journal. `act` performs an action of the job table; it must not raise."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class WriteAhead:
         self._discarded: list[int] = []
         self._notes: dict[str, bytes | None] = {}
         self.collect_notes: Callable[[], None] = lambda: None
-        """Has the batches `note` what has changed of them."""
+        """Makes the batches `note` their changes."""
         self._acknowledged_by = 0.0
         """When the oldest of them is to be written down; 0.0: there is none."""
         self._waiting: list[Action | Callable[[], object]] = []
@@ -99,7 +99,7 @@ class WriteAhead:
         return self._failure is not None and self._is_dirty
 
     def perform(self, action: Action) -> None:
-        """Do what the job table decided, once it is safe."""
+        """Perform an action of the job table once the journal has what it depends on."""
         if isinstance(action, End):
             finished = action.finished._replace(history=self._transitions.packed(action.finished.result.job_id))
             self._states.pop(finished.sequence, None)
@@ -112,7 +112,7 @@ class WriteAhead:
             self._waiting.append(action)
 
     def then(self, send: Callable[[], object]) -> None:
-        """Call `send` once all that has changed until now is safe."""
+        """Call `send` once all changes until now are durable."""
         self._waiting.append(send)
 
     def acknowledge(self, dropped: Iterable[Finished]) -> None:
@@ -131,7 +131,7 @@ class WriteAhead:
         self._journal.check_room(size_bytes)
 
     def note(self, name: str, note: bytes | None) -> None:
-        """Keep a note of the batches under a name, in place of an earlier one; None: forget it."""
+        """Store a note of the batches under a name, in place of an earlier one; None: remove it."""
         self._notes[name] = note
 
     def replace(self, finished: Finished) -> None:
@@ -146,7 +146,7 @@ class WriteAhead:
         submission: Submission | None = None,
         replaced: Sequence[int] = (),
     ) -> None:
-        """Write new jobs, which the table does not know yet, in place of those results; then they are safe."""
+        """Write new jobs, before the table has them, in place of the results whose numbers are `replaced`."""
         self.settle(now, everything=True)  # an acknowledged result may have had the id of one of them
         if self._failure is not None and now < self._retry_at:
             raise self._refusal(self._failure)

@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from prorl_zmq.brokers.rollout import node_list
-from prorl_zmq.brokers.rollout.node_list import list_nodes
+from prorl_zmq.brokers.rollout import watch_requests
 from prorl_zmq.brokers.rollout.stage_pool import Requirement, SlotClaim, StagePool
+from prorl_zmq.brokers.rollout.watch_requests import list_nodes
 from prorl_zmq.wire.messages.jobs import Phase
 from prorl_zmq.wire.messages.nodes import ListNodes, NodeFacts, NodeStatus
 from prorl_zmq.wire.messages.stages import StageReport, Task
@@ -82,7 +82,7 @@ def test_a_node_whose_connection_has_ended_is_lost_before_its_lease_is_over() ->
 
 
 def test_many_nodes_are_told_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_list, "PART", 2)
+    monkeypatch.setattr(watch_requests, "NODES", 2)
     stages, told, after = pool("d", "a", "c", "b", "e"), [], None
     while True:
         part = list_nodes(ListNodes("r", after), stages, 0.0)
