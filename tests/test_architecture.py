@@ -93,7 +93,7 @@ BUDGET = {
     "commands": 6550,
     "config": 500,
     "data": 1050,
-    "demo": 745,
+    "demo": 750,
     "errors": 350,
     "evaluation": 3300,
     "examples": 500,
