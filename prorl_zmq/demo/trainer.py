@@ -69,7 +69,7 @@ SAMPLES_EVERY = 5
 """Steps between two tables of conversations for the trackers."""
 POLL_S = 0.25
 STALL_S = 120.0
-"""Longest time without a group."""
+"""Longest time in which no rollout ends."""
 NICE = 10
 """Of the service: the learner is one thread and rollouts are many processes, so the learner goes first."""
 
@@ -188,6 +188,7 @@ class Trainer:
     def _collect(self, service: ChildService, client: RolloutClient, batch: Batch, display: Display) -> Collected:
         groups: list[Group] = []
         opened_s = last_s = self._opened_s
+        status = batch.status
         while True:
             if not service.is_running:
                 raise ConfigError(f"the service has ended; see the logs in {service.logs}")
@@ -195,8 +196,11 @@ class Trainer:
             try:
                 group = batch.next_group(POLL_S)
             except RequestTimeout:
-                if self._clock() - last_s > STALL_S:
-                    raise
+                if batch.status != status:
+                    status, last_s = batch.status, self._clock()
+                elif self._clock() - last_s > STALL_S:
+                    what = f"no rollout ended within {STALL_S:g} s; see the logs in {service.logs}"
+                    raise RequestTimeout(what, timeout_s=STALL_S) from None
                 continue
             if group is None:
                 break
