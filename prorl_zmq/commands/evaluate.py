@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ..evaluation.problems import Problem
     from ..evaluation.run_folder import RunFolder, Sample
     from ..evaluation.service import OwnService
-    from ..evaluation.summary import Counting
+    from ..evaluation.summary import Counting, Summary
     from ..evaluation.tracking import EvaluationLog
     from ..trackers import Tracker
 
@@ -196,6 +196,7 @@ def evaluate(
     command makes new reports, also for another --k, --threshold or prices. Exit codes: 0 each rollout has a result that
     counts; 1 some ended with errors; 2 a wrong flag, file or setting; 130 after Ctrl-C.
     """
+    from ..evaluation.report import write_reports  # needs an extra, so before anything is made
     from ..evaluation.run_folder import RunFolder
     from ..evaluation.tracking import run_config
     from ..trackers import open_tracker
@@ -211,7 +212,7 @@ def evaluate(
             config=run_config(folder.plan),
             close_s=LOG_CLOSE_S,
         ) as tracker:
-            done = _run(folder, planned, tracker, start_limit)
+            done = _run(folder, planned, tracker, start_limit, write_reports)
         missing = len(folder.missing())
     for name, where in tracker.where.items():
         say(PROGRAM, f"logged to {name}: {where}")
@@ -363,11 +364,16 @@ def _absolute(path: str) -> str:
     return str(Path(path).absolute()) if path else ""
 
 
-def _run(folder: RunFolder, planned: _Planned, tracker: Tracker, start_limit_s: float) -> bool:
+def _run(
+    folder: RunFolder,
+    planned: _Planned,
+    tracker: Tracker,
+    start_limit_s: float,
+    write_reports: Callable[[RunFolder, Summary], None],
+) -> bool:
     """Run what is missing, then write and print the figures; false: a signal has stopped it."""
     from ..evaluation.display import summary_tables
     from ..evaluation.evaluator import Evaluator
-    from ..evaluation.report import write_reports
     from ..evaluation.summary import summarise
     from ..evaluation.tracking import EvaluationLog
 

@@ -24,6 +24,8 @@ from prorl_zmq.errors import (
     UnknownBatch,
     UnknownTask,
 )
+from prorl_zmq.wire.messages.base import new_id
+from prorl_zmq.wire.messages.engines import WeightUpdate
 
 from .conftest import SMALL, busy_slots, in_process, scripted
 
@@ -323,7 +325,7 @@ def test_stale_rollouts_are_dropped_and_made_again(service: LocalService, tmp_pa
             with pytest.raises(RequestTimeout):
                 batch.next_group(0.5)
             until(lambda: my_batch(client).in_flight == 1, "the first rollout", WAIT_S)
-            client._note_weights(5)
+            client._service.ask(WeightUpdate(new_id(), "set", 5), client._service.until())
             (tmp_path / "mark.go").touch()
             group = batch.next_group(WAIT_S)
         assert group is not None

@@ -19,6 +19,7 @@ from prorl_zmq.brokers.rollout.stage_connection import StageConnection
 from prorl_zmq.brokers.rollout.stage_connections import StageConnections
 from prorl_zmq.brokers.rollout.stage_pool import StagePool
 from prorl_zmq.errors import MalformedMessage
+from prorl_zmq.wire.messages.base import PROTOCOL_VERSION
 from prorl_zmq.wire.messages.jobs import Phase
 from prorl_zmq.wire.messages.stages import StageReport, StageWelcome, Task
 
@@ -61,7 +62,13 @@ class Peer:
 
 def report(endpoint: str) -> StageReport:
     return StageReport(
-        stage_id="run-1", role=Phase.RUN, node="local", slots=1, endpoint=endpoint, tasks=(Task("math"),)
+        protocol=PROTOCOL_VERSION,
+        stage_id="run-1",
+        role=Phase.RUN,
+        node="local",
+        slots=1,
+        endpoint=endpoint,
+        tasks=(Task("math"),),
     )
 
 
