@@ -183,7 +183,7 @@ class JobTable:
                 record.confirmed, record.lease_until = False, heard_at + self._lease_s
                 self._held.watch(record)
         if report.draining:
-            self._give_up_nodes(now, in_order=True)
+            self._give_up_nodes(now)
         self._employ(stage, now)
         return self._take_actions(now)
 
@@ -233,7 +233,7 @@ class JobTable:
         for record in self._held_by(stage_id, self.stages.remove(stage_id)):
             record.attempts_given_back += 1
             self._restart(record, RESTART_PHASE[record.phase], lease_lost(record, "left"), now)
-        self._give_up_nodes(now, in_order=True)
+        self._give_up_nodes(now)
         return self._take_actions(now)
 
     def phase_done(self, done: PhaseDone, block: Any, now: float) -> list[Action]:
@@ -299,7 +299,7 @@ class JobTable:
             cause: LossCause = "unreported" if record.stage_id in self.stages else "silent"
             error_info = lease_lost(record, "died" if record.stage_id in died else cause)
             self._restart(record, RESTART_PHASE[record.phase], error_info, now)
-        self._give_up_nodes(now, in_order=False)
+        self._give_up_nodes(now)
         self.queues.look_at_sessions_again()
         for record, waited_s in self.queues.overdue(self.stages.can_serve, now):
             error = no_stage(record.requirement, waited_s)
@@ -322,9 +322,9 @@ class JobTable:
         records = [(self.records.get(claim.job_id), claim.attempt) for claim in sorted(claims)]
         return [record for record, attempt in records if record is not None and record.is_held_by(stage_id, attempt)]
 
-    def _give_up_nodes(self, now: float, *, in_order: bool) -> None:
+    def _give_up_nodes(self, now: float) -> None:
         """Start jobs again that wait on a node for a stage whose last process there has gone and does not come back."""
-        for requirement in self.stages.take_unserved():
+        for requirement, in_order in self.stages.take_unserved():
             self.queues.watch(requirement)
             # Where it fell silent and others of the node live, a supervisor may start it again.
             is_back = requirement.node is None or self.stages.can_serve(requirement)
@@ -346,7 +346,8 @@ class JobTable:
         self.queues.push(record)
         if not self.stages.can_serve(record.requirement):
             self.queues.watch(record.requirement)
-            self._give_up_nodes(now, in_order=self.stages.misses(record.requirement))
+            self.stages.miss(record.requirement)
+            self._give_up_nodes(now)
         if record.phase != Phase.INIT and not is_first:
             self._start_next([record.requirement], now)
 

@@ -152,7 +152,7 @@ class StagePool:
         self._expected: dict[str, set[SlotClaim]] = {}
         """Processes that held jobs when the broker was restarted, until they report."""
         self._gone: list[str] = []
-        self._unserved: dict[Requirement, None] = {}
+        self._unserved: dict[Requirement, bool] = {}
         """What no process can give any more, since the last look."""
         self.losses = NodeLosses()
 
@@ -272,7 +272,7 @@ class StagePool:
                 continue
             if lease.heard_at + self.lease_s <= now:
                 for stage in tuple(lease.stages.values()):
-                    self.remove(stage.stage_id)
+                    self.remove(stage.stage_id, in_order=False)
                     removed.append(stage)
             elif lease.heard_at + self._quiet_s <= now:
                 self._set_quiet(lease, quiet=True)
@@ -294,10 +294,10 @@ class StagePool:
         gone, self._gone = self._gone, []
         return gone
 
-    def take_unserved(self) -> list[Requirement]:
-        """Return what no process can give any more, since the last call."""
+    def take_unserved(self) -> list[tuple[Requirement, bool]]:
+        """Return what no process can give any more, since the last call, and whether the last one left in order."""
         unserved, self._unserved = self._unserved, {}
-        return list(unserved)
+        return list(unserved.items())
 
     def _set_quiet(self, lease: Lease, *, quiet: bool) -> None:
         """Note that a member has not reported for a while and is to be given nothing new, or that it has again."""
@@ -319,26 +319,24 @@ class StagePool:
             del place.waiting[task]
         self._forget_if_idle(node)
 
-    def misses(self, requirement: Requirement) -> bool:
-        """Return whether its node has begun to end in good order; then it is among what nothing serves."""
+    def miss(self, requirement: Requirement) -> None:
+        """Note a requirement as unserved if its node has begun to end in good order."""
         place = self._nodes.get(requirement.node or "")
-        missed = place is not None and any(stage.leaving for stage in place.stages.values())
-        if missed:
-            self._unserved[requirement] = None
-        return missed
+        if place is not None and any(stage.leaving for stage in place.stages.values()):
+            self._unserved[requirement] = True
 
-    def leave(self, stage_id: str) -> None:
+    def leave(self, stage_id: str, *, in_order: bool = True) -> None:
         """Assign no more jobs to a process that is ending; it keeps what it holds."""
         stage = self._stages.get(stage_id)
         if stage is not None and not stage.leaving:
             stage.leaving = True
             self._serving.subtract(stage.requirements)
-            self._unserved.update(dict.fromkeys(one for one in stage.requirements if not self._serving[one]))
+            self._unserved |= {one: in_order for one in stage.requirements if not self._serving[one]}
             self._count_slots(stage)
             self._offer_node(stage.node)
 
-    def remove(self, stage_id: str) -> set[SlotClaim]:
-        self.leave(stage_id)
+    def remove(self, stage_id: str, *, in_order: bool = True) -> set[SlotClaim]:
+        self.leave(stage_id, in_order=in_order)
         stage = self._stages.pop(stage_id, None)
         if stage is None:
             return self._expected.pop(stage_id, set())

@@ -578,6 +578,20 @@ def test_an_eval_that_was_given_up_finds_the_sandbox_as_run_left_it(word: str) -
     assert not [action for action in table.actions if isinstance(action, Close)]
 
 
+def test_who_waits_where_the_last_process_leaves_in_order_spends_nothing() -> None:
+    """Also if the job that this process held finds no process either, which had the waiting one spend its attempt."""
+    table = Table()
+    for stage_id in ("init-1", "run-1"):
+        table.stage(stage_id)
+    for job_id, sandbox in (("held", None), ("waits", SANDBOX)):
+        table.submit(job_id, max_attempts=1)
+        table.done("init-1", job_id, sandbox=sandbox)
+    table.leave("init-1")
+    actions = table.leave("run-1")
+    assert not [action for action in actions if isinstance(action, End)]
+    assert started(table.stage("init-2", slots=2)) == [("init-2", "held", 2), ("init-2", "waits", 2)]
+
+
 def test_an_id_that_comes_again_while_its_last_attempt_stops_goes_on_from_there() -> None:
     """Otherwise the late word of the cancelled job would end the new one."""
     table = Table()

@@ -129,6 +129,8 @@ class JobTableMachine(RuleBasedStateMachine):
         """Sessions that may start no jobs now."""
         self.unlooked: set[str] = set()
         """Those that may again, which the table finds out with the next tick."""
+        self.is_cut_off = False
+        """A connection broke since the last tick, at which jobs that avoid a node return to it if no other serves."""
         self.jobs: dict[str, ModelJob] = {}
         self.workers: dict[str, Worker] = {}
         self.open_sandboxes: set[str] = set()
@@ -339,6 +341,7 @@ class JobTableMachine(RuleBasedStateMachine):
             for job in self.jobs.values():
                 if job.holder == worker.stage_id:
                     job.lease_until = min(job.lease_until, until)
+        self.is_cut_off = True
         self.table.connection_broke(worker.stage_id, self.now)
 
     @rule(seconds=st.sampled_from([0.0, 1.0, QUIET_S, 4.0, LEASE_S, LIMIT_S + STOP_GRACE_S]))
@@ -363,6 +366,7 @@ class JobTableMachine(RuleBasedStateMachine):
                 worker.expected = False
                 worker.holds.clear()
         self.unlooked.clear()
+        self.is_cut_off = False
         self.check_actions(self.table.tick(self.now), in_order=False)
 
     # What must hold ---------------------------------------------------------------------------------------------------
@@ -412,7 +416,8 @@ class JobTableMachine(RuleBasedStateMachine):
     def nobody_waits_for_a_free_slot(self) -> None:
         for job in self.jobs.values():
             if job.holder is None and (job.phase != Phase.INIT or self.ready() < self.ready_limit):
-                assert job.session in self.unlooked or not self.takers(job) or self.waits_behind(job)
+                late = job.session in self.unlooked or (self.is_cut_off and job.avoids)
+                assert late or not self.takers(job) or self.waits_behind(job)
 
     def teardown(self) -> None:
         """Once stage processes behave, every job ends."""
