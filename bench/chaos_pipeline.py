@@ -81,7 +81,7 @@ VICTIMS = {
     "far engine": ("--name far-engine",),
     "trainer": ("chaos_client.py",),
 }
-"""What the command line of each kind of process holds; `spawner` and `execution server` are told apart by parents."""
+"""Command lines of each kind of process hold one of these; parents tell `spawner` and `execution server` apart."""
 SPAWNER = "execution.spawner"
 
 
@@ -267,8 +267,8 @@ class Pipeline:
         for pid, command in sorted(commands.items()):
             if pid in spawners:
                 found.append(Process(pid, "execution server" if _parent(pid) in spawners else "spawner"))
-            for kind, (words,) in VICTIMS.items():
-                if words in command and "unshare" not in command:
+            for kind, words in VICTIMS.items():
+                if any(word in command for word in words) and "unshare" not in command:
                     found.append(Process(pid, kind))
         return found
 

@@ -75,7 +75,7 @@ def test_a_stage_process_without_descriptors_waits_for_some(own_served: Service,
     with RolloutClient(own_served.front_door, timeout_s=60) as client:
         client.submit(msgspec.convert(SHELL, Job))
         (first,) = client.stream(timeout_s=60)
-        (starved,) = (one.pid for one in own_served.children() if f"--role {role}" in line_of(one))
+        (starved,) = (one.pid for one in own_served.children() if f"stage_{role}.json" in line_of(one))
         limits = resource.prlimit(starved, resource.RLIMIT_NOFILE)
         resource.prlimit(starved, resource.RLIMIT_NOFILE, (psutil.Process(starved).num_fds(), limits[1]))
         client.submit(msgspec.convert({**SHELL, "max_attempts": 1}, Job) for _ in range(4))
