@@ -24,7 +24,7 @@ def read_job(frame: bytes, limit_bytes: int) -> Job:
     try:
         job: Job = codec.decode(frame, Job, limit_bytes)
     except MalformedMessage as error:
-        content = codec.unpack(frame, limit_bytes)  # raises anew what is no MessagePack
+        content = codec.unpack(frame, limit_bytes)  # raises for what is not MessagePack
         job_id = content.get("job_id") if isinstance(content, dict) else None
         name = job_id if isinstance(job_id, str) else ""
         raise InvalidJob(f"job {name}: {error.message}", job_id=name, field=error.field) from error

@@ -46,7 +46,7 @@ class Loop:
         self._poller.register(self._wake_receiver.fileno(), zmq.POLLIN)
         self._stopped = False
         self.has_read_all = True
-        """No socket had messages left when the last round had drained it: nobody is silent whose word may lie there."""
+        """No socket had messages left after the last round, so silence of a peer is not caused by unread messages."""
         self.clock = RunningClock()
         self._unread_rounds = 0
         self._reporter: MetricsReporter | None = None

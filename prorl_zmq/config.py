@@ -299,7 +299,7 @@ class DashboardSettings(Section, frozen=True):
     runs: str = ""
     """The folder whose `prorl eval` folders it compares; empty: none."""
     read_only: bool = False
-    """It shows everything and changes nothing, whoever asks."""
+    """It shows everything and changes nothing, for all roles."""
 
 
 class MetricsSettings(Section, frozen=True):

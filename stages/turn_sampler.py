@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..wire.messages.jobs import Sampling
 
 STEP_S = 0.001
-"""Shorter steps are not told one by one."""
+"""Shorter steps are not reported one by one."""
 EMPTY_ABORTS = 8
 """How often new weights may come before a turn's first token; beyond it, the engine just takes no work."""
 

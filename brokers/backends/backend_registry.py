@@ -91,7 +91,7 @@ class BackendRegistry:
                 self._lose(other_id)
 
     def _end_silent_namesake(self, request: AddBackend, now: float) -> None:
-        """Note that a host is gone which was started anew elsewhere, such as at another port."""
+        """Note that a host is gone that was restarted elsewhere, such as at another port."""
         backend_id = request.backend.backend_id
         host = self._hosts.get(backend_id)
         if host is None or not request.heartbeats or host.heard + SILENT_SHARE * self._lease_s > now:

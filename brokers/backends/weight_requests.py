@@ -81,7 +81,7 @@ class EngineCall(NamedTuple):
 class _UnderWay:
     request: WeightUpdate
     envelope: Sequence[Frame] | None
-    """None: nobody asked, a backend catches up."""
+    """None: no request, a backend catches up."""
     since: float
     until: float
     outcomes: dict[str, ProrlError | None]

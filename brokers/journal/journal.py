@@ -121,7 +121,7 @@ class Journal:
             self.journal_id = self._read_id()
             """Names this record for as long as it remembers."""
             self._left: set[int] = set()
-            """Jobs whose row is still there although clients are told of their end; it goes when they have it."""
+            """Jobs whose row is still there although their end was sent; it goes once the client has it."""
         except BaseException:
             self._file.close()
             raise

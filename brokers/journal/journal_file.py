@@ -1,6 +1,6 @@
 """An SQLite file that one broker owns: locked against a second one, checked before it is written, bounded in size.
 
-WAL mode: a commit is one append to the log beside the file, so whoever is killed leaves the last commit whole.
+WAL mode: a commit is one append to the log beside the file, so a killed process leaves the last commit whole.
 `synchronous=NORMAL` never waits for the disk at a commit: a process that dies loses nothing, a machine that loses its
 power may lose the last commits, and never the order between them; `sync` waits each time. Rows that are deleted leave
 room that is used again, so the file grows to the most that was ever held, and not beyond its limit.
@@ -9,8 +9,8 @@ The lock is a `flock` on the file itself, which the kernel drops with the proces
 and version is refused before it is touched; nothing is migrated, and a file that SQLite finds damaged is not mended.
 
 WAL mode has an index in shared memory, which network file systems do not have. On them, and on those not known, SQLite
-keeps the index to itself (`locking_mode = EXCLUSIVE`): nobody else can read the file while a broker has it. It takes no
-locks of its own there, since NFS makes of our `flock` a lock on the same bytes, which would keep SQLite out.
+keeps the index to itself (`locking_mode = EXCLUSIVE`): no other process can read the file while a broker has it. It
+takes no locks of its own there, since NFS makes of our `flock` a lock on the same bytes, which would keep SQLite out.
 """
 
 from __future__ import annotations
@@ -280,7 +280,7 @@ def _failure(path: Path, what: str, error: sqlite3.Error) -> JournalFailed:
 
 
 class Reserve:
-    """Room on the disk that nobody else can fill: a file beside the journal, removed when its room is needed."""
+    """Reserved disk space: a file next to the journal, removed when its space is needed."""
 
     def __init__(self, journal: Path, limit_bytes: int) -> None:
         self._path = journal.with_name(journal.name + RESERVE_SUFFIX)
@@ -347,7 +347,7 @@ def lock_journal(path: Path, *, create: bool = False) -> int:
 
 
 def try_lock(path: Path, descriptor: int, kind: int) -> bool:
-    """Lock an open journal; return whether nobody else has it, on NFS another machine either."""
+    """Lock an open journal; return whether no other process has it, on NFS also none of another machine."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -58,7 +58,7 @@ class BrokerLink:
         self.welcomed = False
         self.demand = SlotDemand({})
         self.demand_at = 0.0
-        """When the broker last told it, or joined."""
+        """When the broker last sent it, or joined."""
         self.keep: Keep = "broker"
         """Where it wants trajectories' blocks."""
         self.events = EventNumbers()

@@ -9,9 +9,9 @@ brokers share the node's slots: the node alone divides them (`slot_shares`).
 
 When it dies, the stage processes go on working, report to the next one what they have, and send again the ends of
 phases that no rollout broker has noted. All that it keeps on disk is blocks of trajectories, for rollout brokers that
-want them on their node; when it ends in good order, it sends them those that nobody fetched. When a stage process dies,
-its phases are given to the rollout brokers at once, as lost. When a rollout broker dies, its jobs go on; while it is
-away its slots flow to the others as they come free.
+want them on their node; when it ends in good order, it sends them those that were not fetched. When a stage process
+dies, its phases are given to the rollout brokers at once, as lost. When a rollout broker dies, its jobs go on; while it
+is away its slots flow to the others as they come free.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ FIRST_REPORT_S = 0.5
 LOOK_S = 2.0
 """How often to look where the rollout brokers are."""
 DEMAND_LOST_S = 15.0
-"""A rollout broker that has not told its demand for so long gets no slots but those that it uses."""
+"""A rollout broker that has not sent its demand for so long keeps only the slots that it uses."""
 HAND_OVER_S = 12.0
-"""How long a node that ends may take to send its brokers the blocks that nobody fetched."""
+"""How long an ending node may take to send unfetched blocks to its brokers."""
 HANDED_AT_ONCE = 32
 """How many of them may be under way."""
 
@@ -427,7 +427,7 @@ class NodeBroker:
         catalog.NODE_BLOCKS_BYTES.set(size_bytes)
 
     def _hand_over(self) -> None:
-        """Send the brokers the blocks that nobody has fetched, until they have them or the time is over."""
+        """Send unfetched blocks to the brokers, until they have them or the time is over."""
         left = {name: list(self._blocks.ids(name)) for name, link in self._links.items() if link.welcomed}
         until = self._loop.clock.now() + HAND_OVER_S
         under_way: dict[str, set[str]] = {name: set() for name in left}

@@ -1,4 +1,4 @@
-"""What the stage processes of one node hold, for which rollout broker, and what each broker may be told of it. Pure.
+"""What the stage processes of one node hold, for which rollout broker, and what each broker may learn of it. Pure.
 
 Towards a rollout broker all stage processes of a role are one, the node's *pool*, under the node's lease. A phase goes
 to the least loaded stage process that serves its task. It counts as running once the stage process has said so: until
@@ -115,7 +115,7 @@ class NodeTable:
         """Forget the stage processes whose leases are over; return what each held."""
         return {stage.stage_id: self._forget(stage.stage_id) for stage in self._pool.expire(now)}
 
-    # What brokers are told --------------------------------------------------------------------------------------------
+    # Answers to brokers ----------------------------------------------------------------------------------------------
 
     def roles(self) -> list[Phase]:
         """Return the stages that have processes here."""

@@ -326,7 +326,7 @@ class FrontDoor:
             results.put_back([] if request.job_ids else finished)
 
     def _relay(self, request: RelayBlocks) -> None:
-        """Give results whose blocks cannot be fetched to nobody until they are here."""
+        """Hold back results whose blocks cannot be fetched, until they are here."""
         results, wanted = self._jobs.results, []
         for job_id in request.job_ids:
             finished = results.get(job_id)

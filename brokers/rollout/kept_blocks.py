@@ -1,12 +1,12 @@
 """The blocks of trajectories that nodes keep (`keep = "node"`): who has them, who is to forget or send them. Pure.
 
-The broker has a handle of each in the job's record or result, which the journal keeps. A block is given up when nobody
-needs it: its result was acknowledged, its job began anew, its event was stale. A node that reports everything says
-which it has; what it has beyond ours it forgets, and what it lacks is lost, like all that it had when it is gone. A
-client that cannot reach a node asks for the relay: the node sends the block here, or says that it is lost. A job whose
-block is lost runs again.
+The broker has a handle of each in the job's record or result, which the journal keeps. A block is released when it is
+no longer needed: its result was acknowledged, its job began anew, its event was stale. A node that reports everything
+says which it has; what it has beyond ours it forgets, and what it lacks is lost, like all that it had when it is gone.
+A client that cannot reach a node asks for the relay: the node sends the block here, or says that it is lost. A job
+whose block is lost runs again.
 
-What is given up is told with the second tick after it, when the journal surely has why.
+Nodes learn of released blocks with the second tick after, when the journal surely has the reason.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class KeptBlocks:
         """Jobs whose blocks are lost."""
         self._released: list[tuple[str, str]] = []
         self._forgotten: list[tuple[str, str]] = []
-        """Nodes and ids of what nobody needs: since the last tick, and since the one before it."""
+        """Nodes and ids of released blocks: since the last tick, and since the one before it."""
 
     def __contains__(self, block_id: str) -> bool:
         return block_id in self._jobs
@@ -114,7 +114,7 @@ class KeptBlocks:
         self._lost.update((self._jobs[block_id], None) for block_id in block_ids if block_id in self._jobs)
 
     def take_lost(self, has_ended: Callable[[str], bool]) -> list[str]:
-        """Return the jobs that are to run again; those that have not ended wait until they have, or begin anew."""
+        """Return the jobs that are to run again; those that have not ended wait until they have, or restart."""
         found = [job_id for job_id in self._lost if has_ended(job_id)]
         for job_id in found:
             del self._lost[job_id]

@@ -85,7 +85,7 @@ class ResultStore:
         self._holder_of[job_id] = finished.holder
 
     def withhold(self, job_id: str) -> None:
-        """Give a result to nobody until it is `put` again."""
+        """Hold back a result until it is `put` again."""
         self._held_back.add(job_id)
         self._deliveries.pop(job_id, None)
 
@@ -133,7 +133,7 @@ class ResultStore:
     def named(
         self, holder: str, job_ids: Iterable[str], max_results: int, limit_bytes: int = HEADER_LIMIT_BYTES // 2
     ) -> list[Finished]:
-        """Return those of these results that are here, whoever was given them: that changes nothing."""
+        """Return those of these results that are here, collected or not, without changing anything."""
         results = self._holders.get(holder, {})
         found: list[Finished] = []
         size = 0

@@ -342,7 +342,7 @@ class RolloutBroker:
             self._jobs.transitions.assigned(job_id, attempt, backend, time.time())
 
     def _note(self, stage_id: str, number: int, now: float) -> None:
-        """Have a stage process told that it may forget an event, once what that changed is in the journal."""
+        """Confirm an event to its stage process, once the journal has what it changed."""
         if number:
             self._stages.note(stage_id, number, now)
 

@@ -75,7 +75,7 @@ class StageConnection:
         return True
 
     def is_refused(self) -> bool:
-        """Tell whether the system refuses another connection there, since nobody listens.
+        """Return whether the system refuses another connection there, because no process listens.
 
         Nothing is waited for: what is not known at once, the next call says.
         """

@@ -72,7 +72,7 @@ class StageConnections:
         return stage_id in self._members
 
     def member_of(self, stage_id: str) -> str:
-        """Return who reports for a stage process; itself where nobody has."""
+        """Return the member that reports for a stage process; itself if none has."""
         return self._members.get(stage_id, stage_id)
 
     def reported(self, report: StageReport, key: str, now: float, living: StagePool) -> bool:

@@ -75,7 +75,7 @@ class StageProcess:
     leaving: bool = False
     claims: set[SlotClaim] = field(default_factory=set)
     stopped_at: dict[SlotClaim, float] = field(default_factory=dict)
-    """When it was told to stop what is not its own."""
+    """When it was asked to stop what is not its own."""
     counted_slots: int = 0
     """Its working slots as the pool has counted them."""
     changed: int = 0
@@ -285,7 +285,7 @@ class StagePool:
         return removed
 
     def restart_leases(self, now: float) -> None:
-        """Time stood still: nobody is late for that."""
+        """This process was paused: extend the leases accordingly."""
         for lease in self._leases.values():
             lease.heard_at = max(lease.heard_at, now - self._quiet_s)
 

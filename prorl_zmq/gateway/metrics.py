@@ -32,7 +32,7 @@ async def answer_metrics(run_dir: Path, _: web.Request, sender: Sender) -> web.R
     """Give all metrics to who may ask for the service's status.
 
     Raises:
-        RequestTimeout: nobody collects them here, or not in time.
+        RequestTimeout: no process collects them here, or not in time.
     """
     sender.check(Status("metrics"))
     try:

@@ -3,7 +3,7 @@
 - `messages` is empty unless the rollout has a reward: clients retry such, and learn nothing from them.
 - In token mode clients concatenate all `token_ids`, and train on those of assistants. So these have what the policy
   generated, and nothing else; what a template writes around it belongs to the messages before and behind.
-- A trajectory of several segments does not fit this form: the last one is told, and `notes` says so.
+- A trajectory of several segments does not fit this form: only the last one is returned, and `notes` says so.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ class RolloutsApi:
             await self._http.close()
 
     async def _address(self, job_id: str) -> str | web.Response:
-        """Return where a rollout's calls go, or what a call is told that has nowhere to go.
+        """Return where a rollout's calls go, or the error for a call without a destination.
 
         Calls of one rollout ask together.
         """

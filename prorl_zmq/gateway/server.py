@@ -163,7 +163,7 @@ class Gateway:
     def _guarded(
         self, handler: Handler, *, by_rollout_key: bool = False
     ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        """Return a handler that is asked by those only who are let in, and whose errors are answers.
+        """Return a handler for allowed requests only, whose errors become answers.
 
         With `by_rollout_key`, requests show a rollout's key instead of a token, and the rollout's process checks it.
         """
@@ -310,5 +310,5 @@ async def _refused(request: web.Request, handler: Any) -> web.StreamResponse:
 
 
 async def serve(options: GatewayOptions) -> None:
-    """Run a gateway until it is told to end."""
+    """Run a gateway until a signal ends it."""
     await Gateway(options).run()

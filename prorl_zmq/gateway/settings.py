@@ -1,4 +1,4 @@
-"""What a gateway is told as it starts, checked: where it listens, how it is protected, and where the service is."""
+"""A gateway's settings, checked: where it listens, how it is protected, and where the service is."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class GatewayOptions:
     runs: Path | None = None
     """The folder of the evaluations that the dashboard shows."""
     read_only: bool = False
-    """What would change anything is refused, whoever asks."""
+    """Requests that would change anything are refused for all roles."""
     metrics_only: bool = False
     """Nothing is served but `/metrics`."""
 
@@ -74,7 +74,7 @@ class GatewayOptions:
         return f"{'https' if self.settings.tls_cert else 'http'}://{self.host}:{self.port}"
 
     def bearers(self) -> BearerList | PageToken:
-        """Return what knows the tokens that are let in.
+        """Return the list of allowed tokens.
 
         Raises:
             ConfigError: the gateway could be reached from other machines by anybody.

@@ -1,6 +1,6 @@
 """What a process tells the collector of its run folder once a second: one datagram, or a few, on a Unix socket.
 
-The run folder is private to its account, so nobody else can say or read anything there. No file is written, so a full
+The run folder is private to its account, so no other account can write or read there. No file is written, so a full
 disk stops nothing, and a process that is killed leaves nothing behind.
 """
 

@@ -1,7 +1,7 @@
 """The metrics of one run folder: takes what its processes report, and tells all of it to who asks on this machine.
 
     metrics.in   Unix datagrams  ← every process of the run folder, once a second
-    metrics.out  Unix stream     → the gateways of the run folder: Prometheus' text, whole, to whoever connects
+    metrics.out  Unix stream     → the gateways of the run folder: Prometheus' text, whole, to each that connects
 
 The supervisor has it, since it outlives its children, and knows when one has ended. It reads no more than the kernel
 keeps, and answers a bounded number of askers; whatever fails here ends no process and is logged once.

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from .installation import Installation
 
 GRACE_S = 10.0
-"""How long a harness may take to end once it was told that the rollout is over."""
+"""How long a harness may take to end once it knows that the rollout is over."""
 CLOSE_S = 1.0
 """How long calls under way may take when it has ended."""
 WRITE_S = 30.0

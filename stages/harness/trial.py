@@ -86,7 +86,7 @@ class Trial:
     """How it went."""
 
     problem: str
-    """Empty: the harness did as it was told."""
+    """Empty: the harness did as asked."""
     output: str
     """What it said."""
     calls: int

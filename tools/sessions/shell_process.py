@@ -103,7 +103,7 @@ class ShellProcess(SessionProcess[Status]):
         self._input = bytearray()
         """Waits for room in the terminal."""
         self._typed = False
-        """The terminal may hold input that nobody has read."""
+        """The terminal may hold unread input."""
         with ExitStack() as resources:
             self._open(resources)
             self._resources = resources.pop_all()

@@ -206,7 +206,7 @@ class DashboardApi:
         return Trainings(trainings=tuple(replace(one, steps=one.steps[-last:]) for one in trainings(answers.found)))
 
     async def runs(self, call: Call) -> Runs:
-        """List the evaluations (`prorl eval`) in the folder that the dashboard was told of."""
+        """List the evaluations (`prorl eval`) in the dashboard's folder of runs."""
         check_may(call.sender, KeyRole.OPERATOR)
         return await asyncio.to_thread(self._runs.rows)
 

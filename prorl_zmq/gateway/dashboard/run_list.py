@@ -46,7 +46,7 @@ class Runs(Body, frozen=True):
     """The runs that there are, the newest first."""
 
     folder: str
-    """Empty: the dashboard was not told where runs are (`--runs`)."""
+    """Empty: the dashboard has no folder of runs (`--runs`)."""
     runs: tuple[RunRow, ...] = ()
 
 

@@ -50,7 +50,7 @@ class WatchStreams:
     async def answer(
         self, request: web.Request, sender: Sender, look_again: Callable[[web.Request], Sender]
     ) -> web.StreamResponse:
-        """Stream until the viewer leaves; `look_again` raises once its key is no longer let in."""
+        """Stream until the viewer leaves; `look_again` raises once its key is no longer allowed."""
         sender.check(Watch(new_id()))
         response = web.StreamResponse(headers=HEADERS)
         await response.prepare(request)

@@ -3,7 +3,7 @@
 The engine host owns one beside its engine. An update is begun (the engine stops), and then ended, cancelled, given up
 when its limit has passed (the trainer has died), or ended by a load that the engine does itself. One update at a time;
 calls that change weights pass in the order in which they came. What an engine does in each half is its own affair (see
-`Engine.begin_update`); what a trainer does to the weights in between, nobody here knows.
+`Engine.begin_update`); what a trainer does to the weights in between is unknown here.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class EngineUpdates:
         self._giving_up: set[asyncio.Task[None]] = set()
 
     async def begin(self, weight_version: int, mode: UpdateMode, limit_s: float) -> None:
-        """Stop generating, as `mode` says; return when nothing is generated. Begun again, the limit begins anew.
+        """Stop generating, as `mode` says; return when nothing is generated. Begun again, the limit restarts.
 
         Raises:
             UpdateInProgress: an update to another version was begun.

@@ -103,7 +103,7 @@ class HostOptions:
     keys: Path | None = None
     """The key folder; None: that of `$PRORL_KEYS`, or none."""
     run_dir: Path | None = None
-    """Whose collector gets metrics; None: nobody."""
+    """The run folder whose collector gets metrics; None: none."""
     warning: str = ""
     """What users must know of how the engine's model is understood."""
 
@@ -223,7 +223,7 @@ class EngineHost:
         """Return what the engine says that it serves.
 
         Raises:
-            EngineFailed: it is no version; nobody could tell what its tokens are worth.
+            EngineFailed: it is not a version, so its tokens could not be attributed.
         """
         version = self._engine.weight_version
         try:

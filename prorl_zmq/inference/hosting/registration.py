@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 UNANSWERED_LIMIT = 5
 """Heartbeats without an answer after which the host connects to the backend broker again."""
 PROBLEM_LIMIT = 1000
-"""Characters of a problem that are told."""
+"""Characters of a problem that are reported."""
 GOODBYE_S = 1.0
 """Longest wait, when closing, for the backend broker to confirm."""
 

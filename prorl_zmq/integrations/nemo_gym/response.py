@@ -1,4 +1,4 @@
-"""What NeMo Gym is told of a rollout: its response with the items that are trained on, or the failure that it was.
+"""What NeMo Gym gets for a rollout: its response with the items that are trained on, or the failure that it was.
 
 Plain data, made without NeMo Gym. Each stretch of tokens that the policy generated is one output message; its
 `prompt_token_ids` are all tokens before it. So each item begins with all of the one before, as NeMo RL asserts, and a

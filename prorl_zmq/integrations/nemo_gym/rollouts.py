@@ -1,6 +1,6 @@
 """Rows of NeMo Gym's data, rolled out by the service one by one: what `agent.ProrlAgent` does, without NeMo Gym.
 
-A rollout that has no reward is told as a failure, never as a number, and never as an exception: any HTTP status but
+A rollout without a reward is reported as a failure, never as a number, and never as an exception: any HTTP status but
 200 ends Gym's whole collection.
 
 - What is useless to repeat (`USELESS`) is terminal.

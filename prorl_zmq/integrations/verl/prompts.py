@@ -1,4 +1,4 @@
-"""`Prompt`: a row of verl's data set that is to be rolled out, and what verl's TransferQueue is told of it.
+"""`Prompt`: a row of verl's data set that is to be rolled out, and what verl's TransferQueue gets for it.
 
 A prompt's key there is its `uid`; the keys of its rows are `{uid}_{place in the group}_{segment}` (as in verl's
 `AgentLoopWorkerTQ`). Its `status` is `running`, then `finished`, or `failure` if it has no rows that can be trained on.

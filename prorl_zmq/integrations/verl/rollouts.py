@@ -2,7 +2,7 @@
 
 It lives in verl's `TaskRunner` actor, beside the trainer, and has a thread with an asyncio loop; a call of
 `generate_sequences` is a task there, with a client of its own, for each size of groups. The service replaces jobs that
-bring no reward. A prompt that still has none is told as verl's `failure`, never as a reward of 0.
+bring no reward. A prompt that still has none is reported as verl's `failure`, never as a reward of 0.
 
 If the service is away, its prompts wait for it, up to `away_s`. What cannot get better (a job that the service refuses,
 batches of which nothing came) ends the training: `wait` raises it in the trainer's thread.
@@ -162,7 +162,7 @@ class RolloutManager(Counts):
         return int(prompt.columns.get("__rollout_n__", size))
 
     async def _roll_out(self, asked: dict[str, tuple[Prompt, Job]], size: int) -> None:
-        """Roll out prompts, each of which is told as `finished` or `failure`."""
+        """Roll out prompts, each of which is reported as `finished` or `failure`."""
         try:
             outage = Outage(self.options.away_s)
             for prompt, _ in asked.values():
