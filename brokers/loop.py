@@ -10,6 +10,7 @@ import math
 import signal
 import socket
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import zmq
@@ -115,11 +116,9 @@ class Loop:
 
     def stop(self) -> None:
         """End `run` soon; may be called from any thread or a signal handler, more than once."""
-        self._stopped = True
-        try:
+        with suppress(OSError):  # it is awake already, or closed
             self._wake_sender.send(b"\0")
-        except (BlockingIOError, OSError):
-            return  # it is awake already, or closed
+        self._stopped = True  # after the byte, which `resume` reads
 
     def resume(self) -> None:
         """Let `run` be called once more after `stop`."""
