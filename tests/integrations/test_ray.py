@@ -35,7 +35,7 @@ def driver(folder: Path, topology: str) -> Iterator[subprocess.Popen[str]]:
         subprocess.Popen(
             command,
             cwd=folder,
-            env={**PATIENT, "TMPDIR": str(folder)},
+            env={**PATIENT, "TMPDIR": str(folder), "PYTHONPATH": str(DRIVER.parent)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
