@@ -1,4 +1,4 @@
-"""The rollout broker's journal: one SQLite file (see `JournalFile`), and trajectories in files beside it.
+"""The rollout broker's journal: one SQLite file (see `JournalFile`), and trajectories in files next to it.
 
     jobs      (sequence, session, job, …, packed)       one row per job that has not ended, written once
     states    (sequence, phase, stage, attempt, …)      where it is, written once per round in which it moved
@@ -75,7 +75,7 @@ TABLES = (
         new INTEGER NOT NULL)""",
 )
 ROW_BYTES = 400
-"""What an accepted job takes beside its packed bytes, about."""
+"""What an accepted job takes in addition to its packed bytes, about."""
 WORTH_COPYING = 0.75
 """Which share of a segment may be wanted that is gone through to make room."""
 COPIED_SEGMENTS = 4

@@ -1,6 +1,6 @@
 """An SQLite file that one broker owns: locked against a second one, checked before it is written, bounded in size.
 
-WAL mode: a commit is one append to the log beside the file, so a killed process leaves the last commit whole.
+WAL mode: a commit is one append to the log next to the file, so a killed process leaves the last commit whole.
 `synchronous=NORMAL` never waits for the disk at a commit: a process that dies loses nothing, a machine that loses its
 power may lose the last commits, and never the order between them; `sync` waits each time. Rows that are deleted leave
 room that is used again, so the file grows to the most that was ever held, and not beyond its limit.
@@ -347,7 +347,7 @@ def lock_journal(path: Path, *, create: bool = False) -> int:
 
 
 def try_lock(path: Path, descriptor: int, kind: int) -> bool:
-    """Lock an open journal; return whether no other process has it, on NFS also none of another machine."""
+    """Lock an open journal; return whether no other process has it, on NFS including other machines."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:

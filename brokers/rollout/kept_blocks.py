@@ -1,7 +1,7 @@
 """The blocks of trajectories that nodes keep (`keep = "node"`): who has them, who is to forget or send them. Pure.
 
 The broker has a handle of each in the job's record or result, which the journal keeps. A block is released when it is
-no longer needed: its result was acknowledged, its job began anew, its event was stale. A node that reports everything
+no longer needed: its result was acknowledged, its job restarted, its event was stale. A node that reports everything
 says which it has; what it has beyond ours it forgets, and what it lacks is lost, like all that it had when it is gone.
 A client that cannot reach a node asks for the relay: the node sends the block here, or says that it is lost. A job
 whose block is lost runs again.

@@ -143,7 +143,7 @@ class EngineOptions(ModelOptions):
     template_argument: options.TemplateArguments = None
     gpus: Annotated[str, typer.Option(metavar="IDS", help="vllm: GPU ids, such as 0,1. [default: all]")] = ""
     cores: Annotated[str, typer.Option(metavar="IDS", help="CPU cores, such as 0,1. [default: all]")] = ""
-    weight: Annotated[float, typer.Option(min=1e-6, help="How many jobs it takes beside others.")] = 1.0
+    weight: Annotated[float, typer.Option(min=1e-6, help="Relative load: weight 2 gets twice the jobs.")] = 1.0
     max_in_flight: Annotated[
         int, typer.Option(min=0, help="Jobs at once beyond which it counts as full; 0: what the engine says.")
     ] = 0
@@ -155,7 +155,7 @@ class EngineOptions(ModelOptions):
         """Return the engine, checked.
 
         Raises:
-            ConfigError: an option is wrong, missing, or none of the kind's.
+            ConfigError: an option is wrong, missing, or unknown to the kind.
         """
         backend = self.settings(
             self.engine,

@@ -83,7 +83,7 @@ class Trainer:
         seed: of the prompts, the sampling and the training; None: 0, or the checkpoint's.
         sandbox: what the agent's bash runs in.
         overlap: collect the next batch while learning.
-        resume: continue from the checkpoint in `out`; False: begin anew, whatever is there.
+        resume: continue from the checkpoint in `out`; False: start from the beginning, whatever is there.
 
     Raises:
         ConfigError: there is no such checkpoint, or it has made all steps.

@@ -255,7 +255,7 @@ def load_transformers_engine(
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError) as error:  # the latter if PyTorch was built without CUDA
         raise ConfigError(f"device {chosen} cannot be used: {str(error).splitlines()[0]}", key="device") from error
-    # cuDNN plans anew for each length of the cache, some 60 ms a step; the other kernels of PyTorch do not.
+    # cuDNN makes a new plan for each length of the cache, some 60 ms a step; PyTorch's other kernels do not.
     torch.backends.cuda.enable_cudnn_sdp(enabled=False)
     described = chat if chat.tokenizer else msgspec.structs.replace(chat, tokenizer=str(folder.absolute()))
     return TransformersEngine(folder.absolute(), described, weight_version, device=chosen, dtype=dtype, rows=rows)

@@ -140,7 +140,7 @@ class AsyncRequestConnection(PeerConnection):
             self._asked[request_id].request.until = until
 
     def send(self, frames: Sequence[Frame]) -> None:
-        """Send a message whose reply nobody waits for."""
+        """Send a message without waiting for a reply."""
         super().send([b"", *frames])
 
     def reconnect(self, endpoint: str = "") -> None:

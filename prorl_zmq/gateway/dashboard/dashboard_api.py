@@ -1,4 +1,4 @@
-"""What the page asks for beside its stream: who its viewer is, one job or batch, trainings, and finished runs.
+"""What the page requests in addition to its stream: who its viewer is, one job or batch, trainings, and finished runs.
 
 Jobs and batches are asked of all rollout brokers; the one that has it answers. Only `cancel` changes anything. The
 rights are those of the brokers' requests: an operator's token may see everything, a trainer's nothing here, and without

@@ -94,7 +94,7 @@ class HostOptions:
     """The name to register under."""
     node: str = "local"
     weight: float = 1.0
-    """How many jobs it takes beside others."""
+    """Relative load: a backend with weight 2 gets twice as many jobs."""
     max_in_flight: int = 0
     """Jobs at once beyond which it counts as full; 0: what the engine says."""
     heartbeat_s: float = HEARTBEAT_S

@@ -130,7 +130,7 @@ class Backend(Part, frozen=True, kw_only=True):
     node: Identifier = "local"
     """Jobs whose RUN is on this node are preferred."""
     weight: Annotated[float, Meta(gt=0, le=1_000_000)] = 1.0
-    """How much it takes beside others: one of weight 2 gets twice the jobs."""
+    """Relative load: a backend with weight 2 gets twice as many jobs."""
     max_in_flight: Count = 256
     """Jobs at once beyond which it counts as full: others are preferred, and a group is split."""
     context_tokens: Annotated[int, Meta(ge=0)] = 0

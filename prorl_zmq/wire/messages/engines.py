@@ -27,7 +27,7 @@ from .jobs import Sampling
 ENGINES_S = 30.0
 """How long engine hosts have to answer the backend broker, unless a request says otherwise."""
 UPDATE_LIMIT_S = 600.0
-"""How long engines wait for the end of an update unless told otherwise: beyond it the trainer is dead."""
+"""How long engines wait for the end of an update by default; then the trainer counts as dead."""
 
 UpdateStep = Literal["begin", "load", "end", "cancel", "set"]
 UpdateMode = Literal["keep", "drain", "abort"]
