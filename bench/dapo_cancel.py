@@ -56,7 +56,7 @@ def cancel_s(image: str, slots: int, rounds: int) -> list[float]:
 
 def _one_batch(trainer: RolloutClient, other: RolloutClient, aside: Executor, bell: Bell, slots: int) -> list[float]:
     kinds: list[Within] = [("tool", "generation")[number % 2] for number in range(slots // GROUP - 1)]
-    with trainer.open_batch(target_groups=1, group_size=GROUP, keep="all", carry="nothing") as batch:
+    with trainer.open_batch(target_groups=1, group_size=GROUP, keep="all", carry="nothing", adopt=False) as batch:
         batch.feed(_job(bell, within) for within in [*kinds, "nothing"])
         first = aside.submit(batch.next_group, LIMIT_S)
         holding = bell.wait(slots)
