@@ -42,9 +42,8 @@ from prorl_zmq.inference.hosting.host import HostOptions, run_engine_host
 from prorl_zmq.inference.policy import Policy, PolicyShape
 from prorl_zmq.inference.tokenizer import IM_END, TOOL_CALL, TOOL_CALL_END, encode
 from prorl_zmq.model_proxy.server import ModelServer
-from prorl_zmq.stages.agent_loop import Episode
+from prorl_zmq.stages.episode import Episode, JobPolicy
 from prorl_zmq.stages.harness.adapter import load_adapter
-from prorl_zmq.stages.harness.call_tree import CallKind
 from prorl_zmq.stages.harness.harness_model import HarnessModel
 from prorl_zmq.system.memory import give_memory_back
 from prorl_zmq.system.processes import die_with_parent
@@ -166,16 +165,8 @@ class _Rollout(NamedTuple):
         )
         generate = partial(client.generate, Backend(backend_id="bench", endpoint=endpoint), f"job-{number}")
         episode = Episode()
-        model = HarnessModel(
-            generate,
-            EmbeddedChatFormat(),
-            0,
-            job,
-            episode,
-            prompt="",
-            refusal_status=adapter.refusal_status,
-            hints=adapter.hints,
-        )
+        policy = JobPolicy(generate, EmbeddedChatFormat(), 0, job, episode)
+        model = HarnessModel(policy, refusal_status=adapter.refusal_status, hints=adapter.hints)
         server, listener = ModelServer(model), socket.create_server(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
         await server.start(listener)
@@ -184,7 +175,7 @@ class _Rollout(NamedTuple):
     async def end(self) -> int:
         """Return the generated tokens of the trajectory; 0: the conversation fell apart."""
         await self.server.close(timeout_s=1.0)
-        self.model.write([CallKind.MAIN])
+        await self.model.finish(["main"])
         whole = self.episode.metrics["main_turns"] == TURNS and len(self.episode.trajectory.segments) == 0
         return self.episode.metrics["main_tokens"] if whole else 0
 

@@ -9,72 +9,27 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..data.trajectory import Role, TrajectoryBuilder
+from ..data.trajectory import Role
 from ..errors import InvalidJob
 from ..inference.chat import ChatMessage
 from ..inference.tool_calls.call import MalformedCall, ToolCall
 from ..metrics.catalog import TOOL_SECONDS
 from ..system.traces import span
 from ..tools.tool import Tool, ToolArgumentsInvalid
-from .turn_sampler import Record, TurnSampler, version_per_token
+from .episode import UNLIMITED, StopReason
+from .turn_sampler import TurnSampler, version_per_token
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from ..inference.chat import ChatFormat, PolicyTurn, Prompt
-    from ..inference.engine import Generation, Generator
-    from ..wire.messages.jobs import EpisodeLimits, Sampling
+    from ..inference.chat import PolicyTurn, Prompt
+    from ..inference.engine import Generation
+    from .episode import JobPolicy
 
 LONG_TEXT = 32 * 1024
 """Characters that are tokenised in a thread."""
-UNLIMITED = 2**31 - 1
-"""Tokens of a context whose size is not known."""
-
-
-class StopReason(StrEnum):
-    """Why an episode stopped."""
-
-    DONE = "done"
-    """The policy ended a turn without calling a tool."""
-    FINISHED = "finished"
-    """The policy called a tool that ends the episode (see `Tool.ends_episode`)."""
-    MAX_TURNS = "max_turns"
-    """The job's limit on turns (`EpisodeLimits.max_turns`)."""
-    MAX_TOKENS = "max_tokens"
-    """The conversation reached the job's limit (`EpisodeLimits.max_tokens`); what no longer fitted was not added."""
-    CONTEXT_LENGTH = "context_length"
-    """The conversation reached the engine's own limit; what no longer fitted was not added."""
-    TURN_LENGTH = "turn_length"
-    """The policy did not end a turn within `Sampling.max_tokens`."""
-    HARNESS_FAILED = "harness_failed"
-    """The harness that led the rollout ended with an error, or had to be killed (see `stages.harness`)."""
-
-
-@dataclass(slots=True)
-class Episode(Record):
-    """An episode as far as it has come, or as far as it came before it was interrupted.
-
-    Of `metrics`: `turns`, `generated_tokens`; `prompt_tokens`, summed over the turns, and `cached_tokens`, those of
-    them that the engine's prefix cache had; `tool_calls`, all that could be read; `malformed_tool_calls`, which could
-    not be read or name no tool; `invalid_tool_arguments`, calls of a tool with arguments that it does not take;
-    `continued_turns`, how often new weights ended a generation, which then went on with them. Of `timings`: seconds in
-    the `engine`, in the `chat` template, and in each tool (`tool.bash`).
-    """
-
-    trajectory: TrajectoryBuilder = field(default_factory=TrajectoryBuilder)
-    stop_reason: StopReason | None = None
-    last_text: str = ""
-    """The text of the policy's last turn, without its reasoning."""
-    final_message: str | None = None
-    """What the policy said with the call that ended the episode, if there was one."""
-    notes: dict[str, str] = field(default_factory=dict)
-    """For people, in the trajectory's `result.notes`."""
-    so_far: Callable[[], TrajectoryBuilder] | None = None
-    """Returns the conversation that a harness leads, until now; None: it is in `trajectory`."""
 
 
 class _Budget(NamedTuple):
@@ -104,22 +59,16 @@ def check_opening(messages: Any, tools: Any) -> None:
             raise TypeError(f"a tool must be an object of a class derived from Tool, and not {tool!r:.100}")
 
 
-@dataclass
 class AgentLoop:
-    generate: Generator
-    chat: ChatFormat
-    context_tokens: int
-    """0: not known."""
-    tools: Sequence[Tool[Any]]
-    sampling: Sampling
-    limits: EpisodeLimits
-    episode: Episode
+    """One conversation of a policy with its tools."""
 
-    def __post_init__(self) -> None:
-        self.context_tokens = self.context_tokens or UNLIMITED
-        self._tools = {tool.name: tool for tool in self.tools}
+    def __init__(self, policy: JobPolicy, tools: Sequence[Tool[Any]]) -> None:
+        self.episode = policy.episode
+        self.chat, self.sampling, self.limits = policy.chat, policy.job.sampling, policy.job.episode
+        self.context_tokens = policy.context_tokens or UNLIMITED
+        self._tools = {tool.name: tool for tool in tools}
         self._trajectory = self.episode.trajectory
-        self._sampler = TurnSampler(self.generate, self.chat, self.sampling, self.episode)
+        self._sampler = TurnSampler(policy, self.sampling)
 
     async def run(self, messages: Sequence[ChatMessage]) -> StopReason:
         self.episode.stop_reason = await self._turns(messages)

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from ..tools.sandbox.sandbox import Sandbox
     from ..tools.tool import Tool
     from ..wire.messages.jobs import Job
-    from .agent_loop import Episode
+    from .episode import Episode
     from .judge import Judge
 
 log = logging.getLogger("prorl.stage")

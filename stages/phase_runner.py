@@ -38,7 +38,8 @@ from ..tools.processes.child import to_the_end
 from ..wire.messages.base import new_id
 from ..wire.messages.jobs import Outcome, Phase
 from ..wire.messages.stages import PhaseDone, PhaseFailed
-from .agent_loop import AgentLoop, Episode, check_opening
+from .agent_loop import AgentLoop, check_opening
+from .episode import Episode, JobPolicy
 from .handler import (
     TASKS_OWN_REASONS,
     AgentHandler,
@@ -261,37 +262,24 @@ class PhaseRunner:
         backend = await self._assigned()
         waited_s = time.monotonic() - asked_at
         has_program = self._harness is not None or self.job.outside is not None
-        settings = backend.chat if has_program else msgspec.structs.replace(backend.chat, parser_url="")
-        chat = await self._chat(settings)
+        chat = await self._chat(backend.chat if has_program else msgspec.structs.replace(backend.chat, parser_url=""))
         self._episode, self._conversing = Episode(began=self._started), time.monotonic()
         if waited_s >= BACKEND_WAIT_S:
             self._episode.timings["backend"] = waited_s
-        if self.job.outside is not None:
-            await self._be_led(messages, tools, chat, backend)
-            return self._episode
-        if self._harness is not None:
-            if self._sandbox is None:
-                raise SandboxFailed("a harness needs the job's sandbox, and there is none")
-            await self._harness.lead(
-                messages,
-                self._sandbox,
-                self._generate,
-                chat,
-                backend.context_tokens,
-                self.job,
-                self._episode,
-                settings.parser_url,
-            )
-            return self._episode
-        loop = AgentLoop(
-            self._generate, chat, backend.context_tokens, tools, self.job.sampling, self.job.episode, self._episode
+        policy = JobPolicy(
+            self._generate, chat, backend.context_tokens, self.job, self._episode, backend.chat.parser_url
         )
-        await loop.run(messages)
+        if self.job.outside is not None:
+            await self._be_led(policy, messages, tools)
+        elif self._harness is None:
+            await AgentLoop(policy, tools).run(messages)
+        elif self._sandbox is None:
+            raise SandboxFailed("a harness needs the job's sandbox, and there is none")
+        else:
+            await self._harness.lead(policy, messages, self._sandbox)
         return self._episode
 
-    async def _be_led(
-        self, messages: Sequence[ChatMessage], tools: Sequence[Tool[Any]], chat: ChatFormat, backend: Backend
-    ) -> None:
+    async def _be_led(self, policy: JobPolicy, messages: Sequence[ChatMessage], tools: Sequence[Tool[Any]]) -> None:
         """Let a program outside lead the rollout to its end."""
         if tools:
             names = ", ".join(tool.name for tool in tools)
@@ -302,9 +290,7 @@ class PhaseRunner:
             )
         from .harness.outside_rollout import OutsideRollout  # with aiohttp, as above
 
-        assert self._episode is not None, "the conversation has begun"
-        model = (self._generate, chat, backend.context_tokens, self.job, self._episode, messages)
-        self._outside = OutsideRollout(*model, backend.chat.parser_url, grades=self.handler.grades)
+        self._outside = OutsideRollout(policy, messages, grades=self.handler.grades)
         await self._outside.lead(self.door())
 
     def _with_report(self, data: PhaseData) -> PhaseData:

@@ -11,7 +11,7 @@ from ..wire.messages.stages import TurnsShown
 if TYPE_CHECKING:
     from ..wire.messages.stages import ShowTurns
     from ..wire.sockets import Frame
-    from .agent_loop import Episode
+    from .episode import Episode
 
 
 def show_turns(stage_id: str, question: ShowTurns, rollout: tuple[Episode, str] | None) -> list[Frame]:

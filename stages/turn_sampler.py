@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,7 +12,6 @@ import numpy as np
 from ..errors import EngineFailed
 from ..inference.engine import Generation
 from ..wire.messages.engines import VersionSpan
-from ..wire.messages.jobs import STEPS_LIMIT, Step
 from .stop_texts import cut_at
 
 if TYPE_CHECKING:
@@ -21,45 +19,19 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ..inference.chat import ChatFormat
-    from ..inference.engine import Generator
     from ..wire.messages.jobs import Sampling
+    from .episode import JobPolicy
 
-STEP_S = 0.001
-"""Shorter steps are not reported one by one."""
 EMPTY_ABORTS = 8
 """How often new weights may come before a turn's first token; beyond it, the engine just takes no work."""
 
 
-@dataclass(slots=True)
-class Record:
-    """What is counted and timed of a job's conversations."""
-
-    metrics: Counter[str] = field(default_factory=Counter)
-    timings: dict[str, float] = field(default_factory=dict)
-    """Seconds."""
-    steps: list[Step] = field(default_factory=list)
-    """What the timings are the sums of, but for what took no time."""
-    began: float = field(default_factory=time.monotonic)
-
-    def spent(self, what: str, since: float) -> None:
-        """Add the time since `since` (monotonic clock) to a timing, and to the steps."""
-        seconds = time.monotonic() - since
-        self.timings[what] = self.timings.get(what, 0.0) + seconds
-        if seconds >= STEP_S and len(self.steps) < STEPS_LIMIT:
-            self.steps.append(Step(what, self.metrics["turns"], max(0.0, since - self.began), seconds))
-
-
 @dataclass(frozen=True, slots=True)
 class TurnSampler:
-    """Samples turns by a job's `Sampling`."""
+    """Samples turns of a policy, and counts and times them in its episode."""
 
-    generate: Generator
-    chat: ChatFormat
+    policy: JobPolicy
     sampling: Sampling
-    record: Record
-    """Its metrics get `turns`, `prompt_tokens`, `cached_tokens`, `generated_tokens` and `continued_turns`; its timings
-    `engine`."""
 
     async def sample(
         self,
@@ -81,7 +53,7 @@ class TurnSampler:
         """
         wanted = min(wanted, self.sampling.max_tokens)
         seed = turn_seed(self.sampling.seed, turn)
-        metrics = self.record.metrics
+        metrics = self.policy.episode.metrics
         metrics["turns"] += 1
         turn_so_far = await self._generated(prompt, wanted, seed)
         metrics["generated_tokens"] += len(turn_so_far.token_ids)
@@ -104,19 +76,19 @@ class TurnSampler:
         sampling = msgspec.structs.replace(self.sampling, max_tokens=max_tokens, seed=seed)
         started = time.monotonic()
         try:
-            generation = await self.generate(prompt, sampling, self._stop_token_ids())
+            generation = await self.policy.generate(prompt, sampling, self._stop_token_ids())
         finally:
-            self.record.spent("engine", started)
-        self.record.metrics["prompt_tokens"] += len(prompt)
-        self.record.metrics["cached_tokens"] += generation.cached_tokens
+            self.policy.episode.spent("engine", started)
+        self.policy.episode.metrics["prompt_tokens"] += len(prompt)
+        self.policy.episode.metrics["cached_tokens"] += generation.cached_tokens
         return self._ended(generation, max_tokens)
 
     def _stop_token_ids(self) -> Sequence[int]:
-        return tuple(dict.fromkeys((*self.chat.stop_token_ids, *self.sampling.stop_token_ids)))
+        return tuple(dict.fromkeys((*self.policy.chat.stop_token_ids, *self.sampling.stop_token_ids)))
 
     def _ended(self, generation: Generation, wanted: int) -> Generation:
         """Cut a turn at a stop text; one with all `wanted` tokens is complete, even if new weights ended it."""
-        cut = cut_at(generation, self.sampling.stop, self.chat.decode)
+        cut = cut_at(generation, self.sampling.stop, self.policy.chat.decode)
         if cut.finish_reason == "abort" and len(cut.token_ids) >= wanted:
             return replace(cut, finish_reason="length")
         return cut

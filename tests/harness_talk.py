@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import numpy as np
 
+from prorl_zmq.data.trajectory import Role
+from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.inference.engine import Generation
 from prorl_zmq.model_proxy.server import ModelServer
-from prorl_zmq.stages.agent_loop import Episode
-from prorl_zmq.stages.harness.adapter import CallHints
+from prorl_zmq.stages.episode import Episode, JobPolicy
 from prorl_zmq.stages.harness.harness_model import HarnessModel
 from prorl_zmq.stages.stop_texts import cut_at
 from prorl_zmq.wire.messages.engines import VersionSpan
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from prorl_zmq.inference.chat import ChatFormat
-    from prorl_zmq.inference.http.turn_parser import TurnParser
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 GEMINI = "/v1beta/models/m:generateContent"
@@ -56,28 +56,15 @@ class Talk:
         *,
         sampling: Sampling | None = None,
         limits: EpisodeLimits | None = None,
-        parser: TurnParser | None = None,
         prompt: str = "",
     ) -> None:
         self.episode = Episode()
         self.prompts: list[str] = []
         """What the policy saw before each turn, as text."""
-        self.model = HarnessModel(
-            self._generate,
-            chat,
-            0,
-            Job(
-                task="t",
-                instance={},
-                sampling=sampling or Sampling(max_tokens=512),
-                episode=limits or EpisodeLimits(max_turns=32),
-            ),
-            self.episode,
-            prompt=prompt,
-            refusal_status=400,
-            hints=lambda _headers: CallHints(),
-            parser=parser,
-        )
+        sampling, limits = sampling or Sampling(max_tokens=512), limits or EpisodeLimits(max_turns=32)
+        job = Job(task="t", instance={}, sampling=sampling, episode=limits)
+        policy = JobPolicy(self._generate, chat, 0, job, self.episode)
+        self.model = HarnessModel(policy, [ChatMessage(Role.USER, prompt)])
         self._chat = chat
         self._encode = encode
         self._turns = list(turns)
@@ -100,9 +87,9 @@ class Talk:
         async def main() -> None:
             async with self.served() as client:
                 await talk(client)
+            await self.model.finish()
 
         asyncio.run(main())
-        self.model.write(["main", "side", "subagent", "compaction"])
         return self.episode
 
     @asynccontextmanager

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .trajectory import TokenArrays, Trajectory
 
 TRUNCATING = frozenset({"max_turns", "max_tokens", "context_length", "turn_length"})
-"""Reasons to stop (see `stages.agent_loop.StopReason`) that are limits: the policy had not finished."""
+"""Reasons to stop (see `stages.episode.StopReason`) that are limits: the policy had not finished."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

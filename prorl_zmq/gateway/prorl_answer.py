@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .message_texts import MessageTexts
 
 FINISHED = frozenset({"done", "finished"})
-"""Reasons to stop (see `stages.agent_loop.StopReason`) that are the policy's own."""
+"""Reasons to stop (see `stages.episode.StopReason`) that are the policy's own."""
 MALFORMED = "malformed_tool_call"
 """How a call is told that could not be read: the tool messages behind it are counted."""
 NAMES = {Role.SYSTEM: "system", Role.USER: "user", Role.TOOL: "tool"}

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ...tools.tool import Tool
-    from ..agent_loop import Episode
+    from ..episode import Episode
 
 
 class Grader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

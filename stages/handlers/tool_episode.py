@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ...tools.tool import Tool
     from ...tools.toolbox import ToolName
-    from ..agent_loop import Episode
+    from ..episode import Episode
     from ..handler import InitPhase, PhaseData, RunPhase
 
 WITHOUT_SANDBOX: dict[str, type[Tool[Any]]] = {"think": ThinkTool, "finish": FinishTool}

@@ -13,14 +13,13 @@ import msgspec
 
 from ...model_proxy.calls import CallRefused, Problem
 from ...wire.json_bounds import json_values
-from ..agent_loop import UNLIMITED, StopReason
+from ..episode import UNLIMITED, StopReason
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ...model_proxy.calls import ModelRequest, RequestMessage
-    from ...wire.messages.jobs import Job
-    from ..agent_loop import Episode
+    from ..episode import JobPolicy
 
 CALLS_AT_ONCE = 16
 """Calls of one rollout that are answered at one time."""
@@ -42,16 +41,10 @@ LINES = 100
 
 
 class CallLimits:
-    """Counts the calls of one rollout and refuses those beyond its limits.
+    """Counts the calls of one rollout in the policy's episode, and refuses those beyond the job's limits."""
 
-    Args:
-        job: whose limits hold.
-        context_tokens: of the engine; 0: not known.
-        episode: its record gets the counts, and the stop reason.
-    """
-
-    def __init__(self, job: Job, context_tokens: int, episode: Episode) -> None:
-        context, limit = context_tokens or UNLIMITED, job.episode.max_tokens
+    def __init__(self, policy: JobPolicy) -> None:
+        context, limit = policy.context_tokens or UNLIMITED, policy.job.episode.max_tokens
         self.tokens = min(limit, context)
         """Most tokens of a prompt and its answer."""
         self.limited_by = StopReason.MAX_TOKENS if limit <= context else StopReason.CONTEXT_LENGTH
@@ -61,9 +54,9 @@ class CallLimits:
         """The programs sent more than a rollout may."""
         self.too_long: CallRefused | None = None
         """The last call, if it was refused as too long."""
-        self._job = job
-        self._episode = episode
-        self._in_flight = self._waiting = self._calls = self._lines = self._cost = 0
+        self._job = policy.job
+        self._episode = policy.episode
+        self._in_flight = self._turns = self._calls = self._lines = self._cost = 0
 
     @property
     def cost(self) -> int:
@@ -87,9 +80,7 @@ class CallLimits:
         """Count a call, and raise `CallRefused` if it is one too many."""
         self._calls += 1
         max_turns = self._job.episode.max_turns
-        # Those that were taken and have not begun will be turns.
-        turns = self._episode.metrics["turns"] + self._waiting
-        if turns >= max_turns or self._calls > CALLS_PER_TURN * max_turns + FURTHER_CALLS or self._lines > LINES:
+        if self._turns >= max_turns or self._calls > CALLS_PER_TURN * max_turns + FURTHER_CALLS or self._lines > LINES:
             self._episode.stop_reason = StopReason.MAX_TURNS
             self.over.set()
         self.check_not_over(": its turns are used up")
@@ -122,18 +113,15 @@ class CallLimits:
         return self.tokens - prompt_tokens
 
     def opened(self, *, new_line: bool) -> None:
-        """Note that a call was taken; it waits until `begun`."""
+        """Note a call that was taken, which will be a turn."""
         self._lines += new_line
         self._in_flight += 1
-        self._waiting += 1
+        self._turns += 1
 
-    def begun(self) -> None:
-        """Note that a call that was opened is a turn now, or will be none."""
-        self._waiting -= 1
-
-    def ended(self) -> None:
-        """Note that a call that was opened is over."""
+    def ended(self, *, was_turn: bool) -> None:
+        """Note that a call that was opened is over; one that never reached the engine was no turn."""
         self._in_flight -= 1
+        self._turns -= not was_turn
 
     def note_too_long(self, refused: CallRefused) -> None:
         """Note a refused call, if it was too long."""

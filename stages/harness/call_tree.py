@@ -1,4 +1,4 @@
-"""The calls of one rollout as a tree, whatever the harness does to its history. No I/O, no tokens, no clock.
+"""The calls of one rollout as a tree, whatever the harness does to its history. No I/O, no clock.
 
 A call continues the turn whose history it repeats: the same messages, and then that turn, which its ids name or, if the
 harness sent none, its text. What comes after it is new. A call that continues no turn begins a line of its own:
@@ -34,6 +34,8 @@ from ...data.trajectory import Role
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
+    from ...inference.chat import Piece, ReadTurn
+    from ...inference.engine import Generation
     from ...model_proxy.calls import ModelRequest, ReplyCall, RequestMessage
     from .adapter import CallHints
 
@@ -76,6 +78,16 @@ class Said(NamedTuple):
     calls: tuple[ReplyCall, ...]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Capture:
+    """The tokens that a turn added to its line."""
+
+    context: tuple[Piece, ...]
+    """What the engine was shown that it had not seen in this line."""
+    generation: Generation
+    read: ReadTurn
+
+
 class Place(NamedTuple):
     """Where a request belongs."""
 
@@ -112,10 +124,18 @@ class Turn:
     told: bool = False
     """A later call repeats it, in another history."""
     children: list[Turn] = field(default_factory=list)
+    capture: Capture | None = None
+    """Its tokens, once there is a reply."""
 
     @property
     def digest(self) -> bytes:
         return self.states[-1]
+
+    @property
+    def captured(self) -> Capture:
+        """The tokens of a turn that was answered."""
+        assert self.capture is not None
+        return self.capture
 
     def path(self) -> list[Turn]:
         """Return its line from the beginning."""
@@ -166,6 +186,8 @@ class CallTree:
     def __init__(self, prompt: str = "") -> None:
         self._prompt = " ".join(prompt.split())
         self.turns: list[Turn] = []
+        self.answered: list[Turn] = []
+        """In the order of their answers."""
         self._by_id: dict[str, Turn] = {}
         self._by_state: dict[bytes, list[Turn]] = defaultdict(list)
         """By the digest of their requests."""
@@ -209,9 +231,10 @@ class CallTree:
             place.parent.children.append(turn)
         return turn
 
-    def replied(self, turn: Turn, said: Said) -> None:
-        """Note what the policy said."""
-        turn.said = said
+    def replied(self, turn: Turn, said: Said, capture: Capture | None = None) -> None:
+        """Note what the policy said, and its tokens."""
+        turn.said, turn.capture = said, capture
+        self.answered.append(turn)
         self._by_state[turn.digest].append(turn)
 
     def close(self, turn: Turn, *, delivered: bool) -> None:

@@ -1,10 +1,8 @@
 """Answers a harness's calls: prompts of exact token ids, turns from the job's backend, all of it captured.
 
 The prompt of a call is what the engine saw and generated up to the turn that the call continues (`call_tree`), and the
-ids of the new messages. Text that the engine has seen is never tokenised again. The tree keeps what each turn added;
-`write` makes the trajectory of it. `call_limits` has what the calls may ask and cost.
-
-One object per attempt, on the loop of its RUN process: when that ends, the calls fail, and the attempt is another's.
+ids of the new messages: text that the engine has seen is never tokenised again. `call_limits` has what the calls may
+ask and cost. One object per attempt, on the loop of its RUN process.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ import asyncio
 import time
 from bisect import bisect_left
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,14 +19,16 @@ import msgspec
 from ...data.trajectory import Role
 from ...errors import EngineFailed, InvalidJob
 from ...inference.chat import ChatMessage, PastCall
+from ...inference.http.turn_parser import TurnParser
 from ...inference.tool_calls.call import ToolCall
 from ...model_proxy.calls import CallRefused, ModelReply, Problem, ReplyCall, Usage, new_turn_id
 from ...system.traces import current_traceparent, span
 from ..agent_loop import LONG_TEXT
 from ..turn_sampler import TurnSampler
-from .call_limits import CallLimits, text_size
-from .call_tree import CallTree, Said
-from .captured_turns import Capture, CapturedTurns
+from .adapter import CallHints
+from .call_limits import CALLS_AT_ONCE, CallLimits, text_size
+from .call_tree import CallKind, CallTree, Capture, Said
+from .captured_turns import last_line, prompt_behind, write_episode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -35,75 +36,57 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ...inference.chat import ChatFormat, Piece, ReadTurn
-    from ...inference.engine import Generation, Generator
-    from ...inference.http.turn_parser import TurnParser
+    from ...inference.chat import Piece, ReadTurn
+    from ...inference.engine import Generation
     from ...model_proxy.calls import FinishReason, ModelRequest, RequestMessage
-    from ...wire.messages.jobs import Job
-    from ..agent_loop import Episode
-    from .adapter import CallHints
-    from .call_tree import CallKind, Place, Turn
+    from ..episode import JobPolicy
+    from .call_tree import Place, Turn
 
 MODEL = "policy"
-"""The model's name for harnesses: what some know of a real name, such as its window, would not be true."""
+"""The model's name for harnesses, some of which assume a window from a real name."""
 
 
 class HarnessModel:
-    """Implements `model_proxy.calls.Model`.
+    """Implements `model_proxy.calls.Model`; `finish` it.
 
     Args:
-        generate: the job's backend.
-        chat: of the policy.
-        context_tokens: of the engine; 0: not known.
-        job: whose sampling and limits hold, whatever a harness asks for.
-        episode: its record gets the counts.
-        prompt: what the harness is asked to do.
+        policy: its sampling and limits hold, whatever a harness asks for.
+        task: the opening messages; the user's identify the main conversation.
         refusal_status: see `model_proxy.calls.Model`.
         hints: reads the headers of a call.
-        parser: reads the policy's turns; None: the chat format does.
     """
+
+    name = MODEL
 
     def __init__(
         self,
-        generate: Generator,
-        chat: ChatFormat,
-        context_tokens: int,
-        job: Job,
-        episode: Episode,
+        policy: JobPolicy,
+        task: Sequence[ChatMessage] = (),
         *,
-        prompt: str,
-        refusal_status: int,
-        hints: Callable[[Mapping[str, str]], CallHints],
-        parser: TurnParser | None = None,
+        refusal_status: int = 400,
+        hints: Callable[[Mapping[str, str]], CallHints] = lambda _headers: CallHints(),
     ) -> None:
+        self.policy = policy
+        self.prompt = "\n\n".join(message.content for message in task if message.role == Role.USER)
         self.refusal_status = refusal_status
         self.failure: EngineFailed | None = None
         """Why the last call that went to the engine failed, if it did."""
-        self.limits = CallLimits(job, context_tokens, episode)
-        self._generate = generate
-        self._chat = chat
-        self._job = job
-        self._episode = episode
-        self._hints = hints
-        self._parser = parser
-        self._tree = CallTree(prompt)
-        self._captured = CapturedTurns(self._tree)
-        episode.so_far = self._captured.last_line
-        self._counting = asyncio.Lock()
-        self._traceparent = current_traceparent()
+        self.limits = CallLimits(policy)
+        self.tree = CallTree(self.prompt)
+        self.engine = _EngineTime()
+        self.parser: TurnParser | None = None
+        if policy.parser_url:
+            self.parser = TurnParser(policy.parser_url, policy.chat, limit=CALLS_AT_ONCE)
+        self.traceparent = current_traceparent()
         """Of the phase; the calls come in tasks of the server's."""
-        self._engine_s, self._busy, self._busy_since = 0.0, 0, 0.0
-        """For how long any call has been at the engine, how many are, and since when."""
-
-    @property
-    def name(self) -> str:
-        """What the policy is called."""
-        return MODEL
+        self._hints = hints
+        self._counting = asyncio.Lock()
+        policy.episode.so_far = lambda: last_line(self.tree)
 
     @property
     def answered(self) -> int:
         """Calls that got a reply."""
-        return len(self._captured)
+        return len(self.tree.answered)
 
     def charge(self, cost: int) -> None:
         """Charge the rollout for a body (see `model_proxy.calls.Model.charge`)."""
@@ -120,22 +103,22 @@ class HarnessModel:
             raise
 
     async def _opened(self, request: ModelRequest) -> HarnessCall:
+        metrics = self.policy.episode.metrics
         if request.sampling:
-            self._episode.metrics["calls_with_own_sampling"] += 1
+            metrics["calls_with_own_sampling"] += 1
         if request.model != MODEL:
-            self._episode.metrics["calls_of_another_model"] += 1
-        place = self._tree.locate(request)
-        turn = self._tree.open(new_turn_id(), request, place, self._hints(request.headers))
+            metrics["calls_of_another_model"] += 1
+        place = self.tree.locate(request)
+        turn = self.tree.open(new_turn_id(), request, place, self._hints(request.headers))
         if left_out := sum(message.left_out for message in place.new):
-            self._episode.metrics["contents_left_out"] += left_out
+            metrics["contents_left_out"] += left_out
         self.limits.opened(new_line=place.parent is None or len(place.parent.children) > 1)
         try:
             context = await self._context(request, place)
-            prompt = self._captured.prompt(place.parent, context)
+            prompt = prompt_behind(place.parent, context)
             room = self.limits.room(len(prompt))
         except BaseException:
-            self.limits.begun()
-            self._end(turn, delivered=False)
+            self.end(turn, was_turn=False, delivered=False)
             raise
         return HarnessCall(self, turn, request, context, prompt, room)
 
@@ -147,18 +130,23 @@ class HarnessModel:
         self.limits.check_not_over()
         self.limits.check_request(request)
         async with self._counting:
-            place = self._tree.locate(request)
+            place = self.tree.locate(request)
             context = await self._context(request, place)
-        return len(self._captured.prompt(place.parent, context))
+        return len(prompt_behind(place.parent, context))
 
-    def write(self, kinds: Collection[CallKind]) -> None:
+    def end(self, turn: Turn, *, was_turn: bool, delivered: bool) -> None:
+        """Note that a call is over."""
+        if turn.said is None:
+            self.policy.episode.metrics["calls_without_reply"] += 1
+        self.limits.ended(was_turn=was_turn)
+        self.tree.close(turn, delivered=delivered)
+
+    async def finish(self, train_on: Collection[str] = ("all",)) -> None:
         """Write the turns of these kinds to the episode's trajectory; count all, and note the tree."""
-        episode = self._episode
-        episode.so_far = None
-        self._captured.write(episode.trajectory, kinds)
-        self._captured.count(episode.metrics)
-        episode.notes["calls"] = self._captured.outline()
-        episode.last_text = self._captured.last_text()
+        kinds = [kind for kind in CallKind if kind.value in train_on or "all" in train_on]
+        write_episode(self.policy.episode, self.tree, kinds)
+        if self.parser is not None:
+            await self.parser.close()
 
     async def _context(self, request: ModelRequest, place: Place) -> tuple[Piece, ...]:
         """Return the ids of what is new."""
@@ -169,141 +157,55 @@ class HarnessModel:
                 return await asyncio.to_thread(self._tokenised, request, place)
             return self._tokenised(request, place)
         finally:
-            self._episode.spent("chat", started)
+            self.policy.episode.spent("chat", started)
 
     def _tokenised(self, request: ModelRequest, place: Place) -> tuple[Piece, ...]:
+        chat, parent = self.policy.chat, place.parent
         try:
-            if place.parent is None:
-                return self._chat.opening([_chat_message(message) for message in place.new], request.tools)
-            number_of = {call_id: str(number) for number, call_id in enumerate(_call_ids(place.parent))}
+            if parent is None:
+                return chat.opening([_chat_message(message) for message in place.new], request.tools)
+            calls = parent.said.calls if parent.said is not None else ()
+            number_of = {call.call_id: str(number) for number, call in enumerate(calls)}
             new = [_chat_message(message, number_of) for message in place.new]
-            return self._chat.following(self._captured[place.parent].read, new, request.tools)
+            return chat.following(parent.captured.read, new, request.tools)
         except InvalidJob as error:
             raise CallRefused(Problem.INVALID, error.message) from error
 
-    async def answer(self, call: HarnessCall) -> ModelReply:
-        """Have the engine answer a call."""
-        job, asked = self._job, call.request.max_tokens
-        sampling = msgspec.structs.replace(job.sampling, stop=(*job.sampling.stop, *call.request.stop))
-        sampler = TurnSampler(self._generate, self._chat, sampling, self._episode)
-        turn = span("turn", {"prorl.turn": call.turn.number}, parent=self._traceparent)
-        try:
-            with turn, self._at_the_engine(call):
-                generation = await sampler.sample(call.prompt, min(call.room, asked or call.room), call.turn.number)
-            read = await self._read(call, generation.token_ids)
-        except EngineFailed as error:
-            if error.fields.get("refused"):  # the request's own fault, so nothing that a program may end a rollout with
-                raise CallRefused(Problem.INVALID, error.message) from error
-            self.failure = error
-            raise CallRefused(Problem.FAILED, f"service unavailable: {error.message}") from error
-        self.failure = self.limits.too_long = None
-        self._captured.add(call.turn, Capture(call.context, generation, read))
-        reply = self._made_reply(call, generation, *_stopped(read, call.request.stop))
-        self._tree.replied(call.turn, Said(reply.text, reply.calls))
-        return reply
+
+class _EngineTime:
+    """The time in which any call is at the engine: calls beside each other take it once."""
+
+    def __init__(self) -> None:
+        self._before_s, self._calls, self._since = 0.0, 0, 0.0
 
     @contextmanager
-    def _at_the_engine(self, call: HarnessCall) -> Iterator[None]:
-        """Count the turn, and the time in which any call is at the engine: calls beside each other take it once."""
-        self._begin(call)
-        if not self._busy:
-            self._busy_since = time.monotonic()
-        self._busy += 1
+    def counted(self, timings: dict[str, float]) -> Iterator[None]:
+        """Count a call that is at the engine."""
+        if not self._calls:
+            self._since = time.monotonic()
+        self._calls += 1
         try:
             yield
         finally:
-            self._busy -= 1
-            if not self._busy:
-                self._engine_s += time.monotonic() - self._busy_since
-            self._episode.timings["engine"] = self._engine_s
-
-    def _begin(self, call: HarnessCall) -> None:
-        if not call.begun:
-            call.begun = True
-            self.limits.begun()
-
-    async def _read(self, call: HarnessCall, token_ids: NDArray[np.int32]) -> ReadTurn:
-        request = call.request
-        tools = request.tools if request.may_call else ()
-        if self._parser is None:
-            read = self._chat.read_turn(token_ids, tools)
-        else:
-            started = time.monotonic()
-            try:
-                read = await self._parser.read_turn(call.prompt, token_ids, tools)
-            finally:
-                self._episode.spent("parser", started)
-            if read.calls and not tools:
-                read = self._chat.read_turn(token_ids, tools)
-        # Where nothing may be called, what looks like a call is text, and the program may well read it itself.
-        return read if tools else read._replace(content=read.text, calls=())
-
-    def _made_reply(self, call: HarnessCall, generation: Generation, read: ReadTurn, stopped_by: str) -> ModelReply:
-        metrics = self._episode.metrics
-        calls: list[ReplyCall] = []
-        for number, one in enumerate(read.calls):
-            metrics["tool_calls" if isinstance(one, ToolCall) else "malformed_tool_calls"] += 1
-            if one.name:
-                arguments = (
-                    one.arguments if isinstance(one.arguments, str) else msgspec.json.encode(one.arguments).decode()
-                )
-                calls.append(ReplyCall(f"call_{call.turn_id}_{number}", one.name, arguments))
-        finish: FinishReason = "tool_calls" if calls else "stop"
-        return ModelReply(
-            call.turn_id,
-            # What was meant as a call and names no tool stays text: the harness sees what the policy said.
-            read.content if len(calls) == len(read.calls) else read.text,
-            read.reasoning or "",
-            tuple(calls),
-            "length" if generation.finish_reason == "length" else finish,
-            Usage(
-                len(call.prompt),
-                generation.cached_tokens,
-                len(generation.token_ids),
-                self._reasoning_tokens(read.reasoning, generation.token_ids) if read.reasoning else 0,
-            ),
-            call.prompt,
-            generation.token_ids,
-            generation.logprobs,
-            stopped_by,
-        )
-
-    def _reasoning_tokens(self, reasoning: str, token_ids: NDArray[np.int32]) -> int:
-        """Return after how many tokens the reasoning has been said."""
-        return bisect_left(range(len(token_ids)), True, key=lambda n: reasoning in self._chat.decode(token_ids[:n]))
-
-    def end(self, call: HarnessCall, *, delivered: bool) -> None:
-        """Note that a call is over."""
-        self._begin(call)
-        self._end(call.turn, delivered=delivered)
-
-    def _end(self, turn: Turn, *, delivered: bool) -> None:
-        if turn.said is None:
-            self._episode.metrics["calls_without_reply"] += 1
-        self.limits.ended()
-        self._tree.close(turn, delivered=delivered)
+            self._calls -= 1
+            if not self._calls:
+                self._before_s += time.monotonic() - self._since
+            timings["engine"] = self._before_s
 
 
+@dataclass(slots=True)
 class HarnessCall:
     """Implements `model_proxy.calls.OpenCall`."""
 
-    def __init__(
-        self,
-        model: HarnessModel,
-        turn: Turn,
-        request: ModelRequest,
-        context: tuple[Piece, ...],
-        prompt: NDArray[np.int32],
-        room: int,
-    ) -> None:
-        self.turn = turn
-        self.request = request
-        self.context = context
-        self.prompt = prompt
-        self.room = room
-        self.begun = False
-        """It is a turn."""
-        self._model = model
+    model: HarnessModel
+    turn: Turn
+    request: ModelRequest
+    context: tuple[Piece, ...]
+    prompt: NDArray[np.int32]
+    room: int
+    """Most tokens of the reply."""
+    begun: bool = False
+    """It was at the engine."""
 
     @property
     def turn_id(self) -> str:
@@ -315,13 +217,77 @@ class HarnessCall:
         """Of the whole prompt."""
         return len(self.prompt)
 
-    async def reply(self) -> ModelReply:
-        """Return the policy's turn (see `model_proxy.calls.OpenCall.reply`)."""
-        return await self._model.answer(self)
-
     def close(self, *, delivered: bool) -> None:
         """Say whether the harness got the whole reply."""
-        self._model.end(self, delivered=delivered)
+        self.model.end(self.turn, was_turn=self.begun, delivered=delivered)
+
+    async def reply(self) -> ModelReply:
+        """Return the policy's turn (see `model_proxy.calls.OpenCall.reply`)."""
+        model, policy = self.model, self.model.policy
+        sampling = policy.job.sampling
+        sampling = msgspec.structs.replace(sampling, stop=(*sampling.stop, *self.request.stop))
+        wanted, number = min(self.room, self.request.max_tokens or self.room), self.turn.number
+        turn = span("turn", {"prorl.turn": number}, parent=model.traceparent)
+        try:
+            with turn, model.engine.counted(policy.episode.timings):
+                self.begun = True
+                generation = await TurnSampler(policy, sampling).sample(self.prompt, wanted, number)
+            read = await self._read(generation.token_ids)
+        except EngineFailed as error:
+            if error.fields.get("refused"):  # the request's own fault, so nothing that a program may end a rollout with
+                raise CallRefused(Problem.INVALID, error.message) from error
+            model.failure = error
+            raise CallRefused(Problem.FAILED, f"service unavailable: {error.message}") from error
+        model.failure = model.limits.too_long = None
+        reply = self._made_reply(generation, *_stopped(read, self.request.stop))
+        model.tree.replied(self.turn, Said(reply.text, reply.calls), Capture(self.context, generation, read))
+        return reply
+
+    async def _read(self, token_ids: NDArray[np.int32]) -> ReadTurn:
+        chat, parser = self.model.policy.chat, self.model.parser
+        tools = self.request.tools if self.request.may_call else ()
+        if parser is None:
+            read = chat.read_turn(token_ids, tools)
+        else:
+            started = time.monotonic()
+            try:
+                read = await parser.read_turn(self.prompt, token_ids, tools)
+            finally:
+                self.model.policy.episode.spent("parser", started)
+            if read.calls and not tools:
+                read = chat.read_turn(token_ids, tools)
+        # Where nothing may be called, what looks like a call is text, and the program may well read it itself.
+        return read if tools else read._replace(content=read.text, calls=())
+
+    def _made_reply(self, generation: Generation, read: ReadTurn, stopped_by: str) -> ModelReply:
+        metrics, token_ids = self.model.policy.episode.metrics, generation.token_ids
+        calls: list[ReplyCall] = []
+        for number, one in enumerate(read.calls):
+            metrics["tool_calls" if isinstance(one, ToolCall) else "malformed_tool_calls"] += 1
+            if one.name:
+                written = one.arguments
+                arguments = written if isinstance(written, str) else msgspec.json.encode(written).decode()
+                calls.append(ReplyCall(f"call_{self.turn_id}_{number}", one.name, arguments))
+        finish: FinishReason = "tool_calls" if calls else "stop"
+        reasoning_tokens = self._reasoning_tokens(read.reasoning, token_ids) if read.reasoning else 0
+        return ModelReply(
+            turn_id=self.turn_id,
+            # What was meant as a call and names no tool stays text: the harness sees what the policy said.
+            text=read.content if len(calls) == len(read.calls) else read.text,
+            reasoning=read.reasoning or "",
+            calls=tuple(calls),
+            finish_reason="length" if generation.finish_reason == "length" else finish,
+            usage=Usage(len(self.prompt), generation.cached_tokens, len(token_ids), reasoning_tokens),
+            prompt_token_ids=self.prompt,
+            token_ids=token_ids,
+            logprobs=generation.logprobs,
+            stopped_by=stopped_by,
+        )
+
+    def _reasoning_tokens(self, reasoning: str, token_ids: NDArray[np.int32]) -> int:
+        """Return after how many tokens the reasoning has been said."""
+        decode = self.model.policy.chat.decode
+        return bisect_left(range(len(token_ids)), True, key=lambda count: reasoning in decode(token_ids[:count]))
 
 
 def _stopped(read: ReadTurn, stops: Sequence[str]) -> tuple[ReadTurn, str]:
@@ -339,10 +305,6 @@ def _stopped(read: ReadTurn, stops: Sequence[str]) -> tuple[ReadTurn, str]:
             return read._replace(reasoning=before, text="", content="", calls=()), stop
         return read._replace(text=before, content=read.content[: found[0]]), stop
     return read, ""
-
-
-def _call_ids(turn: Turn) -> Sequence[str]:
-    return [call.call_id for call in turn.said.calls] if turn.said is not None else ()
 
 
 def _chat_message(message: RequestMessage, number_of: Mapping[str, str] | None = None) -> ChatMessage:

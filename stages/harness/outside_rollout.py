@@ -14,14 +14,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from ...data.trajectory import Role
 from ...errors import PhaseTimeout
-from ...inference.http.turn_parser import TurnParser
 from ...model_proxy.server import ModelServer, json_answer
-from ..agent_loop import StopReason
-from .adapter import CallHints
-from .call_limits import CALLS_AT_ONCE
-from .call_tree import CallKind
+from ..episode import StopReason
 from .harness_model import HarnessModel
 
 if TYPE_CHECKING:
@@ -29,10 +24,8 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-    from ...inference.chat import ChatFormat, ChatMessage
-    from ...inference.engine import Generator
-    from ...wire.messages.jobs import Job
-    from ..agent_loop import Episode
+    from ...inference.chat import ChatMessage
+    from ..episode import JobPolicy
 
 CLOSE_S = 1.0
 """How long calls under way may take once the program has ended the rollout."""
@@ -61,49 +54,22 @@ class OutsideRollout:
     """One rollout.
 
     Args:
-        generate: the job's backend.
-        chat: of the policy.
-        context_tokens: of the engine; 0: not known.
-        job: with its `outside`.
-        episode: gets what was sampled, and the counts.
+        policy: whose job has an `outside`.
         messages: the task's own; a call with the user's text is of the main conversation.
-        parser_url: as in `ChosenHarness.lead`.
         grades: the task can judge without a reward of the program's.
     """
 
-    def __init__(
-        self,
-        generate: Generator,
-        chat: ChatFormat,
-        context_tokens: int,
-        job: Job,
-        episode: Episode,
-        messages: Sequence[ChatMessage],
-        parser_url: str = "",
-        *,
-        grades: bool = True,
-    ) -> None:
-        assert job.outside is not None, "a program outside leads it"
-        self.job = job
+    def __init__(self, policy: JobPolicy, messages: Sequence[ChatMessage], *, grades: bool = True) -> None:
+        assert policy.job.outside is not None, "a program outside leads it"
+        self.job = policy.job
         self.reward: float | None = None
         """What the program reported."""
         self.finished = False
         """The program has ended the rollout."""
-        self._outside = job.outside
-        self._episode = episode
+        self._outside = policy.job.outside
+        self._episode = policy.episode
         self._grades = grades
-        self._parser = TurnParser(parser_url, chat, limit=CALLS_AT_ONCE) if parser_url else None
-        self._model = HarnessModel(
-            generate,
-            chat,
-            context_tokens,
-            job,
-            episode,
-            prompt="\n\n".join(message.content for message in messages if message.role == Role.USER),
-            refusal_status=400,
-            hints=lambda _: CallHints(),
-            parser=self._parser,
-        )
+        self._model = HarnessModel(policy, messages)
         self._server = ModelServer(self._model, key_sha256=self._outside.key_sha256)
         self._under_way = 0
         self._idle_from = time.monotonic()
@@ -124,10 +90,7 @@ class OutsideRollout:
         finally:
             door.shut(self)
             await self._server.close(CLOSE_S if self.finished else 0.0)
-            kinds = self._outside.train_on
-            self._model.write([kind for kind in CallKind if kind.value in kinds or "all" in kinds])
-            if self._parser is not None:
-                await self._parser.close()
+            await self._model.finish(self._outside.train_on)
         if self._model.failure is not None and not self._model.answered:
             raise self._model.failure
         if self._episode.stop_reason is None:

@@ -18,28 +18,23 @@ from typing import TYPE_CHECKING, Self
 
 import msgspec
 
-from ...data.trajectory import Role
 from ...errors import ConfigError, HarnessFailed, InvalidJob, SandboxFailed, SandboxLimitExceeded
-from ...inference.http.turn_parser import TurnParser
 from ...model_proxy.server import ModelServer
-from ..agent_loop import StopReason
 from ..cut_text import cut_text
+from ..episode import StopReason
 from .adapter import ADDRESS_SPACE_BYTES, LaunchRequest, load_adapter
-from .call_limits import CALLS_AT_ONCE
-from .call_tree import CallKind
 from .harness_model import HarnessModel
 from .installation import HarnessStore, default_root
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...inference.chat import ChatFormat, ChatMessage
-    from ...inference.engine import Generator
+    from ...inference.chat import ChatMessage
     from ...tools.containers.specification import SandboxSpec
     from ...tools.execution.messages import ExecResult
     from ...tools.sandbox.sandbox import Sandbox
-    from ...wire.messages.jobs import Harness, Job
-    from ..agent_loop import Episode
+    from ...wire.messages.jobs import Harness
+    from ..episode import JobPolicy
     from .adapter import Adapter, Launch
     from .installation import Installation
 
@@ -95,63 +90,13 @@ class ChosenHarness:
         binds = self.installation.binds if self.installation is not None else ()
         return msgspec.structs.replace(spec, limits=limits, binds=(*spec.binds, *binds))
 
-    async def lead(
-        self,
-        messages: Sequence[ChatMessage],
-        sandbox: Sandbox,
-        generate: Generator,
-        chat: ChatFormat,
-        context_tokens: int,
-        job: Job,
-        episode: Episode,
-        parser_url: str = "",
-    ) -> ExecResult | None:
+    async def lead(self, policy: JobPolicy, messages: Sequence[ChatMessage], sandbox: Sandbox) -> ExecResult | None:
         """Lead a rollout to its end, and write what was sampled to the episode, however it ends.
 
-        The harness gets the user's messages as its task. It has a system message and tools of its own. What the policy
-        says is read by the server at `parser_url`, if there is one.
+        The harness gets the user's messages as its task. It has a system message and tools of its own.
 
-        Raises:
-            HarnessFailed, EngineFailed, SandboxFailed: see `HarnessRollout.run`.
-        """
-        adapter = self.adapter
-        parser = TurnParser(parser_url, chat, limit=CALLS_AT_ONCE) if parser_url else None
-        prompt = "\n\n".join(message.content for message in messages if message.role == Role.USER)
-        model = HarnessModel(
-            generate,
-            chat,
-            context_tokens,
-            job,
-            episode,
-            prompt=prompt,
-            refusal_status=adapter.refusal_status,
-            hints=adapter.hints,
-            parser=parser,
-        )
-        episode.notes["harness"] = (
-            f"{self.choice.name} {self.installation.version if self.installation else ''}".strip()
-        )
-        try:
-            return await HarnessRollout(self, sandbox, model, job, episode).run(prompt)
-        finally:
-            kinds = self.choice.train_on
-            model.write([kind for kind in CallKind if kind.value in kinds or "all" in kinds])
-            if parser is not None:
-                await parser.close()
-
-
-@dataclass(frozen=True, slots=True)
-class HarnessRollout:
-    """One rollout."""
-
-    harness: ChosenHarness
-    sandbox: Sandbox
-    model: HarnessModel
-    job: Job
-    episode: Episode
-
-    async def run(self, prompt: str) -> ExecResult | None:
-        """Run the harness on a task until it ends; return what it said, or None if it had to be killed.
+        Returns:
+            What it said; None: it had to be killed.
 
         Raises:
             HarnessFailed: it ended before any call of the model was answered.
@@ -160,93 +105,94 @@ class HarnessRollout:
             EngineFailed: it ended with an error after the engine had failed.
             SandboxFailed: the sandbox is gone.
         """
+        version = self.installation.version if self.installation is not None else ""
+        policy.episode.notes["harness"] = f"{self.choice.name} {version}".strip()
+        adapter = self.adapter
+        model = HarnessModel(policy, messages, refusal_status=adapter.refusal_status, hints=adapter.hints)
+        try:
+            result = await self._served(model, sandbox)
+            self._judge(model, result)
+            return result
+        finally:
+            await model.finish(self.choice.train_on)
+
+    async def _served(self, model: HarnessModel, sandbox: Sandbox) -> ExecResult | None:
         key = secrets.token_hex(16)
-        listening = await self.sandbox.listen()
-        server = ModelServer(self.model, key="" if self.sandbox.has_own_network else key)
+        listening = await sandbox.listen()
+        server = ModelServer(model, key="" if sandbox.has_own_network else key)
         await server.start(listening.listener)
         try:
-            launch = self.harness.adapter.launch(self._request(listening.url, key, prompt))
-            await self._write(launch)
-            result = await self._executed(launch)
+            launch = self.adapter.launch(self._request(model, sandbox, listening.url, key))
+            await _write(sandbox, launch)
+            return await _executed(model, sandbox, launch)
         finally:
             await server.close(CLOSE_S)
-        self._judge(result)
-        return result
 
-    def _request(self, url: str, key: str, prompt: str) -> LaunchRequest:
-        sandbox, installation = self.sandbox, self.harness.installation
+    def _request(self, model: HarnessModel, sandbox: Sandbox, url: str, key: str) -> LaunchRequest:
+        limit = model.limits.tokens
         return LaunchRequest(
             url=url,
             key=key,
-            model=self.model.name,
-            prompt=prompt,
+            model=model.name,
+            prompt=model.prompt,
             home=f"{sandbox.temporary}/{HOME}",
             directory=sandbox.spec.directory or sandbox.directory,
-            folder=str(installation.folder) if installation is not None else "",
-            context_tokens=self.model.limits.tokens,
-            max_tokens=min(self.job.sampling.max_tokens, self.model.limits.tokens),
-            arguments=self.harness.choice.arguments,
-            environment=self.harness.choice.environment,
+            folder=str(self.installation.folder) if self.installation is not None else "",
+            context_tokens=limit,
+            max_tokens=min(model.policy.job.sampling.max_tokens, limit),
+            arguments=self.choice.arguments,
+            environment=self.choice.environment,
         )
 
-    async def _write(self, launch: Launch) -> None:
-        home = launch.environment["HOME"]
-        made = await self.sandbox.exec(("mkdir", "-p", "-m", "700", home), WRITE_S)
-        if made.exit_code:
-            raise SandboxFailed(f"no home for the harness could be made: {made.stderr.decode(errors='replace')}")
-        if launch.files:
-            await self.sandbox.write_files({f"{home}/{path}": text.encode() for path, text in launch.files.items()})
-
-    async def _executed(self, launch: Launch) -> ExecResult | None:
-        """Run it to its end; None: it had to be killed."""
-        program = asyncio.create_task(
-            self.sandbox.exec(
-                launch.argv,
-                self.job.limits.run_s,
-                launch.stdin,
-                OUTPUT_LIMIT_BYTES,
-                launch.environment,
-            )
-        )
-        over = asyncio.create_task(self.model.limits.over.wait())
-        try:
-            await asyncio.wait({program, over}, return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.wait({program}, timeout=GRACE_S)
-            return program.result() if program.done() else None
-        finally:
-            over.cancel()
-            program.cancel()
-            await asyncio.wait({program, over})
-
-    def _judge(self, result: ExecResult | None) -> None:
+    def _judge(self, model: HarnessModel, result: ExecResult | None) -> None:
         """Note how it ended."""
-        episode, model, name = self.episode, self.model, self.harness.choice.name
-        if model.limits.exceeded:
-            limit = f"{model.limits.cost >> 20} MiB of requests to the model"
+        episode, limits, name = model.policy.episode, model.limits, self.choice.name
+        if limits.exceeded:
+            limit = f"{limits.cost >> 20} MiB of requests to the model"
             raise SandboxLimitExceeded(f"{name} sent more than {limit}, which a rollout may send", limit="requests")
-        code = result.exit_code if result is not None else KILLED
-        words = last_words(result) if result is not None else ""
-        episode.notes["harness_output"] = (
-            cut_text(printed(result), NOTE_CHARACTERS) if result is not None else KILLED_NOTE
-        )
+        code, how, words, note = KILLED, "had to be killed", "", KILLED_NOTE
+        if result is not None:
+            code, words = result.exit_code, last_words(result)
+            how, note = f"ended with {code}", cut_text(printed(result), NOTE_CHARACTERS)
+        episode.notes["harness_output"] = note
         if model.failure is not None and (code or not model.answered):
             raise model.failure
-        if not model.answered and model.limits.too_long is not None:
-            problem = (
-                f"{name} cannot begin: {model.limits.too_long.message} (episode.max_tokens, or the engine's context)"
-            )
+        if not model.answered and limits.too_long is not None:
+            problem = f"{name} cannot begin: {limits.too_long.message} (episode.max_tokens, or the engine's context)"
             raise InvalidJob(problem, field="episode.max_tokens")
         if not model.answered:
-            how = f"ended with {code}" if result is not None else "had to be killed"
             problem = f"the harness {name} made no call of the model that could be answered, and {how}: {words}"
             raise HarnessFailed(problem, harness=name, exit_code=code)
         episode.metrics["harness_exit_code"] = code
-        if model.limits.too_long is not None:
-            episode.stop_reason = episode.stop_reason or model.limits.limited_by
-        if code:
-            episode.stop_reason = episode.stop_reason or StopReason.HARNESS_FAILED
-        elif episode.stop_reason is None:
-            episode.stop_reason = StopReason.DONE
+        stopped = StopReason.HARNESS_FAILED if code else StopReason.DONE
+        limited = limits.limited_by if limits.too_long is not None else None
+        episode.stop_reason = episode.stop_reason or limited or stopped
+
+
+async def _write(sandbox: Sandbox, launch: Launch) -> None:
+    home = launch.environment["HOME"]
+    made = await sandbox.exec(("mkdir", "-p", "-m", "700", home), WRITE_S)
+    if made.exit_code:
+        raise SandboxFailed(f"no home for the harness could be made: {made.stderr.decode(errors='replace')}")
+    if launch.files:
+        await sandbox.write_files({f"{home}/{path}": text.encode() for path, text in launch.files.items()})
+
+
+async def _executed(model: HarnessModel, sandbox: Sandbox, launch: Launch) -> ExecResult | None:
+    """Run a harness to its end; None: it had to be killed."""
+    limit_s = model.policy.job.limits.run_s
+    program = asyncio.create_task(
+        sandbox.exec(launch.argv, limit_s, launch.stdin, OUTPUT_LIMIT_BYTES, launch.environment)
+    )
+    over = asyncio.create_task(model.limits.over.wait())
+    try:
+        await asyncio.wait({program, over}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({program}, timeout=GRACE_S)
+        return program.result() if program.done() else None
+    finally:
+        over.cancel()
+        program.cancel()
+        await asyncio.wait({program, over})
 
 
 def last_words(result: ExecResult) -> str:

@@ -24,7 +24,7 @@ from ...inference.tool_calls.marked_json import HermesFormat
 from ...tools.containers.specification import SandboxSpec
 from ...wire.messages.engines import VersionSpan
 from ...wire.messages.jobs import EpisodeLimits, Job, PhaseLimits, Sampling
-from ..agent_loop import Episode
+from ..episode import Episode, JobPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -118,7 +118,7 @@ async def try_harness(harness: ChosenHarness, sandboxes: Sandboxes, prompt: str 
         started = time.monotonic()
         try:
             task = [ChatMessage(Role.USER, prompt)]
-            result = await harness.lead(task, sandbox, script, _CHAT, 0, job, episode)
+            result = await harness.lead(JobPolicy(script, _CHAT, 0, job, episode), task, sandbox)
         except HarnessFailed as error:
             problem = error.message
         else:

@@ -13,7 +13,7 @@ from prorl_zmq import Group, Trajectory, collate
 from prorl_zmq.data.rows import TRUNCATING
 from prorl_zmq.data.trajectory import Role
 from prorl_zmq.errors import NotTrainable
-from prorl_zmq.stages.agent_loop import StopReason
+from prorl_zmq.stages.episode import StopReason
 from prorl_zmq.wire.messages.jobs import Outcome
 
 BY_TOKEN = {"token_ids": 77, "loss_mask": False, "logprobs": 0.0, "weight_versions": -1}

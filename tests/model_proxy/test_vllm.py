@@ -22,9 +22,7 @@ from prorl_zmq import Job, Sampling
 from prorl_zmq.data.trajectory import array_views
 from prorl_zmq.inference.chat.loading import load_chat_format
 from prorl_zmq.inference.http.http_engine import HttpEngine
-from prorl_zmq.stages.agent_loop import Episode
-from prorl_zmq.stages.harness.adapter import CallHints
-from prorl_zmq.stages.harness.call_tree import CallKind
+from prorl_zmq.stages.episode import Episode, JobPolicy
 from prorl_zmq.stages.harness.harness_model import HarnessModel
 from prorl_zmq.wire.messages.backends import ChatSettings
 
@@ -248,9 +246,7 @@ async def led(kind: type[Client], *, streamed: bool, ledger: LeadingLedger, qwen
 
     job, episode = Job(task="t", instance={}, sampling=Sampling(max_tokens=200, seed=1)), Episode()
     chat, context = load_chat_format(settings), engine.description.context_tokens
-    model = HarnessModel(
-        generate, chat, context, job, episode, prompt="", refusal_status=400, hints=lambda _: CallHints()
-    )
+    model = HarnessModel(JobPolicy(generate, chat, context, job, episode))
     try:
         async with served(model) as proxy:
             client = kind(proxy, streamed=streamed)
@@ -264,7 +260,7 @@ async def led(kind: type[Client], *, streamed: bool, ledger: LeadingLedger, qwen
         await engine.close()
     assert {number: len(told[number].calls) for number in CALLS} == CALLS
     assert {number: bool(told[number].reasoning) for number in THOUGHTFUL} == THOUGHTFUL
-    model.write([CallKind.MAIN])
+    await model.finish(["main"])
     return episode
 
 

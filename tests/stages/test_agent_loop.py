@@ -17,11 +17,12 @@ from prorl_zmq.inference import tokenizer
 from prorl_zmq.inference.chat import ChatMessage, Prompt
 from prorl_zmq.inference.chat.embedded_chat import EmbeddedChatFormat
 from prorl_zmq.inference.engine import Generation
-from prorl_zmq.stages.agent_loop import AgentLoop, Episode, StopReason
+from prorl_zmq.stages.agent_loop import AgentLoop
+from prorl_zmq.stages.episode import Episode, JobPolicy, StopReason
 from prorl_zmq.tools.think_and_finish import FinishTool
 from prorl_zmq.tools.tool import Arguments, Tool
 from prorl_zmq.wire.messages.engines import VersionSpan
-from prorl_zmq.wire.messages.jobs import EpisodeLimits, Outcome, Result, Sampling
+from prorl_zmq.wire.messages.jobs import EpisodeLimits, Job, Outcome, Result, Sampling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -96,7 +97,8 @@ def run(
 ) -> Episode:
     episode = Episode()
     tools = [Echo(), FinishTool()]
-    loop = AgentLoop(engine, chat, context_tokens, tools, sampling or Sampling(), limits or EpisodeLimits(), episode)
+    job = Job(task="t", instance={}, sampling=sampling or Sampling(), episode=limits or EpisodeLimits())
+    loop = AgentLoop(JobPolicy(engine, chat, context_tokens, job, episode), tools)
     asyncio.run(loop.run(OPENING))
     return episode
 
@@ -279,7 +281,7 @@ def test_an_engine_that_always_gives_up_is_not_asked_for_ever() -> None:
 
 def test_an_episode_that_could_not_begin_has_no_stop_reason() -> None:
     episode = Episode()
-    loop = AgentLoop(ScriptedEngine("x"), CHAT, 5, [], Sampling(), EpisodeLimits(), episode)
+    loop = AgentLoop(JobPolicy(ScriptedEngine("x"), CHAT, 5, Job(task="t", instance={}), episode), [])
     with pytest.raises(InvalidJob):
         asyncio.run(loop.run(OPENING))
     assert episode.stop_reason is None

@@ -17,7 +17,7 @@ from rootfs import root_filesystem
 
 from prorl_zmq import Job
 from prorl_zmq.errors import SandboxFailed
-from prorl_zmq.stages.agent_loop import Episode
+from prorl_zmq.stages.episode import Episode
 from prorl_zmq.stages.handler import InitPhase, RunPhase
 from prorl_zmq.stages.handlers import code_runner
 from prorl_zmq.stages.handlers.code import CodeHandler

@@ -17,19 +17,22 @@ from prorl_zmq.data.trajectory import Role
 from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.inference.chat.transformers_chat import TransformersChatFormat
 from prorl_zmq.inference.engine import Generation
-from prorl_zmq.stages.agent_loop import AgentLoop, Episode
+from prorl_zmq.stages.agent_loop import AgentLoop
+from prorl_zmq.stages.episode import Episode, JobPolicy
 from prorl_zmq.stages.handlers.code_source import last_block
 from prorl_zmq.stages.handlers.math_answers import answer_of, right_answer
 from prorl_zmq.tools.think_and_finish import FinishTool
 from prorl_zmq.wire.messages.backends import ChatSettings
 from prorl_zmq.wire.messages.engines import VersionSpan
-from prorl_zmq.wire.messages.jobs import EpisodeLimits, Sampling
+from prorl_zmq.wire.messages.jobs import Job
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from harness_talk import Client
     from numpy.typing import NDArray
+
+    from prorl_zmq.wire.messages.jobs import Sampling
 
 FINISH = '<tool_call>\n{"name": "finish", "arguments": {"message": "7"}}\n</tool_call>'
 
@@ -61,7 +64,7 @@ def by_agent_loop(name: str, text: str, *, ended: bool) -> Episode:
         )
 
     episode = Episode()
-    loop = AgentLoop(generate, chat(name), 0, [FinishTool()], Sampling(), EpisodeLimits(), episode)
+    loop = AgentLoop(JobPolicy(generate, chat(name), 0, Job(task="t", instance={}), episode), [FinishTool()])
     asyncio.run(loop.run([ChatMessage(Role.USER, "What is 3 + 4?")]))
     return episode
 

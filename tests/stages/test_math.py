@@ -12,7 +12,7 @@ from phases import eval_phase
 
 from prorl_zmq import Job
 from prorl_zmq.errors import GraderFailed, HandlerFailed
-from prorl_zmq.stages.agent_loop import Episode
+from prorl_zmq.stages.episode import Episode
 from prorl_zmq.stages.handler import InitPhase, RunPhase, failure_of
 from prorl_zmq.stages.handlers.math import GRADE_S, SYSTEM_MESSAGE, MathHandler
 from prorl_zmq.stages.handlers.math_answers import answer_of, right_answer

@@ -12,7 +12,7 @@ from support.sandboxes import main_and_proofs
 
 from prorl_zmq import Job
 from prorl_zmq.errors import HandlerFailed, SandboxLimitExceeded
-from prorl_zmq.stages.agent_loop import Episode
+from prorl_zmq.stages.episode import Episode
 from prorl_zmq.stages.handler import RunPhase, failure_of
 from prorl_zmq.stages.handlers.code import CodeHandler
 from prorl_zmq.stages.handlers.code_source import SOURCE_LIMIT_BYTES

@@ -13,7 +13,7 @@ from phases import eval_phase
 
 from prorl_zmq import Job
 from prorl_zmq.errors import ConfigError, GraderFailed, HandlerFailed
-from prorl_zmq.stages.agent_loop import Episode
+from prorl_zmq.stages.episode import Episode
 from prorl_zmq.stages.handler import InitPhase, RunPhase
 from prorl_zmq.stages.handlers.math import GRADE_S
 from prorl_zmq.stages.handlers.stem import SEARCH_KEY, SEARCH_URL, TAVILY_KEY, StemHandler

@@ -17,7 +17,7 @@ from phases import eval_phase
 
 from prorl_zmq import Job
 from prorl_zmq.errors import HandlerFailed, SandboxFailed
-from prorl_zmq.stages.agent_loop import Episode
+from prorl_zmq.stages.episode import Episode
 from prorl_zmq.stages.handler import Evaluation, InitPhase, RunPhase
 from prorl_zmq.stages.handlers.swe import SweHandler
 from prorl_zmq.stages.phase_data import passed_on

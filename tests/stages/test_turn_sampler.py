@@ -6,13 +6,13 @@ import time
 
 import pytest
 
-from prorl_zmq.stages.turn_sampler import Record
+from prorl_zmq.stages.episode import Episode
 from prorl_zmq.wire.messages.jobs import STEPS_LIMIT
 
 
 def test_what_took_time_is_a_step_and_the_timings_are_the_sums() -> None:
     began = time.monotonic() - 10.0
-    record = Record(began=began)
+    record = Episode(began=began)
     record.spent("chat", time.monotonic())  # too short to be told
     record.metrics["turns"] = 1
     record.spent("engine", began + 6.0)
@@ -31,7 +31,7 @@ def test_what_took_time_is_a_step_and_the_timings_are_the_sums() -> None:
 
 
 def test_the_steps_of_an_endless_episode_are_bounded_and_its_timings_go_on() -> None:
-    record = Record(began=time.monotonic() - 10.0)
+    record = Episode(began=time.monotonic() - 10.0)
     for _ in range(STEPS_LIMIT + 5):
         record.spent("engine", record.began)
     assert len(record.steps) == STEPS_LIMIT

@@ -235,7 +235,7 @@ class Result(Part, frozen=True, kw_only=True):
     """None unless the outcome is `completed`, or the agent itself is why it is not (see `stages.handler.Failure`)."""
     error: ErrorInfo | None = None
     stop_reason: str = ""
-    """Why the episode stopped (see `stages.agent_loop.StopReason`); empty if RUN did not end."""
+    """Why the episode stopped (see `stages.episode.StopReason`); empty if RUN did not end."""
     backend: str = ""
     """The backend that the job was assigned to."""
     metrics: dict[MeasureName, float] = {}

@@ -33,9 +33,7 @@ from prorl_zmq.inference.http.turn_parser import PATH, TurnParser
 from prorl_zmq.inference.tokenizer import IM_END, encode
 from prorl_zmq.inference.tool_calls.call import MalformedCall, ToolCall
 from prorl_zmq.model_proxy.calls import CallRefused, ModelRequest, Problem, RequestCall, RequestMessage
-from prorl_zmq.stages.agent_loop import Episode
-from prorl_zmq.stages.harness.adapter import CallHints
-from prorl_zmq.stages.harness.call_tree import CallKind
+from prorl_zmq.stages.episode import Episode, JobPolicy
 from prorl_zmq.stages.harness.harness_model import HarnessModel
 from prorl_zmq.wire.messages.backends import ChatSettings
 from prorl_zmq.wire.messages.engines import VersionSpan
@@ -195,7 +193,7 @@ def test_a_server_without_a_parser_is_never_believed() -> None:
         read(server, TURN)
 
 
-class Policy:
+class Turns:
     """Says texts in order, and keeps its prompts. Implements `engine.Generator`."""
 
     def __init__(self, *turns: np.ndarray) -> None:
@@ -208,11 +206,8 @@ class Policy:
         return Generation(ids, np.zeros(len(ids), np.float32), (VersionSpan(0, 0, len(ids)),), "stop")
 
 
-def model_of(policy: Policy, chat: Any, parser: TurnParser, episode: Episode) -> HarnessModel:
-    job = Job(task="t", instance={})
-    return HarnessModel(
-        policy, chat, 0, job, episode, prompt="", refusal_status=400, hints=lambda _: CallHints(), parser=parser
-    )
+def model_of(turns: Turns, chat: Any, parser_url: str, episode: Episode) -> HarnessModel:
+    return HarnessModel(JobPolicy(turns, chat, 0, Job(task="t", instance={}), episode, parser_url))
 
 
 def test_a_call_whose_turn_was_not_read_fails_and_may_be_tried_again() -> None:
@@ -221,8 +216,7 @@ def test_a_call_whose_turn_was_not_read_fails_and_may_be_tried_again() -> None:
 
     async def main() -> None:
         await server.start()
-        parser = TurnParser(server.url, CHAT, limit=4)
-        model = model_of(Policy(TURN, TURN), CHAT, parser, episode)
+        model = model_of(Turns(TURN, TURN), CHAT, server.url, episode)
         request = ModelRequest((RequestMessage(Role.USER, "Look."),))
         try:
             failing = await model.open(request)
@@ -236,9 +230,8 @@ def test_a_call_whose_turn_was_not_read_fails_and_may_be_tried_again() -> None:
             again.close(delivered=True)
             assert model.failure is None
         finally:
-            await parser.close()
+            await model.finish()
             await server.stop()
-        model.write([CallKind.MAIN])
 
     asyncio.run(main())
     assert episode.metrics["calls_without_reply"] == episode.metrics["main_turns"] == 1
@@ -331,12 +324,11 @@ def test_a_real_server_reads_a_form_that_we_do_not_know(render_url: str, xml_mod
         "<think>\nHm, so.\n</think>\n\nTwo files.<|im_end|>",
     )
     turns = [np.array(tokenizer.encode(text, add_special_tokens=False).ids, np.int32) for text in said]
-    policy, episode = Policy(*turns), Episode()
+    policy, episode = Turns(*turns), Episode()
     chat = load_chat_format(ChatSettings("transformers", str(xml_model), parser_url=render_url))
 
     async def main() -> list[ModelReply]:
-        parser = TurnParser(render_url, chat, limit=4)
-        model = model_of(policy, chat, parser, episode)
+        model = model_of(policy, chat, render_url, episode)
         messages: list[RequestMessage] = [RequestMessage(Role.USER, "Look.")]
         replies = []
         try:
@@ -351,8 +343,7 @@ def test_a_real_server_reads_a_form_that_we_do_not_know(render_url: str, xml_mod
                 )
                 messages += [RequestMessage(Role.TOOL, "a b", call_id=one.call_id) for one in reply.calls]
         finally:
-            await parser.close()
-        model.write([CallKind.MAIN])
+            await model.finish()
         return replies
 
     first, second = asyncio.run(main())

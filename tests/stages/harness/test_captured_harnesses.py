@@ -24,7 +24,7 @@ from prorl_zmq.errors import EngineFailed, HarnessFailed
 from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.model_proxy import event_writer, server
 from prorl_zmq.model_proxy.calls import CallRefused, Problem
-from prorl_zmq.stages.agent_loop import Episode
+from prorl_zmq.stages.episode import Episode, JobPolicy
 from prorl_zmq.stages.harness.adapter import load_adapter
 from prorl_zmq.stages.harness.harness_model import HarnessModel
 from prorl_zmq.stages.harness.rollout import ChosenHarness
@@ -99,7 +99,8 @@ def lead(
         sandbox = await sandboxes.create("one", chosen.prepared(SandboxSpec()))
         try:
             async with asyncio.timeout(limit_s):
-                await chosen.lead([ChatMessage(Role.USER, PROMPT)], sandbox, policy, CHAT, 0, job, episode)
+                task = [ChatMessage(Role.USER, PROMPT)]
+                await chosen.lead(JobPolicy(policy, CHAT, 0, job, episode), task, sandbox)
         finally:
             done = await sandbox.exec(["bash", "-c", "cat out.txt"], 20)
             episode.notes["written"] = done.stdout.decode().strip()

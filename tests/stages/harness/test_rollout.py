@@ -19,7 +19,7 @@ from prorl_zmq import EpisodeLimits, Job, Sampling
 from prorl_zmq.data.trajectory import Role
 from prorl_zmq.errors import EngineFailed, HarnessFailed, InvalidJob, SandboxLimitExceeded
 from prorl_zmq.inference.chat import ChatMessage
-from prorl_zmq.stages.agent_loop import Episode
+from prorl_zmq.stages.episode import Episode, JobPolicy
 from prorl_zmq.stages.handler import failure_of
 from prorl_zmq.stages.harness import call_limits, rollout
 from prorl_zmq.stages.harness.rollout import ChosenHarness
@@ -56,7 +56,7 @@ def lead(
             await sandbox.write_file("agent.py", AGENT.read_bytes())
             messages = [ChatMessage(Role.SYSTEM, "not told"), ChatMessage(Role.USER, prompt)]
             chosen = ChosenHarness.find(Harness.of(wanted.harness))
-            await chosen.lead(messages, sandbox, policy, CHAT, 0, wanted, episode, parser_url)
+            await chosen.lead(JobPolicy(policy, CHAT, 0, wanted, episode, parser_url), messages, sandbox)
         finally:
             episode.notes["written"] = await written(sandbox)
             await sandbox.close()

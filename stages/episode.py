@@ -1,0 +1,94 @@
+"""`Episode`, the record of a job's conversations, and `JobPolicy`, which answers them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from ..data.trajectory import TrajectoryBuilder
+from ..wire.messages.jobs import STEPS_LIMIT, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..inference.chat import ChatFormat
+    from ..inference.engine import Generator
+    from ..wire.messages.jobs import Job
+
+STEP_S = 0.001
+"""Shorter steps are not reported one by one."""
+UNLIMITED = 2**31 - 1
+"""Tokens of a context of unknown size."""
+
+
+class StopReason(StrEnum):
+    """Why an episode stopped."""
+
+    DONE = "done"
+    """The policy ended a turn without calling a tool."""
+    FINISHED = "finished"
+    """The policy called a tool that ends the episode (see `Tool.ends_episode`)."""
+    MAX_TURNS = "max_turns"
+    """The job's limit on turns (`EpisodeLimits.max_turns`)."""
+    MAX_TOKENS = "max_tokens"
+    """The conversation reached the job's limit (`EpisodeLimits.max_tokens`); what no longer fitted was not added."""
+    CONTEXT_LENGTH = "context_length"
+    """The conversation reached the engine's own limit; what no longer fitted was not added."""
+    TURN_LENGTH = "turn_length"
+    """The policy did not end a turn within `Sampling.max_tokens`."""
+    HARNESS_FAILED = "harness_failed"
+    """The harness that led the rollout ended with an error, or had to be killed (see `stages.harness`)."""
+
+
+@dataclass(slots=True)
+class Episode:
+    """An episode so far, or up to its interruption.
+
+    Of `metrics`: `turns`, `generated_tokens`; `prompt_tokens`, summed over the turns, and `cached_tokens`, those of
+    them that the engine's prefix cache had; `tool_calls`, all readable ones; `malformed_tool_calls`, which could not be
+    read or name no tool; `invalid_tool_arguments`, calls of a tool with arguments that it does not take;
+    `continued_turns`, how often new weights interrupted a generation, which continued with them. Of `timings`: seconds
+    in the `engine`, in the `chat` template, and in each tool (`tool.bash`).
+    """
+
+    metrics: Counter[str] = field(default_factory=Counter)
+    timings: dict[str, float] = field(default_factory=dict)
+    """Seconds."""
+    steps: list[Step] = field(default_factory=list)
+    """The summands of the timings, without the shortest."""
+    began: float = field(default_factory=time.monotonic)
+    trajectory: TrajectoryBuilder = field(default_factory=TrajectoryBuilder)
+    stop_reason: StopReason | None = None
+    last_text: str = ""
+    """The text of the policy's last turn, without its reasoning."""
+    final_message: str | None = None
+    """What the policy said with the call that ended the episode, if there was one."""
+    notes: dict[str, str] = field(default_factory=dict)
+    """For people, in the trajectory's `result.notes`."""
+    so_far: Callable[[], TrajectoryBuilder] | None = None
+    """Returns the conversation that a harness leads, until now; None: it is in `trajectory`."""
+
+    def spent(self, what: str, since: float) -> None:
+        """Add the time since `since` (monotonic clock) to a timing, and to the steps."""
+        seconds = time.monotonic() - since
+        self.timings[what] = self.timings.get(what, 0.0) + seconds
+        if seconds >= STEP_S and len(self.steps) < STEPS_LIMIT:
+            self.steps.append(Step(what, self.metrics["turns"], max(0.0, since - self.began), seconds))
+
+
+@dataclass(frozen=True, slots=True)
+class JobPolicy:
+    """What answers the turns of one job, within the job's limits, and where that is recorded."""
+
+    generate: Generator
+    chat: ChatFormat
+    context_tokens: int
+    """Of the engine; 0: unknown."""
+    job: Job
+    """Whose `sampling` and `episode` limits hold."""
+    episode: Episode
+    parser_url: str = ""
+    """The server that reads turns led by a program; empty: the chat format reads them."""
