@@ -1,14 +1,15 @@
-r"""Sets of real numbers, as answers write them, in one canonical form: intervals and points in order.
+r"""Sets of real numbers, as answers write them, read as sympy's sets, which are equal if their members are.
 
 `[0, 1) \cup (1, 2]`, `\mathbb{R} \setminus \{2\}`, `x \neq 2`, `x < 1 \text{ or } x > 3`, `\emptyset`, `\{1, 1, 2\}`.
-Ends are worked out to `DIGITS` digits, so that `\sqrt{8}` and `2\sqrt{2}` are one end. What has letters in it is None.
+Ends are worked out to `DIGITS` digits: `\sqrt{8}` and `2\sqrt{2}` are one end. What has letters in it is None. Sympy is
+imported where it is used, since stage processes import this module, and it takes a second.
 """
 
 from __future__ import annotations
 
 import re
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any
 
 from ...tasks.written_answers import inside, named_value, number, split, unwrapped
 from .math_expressions import constant
@@ -45,21 +46,6 @@ _MARKED = re.compile(
 )
 
 
-class _Piece(NamedTuple):
-    """An interval; one point if both ends are the same."""
-
-    low: Fraction | None
-    """None: minus infinity."""
-    high: Fraction | None
-    """None: infinity."""
-    has_low: bool
-    has_high: bool
-
-
-Set = tuple[_Piece, ...]
-ALL = (_Piece(None, None, has_low=False, has_high=False),)
-
-
 def same_sets(truth: str, answer: str) -> bool:
     """Return whether two `normal` texts are the same set, if at least one of them is written as a set."""
     if not (_MARKED.search(truth) or _MARKED.search(answer)):
@@ -68,26 +54,29 @@ def same_sets(truth: str, answer: str) -> bool:
     return wanted is not None and read_set(answer) == wanted
 
 
-def read_set(text: str, depth: int = 0) -> Set | None:
+def read_set(text: str, depth: int = 0) -> Any:
+    """Return the sympy set that a `normal` text is; None: it is none. Runs in `answer_limit`."""
+    import sympy
+
+    reals = sympy.S.Reals
     text = named_value(text)[1].strip().rstrip(".") if "\\in" in text else text.strip().rstrip(".")
     if not text or depth > DEPTH_LIMIT:
         return None
     plain = re.sub(r"\s+", " ", unwrapped(text)).strip()
     if _EMPTY.fullmatch(plain) or _EMPTY.fullmatch(text):
-        return ()
+        return sympy.S.EmptySet
     if _REALS.fullmatch(plain) or _REALS.fullmatch(text):
-        return ALL
+        return reals
     if len(parts := split(text, "\\cup", "\\text{ or }", " or ", "\\lor", "\\vee")) > 1:
-        return _united([read_set(part, depth + 1) for part in parts])
+        return _joined(sympy.Union, [read_set(part, depth + 1) for part in parts[: PIECES_LIMIT + 1]])
     if len(parts := split(text, "\\cap")) > 1:
-        pieces = [read_set(part, depth + 1) for part in parts]
-        return None if None in pieces else _without(ALL, _united([_without(ALL, one or ()) for one in pieces]))
+        return _joined(sympy.Intersection, [read_set(part, depth + 1) for part in parts[: PIECES_LIMIT + 1]])
     whole = text if re.search(r"\\(?:small)?setminus|\\backslash", text) else plain
     if (gap := _EXCEPT.search(whole)) is not None and gap.start() > 0:
         taken = whole[gap.end() :].strip()
         if inside(taken, "\\{", "\\}") is None and read_set(taken, depth + 1) is None:
             taken = f"\\{{{taken.replace(' and ', ',')}\\}}"
-        return _without(read_set(whole[: gap.start()], depth + 1), read_set(taken, depth + 1))
+        return _joined(sympy.Complement, [read_set(whole[: gap.start()], depth + 1), read_set(taken, depth + 1)])
     if (within := inside(text, "\\{", "\\}")) is not None:
         if (builder := _BUILDER.fullmatch(within)) is not None:
             return read_set(builder[2], depth + 1)
@@ -95,7 +84,7 @@ def read_set(text: str, depth: int = 0) -> Set | None:
     return _interval(text) if (compared := _compared(text, depth)) is None else compared
 
 
-def _interval(text: str) -> Set | None:
+def _interval(text: str) -> Any:
     for opening in "([":
         for closing in ")]":
             within = inside(text, opening, closing)
@@ -104,17 +93,18 @@ def _interval(text: str) -> Set | None:
     return None
 
 
-def _compared(text: str, depth: int) -> Set | None:
+def _compared(text: str, depth: int) -> Any:
     r"""Read inequalities of one variable: `1 < x \leq 2`, `x \neq 2`, `x \neq 1, 3`."""
+    import sympy
+
     clauses = split(text, ",", " and ", "\\land", "\\text{ and }")
     if len(clauses) > 1:
         if not all(re.search(r"[<>]|\\(?:leq|geq|neq)", clause) for clause in clauses):
             first, sign, rest = text.partition("\\neq")
-            return (
-                _without(ALL, _points(split(rest, ",", " and "))) if sign and _NAME.fullmatch(first.strip()) else None
-            )
-        read = [_compared(clause, depth + 1) for clause in clauses] if depth < DEPTH_LIMIT else [None]
-        return None if None in read else _without(ALL, _united([_without(ALL, one or ()) for one in read]))
+            return _but(split(rest, ",", " and ")) if sign and _NAME.fullmatch(first.strip()) else None
+        if depth >= DEPTH_LIMIT:
+            return None
+        return _joined(sympy.Intersection, [_compared(clause, depth + 1) for clause in clauses[: PIECES_LIMIT + 1]])
     pieces = [piece.strip() for piece in re.split(r"(\\leq(?![A-Za-z])|\\geq(?![A-Za-z])|\\neq(?![A-Za-z])|<|>)", text)]
     if len(pieces) not in {3, 5} or not all(pieces):
         return None
@@ -123,7 +113,7 @@ def _compared(text: str, depth: int) -> Set | None:
         return None
     signs = pieces[1::2]
     if signs == ["\\neq"]:
-        return _without(ALL, _points([pieces[2 if names[0] else 0]]))
+        return _but([pieces[2 if names[0] else 0]])
     if len({sign in {">", "\\geq"} for sign in signs}) > 1 or "\\neq" in signs:
         return None
     if signs[0] in {">", "\\geq"}:
@@ -137,90 +127,47 @@ def _compared(text: str, depth: int) -> Set | None:
     return _between(values[0], "\\infty", closed[0], False)
 
 
-def _between(low: str, high: str, has_low: bool, has_high: bool) -> Set | None:
-    infinite = {"-\\infty": -1, "\\infty": 1, "+\\infty": 1}
-    sides = [infinite.get(re.sub(r"\s+", "", end), 0) for end in (low, high)]
-    values = [None if side else _value(end) for end, side in zip((low, high), sides, strict=True)]
-    if (
-        sides[0] > 0
-        or sides[1] < 0
-        or any(value is None and not side for value, side in zip(values, sides, strict=True))
-    ):
+def _between(low: str, high: str, has_low: bool, has_high: bool) -> Any:
+    import sympy
+
+    infinite = {"-\\infty": -sympy.oo, "\\infty": sympy.oo, "+\\infty": sympy.oo}
+    first, last = (infinite.get(re.sub(r"\s+", "", end)) or _value(end) for end in (low, high))
+    if first is None or last is None or first == sympy.oo or last == -sympy.oo:
         return None
-    first, last = values
-    if first is not None and last is not None and (first > last or (first == last and not (has_low and has_high))):
+    if first > last or (first == last and not (has_low and has_high)):
         return None  # it may be a point, written like an interval
-    return (_Piece(first, last, has_low and first is not None, has_high and last is not None),)
+    return sympy.Interval(first, last, not has_low, not has_high)
 
 
-def _points(texts: list[str]) -> Set | None:
+def _points(texts: list[str]) -> Any:
+    import sympy
+
     if len(texts) > PIECES_LIMIT:
         return None
     signed = [each.replace("\\pm", sign) for each in texts for sign in (("+", "-") if "\\pm" in each else ("",))]
     values = [_value(named_value(each.strip().removeprefix("+"))[1]) for each in signed]
-    return _united([None if value is None else (_Piece(value, value, True, True),) for value in values])
+    return None if None in values else sympy.FiniteSet(*values)
 
 
-def _value(text: str) -> Fraction | None:
+def _but(points: list[str]) -> Any:
+    """Return the real numbers without some points."""
+    import sympy
+
+    return _joined(sympy.Complement, [sympy.S.Reals, _points(points)])
+
+
+def _joined(by: Any, sets: list[Any]) -> Any:
+    return None if None in sets or len(sets) > PIECES_LIMIT else by(*sets)
+
+
+def _value(text: str) -> Any:
+    """Return a real number as a sympy fraction; None: it is none."""
+    import sympy
+
     if (written := number(text)) is not None:
-        return written.value
+        return sympy.Rational(written.value)
     value = constant(text)
-    if value is None or not value:
-        return value
-    digits = DIGITS - len(str(abs(value.numerator) // value.denominator))
-    return Fraction(round(value * 10**digits), 10**digits) if digits > 0 else value
-
-
-def _united(sets: list[Set | None]) -> Set | None:
-    pieces: list[_Piece] = []
-    for each in sets:
-        if each is None:
-            return None
-        pieces += each
-    if len(pieces) > PIECES_LIMIT:
+    if value is None:
         return None
-    pieces.sort(key=lambda one: (one.low is not None, one.low or 0, not one.has_low))
-    merged: list[_Piece] = []
-    for piece in pieces:
-        if merged and _touch(merged[-1], piece):
-            last = merged[-1]
-            top = max(last, piece, key=lambda one: (one.high is None, one.high or 0, one.has_high))
-            merged[-1] = last._replace(high=top.high, has_high=top.has_high)
-        else:
-            merged.append(piece)
-    return tuple(merged)
-
-
-def _touch(one: _Piece, other: _Piece) -> bool:
-    if one.high is None or other.low is None or one.high > other.low:
-        return True
-    return one.high == other.low and (one.has_high or other.has_low)
-
-
-def _without(whole: Set | None, taken: Set | None) -> Set | None:
-    """Return a set without another one's members."""
-    if whole is None or taken is None:
-        return None
-    left = list(whole)
-    for hole in taken:
-        rest: list[_Piece] = []
-        for piece in left:
-            before = piece._replace(high=hole.low, has_high=not hole.has_low) if hole.low is not None else None
-            after = piece._replace(low=hole.high, has_low=not hole.has_high) if hole.high is not None else None
-            rest += [_least(piece, before)] if before is not None else []
-            rest += [_least(piece, after)] if after is not None else []
-        left = [piece for piece in rest if _has_members(piece)]
-    return _united([(piece,) for piece in left])
-
-
-def _least(piece: _Piece, cut: _Piece) -> _Piece:
-    """Return what two intervals have in common."""
-    low = max(piece, cut, key=lambda one: (one.low is not None, one.low or 0, not one.has_low))
-    high = min(piece, cut, key=lambda one: (one.high is None, one.high or 0, one.has_high))
-    return _Piece(low.low, high.high, low.has_low, high.has_high)
-
-
-def _has_members(piece: _Piece) -> bool:
-    if piece.low is None or piece.high is None:
-        return True
-    return piece.low < piece.high or (piece.low == piece.high and piece.has_low and piece.has_high)
+    digits = DIGITS - len(str(abs(value.numerator) // value.denominator)) if value else 0
+    return sympy.Rational(Fraction(round(value * 10**digits), 10**digits) if digits > 0 else value)
