@@ -14,7 +14,7 @@ import asyncio
 import os
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -27,10 +27,10 @@ from ..system.logs import keep_secret
 from ..wire.messages.jobs import Sampling
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Callable, Mapping
 
     from ..inference.client import EngineClient
-    from ..inference.http.connections import Answer
+    from ..inference.http.connections import Connections
     from ..wire.messages.backends import Backend
     from ..wire.messages.jobs import Job
     from .backend_client import BackendClient
@@ -82,8 +82,140 @@ class Judgement(Generic[T_co]):
         return {"judge_model": self.model, "judge_prompt": self.prompt, "judge_verdict": self.reply}
 
 
-class Judge(Protocol):
+class JudgeServer:
+    """Asks the OpenAI-style server that an environment names, connected to with the first question; `close` it."""
+
+    def __init__(
+        self, environment: Mapping[str, str] = os.environ, *, try_s: float = TRY_S, retry_s: float = RETRY_S
+    ) -> None:
+        self._environment = environment
+        self._try_s, self._retry_s = try_s, retry_s
+        self._connections: Connections | None = None
+
+    async def reply(self, system: str, question: str, max_tokens: int = REPLY_TOKENS) -> tuple[str, str]:
+        """Return a reply, and the model that gave it.
+
+        Raises:
+            JudgeUnreachable: the server did not answer, or was busy or broken for too long.
+            GraderFailed: the environment names none, or it refused the question.
+        """
+        connections, model = self._opened(), self._environment[MODEL].strip()
+        messages = [{"role": "system", "content": system}] if system else []
+        messages.append({"role": "user", "content": question})
+        body = msgspec.json.encode({"model": model, "messages": messages, "temperature": 0, "max_tokens": max_tokens})
+        loop = asyncio.get_running_loop()
+        deadline, attempt = loop.time() + self._retry_s, 0
+        while True:
+            failed = await self._try(connections, body)
+            if isinstance(failed, str):
+                return failed, model
+            # Half to full: many answers are judged at one time, and must not all come back at one time.
+            backoff_s = random.uniform(0.5, 1) * min(BACKOFF_S * 2**attempt, LONGEST_BACKOFF_S)  # noqa: S311
+            if loop.time() + backoff_s > deadline:
+                raise failed
+            await asyncio.sleep(backoff_s)
+            attempt += 1
+
+    async def close(self) -> None:
+        """Close the connections; may be called again."""
+        connections, self._connections = self._connections, None
+        if connections is not None:
+            await connections.close()
+
+    def _opened(self) -> Connections:
+        if self._connections is not None:
+            return self._connections
+        from ..inference.http.connections import Connections  # with aiohttp
+
+        if unset := unset_settings(self._environment):
+            raise _no_reward(
+                f"no judge is configured: set {unset} for the EVAL stage processes (an OpenAI-style server and its "
+                f"model; {KEY}, if it wants a key)"
+            )
+        url, key = (self._environment.get(name, "").strip() for name in (URL, KEY))
+        if not (key.isascii() and (key.isprintable() or not key)):
+            raise _no_reward(f"{KEY} must be plain ASCII")
+        keep_secret(key)
+        if "@" in url.partition("://")[2].partition("/")[0]:  # errors name the address
+            raise _no_reward(f"{URL} has a user or password in it; set {KEY} instead")
+        try:
+            # These connections do not retry: one loop decides on all retries.
+            base = url.rstrip("/").removesuffix("/v1")
+            self._connections = Connections(base, limit=CONNECTIONS, api_key=key or None, retry_s=0.0)
+        except ConfigError as error:
+            raise _no_reward(f"{URL} is wrong: {error.message}") from error
+        return self._connections
+
+    async def _try(self, connections: Connections, body: bytes) -> str | JudgeUnreachable:
+        """Ask once; return the reply, or what failed and may be tried again."""
+        try:
+            async with asyncio.timeout(self._try_s):
+                answer = await connections.generate("/v1/chat/completions", body, limit_bytes=REPLY_LIMIT_BYTES)
+        except TimeoutError:
+            problem = f"did not answer within {self._try_s:g} s"
+        except EngineFailed as error:
+            if not error.fields.get("unreachable"):
+                raise _no_reward(f"the judge cannot be used: {error.message}", reason="result") from error
+            problem = f"cannot be asked: {error.message}"
+        else:
+            if answer.status == 200:
+                return _content(answer.body)
+            if answer.status < 500:
+                message = f"the judge at {connections.url} refuses the question: {answer.excerpt()}"
+                raise _no_reward(message, reason="result", output=answer.excerpt())
+            problem = f"failed: {answer.excerpt()}"
+        return JudgeUnreachable(f"the judge at {connections.url} ({URL}) {problem}", url=connections.url)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineJudge:
+    """Asks an engine of the service, which counts the job as its own meanwhile."""
+
+    job: Job
+    attempt: int
+    backends: BackendClient
+    engines: EngineClient
+
+    async def reply(self, system: str, question: str, max_tokens: int) -> tuple[str, str]:
+        """Return a reply without its reasoning, and the model that gave it."""
+        job, failed = self.job, ""
+        try:
+            for tried in range(ENGINES_TRIED):
+                backend = await self.backends.assign(job, self.attempt, leaving=failed)
+                try:
+                    return await self._said(backend, system, question, max_tokens), backend.model or backend.backend_id
+                except EngineFailed as error:
+                    if error.fields.get("refused"):
+                        message = f"the engine {backend.backend_id} refuses to judge: {error.message}"
+                        raise _no_reward(message, reason="result") from error
+                    self.backends.report_failure(job.job_id, backend, error.message)
+                    if tried + 1 == ENGINES_TRIED:
+                        message = f"the engine {backend.backend_id} could not judge: {error.message}"
+                        raise JudgeUnreachable(message, url=backend.endpoint) from error
+                    failed = backend.backend_id
+        finally:
+            self.backends.release(job.job_id, self.attempt)
+        raise AssertionError("the last try returns or raises")
+
+    async def _said(self, backend: Backend, system: str, question: str, max_tokens: int) -> str:
+        chat = await chat_format(backend.chat)
+        messages = [ChatMessage(Role.SYSTEM, system)] if system else []
+        pieces = chat.opening([*messages, ChatMessage(Role.USER, question)], ())
+        prompt = np.concatenate([piece.token_ids for piece in pieces])
+        sampling = Sampling(temperature=0, max_tokens=max_tokens)
+        done = await self.engines.generate(
+            backend, self.job.job_id, prompt, sampling, chat.stop_token_ids, timeout_s=self.job.episode.generation_s
+        )
+        return chat.read_turn(done.token_ids).text
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
     """Asks a model to judge; what `EvalPhase.judge` is."""
+
+    server: JudgeServer
+    engine: EngineJudge | None = None
+    """None: there is no service, as in `prorl regrade`."""
 
     async def __call__(
         self,
@@ -111,95 +243,22 @@ class Judge(Protocol):
             GraderFailed: no judge is configured, it refused the question, or no reply could be read.
             NoBackend: the service has no engine.
         """
-
-
-class JudgeServer:
-    """Asks one OpenAI-style server. Made on a running loop, closed by its user; `ConfigError`: the address is none."""
-
-    def __init__(self, url: str, model: str, key: str = "", *, try_s: float = TRY_S, retry_s: float = RETRY_S) -> None:
-        from ..inference.http.connections import Connections  # with aiohttp
-
-        # The connections do not retry by themselves: one loop decides on all retries.
-        base = url.rstrip("/").removesuffix("/v1")
-        self._connections = Connections(base, limit=CONNECTIONS, api_key=key or None, retry_s=0.0)
-        self.model = model
-        self._try_s, self._retry_s = try_s, retry_s
-
-    async def reply(self, system: str, question: str, max_tokens: int = REPLY_TOKENS) -> tuple[str, str]:
-        """Return a reply, and the model that gave it."""
-        messages = [{"role": "system", "content": system}] if system else []
-        body = msgspec.json.encode(
-            {
-                "model": self.model,
-                "messages": [*messages, {"role": "user", "content": question}],
-                "temperature": 0,
-                "max_tokens": max_tokens,
-            }
-        )
-        loop = asyncio.get_running_loop()
-        deadline, attempt = loop.time() + self._retry_s, 0
-        while True:
-            failed = await self._try(body)
-            if isinstance(failed, str):
-                return failed, self.model
-            # Half to full: many answers are judged at one time, and must not all come back at one time.
-            backoff_s = random.uniform(0.5, 1) * min(BACKOFF_S * 2**attempt, LONGEST_BACKOFF_S)  # noqa: S311
-            if loop.time() + backoff_s > deadline:
-                raise failed
-            await asyncio.sleep(backoff_s)
-            attempt += 1
-
-    async def close(self) -> None:
-        """Close the connections; may be called again."""
-        await self._connections.close()
-
-    async def _try(self, body: bytes) -> str | JudgeUnreachable:
-        """Ask once; return the reply, or what failed and may be tried again."""
-        try:
-            async with asyncio.timeout(self._try_s):
-                answer = await self._connections.generate("/v1/chat/completions", body, limit_bytes=REPLY_LIMIT_BYTES)
-        except TimeoutError:
-            return self._unreachable(f"did not answer within {self._try_s:g} s")
-        except EngineFailed as error:
-            if not error.fields.get("unreachable"):
-                raise GraderFailed(f"the judge cannot be used: {error.message}", reason="result", output="") from error
-            return self._unreachable(f"cannot be asked: {error.message}")
-        if answer.status >= 500:
-            return self._unreachable(f"failed: {answer.excerpt()}")
-        return self._content(answer)
-
-    def _unreachable(self, what: str) -> JudgeUnreachable:
-        url = self._connections.url
-        return JudgeUnreachable(f"the judge at {url} ({URL}) {what}", url=url)
-
-    def _content(self, answer: Answer) -> str:
-        if answer.status != 200:
-            message = f"the judge at {self._connections.url} refuses the question: {answer.excerpt()}"
-            raise GraderFailed(message, reason="result", output=answer.excerpt())
-        try:
-            reply = msgspec.json.decode(answer.body, type=_Reply)
-        except (msgspec.MsgspecError, UnicodeError):
-            return ""  # as one without a verdict: it is asked again
-        return (reply.choices[0].message.content or "") if reply.choices else ""
-
-
-def server_of(environment: Mapping[str, str] = os.environ) -> JudgeServer:
-    if unset := unset_settings(environment):
-        message = (
-            f"no judge is configured: set {unset} for the EVAL stage processes (an OpenAI-style server and its model; "
-            f"{KEY}, if it wants a key)"
-        )
-        raise GraderFailed(message, reason="raised", output="")
-    url, model, key = (environment.get(name, "").strip() for name in (URL, MODEL, KEY))
-    if not (key.isascii() and (key.isprintable() or not key)):
-        raise GraderFailed(f"{KEY} must be plain ASCII", reason="raised", output="")
-    keep_secret(key)
-    if "@" in url.partition("://")[2].partition("/")[0]:  # errors name the address
-        raise GraderFailed(f"{URL} has a user or password in it; set {KEY} instead", reason="raised", output="")
-    try:
-        return JudgeServer(url, model, key)
-    except ConfigError as error:
-        raise GraderFailed(f"{URL} is wrong: {error.message}", reason="raised", output="") from error
+        if by not in ("server", "engine"):
+            raise ConfigError(f'a judge is asked by="server" or by="engine", not by={by!r}', key="by")
+        asked = self.server if by == "server" else self.engine
+        if asked is None:
+            raise _no_reward("a service's engine is to judge, and no service runs here")
+        reply, model, why = "", "", ""
+        for _ in range(ASKED):
+            reply, model = await asked.reply(system, question, max_tokens)
+            try:
+                value, why = read(reply), ""
+            except Exception as error:  # noqa: BLE001 - what a judge says is no fault of the policy
+                value, why = None, f" (read raised {type(error).__name__}: {error})"
+            if value is not None:
+                return Judgement(value, f"{system}\n\n{question}" if system else question, reply, model)
+        message = f"the judge {model} gave no verdict, asked {ASKED} times{why}; its last reply ends: {reply[-300:]!r}"
+        raise _no_reward(message, reason="result", output=reply[-SHOWN_REPLY:])
 
 
 def unset_settings(environment: Mapping[str, str] = os.environ) -> str:
@@ -207,115 +266,13 @@ def unset_settings(environment: Mapping[str, str] = os.environ) -> str:
     return " and ".join(name for name in (URL, MODEL) if not environment.get(name, "").strip())
 
 
-class Judges:
-    """A process's connections to its judge server, made when first asked; `close` it."""
-
-    def __init__(self) -> None:
-        self._server: JudgeServer | None = None
-
-    def server(self) -> JudgeServer:
-        """Return the server that the environment names.
-
-        Raises:
-            GraderFailed: it names none.
-        """
-        if self._server is None:
-            self._server = server_of()
-        return self._server
-
-    async def close(self) -> None:
-        """Close the connections; may be called again."""
-        server, self._server = self._server, None
-        if server is not None:
-            await server.close()
+def _no_reward(message: str, reason: str = "raised", output: str = "") -> GraderFailed:
+    return GraderFailed(message, reason=reason, output=output)
 
 
-@dataclass(frozen=True, slots=True)
-class EngineJudge:
-    """Asks an engine of the service, which counts the job as its own meanwhile."""
-
-    job: Job
-    attempt: int
-    backends: BackendClient
-    engines: EngineClient
-
-    async def reply(self, system: str, question: str, max_tokens: int) -> tuple[str, str]:
-        """Return a reply without its reasoning, and the model that gave it."""
-        job, failed = self.job, ""
-        try:
-            for tried in range(ENGINES_TRIED):
-                backend = await self.backends.assign(job, self.attempt, leaving=failed)
-                try:
-                    return await self._said(backend, system, question, max_tokens), backend.model or backend.backend_id
-                except EngineFailed as error:
-                    if error.fields.get("refused"):
-                        message = f"the engine {backend.backend_id} refuses to judge: {error.message}"
-                        raise GraderFailed(message, reason="result", output="") from error
-                    self.backends.report_failure(job.job_id, backend, error.message)
-                    if tried + 1 == ENGINES_TRIED:
-                        message = f"the engine {backend.backend_id} could not judge: {error.message}"
-                        raise JudgeUnreachable(message, url=backend.endpoint) from error
-                    failed = backend.backend_id
-        finally:
-            self.backends.release(job.job_id, self.attempt)
-        raise AssertionError("the last try returns or raises")
-
-    async def _said(self, backend: Backend, system: str, question: str, max_tokens: int) -> str:
-        chat = await chat_format(backend.chat)
-        messages = [ChatMessage(Role.SYSTEM, system)] if system else []
-        pieces = chat.opening([*messages, ChatMessage(Role.USER, question)], ())
-        prompt = np.concatenate([piece.token_ids for piece in pieces])
-        sampling = Sampling(temperature=0, max_tokens=max_tokens)
-        done = await self.engines.generate(
-            backend, self.job.job_id, prompt, sampling, chat.stop_token_ids, timeout_s=self.job.episode.generation_s
-        )
-        return chat.read_turn(done.token_ids).text
-
-
-@dataclass(frozen=True, slots=True)
-class PhaseJudge:
-    """Implements `Judge` for one phase."""
-
-    judges: Judges
-    engine: EngineJudge | None = None
-    """None: there is no service, as in `prorl regrade`."""
-
-    async def __call__(
-        self,
-        question: str,
-        /,
-        *,
-        read: Callable[[str], T | None],
-        system: str = "",
-        by: By = "server",
-        max_tokens: int = REPLY_TOKENS,
-    ) -> Judgement[T]:
-        """See `Judge`."""
-        if by == "server":
-            return await judged(self.judges.server().reply, question, read, system, max_tokens)
-        if by != "engine":
-            raise ConfigError(f'a judge is asked by="server" or by="engine", not by={by!r}', key="by")
-        if self.engine is None:
-            raise GraderFailed("a service's engine is to judge, and no service runs here", reason="raised", output="")
-        return await judged(self.engine.reply, question, read, system, max_tokens)
-
-
-async def judged(
-    reply_of: Callable[[str, str, int], Awaitable[tuple[str, str]]],
-    question: str,
-    read: Callable[[str], T | None],
-    system: str,
-    max_tokens: int,
-) -> Judgement[T]:
-    """Ask until a reply can be read, twice at most."""
-    reply, model, why = "", "", ""
-    for _ in range(ASKED):
-        reply, model = await reply_of(system, question, max_tokens)
-        try:
-            value, why = read(reply), ""
-        except Exception as error:  # noqa: BLE001 - what a judge says is no fault of the policy
-            value, why = None, f" (read raised {type(error).__name__}: {error})"
-        if value is not None:
-            return Judgement(value, f"{system}\n\n{question}" if system else question, reply, model)
-    message = f"the judge {model} gave no verdict, asked {ASKED} times{why}; its last reply ends: {reply[-300:]!r}"
-    raise GraderFailed(message, reason="result", output=reply[-SHOWN_REPLY:])
+def _content(body: bytes) -> str:
+    try:
+        reply = msgspec.json.decode(body, type=_Reply)
+    except (msgspec.MsgspecError, UnicodeError):
+        return ""  # as one without a verdict: it is asked again
+    return (reply.choices[0].message.content or "") if reply.choices else ""

@@ -51,7 +51,7 @@ from .handler import (
     RunPhase,
     failure_of,
 )
-from .judge import EngineJudge, PhaseJudge
+from .judge import EngineJudge, Judge
 from .phase_data import checked_data, checked_evaluation, passed_on
 from .phase_ends import checked, notes_of, readable, reward_of
 
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from .harness.outside_rollout import OutsideRollout
     from .harness.rollout import ChosenHarness
     from .harness.rollout_door import RolloutDoor
-    from .judge import Judges
+    from .judge import JudgeServer
     from .sandbox_handoff import SandboxHandoff
 
 log = logging.getLogger("prorl.stage")
@@ -105,7 +105,7 @@ class PhaseRunner:
     engines: EngineClient
     handoff: SandboxHandoff
     graders: GraderPool
-    judges: Judges
+    judges: JudgeServer
     door: Callable[[], RolloutDoor]
     """Returns where programs outside lead rollouts of this process."""
     _sandbox: Sandbox | None = field(default=None, init=False)
@@ -208,7 +208,7 @@ class PhaseRunner:
                     self._sandbox,
                     self._create_fresh_sandbox,
                     self.graders.call,
-                    PhaseJudge(self.judges, EngineJudge(self.job, self.command.attempt, self.backends, self.engines)),
+                    Judge(self.judges, EngineJudge(self.job, self.command.attempt, self.backends, self.engines)),
                 )
                 with span("grade", {"prorl.task": self.job.task}):
                     evaluation = self._programs_own() or checked_evaluation("eval", await self.handler.eval(grading))

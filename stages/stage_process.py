@@ -68,7 +68,7 @@ from ..wire.sockets import CONTROL_FRAME_BYTES, JOB_FRAME_BYTES, MAX_FRAME_BYTES
 from .backend_client import BackendClient
 from .event_outbox import EventOutbox
 from .grading.grader_pool import GraderPool
-from .judge import Judges
+from .judge import JudgeServer
 from .outside_door import OutsideDoor, host_beside
 from .phase_metrics import count_phase
 from .phase_runner import PhaseRunner
@@ -161,7 +161,7 @@ class StageProcess:
         self._sandboxes = sandboxes or self._own_sandboxes.enter_context(closing(make_sandboxes(options)))
         self._handoff = SandboxHandoff()
         self._graders = GraderPool()
-        self._judges = Judges()
+        self._judges = JudgeServer()
         self._running: dict[str, _Running] = {}
         self._event_outbox = EventOutbox()
         self._ended: list[list[Frame]] = []

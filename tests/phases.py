@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from prorl_zmq.stages.grading.grader_pool import GraderPool
 from prorl_zmq.stages.handler import EvalPhase
-from prorl_zmq.stages.judge import Judges, PhaseJudge
+from prorl_zmq.stages.judge import Judge, JudgeServer
 from prorl_zmq.wire.messages.base import new_id
 
 if TYPE_CHECKING:
@@ -45,9 +45,9 @@ async def eval_phase(
         fresh.append(await sandboxes.create(f"{job.job_id}.eval-{new_id()[:8]}", spec))
         return fresh[-1]
 
-    graders, judges = pool or GraderPool(1), Judges()
+    graders, judges = pool or GraderPool(1), JudgeServer()
     try:
-        yield EvalPhase(job, instance, data, sandbox, create, graders.call, PhaseJudge(judges))
+        yield EvalPhase(job, instance, data, sandbox, create, graders.call, Judge(judges))
     finally:
         await judges.close()
         if pool is None:

@@ -20,7 +20,7 @@ import msgspec
 from ..errors import ConfigError, ProrlError, SandboxFailed
 from ..stages.grading.grader_pool import GraderPool
 from ..stages.handler import EvalPhase
-from ..stages.judge import Judges, PhaseJudge
+from ..stages.judge import Judge, JudgeServer
 from ..stages.phase_ends import notes_of, reward_of
 from ..tools.sandbox.sandboxes import Sandboxes
 from ..wire.messages.base import new_id
@@ -75,7 +75,7 @@ class Regrading:
     """Rollouts without a reward of EVAL, such as infrastructure errors."""
     failed: list[tuple[str, str]] = field(default_factory=list, init=False)
     """Job ids, and why their graders failed."""
-    _judges: Judges = field(default_factory=Judges, init=False)
+    _judges: JudgeServer = field(default_factory=JudgeServer, init=False)
 
     def run(self) -> None:
         asyncio.run(self._run())
@@ -131,7 +131,7 @@ class Regrading:
             if data is None:
                 self.not_stored += 1
                 return sample
-            phase = EvalPhase(job, instance, data, None, create, pool.call, PhaseJudge(self._judges))
+            phase = EvalPhase(job, instance, data, None, create, pool.call, Judge(self._judges))
             evaluation: Evaluation = handler.final_result(job, await handler.eval(phase))
             reward = reward_of(evaluation)
         except ProrlError as error:

@@ -16,7 +16,7 @@ from prorl_zmq import Job, Role, Trajectory
 from prorl_zmq.errors import GraderFailed
 from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.stages.handler import AgentHandler, Evaluation
-from prorl_zmq.stages.judge import KEY, MODEL, URL, server_of
+from prorl_zmq.stages.judge import KEY, MODEL, URL, JudgeServer
 from prorl_zmq.testing import LocalService, say
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def test_no_judge_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_address_with_a_password_is_refused_without_showing_it() -> None:
     with pytest.raises(GraderFailed, match=f"{URL} has a user or password in it; set {KEY} instead") as refused:
-        server_of({URL: "http://me:hunter2@localhost:8000/v1", MODEL: "judge-1"})
+        asyncio.run(JudgeServer({URL: "http://me:hunter2@localhost:8000/v1", MODEL: "judge-1"}).reply("", ""))
     assert "hunter2" not in str(refused.value)
 
 

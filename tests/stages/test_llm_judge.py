@@ -11,7 +11,7 @@ from aiohttp import web
 from prorl_zmq.errors import GraderFailed, JudgeUnreachable
 from prorl_zmq.stages.handler import failure_of
 from prorl_zmq.stages.handlers.llm_judge import ANSWER_LIMIT, harmless, question_of, read_verdict
-from prorl_zmq.stages.judge import REPLY_LIMIT_BYTES, REPLY_TOKENS, Judgement, JudgeServer, judged, server_of
+from prorl_zmq.stages.judge import MODEL, REPLY_LIMIT_BYTES, URL, Judge, Judgement, JudgeServer
 from prorl_zmq.stages.phase_ends import notes_of
 from prorl_zmq.wire.messages.base import NOTE_LIMIT
 
@@ -36,10 +36,11 @@ def asked(
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         host, port = runner.addresses[0][:2]
-        judge = JudgeServer(f"http://{host}:{port}{path}", "judge-1", KEY, **options)
+        environment = {URL: f"http://{host}:{port}{path}", MODEL: "judge-1", "PRORL_JUDGE_KEY": KEY}
+        judge = JudgeServer(environment, **options)
         system, question = question_of(problem, "In the nucleus", answer)
         try:
-            return await judged(judge.reply, question, read_verdict, system, REPLY_TOKENS)
+            return await Judge(judge)(question, read=read_verdict, system=system)
         finally:
             await judge.close()
             await judge.close()
@@ -185,7 +186,7 @@ def test_a_reply_that_is_too_large() -> None:
 
 def test_no_server_there() -> None:
     async def main() -> None:
-        judge = JudgeServer("http://127.0.0.1:9", "judge-1", retry_s=0.1)
+        judge = JudgeServer({URL: "http://127.0.0.1:9", MODEL: "judge-1"}, retry_s=0.1)
         try:
             await judge.reply("", "")
         finally:
@@ -257,14 +258,6 @@ def test_long_texts_are_shortened() -> None:
 )
 def test_an_environment_without_a_judge_is_an_infrastructure_error(environment: dict[str, str], said: str) -> None:
     with pytest.raises(GraderFailed, match=said) as caught:
-        server_of(environment)
+        asyncio.run(JudgeServer(environment).reply("", ""))
     assert failure_of(caught.value).outcome == "infrastructure_error"
     assert "a\nb" not in caught.value.message
-
-
-def test_the_environment_names_the_judge() -> None:
-    async def main() -> None:
-        judge = server_of({"PRORL_JUDGE_URL": "http://localhost:1/v1", "PRORL_JUDGE_MODEL": "m"})
-        await judge.close()
-
-    asyncio.run(main())
