@@ -29,11 +29,8 @@ from ..wire.messages.jobs import Sampling
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ..inference.client import EngineClient
     from ..inference.http.connections import Connections
-    from ..wire.messages.backends import Backend
-    from ..wire.messages.jobs import Job
-    from .backend_client import BackendClient
+    from .job_backend import JobBackend
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -49,7 +46,8 @@ LONGEST_BACKOFF_S = 10.0
 REPLY_TOKENS = 4096
 REPLY_LIMIT_BYTES = 2**20
 ASKED = 2
-ENGINES_TRIED = 2
+ENGINE_MOVES = 1
+"""How often an engine that fails to judge is replaced."""
 SHOWN_REPLY = 2_000
 
 By = Literal["server", "engine"]
@@ -171,42 +169,29 @@ class JudgeServer:
 class EngineJudge:
     """Asks an engine of the service, which counts the job as its own meanwhile."""
 
-    job: Job
-    attempt: int
-    backends: BackendClient
-    engines: EngineClient
+    engine: Callable[[], JobBackend]
 
     async def reply(self, system: str, question: str, max_tokens: int) -> tuple[str, str]:
         """Return a reply without its reasoning, and the model that gave it."""
-        job, failed = self.job, ""
+        engine = self.engine()
         try:
-            for tried in range(ENGINES_TRIED):
-                backend = await self.backends.assign(job, self.attempt, leaving=failed)
-                try:
-                    return await self._said(backend, system, question, max_tokens), backend.model or backend.backend_id
-                except EngineFailed as error:
-                    if error.fields.get("refused"):
-                        message = f"the engine {backend.backend_id} refuses to judge: {error.message}"
-                        raise _no_reward(message, reason="result") from error
-                    self.backends.report_failure(job.job_id, backend, error.message)
-                    if tried + 1 == ENGINES_TRIED:
-                        message = f"the engine {backend.backend_id} could not judge: {error.message}"
-                        raise JudgeUnreachable(message, url=backend.endpoint) from error
-                    failed = backend.backend_id
+            backend = await engine.assigned()
+            chat = await chat_format(backend.chat)
+            messages = [ChatMessage(Role.SYSTEM, system)] if system else []
+            pieces = chat.opening([*messages, ChatMessage(Role.USER, question)], ())
+            prompt = np.concatenate([piece.token_ids for piece in pieces])
+            sampling = Sampling(temperature=0, max_tokens=max_tokens)
+            done = await engine.generate(prompt, sampling, chat.stop_token_ids)
+            return chat.read_turn(done.token_ids).text, backend.model or backend.backend_id
+        except EngineFailed as error:
+            backend = await engine.assigned()
+            if error.fields.get("refused"):
+                message = f"the engine {backend.backend_id} refuses to judge: {error.message}"
+                raise _no_reward(message, reason="result") from error
+            message = f"the engine {backend.backend_id} could not judge: {error.message}"
+            raise JudgeUnreachable(message, url=backend.endpoint) from error
         finally:
-            self.backends.release(job.job_id, self.attempt)
-        raise AssertionError("the last try returns or raises")
-
-    async def _said(self, backend: Backend, system: str, question: str, max_tokens: int) -> str:
-        chat = await chat_format(backend.chat)
-        messages = [ChatMessage(Role.SYSTEM, system)] if system else []
-        pieces = chat.opening([*messages, ChatMessage(Role.USER, question)], ())
-        prompt = np.concatenate([piece.token_ids for piece in pieces])
-        sampling = Sampling(temperature=0, max_tokens=max_tokens)
-        done = await self.engines.generate(
-            backend, self.job.job_id, prompt, sampling, chat.stop_token_ids, timeout_s=self.job.episode.generation_s
-        )
-        return chat.read_turn(done.token_ids).text
+            engine.release()
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,10 +24,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import msgspec
 import zmq
 
+from ..data.last_turns import turns_so_far
 from ..errors import MalformedMessage, ProrlError, from_info
 from ..inference.client import EngineClient
 from ..metrics.catalog import PROCESS_PAUSED
@@ -63,20 +65,19 @@ from ..wire.messages.stages import (
     StageWelcome,
     StartPhase,
     StopPhase,
+    TurnsShown,
 )
 from ..wire.sockets import CONTROL_FRAME_BYTES, JOB_FRAME_BYTES, MAX_FRAME_BYTES, endpoint_beside, open_socket
 from .backend_client import BackendClient
 from .event_outbox import EventOutbox
 from .grading.grader_pool import GraderPool
 from .judge import JudgeServer
-from .outside_door import OutsideDoor, host_beside
-from .phase_metrics import count_phase
-from .phase_runner import PhaseRunner
+from .phase_ends import count_phase
+from .phase_runner import PhaseRunner, StageServices
 from .sandbox_handoff import SandboxHandoff
-from .shown_turns import show_turns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
     from pathlib import Path
 
     from ..wire.messages.jobs import SandboxKind
@@ -84,10 +85,12 @@ if TYPE_CHECKING:
     from ..wire.messages.stages import StageEvent
     from ..wire.sockets import Frame
     from .handler import AgentHandler
+    from .harness.rollout_door import RolloutDoor
 
 SHUTDOWN_S = 10.0
+LOOPBACK = "127.0.0.1"
 CLOSE_S = 5.0
-"""How long the handlers' `close` may take, all of them together."""
+"""How long handlers and connections may take to close, all of them together."""
 FIRST_REPORT_S = 0.5
 """How often to report until the broker has answered."""
 MAX_REPORT_FAILURES = 10
@@ -161,16 +164,17 @@ class StageProcess:
         self._sandboxes = sandboxes or self._own_sandboxes.enter_context(closing(make_sandboxes(options)))
         self._handoff = SandboxHandoff()
         self._graders = GraderPool()
-        self._judges = JudgeServer()
+        self._judge = JudgeServer()
         self._running: dict[str, _Running] = {}
         self._event_outbox = EventOutbox()
         self._ended: list[list[Frame]] = []
         """Events that this iteration of the loop has added, not sent yet."""
         self._background: set[asyncio.Task[None]] = set()
         self._heartbeat_s = FIRST_REPORT_S
-        self._backends: BackendClient | None = None
+        self._services: StageServices | None = None
+        """Set with the broker's welcome."""
         self._report_now = asyncio.Event()
-        self._door = OutsideDoor(self._report_now.set)
+        self._door: RolloutDoor | None = None
         self._reports = ChangeReports(self.stage_id)
         self._warned = False
         self._draining = False
@@ -234,7 +238,6 @@ class StageProcess:
         where = options.bind or endpoint_beside(options.connect, f"{options.run_dir}/{self.stage_id}")
         self._endpoint = self._authenticator.bind(inbox, where, Listener.STAGE_INBOX)
         self._authenticator.attend()
-        self._door.host = host_beside(self._endpoint, insecure=options.insecure)
         self._context = context
         self._engines = EngineClient(context, keyring=self._keyring)
         self._inbox = AsyncSocket(inbox, self._receive, copied=2)
@@ -268,21 +271,21 @@ class StageProcess:
                 await asyncio.wait_for(self._report_now.wait(), self._heartbeat_s)
 
     def _report(self, up_s: float) -> None:
-        if self._backends is None and not self._warned and up_s > UNANSWERED_S:
+        if self._services is None and not self._warned and up_s > UNANSWERED_S:
             self._warned = True
             why = self._broker.handshake.problem or "is it running there?"
             log.warning("no answer from a rollout broker at %s; %s", self._options.connect, why)
         running = {job_id: running.attempt for job_id, running in self._running.items()}
-        backends = self._backends.backends() if self._backends is not None else {}
+        backends = self._services.backends.backends() if self._services is not None else {}
         facts = self._machine.read()
-        news = ({self.stage_id: running}, backends, facts, self._door.addresses)
-        if self._reports.is_full(*news) or self._backends is None:
+        news = ({self.stage_id: running}, backends, facts, self._addresses)
+        if self._reports.is_full(*news) or self._services is None:
             self._send(self._full_report(running, backends, facts))
         else:
             self._send(self._reports.changes(*news))
         self._resend(self._event_outbox.due(time.monotonic()))
-        if self._backends is not None and (self._options.role == Phase.RUN or backends):
-            self._backends.keep_alive()
+        if self._services is not None and (self._options.role == Phase.RUN or backends):
+            self._services.backends.keep_alive()
 
     def _full_report(self, running: dict[str, int], backends: dict[str, str], facts: NodeFacts) -> StageReport:
         return StageReport(
@@ -297,14 +300,14 @@ class StageProcess:
             endpoint=self._endpoint,
             curve_key=self._authenticator.curve_key(self._endpoint),
             tasks=self._tasks,
-            welcomed=self._backends is not None,
+            welcomed=self._services is not None,
             draining=self._draining,
             running=running,
             origins=self._event_outbox.origins
             | {job_id: one.origin for job_id, one in self._running.items() if one.origin},
             ended=self._event_outbox.ended,
             backends=backends,
-            addresses=dict(self._door.addresses),
+            addresses=dict(self._addresses),
             facts=facts,
         )
 
@@ -332,33 +335,30 @@ class StageProcess:
 
     async def _close(self) -> None:
         """Close all that this process owns; a failure is logged and skips nothing."""
-        with _logged("closing the door of programs outside"):
-            await self._door.close()
-        with _logged("closing the connection to the judge"):
-            async with asyncio.timeout(CLOSE_S):
-                await self._judges.close()
-        with _logged("releasing the sandboxes"):
-            async with asyncio.timeout(CLOSE_S):
-                await self._handoff.release()
-        for name, close in (("sandboxes", self._own_sandboxes.close), ("graders", self._graders.close)):
-            with _logged(f"closing the {name}"):
-                close()
-        tasks = {asyncio.create_task(_close_handler(name, each)): name for name, each in self._handlers.items()}
-        if tasks:
-            _, stuck = await asyncio.wait(tasks, timeout=CLOSE_S)
-            for task in stuck:
-                task.cancel()
-                log.warning("the handler of the task %s did not close within %g s", tasks[task], CLOSE_S)
-        sockets: list[tuple[str, Callable[[], None]]] = [
+        awaited: list[tuple[str, Callable[[], Awaitable[None]]]] = [
+            ("connection to the judge", self._judge.close),
+            ("handoff of sandboxes", self._handoff.release),
+            *((f"handler of the task {name}", handler.close) for name, handler in self._handlers.items()),
+        ]
+        if self._door is not None:
+            awaited.append(("door of programs outside", self._door.close))
+        tasks = {asyncio.create_task(_closed(what, close)): what for what, close in awaited}
+        _, stuck = await asyncio.wait(tasks, timeout=CLOSE_S)
+        for task in stuck:
+            task.cancel()
+            log.warning("the %s did not close within %g s", tasks[task], CLOSE_S)
+        owned: list[tuple[str, Callable[[], None]]] = [
+            ("sandboxes", self._own_sandboxes.close),
+            ("graders", self._graders.close),
             ("engine client", self._engines.close),
             ("inbox", self._inbox.close),
             ("authenticator", self._authenticator.close),
             ("connection to the rollout broker", partial(self._broker.close, linger_ms=1000)),
         ]
-        if self._backends is not None:
-            sockets.insert(0, ("connection to the backend broker", self._backends.close))
-        for name, close in sockets:
-            with _logged(f"closing the {name}"):
+        if self._services is not None:
+            owned.append(("connection to the backend broker", self._services.backends.close))
+        for what, close in owned:
+            with _logged(f"closing the {what}"):
                 close()
 
     def _receive(self, frames: list[bytes | zmq.Frame]) -> None:
@@ -379,9 +379,7 @@ class StageProcess:
                 if running is not None and running.attempt == command.attempt:
                     running.stop()
             case ShowTurns():
-                held = self._running.get(command.job_id)
-                so_far = held.runner.so_far if held is not None and held.attempt == command.attempt else None
-                self._broker.send(show_turns(self.stage_id, command, so_far))
+                self._broker.send(self._turns_shown(command))
             case EventsNoted():
                 self._event_outbox.noted(command.numbers)
             case CloseSandbox():
@@ -389,13 +387,11 @@ class StageProcess:
             case StageWelcome():
                 self._heartbeat_s = command.heartbeat_s
                 self._reports.answered()
-                if self._backends is None:
-                    self._backends = BackendClient(
-                        self._context, command.backend_broker, self.stage_id, self._options.node, self._keyring
-                    )
+                if self._services is None:
+                    self._services = self._lend(command.backend_broker)
                     log.info("%s process %s joined %s", self._options.role, self.stage_id, self._options.connect)
                     self._report_now.set()  # the broker starts no phases here before a report says `welcomed`
-                self._backends.connect(command.backend_broker)
+                self._services.backends.connect(command.backend_broker)
                 self._resend(self._event_outbox.all(time.monotonic()))
             case SlotDemand():
                 pass  # for nodes, whose slots several brokers share
@@ -403,26 +399,64 @@ class StageProcess:
                 if not self._stopping.done():
                     self._stopping.set_exception(from_info(command.error))
 
+    def _lend(self, backend_broker: str) -> StageServices:
+        options = self._options
+        return StageServices(
+            self.stage_id,
+            self._sandboxes,
+            BackendClient(self._context, backend_broker, self.stage_id, options.node, self._keyring),
+            self._engines,
+            self._handoff,
+            self._graders,
+            self._judge,
+            self._opened_door,
+        )
+
+    def _opened_door(self) -> RolloutDoor:
+        """Return the HTTP server for programs outside, made with the first rollout that one of them leads.
+
+        It is imported only then: importing an HTTP server takes half as long as starting a process.
+        """
+        if self._door is None:
+            from .harness.rollout_door import RolloutDoor
+
+            host = host_beside(self._endpoint, insecure=self._options.insecure)
+            self._door = RolloutDoor(host, self._report_now.set)
+        return self._door
+
+    @property
+    def _addresses(self) -> Mapping[str, str]:
+        """The addresses of the rollouts that programs outside lead, by job."""
+        return self._door.addresses if self._door is not None else {}
+
+    def _turns_shown(self, question: ShowTurns) -> list[Frame]:
+        """Return the frames of the answer: the last turns of a rollout, as far as it has come, if it is here."""
+        so_far, block = None, None
+        held = self._running.get(question.job_id)
+        if held is not None and held.attempt == question.attempt:
+            episode, backend = held.runner.so_far
+            trajectory = episode.so_far() if episode.so_far is not None else episode.trajectory
+            steps = tuple(episode.steps)
+            so_far, block = turns_so_far(trajectory.arrays(), backend, steps, question.known_tokens)
+        answer = TurnsShown(
+            stage_id=self.stage_id,
+            job_id=question.job_id,
+            attempt=question.attempt,
+            known_tokens=question.known_tokens,
+            origin=question.origin,
+            so_far=so_far,
+        )
+        header = codec.encode(answer, is_plain=True)
+        return [header] if block is None else [header, block.data]
+
     def _start(self, command: StartPhase, packed: bytes | zmq.Frame) -> None:
         job = codec.decode(packed if isinstance(packed, bytes) else packed.bytes, Job, limit_bytes=MAX_FRAME_BYTES)
         before = self._running.get(command.job_id)
         if before is not None:
             before.stop()  # the broker has given up that attempt, or it would not have started this one
         self._event_outbox.started(command.job_id, command.attempt)
-        assert self._backends is not None, "a phase came before the broker's welcome"
-        runner = PhaseRunner(
-            self.stage_id,
-            command,
-            job,
-            self._handlers[job.task],
-            self._sandboxes,
-            self._backends,
-            self._engines,
-            self._handoff,
-            self._graders,
-            self._judges,
-            self._door,
-        )
+        assert self._services is not None, "a phase came before the broker's welcome"
+        runner = PhaseRunner(self._services, command, job, self._handlers[job.task])
         running = self._running[command.job_id] = _Running(command.attempt, command.origin, runner)
         name = f"{command.phase} of job {command.job_id}"
         running.task = asyncio.create_task(self._run_phase(command, running), name=name)
@@ -487,9 +521,15 @@ def make_sandboxes(options: StageOptions) -> Sandboxes:
     )
 
 
-async def _close_handler(task: str, handler: AgentHandler[Any]) -> None:
-    with _logged(f"closing the handler of the task {task}"):
-        await handler.close()
+def host_beside(endpoint: str, *, insecure: bool) -> str:
+    """Return where to listen for programs outside: loopback, or the host of a socket that may speak plaintext TCP."""
+    host = urlsplit(endpoint).hostname if endpoint.startswith("tcp://") else None
+    return host if host is not None and insecure else LOOPBACK
+
+
+async def _closed(what: str, close: Callable[[], Awaitable[None]]) -> None:
+    with _logged(f"closing the {what}"):
+        await close()
 
 
 @contextlib.contextmanager

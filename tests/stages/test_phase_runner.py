@@ -14,7 +14,7 @@ from prorl_zmq.errors import EngineFailed, ErrorInfo, GraderFailed, HandlerFaile
 from prorl_zmq.stages.grading.grader_pool import GraderPool
 from prorl_zmq.stages.handler import AgentHandler, EvalPhase, Evaluation, InitPhase, PhaseData, RunPhase
 from prorl_zmq.stages.phase_ends import checked, readable, reward_of
-from prorl_zmq.stages.phase_runner import PhaseRunner
+from prorl_zmq.stages.phase_runner import PhaseRunner, StageServices
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.backends import Backend
 from prorl_zmq.wire.messages.base import METRICS_LIMIT, SEGMENTS_LIMIT
@@ -133,9 +133,8 @@ def outcome(phase: Phase, act: Callable[[], Awaitable[Any]], limit_s: float = 60
     async def main() -> PhaseDone | PhaseFailed:
         async with GraderPool(1) as graders, asyncio.timeout(20):
             backends: Any = Reports()
-            runner = PhaseRunner(
-                "s", command, job, Scripted(act), unused, backends, unused, unused, graders, unused, unused
-            )
+            services = StageServices("s", unused, backends, unused, unused, graders, unused, unused)
+            runner = PhaseRunner(services, command, job, Scripted(act))
             event, _ = await runner.run()
             return event
 
@@ -167,10 +166,9 @@ def test_only_a_backends_own_failure_is_reported_of_it(fields: dict[str, bool], 
     job = Job(task="scripted", instance={}, job_id="j")
 
     async def main() -> PhaseDone | PhaseFailed:
-        runner: Any = PhaseRunner(
-            "s", command, job, Scripted(fail), unused, reports, unused, unused, unused, unused, unused
-        )  # type: ignore[arg-type]
-        runner._backend = Backend(backend_id="b", endpoint="ipc://b")
+        services = StageServices("s", unused, reports, *5 * [unused])  # type: ignore[arg-type]
+        runner = PhaseRunner(services, command, job, Scripted(fail))
+        runner.backend.current = Backend(backend_id="b", endpoint="ipc://b")
         return (await runner.run())[0]
 
     event = asyncio.run(main())
@@ -199,8 +197,8 @@ def test_time_that_is_added_to_a_phase_that_has_ended_changes_nothing() -> None:
     job = Job(task="scripted", instance={}, job_id="j")
 
     async def main() -> PhaseDone | PhaseFailed:
-        runner: Any = PhaseRunner("s", command, job, Scripted(act), *7 * [unused])
-        runner._sandbox = Slow()
+        runner: Any = PhaseRunner(StageServices("s", *7 * [unused]), command, job, Scripted(act))
+        runner.sandbox = Slow()
         running = asyncio.create_task(runner.run())
         await closing.wait()
         runner.add_time(5.0)

@@ -19,8 +19,7 @@ from prorl_zmq.stages.handlers.code_source import SOURCE_LIMIT_BYTES
 from prorl_zmq.stages.handlers.harness import HarnessHandler
 from prorl_zmq.stages.handlers.math import MathHandler
 from prorl_zmq.stages.handlers.stem import StemHandler
-from prorl_zmq.stages.phase_data import DATA_LIMIT_BYTES, passed_on
-from prorl_zmq.stages.phase_ends import checked, notes_of, reward_of
+from prorl_zmq.stages.phase_ends import DATA_LIMIT_BYTES, checked, notes_of, passed_on, reward_of
 from prorl_zmq.wire.messages.jobs import Phase
 from prorl_zmq.wire.messages.stages import PhaseDone
 

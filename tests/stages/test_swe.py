@@ -20,7 +20,7 @@ from prorl_zmq.errors import HandlerFailed, SandboxFailed
 from prorl_zmq.stages.episode import Episode
 from prorl_zmq.stages.handler import Evaluation, InitPhase, RunPhase
 from prorl_zmq.stages.handlers.swe import SweHandler
-from prorl_zmq.stages.phase_data import passed_on
+from prorl_zmq.stages.phase_ends import passed_on
 from prorl_zmq.tasks.swe import SweInstance
 from prorl_zmq.tasks.swe_formats import eval_script
 from prorl_zmq.tools.images.image import SIF_MAGIC, SIF_MAGIC_OFFSET_BYTES

@@ -1,0 +1,150 @@
+"""The backend of one attempt of a job, and the time limit of its phase, which stops while a backend starts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from ..errors import EngineFailed
+from ..metrics.catalog import GENERATE_SECONDS
+from ..system.traces import span
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ..inference.client import EngineClient
+    from ..inference.engine import Generation
+    from ..wire.messages.backends import Backend
+    from ..wire.messages.jobs import Job, Sampling
+    from .backend_client import BackendClient
+
+MOVE_LIMIT = 4
+"""How often a phase moves to another backend after one has failed its generation; then the attempt has failed."""
+log = logging.getLogger("prorl.stage")
+
+
+class PhaseClock:
+    """The time limit of a phase, in which neither a pause of this process nor the start of a backend counts."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s
+        self.began = time.monotonic()
+        self._timer: asyncio.Timeout | None = None
+
+    def limit(self) -> asyncio.Timeout:
+        """Start the limit: an asynchronous context."""
+        self._timer = asyncio.timeout(self.limit_s)
+        return self._timer
+
+    @property
+    def expired(self) -> bool:
+        return self._timer is not None and self._timer.expired()
+
+    def add(self, seconds: float) -> None:
+        """Move the limit; without effect on a phase that has ended, and still closes its sandbox."""
+        if self._timer is not None and not self.expired and (until := self._timer.when()) is not None:
+            with suppress(RuntimeError):
+                self._timer.reschedule(until + seconds)
+
+    @contextmanager
+    def stopping(self) -> Iterator[Callable[[], None]]:
+        """Yield a function that stops the clock until the block ends."""
+        timer, loop, left_s = self._timer, asyncio.get_running_loop(), None
+        assert timer is not None, "the phase runs"
+
+        def stop() -> None:
+            nonlocal left_s
+            if not timer.expired() and (until := timer.when()) is not None:
+                left_s = until - loop.time()
+                timer.reschedule(None)
+
+        try:
+            yield stop
+        finally:
+            if left_s is not None and not timer.expired():
+                timer.reschedule(loop.time() + left_s)
+
+
+class JobBackend:
+    """Generates on a backend, assigned with the first call and replaced when it fails; `release` it."""
+
+    def __init__(
+        self,
+        job: Job,
+        attempt: int,
+        backends: BackendClient,
+        engines: EngineClient,
+        clock: PhaseClock,
+        move_limit: int = MOVE_LIMIT,
+    ) -> None:
+        self.current: Backend | None = None
+        self._job, self._attempt = job, attempt
+        self._backends, self._engines = backends, engines
+        self._clock = clock
+        self._moves_left = move_limit
+        self._reported: EngineFailed | None = None
+
+    async def assigned(self) -> Backend:
+        """Return the backend, waiting for one as long as the job allows; the start of a backend takes no time of it."""
+        if self.current is None:
+            with self._clock.stopping() as stop, span("assign backend"):
+                self.current = await self._backends.assign(self._job, self._attempt, stop)
+        return self.current
+
+    async def generate(
+        self, token_ids: NDArray[np.int32], sampling: Sampling, stop_token_ids: Sequence[int]
+    ) -> Generation:
+        """Generate (see `engine.Generator`); if it fails, on another backend of the same policy, or on the same again.
+
+        The attempt continues: the tokens are all that an engine needs.
+        """
+        backend, job, give_up = await self.assigned(), self._job, 0.0
+        while True:
+            began = time.monotonic()
+            try:
+                done = await self._engines.generate(
+                    backend, job.job_id, token_ids, sampling, stop_token_ids, timeout_s=job.episode.generation_s
+                )
+            except EngineFailed as error:
+                if error.fields.get("refused"):
+                    raise
+                self.report(error)
+                give_up = give_up or time.monotonic() + job.backend_wait_s
+                if error.fields.get("unreachable"):
+                    last = time.monotonic() > give_up
+                else:
+                    self._moves_left -= 1
+                    last = self._moves_left < 0
+                if last:
+                    raise
+                other = await self._backends.assign(job, self._attempt, leaving=backend.backend_id)
+                if not _interchangeable(backend, other):
+                    raise
+                log.info("the job goes on with backend %s: %s", other.backend_id, error.message)
+                self.current = backend = other
+            else:
+                self._backends.note_served(job.job_id, self._attempt)
+                GENERATE_SECONDS.observe(time.monotonic() - began, backend.backend_id)
+                return done
+
+    def report(self, error: EngineFailed) -> None:
+        """Report a failed generation to the broker, once."""
+        if self.current is not None and error is not self._reported:
+            self._reported = error
+            self._backends.report_failure(self._job.job_id, self.current, error.message)
+
+    def release(self) -> None:
+        """End the assignment, or stop waiting for it."""
+        self._backends.release(self._job.job_id, self._attempt)
+
+
+def _interchangeable(one: Backend, other: Backend) -> bool:
+    """Return whether a conversation can continue on another backend: the same policy, tokens, log-probs, and room."""
+    fields = ("model", "chat", "logprobs_mode", "context_tokens")
+    return all(getattr(one, name) == getattr(other, name) for name in fields)
