@@ -166,7 +166,7 @@ class _Rollout(NamedTuple):
         generate = partial(client.generate, Backend(backend_id="bench", endpoint=endpoint), f"job-{number}")
         episode = Episode()
         policy = JobPolicy(generate, EmbeddedChatFormat(), 0, job, episode)
-        model = HarnessModel(policy, refusal_status=adapter.refusal_status, hints=adapter.hints)
+        model = HarnessModel(policy, refusal_status=adapter.refusal_status, kind_of=adapter.kind_of)
         server, listener = ModelServer(model), socket.create_server(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
         await server.start(listener)

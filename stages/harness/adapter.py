@@ -15,7 +15,8 @@ from __future__ import annotations
 import shlex
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ...errors import ConfigError
 from ...system.plugins import load_plugin, offered
@@ -29,7 +30,16 @@ NODE = "24.21.0"
 ADDRESS_SPACE_BYTES = 2**40
 """What a sandbox must allow one process: JavaScript engines reserve that much, and use little of it."""
 
-CallKind = Literal["main", "subagent", "side", "compaction", ""]
+
+class CallKind(StrEnum):
+    """What a call of the model was for."""
+
+    MAIN = "main"
+    SUBAGENT = "subagent"
+    SIDE = "side"
+    """Titles, memories, commit messages."""
+    COMPACTION = "compaction"
+    """A summary that took the place of a history."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +104,10 @@ class LaunchRequest:
     def program(self, command: str) -> str:
         return f"{self.folder}/bin/{command}"
 
+    def python(self, script: str, *options: str) -> tuple[str, ...]:
+        """Return the command line of a Python script with options and the caller's arguments."""
+        return (self.program("python"), "-c", script, *options, *self.arguments)
+
     @property
     def plain_prompt(self) -> str:
         """The prompt, for a harness that would take `/help` at its beginning, or `!ls`, for a command of its user's."""
@@ -111,15 +125,14 @@ class Launch:
     """Written before the start: the path below the home, and the text."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallHints:
-    """What the headers of a call tell; empty where they tell nothing."""
+class ShellTool(NamedTuple):
+    """The tool by which a model runs a command of the shell."""
 
-    agent: str = ""
-    """Which of the harness's agents is calling."""
-    parent: str = ""
-    """The agent that started it."""
-    kind: CallKind = ""
+    name: str
+    argument: str = "command"
+    """Which of its arguments is the command."""
+    more: Mapping[str, Any] = {}
+    """Its other arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +154,8 @@ class Adapter(ABC):
     """None: nothing is installed."""
     refusal_status: ClassVar[int] = 400
     """The HTTP status, 400 or 403, after which it gives up soonest."""
+    shell: ClassVar[ShellTool | None] = None
+    """None: it runs no commands of a model."""
 
     def launch(self, request: LaunchRequest) -> Launch:
         """Return how to start it.
@@ -155,10 +170,10 @@ class Adapter(ABC):
     def _launch(self, request: LaunchRequest) -> Launch:
         """Return how to start it, the home and the caller's own environment left out."""
 
-    def hints(self, headers: Mapping[str, str]) -> CallHints:
-        """Return what the headers of a call tell; their names are in lower case."""
+    def kind_of(self, headers: Mapping[str, str]) -> CallKind | None:
+        """Return what the headers of a call, named in lower case, say that it is for; None: they do not say."""
         del headers
-        return CallHints()
+        return None
 
     def shell_turn(self, command: str) -> ScriptedTurn:
         """Return the model's turn that has the harness run a command of the shell.
@@ -166,8 +181,10 @@ class Adapter(ABC):
         Raises:
             ConfigError: it runs none.
         """
-        del command
-        raise ConfigError(f"the harness {self.name} runs no commands of a model", key="harness")
+        if self.shell is None:
+            raise ConfigError(f"the harness {self.name} runs no commands of a model", key="harness")
+        tool = self.shell
+        return ScriptedTurn(tool=tool.name, arguments={tool.argument: command, **tool.more})
 
     def write_turn(self, path: str, content: str) -> ScriptedTurn:
         """Return the model's turn that has the harness write a file in the folder where it works.

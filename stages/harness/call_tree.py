@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from ...data.trajectory import Role
+from .adapter import CallKind
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from ...inference.chat import Piece, ReadTurn
     from ...inference.engine import Generation
     from ...model_proxy.calls import ModelRequest, ReplyCall, RequestMessage
-    from .adapter import CallHints
 
 HANDED_OVER = 20
 """Characters of a text that is a sub-agent's task, if a call of a tool had it."""
@@ -50,17 +50,6 @@ SUMMARY_LINE, SUMMARY_LINES = 40, 16
 WAYS = 32
 """Ways through equal turns that are compared for one request."""
 _LINE_ENDS = re.compile(r"\n|</?[a-z_]{1,32}>")
-
-
-class CallKind(StrEnum):
-    """What a call of the model was for."""
-
-    MAIN = "main"
-    SUBAGENT = "subagent"
-    SIDE = "side"
-    """Titles, memories, commit messages."""
-    COMPACTION = "compaction"
-    """A summary that took the place of a history."""
 
 
 class OrphanReason(StrEnum):
@@ -212,14 +201,14 @@ class CallTree:
                 way.add(message, content, told)
         return min(ways, key=_Way.asked).place()
 
-    def open(self, turn_id: str, request: ModelRequest, place: Place, hints: CallHints) -> Turn:
-        """Add a call."""
+    def open(self, turn_id: str, request: ModelRequest, place: Place, said: CallKind | None = None) -> Turn:
+        """Add a call, which its headers may have `said` to be of a kind."""
         if place.parent is not None:
             place.parent.kind = place.parent.line  # something is built on it: it was no summary
-            front, kind = place.parent.front, CallKind(hints.kind or place.parent.kind)
+            front, kind = place.parent.front, said or place.parent.kind
         else:
             front = _digest((request.tools, _system(request)))
-            kind = self._kind_of_beginning(request, front, hints)
+            kind = said or self._kind_of_beginning(request, front)
         for turn in place.told:
             turn.told = True
         number, opened = len(self.turns), self._next_event()
@@ -294,9 +283,7 @@ class CallTree:
         said = _said(message)
         return [turn for turn in self._by_state.get(state, ()) if turn.said is not None and _said(turn.said) == said]
 
-    def _kind_of_beginning(self, request: ModelRequest, front: bytes, hints: CallHints) -> CallKind:
-        if hints.kind:
-            return CallKind(hints.kind)
+    def _kind_of_beginning(self, request: ModelRequest, front: bytes) -> CallKind:
         # What was refused, or failed, is no conversation.
         beginnings = [turn for turn in self.turns if turn.parent is None and (turn.said or turn.closed is None)]
         main = [turn.rank for turn in beginnings if turn.kind == CallKind.MAIN]

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...data.trajectory import TrajectoryBuilder
 from ..turn_sampler import version_per_token
-from .call_tree import CallKind
+from .adapter import CallKind
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -25,9 +25,9 @@ from ...model_proxy.calls import CallRefused, ModelReply, Problem, ReplyCall, Us
 from ...system.traces import current_traceparent, span
 from ..agent_loop import LONG_TEXT
 from ..turn_sampler import TurnSampler
-from .adapter import CallHints
+from .adapter import CallKind
 from .call_limits import CALLS_AT_ONCE, CallLimits, text_size
-from .call_tree import CallKind, CallTree, Capture, Said
+from .call_tree import CallTree, Capture, Said
 from .captured_turns import last_line, prompt_behind, write_episode
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class HarnessModel:
         policy: its sampling and limits hold, whatever a harness asks for.
         task: the opening messages; the user's identify the main conversation.
         refusal_status: see `model_proxy.calls.Model`.
-        hints: reads the headers of a call.
+        kind_of: reads the kind of a call in its headers (see `Adapter.kind_of`).
     """
 
     name = MODEL
@@ -64,7 +64,7 @@ class HarnessModel:
         task: Sequence[ChatMessage] = (),
         *,
         refusal_status: int = 400,
-        hints: Callable[[Mapping[str, str]], CallHints] = lambda _headers: CallHints(),
+        kind_of: Callable[[Mapping[str, str]], CallKind | None] = lambda _headers: None,
     ) -> None:
         self.policy = policy
         self.prompt = "\n\n".join(message.content for message in task if message.role == Role.USER)
@@ -79,7 +79,7 @@ class HarnessModel:
             self.parser = TurnParser(policy.parser_url, policy.chat, limit=CALLS_AT_ONCE)
         self.traceparent = current_traceparent()
         """Of the phase; the calls come in tasks of the server's."""
-        self._hints = hints
+        self._kind_of = kind_of
         self._counting = asyncio.Lock()
         policy.episode.so_far = lambda: last_line(self.tree)
 
@@ -109,7 +109,7 @@ class HarnessModel:
         if request.model != MODEL:
             metrics["calls_of_another_model"] += 1
         place = self.tree.locate(request)
-        turn = self.tree.open(new_turn_id(), request, place, self._hints(request.headers))
+        turn = self.tree.open(new_turn_id(), request, place, self._kind_of(request.headers))
         if left_out := sum(message.left_out for message in place.new):
             metrics["contents_left_out"] += left_out
         self.limits.opened(new_line=place.parent is None or len(place.parent.children) > 1)

@@ -108,7 +108,7 @@ class ChosenHarness:
         version = self.installation.version if self.installation is not None else ""
         policy.episode.notes["harness"] = f"{self.choice.name} {version}".strip()
         adapter = self.adapter
-        model = HarnessModel(policy, messages, refusal_status=adapter.refusal_status, hints=adapter.hints)
+        model = HarnessModel(policy, messages, refusal_status=adapter.refusal_status, kind_of=adapter.kind_of)
         try:
             result = await self._served(model, sandbox)
             self._judge(model, result)

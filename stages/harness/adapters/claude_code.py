@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..adapter import Adapter, CallHints, Launch, LaunchRequest, Npm, ScriptedTurn
+from ..adapter import Adapter, CallKind, Launch, LaunchRequest, Npm, ShellTool
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,6 +35,7 @@ class ClaudeCode(Adapter):
         command="claude",
     )
     refusal_status = 403
+    shell = ShellTool("Bash", more={"description": "Run a command"})
 
     def _launch(self, request: LaunchRequest) -> Launch:
         argv = ("-p", "--dangerously-skip-permissions", "--output-format", "json", "--model", request.model)
@@ -48,11 +49,5 @@ class ClaudeCode(Adapter):
         command = (request.program("claude"), *argv, *request.arguments)
         return Launch(command, environment, stdin=request.plain_prompt.encode())
 
-    def hints(self, headers: Mapping[str, str]) -> CallHints:
-        session = headers.get("x-claude-code-session-id", "")
-        if agent := headers.get("x-claude-code-agent-id", ""):
-            return CallHints(agent, parent=session, kind="subagent")
-        return CallHints(session)
-
-    def shell_turn(self, command: str) -> ScriptedTurn:
-        return ScriptedTurn(tool="Bash", arguments={"command": command, "description": "Run a command"})
+    def kind_of(self, headers: Mapping[str, str]) -> CallKind | None:
+        return CallKind.SUBAGENT if headers.get("x-claude-code-agent-id") else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from ..adapter import Adapter, CallHints, CallKind, Launch, LaunchRequest, Npm, ScriptedTurn
+from ..adapter import Adapter, CallKind, Launch, LaunchRequest, Npm, ShellTool
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,6 +28,7 @@ class Codex(Adapter):
     package = Npm(
         "@openai/codex", version="0.169.0", program="@openai/codex-linux-{arch}/vendor/*/bin/codex", command="codex"
     )
+    shell = ShellTool("exec_command", "cmd")
 
     def _launch(self, request: LaunchRequest) -> Launch:
         provider = (
@@ -45,20 +46,14 @@ class Codex(Adapter):
         command = (request.program("codex"), *argv, *flags, *off, *request.arguments, "-")
         return Launch(command, {"OPENAI_API_KEY": request.key}, stdin=request.prompt.encode())
 
-    def hints(self, headers: Mapping[str, str]) -> CallHints:
+    def kind_of(self, headers: Mapping[str, str]) -> CallKind | None:
         told = _metadata(headers.get("x-codex-turn-metadata", ""))
-        agent = told.get("thread_id") or headers.get("thread-id", "")
-        parent = told.get("parent_thread_id") or headers.get("x-codex-parent-thread-id", "")
-        subagent = told.get("thread_source") == "subagent" or bool(parent)
-        kind: CallKind = ""
         if told.get("request_kind") == "compaction":
-            kind = "compaction"
-        elif subagent or "request_kind" in told:
-            kind = "subagent" if subagent else "main"
-        return CallHints(str(agent), str(parent), kind)
-
-    def shell_turn(self, command: str) -> ScriptedTurn:
-        return ScriptedTurn(tool="exec_command", arguments={"cmd": command})
+            return CallKind.COMPACTION
+        parent = told.get("parent_thread_id") or headers.get("x-codex-parent-thread-id")
+        if parent or told.get("thread_source") == "subagent":
+            return CallKind.SUBAGENT
+        return CallKind.MAIN if "request_kind" in told else None
 
 
 def _metadata(header: str) -> dict[str, Any]:

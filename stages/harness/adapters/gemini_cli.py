@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 
-from ..adapter import NODE, Adapter, Launch, LaunchRequest, Npm, ScriptedTurn
+from ..adapter import NODE, Adapter, Launch, LaunchRequest, Npm, ShellTool
 
 MODEL = "gemini-2.5-pro"
 WINDOW_TOKENS = 2**20
@@ -23,6 +23,7 @@ class GeminiCli(Adapter):
         command="gemini",
         node=NODE,
     )
+    shell = ShellTool("run_shell_command", more={"description": "Run a command"})
 
     def _launch(self, request: LaunchRequest) -> Launch:
         settings = {
@@ -36,6 +37,3 @@ class GeminiCli(Adapter):
         argv = (request.program("node"), request.program("gemini"), "-y", "-m", MODEL, *request.arguments)
         files = {".gemini/settings.json": json.dumps(settings)}
         return Launch(argv, environment, stdin=request.prompt.encode(), files=files)
-
-    def shell_turn(self, command: str) -> ScriptedTurn:
-        return ScriptedTurn(tool="run_shell_command", arguments={"command": command, "description": "Run a command"})

@@ -6,7 +6,7 @@ stop soon at 400 or 403, and must be killed.
 
 from __future__ import annotations
 
-from ..adapter import Adapter, Launch, LaunchRequest, PyPI, ScriptedTurn
+from ..adapter import Adapter, Launch, LaunchRequest, PyPI, ScriptedTurn, ShellTool
 
 START = """\
 import sys
@@ -26,6 +26,7 @@ class MiniSweAgent(Adapter):
     name = "mini-swe-agent"
     # Its litellm needs mcp, and does not say so.
     package = PyPI("mini-swe-agent", version="2.4.6", also=("mcp",), python=(3, 10))
+    shell = ShellTool("bash")
 
     def _launch(self, request: LaunchRequest) -> Launch:
         options = ("-y", "--exit-immediately", "-l", "0", "-m", f"openai/{request.model}")
@@ -35,11 +36,7 @@ class MiniSweAgent(Adapter):
             "OPENAI_BASE_URL": f"{request.url}/v1",
             "MSWEA_GLOBAL_CONFIG_DIR": f"{request.home}/mini-swe-agent",
         }
-        argv = (request.program("python"), "-c", START, *options, *request.arguments)
-        return Launch(argv, environment, stdin=request.prompt.encode())
-
-    def shell_turn(self, command: str) -> ScriptedTurn:
-        return ScriptedTurn(tool="bash", arguments={"command": command})
+        return Launch(request.python(START, *options), environment, stdin=request.prompt.encode())
 
     def final_turn(self) -> ScriptedTurn:
         return self.shell_turn("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from ..adapter import Adapter, CallHints, Launch, LaunchRequest, Npm, ScriptedTurn
+from ..adapter import Adapter, CallKind, Launch, LaunchRequest, Npm, ShellTool
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,6 +22,7 @@ SETTINGS = {
 class OpenCode(Adapter):
     name = "opencode"
     package = Npm("opencode-ai", version="1.18.33", program="opencode-linux-{arch}/bin/opencode", command="opencode")
+    shell = ShellTool("bash", more={"description": "Run a command"})
 
     def _launch(self, request: LaunchRequest) -> Launch:
         model = f"{PROVIDER}/{request.model}"
@@ -45,9 +46,5 @@ class OpenCode(Adapter):
         argv = (request.program("opencode"), "run", "--title", "task", "-m", model, *request.arguments)
         return Launch(argv, environment, stdin=request.prompt.encode(), files={name: json.dumps(config)})
 
-    def hints(self, headers: Mapping[str, str]) -> CallHints:
-        parent = headers.get("x-parent-session-id", "")
-        return CallHints(headers.get("x-session-id", ""), parent, "subagent" if parent else "")
-
-    def shell_turn(self, command: str) -> ScriptedTurn:
-        return ScriptedTurn(tool="bash", arguments={"command": command, "description": "Run a command"})
+    def kind_of(self, headers: Mapping[str, str]) -> CallKind | None:
+        return CallKind.SUBAGENT if headers.get("x-parent-session-id") else None

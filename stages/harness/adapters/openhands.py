@@ -5,12 +5,7 @@ The SDK has no command: a short script starts the agent with the prompt from sta
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from ..adapter import Adapter, CallHints, Launch, LaunchRequest, PyPI, ScriptedTurn
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from ..adapter import Adapter, Launch, LaunchRequest, PyPI, ShellTool
 
 START = """\
 import os, sys
@@ -36,6 +31,7 @@ sys.exit(status != "finished")
 class OpenHands(Adapter):
     name = "openhands"
     package = PyPI("openhands-sdk", version="1.58.2", also=("openhands-tools=={version}",), python=(3, 12))
+    shell = ShellTool("terminal")
 
     def _launch(self, request: LaunchRequest) -> Launch:
         environment = {
@@ -47,11 +43,4 @@ class OpenHands(Adapter):
             "LLM_MAX_INPUT_TOKENS": str(request.prompt_tokens),
             "LLM_MAX_OUTPUT_TOKENS": str(request.max_tokens),
         }
-        argv = (request.program("python"), "-c", START, *request.arguments)
-        return Launch(argv, environment, stdin=request.prompt.encode())
-
-    def hints(self, headers: Mapping[str, str]) -> CallHints:
-        return CallHints(headers.get("x-litellm-session-id", ""))
-
-    def shell_turn(self, command: str) -> ScriptedTurn:
-        return ScriptedTurn(tool="terminal", arguments={"command": command})
+        return Launch(request.python(START), environment, stdin=request.prompt.encode())

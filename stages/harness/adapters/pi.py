@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from ..adapter import NODE, Adapter, Launch, LaunchRequest, Npm, ScriptedTurn
+from ..adapter import NODE, Adapter, Launch, LaunchRequest, Npm, ShellTool
 
 PROVIDER = "prorl"
 KEPT_PART = 0.25
@@ -20,6 +20,7 @@ class Pi(Adapter):
         command="pi",
         node=NODE,
     )
+    shell = ShellTool("bash")
 
     def _launch(self, request: LaunchRequest) -> Launch:
         model = {"id": request.model, "contextWindow": request.context_tokens, "maxTokens": request.max_tokens}
@@ -40,6 +41,3 @@ class Pi(Adapter):
         environment = {"PI_OFFLINE": "1", "OPENAI_API_KEY": request.key}
         argv = (request.program("node"), request.program("pi"), "-p", "--provider", PROVIDER, "--model", request.model)
         return Launch((*argv, *request.arguments), environment, stdin=request.prompt.encode(), files=files)
-
-    def shell_turn(self, command: str) -> ScriptedTurn:
-        return ScriptedTurn(tool="bash", arguments={"command": command})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from ..adapter import NODE, Adapter, Launch, LaunchRequest, Npm, ScriptedTurn
+from ..adapter import NODE, Adapter, Launch, LaunchRequest, Npm, ShellTool
 
 
 class QwenCode(Adapter):
@@ -17,6 +17,7 @@ class QwenCode(Adapter):
         executables=("@qwen-code/qwen-code/vendor/ripgrep/{arch}-linux/rg",),
         node=NODE,
     )
+    shell = ShellTool("run_shell_command", more={"is_background": False})
 
     def _launch(self, request: LaunchRequest) -> Launch:
         settings = {
@@ -33,6 +34,3 @@ class QwenCode(Adapter):
         argv = (request.program("node"), request.program("qwen"), "-y", "--auth-type", "openai", *request.arguments)
         files = {".qwen/settings.json": json.dumps(settings)}
         return Launch(argv, environment, stdin=request.plain_prompt.encode(), files=files)
-
-    def shell_turn(self, command: str) -> ScriptedTurn:
-        return ScriptedTurn(tool="run_shell_command", arguments={"command": command, "is_background": False})

@@ -7,12 +7,8 @@ the same sandbox: so the sandbox needs Python, but no network.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
-from ..adapter import Adapter, CallHints, Launch, LaunchRequest, PyPI, ScriptedTurn
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from ..adapter import Adapter, Launch, LaunchRequest, PyPI, ScriptedTurn
 
 START = """\
 import asyncio, os, shutil, sys
@@ -74,11 +70,7 @@ class Terminus2(Adapter):
             "TERMINUS_PROMPT_TOKENS": str(request.prompt_tokens),
             "TERMINUS_MAX_TOKENS": str(request.max_tokens),
         }
-        argv = (request.program("python"), "-c", START, *request.arguments)
-        return Launch(argv, environment, stdin=request.prompt.encode())
-
-    def hints(self, headers: Mapping[str, str]) -> CallHints:
-        return CallHints(headers.get("x-session-id", ""))
+        return Launch(request.python(START), environment, stdin=request.prompt.encode())
 
     def shell_turn(self, command: str) -> ScriptedTurn:
         return _turn(command + "\n", complete=False)

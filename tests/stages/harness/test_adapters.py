@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prorl_zmq.errors import ConfigError
-from prorl_zmq.stages.harness.adapter import Adapter, CallHints, Launch, LaunchRequest, known_harnesses, load_adapter
+from prorl_zmq.stages.harness.adapter import Adapter, CallKind, Launch, LaunchRequest, known_harnesses, load_adapter
 
 NAMES = ("aider", "claude-code", "codex", "command", "gemini-cli", "mini-swe-agent", "openhands", "opencode", "pi")
 NAMES += ("qwen-code", "terminus-2")
@@ -126,35 +126,35 @@ TURN = {"thread_id": "t2", "parent_thread_id": "t1", "thread_source": "subagent"
 @pytest.mark.parametrize(
     ("name", "headers", "expected"),
     [
-        ("claude-code", {"x-claude-code-session-id": "s"}, CallHints("s")),
+        ("claude-code", {"x-claude-code-session-id": "s"}, None),
         (
             "claude-code",
             {"x-claude-code-session-id": "s", "x-claude-code-agent-id": "a"},
-            CallHints("a", "s", "subagent"),
+            CallKind.SUBAGENT,
         ),
-        ("codex", {"x-codex-turn-metadata": json.dumps(TURN)}, CallHints("t2", "t1", "subagent")),
+        ("codex", {"x-codex-turn-metadata": json.dumps(TURN)}, CallKind.SUBAGENT),
         (
             "codex",
             {"x-codex-turn-metadata": '{"thread_id": "t", "request_kind": "turn", "thread_source": "user"}'},
-            CallHints("t", "", "main"),
+            CallKind.MAIN,
         ),
         (
             "codex",
             {"x-codex-turn-metadata": '{"thread_id": "t", "request_kind": "compaction"}'},
-            CallHints("t", "", "compaction"),
+            CallKind.COMPACTION,
         ),
-        ("codex", {"thread-id": "t", "x-codex-parent-thread-id": "p"}, CallHints("t", "p", "subagent")),
-        ("codex", {"thread-id": "t", "x-codex-turn-metadata": "not JSON"}, CallHints("t")),
-        ("codex", {"thread-id": "t", "x-codex-turn-metadata": "[" * 7000}, CallHints("t")),
-        ("opencode", {"x-session-id": "s"}, CallHints("s")),
-        ("opencode", {"x-session-id": "s", "x-parent-session-id": "p"}, CallHints("s", "p", "subagent")),
-        ("openhands", {"x-litellm-session-id": "s"}, CallHints("s")),
-        ("terminus-2", {"x-session-id": "s"}, CallHints("s")),
-        ("pi", {"x-session-id": "s"}, CallHints()),
+        ("codex", {"thread-id": "t", "x-codex-parent-thread-id": "p"}, CallKind.SUBAGENT),
+        ("codex", {"thread-id": "t", "x-codex-turn-metadata": "not JSON"}, None),
+        ("codex", {"thread-id": "t", "x-codex-turn-metadata": "[" * 7000}, None),
+        ("opencode", {"x-session-id": "s"}, None),
+        ("opencode", {"x-session-id": "s", "x-parent-session-id": "p"}, CallKind.SUBAGENT),
+        ("openhands", {"x-litellm-session-id": "s"}, None),
+        ("terminus-2", {"x-session-id": "s"}, None),
+        ("pi", {"x-session-id": "s"}, None),
     ],
 )
-def test_headers_tell_who_is_calling(name: str, headers: dict[str, str], expected: CallHints) -> None:
-    assert load_adapter(name).hints(headers) == expected
+def test_headers_say_what_a_call_is_for(name: str, headers: dict[str, str], expected: CallKind | None) -> None:
+    assert load_adapter(name).kind_of(headers) == expected
 
 
 @given(
@@ -164,7 +164,7 @@ def test_no_header_is_too_strange(name: str, text: str, value: Any) -> None:
     adapter = load_adapter(name)
     for header in (text, json.dumps(value), json.dumps({"thread_id": value, "request_kind": value})):
         names = ("x-codex-turn-metadata", "thread-id", "x-claude-code-agent-id", "x-session-id", "x-litellm-session-id")
-        assert isinstance(adapter.hints(dict.fromkeys(names, header)).agent, str)
+        assert adapter.kind_of(dict.fromkeys(names, header)) in (None, *CallKind)
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - {"aider", "command"}))

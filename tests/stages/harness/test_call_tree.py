@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from prorl_zmq.data.trajectory import Role
 from prorl_zmq.model_proxy.calls import ModelRequest, ReplyCall, RequestCall, RequestMessage, new_turn_id
-from prorl_zmq.stages.harness.adapter import CallHints
-from prorl_zmq.stages.harness.call_tree import CallKind, CallTree, OrphanReason, Said, Turn
+from prorl_zmq.stages.harness.adapter import CallKind
+from prorl_zmq.stages.harness.call_tree import CallTree, OrphanReason, Said, Turn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +23,6 @@ SYSTEM = RequestMessage(Role.SYSTEM, "You are an agent.")
 TASK = RequestMessage(Role.USER, "Make the tests pass.")
 SUMMARY = "The tests of the parser fail since the lexer drops the last token of a line."
 ALL = frozenset(CallKind)
-NO_HINTS = CallHints()
 
 
 def user(text: str) -> RequestMessage:
@@ -35,8 +34,8 @@ def request(*messages: RequestMessage, tools: Sequence[dict[str, Any]] = TOOLS, 
     return ModelRequest((system, *messages), tuple(tools))
 
 
-def opened(tree: CallTree, asked: ModelRequest, hints: CallHints = NO_HINTS) -> Turn:
-    return tree.open(new_turn_id(), asked, tree.locate(asked), hints)
+def opened(tree: CallTree, asked: ModelRequest, kind: CallKind | None = None) -> Turn:
+    return tree.open(new_turn_id(), asked, tree.locate(asked), kind)
 
 
 def answered(tree: CallTree, turn: Turn, text: str = "", command: str = "", *, delivered: bool = True) -> Turn:
@@ -179,7 +178,7 @@ def test_a_sub_agent_is_known_by_the_task_that_it_was_given() -> None:
 def test_headers_tell_more_than_texts() -> None:
     tree = CallTree()
     asked(tree, request(TASK), command="ls")
-    hinted = opened(tree, request(user("hello"), front="Other."), CallHints("agent-2", kind="subagent"))
+    hinted = opened(tree, request(user("hello"), front="Other."), CallKind.SUBAGENT)
     assert hinted.kind == CallKind.SUBAGENT
 
 
