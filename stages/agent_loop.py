@@ -1,8 +1,7 @@
 """The agent loop: prompt, generate, call tools, repeat; token ids in, token ids out.
 
-Only new messages are tokenised. Generated ids are appended unchanged, so the prompt of turn k+1 begins with exactly the
-ids of turn k, and the trajectory is what the engine saw and produced. If the model's chat template changes earlier
-turns, the next prompt begins a new segment of the trajectory.
+Only new messages are tokenised, and generated ids are appended unchanged. If the chat template rewrites earlier turns,
+the next prompt begins a new segment of the trajectory.
 """
 
 from __future__ import annotations

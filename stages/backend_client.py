@@ -1,7 +1,6 @@
-"""A stage process's connection to the backend broker: assignments for its jobs, on asyncio.
+"""A stage process's connection to the backend broker: it assigns backends to the process's jobs.
 
-The assignments last while `keep_alive` is called; the broker releases those of a process that has died. A restarted
-broker asks for them at the next `keep_alive`. Requests without an answer are resent.
+Assignments last while `keep_alive` is called. Requests without an answer are resent.
 """
 
 from __future__ import annotations

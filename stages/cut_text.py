@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
+from ..wire.messages.base import NOTE_LIMIT
+
 
 def cut_text(text: str, limit: int) -> str:
     """Return a text; of one with more characters than `limit`, its beginning and its end, and how many lie between."""
@@ -9,3 +13,8 @@ def cut_text(text: str, limit: int) -> str:
         return text
     half = limit // 2
     return f"{text[:half]}\n… ({len(text) - 2 * half} characters left out) …\n{text[-half:]}"
+
+
+def is_whole(note: str | None) -> TypeGuard[str]:
+    """Return whether there is a stored note, and it was not cut."""
+    return note is not None and len(note) <= NOTE_LIMIT

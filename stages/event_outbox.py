@@ -1,9 +1,7 @@
 """`EventOutbox`: the phase ends that a stage process has sent and the broker has not yet confirmed.
 
-A broker that is killed may have received an event without journaling it. So the process keeps each event, with its
-trajectory, until `EventsNoted` names it. Every report says that the job ended here, which renews the job's lease. The
-event is resent to a broker that welcomes the process, and after a time without confirmation; the broker recognises a
-repeat by its attempt. Brokers confirm within milliseconds, so the outbox rarely holds more events than there are slots.
+An event is kept, with its trajectory, until `EventsNoted` names it. It is resent to a broker that welcomes the process,
+and after a time without confirmation; the broker recognises a repeat by its attempt.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """`AgentHandler`: what a task is. One class per task, found by name through the entry points `prorl_zmq.handlers`.
 
-A handler keeps no state between phases, because INIT, RUN and EVAL run in different processes: pass what a later phase
-needs in the `PhaseData` that the earlier phase returns, or in the sandbox.
+A handler keeps no state between phases: INIT, RUN and EVAL run in different processes.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from typing import (
     ClassVar,
     Generic,
     Literal,
-    Protocol,
     TypeVar,
     get_args,
     get_origin,
@@ -50,7 +48,6 @@ from ..system.plugins import load_plugin, offered
 from ..wire import codec
 from ..wire.messages.jobs import Harness, Outcome, Phase
 from ..wire.messages.stages import Task
-from .grading.grader_pool import GRADE_S
 from .harness.adapter import known_harnesses
 
 if TYPE_CHECKING:
@@ -114,8 +111,8 @@ class EvalPhase(Generic[Instance]):
     """The job's sandbox as RUN left it, if `eval_in_sandbox`."""
     create_sandbox: Callable[[SandboxSpec], Awaitable[Sandbox]]
     """Makes a fresh sandbox, in which no process of the agent runs; the service closes it when the phase ends."""
-    grade: Grade
-    """Calls a function in a grader process, which may hang or die without harm (see `Grade`)."""
+    grade: Callable[..., Awaitable[Any]]
+    """Calls a function in a grader process, which may hang or die without harm (see `GraderPool.call`)."""
     judge: Judge
     """Asks a model to judge (see `Judge`). Its failure is an infrastructure error, never a reward."""
 
@@ -160,25 +157,6 @@ AGENTS_OWN = (SandboxLimitExceeded, SandboxBroken)
 """The errors that an agent itself causes, which earn 0: an agent that knows its answer to be wrong must not get off."""
 TASKS_OWN_REASONS = frozenset({"image", "path", "specification"})
 """The reasons of a `SandboxFailed` for which a retry cannot help: the task asks for what does not exist."""
-
-
-class Grade(Protocol):
-    """Calls a function that judges, in a process of its own (see `grading.grader_pool.GraderPool.call`)."""
-
-    async def __call__(
-        self, function: Callable[..., Any], /, *arguments: Any, timeout_s: float = GRADE_S, returns: Any = float
-    ) -> Any:
-        """Return what the function returned.
-
-        Args:
-            function: a function of a module, which a child process imports.
-            arguments: plain data.
-            timeout_s: after that the process is killed.
-            returns: the type of the result, which msgspec checks; numbers must be finite.
-
-        Raises:
-            GraderFailed: the function hung, died, raised, or returned something of another type.
-        """
 
 
 class AgentHandler(ABC, Generic[Instance]):

@@ -1,8 +1,6 @@
-"""The assignments that a stage process holds, and its reports of them to the backend broker. Pure.
+"""The backend assignments of a stage process, and its reports of them to the backend broker. Pure.
 
-A report names the changed assignments and a digest of all; a broker with another digest asks for all of them. So a
-heartbeat's cost depends on changes, not on the number held, and a lost or late message, or a restarted broker, is
-noticed with the next heartbeat.
+A report names the changed assignments and a digest of all; a broker with another digest asks for all of them.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@ r"""`phase.judge`: a judge model behind an OpenAI-style server, or one of the se
     {"model": PRORL_JUDGE_MODEL, "messages": […], "temperature": 0, "max_tokens": …}
     200 {"choices": [{"message": {"content": "…\nVERDICT: CORRECT"}}], …}
 
-The service's environment names the server, never a job: the key goes to that address only. Requests to a busy or broken
-server are retried. A reply without a verdict is requested once more; a second one raises an error, never a reward.
+The environment of the service names the server, never a job. A busy or broken server is retried. A reply without a
+verdict is requested once more; a second one raises `GraderFailed`, never a reward. The request is written by hand,
+because importing OpenAI's client takes more than a second.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Tasks in Python files, without an installed package: `--task-module`, `[service] task_modules`.
 
-A file is imported under the name that its own imports and the grader processes use: its stem, or its path below its
-package. Its folder is appended to `sys.path`, so that neighbouring files can be imported without hiding installed
-modules. The import runs in a daemon thread: it has a time limit, and a thread that it starts ends with the process.
+A file is imported by its stem, or by its path below its package, as grader processes import it again. Its folder is
+appended to `sys.path`, so that its neighbours can be imported and hide no installed module.
 """
 
 from __future__ import annotations

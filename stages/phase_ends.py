@@ -1,8 +1,7 @@
-"""Make what a phase returned, and the event that ends it, fit for the wire: no text of an agent may lose its reward.
+"""Make what a phase returned, and the event that ends it, fit for the wire.
 
 Lone surrogates, which JSON can spell and no encoding can, are replaced. RUN's data beyond the limit raise
-`SandboxLimitExceeded`, the agent's own failure, which earns 0.0. Handlers limit their data themselves, so that EVAL can
-say what was wrong.
+`SandboxLimitExceeded`, the agent's own failure, so that no output of an agent ends its job without a reward.
 """
 
 from __future__ import annotations

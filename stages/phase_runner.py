@@ -70,9 +70,8 @@ if TYPE_CHECKING:
     from ..wire.messages.stages import StartPhase
     from .backend_client import BackendClient
     from .grading.grader_pool import GraderPool
-    from .harness.outside_rollout import OutsideRollout
+    from .harness.outside_rollout import OutsideRollout, RolloutDoor
     from .harness.rollout import ChosenHarness
-    from .harness.rollout_door import RolloutDoor
     from .judge import JudgeServer
     from .sandbox_handoff import SandboxHandoff
 

@@ -1,9 +1,7 @@
 """`SandboxHandoff`: sandboxes of this stage process that await their next phase.
 
-Between two phases a job waits in the broker. Meanwhile the process of the last phase renews the sandbox's lease, until
-the next phase attaches and takes the lease over. So a sandbox ends soon after its process dies, and the job gets a
-fresh one. A sandbox that no phase attaches to within `HANDOFF_LIMIT_S` is closed: a restarted broker may have forgotten
-the job.
+The process of the last phase renews a sandbox's lease until the next phase attaches and takes the lease over. A sandbox
+that no phase attaches to within `HANDOFF_LIMIT_S` is closed: a restarted broker may have forgotten the job.
 """
 
 from __future__ import annotations

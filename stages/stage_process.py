@@ -4,12 +4,9 @@
     PUSH                        → rollout broker: reports (announcement, heartbeat and leases in one), phases ended
     DEALER                      ⇄ backend broker and engine hosts (RUN)
 
-The process keeps nothing on disk. If the broker dies, the process continues to work and report. It resends events that
-the next broker's journal may lack (`EventOutbox`); that broker stops the phases that it does not want. If this process
-dies, its leases expire and the broker assigns its jobs to others. A failed report is logged; after
-`MAX_REPORT_FAILURES` in a row the process ends, so that its supervisor restarts it. On SIGTERM the process informs the
-broker, stops its phases (with their tool calls and generations) within `SHUTDOWN_S`, closes what it owns, and ends. On
-SIGUSR1 it accepts no new phases, and does the same once it holds none.
+The process keeps nothing on disk, and continues to work while the broker restarts. After `MAX_REPORT_FAILURES` failed
+reports in a row it ends, so that its supervisor restarts it. On SIGTERM it stops its phases within `SHUTDOWN_S`, closes
+what it owns, and ends. On SIGUSR1 it accepts no new phases, and ends once it holds none.
 """
 
 from __future__ import annotations
@@ -85,7 +82,7 @@ if TYPE_CHECKING:
     from ..wire.messages.stages import StageEvent
     from ..wire.sockets import Frame
     from .handler import AgentHandler
-    from .harness.rollout_door import RolloutDoor
+    from .harness.outside_rollout import RolloutDoor
 
 SHUTDOWN_S = 10.0
 LOOPBACK = "127.0.0.1"
@@ -418,7 +415,7 @@ class StageProcess:
         It is imported only then: importing an HTTP server takes half as long as starting a process.
         """
         if self._door is None:
-            from .harness.rollout_door import RolloutDoor
+            from .harness.outside_rollout import RolloutDoor
 
             host = host_beside(self._endpoint, insecure=self._options.insecure)
             self._door = RolloutDoor(host, self._report_now.set)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,6 @@ import numpy as np
 from ..errors import EngineFailed
 from ..inference.engine import Generation
 from ..wire.messages.engines import VersionSpan
-from .stop_texts import cut_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -121,3 +121,26 @@ def version_per_token(generation: Generation) -> NDArray[np.int32]:
     if len(versions) != len(generation.token_ids):
         raise EngineFailed("the engine's weight versions do not cover the tokens that it generated")
     return versions
+
+
+def cut_at(generation: Generation, texts: Sequence[str], decode: Callable[[NDArray[np.int32]], str]) -> Generation:
+    """Return the generation up to the token that completes the first of the texts; itself if it has none of them.
+
+    An engine may notice a text of `Sampling.stop` itself, late or never: the cut is the same for every engine.
+    """
+
+    def ended(count: int) -> bool:
+        said = decode(generation.token_ids[:count])
+        return any(text in said for text in texts)
+
+    if not texts or not ended(len(generation.token_ids)):
+        return generation
+    enough = bisect_left(range(len(generation.token_ids)), True, lo=1, key=ended)
+    kept = [span for span in generation.spans if span.start < enough]
+    return replace(
+        generation,
+        token_ids=generation.token_ids[:enough],
+        logprobs=generation.logprobs[:enough],
+        spans=tuple(msgspec.structs.replace(span, end=min(span.end, enough)) for span in kept),
+        finish_reason="stop",
+    )

@@ -16,7 +16,7 @@ from prorl_zmq.inference.engine import Generation
 from prorl_zmq.model_proxy.server import ModelServer
 from prorl_zmq.stages.episode import Episode, JobPolicy
 from prorl_zmq.stages.harness.harness_model import HarnessModel
-from prorl_zmq.stages.stop_texts import cut_at
+from prorl_zmq.stages.turn_sampler import cut_at
 from prorl_zmq.wire.messages.engines import VersionSpan
 from prorl_zmq.wire.messages.jobs import EpisodeLimits, Job, Sampling
 

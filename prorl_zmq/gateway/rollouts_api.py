@@ -1,6 +1,6 @@
 """`/v1/rollouts`: rollouts of programs outside that cannot reach the RUN processes, or speak no ZeroMQ.
 
-    program  ──HTTP(S)──▶  gateway  ──HTTP──▶  RUN process of the rollout (`stages.harness.rollout_door`)
+    program  ──HTTP(S)──▶  gateway  ──HTTP──▶  RUN process of the rollout (`stages.harness.outside_rollout`)
 
 Opening, looking and cancelling want the token of who opens it. Calls of the model, and `finish`, show the rollout's own
 key, which the RUN process checks: the gateway keeps none, and finds a rollout again after its restart by asking the

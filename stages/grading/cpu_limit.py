@@ -1,7 +1,4 @@
-"""Limit the CPU time of a part of a grader's work, so that rewards do not depend on the machine's load.
-
-The limit acts within the process: a hostile text is stopped after a second, and the grader continues with the next.
-"""
+"""Limit the CPU time of a part of a grader's work, so that rewards do not depend on the machine's load."""
 
 from __future__ import annotations
 

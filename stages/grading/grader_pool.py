@@ -1,9 +1,8 @@
 """`GraderPool`: calls grading functions in separate processes, so that none can block or end the stage process.
 
-A model wrote what is graded and a user wrote the grader: either may hang, exhaust memory, or crash. Each call has a
-process to itself while it runs, with limits on time, memory and output. A process that has answered is reused, since
-importing sympy takes a second. The processes (`grader_process.py`) end with the pool and with the process that owns it,
-however that ends.
+Each call has a process (`grader_process.py`) to itself, with limits on time, memory and output; a process that has
+answered is reused. All end with the pool, and with the process that owns it. `multiprocessing` is not enough: it
+pickles, and leaves behind what a killed grader or a killed owner has started.
 """
 
 from __future__ import annotations
@@ -86,6 +85,17 @@ class GraderPool:
     async def call(
         self, function: Callable[..., Any], /, *arguments: Any, timeout_s: float = GRADE_S, returns: Any = float
     ) -> Any:
+        """Return what a function returned that was called in a grader process.
+
+        Args:
+            function: a function of a module, which the process imports.
+            arguments: plain data.
+            timeout_s: after that the process is killed.
+            returns: the type of the result, which msgspec checks; numbers must be finite.
+
+        Raises:
+            GraderFailed: the function hung, died, raised, or returned something of another type.
+        """
         packed = msgspec.msgpack.encode(Call(*_name_of(function), arguments))
         if len(packed) > MESSAGE_LIMIT_BYTES:
             raise TypeError(f"the arguments take {len(packed)} bytes; at most {MESSAGE_LIMIT_BYTES} are passed on")

@@ -3,9 +3,8 @@
     SEQPACKET socket, inherited    ← the pool: the module that a grader is for, a channel, a file for what it prints
     the channel                    ⇄ the pool: `Call`s and `Answer`s; first the grader's pid
 
-The template imports modules of this package before it forks, so later graders have them too; a grader imports a user's
-module itself, since the module may start threads. When the pool closes the socket, or is killed, the template kills all
-its descendants and ends; graders die with the template. It adopts and kills processes that a grader leaves.
+The template imports modules of this package before it forks; a grader imports a user's module itself, since the module
+may start threads. The template kills what graders leave, and all its descendants when the pool closes the socket.
 """
 
 from __future__ import annotations

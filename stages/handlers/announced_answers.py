@@ -1,8 +1,6 @@
-r"""The answer that a message gives, as it is written there: in its last boxes, or where it says "the answer is".
+"""The answer that a message gives, as it is written there: in its last boxes, or where it says "the answer is".
 
-Text in, text out. Models wrap an answer in emphasis, code, dollars or tags, put a full stop, a unit or a reason behind
-it, and split it over several boxes. `boxes` returns the last box, or the joined boxes of one answer ("\boxed{3} and
-\boxed{5}"). `announced` returns what stands behind the last announcement, without markup and without the reason.
+Text in, text out, without emphasis, code marks, dollars, tags, full stops and reasons around the answer.
 """
 
 from __future__ import annotations

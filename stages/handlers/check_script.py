@@ -1,9 +1,8 @@
 """Run a check script, which judges the files that an agent left and returns the reward.
 
-The agent's sandbox is not trusted: the script runs in a fresh sandbox on a copy of the agent's files, so processes that
-the agent left cannot interfere, and a second evaluation gives the same result. The copy has regular files, folders, and
-links among these. The script reads but never runs them, and its environment names no home or start-up file of theirs.
-The script's text is in no file and on no command line.
+The script runs in a fresh sandbox on a copy of the agent's files: regular files, folders, and links among these. It
+reads but never runs them, and its environment names no home or start-up file of theirs. The script's text is in no file
+and on no command line.
 """
 
 from __future__ import annotations

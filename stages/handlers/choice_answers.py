@@ -1,9 +1,9 @@
 """Which choices a message picks: the letter that it announces, where a letter can be meant.
 
 A box holds a letter, a choice's own text, or both. Elsewhere a letter counts if the message announces it ("the answer
-is B", "I choose (B)", "B is correct", "#### B") or if it is the first or the last line. "The answer is a number" names
-no letter, since no article is followed by a comma, by "because" or by the end of a sentence. Of several announcements
-the last one counts; one that names two letters picks both, which is right only where the ground truth has both.
+is B", "B is correct", "#### B") or if it is the first or the last line; in "the answer is a number" none is named.
+The last announcement counts; one that names two letters picks both. `math-verify`, which extracts letters too, judges
+more of the pairs in `tests/stages/choice_pairs.py` wrongly (`bench/rewards.py`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The `code` task: a programming problem, optional tools, and hidden tests that decide the reward.
 
 The answer is `solution.py` in the agent's workspace, or else the last code block of its last message. EVAL gets only
-that text, and runs the tests in fresh sandboxes while expected outputs stay outside (`code_runner.py`). Each test is
-one process with limits on CPU time, wall time, memory and output. A test passes if the process exits with 0 and its
-answer is right by the rules of `code_output.py`.
+that text, and runs the tests in fresh sandboxes (`code_runner.py`); `code_output.py` compares the answers.
 """
 
 from __future__ import annotations
@@ -17,8 +15,8 @@ from ...tasks.code import CodeInstance, CodeTest, chosen_tests
 from ...tasks.code_formats import ROW_FORMATS
 from ...tools.containers.specification import SandboxSpec
 from ...tools.toolbox import Toolbox
+from ..cut_text import is_whole
 from ..handler import AgentHandler, EvalPhase, Evaluation, InitPhase, PhaseData, RunPhase
-from ..stored_notes import is_whole
 from .code_runner import SolutionRunner, Verdict, shown
 from .code_source import SOURCE_LIMIT_BYTES, last_block
 from .tool_episode import run_episode

@@ -7,15 +7,9 @@
     descriptor 1  a program's output, or the function's result as JSON
     descriptor 2  one line of ours before anything of the solution runs: who we are and what is here; then its own
 
-Nothing here is a secret or a judgement. What a test expects is not in the sandbox, so all that a solution does to this
-process, all that it can say is its answer to this one input. What is needed is taken before the solution runs, so that
-one which patches `json`, `os` or the builtins spoils only what is its own; limits cannot be lifted again.
-
-A test is one process, and cannot start others (`code_seccomp.py`). A sandbox serves several tests: what one left
-behind must not reach the next, which looks before it starts, says `dirty`, and is run again in a new sandbox.
-
-It needs nothing but Python 3.8 and its standard library, and imports next to nothing: the interpreter's start is what
-a test costs, and `json` or `typing` would add half of it.
+Nothing here is a secret or a judgement, and what is needed is taken before the solution runs: one that patches `json`,
+`os` or the builtins spoils only what is its own. A test that finds what another one left says `dirty`, and is run again
+in a new sandbox. It needs Python 3.8 alone, and imports next to nothing: a test costs the interpreter's start.
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
 """Whether what a solution answered is what a test expects: plain functions of two texts, linear in their length.
 
-As the field compares. Of programs:
+Outputs of programs, by `comparison`:
 
-- `close`: the words, wherever lines break, as judges do. They must be the same, in order, in the same case; or each a
-  number equal to the expected one (`1.0` and `1`), or within NumPy's tolerance of it (APPS, TACO) if that is written as
-  a fraction. Two whole numbers are never compared by tolerance: 10**17 and 10**17 + 1 are two answers.
+- `close`: the same words, wherever lines break; or each a number equal to the expected one (`1.0` and `1`), or within
+  NumPy's tolerance of it (APPS, TACO) if that is written as a fraction. Two whole numbers have no tolerance.
 - `any_case`: the same, but `YES` is `Yes`, and the tolerance is the wider one of CodeContests.
-- `exact`: line by line, the same but for blanks around it, or numbers of equal value: LiveCodeBench's own rule, under
-  which 0.333333 is wrong where a test has 0.3333333333. No row format asks for it; `comparison = "exact"` does.
+- `exact`: line by line, the same but for blanks around it, or numbers of equal value: LiveCodeBench's own rule.
 
-Of functions: equal JSON, where a tuple is a list, 1 is `true` (as in Python), and fractions have NumPy's tolerance,
-unless they must be `exact`. Not a number is equal to nothing.
+Results of functions: equal JSON, where a tuple is a list, 1 is `true` (as in Python), and fractions have NumPy's
+tolerance, unless they must be `exact`. Not a number is equal to nothing.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Run the tests of one solution one after another, each in a process with its own limits.
 
-Expected answers never enter a sandbox, so a solution cannot find, read or patch them; each answer is judged outside. To
-keep one test from affecting the next, a test cannot start processes, and the driver (`code_driver.py`) looks for files
-of earlier tests: after any such finding or trouble, the test gets a new sandbox. A solution that exceeds a limit, ends
-its own sandbox or answers nonsense has failed the test. A sandbox that cannot be made, or fails twice when new, is an
-infrastructure error.
+Expected answers never enter a sandbox; each answer is judged outside. The driver (`code_driver.py`) looks for what
+earlier tests left; after any such finding or trouble, the test gets a new sandbox. A solution that exceeds a limit,
+ends its sandbox or answers nonsense has failed the test. A sandbox that cannot be made, or fails twice when new, raises
+`SandboxFailed`.
 """
 
 from __future__ import annotations

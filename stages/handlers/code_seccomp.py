@@ -1,9 +1,7 @@
 """A system call filter that allows threads, but no child processes and nothing that outlives the process.
 
-A test's limits apply to one process. With more processes a solution could multiply its CPU time, leave one for the next
-test, or start them faster than they can be killed: the kernel does not limit processes of root, which a service may be.
-The graders of APPS and LiveCodeBench also disable `os.fork` and `subprocess`, but in Python, where a solution can
-restore them.
+A test's limits apply to one process: with more, a solution could multiply its CPU time, or leave a process for the next
+test. Written as BPF by hand: libseccomp is a system library, which a machine may lack.
 """
 
 from __future__ import annotations

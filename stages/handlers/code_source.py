@@ -1,8 +1,7 @@
-"""Extract a solution's source from a policy's message, and add the imports that the field assumes.
+"""Extract a solution's source from a policy's message, and add the imports that graders of the field assume.
 
-The graders of LiveCodeBench, APPS and TACO put pages of imports before each solution, so models omit them. A solution
-that passes there must pass here; only names that the source uses are imported, since `typing` alone takes as long as
-the interpreter's start.
+LiveCodeBench, APPS and TACO put pages of imports before each solution. Here only names that the source uses are
+imported, since `typing` alone takes as long as the interpreter's start.
 """
 
 from __future__ import annotations

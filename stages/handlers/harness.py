@@ -1,7 +1,6 @@
 """The `harness` task: a prompt for an agent program, initial files or an image, and what judges the result.
 
-A check script judges, as in the `shell` task, or the grader of another task, which then also prepares the sandbox. A
-harness can lead any other task too: `Job.harness`.
+A check script judges, as in the `shell` task, or the grader of another task, which then also prepares the sandbox.
 """
 
 from __future__ import annotations

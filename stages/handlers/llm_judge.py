@@ -1,7 +1,7 @@
 """The prompt for a judge model whether an answer matches the ground truth, and how its reply is parsed.
 
-The policy that wrote the answer gains from a good verdict. So the answer stands between two lines with a random word
-that the policy cannot know, tags and chat template marks in it are defused, and only the reply's last line counts.
+The policy that wrote the answer gains from a good verdict. So the answer stands between two lines with a random word,
+tags and chat template marks in it are defused, and only the reply's last line counts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 r"""The `math` task: a problem, optional tools, and a ground truth that the final answer is compared with.
 
-The answer is the last `\boxed{}`, or the finish tool's message, or what `math-verify` finds in the last message. It is
-compared in a grader process (`math_answers.py`), since comparing a hostile answer may take unbounded time. A problem
-without tools that need a sandbox has none.
+The answer is the last `\boxed{}`, or the finish tool's message, or what `math-verify` finds in the last message. A
+problem without tools that need a sandbox has none.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-r"""Whether a mathematical answer is right: the functions that run in a grader process (`EvalPhase.grade`).
+"""Whether a mathematical answer is right: the functions that run in a grader process (`EvalPhase.grade`).
 
-A model wrote the answers, so they may be malformed, or made to cost hours: `10**10**10`. What the text alone decides is
-decided here: choices, words, numbers, units, lists, tuples, intervals, matrices. Only single expressions and
-relations reach `math-verify`, which reads them, and sympy: those whose values are not too large, and for `CPU_S`.
-What `math-verify` alone gets wrong is in `tests/stages/answer_pairs.py`: `2x = 5` for 5, `silent` for `listen`, 1e-7
-for 2e-7, 5 m for 5 cm. An answer that cannot be read is wrong; a ground truth that cannot be read is compared as text.
+Choices, words, numbers, units, lists, tuples, intervals and matrices are compared here by their text; only single
+expressions and relations reach `math-verify` and sympy, if their values are not too large, for `CPU_S`. What
+`math-verify` alone gets wrong is in `tests/stages/answer_pairs.py`: `2x = 5` for 5, `silent` for `listen`, 1e-7 for
+2e-7, 5 m for 5 cm. An answer that cannot be read is wrong; a ground truth that cannot be read is compared as text.
 """
 
 from __future__ import annotations

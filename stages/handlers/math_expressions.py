@@ -1,7 +1,7 @@
 """Whether two mathematical expressions or relations are equal, by `math-verify` and sympy; runs in a grader process.
 
-`math-verify` reads the text. Values are compared as numbers where that is possible, and else by `math_verify.verify`.
-What would take too much time or memory to read or to work out is refused before, by the limits below.
+Values are compared as numbers where that is possible, and else by `math_verify.verify`. What would take too much time
+or memory to read or to work out is refused before: an answer may be made to cost hours.
 """
 
 from __future__ import annotations

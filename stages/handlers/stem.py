@@ -1,8 +1,7 @@
 """The `stem` task: a science question, optional tools, rules that judge, and a judge model where rules cannot.
 
-Rules run in a grader process (`stem_answers.py`). Answers that they cannot decide go to the judge model that the
-environment of the EVAL stage processes names (`phase.judge`); its prompt and reply stay with the result. Without a
-judge, such an answer is an infrastructure error. `search` uses the provider named in the stage processes' environment.
+Rules run in a grader process (`stem_answers.py`). Other answers go to the judge model (`phase.judge`); without one,
+they end in an infrastructure error. `search` uses the provider that the environment of the stage processes names.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-r"""Whether an answer to a question of science is right, as far as rules can tell: what runs in a grader process.
+"""Whether an answer to a question of science is right, as far as rules can tell: what runs in a grader process.
 
 Numbers are compared with their units, which `pint` converts, within a tolerance; choices by their letter or text;
-expressions as in the `math` task. What is words is left to a judge, unless they are the same words. An answer that
-cannot be read as what the ground truth is, is wrong: only what says something can be worth a judge's time.
+expressions as in the `math` task. Words are left to a judge, unless they are the same words. An answer that cannot be
+read as what the ground truth is, is wrong.
 """
 
 from __future__ import annotations

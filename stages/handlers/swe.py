@@ -4,9 +4,8 @@
     RUN     the agent with bash and editor; its changes become a patch
     EVAL    a fresh sandbox of the image, on any node; the base, the patch, the tests; graded by the `swebench` package
 
-The reward is 1.0 if the tests say resolved, else 0.0. An empty patch, a patch that does not apply, and tests that hang
-or exceed the sandbox's limits earn 0.0, with a note. A missing image, a sandbox that does not start, and a lost sandbox
-are infrastructure errors.
+The reward is 1.0 if the tests say resolved, else 0.0, with a note: also for an empty patch, one that does not apply,
+and tests that hang or exceed the sandbox's limits. What fails around the agent is an infrastructure error.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from ...tasks.swe_formats import ROW_FORMATS
 from ...tools.containers.specification import Limits, SandboxSpec
 from ...tools.toolbox import Toolbox
 from ...wire.messages.jobs import Outcome
+from ..cut_text import is_whole
 from ..handler import AgentHandler, EvalPhase, Evaluation, Failure, InitPhase, PhaseData, RunPhase, failure_of
-from ..stored_notes import is_whole
 from . import swe_repository as repository
 from .swe_report import Report, official_script, r2e_report, report
 from .tool_episode import run_episode

@@ -1,8 +1,7 @@
 """Read the test results of a `swe` job with the official `swebench` package. Runs in a grader process.
 
 Two gaps of swebench's report are closed: a FAIL_TO_PASS test that was skipped, or is in neither list, has not passed;
-and a run that failed without a failed test has not passed. One gap remains: a patch's code runs in the tests' process,
-and can forge their output.
+and a run that failed without a failed test has not passed. One remains: a patch's code can forge the tests' output.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The repository of a `swe` job in its sandbox: reset to its base, its patch extracted, a patch applied.
 
-Everything is git, run by bash in the sandbox. The agent must not find the answer in the repository, so it keeps only
-what its base leads to: no other branch, later commit, remote, reflog, or object of these; where a bug was inserted, no
-history at all. EVAL does the same, because the agent's code runs there too and could report what it finds.
+Everything is git, run by bash in the sandbox. The repository keeps only what its base leads to, in EVAL too: no other
+branch, later commit, remote, reflog, or object of these; where a bug was inserted, no history at all.
 """
 
 from __future__ import annotations

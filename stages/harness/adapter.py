@@ -1,10 +1,8 @@
-"""`Adapter`: how a harness is installed, started and refused, and what its headers identify.
+"""`Adapter`: how a harness is installed and started, and what its calls are for.
 
-An adapter is pure: it returns a command line, an environment and files. The prompt never stands in an argument that
-could be taken for an option or exceed the kernel's limit (128 KiB): it goes to standard input, or into a file. The key
-does not stand in an argument either, since others can read the process table.
-
-A package adds a harness with one class, and one line of its entry points:
+An adapter is pure: it returns a command line, an environment and files. The prompt goes to standard input or into a
+file, never into an argument, which could be taken for an option or exceed the kernel's 128 KiB. Nor does the key, since
+others can read the process table. A package adds a harness with one class, and one line of its entry points:
 
     prorl_zmq.harnesses =
         my-harness = my_package.my_harness:MyHarness

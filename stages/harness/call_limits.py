@@ -1,8 +1,4 @@
-"""What the calls of one rollout may ask and cost, and whether more of them will be answered.
-
-The programs of a sandbox may call without end, so each call is counted and each body charged. `CallLimits` belongs to
-the rollout's `HarnessModel`, which asks it before it makes anything of a request.
-"""
+"""What the calls of one rollout may ask and cost, and whether more of them will be answered."""
 
 from __future__ import annotations
 

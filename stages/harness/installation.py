@@ -6,7 +6,7 @@
     ROOT/NAME/VERSION/bin/     what an adapter starts: links to programs, `node`, `python`
     ROOT/NAME/VERSION/installation.json
 
-Left out on purpose: a lock against removal. A sandbox whose harness is removed or replaced loses its files.
+Nothing locks against removal: a sandbox whose harness is removed or replaced loses its files.
 """
 
 from __future__ import annotations

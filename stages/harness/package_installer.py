@@ -1,8 +1,7 @@
-"""Install an npm or PyPI package, with its runtime, into a relocatable folder.
+"""Install an npm or PyPI package, with its runtime, into a folder that is moved afterwards.
 
-npm scripts are not run: packages of harnesses contain all they need. Node is installed too, so neither sandboxes nor
-the host's npm have to provide it. A virtual environment and its scripts contain the path of their Python, which is
-wrong after the folder has moved: adapters start scripts with `bin/python`.
+npm scripts are not run. Node is installed too, so neither sandboxes nor the host's npm have to provide it. Scripts of a
+virtual environment contain its old path, so adapters start them with `bin/python`.
 """
 
 from __future__ import annotations

@@ -2,10 +2,9 @@
 
     harness, in the sandbox    → 127.0.0.1 of the sandbox's own network → model server, in this process → engine
 
-The socket is the sandbox's own, so every caller is a program of this rollout. If a sandbox shares the host's network,
-others can reach the socket too, so each call must present the key. When the model refuses calls because the rollout is
-over, the harness has `GRACE_S` to exit; then it is killed, as at the end of the phase. Leftover processes cannot reach
-the model: the server is closed first.
+If a sandbox shares the host's network, each call must present the rollout's key. When the model refuses calls because
+the rollout is over, the harness has `GRACE_S` to exit; then it is killed. The server is closed before, so leftover
+processes cannot reach the model.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Try a harness for real: a policy that follows a script of two turns, in a sandbox without network.
 
-The first turn has the harness write a file, the second ends its work. Only the engine differs from a normal rollout:
-the captured turns must equal the script.
+The first turn has the harness write a file, the second ends its work.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from prorl_zmq.inference.engine import Generation
 from prorl_zmq.inference.tokenizer import decode, encode
-from prorl_zmq.stages.stop_texts import cut_at
+from prorl_zmq.stages.turn_sampler import cut_at
 from prorl_zmq.wire.messages.engines import VersionSpan
 
 

@@ -1,8 +1,7 @@
 """Any program in the sandbox: the caller's command line with placeholders.
 
 `{url}`, `{key}`, `{model}` and `{prompt}` are replaced in words and in the environment; other braces stay. The prompt
-is also on standard input, since a word of a command line has at most 128 KiB. The clients of OpenAI and Anthropic read
-address and key from the environment, where other accounts cannot see them.
+is also on standard input. OpenAI's and Anthropic's clients find address and key in the environment.
 """
 
 from __future__ import annotations

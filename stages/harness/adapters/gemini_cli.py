@@ -1,7 +1,7 @@
-"""Gemini CLI, over Gemini's generateContent. Its headers do not identify the caller.
+"""Gemini CLI, over Gemini's generateContent.
 
-The model always has one of Google's names: the name is part of the URL's path, and without one the program would call a
-router model first. The name's window is 1 M tokens; the setting limits the used part of it.
+The model always has one of Google's names, which is part of the URL's path; without one the program calls a router
+model first. The name's window is 1 M tokens; the setting limits the used part of it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""mini-swe-agent, over chat completions, not streamed. Its headers do not identify the caller.
+"""mini-swe-agent, over chat completions, not streamed.
 
 Its command `mini` takes the task only as an argument, so a line of Python passes it from standard input. It does not
-stop soon at 400 or 403, and must be killed.
+stop soon at 400 or 403, and is killed.
 """
 
 from __future__ import annotations

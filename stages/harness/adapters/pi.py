@@ -1,4 +1,4 @@
-"""Pi, over chat completions. Its headers do not identify the caller."""
+"""Pi, over chat completions."""
 
 from __future__ import annotations
 

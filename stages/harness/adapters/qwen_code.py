@@ -1,4 +1,4 @@
-"""Qwen Code, over chat completions. Its headers do not identify the caller."""
+"""Qwen Code, over chat completions."""
 
 from __future__ import annotations
 
