@@ -115,7 +115,7 @@ class StageOptions:
     image: str = ""
     """The root filesystem of sandboxes whose task names none."""
     image_folders: tuple[Path, ...] = ()
-    """Where the images are that tasks may name, beside those of `prorl image build`."""
+    """Where the images are that tasks may name, in addition to those of `prorl image build`."""
     insecure: bool = False
     """Allow plaintext TCP beyond loopback."""
     keys: Path | None = None
@@ -186,7 +186,7 @@ class StageProcess:
             await self.serve()
 
     async def serve(self) -> None:
-        """Serve until `stop`; raise why the process cannot start or go on, such as `VersionMismatch`."""
+        """Serve until `stop`; raise why the process cannot start or continue, such as `VersionMismatch`."""
         self._stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
@@ -199,7 +199,7 @@ class StageProcess:
             try:
                 done, _ = await asyncio.wait((self._stopping, reporting), return_when=asyncio.FIRST_COMPLETED)
                 for each in done:
-                    each.result()  # raises the reason, if the process cannot go on
+                    each.result()  # raises the reason, if the process cannot continue
             finally:
                 pauses.close()
                 reporting.cancel()
@@ -344,16 +344,16 @@ class StageProcess:
         for task in stuck:
             task.cancel()
             log.warning("the %s did not close within %g s", tasks[task], CLOSE_S)
+        lent = [("connection to the backend broker", self._services.backends.close)] if self._services else []
         owned: list[tuple[str, Callable[[], None]]] = [
             ("sandboxes", self._own_sandboxes.close),
             ("graders", self._graders.close),
+            *lent,
             ("engine client", self._engines.close),
             ("inbox", self._inbox.close),
             ("authenticator", self._authenticator.close),
             ("connection to the rollout broker", partial(self._broker.close, linger_ms=1000)),
         ]
-        if self._services is not None:
-            owned.append(("connection to the backend broker", self._services.backends.close))
         for what, close in owned:
             with _logged(f"closing the {what}"):
                 close()
@@ -531,7 +531,7 @@ async def _closed(what: str, close: Callable[[], Awaitable[None]]) -> None:
 
 @contextlib.contextmanager
 def _logged(what: str) -> Iterator[None]:
-    """Log an error in the block and go on."""
+    """Log an error of the block instead of raising it."""
     try:
         yield
     except Exception:

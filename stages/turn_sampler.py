@@ -40,13 +40,13 @@ class TurnSampler:
         turn: int,
         take: Callable[[Generation, int], None] = lambda _turn_so_far, _start: None,
     ) -> Generation:
-        """Return a turn of `wanted` tokens at the most; new weights may interrupt it, and it goes on with them.
+        """Return a turn of `wanted` tokens at the most; new weights may interrupt it, and it continues with them.
 
         Args:
             prompt: int32 [P].
             wanted: at least 1.
             turn: its number in the job, which its seed is made of.
-            take: is given the turn as far as it has come, and where what is new in it starts.
+            take: called with the turn so far, and the index of its first new token.
 
         Raises:
             EngineFailed: the engine failed, or ends generations before their first token.
@@ -124,7 +124,7 @@ def version_per_token(generation: Generation) -> NDArray[np.int32]:
 
 
 def cut_at(generation: Generation, texts: Sequence[str], decode: Callable[[NDArray[np.int32]], str]) -> Generation:
-    """Return the generation up to the token that completes the first of the texts; itself if it has none of them.
+    """Return the generation up to the token that completes the first of the texts; itself if it has no such text.
 
     An engine may notice a text of `Sampling.stop` itself, late or never: the cut is the same for every engine.
     """

@@ -23,7 +23,7 @@ from ...errors import GraderFailed
 from ...system import interpreters
 from ...system.open_files import lower_open_files
 from ...tools.processes.process_tree import descendants, kill
-from .call import LENGTH, MESSAGE_LIMIT_BYTES, Answer, Call
+from .grader_process import LENGTH, MESSAGE_LIMIT_BYTES, Answer, Call
 
 if TYPE_CHECKING:
     from collections.abc import Callable

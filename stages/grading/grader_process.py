@@ -18,6 +18,7 @@ import os
 import resource
 import signal
 import socket
+import struct
 import sys
 import traceback
 from typing import Any, BinaryIO, NoReturn
@@ -28,12 +29,31 @@ from ...system.processes import die_with_parent
 from ...system.readable import readable
 from ...tools.processes.fork_watch import ForkWatch, forked
 from ...tools.processes.process_tree import children, descendants, kill
-from .call import LENGTH, MESSAGE_LIMIT_BYTES, OUTPUT_LIMIT_BYTES, Answer, Call
 
 OWN_PACKAGE = (__package__ or "").partition(".")[0]  # not of __name__: the template is started as __main__
 PRELOADED = "PRELOADED"
 """The name by which a module of this package lists what its functions import: it takes a second, and has no threads."""
 REQUEST_LIMIT_BYTES = 64 * 1024
+LENGTH = struct.Struct("<I")
+"""In front of each packed message."""
+MESSAGE_LIMIT_BYTES = 64 * 2**20
+OUTPUT_LIMIT_BYTES = 1 << 20
+"""How much a grader may print in one call; beyond it, its writes fail."""
+
+
+class Call(msgspec.Struct, frozen=True):
+    module: str
+    name: str
+    """Within the module, with dots for what is in a class."""
+    arguments: tuple[Any, ...]
+
+
+class Answer(msgspec.Struct, frozen=True):
+    value: Any = None
+    problem: str = ""
+    """What it raised, or why its result cannot be passed on; empty: `value` is the result."""
+    raised: bool = False
+    """The function raised the problem."""
 
 
 class Template:

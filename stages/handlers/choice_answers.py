@@ -22,19 +22,17 @@ MESSAGE_LIMIT = 4000
 """Most characters of a message that are read, from its end."""
 NONE: Letters = frozenset()
 
-_MARKUP = tuple(
-    (re.compile(pattern), to)
-    for pattern, to in (
-        (r"<\s*(?:final_?)?answer\s*>", " answer: "),
-        (r"(?m)^\s*####\s*", " answer: "),
-        (r"\\(?:text|math)[a-z]*\s*(?=\{)|\\(?:mbox|hbox|operatorname|boldsymbol|bm|emph|underline)\s*(?=\{)", ""),
-        (r"\{\\(?:rm|bf|it)\s", "{"),
-        (r"</?[a-z]{1,8}\s*>|[$`]|\\[()\[\]]|\\[ ,;:!]", " "),
-        (r"\*+|__+|~~", ""),
-        (r"[{}]", " "),
-        (r"[ \t]+", " "),
-    )
+_MARKUP = (
+    (r"<\s*(?:final_?)?answer\s*>", " answer: "),
+    (r"(?m)^\s*####\s*", " answer: "),
+    (r"\\(?:text|math)[a-z]*\s*(?=\{)|\\(?:mbox|hbox|operatorname|boldsymbol|bm|emph|underline)\s*(?=\{)", ""),
+    (r"\{\\(?:rm|bf|it)\s", "{"),
+    (r"</?[a-z]{1,8}\s*>|[$`]|\\[()\[\]]|\\[ ,;:!]", " "),
+    (r"\*+|__+|~~", ""),
+    (r"[{}]", " "),
+    (r"[ \t]+", " "),
 )
+"""Rewrites in this order: announcements, LaTeX commands, tags and marks of mathematics, emphasis, braces, blanks."""
 _OPEN, _CLOSE = r"[(\[\"'“‘«]{0,3} ?", r" ?[)\]\"'”’»]{0,3}"
 _FOLLOW = (
     r"(?= ?(?:$|\n|[,;!?。，](?!\d)|\.(?![A-Za-z]\.|\d)|:(?!\d)|[-–—]{1,3} |[(\[→]|=>"
@@ -92,7 +90,7 @@ def of_truth(truth: str, choices: Sequence[str]) -> Letters:
 def _plain(text: str) -> str:
     text = unicodedata.normalize("NFKC", text)
     for pattern, to in _MARKUP:
-        text = pattern.sub(to, text)
+        text = re.sub(pattern, to, text)
     return text.strip()
 
 

@@ -73,8 +73,8 @@ def _have_no_children(program: bytes) -> None:
 def _files() -> int:
     """Return a number that is another one when anything has changed where files can be left.
 
-    The kernel notes each change of a file, its mode, times, names and attributes in a time that nobody can set. Where
-    there is too much to look at, it is another one each time.
+    The kernel notes each change of a file, its mode, times, names and attributes in a time that no
+    program can set. Where there is too much to look at, it is another one each time.
     """
     changes = []
     for place in PLACES:

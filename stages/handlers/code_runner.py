@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 CLOCK_FACTOR, CLOCK_SLACK_S = 2.0, 2.0
 """How long a test of so much processor time may take on the clock: other jobs use the cores, too."""
 REST_BYTES = 64 * 2**20
-"""Memory of a sandbox beside that of the test."""
+"""Memory of a sandbox in addition to that of the test."""
 FILE_BYTES = 64 * 2**20
 HEADER = re.compile(rb"^prorl (?:(dirty)|([0-9]+ [0-9]+))$", re.MULTILINE)
 HEADER_BYTES = 2048
@@ -118,7 +118,7 @@ class SolutionRunner:
                 if said not in ("", DIRTY):
                     self._first = first or said
                     if not sandbox.isolated:
-                        await self._drop()  # it shares all that there is, so nobody can tell what a test left
+                        await self._drop()  # it shares the host, where what a test left cannot be found
                     return result
                 if not first:
                     raise _not_started(result, clock_s)

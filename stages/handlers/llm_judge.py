@@ -38,7 +38,7 @@ _THOUGHT_END = "</think>"
 _IN_MARK = re.compile(r"(?<=<)(?=[|｜/!?<A-Za-z_])|(?<=[|｜>])(?=>)|(?<=\[)(?=/?[A-Za-z_]{3,}\])")
 """Places within what may be a mark or a tag."""
 UNSEEN = frozenset({"Cc", "Cf", "Co", "Cs"})
-"""Unicode's categories of what nobody sees: controls, formats, private characters, halves of characters."""
+"""Unicode's categories of invisible characters: controls, formats, private characters, halves of characters."""
 
 
 def question_of(problem: str, truth: str, answer: str) -> tuple[str, str]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SYSTEM_MESSAGE = "Solve the problem. Put the final answer in \\boxed{}."
 FINISH_MESSAGE = " Then call finish with it."
-"""What the system message says besides to who has the finish tool."""
+"""Added to the system message if the policy has the finish tool."""
 GRADE_S = 30.0
 """How long comparing may take: a second of processor time, and a start of sympy, on a machine that is busy."""
 

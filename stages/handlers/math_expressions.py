@@ -145,7 +145,7 @@ def _most(value: Any, size: float) -> float:
 
 
 def _same_values(one: Any, other: Any) -> bool | None:
-    """Compare expressions by their values, at several points if they have variables; None: it cannot be told so."""
+    """Compare expressions by their values, at several points if they have variables; None: at too few of them."""
     import sympy
 
     if not all(isinstance(each, sympy.Expr) and not isinstance(each, sympy.MatrixExpr) for each in (one, other)):

@@ -45,30 +45,29 @@ _PROSE = re.compile(r"\s(?:in|at|the|is|and|of|for|when|as|to|on|by|from|with|so
 """Where a unit has ended in a sentence; an `in` of inches ends it, too."""
 _COUNTED = re.compile(r"\\text\{[^{}\d]*\}|[A-Za-z]{3,}(?: [A-Za-z]+){0,2}")
 _UNCERTAINTY = re.compile(r"\s*\\pm\s*\d+\.?\d*")
-_UNIT_REWRITES = tuple(
-    (re.compile(pattern), to)
-    for pattern, to in (
-        (r"\^\s*\{?\s*\\circ\s*\}?\s*(?:\\text\{\s*([CF])\s*\}|([CF])(?![A-Za-z]))", r" deg\1\2 "),
-        (r"\^\s*\{?\s*\\circ\s*\}?", " deg "),
-        (r"\\mu(?![A-Za-z])\s*|[µμ]", "u"),
-        (r"\\Omega(?![A-Za-z])|[ΩΩ]", "ohm"),
-        (r"\\AA(?![A-Za-z])|[ÅÅ]", "angstrom"),
-        (r"\\?%", " percent "),
-        (r"\\frac\s*\{((?:[^{}]|\{[^{}]*\})*)\}\s*\{((?:[^{}]|\{[^{}]*\})*)\}", r"(\1)/(\2)"),
-        (r"\s*\^\s*(?:\{\s*([+-]?\d+)\s*\}|([+-]?\d+))", r"^\1\2"),
-        (r"\\text\{([^{}]*)\}", r" \1 "),
-        (r"(?<![A-Za-z])u\s+(?=[A-Za-z])", "u"),
-        (r"\s+\^", "^"),
-        (r"\\(?:cdot|times)(?![A-Za-z])|[·•*⋅]", " "),
-        (r"\bper\b", "/"),
-        (r"(?<![A-Za-z])(k?J)(K|mol)(?![A-Za-z])", r"\1 \2"),
-        (r"\bsquare\s+([a-z]+)", r"\1^2"),
-        (r"\bcubic\s+([a-z]+)", r"\1^3"),
-        (r"([A-Za-z]+)\s+squared", r"\1^2"),
-        (r"([A-Za-z])([+-]?\d)", r"\1^\2"),
-        (r"[{}\\]", " "),
-    )
+_UNIT_REWRITES = (
+    (r"\^\s*\{?\s*\\circ\s*\}?\s*(?:\\text\{\s*([CF])\s*\}|([CF])(?![A-Za-z]))", r" deg\1\2 "),
+    (r"\^\s*\{?\s*\\circ\s*\}?", " deg "),
+    (r"\\mu(?![A-Za-z])\s*|[µμ]", "u"),
+    (r"\\Omega(?![A-Za-z])|[ΩΩ]", "ohm"),
+    (r"\\AA(?![A-Za-z])|[ÅÅ]", "angstrom"),
+    (r"\\?%", " percent "),
+    (r"\\frac\s*\{((?:[^{}]|\{[^{}]*\})*)\}\s*\{((?:[^{}]|\{[^{}]*\})*)\}", r"(\1)/(\2)"),
+    (r"\s*\^\s*(?:\{\s*([+-]?\d+)\s*\}|([+-]?\d+))", r"^\1\2"),
+    (r"\\text\{([^{}]*)\}", r" \1 "),
+    (r"(?<![A-Za-z])u\s+(?=[A-Za-z])", "u"),
+    (r"\s+\^", "^"),
+    (r"\\(?:cdot|times)(?![A-Za-z])|[·•*⋅]", " "),
+    (r"\bper\b", "/"),
+    (r"(?<![A-Za-z])(k?J)(K|mol)(?![A-Za-z])", r"\1 \2"),
+    (r"\bsquare\s+([a-z]+)", r"\1^2"),
+    (r"\bcubic\s+([a-z]+)", r"\1^3"),
+    (r"([A-Za-z]+)\s+squared", r"\1^2"),
+    (r"([A-Za-z])([+-]?\d)", r"\1^\2"),
+    (r"[{}\\]", " "),
 )
+"""From LaTeX to what pint reads, in this order: symbols; fractions, exponents and words of LaTeX; prefixes, products
+and exponents in words; digits behind a unit's name; what is left of LaTeX."""
 _UNIT = re.compile(r"[A-Za-z_]+(?:\^[+-]?\d{1,2})?|[/()]|\s+")
 _ALIASES = {
     "ev": "eV", "kev": "keV", "mev": "MeV", "gev": "GeV", "AU": "astronomical_unit", "Kg": "kg", "KG": "kg", "KJ": "kJ",
@@ -249,7 +248,7 @@ def _pint_text(text: str) -> str | None:
     if len(text) > 2 * UNIT_LIMIT:
         return None
     for pattern, to in _UNIT_REWRITES:
-        text = pattern.sub(to, text)
+        text = re.sub(pattern, to, text)
     text = re.sub(r"\s+", " ", text).strip(" .,")
     if not text or len(text) > UNIT_LIMIT or "".join(_UNIT.findall(text)) != text or text.count("(") != text.count(")"):
         return None

@@ -114,7 +114,7 @@ cat "$HOME/untracked" >> "$dir/info/exclude"
 echo "$commit"
 """
 """Of the refs, tags that lead to the base stay, by which projects tell their version. Submodules have repositories of
-their own. What the image has beside the repository, such as built programs, is no part of a patch: EVAL has it too."""
+their own. Other files of the image, such as built programs, are no part of a patch: EVAL has them too."""
 TAKE = """\
 export GIT_INDEX_FILE=/tmp/.index-of-the-patch
 rm -f "$GIT_INDEX_FILE"

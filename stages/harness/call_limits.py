@@ -28,7 +28,7 @@ TOOLS, STOPS, STOP_CHARACTERS = 512, 16, 256
 ARGUMENT_VALUES = 200_000
 """Most JSON values in the arguments of all calls in a request's history, which are texts that are decoded again."""
 MESSAGE_CHARACTERS = 32
-"""What a message costs besides its text."""
+"""What a message costs in addition to its text."""
 BYTES, BYTES_PER_TURN = 64 * 2**20, 4 * 2**20
 """What a rollout's bodies may cost in all (see `model_proxy.calls.Model.charge`): programs send their whole history
 with each call, some hundred kilobytes of it."""

@@ -61,7 +61,7 @@ class OrphanReason(StrEnum):
 
 
 class Said(NamedTuple):
-    """What a turn's reply told the harness."""
+    """The reply of a turn, as the harness got it."""
 
     text: str
     calls: tuple[ReplyCall, ...]
@@ -75,18 +75,6 @@ class Capture:
     """What the engine was shown that it had not seen in this line."""
     generation: Generation
     read: ReadTurn
-
-
-class Place(NamedTuple):
-    """Where a request belongs."""
-
-    parent: Turn | None
-    new: tuple[RequestMessage, ...]
-    """What came after the parent's turn; without a parent, all."""
-    states: tuple[bytes, ...]
-    """Digests of the history, up to the parent's turn and after each new message. The last is the request's."""
-    told: tuple[Turn, ...]
-    """Turns that the new messages repeat, in another history than their own."""
 
 
 @dataclass(slots=True, eq=False)
@@ -110,7 +98,7 @@ class Turn:
     """When it was asked for and when it was over, in events of the tree: who overlaps whom."""
     closed: int | None = None
     delivered: bool = False
-    told: bool = False
+    repeated: bool = False
     """A later call repeats it, in another history."""
     children: list[Turn] = field(default_factory=list)
     capture: Capture | None = None
@@ -136,33 +124,32 @@ class Turn:
         return line[::-1]
 
 
-class _Way:
-    """A way through the tree that the history of a request may have come."""
+@dataclass(slots=True)
+class Place:
+    """Where a request belongs: a way through the tree that its history may have come."""
 
-    def __init__(self, state: bytes, parent: Turn | None = None, told: Sequence[Turn] = ()) -> None:
-        self.parent = parent
-        self.new: list[RequestMessage] = []
-        self.states = [state]
-        self.told = list(told)
+    states: list[bytes]
+    """Digests of the history, up to the parent's turn and after each new message. The last is the request's."""
+    parent: Turn | None = None
+    new: list[RequestMessage] = field(default_factory=list)
+    """What came after the parent's turn; without a parent, all."""
+    repeated: list[Turn] = field(default_factory=list)
+    """Turns that the new messages repeat, in another history than their own."""
 
-    def after(self, turn: Turn) -> _Way:
+    def after(self, turn: Turn) -> Place:
         """Return the way on after a turn."""
-        return _Way(_digest(turn.turn_id), turn, self.told)
+        return Place([_digest(turn.turn_id)], turn, [], [*self.repeated])
 
-    def add(self, message: RequestMessage, content: bytes, told: Sequence[Turn]) -> None:
+    def add(self, message: RequestMessage, content: bytes, repeated: Sequence[Turn]) -> None:
         """Add a message that is new, the digest of its content, and the turns that it repeats."""
         self.new.append(message)
-        self.told += told
+        self.repeated += repeated
         self.states.append(_digest((self.states[-1], content)))
 
     def asked(self) -> int:
         """Return how often the same was asked here, without those that did not get the reply and ask again."""
         turns = self.parent.children if self.parent is not None else ()
         return sum(turn.digest == self.states[-1] and (turn.closed is None or turn.delivered) for turn in turns)
-
-    def place(self) -> Place:
-        """Return where the request belongs."""
-        return Place(self.parent, tuple(self.new), tuple(self.states), tuple(self.told))
 
 
 class CallTree:
@@ -186,20 +173,20 @@ class CallTree:
         """Find the turn that a request continues.
 
         Turns that are equal, as two rollouts behind one address may sample, begin ways of their own. Of the ways that
-        the history may have come, the one counts on which nobody has asked this yet.
+        the history may have come, the one counts on which this was asked least often.
         """
-        ways = [_Way(_digest(request.tools))]
+        ways = [Place([_digest(request.tools)])]
         for message in request.messages:
             if message.role == Role.ASSISTANT:
                 found = [way.after(turn) for way in ways for turn in self._turns_of(message, way.states[-1])]
                 if found:
                     ways = found[-WAYS:]
                     continue
-            told = [self._by_id[turn_id] for turn_id in message.turn_ids if turn_id in self._by_id]
+            repeated = [self._by_id[turn_id] for turn_id in message.turn_ids if turn_id in self._by_id]
             content = _digest(_content(message))
             for way in ways:
-                way.add(message, content, told)
-        return min(ways, key=_Way.asked).place()
+                way.add(message, content, repeated)
+        return min(ways, key=Place.asked)
 
     def open(self, turn_id: str, request: ModelRequest, place: Place, said: CallKind | None = None) -> Turn:
         """Add a call, which its headers may have `said` to be of a kind."""
@@ -209,11 +196,11 @@ class CallTree:
         else:
             front = _digest((request.tools, _system(request)))
             kind = said or self._kind_of_beginning(request, front)
-        for turn in place.told:
-            turn.told = True
+        for turn in place.repeated:
+            turn.repeated = True
         number, opened = len(self.turns), self._next_event()
         rank = self._rank(request)
-        turn = Turn(turn_id, number, place.parent, place.states, front, rank, kind, kind, opened=opened)
+        turn = Turn(turn_id, number, place.parent, tuple(place.states), front, rank, kind, kind, opened=opened)
         self.turns.append(turn)
         self._by_id[turn_id] = turn
         if place.parent is not None:
@@ -238,7 +225,7 @@ class CallTree:
         found: dict[Turn, OrphanReason] = {}
 
         def is_built_on(turn: Turn) -> bool:
-            return turn.told or any(child.said is not None and child not in found for child in turn.children)
+            return turn.repeated or any(child.said is not None and child not in found for child in turn.children)
 
         for turn in reversed(self.turns):
             if turn.said is None or is_built_on(turn):
@@ -293,17 +280,17 @@ class CallTree:
                 if turn.line == CallKind.MAIN:
                     turn.kind = turn.line = CallKind.SIDE
             return CallKind.MAIN
-        told = "\n".join(message.text for message in request.messages if message.role != Role.SYSTEM)
+        later = "\n".join(message.text for message in request.messages if message.role != Role.SYSTEM)
         same = next((turn.kind for turn in beginnings if turn.front == front), None)
         goes_on = any(turn.states[0] == _digest(request.tools) for turn in beginnings)
         recent = [turn for turn in self.turns if turn.said is not None][-RECENT:]
         for turn in reversed(recent):
             assert turn.said is not None
             handed_over = (text for call in turn.said.calls for text in _handed_over(call.arguments))
-            if request.tools and any(text in told for text in handed_over):
+            if request.tools and any(text in later for text in handed_over):
                 return CallKind.SUBAGENT
             summary = goes_on and not (turn.children or turn.said.calls)
-            if summary and _is_told_in(turn.said.text, told):
+            if summary and _is_repeated(turn.said.text, later):
                 compacted = turn.parent.line if turn.parent is not None else same
                 turn.kind = CallKind.COMPACTION
                 return compacted or CallKind.MAIN
@@ -349,8 +336,8 @@ def _handed_over(arguments: str) -> Iterator[str]:
             yield value.strip()
 
 
-def _is_told_in(reply: str, told: str) -> bool:
+def _is_repeated(reply: str, later: str) -> bool:
     """Return whether a text has a long line of a reply, which may have lost its marks and its thoughts."""
     lines = (line.strip() for line in _LINE_ENDS.split(reply))
     long = [line for line in lines if len(line) >= SUMMARY_LINE]
-    return any(line in told for line in long[-SUMMARY_LINES:])
+    return any(line in later for line in long[-SUMMARY_LINES:])

@@ -173,7 +173,7 @@ class HarnessModel:
 
 
 class _EngineTime:
-    """The time in which any call is at the engine: calls beside each other take it once."""
+    """The time in which any call is at the engine: concurrent calls count once."""
 
     def __init__(self) -> None:
         self._before_s, self._calls, self._since = 0.0, 0, 0.0

@@ -68,7 +68,7 @@ class Installation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def default_root() -> Path:
-    """Return where harnesses are kept: $PRORL_HARNESSES, or beside the images."""
+    """Return where harnesses are kept: $PRORL_HARNESSES, or next to the images."""
     named = os.environ.get("PRORL_HARNESSES", "")
     return Path(named) if named else images_root().parent / "harnesses"
 

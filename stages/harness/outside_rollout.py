@@ -91,7 +91,7 @@ class OutsideRollout:
 
         Raises:
             PhaseTimeout: the program made no call for too long.
-            EngineFailed: the program ended the rollout, and the engine has answered none of its calls.
+            EngineFailed: the program ended the rollout, and the engine had answered no call.
         """
         self._episode.notes["harness"] = "a program outside of the service"
         await door.open(self)
@@ -283,8 +283,8 @@ def ended_answer(job_id: str, reward: float | None, asked: float | None) -> web.
     """Return the answer to a further `finish`: the same again gets the same answer."""
     if asked == reward:
         return finished_answer(reward)
-    told = "the task's judgement" if reward is None else f"reward {reward:g}"
-    return json_answer(409, f"the rollout {job_id} was ended before, with {told}, which stays")
+    how = "the task's judgement" if reward is None else f"reward {reward:g}"
+    return json_answer(409, f"the rollout {job_id} was ended before, with {how}, which stays")
 
 
 async def _asked(http: web.BaseRequest) -> Finish:

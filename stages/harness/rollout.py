@@ -84,7 +84,7 @@ class ChosenHarness:
         return cls(choice, adapter, installation)
 
     def prepared(self, spec: SandboxSpec) -> SandboxSpec:
-        """Return what a task asks for, with what the harness needs besides."""
+        """Return a task's specification with the binds and limits that the harness needs."""
         limits = msgspec.structs.replace(spec.limits, address_space_bytes=ADDRESS_SPACE_BYTES)
         binds = self.installation.binds if self.installation is not None else ()
         return msgspec.structs.replace(spec, limits=limits, binds=(*spec.binds, *binds))

@@ -41,11 +41,11 @@ CONTEXT_TOKENS, MAX_TOKENS, MAX_TURNS = 400_000, 8_000, 16
 LIMIT_S = 120.0
 _CHAT = EmbeddedChatFormat()
 _TOOLS = re.compile(r"Tools: (.*)\.<\|im_end\|>")
-"""As the embedded policy is told of them."""
+"""The line of the embedded chat format that names the tools."""
 
 
 class Script:
-    """Implements `engine.Generator`: the first turn once, to whoever can do what it asks; the last to all others."""
+    """Implements `engine.Generator`: the first caller that offers its tool gets the first turn, all others the last."""
 
     def __init__(self, first: ScriptedTurn, last: ScriptedTurn) -> None:
         self.first_at = 0.0
@@ -63,8 +63,8 @@ class Script:
         del sampling, stop_token_ids
         self.first_at = self.first_at or time.monotonic()
         self.calls += 1
-        told = _TOOLS.search(_CHAT.decode(token_ids))
-        offered = told[1].split(", ") if told else []
+        named = _TOOLS.search(_CHAT.decode(token_ids))
+        offered = named[1].split(", ") if named else []
         self.tools = max(self.tools, offered, key=len)
         turn = self._last
         if self._first is not None and (not self._first.tool or self._first.tool in offered):

@@ -47,18 +47,18 @@ class Codex(Adapter):
         return Launch(command, {"OPENAI_API_KEY": request.key}, stdin=request.prompt.encode())
 
     def kind_of(self, headers: Mapping[str, str]) -> CallKind | None:
-        told = _metadata(headers.get("x-codex-turn-metadata", ""))
-        if told.get("request_kind") == "compaction":
+        metadata = _metadata(headers.get("x-codex-turn-metadata", ""))
+        if metadata.get("request_kind") == "compaction":
             return CallKind.COMPACTION
-        parent = told.get("parent_thread_id") or headers.get("x-codex-parent-thread-id")
-        if parent or told.get("thread_source") == "subagent":
+        parent = metadata.get("parent_thread_id") or headers.get("x-codex-parent-thread-id")
+        if parent or metadata.get("thread_source") == "subagent":
             return CallKind.SUBAGENT
-        return CallKind.MAIN if "request_kind" in told else None
+        return CallKind.MAIN if "request_kind" in metadata else None
 
 
 def _metadata(header: str) -> dict[str, Any]:
     try:
-        told = json.loads(header)
+        metadata = json.loads(header)
     except (ValueError, RecursionError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return metadata if isinstance(metadata, dict) else {}
