@@ -75,7 +75,7 @@ PhaseData = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class InitPhase(Generic[Instance]):
-    """What INIT is given."""
+    """The input of INIT."""
 
     job: Job
     instance: Instance
@@ -85,7 +85,7 @@ class InitPhase(Generic[Instance]):
 
 @dataclass(frozen=True, slots=True)
 class RunPhase(Generic[Instance]):
-    """What RUN is given."""
+    """The input of RUN."""
 
     job: Job
     instance: Instance
@@ -101,7 +101,7 @@ class RunPhase(Generic[Instance]):
 
 @dataclass(frozen=True, slots=True)
 class EvalPhase(Generic[Instance]):
-    """What EVAL is given."""
+    """The input of EVAL."""
 
     job: Job
     instance: Instance
@@ -119,7 +119,7 @@ class EvalPhase(Generic[Instance]):
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What EVAL found."""
+    """The result of EVAL."""
 
     reward: float
     metrics: dict[str, float] = field(default_factory=dict)
@@ -135,10 +135,10 @@ class Failure:
     outcome: Outcome
     error: ErrorInfo
     retry: bool = False
-    """Retry from a fresh sandbox while attempts are left: this attempt says nothing about the agent."""
+    """Retry from a fresh sandbox while attempts are left, because this attempt says nothing about the agent."""
     reward: float | None = None
-    """What the job earns where the agent itself is the cause; None: nothing can be said of it, and in a batch another
-    job takes its place. It counts only once the agent has acted: from its first turn in RUN on, and in EVAL."""
+    """The reward where the agent itself is the cause; None: no reward, and in a batch another job takes the job's
+    place. It counts only once the agent has acted: from its first turn in RUN on, and in EVAL."""
 
 
 INFRASTRUCTURE_ERRORS: dict[type[ProrlError], bool] = {
@@ -154,9 +154,9 @@ INFRASTRUCTURE_ERRORS: dict[type[ProrlError], bool] = {
 }
 """The errors of the infrastructure around the agent and the task, and whether a retry may help."""
 AGENTS_OWN = (SandboxLimitExceeded, SandboxBroken)
-"""The errors that an agent itself causes, which earn 0: an agent that knows its answer to be wrong must not get off."""
+"""Errors that the agent itself causes. They earn 0.0, so that failing on purpose never avoids a penalty."""
 TASKS_OWN_REASONS = frozenset({"image", "path", "specification"})
-"""The reasons of a `SandboxFailed` for which a retry cannot help: the task asks for what does not exist."""
+"""The reasons of a `SandboxFailed` for which a retry cannot help: the task names something that does not exist."""
 
 
 class AgentHandler(ABC, Generic[Instance]):
@@ -181,7 +181,7 @@ class AgentHandler(ABC, Generic[Instance]):
         return Harness.of(job.harness) if job.harness is not None else None
 
     def lacks(self, instance: Instance) -> str:
-        """Return what the instance needs and this process's environment lacks, in words; empty: nothing."""
+        """Describe what the instance needs and this process's environment does not have; empty: nothing."""
         del instance
         return ""
 
@@ -192,11 +192,11 @@ class AgentHandler(ABC, Generic[Instance]):
 
     @abstractmethod
     async def run(self, phase: RunPhase[Instance]) -> PhaseData:
-        """Let the agent work. Return what EVAL needs."""
+        """Run the agent. Return what EVAL needs."""
 
     @abstractmethod
     async def eval(self, phase: EvalPhase[Instance]) -> Evaluation:
-        """Judge the result. Called once more for the same result if the process was lost."""
+        """Judge the result. Called again for the same result if the process was lost."""
 
     def stored_data(self, instance: Instance, notes: Mapping[str, str]) -> PhaseData | None:
         """Return what EVAL needs, from the notes of a stored result, for `prorl regrade`; None: they do not have it."""
@@ -219,12 +219,12 @@ class AgentHandler(ABC, Generic[Instance]):
         return failure_of(error)
 
     def final_result(self, job: Job, evaluation: Evaluation) -> Evaluation:
-        """Return the reward and metrics that the trainer gets: the place for shaping and penalties."""
+        """Return the reward and metrics that the trainer gets, with shaping and penalties."""
         del job
         return evaluation
 
     async def close(self) -> None:
-        """Free what the handler holds in this process; the process allows some seconds for it."""
+        """Free what the handler holds in this process, within a few seconds."""
 
     def describe(self) -> Task:
         """Return the task with the fields of its instances and its harnesses, for the check at the front door."""
@@ -271,8 +271,7 @@ def failure_of(error: Exception) -> Failure:
 def load_handlers(names: Iterable[str] = (), warn: Callable[[str], None] = log.warning) -> dict[str, AgentHandler[Any]]:
     """Make the handlers that installed packages offer, by task; of `names` only, if any are given.
 
-    A handler that was not named and does not work is left out, with a warning: it may be of a package that this
-    service has no use for.
+    A broken handler that was not named is left out with a warning.
 
     Raises:
         ConfigError: no package offers one of `names`, or its handler does not work.

@@ -68,7 +68,7 @@ class _Reply(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Judgement(Generic[T_co]):
-    """What a judge said."""
+    """The reply of a judge."""
 
     value: T_co
     """What `read` made of the reply."""
@@ -77,7 +77,7 @@ class Judgement(Generic[T_co]):
     model: str
 
     def notes(self) -> dict[str, str]:
-        """Return it for people, for an `Evaluation`'s notes."""
+        """Return prompt, reply and model as notes for an `Evaluation`."""
         return {"judge_model": self.model, "judge_prompt": self.prompt, "judge_verdict": self.reply}
 
 
@@ -213,11 +213,11 @@ class Judge:
         by: By = "server",
         max_tokens: int = REPLY_TOKENS,
     ) -> Judgement[T]:
-        """Return what the judge said.
+        """Ask a judge, and return its reply.
 
         Args:
-            question: the user message. What a policy wrote in it should stand between marks that it cannot know.
-            read: reads the reply; None, or an exception: it says nothing, and the judge is asked once more.
+            question: the user message. Put text of a policy between marks that the policy cannot know.
+            read: reads the reply; None or an exception means unreadable, and the judge is asked once more.
             system: the system message; empty: none.
             by: `server`: the one that the environment of the EVAL processes names (`PRORL_JUDGE_URL`,
                 `PRORL_JUDGE_MODEL`, `PRORL_JUDGE_KEY`); `engine`: an engine of the service, so the policy itself where

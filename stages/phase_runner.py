@@ -342,7 +342,8 @@ class PhaseRunner:
     def _record(self, evaluation: Evaluation | None = None) -> dict[str, Any]:
         """Return the fields that both kinds of event have."""
         episode, backend = self._episode or NO_EPISODE, self.backend.current
-        metrics, notes = dict(episode.metrics), dict(episode.notes)
+        metrics: dict[str, float] = {**episode.metrics}
+        notes = {**episode.notes}
         if evaluation is not None:
             metrics |= evaluation.metrics
             notes |= evaluation.notes

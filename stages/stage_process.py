@@ -218,7 +218,7 @@ class StageProcess:
             running.runner.add_time(pause_s)
 
     def drain(self) -> None:
-        """Take nothing new, and stop once all that this process holds has ended."""
+        """Accept no new phases, and stop once this process holds none."""
         self._draining = True
         self._reports.want_full()
         self._report_now.set()
@@ -309,7 +309,7 @@ class StageProcess:
         )
 
     def _holds_nothing(self) -> bool:
-        """Tell whether no phase runs, all ends are noted, and what RUN hands on to EVAL has been taken."""
+        """Return whether no phase runs, all ends are confirmed, and EVAL has attached to all sandboxes of RUN."""
         handed_on = len(self._handoff) if self._options.role == Phase.RUN else 0
         return not (self._running or self._event_outbox.ended or handed_on)
 

@@ -71,7 +71,7 @@ class PyPI:
 
 @dataclass(frozen=True, slots=True)
 class LaunchRequest:
-    """What one rollout wants of a harness."""
+    """The settings of one rollout for a harness."""
 
     url: str
     """Where the model answers, such as http://127.0.0.1:8000; without a path."""
@@ -114,7 +114,7 @@ class LaunchRequest:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How a harness is started."""
+    """How to start a harness."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str]
@@ -135,7 +135,7 @@ class ShellTool(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScriptedTurn:
-    """What a model says that follows a script, in this harness's terms."""
+    """A turn of a scripted model, in this harness's terms."""
 
     text: str = ""
     tool: str = ""
@@ -144,7 +144,7 @@ class ScriptedTurn:
 
 
 class Adapter(ABC):
-    """One harness; made without arguments, and without any state."""
+    """One harness, without state; made without arguments."""
 
     name: ClassVar[str]
     """As users write it, and as it is registered."""
