@@ -32,7 +32,7 @@ from ...tasks.written_answers import (
 )
 from .announced_answers import announced, boxes, hedged, without_markup
 from .math_expressions import answer_limit, constant, errors_logged, extracted, read_expression, same_expressions
-from .real_sets import read_set, same_sets
+from .real_sets import inequality, is_name, read_set, same_sets
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +50,6 @@ ABOUT = 0.05
 
 _BASE = re.compile(r"([0-9A-Fa-f]+)_\{?(?:\\text\{)?(\d+)\}*")
 _TEXT = re.compile(r"\\text\{[^{}\d]*[A-Za-z]{2}[^{}\d]*\}")
-_NAME = re.compile(r"(?:[A-Za-z]|\\[A-Za-z]+|\\text\{[^{}]*\})(?:_\{?\w+\}?)?")
 _ABOUT = ("\\approx", "\\simeq", "\\sim", "\\doteq", "\\cong")
 _OTHER_RELATIONS = ("\\equiv", "\\to", "\\rightarrow", "\\mapsto", "\\Rightarrow", "\\implies", "\\iff", "\\propto")
 _PROSE = re.compile(r"(?<![A-Za-z\\])(?!(?:and|sin|cos|tan|cot|sec|csc|log|exp|max|min|gcd|lcm|deg|mod)\b)[A-Za-z]{3,}")
@@ -108,7 +107,7 @@ def _first_side(text: str) -> str:
     if len(sides) < 2:
         return text
     first, *others = sides
-    if _NAME.fullmatch(first) and constant(first) is None:
+    if is_name(first):
         first, *others = others
     values = [constant(named_value(each)[1]) for each in (first, *others)]
     known = [value for value in values if value is not None]
@@ -196,8 +195,9 @@ def _structure(text: str) -> _Structure | None:
     for relation in _OTHER_RELATIONS:
         if len(sides := split(text, relation)) > 1:
             return _Structure("relation", tuple(sides), relation)
-    if (interval := _interval(text)) is not None:
-        return interval
+    if (ends := inequality(text)) is not None:
+        low, high, has_low, has_high = ends
+        return _Structure("tuple", (low, high), "(["[has_low] + ")]"[has_high])
     if len(parts := split(text, ",", ";", " and ", " or ", "\\lor", "\\vee")) > 1:
         return _Structure("list", tuple(parts))
     if (within := inside(text, "\\{", "\\}")) is not None:
@@ -206,28 +206,6 @@ def _structure(text: str) -> _Structure | None:
         within = inside(text, left, right)
         if within is not None and len(parts := split(within, ",", ";")) > 1:
             return _Structure("tuple", tuple(parts), "()" if left == "\\langle" else left + right)
-    return None
-
-
-def _interval(text: str) -> _Structure | None:
-    r"""Read an inequality of one variable as an interval: `1 < x \leq 2` as `(1, 2]`."""
-    pieces = [piece.strip() for piece in re.split(r"(\\leq(?![A-Za-z])|\\geq(?![A-Za-z])|<|>)", text)]
-    if len(pieces) not in {3, 5} or not all(pieces) or len(split(text, ",", " or ", " and ")) > 1:
-        return None
-    signs = pieces[1::2]
-    if all(sign in {">", "\\geq"} for sign in signs):
-        pieces, signs = pieces[::-1], ["<" if sign == ">" else "\\leq" for sign in reversed(signs)]
-    if not all(sign in {"<", "\\leq"} for sign in signs):
-        return None
-    values = pieces[::2]
-    opening, closing = ("[" if signs[0] == "\\leq" else "("), ("]" if signs[-1] == "\\leq" else ")")
-    match [_NAME.fullmatch(value) is not None for value in values]:
-        case [True, False]:
-            return _Structure("tuple", ("-\\infty", values[1]), "(" + closing)
-        case [False, True]:
-            return _Structure("tuple", (values[0], "\\infty"), opening + ")")
-        case [_, True, _]:
-            return _Structure("tuple", (values[0], values[2]), opening + closing)
     return None
 
 

@@ -38,7 +38,7 @@ _BUILDER = re.compile(
     r"(?:\\mid|\||:|\\colon|\\text\{\s*(?:such that|:)\s*\})\s*(.+)",
     re.DOTALL,
 )
-_NAME = re.compile(r"[A-Za-z]|\\(?!infty|pi)[a-z]+")
+_NAME = re.compile(r"(?:[A-Za-z]|\\(?!infty|pi|text)[A-Za-z]+|\\text\{[^{}]*\})(?:_\{?\w+\}?)?")
 _MARKED = re.compile(
     r"\\(?:cup|cap|setminus|smallsetminus|backslash|infty|neq|leq|geq|emptyset|varnothing|mathbb|mid)(?![A-Za-z])"
     r"|[<>∅ℝ]|\\\{|\breal|\bempty\b|no (?:real )?solution"
@@ -105,26 +105,36 @@ def _compared(text: str, depth: int) -> Any:
         if depth >= DEPTH_LIMIT:
             return None
         return _joined(sympy.Intersection, [_compared(clause, depth + 1) for clause in clauses[: PIECES_LIMIT + 1]])
-    pieces = [piece.strip() for piece in re.split(r"(\\leq(?![A-Za-z])|\\geq(?![A-Za-z])|\\neq(?![A-Za-z])|<|>)", text)]
-    if len(pieces) not in {3, 5} or not all(pieces):
+    sides = split(text, "\\neq")
+    if len(sides) == 2 and is_name(sides[0]) != is_name(sides[1]):
+        return _but([sides[is_name(sides[0])]])
+    return None if (ends := inequality(text)) is None else _between(*ends)
+
+
+def inequality(text: str) -> tuple[str, str, bool, bool] | None:
+    r"""Return the ends that an inequality gives one variable, and whether they belong to it: `1 < x \leq 2`."""
+    pieces = [piece.strip() for piece in re.split(r"(\\leq(?![A-Za-z])|\\geq(?![A-Za-z])|<|>)", text)]
+    if len(pieces) not in {3, 5} or not all(pieces) or len(split(text, ",", " or ", " and ")) > 1:
         return None
-    names = [_NAME.fullmatch(piece) is not None and constant(piece) is None for piece in pieces[::2]]
-    if sum(names) != 1 or (len(pieces) == 5 and not names[1]):
+    downward = {sign in {">", "\\geq"} for sign in pieces[1::2]}
+    if len(downward) > 1:
         return None
-    signs = pieces[1::2]
-    if signs == ["\\neq"]:
-        return _but([pieces[2 if names[0] else 0]])
-    if len({sign in {">", "\\geq"} for sign in signs}) > 1 or "\\neq" in signs:
-        return None
-    if signs[0] in {">", "\\geq"}:
+    if downward == {True}:
         pieces.reverse()
-        names.reverse()
     values, closed = pieces[::2], [sign in {"\\leq", "\\geq"} for sign in pieces[1::2]]
-    if len(values) == 3:
-        return _between(values[0], values[2], *closed)
-    if names[0]:
-        return _between("-\\infty", values[1], False, closed[0])
-    return _between(values[0], "\\infty", closed[0], False)
+    match [is_name(value) for value in values]:
+        case [True, False]:
+            return "-\\infty", values[1], False, closed[0]
+        case [False, True]:
+            return values[0], "\\infty", closed[0], False
+        case [_, True, _]:
+            return values[0], values[2], closed[0], closed[1]
+    return None
+
+
+def is_name(text: str) -> bool:
+    r"""Return whether a text names a variable, or a quantity; `e` and `\pi` are numbers."""
+    return _NAME.fullmatch(text) is not None and constant(text) is None
 
 
 def _between(low: str, high: str, has_low: bool, has_high: bool) -> Any:
