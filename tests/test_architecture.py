@@ -114,7 +114,7 @@ BUDGET = {
     "security": 1350,
     "service": 2700,
     "service_folder": 400,
-    "stages": 9500,
+    "stages": 9450,
     "system": 2600,
     "tasks": 2000,
     "testing": 850,
