@@ -29,7 +29,7 @@ JOBS = Gauge(
 )
 QUEUE_SECONDS = Histogram(
     "prorl_queue_seconds",
-    "Queue time of an ended job before a phase, summed over attempts.",
+    "Queue time of an ended job, summed over attempts.",
     ("phase",),
     buckets=PHASE_S,
 )
@@ -46,9 +46,7 @@ GROUPS_ENDED = Counter("prorl_groups_ended_total", "Groups of closed batches: ke
 ROLLOUTS_WASTED = Counter(
     "prorl_rollouts_wasted_total", "Rollouts of closed batches that ran and are not used.", ("reason",)
 )
-ROLLOUTS_WASTED_SECONDS = Counter(
-    "prorl_rollouts_wasted_seconds_total", "Seconds of work in the wasted rollouts.", ("reason",)
-)
+ROLLOUTS_WASTED_SECONDS = Counter("prorl_rollouts_wasted_seconds_total", "Work in wasted rollouts.", ("reason",))
 STALENESS = Histogram(
     "prorl_staleness_versions",
     "Weight versions between a batch rollout's oldest token and the weights at its end.",
@@ -56,9 +54,7 @@ STALENESS = Histogram(
 )
 JOURNAL_BYTES = Gauge("prorl_journal_bytes", "Size of the journal and of its trajectory files.")
 JOURNAL_STUCK = Gauge("prorl_journal_stuck", "1 while a journal cannot be written, and nothing is sent.")
-JOURNAL_WRITE_SECONDS = Histogram(
-    "prorl_journal_write_seconds", "Duration of one write of the journal.", buckets=QUICK_S
-)
+JOURNAL_WRITE_SECONDS = Histogram("prorl_journal_write_seconds", "Duration of one write.", buckets=QUICK_S)
 
 # Backend broker -------------------------------------------------------------------------------------------------------
 
@@ -93,7 +89,7 @@ ENGINE_TOKENS = Counter(
 )
 ENGINE_UPDATE_SECONDS = Histogram(
     "prorl_engine_update_seconds",
-    "Duration of one step of a weight update in the engine.",
+    "Duration of one step of a weight update.",
     ("backend",),
     buckets=STEP_S,
 )
@@ -110,9 +106,7 @@ GENERATE_SECONDS = Histogram(
 )
 TURNS = Counter("prorl_turns_total", "Turns of the policy in phases that ended.", ("task",))
 TOKENS = Counter("prorl_tokens_total", "Tokens in phases that ended: prompt, cached and generated.", ("task", "kind"))
-TOOL_SECONDS = Histogram(
-    "prorl_tool_seconds", "Duration of one tool call of the agent loop.", ("tool",), buckets=STEP_S
-)
+TOOL_SECONDS = Histogram("prorl_tool_seconds", "Duration of one tool call.", ("tool",), buckets=STEP_S)
 TOOL_CALLS_MALFORMED = Counter(
     "prorl_tool_calls_malformed_total", "Tool calls that are malformed or name an unknown tool.", ("task",)
 )
