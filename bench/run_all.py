@@ -63,10 +63,10 @@ FIGURES_BEGIN, FIGURES_END = "<!-- figures: written by bench/run_all.py -->", "<
 INTRODUCTION = """\
 # Benchmarks
 
-Each compares one part of the service with a peer or a limit in one run on one machine, in turns or side by side. The
-ratios are what counts: absolute figures of a shared machine drift by a factor of two. `make bench` runs all of them in
-full and writes this page; `python bench/NAME.py --quick` runs one in under a minute. What each one does is said at the
-top of its file.
+Each benchmark compares one part of the service with a peer or a limit, in one run on one machine, in turns or at the
+same time. Compare the ratios: absolute figures of a shared machine drift by a factor of two. `make bench` runs all of
+them in full and writes this page; `python bench/NAME.py --quick` runs one in under a minute. The top of each file
+describes its benchmark.
 """
 
 
