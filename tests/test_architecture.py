@@ -104,7 +104,7 @@ BUDGET = {
     "inference.embedded": 200,
     "inference.hosting": 950,
     "inference.http": 1900,
-    "inference.tool_calls": 1900,
+    "inference.tool_calls": 1650,
     "inference.vllm": 750,
     "integrations": 3900,
     "make_swe": 2650,

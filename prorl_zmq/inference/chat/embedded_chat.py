@@ -15,7 +15,7 @@ import numpy as np
 from ...data.trajectory import Role
 from ...errors import EngineFailed
 from ..tokenizer import IM_END, IM_START, ROLE_PIECES, decode, encode
-from ..tool_calls.marked_json import HermesFormat
+from ..tool_calls.formats import HERMES
 from . import ChatMessage, Piece, PolicyTurn, Prompt, ReadTurn
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _ROLES: dict[Role, NDArray[np.int32]] = {
     for role, piece in zip((Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL), ROLE_PIECES, strict=True)
 }
 _NEWLINE = encode("\n")
-_TOOL_CALLS = HermesFormat()
+_TOOL_CALLS = HERMES
 
 
 class EmbeddedChatFormat:
