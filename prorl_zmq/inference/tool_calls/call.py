@@ -2,6 +2,9 @@
 
 A form reads and writes calls. A call that cannot be read is a `MalformedCall`, whose feedback tells the model what was
 wrong and how to write it; nothing here raises because of what a policy wrote. `formats` lists all forms.
+
+The parsers of vLLM and SGLang cannot be imported without these engines, and those of transformers reject a whole turn
+for one malformed call and strip values, so the forms are read here.
 """
 
 from __future__ import annotations
