@@ -398,7 +398,7 @@ def _read_form(
 
 
 def _described_form(template: ChatTemplate) -> ToolCallFormat | None:
-    """Find the form whose mark a template tells with the tools, where it writes no calls."""
+    """Find the form whose mark a template writes with the tools, where it writes no calls."""
     text = template.render_or_not([_PLAIN], [marker_tool()], opened=True)
     return next((form for form in FORMS.values() if _mark(form) and _mark(form) in text), None)
 
