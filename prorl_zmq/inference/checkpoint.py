@@ -1,22 +1,24 @@
-"""What a folder of weights holds, read from the headers of its safetensors files, before any engine sees the folder.
+"""Checks a folder of weights by the headers of its safetensors files, before an engine reads the folder.
 
-An engine that reads wrong weights may die of them, or serve half of them; so new weights must have the very tensors of
-those that the engine started with. Only headers are read: some kilobytes, however large the model. The values are not
-looked at.
+An engine that reads wrong weights may die, or serve half of them. So new weights must have exactly the tensors of those
+that the engine started with. Only headers are read, some kilobytes; the values are not checked.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
 from ..errors import InvalidWeights
 from ..system.files import open_regular
+from ..system.threads import run_aside
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 INDEX = "model.safetensors.index.json"
@@ -28,6 +30,9 @@ NAMED_LIMIT = 3
 LENGTH_BYTES = 8
 HEADER_LIMIT_BYTES = 100 * 2**20
 """As the library has it."""
+
+
+_Read = TypeVar("_Read")
 
 
 class _Entry(msgspec.Struct):
@@ -44,6 +49,19 @@ class TensorKind(NamedTuple):
     dtype: str
     """In the words of safetensors: `F32`, `BF16`, …"""
     shape: tuple[int, ...]
+
+
+async def read_in_time(limit_s: float, read: Callable[..., _Read], path: Path, *others: object) -> _Read:
+    """Call `read` with new weights in a thread of its own, since a folder on a network may hang.
+
+    Raises:
+        InvalidWeights: it took longer than the limit, or as `read`.
+    """
+    try:
+        async with asyncio.timeout(limit_s):
+            return await run_aside(read, path, *others)
+    except TimeoutError:
+        raise InvalidWeights(f"{path} could not be read within {limit_s:g} s", path=str(path)) from None
 
 
 def check_checkpoint(path: Path, like: Path) -> None:

@@ -1,15 +1,15 @@
 """The engine protocol: token ids in; token ids, log-probs and weight versions out.
 
-An `Engine` lives in the engine host's process (`host.py`), behind a ROUTER; a stage process reaches it through an
-`EngineClient` (`client.py`). The agent loop knows neither: it calls `Generator`. What a foreign engine answers is
-checked by `checked`, in one place for all of them, before anybody trusts it.
+An `Engine` runs in the engine host's process (`hosting.host`), behind a ROUTER; a stage process reaches it through an
+`EngineClient` (`client`). The agent loop calls a `Generator`. `checked` checks the answers of all engines that other
+packages and servers provide.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from operator import index
-from typing import TYPE_CHECKING, Protocol, get_args
+from typing import TYPE_CHECKING, Final, Protocol, get_args
 
 import numpy as np
 
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from ..wire.messages.jobs import LogprobsMode, Sampling
 
 
+PAUSES: Final[dict[UpdateMode, str]] = {"keep": "keep", "drain": "wait", "abort": "abort"}
+"""vLLM's words for the modes of an update."""
+FINISH_REASONS: Final[dict[str | None, FinishReason]] = {"stop": "stop", "length": "length", "abort": "abort"}
+"""By the words of vLLM and SGLang."""
 SPAN_LIMIT = 1024
 """Most spans of one generation: weights do not change with every token."""
 
@@ -82,45 +86,45 @@ class Engine(Protocol):
 
         Args:
             token_ids: the prompt.
-            sampling: how tokens are drawn; where the engine can, it ends at `sampling.stop` too, no earlier than with
-                the token that completes the text (the agent loop cuts what an engine has generated beyond).
-            stop_token_ids: all that end the turn; those of `sampling` are among them.
-            job_id: whose turn it is, for the engine's log.
+            sampling: how tokens are drawn. An engine may also end at `sampling.stop`, at the earliest with the token
+                that completes the text; the agent loop cuts what an engine generated beyond it.
+            stop_token_ids: all ids that end the turn, including those of `sampling`.
+            job_id: the job of the turn, for the engine's log.
 
         Raises:
             EngineFailed: the prompt is empty, holds an unknown id, or leaves no room in the context; or the engine
-                answered with an error, something malformed, or not at all.
+                returned an error, a malformed answer or none.
         """
 
     async def begin_update(self, mode: UpdateMode) -> None:
-        """Generate nothing from here on, until the update is ended; somebody is about to change the weights.
+        """Stop generating until the update is ended, because the weights are about to change.
 
-        Returns when nothing is generated any more; what is asked for from now on, waits. Where that is so already it
-        does nothing. An engine that failed to stop, or was cancelled in it, goes on as before.
+        Returns when nothing is being generated; later requests wait. Does nothing if an update has begun already. If
+        the call fails or is cancelled, the engine continues as before.
 
         Args:
-            mode: what becomes of what runs: it pauses between two tokens until the update is ended, and each token
-                is noted with the version that made it (`keep`); it ends by itself, before this returns (`drain`); or
-                it is ended as it is, with `finish_reason` `abort` (`abort`).
+            mode: what happens to running generations. `keep`: they pause between two tokens until the update is ended,
+                and each token is recorded with the version that generated it. `drain`: they finish before this returns.
+                `abort`: they end at once, with `finish_reason` `abort`.
 
         Raises:
             EngineFailed: the engine could not stop.
         """
 
     async def end_update(self, weight_version: int | None) -> None:
-        """Go on, with nothing kept that was computed with other weights. Where no update was begun, go on as well.
+        """Resume generating, and discard what was computed with other weights; also if no update was begun.
 
         Args:
-            weight_version: of the weights that the engine has now; None: they are what they were.
+            weight_version: of the weights that the engine has now; None: they are unchanged.
 
         Raises:
-            EngineFailed: the engine could not go on; the call may be made again.
+            EngineFailed: the engine could not resume; the call may be repeated.
         """
 
     async def update_weights(self, path: Path, weight_version: int, mode: UpdateMode) -> None:
-        """Serve the weights at `path` from the next token on: begin, load and end in one, or what of it is to do yet.
+        """Serve the weights at `path` from the next token on: begin an update unless one has begun, load, and end it.
 
-        However it ends, the engine generates afterwards, also if an update was begun before.
+        The engine generates afterwards, whatever the result.
 
         Raises:
             InvalidWeights: they cannot be used; nothing has changed.
@@ -128,7 +132,7 @@ class Engine(Protocol):
         """
 
     async def set_weight_version(self, weight_version: int) -> None:
-        """Call the weights this from the next token on: somebody changed them by other means.
+        """Set the version of the weights from the next token on, after they were changed by other means.
 
         Raises:
             EngineFailed: the engine is gone.
@@ -175,7 +179,7 @@ def check_prompt(token_ids: NDArray[np.int32], description: EngineDescription) -
 def as_plain(generation: Generation, prompt_tokens: int) -> Generation:
     """Return what an engine gave with arrays of the right types and numbers of Python's own.
 
-    An engine may be anybody's, and count in NumPy's integers, which no message takes.
+    Engines of other packages may count in NumPy's integers, which messages cannot hold.
 
     Raises:
         EngineFailed: a value is of a wrong type.
@@ -209,16 +213,16 @@ def as_plain(generation: Generation, prompt_tokens: int) -> Generation:
 
 
 def checked(generation: Generation, max_tokens: int, vocabulary: int = 0) -> Generation:
-    """Return a generation back if it can be one.
+    """Return a generation if it is valid.
 
     Args:
-        generation: what an engine that is not ours answered.
-        max_tokens: what it was asked for at most.
+        generation: the answer of an engine of another package, or of a server.
+        max_tokens: the limit of the request.
         vocabulary: ids must be below this; 0: not known.
 
     Raises:
-        EngineFailed: ids and log-probs differ in number, are too many or none, an id is outside the vocabulary, a
-            log-prob is not a number or above 0, or the version spans do not cover the tokens.
+        EngineFailed: the numbers of ids and log-probs differ, exceed the limit or are 0, an id is outside the
+            vocabulary, a log-prob is NaN or above 0, or the version spans do not cover the tokens.
     """
     count = len(generation.token_ids)
     if count != len(generation.logprobs):

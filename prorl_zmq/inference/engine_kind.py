@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class EngineKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One kind of engine; an instance is the engine to start, and its fields are the kind's options.
 
-    A field without a default must be given; the description of its `msgspec.Meta` says in errors what is missing.
+    A field without a default is required; errors quote the description of its `msgspec.Meta`.
     Fields named as a key of `[[backends]]` (`model`, `arguments`, `tokenizer` …) are set by that key and by the flag
     of `prorl-engine`; `url` is one of `urls`, with one engine for each. Fields of other names are set by
     `options = { NAME = VALUE }`, and by `--option NAME=VALUE` of `prorl-engine` and `prorl eval`. `__post_init__` may

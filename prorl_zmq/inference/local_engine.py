@@ -1,8 +1,8 @@
 """The base of engines that compute in this process: continuous batching on the host's event loop.
 
-One task decodes while anything runs: each step draws one token for every generation that runs, and gives the loop back.
-So requests join and leave between any two tokens, and so do new weights; each token is noted with the version that made
-it. While an update is begun no step is made. Stop texts are left to the agent loop.
+One task decodes while anything runs: each step draws one token for every running generation, and yields to the loop. So
+requests and new weights take effect between any two tokens, and each token is recorded with the version that generated
+it. No steps run while an update is in progress. The agent loop handles stop texts.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import EngineFailed, InvalidWeights
-from ..system.threads import run_aside
+from ..errors import EngineFailed
 from ..wire.messages.engines import VersionSpan
+from .checkpoint import read_in_time
 from .engine import EngineDescription, Generation, check_prompt
 from .policy import draw
 from .truncation import truncated, truncates
@@ -187,13 +187,10 @@ class LocalEngine(ABC):
         async with self._updating:  # in the order of the calls, however long each file takes
             served = None
             try:
-                async with asyncio.timeout(LOAD_S):
-                    weights = await run_aside(self._read_weights, path)
+                weights = await read_in_time(LOAD_S, self._read_weights, path)
                 await self.begin_update(mode)
                 self._take_weights(weights)
                 served = weight_version
-            except TimeoutError:
-                raise InvalidWeights(f"{path} could not be read within {LOAD_S:g} s", path=str(path)) from None
             finally:
                 await self.end_update(served)
 

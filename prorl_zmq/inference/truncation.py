@@ -1,6 +1,6 @@
-"""Top-k, top-p and min-p: which tokens may be drawn at all. For the embedded engine; larger engines have their own.
+"""Top-k, top-p and min-p for the engines of this package: which tokens may be drawn.
 
-The order is vLLM's: temperature, min-p, top-k, top-p. What is drawn, and its log-prob, are then of what is left.
+The order is vLLM's: temperature, min-p, top-k, top-p. Tokens and log-probs are then those of the remaining tokens.
 """
 
 from __future__ import annotations

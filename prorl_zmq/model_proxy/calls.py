@@ -4,6 +4,9 @@ A dialect (`dialect.Dialect`) parses a request's body into a `ModelRequest`, and
 form. A `Model` turns one into the other: it holds the conversation as token ids, and the engine. The server (`server`)
 knows neither. Each reply has a turn id, which is part of all ids in the API's form (tool calls, items, messages,
 signatures), so a harness that sends the turn back identifies it, even if it changed the text.
+
+The package `llm-rosetta` converts between the same APIs; it is not used, because it drops the turn ids and replaces the
+errors that harnesses look for.
 """
 
 from __future__ import annotations

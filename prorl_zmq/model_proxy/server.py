@@ -23,22 +23,20 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from ..wire.json_bounds import json_values
 from .calls import CallRefused, Problem
-from .dialect import KEEP_ALIVE_S
+from .dialect import KEEP_ALIVE_S, Routes
 from .dialects.chat_completions import ChatCompletions
-from .dialects.fields import invalid
+from .dialects.common import invalid
 from .dialects.gemini import Gemini
 from .dialects.messages import Messages
 from .dialects.responses import Responses
 from .event_writer import EventWriter, finished
-from .routes import Routes
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
     from .calls import Model, ModelRequest
-    from .dialect import Dialect
-    from .routes import Match
+    from .dialect import Dialect, Match
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from ..errors import EngineFailed, InvalidWeights
 from ..inference.engine import EngineDescription
 from ..inference.local_engine import LocalEngine
 from ..inference.tokenizer import IM_END, SPECIAL_TOKENS, TOOL_CALL, TOOL_CALL_END, VOCABULARY_SIZE, decode, encode
-from ..inference.tool_calls.marked_json import HermesFormat
+from ..inference.tool_calls.formats import HERMES
 from ..wire.messages.backends import ChatSettings
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def say(*turns: str | Script, context_tokens: int = CONTEXT_TOKENS) -> ScriptedE
 
 def tool_call(name: str, /, **arguments: Any) -> str:
     """Return the text with which a turn calls a tool."""
-    return HermesFormat().write(name, arguments)
+    return HERMES.write(name, arguments)
 
 
 def tokens_of(turn: str) -> list[int]:

@@ -19,7 +19,7 @@ from ...inference.chat import ChatMessage
 from ...inference.chat.embedded_chat import EmbeddedChatFormat
 from ...inference.engine import Generation
 from ...inference.tokenizer import IM_END, encode
-from ...inference.tool_calls.marked_json import HermesFormat
+from ...inference.tool_calls.formats import HERMES
 from ...tools.containers.specification import SandboxSpec
 from ...wire.messages.engines import VersionSpan
 from ...wire.messages.jobs import EpisodeLimits, Job, PhaseLimits, Sampling
@@ -142,4 +142,4 @@ async def _problem_of(sandbox: Sandbox, episode: Episode, secret: str) -> str:
 
 
 def _spoken(turn: ScriptedTurn) -> str:
-    return turn.text + (HermesFormat().write(turn.tool, dict(turn.arguments)) if turn.tool else "")
+    return turn.text + (HERMES.write(turn.tool, dict(turn.arguments)) if turn.tool else "")

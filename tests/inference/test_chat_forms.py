@@ -15,7 +15,7 @@ from prorl_zmq.data.trajectory import Role
 from prorl_zmq.inference.chat import ChatMessage, PastCall
 from prorl_zmq.inference.chat.forms import forms
 from prorl_zmq.inference.chat.transformers_chat import TransformersChatFormat
-from prorl_zmq.inference.tool_calls.marked_json import FencedFormat
+from prorl_zmq.inference.tool_calls.formats import FENCED
 from prorl_zmq.wire.messages.backends import ChatSettings
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def test_a_conversation_that_is_taken_is_left_as_it_is(name: str) -> None:
 
 def test_in_the_last_form_calls_are_text() -> None:
     messages = [user("Read."), turn("I look.", A), answer("a", "I am A."), user("So?"), turn("Done.")]
-    *_, last = forms(messages, FencedFormat().write)
+    *_, last = forms(messages, FENCED.write)
     assert [message.role for message in last] == [Role.USER, Role.ASSISTANT, Role.USER, Role.ASSISTANT]
-    assert last[1].content == "I look." + FencedFormat().write("bash", {"command": "cat a"})
+    assert last[1].content == "I look." + FENCED.write("bash", {"command": "cat a"})
     assert last[2].content == "I am A.\n\nSo?"

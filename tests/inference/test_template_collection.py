@@ -206,6 +206,17 @@ def test_a_message_of_the_user_follows_without_a_word_of_markers(name: str) -> N
 
 
 @pytest.mark.few(8)
+def test_a_turn_that_was_cut_off_is_ended_once() -> None:
+    chat = load("gpt-oss")
+    conversation = chat.conversation([ChatMessage(Role.USER, "Hi")], TOOLS)
+    thought = chat.tokenizer.encode("<|channel|>analysis<|message|>I never end")[0]
+    for generated in ([*thought, chat.stop_token_ids[0]], chat.tokenizer.encode("It is done.")[0]):
+        conversation.prompt()
+        conversation.add_turn(np.array(generated, np.int32))
+        conversation.add_tool_results([])
+    assert chat.decode(ids_of(conversation.prompt().pieces)) == "<|end|><|start|>assistant"
+
+
 @on_each_template
 def test_no_content_makes_a_token_of_the_frame(name: str) -> None:
     """A conversation whose contents spell all tokens has as many of each as one with harmless contents."""

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from prorl_zmq.model_proxy.dialect import Routes
 from prorl_zmq.model_proxy.dialects.gemini import Gemini
 from prorl_zmq.model_proxy.dialects.messages import Messages
-from prorl_zmq.model_proxy.routes import Routes
 
 ROUTES = Routes([Messages(), Gemini()])
 

@@ -6,6 +6,9 @@ generated them, and returns the ids between a turn and the next. If the template
 
 Where another program leads the conversation (see `stages.harness`), there is a tree of turns and no `Conversation`: the
 format returns the ids that open a conversation (`opening`), and those that follow any turn (`following`).
+
+The package `renderers` renders some model families too. It is not used, because its contents can spell control tokens,
+and because it cannot extend the prompt of a template that it does not know.
 """
 
 from __future__ import annotations

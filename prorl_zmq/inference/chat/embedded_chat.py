@@ -3,7 +3,7 @@ r"""The embedded policy's chat format: ChatML with hermes tool calls, in few tok
 <|im_start|>user\nCount the lines …<|im_end|>\n<|im_start|>assistant\n
 <tool_call>{"name": "bash", "arguments": {"command": "wc -l < data.txt"}}</tool_call><|im_end|>\n
 
-The tools are given by name only: this policy knows how to call them, and reads no schema.
+The tools are listed by name only: this policy reads no schema.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from ...data.trajectory import Role
 from ...errors import EngineFailed
 from ..tokenizer import IM_END, IM_START, ROLE_PIECES, decode, encode
-from ..tool_calls.marked_json import HermesFormat
+from ..tool_calls.formats import HERMES
 from . import ChatMessage, Piece, PolicyTurn, Prompt, ReadTurn
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _ROLES: dict[Role, NDArray[np.int32]] = {
     for role, piece in zip((Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.TOOL), ROLE_PIECES, strict=True)
 }
 _NEWLINE = encode("\n")
-_TOOL_CALLS = HermesFormat()
+_TOOL_CALLS = HERMES
 
 
 class EmbeddedChatFormat:
@@ -38,23 +38,15 @@ class EmbeddedChatFormat:
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """`<|im_end|>` ends a turn of the policy."""
         return (IM_END,)
 
     def conversation(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> EmbeddedConversation:
-        """Begin a conversation; its system message ends with the tools' names."""
         return EmbeddedConversation([encode_message(message) for message in _with_tools(messages, tools)])
 
     def opening(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> tuple[Piece, ...]:
-        """Return the ids of a whole conversation."""
         return self.conversation(messages, tools).prompt().pieces
 
     def read_turn(self, generated: NDArray[np.int32], tools: Sequence[dict[str, Any]] = ()) -> ReadTurn:
-        """Read a turn of the policy, int32 [G]; it has no reasoning.
-
-        Raises:
-            EngineFailed: an id is not in the vocabulary.
-        """
         ended = len(generated) > 0 and int(generated[-1]) == IM_END
         text = self.decode(generated[:-1] if ended else generated)
         return ReadTurn(None, text, _TOOL_CALLS.before_calls(text), tuple(_TOOL_CALLS.parse(text, tools)), ended)
@@ -62,16 +54,10 @@ class EmbeddedChatFormat:
     def following(
         self, turn: ReadTurn, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]
     ) -> tuple[Piece, ...]:
-        """Return the ids that follow a turn of the policy."""
         del tools  # they are in the opening
         return (_end_of_turn(turn.ended), *map(encode_message, messages), Piece(Role.ASSISTANT, generation_prompt()))
 
     def decode(self, token_ids: NDArray[np.int32]) -> str:
-        """Return the text of ids, special tokens included.
-
-        Raises:
-            EngineFailed: an id is not in the vocabulary.
-        """
         try:
             return decode(token_ids)
         except ValueError as error:
@@ -86,22 +72,15 @@ class EmbeddedConversation:
         """What the engine is to see before the next turn, without what opens it."""
 
     def prompt(self) -> Prompt:
-        """Return the ids before the policy's next turn."""
         return Prompt((*self._coming, Piece(Role.ASSISTANT, generation_prompt())))
 
     def add_turn(self, generated: NDArray[np.int32]) -> PolicyTurn:
-        """Take a turn of the policy, int32 [G], as the engine generated it, and read it.
-
-        Raises:
-            EngineFailed: an id is not in the vocabulary.
-        """
         ended = len(generated) > 0 and generated[-1] == IM_END
         text = EmbeddedChatFormat().decode(generated[:-1] if ended else generated)
         self._coming = [_end_of_turn(ended)]
         return PolicyTurn(text, tuple(_TOOL_CALLS.parse(text)))
 
     def add_tool_results(self, results: Sequence[str]) -> None:
-        """Answer the last turn's tool calls, one text for each."""
         self._coming += [encode_message(ChatMessage(Role.TOOL, result)) for result in results]
 
 

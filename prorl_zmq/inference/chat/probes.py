@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...errors import ConfigError
 from ..tool_calls.call import ToolCall
-from ..tool_calls.formats import FORMS, format_named
-from ..tool_calls.marked_json import ForeignFormat
+from ..tool_calls.formats import FOREIGN, FORMS, format_named
 from .template import TemplateRefused, marker, marker_tool
 from .traits import BLOCKS, Reasoning, TemplateTraits, TurnEnds, WrittenCall, call_entry
 
@@ -113,7 +112,7 @@ def find_traits(
     form, chosen, end_is_read = _read_form(candidates, ends, reasoning)
     unread = written is not None and form is None
     if chosen is None and foreign and tools:
-        form, chosen = (ForeignFormat(), written) if unread else (None, None)
+        form, chosen = (FOREIGN, written) if unread else (None, None)
     plain = form is not None and form.write(marker("tool"), {}).startswith("{")
     described = _described_form(template) if tools and (plain or not candidates) else None
     form = None if described else form  # such as Phi's, whose history has the calls without their mark
@@ -399,7 +398,7 @@ def _read_form(
 
 
 def _described_form(template: ChatTemplate) -> ToolCallFormat | None:
-    """Find the form whose mark a template tells with the tools, where it writes no calls."""
+    """Find the form whose mark a template writes with the tools, where it writes no calls."""
     text = template.render_or_not([_PLAIN], [marker_tool()], opened=True)
     return next((form for form in FORMS.values() if _mark(form) and _mark(form) in text), None)
 

@@ -24,8 +24,8 @@ RENDERED_BEGINNINGS = 64
 """How many beginnings of a conversation are rendered for one prompt."""
 EARLIER_CALLS = 90_001
 """The number of the first call that is not of the last turn."""
-MEASURED_SHAPES = 512
-"""Shapes whose measures are kept."""
+RENDERED_SHAPES = 512
+"""How many results of `rewrites` are kept."""
 
 _THOUGHT, _SPOKEN, _ARGUMENT = marker("thought"), marker("spoken"), marker("argument")
 _EARLIER = marker("earlier")
@@ -53,28 +53,13 @@ class Shape(NamedTuple):
     """The last turn, and before it the one before, if there is one."""
 
 
-class Measure(NamedTuple):
-    """What rendering a shape shows."""
-
-    last_marker: str
-    """What the last turn says last."""
-    closing: int
-    """Characters of the turn after the token that ends it."""
-    opening: int
-    """Characters that open the next turn."""
-    answers: tuple[tuple[int, int], ...]
-    """Which answers the template divides from the next, and where: characters after the token that ends the turn."""
-    rewritten: bool
-    """The template changes what the engine saw."""
-
-
 class Continuation(NamedTuple):
     """What comes between a turn and the next."""
 
     text: str
     boundaries: tuple[int, ...]
-    """Where it is divided: after the rest of the turn, between tools' answers where the template allows it, and before
-    what opens the next turn."""
+    """Where it is divided: after the rest of the turn, and after each message that came since; where the template does
+    not allow it, a message ends where the next does."""
 
 
 class ChatSkeleton:
@@ -83,36 +68,13 @@ class ChatSkeleton:
     def __init__(self, template: ChatTemplate, traits: TemplateTraits) -> None:
         self._template = template
         self._traits = traits
-        self.measure = lru_cache(MEASURED_SHAPES)(self._measure)
-        """Gives the `Measure` of a `Shape`. Raises TemplateRefused: the template cannot render it."""
-
-    def continuation(
-        self, shape: Shape, results: Sequence[str], call_ids: Sequence[str], *, ended_by: str, calls_before: int = 0
-    ) -> Continuation:
-        """Return what follows the last turn.
-
-        Args:
-            shape: of the conversation.
-            results: the answers to the last turn's calls.
-            call_ids: of these calls.
-            ended_by: the token that ended the turn; empty: it was cut off.
-            calls_before: calls in earlier turns, for a template that counts them.
-
-        Raises:
-            TemplateRefused: the template cannot render this.
-        """
-        measure = self.measure(shape)
-        turn, tools = shape.turns[-1], self._tools(shape)
-        before = [*self._opening(shape), *self._counted(calls_before), self._turn(turn, _SPOKEN, call_ids)]
-        answers = self._answers(turn, results, call_ids)
-        text = self._template.render([*before, *answers], tools, opened=True)
-        start, end = self._end(text, text.index(measure.last_marker) + len(measure.last_marker), turn)
-        inner = [end + length for length in self._inner(shape, before, results, call_ids, len(text) - end)]
-        boundaries = [end + measure.closing, *inner, len(text) - measure.opening]
-        return self._cut(text, start, end, boundaries, ended_by)
+        self.rewrites = lru_cache(RENDERED_SHAPES)(self._rewrites)
+        """Returns whether the template changes what the engine saw before the last turn of a `Shape`.
+        Raises TemplateRefused: the template cannot render it."""
 
     def following(
         self,
+        roles: Sequence[str],
         turn: TurnShape,
         call_ids: Sequence[str],
         messages: Sequence[Message],
@@ -123,40 +85,69 @@ class ChatSkeleton:
     ) -> Continuation:
         """Return what follows a turn, whatever messages come then; nothing before the turn's end is repeated.
 
-        It is divided after the rest of the turn, between the messages where the template allows it, and before what
-        opens the next turn.
+        Args:
+            roles: of the opening messages.
+            turn: the last one.
+            call_ids: of its calls.
+            messages: what came since.
+            tools: what the template is given.
+            ended_by: the token that ended the turn; empty: it was cut off.
+            calls_before: calls in earlier turns, for a template that counts them.
 
         Raises:
             TemplateRefused: the template cannot render this.
         """
-        opening: list[Message] = [{"role": "user", "content": marker("opening0")}]
+        opening = self._opening(roles)
         said = [*opening, *self._counted(calls_before), self._turn(turn, _SPOKEN, call_ids)]
-        if self._traits.takes_system:
-            said.insert(0, {"role": "system", "content": marker("system")})
         text = self._template.render([*said, *messages], tools, opened=True)
-        if marker("system") in text.partition(_SPOKEN)[2]:  # the template writes it with a later message
-            said.pop(0)
+        if roles[0] == "system" and opening[0]["content"] in text.partition(_SPOKEN)[2]:
+            said.pop(0)  # the template writes it with a later message
             text = self._template.render([*said, *messages], tools, opened=True)
-        # The last of what the turn says: text that follows may spell the markers, and stands behind them.
-        words = [_SPOKEN, *(_argument(_SPOKEN, index) for index in range(len(turn.calls)))]
-        at, last_marker = max((text.find(word), word) for word in words)
+        start, end = self._end(text, turn)
+        alone = self._template.render_or_not(said, tools)
+        boundaries = [end + self._template.length_of(text[end:], self._after_turn(alone, turn))]
+        for length in self._lengths(text, said, messages, tools):
+            boundaries.append(max(length, boundaries[-1]))
+        # What the engine has not seen: the token that ends a turn only if none or another did.
+        seen = bool(ended_by) and (ended_by == text[start:end] or text[start:end] not in self._traits.ends.opening_next)
+        cut = end if seen else start
+        return Continuation(text[cut:], tuple(boundary - cut for boundary in boundaries))
+
+    def _lengths(
+        self, text: str, said: Sequence[Message], messages: Sequence[Message], tools: Sequence[dict[str, Any]]
+    ) -> list[int]:
+        """Return where messages end in a text; 0: where the next one does.
+
+        Each is rendered alone among markers, so that all together cost as much as the text once.
+        """
+        if not messages:
+            return []
+        marked = [{**one, "content": one["content"] and marker(f"said{n}")} for n, one in enumerate(messages)]
+        shown = self._template.render_or_not([*said, *marked], tools, opened=True)
+        looked_at = messages[:RENDERED_BEGINNINGS] if len(messages) > 1 else ()
+        lengths, longer = [], 0
+        for n, message in enumerate(looked_at):
+            one = self._template.render_or_not([*said, *marked[:n], message, *marked[n + 1 :]], tools, opened=True)
+            longer += len(one) - len(shown)
+            length = self._template.length_in(shown, [*said, *marked[: n + 1]], tools)
+            lengths.append(length + longer if length else 0)
+        if len(lengths) == len(messages):
+            if len(shown) + longer == len(text) and lengths[-1]:
+                return lengths
+            lengths = []
+        last = self._template.length_in(text, [*said, *messages], tools)
+        return [*lengths, *[0] * (len(messages) - 1 - len(lengths)), last]
+
+    def _end(self, text: str, turn: TurnShape) -> tuple[int, int]:
+        """Return where the token that ends the last turn begins and ends.
+
+        Raises:
+            TemplateRefused: what the policy says is not in the text, or nothing ends its calls.
+        """
+        at, word = self._last_word(text, turn)
         if at < 0:
             raise TemplateRefused("it leaves out what the policy says")
-        start, end = self._end(text, at + len(last_marker), turn)
-        looked_at = range(1, min(len(messages), RENDERED_BEGINNINGS))
-        lengths = [self._template.length_in(text, [*said, *messages[:number]], tools) for number in looked_at]
-        lengths += [0] * (len(messages) - 1 - len(lengths))  # one piece with what follows
-        lengths.append(self._template.length_in(text, [*said, *messages], tools))
-        closing = self._template.length_of(
-            text[end:], self._after_turn(self._template.render_or_not(said, tools), last_marker)
-        )
-        boundaries = [end + closing]
-        for length in lengths[: len(messages)]:
-            boundaries.append(max(length, boundaries[-1]))
-        return self._cut(text, start, end, boundaries, ended_by)
-
-    def _end(self, text: str, behind: int, turn: TurnShape) -> tuple[int, int]:
-        """Return where the token that ends a turn begins and ends, given where its last word ends."""
+        behind = at + len(word)
         start, end = self._traits.ends.find(text[behind:])
         if start < 0:
             if turn.written and turn.calls:
@@ -164,91 +155,40 @@ class ChatSkeleton:
             start = end = 0
         return behind + start, behind + end
 
-    def _cut(self, text: str, start: int, end: int, boundaries: Sequence[int], ended_by: str) -> Continuation:
-        """Take what the engine has not seen: the token that ends a turn only if none or another did."""
-        written = text[start:end]
-        seen = bool(ended_by) and (ended_by == written or written not in self._traits.ends.opening_next)
-        cut = end if seen else start
-        return Continuation(text[cut:], tuple(boundary - cut for boundary in boundaries))
+    def _last_word(self, text: str, turn: TurnShape) -> tuple[int, str]:
+        """Return where the last marker of the last turn stands: text that follows may spell it, and stands behind."""
+        words = [_SPOKEN, _THOUGHT, *(_argument(_SPOKEN, index) for index in range(len(turn.calls)))]
+        return max((text.find(word), word) for word in words)
+
+    def _after_turn(self, text: str, turn: TurnShape) -> str:
+        at, word = self._last_word(text, turn)
+        rest = text[at + len(word) :] if at >= 0 else ""
+        end = self._traits.ends.find(rest)[1]
+        return rest[end:] if end >= 0 else ""
 
     def _counted(self, calls: int) -> list[Message]:
         if not calls or not self._traits.counts_calls:
             return []
-        turn = TurnShape(reasoning=False, calls=(marker("tool"),) * calls, written=True)
-        return self._earlier(turn)
+        return self._earlier(TurnShape(reasoning=False, calls=(marker("tool"),) * calls, written=True))
 
     def _earlier(self, turn: TurnShape) -> list[Message]:
         # Ids that no later call has: some templates look up a tool's name by them.
         ids = [self._traits.call_id(number, name) for number, name in enumerate(turn.calls, EARLIER_CALLS)]
-        return [self._turn(turn, _EARLIER, ids), *self._answers(turn, (), ids)]
+        return [self._turn(turn, _EARLIER, ids), *self._answers(turn, ids)]
 
-    def _inner(
-        self, shape: Shape, before: Sequence[Message], results: Sequence[str], call_ids: Sequence[str], length: int
-    ) -> list[int]:
-        """Return where answers are divided, in characters after the token that ends the turn; nothing if not known.
-
-        Each answer is rendered alone among markers: so all together cost as much as the conversation once.
-        """
-        measure = self.measure(shape)
-        if not measure.answers:
-            return []
-        turn, tools = shape.turns[-1], self._tools(shape)
-        markers = self._answers(turn, (), call_ids)
-        marked, *with_one = (
-            len(self._after_turn(self._template.render([*before, *answers], tools, opened=True), measure.last_marker))
-            for answers in (
-                markers,
-                *(
-                    [*markers[:n], answer, *markers[n + 1 :]]
-                    for n, answer in enumerate(self._answers(turn, results, call_ids))
-                ),
-            )
-        )
-        longer = [0]
-        for one in with_one:
-            longer.append(longer[-1] + one - marked)
-        if marked + longer[-1] != length:
-            return []
-        inner = [end + longer[n] for n, end in measure.answers]
-        return inner if inner == sorted(inner) else []
-
-    def _measure(self, shape: Shape) -> Measure:
-        tools = self._tools(shape)
-        seen = self._opening(shape)
+    def _rewrites(self, shape: Shape) -> bool:
+        tools = [marker_tool()] if shape.tools else []
+        seen = self._opening(shape.roles)
         for turn in shape.turns[:-1]:
             seen += self._earlier(turn)
         last = shape.turns[-1]
-        said = [*seen, self._turn(last, _SPOKEN)]
-        answered = [*said, *self._answers(last)]
         before = self._template.render(seen, tools, opened=True)
-        text = self._template.render(answered, tools, opened=True)
-        words = [_SPOKEN, _THOUGHT, *(_argument(_SPOKEN, index) for index in range(len(last.calls)))]
-        at, last_marker = max((text.rfind(word), word) for word in words)
-        if at < 0:
-            raise TemplateRefused("it leaves out what the policy says")
-        rest = self._after_turn(self._template.render_or_not(said, tools), last_marker)
-        start = self._end(text, at + len(last_marker), last)[1]
-        answers = answered[len(said) :]
-        ends = [(n, self._template.length_in(text, [*said, *answers[:n]], tools)) for n in range(1, len(answers))]
-        closed = self._template.length_in(text, answered, tools)
-        return Measure(
-            last_marker,
-            closing=self._template.length_of(self._after_turn(text, last_marker), rest),
-            opening=len(text) - closed if closed else 0,
-            answers=tuple((n, end - start) for n, end in ends if end > start),
-            rewritten=not text.startswith(before) or (last.reasoning and _THOUGHT not in text[len(before) :]),
-        )
+        text = self._template.render([*seen, self._turn(last, _SPOKEN), *self._answers(last)], tools, opened=True)
+        self._end(text, last)
+        return not text.startswith(before) or (last.reasoning and _THOUGHT not in text[len(before) :])
 
-    def _after_turn(self, text: str, last_marker: str) -> str:
-        rest = text.partition(last_marker)[2]
-        end = self._traits.ends.find(rest)[1]
-        return rest[end:] if end >= 0 else ""
-
-    def _opening(self, shape: Shape) -> list[Message]:
-        return [{"role": role, "content": marker(f"opening{number}")} for number, role in enumerate(shape.roles)]
-
-    def _tools(self, shape: Shape) -> list[dict[str, Any]]:
-        return [marker_tool()] if shape.tools else []
+    def _opening(self, roles: Sequence[str]) -> list[Message]:
+        return [{"role": role, "content": marker(f"opening{number}")} for number, role in enumerate(roles)]
 
     def _turn(self, turn: TurnShape, spoken: str, call_ids: Sequence[str] = ()) -> Message:
         written = self._calls(turn, call_ids, spoken) if turn.written else []
@@ -256,8 +196,8 @@ class ChatSkeleton:
         # Some templates write what is said behind the calls or their answers, or take none with reasoning and calls.
         return self._traits.turn("" if written else spoken, thought if turn.reasoning else None, written)
 
-    def _answers(self, turn: TurnShape, results: Sequence[str] = (), call_ids: Sequence[str] = ()) -> list[Message]:
-        results = results or [marker(f"result{index}") for index in range(len(turn.calls))]
+    def _answers(self, turn: TurnShape, call_ids: Sequence[str] = ()) -> list[Message]:
+        results = [marker(f"result{index}") for index in range(len(turn.calls))]
         return self._traits.results(results, self._calls(turn, call_ids))
 
     def _calls(self, turn: TurnShape, call_ids: Sequence[str], spoken: str = "") -> list[WrittenCall]:

@@ -79,7 +79,7 @@ class TemplateTraits:
     form: ToolCallFormat
     """How the policy writes tool calls."""
     shows_tools: bool
-    """It tells of the tools, and of how to call them in this form; otherwise a message has to."""
+    """It describes the tools, and how to call them in this form; otherwise a message has to."""
     writes_calls: bool
     """It writes the calls of earlier turns, in this form; otherwise they stay in the turn's text."""
     unread_calls: bool

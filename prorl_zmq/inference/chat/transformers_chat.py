@@ -30,10 +30,10 @@ from .chat_tokenizer import ChatTokenizer
 from .forms import forms, systems_as_user
 from .history import UNKNOWN_TOOL, History, history
 from .probes import AddedTokens, find_traits, inside_turns
-from .skeleton import ChatSkeleton, TurnShape
+from .skeleton import TurnShape
 from .template import ChatTemplate, TemplateRefused, template_variables, written_texts
 from .traits import TemplateTraits, WrittenCall
-from .transformers_conversation import TransformersConversation
+from .transformers_conversation import TemplateParts, TransformersConversation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -47,7 +47,7 @@ _IMPORTING = Lock()
 """transformers cannot be imported by two threads at once; never held while a tokenizer is loaded."""
 
 
-class TransformersChatFormat:
+class TransformersChatFormat(TemplateParts):
     """Implements `chat.ChatFormat` by a chat template."""
 
     def __init__(
@@ -59,15 +59,10 @@ class TransformersChatFormat:
         settings: ChatSettings,
         variables: frozenset[str],
     ) -> None:
-        self.template = template
-        self.traits = traits
-        self.tokenizer = tokenizer
-        self.skeleton = ChatSkeleton(template, traits)
-        self.rewrites = settings.history == "template"
+        super().__init__(template, traits, tokenizer, tuple(stop_token_ids), rewrites=settings.history == "template")
         self.warning = "" if settings.tool_calls else traits.warning
         self.variables = variables
         """The template arguments that the template looks at."""
-        self._stop_token_ids = tuple(stop_token_ids)
 
     @classmethod
     def load(cls, settings: ChatSettings) -> TransformersChatFormat:
@@ -108,11 +103,6 @@ class TransformersChatFormat:
         tokenizer = ChatTokenizer(backend, frame | calls, inside | calls, _written(loaded))
         return cls(template, traits, tokenizer, sorted(stop_token_ids), settings, variables)
 
-    @property
-    def stop_token_ids(self) -> tuple[int, ...]:
-        """Those of the tokenizer, of `generation_config.json`, and what the template writes at the end of a turn."""
-        return self._stop_token_ids
-
     def conversation(
         self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]
     ) -> TransformersConversation:
@@ -120,11 +110,6 @@ class TransformersChatFormat:
         return self._conversation(history(self._with_tools(messages, tools), self.traits), tools)
 
     def opening(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> tuple[Piece, ...]:
-        """Return the ids of a whole conversation, turns of the policy among its messages; the last opens its next turn.
-
-        Raises:
-            InvalidJob: the template refuses the messages (`field` is `messages`), in all forms.
-        """
         refused: InvalidJob | None = None
         for form in forms(self._with_tools(messages, tools), self.traits.form.write):
             try:
@@ -135,11 +120,6 @@ class TransformersChatFormat:
         raise refused
 
     def read_turn(self, generated: NDArray[np.int32], tools: Sequence[dict[str, Any]] = ()) -> ReadTurn:
-        """Read a turn of the policy, int32 [G], as the engine generated it; the tools type the arguments of its calls.
-
-        Raises:
-            EngineFailed: an id is not in the vocabulary.
-        """
         whole, ended_by = self.decode_turn(generated)
         reasoning, text = self.traits.split(whole)
         calls = tuple(self.traits.calls(text, ended_by, tools))
@@ -148,11 +128,6 @@ class TransformersChatFormat:
     def following(
         self, turn: ReadTurn, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]
     ) -> tuple[Piece, ...]:
-        """Return the ids that follow a turn of the policy; tools' answers name its calls by their numbers from 0.
-
-        Raises:
-            InvalidJob: the template refuses the messages (`field` is `messages`), in all forms.
-        """
         calls = [
             WrittenCall(call.name, {}, self.traits.call_id(number, call.name, call.call_id))
             if isinstance(call, ToolCall)
@@ -166,33 +141,17 @@ class TransformersChatFormat:
         shapes = dict.fromkeys((shape, shape._replace(written=False)))
         for form, as_shape in product(forms(messages, self.traits.form.write), shapes):
             with suppress(TemplateRefused):
-                told = history(form, self.traits, answered)
-                return self._following(told, as_shape, [call.call_id for call in calls], shown, turn)
+                return self.pieces_after(
+                    ["system", "user"] if self.traits.takes_system else ["user"],
+                    as_shape,
+                    [call.call_id for call in calls],
+                    history(form, self.traits, answered),
+                    shown,
+                    ended_by=turn.ended_by,
+                    calls_before=_calls_before(turn),
+                )
         message = "the model's chat template refuses the messages that follow a turn"
         raise InvalidJob(message, field="messages")
-
-    def _following(
-        self, told: History, shape: TurnShape, call_ids: Sequence[str], tools: Sequence[dict[str, Any]], turn: ReadTurn
-    ) -> tuple[Piece, ...]:
-        (messages, tools), cut = self.tokenizer.guard((told.messages, list(tools)))
-        text, boundaries = self.skeleton.following(
-            shape, call_ids, messages, tools, ended_by=turn.ended_by, calls_before=_calls_before(turn)
-        )
-        closing, *new, opening = self.tokenizer.encode(text, boundaries, cut, turn.ended_by, inside=True)
-        pieces = [Piece(Role.ASSISTANT, closing, new_turn=False)]
-        pieces += [Piece(role, ids) for role, ids in zip(told.roles, new, strict=True)]
-        return (*(piece for piece in pieces if len(piece.token_ids)), Piece(Role.ASSISTANT, opening))
-
-    def decode_turn(self, generated: NDArray[np.int32]) -> tuple[str, str]:
-        """Return the text of a turn, and the token that ended it; empty: it was cut off.
-
-        Raises:
-            EngineFailed: an id is not in the vocabulary.
-        """
-        ended = len(generated) > 0 and int(generated[-1]) in self._stop_token_ids
-        if not ended:
-            return self.decode(generated), ""
-        return self.decode(generated[:-1]), self.decode(generated[-1:])
 
     def _with_tools(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> list[ChatMessage]:
         told = list(messages)
@@ -203,14 +162,6 @@ class TransformersChatFormat:
     def _conversation(self, told: History, tools: Sequence[dict[str, Any]]) -> TransformersConversation:
         shown = tools if self.traits.shows_tools else ()
         return TransformersConversation(self, told.messages, told.roles, shown, tools)
-
-    def decode(self, token_ids: NDArray[np.int32]) -> str:
-        """Return the text of ids, special tokens included.
-
-        Raises:
-            EngineFailed: an id is not in the vocabulary.
-        """
-        return self.tokenizer.decode(token_ids)
 
 
 def _calls_before(turn: ReadTurn) -> int:

@@ -11,15 +11,15 @@ from bisect import bisect_right
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...data.trajectory import Role
 from ...errors import InvalidJob
 from ..tool_calls.call import MalformedCall, ToolCall
 from . import Piece, PolicyTurn, Prompt
-from .history import UNKNOWN_TOOL
-from .skeleton import RENDERED_BEGINNINGS, ChatSkeleton, Measure, Shape, TurnShape
-from .template import TemplateRefused, marker
+from .history import UNKNOWN_TOOL, History
+from .skeleton import RENDERED_BEGINNINGS, ChatSkeleton, Shape, TurnShape
+from .template import TemplateRefused, marker, marker_tool
 from .traits import WrittenCall, text_of
 
 if TYPE_CHECKING:
@@ -47,6 +47,9 @@ class _Turn:
     """The token that ended it; empty: it was cut off."""
     results: tuple[str, ...] = ()
 
+    def answered(self) -> list[WrittenCall]:
+        return [WrittenCall(name, {}, call_id) for name, call_id in zip(self.shape.calls, self.call_ids, strict=True)]
+
 
 class _End(NamedTuple):
     """Where in a rendered conversation a message ends."""
@@ -58,16 +61,67 @@ class _End(NamedTuple):
     """Messages up to there."""
 
 
-class TemplateParts(Protocol):
-    """What a conversation needs of its chat format."""
+class TemplateParts:
+    """What the conversations of one chat format share.
 
-    template: ChatTemplate
-    traits: TemplateTraits
-    tokenizer: ChatTokenizer
-    skeleton: ChatSkeleton
-    rewrites: bool
+    Args:
+        template: of the model.
+        traits: what it does.
+        tokenizer: of the model.
+        stop_token_ids: those of the tokenizer, of `generation_config.json`, and what the template writes behind a turn.
+        rewrites: where the template changes what the engine saw, the prompt follows it.
+    """
 
-    def decode_turn(self, generated: NDArray[np.int32]) -> tuple[str, str]: ...
+    def __init__(
+        self,
+        template: ChatTemplate,
+        traits: TemplateTraits,
+        tokenizer: ChatTokenizer,
+        stop_token_ids: tuple[int, ...],
+        *,
+        rewrites: bool,
+    ) -> None:
+        self.template = template
+        self.traits = traits
+        self.tokenizer = tokenizer
+        self.stop_token_ids = stop_token_ids
+        self.rewrites = rewrites
+        self.skeleton = ChatSkeleton(template, traits)
+
+    def decode(self, token_ids: NDArray[np.int32]) -> str:
+        return self.tokenizer.decode(token_ids)
+
+    def decode_turn(self, generated: NDArray[np.int32]) -> tuple[str, str]:
+        """Return the text of a turn, and the token that ended it; empty: it was cut off.
+
+        Raises:
+            EngineFailed: an id is not in the vocabulary.
+        """
+        ended = len(generated) > 0 and int(generated[-1]) in self.stop_token_ids
+        if not ended:
+            return self.decode(generated), ""
+        return self.decode(generated[:-1]), self.decode(generated[-1:])
+
+    def pieces_after(
+        self,
+        roles: Sequence[str],
+        shape: TurnShape,
+        call_ids: Sequence[str],
+        told: History,
+        tools: Sequence[dict[str, Any]],
+        *,
+        ended_by: str,
+        calls_before: int,
+    ) -> tuple[Piece, ...]:
+        """Return the ids that follow a turn; see `ChatSkeleton.following`."""
+        (messages, tools), cut = self.tokenizer.guard((told.messages, list(tools)))
+        text, boundaries = self.skeleton.following(
+            roles, shape, call_ids, messages, tools, ended_by=ended_by, calls_before=calls_before
+        )
+        closing, *new, opening = self.tokenizer.encode(text, boundaries, cut, ended_by, inside=True)
+        pieces = [Piece(Role.ASSISTANT, closing, new_turn=False)]
+        pieces += [Piece(role, ids) for role, ids in zip(told.roles, new, strict=True)]
+        return (*(piece for piece in pieces if len(piece.token_ids)), Piece(Role.ASSISTANT, opening))
 
 
 class TransformersConversation:
@@ -96,15 +150,10 @@ class TransformersConversation:
         """The text that was last rendered whole, and where its messages end."""
 
     def prompt(self) -> Prompt:
-        """Return the ids before the policy's next turn.
-
-        Raises:
-            InvalidJob: the template refuses the messages (`field` is `messages`).
-        """
         try:
             if not self._turns:
                 return Prompt(self._whole(self._opening, self._roles))
-            if self._measure().rewritten and self._chat.rewrites:
+            if self._is_rewritten() and self._chat.rewrites:
                 with suppress(TemplateRefused):  # such as of a call that could not be read: what was seen stays
                     return Prompt(self._whole(*self._history()), rewritten=True)
             return Prompt(self._continuation())
@@ -113,11 +162,6 @@ class TransformersConversation:
             raise InvalidJob(message, field="messages") from error
 
     def add_turn(self, generated: NDArray[np.int32]) -> PolicyTurn:
-        """Take a turn of the policy, int32 [G], as the engine generated it, and read it.
-
-        Raises:
-            EngineFailed: an id is not in the vocabulary.
-        """
         whole, ended_by = self._chat.decode_turn(generated)
         reasoning, text = self._traits.split(whole)
         calls = tuple(self._traits.calls(text, ended_by, self._tools))
@@ -136,7 +180,6 @@ class TransformersConversation:
         return PolicyTurn(text, calls)
 
     def add_tool_results(self, results: Sequence[str]) -> None:
-        """Answer the last turn's tool calls, one text for each."""
         turn = self._turns[-1]
         if len(results) != len(turn.calls):
             raise ValueError(f"{len(turn.calls)} calls, {len(results)} answers")
@@ -154,25 +197,27 @@ class TransformersConversation:
             ids.append(self._traits.call_id(self._calls, self._name(call), own))
         return tuple(ids)
 
-    def _measure(self) -> Measure:
-        """Measure the conversation, the last turn's calls as part of its text if the template refuses them."""
+    def _is_rewritten(self) -> bool:
+        """Return whether the template changes what was seen; if it refuses the last calls, they become text."""
         try:
-            return self._chat.skeleton.measure(self._shape())
+            return self._chat.skeleton.rewrites(self._shape())
         except TemplateRefused:  # such as of more than one call in a turn
             turn = self._turns[-1]
             self._turns[-1] = replace(turn, shape=turn.shape._replace(written=False))
-            return self._chat.skeleton.measure(self._shape())
+            return self._chat.skeleton.rewrites(self._shape())
 
     def _continuation(self) -> tuple[Piece, ...]:
         turn = self._turns[-1]
-        results, cut = self._chat.tokenizer.guard(turn.results)
-        before = self._calls - len(turn.calls)
-        text, boundaries = self._chat.skeleton.continuation(
-            self._shape(), results, turn.call_ids, ended_by=turn.ended_by, calls_before=before
+        answers = self._traits.results(turn.results, turn.answered())
+        return self._chat.pieces_after(
+            [message["role"] for message in self._opening],
+            turn.shape,
+            turn.call_ids,
+            History(answers, [Role.TOOL] * len(answers)),
+            [marker_tool()] if self._shown else [],
+            ended_by=turn.ended_by,
+            calls_before=self._calls - len(turn.calls),
         )
-        closing, *answers, opening = self._chat.tokenizer.encode(text, boundaries, cut, turn.ended_by, inside=True)
-        pieces = [Piece(Role.ASSISTANT, closing, new_turn=False), *(Piece(Role.TOOL, ids) for ids in answers)]
-        return (*(piece for piece in pieces if len(piece.token_ids)), Piece(Role.ASSISTANT, opening))
 
     def _shape(self) -> Shape:
         roles = tuple(message["role"] for message in self._opening)
@@ -191,8 +236,7 @@ class TransformersConversation:
                     if isinstance(call, ToolCall)
                 ]
             reasoning = None if turn.reasoning is None else turn.reasoning.strip("\n")
-            answered = [WrittenCall(name, {}, id_) for name, id_ in zip(turn.shape.calls, turn.call_ids, strict=True)]
-            answers = self._traits.results(turn.results, answered)
+            answers = self._traits.results(turn.results, turn.answered())
             messages += [self._traits.turn(content.strip("\n"), reasoning, calls), *answers]
             roles += [Role.ASSISTANT, *[Role.TOOL] * len(answers)]
         return messages, roles

@@ -1,12 +1,11 @@
-"""The base policy: plays the part of a pretrained model. It comes with the package, trained by what is here.
+"""The base policy: plays the part of a pretrained model. It comes with the package, trained by this module.
 
     python -m prorl_zmq.inference.embedded.base_policy prorl_zmq/inference/embedded/base_policy.npz
 
-It learnt from random transcripts in which the instruction, the command and the destination are drawn independently of
-each other. So it knows the syntax of a tool call, a number of shell commands, and that a turn after a tool's answer
-ends the work; sometimes it answers without calling a tool, since half-trained models do. It cannot know which command
-or destination an instruction asks for, as nothing in its data says so: that is left to reinforcement learning. The
-instructions are sentences of random words, of which the demo's tasks are not a part.
+It learnt from random transcripts in which the instruction, the command and the destination are drawn independently. So
+it knows the syntax of a tool call and some shell commands, ends its work after a tool's answer, and sometimes answers
+without a call. It cannot know which command or destination an instruction asks for: reinforcement learning teaches
+that. The instructions are random words, and do not include the demo's tasks.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The update of weights that somebody has begun on one engine, if any: its two halves, its limit, and who may end it.
+"""The weight update in progress on one engine: its begin, its end, and its time limit.
 
-The engine host owns one beside its engine. An update is begun (the engine stops), and then ended, cancelled, given up
-when its limit has passed (the trainer has died), or ended by a load that the engine does itself. One update at a time;
-calls that change weights pass in the order in which they came. What an engine does in each half is its own affair (see
-`Engine.begin_update`); what a trainer does to the weights in between is unknown here.
+An update stops the engine, and is then ended, cancelled, replaced by a load that the engine does itself, or abandoned
+when its limit has passed (the trainer died). There is one update at a time; calls that change weights run in the order
+in which they came. `Engine.begin_update` says what an engine does in each half.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from ..engine import Engine
 
 AGAIN_S = 10.0
-"""Between two tries to have an engine go on whose trainer died."""
+"""Between two tries to resume an engine whose trainer died."""
 
 log = logging.getLogger("prorl.engine")
 
@@ -51,7 +50,7 @@ class EngineUpdates:
 
         Raises:
             UpdateInProgress: an update to another version was begun.
-            EngineFailed: the engine could not stop, and goes on; or the update was given up meanwhile.
+            EngineFailed: the engine could not stop, and continues; or the update was abandoned meanwhile.
         """
         self._check_none_but(weight_version)
         loop = asyncio.get_running_loop()
@@ -71,12 +70,12 @@ class EngineUpdates:
             begun.stopping.result()
 
     async def end(self, weight_version: int) -> None:
-        """Go on, with these weights. Ended again, it does nothing.
+        """Resume with these weights. A repeated end does nothing.
 
         Raises:
             UpdateInProgress: an update to another version was begun.
             UpdateNotBegun: none was, and the engine serves another version.
-            EngineFailed: the engine could not go on; the end may be tried again.
+            EngineFailed: the engine could not resume; the end may be repeated.
         """
         self._check_none_but(weight_version)
         begun = self._begun
@@ -94,11 +93,11 @@ class EngineUpdates:
                 )
 
     async def cancel(self, weight_version: int) -> None:
-        """Go on with the weights that the engine has, if an update to this version was begun.
+        """Resume with the weights that the engine has, if an update to this version was begun.
 
         Raises:
             UpdateInProgress: an update to another version was begun.
-            EngineFailed: the engine could not go on; the call may be made again.
+            EngineFailed: the engine could not resume; the call may be repeated.
         """
         self._check_none_but(weight_version)
         if self._begun is not None:
@@ -109,7 +108,7 @@ class EngineUpdates:
 
         Raises:
             UpdateInProgress: an update to another version was begun.
-            InvalidWeights: they cannot be used; the engine goes on with those that it has.
+            InvalidWeights: they cannot be used; the engine continues with those that it has.
             EngineFailed: the engine cannot take new weights, or failed on the way.
         """
         self._check_none_but(weight_version)
@@ -125,7 +124,7 @@ class EngineUpdates:
                     self._forget(begun)
 
     async def set_version(self, weight_version: int) -> None:
-        """Call the engine's weights this, from the next token on.
+        """Set the version of the engine's weights, from the next token on.
 
         Raises:
             UpdateInProgress: an update was begun.

@@ -1,13 +1,12 @@
 """The engine host: one engine behind a ROUTER, and its registration with the backend broker.
 
-    anyone ⇄ ROUTER, bound here           `AnyEngineRequest` / `AnyEngineReply`
+    clients ⇄ ROUTER, bound here          `AnyEngineRequest` / `AnyEngineReply`
     DEALER ⇄ backend broker's ROUTER      see `registration`
 
-The host owns the generations under way, by request id. A client that lost its connection sends its requests again: one
-that still runs is not run twice, its answer goes to where it was asked from last; one that is not known is run, which
-is always right, since an engine keeps nothing between requests. On SIGTERM or SIGINT the host takes itself off the
-broker's list, answers what still runs with `EngineFailed` (updates, if they do not end soon), and exits with 0; killed,
-it is missed by the broker's lease and by its clients' sockets.
+A client that reconnects sends its requests again. The host keeps running generations by request id: a repeated request
+gets the answer of the running one, and an unknown request is run, since engines keep no state between requests. On
+SIGTERM or SIGINT the host deregisters, answers running generations with `EngineFailed`, waits `UPDATES_S` for updates,
+and exits with 0. If it is killed, the broker's lease expires and its clients' sockets notice.
 """
 
 from __future__ import annotations
@@ -105,7 +104,7 @@ class HostOptions:
     run_dir: Path | None = None
     """The run folder whose collector gets metrics; None: none."""
     warning: str = ""
-    """What users must know of how the engine's model is understood."""
+    """How the chat format of the engine's model is limited; empty: not at all."""
 
 
 class EngineHost:
@@ -113,7 +112,7 @@ class EngineHost:
 
     Raises:
         InvalidEndpoint, EndpointInUse: the endpoint cannot be bound.
-        ConfigError: the key folder is not private, or lacks a key.
+        ConfigError: the key folder is not private, or a key is missing.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], engine: Engine, options: HostOptions) -> None:
@@ -234,7 +233,7 @@ class EngineHost:
             ) from error
 
     async def _ask_health(self) -> str:
-        """Return the engine's own problem; nothing if it is well. An unwell one is listed, but gets no jobs."""
+        """Return why the engine cannot serve; empty if it can. An unwell engine is listed, but gets no jobs."""
         problem = ""
         try:
             async with asyncio.timeout(HEALTH_S):
@@ -397,7 +396,7 @@ def token_array(frame: bytes | zmq.Frame) -> NDArray[np.int32]:
 
 
 def run_engine_host(start: Callable[[], Awaitable[Engine]], options: HostOptions) -> None:
-    """Be an engine host until SIGTERM or SIGINT; the process's main.
+    """Run an engine host until SIGTERM or SIGINT; the main function of its process.
 
     Raises:
         ConfigError, InvalidWeights: the engine cannot be started with its settings.

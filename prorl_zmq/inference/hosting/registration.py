@@ -3,10 +3,10 @@
     DEALER ⇄ backend broker's ROUTER      `AddBackend`, then `BackendAlive` with every heartbeat;
                                           with keys over TCP, `ListKeys` before each
 
-A restarted broker answers `unknown_backend`, and the host registers again at once. After a few heartbeats without an
-answer the host connects again, to where the broker is now, and drops what it had sent. While another backend has the
-name the host sends no heartbeats, which would renew that one's registration, but asks again and again.
-A host on another node than the service's gets the list of allowed keys from the broker. It registers once it has one.
+A restarted broker answers `unknown_backend`, and the host registers again at once. After `UNANSWERED_LIMIT` heartbeats
+without an answer the host reconnects, to the broker's current address. While another backend has the same name, the
+host sends `AddBackend` instead of heartbeats, which would renew the other registration. A host on another node than the
+service's registers once the broker has sent it the list of allowed keys.
 """
 
 from __future__ import annotations

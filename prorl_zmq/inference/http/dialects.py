@@ -1,35 +1,162 @@
-"""The dialects of known servers: vLLM's token API, completions with token ids, SGLang, and ProRL's token servers."""
+"""The dialects of known servers: vLLM's token API, completions with token ids, SGLang, and ProRL's token servers.
+
+A dialect writes the request and reads the answer of one generation, and does no I/O. Its answers go through
+`engine.checked` afterwards; a dialect raises `EngineFailed` only for an answer that it can make nothing of.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeVar
 
 import msgspec
+import numpy as np
 
 from ...errors import EngineFailed
 from ...wire.messages.engines import VersionSpan
-from ..engine import Generation
-from .dialect import (
-    UNTOLD,
-    Turn,
-    cached,
-    decoded,
-    finish,
-    id_array,
-    logprob_array,
-    small_number,
-    version_number,
-    whole_span,
-)
+from ..engine import FINISH_REASONS, Generation
 
 if TYPE_CHECKING:
-    from ...wire.messages.engines import FinishReason
+    from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
+    from ...wire.messages.engines import FinishReason
+    from ...wire.messages.jobs import Sampling
+
+UNTOLD: Final = -1
+"""In a dialect's spans: the server gave no number."""
+LOADING: Final = -2
+"""In a dialect's spans: the server was taking new weights."""
+LOADING_WORD: Final = "prorl-loading"
+"""The name of a server's weights while it takes new ones; a later engine host finds it if this one dies."""
+_DIGITS: Final = 10
+"""Of an int32."""
+_BASE_BYTES: Final = 2**20
+_TOKEN_BYTES: Final = 2**11
+_PROMPT_TOKEN_BYTES: Final = 16
+"""Some servers echo the prompt's ids."""
+_MOST_BYTES: Final = 2**28
 TOP_K_ALL = -1
 """Draw from all tokens, as every version of vLLM and SGLang understands it."""
 NOT_A_NUMBER = -9999.0
 """vLLM writes this where a log-prob is NaN or minus infinity."""
 _ID = "token_id:"
+
+_Body = TypeVar("_Body", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """One generation to ask for."""
+
+    token_ids: NDArray[np.int32]
+    """int32 [P]: the prompt."""
+    sampling: Sampling
+    stop_token_ids: Sequence[int]
+    """All of them."""
+
+    @property
+    def answer_limit_bytes(self) -> int:
+        """How long an answer may be."""
+        tokens = self.sampling.max_tokens * _TOKEN_BYTES + len(self.token_ids) * _PROMPT_TOKEN_BYTES
+        return min(_BASE_BYTES + tokens, _MOST_BYTES)
+
+
+class Dialect(Protocol):
+    """How to ask one kind of server to continue token ids."""
+
+    name: ClassVar[str]
+    """What `api=` calls it."""
+    path: ClassVar[str]
+    """Where generations are posted."""
+    tells_spans: ClassVar[bool]
+    """Whether answers say which weights made which tokens."""
+
+    def request(self, turn: Turn) -> bytes:
+        """Return the body of the request."""
+
+    def generation(self, body: bytes, turn: Turn) -> Generation:
+        """Read the body of an answer with status 200. Spans may have `UNTOLD` or `LOADING` in place of a version.
+
+        Raises:
+            EngineFailed: the body is no JSON, of another form, or holds text only.
+        """
+
+
+def decoded(body: bytes, kind: type[_Body]) -> _Body:
+    """Decode an answer; unknown fields are skipped.
+
+    Raises:
+        EngineFailed: it is not JSON, or of another form.
+    """
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise EngineFailed(f"the server's answer has another form than expected: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise EngineFailed(f"the server's answer is not JSON ({error}): {body[:120]!r}") from None
+
+
+def id_array(ids: Sequence[int]) -> NDArray[np.int32]:
+    """Return token ids as int32 [G].
+
+    Raises:
+        EngineFailed: one is no int32.
+    """
+    try:
+        return np.array(ids, np.int32)
+    except OverflowError:
+        raise EngineFailed(f"the server gave the token id {max(ids, key=abs)}, which no vocabulary holds") from None
+
+
+def logprob_array(logprobs: Sequence[float | None]) -> NDArray[np.float32]:
+    """Return log-probs as float32 [G], with NaN where the server gave none: JSON has no NaN, and some write null."""
+    with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and refused as such
+        return np.array([np.nan if value is None else value for value in logprobs], np.float32)
+
+
+def version_number(text: str) -> int:
+    """Read a server's name for its weights: ours are integers; any word (`default`) is `UNTOLD`."""
+    if text == LOADING_WORD:
+        return LOADING
+    number = small_number(text)
+    return UNTOLD if number is None else number
+
+
+def small_number(text: str) -> int | None:
+    """Read digits; None: they are none, or no int32."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS):
+        return None
+    return int(text) if int(text) < 2**31 else None
+
+
+def cached(count: int, turn: Turn) -> int:
+    """Return how much of the prompt was cached, which is no more than there is of it."""
+    return min(max(count, 0), len(turn.token_ids))
+
+
+def with_version(spans: Sequence[VersionSpan], weight_version: int) -> tuple[VersionSpan, ...]:
+    """Return spans with this version where the server gave none."""
+    return tuple(
+        span if span.weight_version >= 0 else VersionSpan(weight_version, span.start, span.end) for span in spans
+    )
+
+
+def whole_span(count: int, weight_version: int) -> tuple[VersionSpan, ...]:
+    """Say that one version made all tokens."""
+    return (VersionSpan(weight_version, 0, count),) if count else ()
+
+
+def finish(reason: str | None) -> FinishReason:
+    """Read a server's reason for the end of a turn.
+
+    Raises:
+        EngineFailed: it is an error, or unknown.
+    """
+    if reason in FINISH_REASONS:
+        return FINISH_REASONS[reason]
+    raise EngineFailed(f"the server ended the turn for the reason {reason!r}, which means nothing to us")
 
 
 class _PromptDetails(msgspec.Struct):
@@ -93,13 +220,11 @@ class VllmGenerate:
     tells_spans: ClassVar[bool] = True
 
     def request(self, turn: Turn) -> bytes:
-        """Return the body of the request."""
         # Only the ids that are asked for end a turn.
         parameters = {"logprobs": 0, "detokenize": bool(turn.sampling.stop), "ignore_eos": True, **_sampling(turn)}
         return msgspec.json.encode({"token_ids": turn.token_ids.tolist(), "sampling_params": parameters})
 
     def generation(self, body: bytes, turn: Turn) -> Generation:
-        """Read the body of an answer with status 200; see `Dialect`."""
         answer = decoded(body, _VllmAnswer)
         choice = answer.choice()
         if choice.token_ids is None:
@@ -141,14 +266,12 @@ class Completions:
         self._model = model
 
     def request(self, turn: Turn) -> bytes:
-        """Return the body of the request."""
         ids = {"return_token_ids": True, "return_tokens_as_token_ids": True}
         model = {"model": self._model} if self._model else {}
         parameters = {"repetition_penalty": 1.0, "logprobs": 0, "ignore_eos": True, **_sampling(turn)}
         return msgspec.json.encode({"prompt": turn.token_ids.tolist(), **parameters, **ids, **model})
 
     def generation(self, body: bytes, turn: Turn) -> Generation:
-        """Read the body of an answer with status 200; see `Dialect`."""
         answer = decoded(body, _VllmAnswer)
         choice = answer.choice()
         token_ids = choice.token_ids if choice.token_ids is not None else _ids_in_texts(choice)
@@ -205,7 +328,6 @@ class Sglang:
     tells_spans: ClassVar[bool] = False
 
     def request(self, turn: Turn) -> bytes:
-        """Return the body of the request."""
         given = _sampling(turn)
         names = {"max_tokens": "max_new_tokens", "seed": "sampling_seed"}
         parameters = {"repetition_penalty": 1.0, "skip_special_tokens": False, "no_stop_trim": True}
@@ -215,7 +337,6 @@ class Sglang:
         return msgspec.json.encode({"input_ids": turn.token_ids.tolist(), "sampling_params": parameters, **logprobs})
 
     def generation(self, body: bytes, turn: Turn) -> Generation:
-        """Read the body of an answer with status 200; see `Dialect`."""
         answer = decoded(body, _SglangAnswer)
         meta = answer.meta_info
         reason = meta.finish_reason.type if meta.finish_reason else None
@@ -260,11 +381,9 @@ class Prorl:
         self._context_tokens = context_tokens
 
     def request(self, turn: Turn) -> bytes:
-        """Return the body of the request."""
         return msgspec.json.encode({"prompt_ids": turn.token_ids.tolist(), **_sampling(turn)})
 
     def generation(self, body: bytes, turn: Turn) -> Generation:
-        """Read the body of an answer with status 200; see `Dialect`."""
         answer = decoded(body, _ProrlAnswer)
         if answer.response_ids is None:
             raise EngineFailed("the server returned text only: its answer has no response_ids")

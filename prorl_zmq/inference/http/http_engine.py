@@ -1,12 +1,11 @@
-"""The engine of an HTTP server: implements `engine.Engine` by asking one server.
+"""The engine of an HTTP server: implements `engine.Engine` with requests to one server.
 
-It owns the pool of connections, what is known of the server's weights (`known_weights`), and the pause for new ones
-(`pause`). A server that does not say which weights made which token is updated while none of this engine's generations
-run on it: mode `keep` aborts them and continues them after the update, from the ids that they have.
+A server that does not report which weights generated which token is updated while it runs none of this engine's
+generations: mode `keep` aborts them, and continues them after the update from the ids generated so far.
 
-If the server dies, running generations fail with `EngineFailed` and `unreachable=True`, and `check_health` raises until
-it is back. A failure of the server is never `fatal`: it may be restarted at the same address. A generation has no time
-limit: its caller cancels it. Requests that others send to the server are unknown here.
+If the server dies, running generations raise `EngineFailed` with `unreachable=True`, and `check_health` raises until
+the server is back. Its failures are never `fatal`: it may be restarted at the same address. A generation has no time
+limit, so its caller cancels it. Requests of other clients of the server are unknown here.
 """
 
 from __future__ import annotations
@@ -21,13 +20,12 @@ import msgspec
 import numpy as np
 
 from ...errors import ConfigError, EngineFailed, InvalidWeights
-from ...system.threads import run_aside
 from ...wire.messages.backends import ChatSettings
 from ...wire.messages.engines import VersionSpan
-from ..checkpoint import check_checkpoint, read_tensors
+from ..checkpoint import check_checkpoint, read_in_time, read_tensors
 from ..engine import EngineDescription, Generation, check_prompt, checked
 from .connections import CONNECTIONS, RETRY_S, Connections
-from .dialect import Turn
+from .dialects import Turn
 from .known_weights import KnownWeights
 from .pause import ServerPause
 from .probe import START_S, probe, vocabulary_of
@@ -93,11 +91,11 @@ class HttpEngine:
         start_s: float = START_S,
         retry_s: float = RETRY_S,
     ) -> HttpEngine:
-        """Wait until the server is up, find out what it speaks and serves, and give the engine.
+        """Wait until the server is up, find out its dialect and its model, and return the engine.
 
         Raises:
-            ConfigError: the address or `api` is none, or the tokenizer is not known.
-            EngineFailed: nothing answers in time, or not in a dialect that we know.
+            ConfigError: the address or `api` is invalid, or the tokenizer is unknown.
+            EngineFailed: nothing answers in time, or not in a known dialect.
         """
         pool = Connections(url, limit=connections, api_key=api_key, retry_s=retry_s)
         try:
@@ -124,7 +122,6 @@ class HttpEngine:
 
     @property
     def description(self) -> EngineDescription:
-        """What the engine serves, and how."""
         return self._description
 
     @property
@@ -139,7 +136,6 @@ class HttpEngine:
         stop_token_ids: Sequence[int],
         job_id: str,  # noqa: ARG002 - servers log under names of their own
     ) -> Generation:
-        """Continue the prompt `token_ids`, int32 [P]; see `Engine.generate`."""
         check_prompt(token_ids, self._description)
         if self._description.context_tokens:
             room = self._description.context_tokens - len(token_ids)
@@ -156,14 +152,12 @@ class HttpEngine:
                 left = _rest(left, len(part.token_ids))
 
     async def begin_update(self, mode: UpdateMode) -> None:
-        """Pause the server, or shut the gate and clear it; see `Engine.begin_update`."""
         async with self._updating:
             self._check_not_closed()
             self._updates_begun += 1
             await self._pause.begin(await self._usable_calls(), mode)
 
     async def end_update(self, weight_version: int | None) -> None:
-        """Set the version of the server's weights, and resume; see `Engine.end_update`."""
         async with self._updating:
             self._check_not_closed()
             await self._go_on(weight_version)
@@ -186,9 +180,9 @@ class HttpEngine:
         await self._until(update)
 
     async def set_weight_version(self, weight_version: int) -> None:
-        """Call the server's weights this from the next token on; they were changed by other means.
+        """Set the version of the server's weights from the next token on, after they were changed by other means.
 
-        The server's own number takes precedence, so it is set there too if the server has a call for it.
+        The number that the server reports takes precedence, so it is set there too if the server has a call for it.
         """
         self._check_not_closed()
         self._weights.changed(weight_version, numbered=False)
@@ -269,7 +263,8 @@ class HttpEngine:
                         f"{self._connections.url} cannot be told to take new weights: the trainer must update it, "
                         "between client.begin_weights and end_weights"
                     )
-                await self._check_weights(path)
+                # Before the server reads them, which may not survive wrong ones.
+                await read_in_time(CHECK_S, _check_weights, path, Path(self._model))
                 await updates.check()
             except BaseException:
                 if self._pause.begun:
@@ -311,14 +306,6 @@ class HttpEngine:
             if self._dialect.tells_spans:
                 known.changed(version, numbered=True)
         await self._pause.end()
-
-    async def _check_weights(self, path: Path) -> None:
-        """Look at the weights before the server does, which may not survive wrong ones."""
-        try:
-            async with asyncio.timeout(CHECK_S):
-                await run_aside(_check_weights, path, Path(self._model))
-        except TimeoutError:
-            raise InvalidWeights(f"{path} could not be read within {CHECK_S:g} s", path=str(path)) from None
 
     # Health -----------------------------------------------------------------------------------------------------------
 

@@ -1,9 +1,9 @@
-"""The version of a server's weights, its source, and whether it still holds. No I/O; the HTTP engine owns it.
+"""The version of a server's weights, where it is known from, and whether it is still valid. No I/O.
 
-A server may be restarted at any time, and then has the weights of its start. A server that gave a number for its
-weights and now gives a word was restarted; of a server that gives nothing, the weights are unknown after an outage.
-Then all generations fail until `update_weights` or `set_weight_version` succeeds, since tokens of an unknown version
-are worse than none. Not detected: a restart between two health checks of a server that gives nothing.
+A server may be restarted at any time, with the weights of its start. A server that reported a number for its weights
+and now reports a word was restarted; the weights of a server that reports nothing are unknown after an outage. Then all
+generations fail until `update_weights` or `set_weight_version` succeeds. Not detected: a restart between two health
+checks of a server that reports nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ...errors import EngineFailed
-from .dialect import LOADING, UNTOLD, with_version
+from .dialects import LOADING, UNTOLD, with_version
 
 if TYPE_CHECKING:
     from ..engine import Generation

@@ -1,10 +1,10 @@
 """The pause of one server for new weights: it generates nothing for this engine from the pause's begin until its end.
 
-A server that says which weights made which token (`Dialect.tells_spans`) is paused itself, as the mode says, and
-reports the versions. For any other server new generations wait here, and running ones end by themselves or are
-aborted, so that all later tokens come from the new weights; then the server is paused too, if it can be. A server that
-can neither be paused nor abort (vLLM outside of its development mode, ProRL's) has its requests cancelled from here:
-what it had generated for them is lost, and they are asked again; only mode `drain` loses nothing there.
+A server that reports which weights generated which token (`Dialect.tells_spans`) is paused itself, as the mode says.
+For any other server new generations wait here, and running ones finish or are aborted, so that all later tokens come
+from the new weights; then the server is paused too, if it can be. A server that can neither pause nor abort (vLLM
+outside of its development mode, ProRL's) has its requests cancelled from here: their tokens are lost, and they are sent
+again. Only mode `drain` loses nothing there.
 """
 
 from __future__ import annotations

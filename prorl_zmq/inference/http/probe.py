@@ -1,9 +1,9 @@
-"""Find out what a server speaks and serves, by asking it.
+"""Find out the dialect of a server and the model that it serves.
 
-A server that loads a model listens late, so `probe` waits until it answers, up to a limit. Then it tries each dialect
-with a real generation of a few tokens, the exactest dialect first; if none fits, the error lists each answer. The same
-generation shows which distribution the log-probs are of: drawn from the one likeliest token, they are 0 if they are of
-the distribution that was sampled from, and below 0 if they are of the model's own.
+`probe` waits until the server answers, up to a limit, since a server listens only once its model is loaded. Then it
+tries each dialect with a real generation of a few tokens, the most exact dialect first; if none fits, the error lists
+each answer. The same generation shows which distribution the log-probs describe: with the most likely token drawn, they
+are 0 for the distribution that was sampled from, and below 0 for the model's own.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from ...config import ServerApi
 from ...errors import ConfigError, EngineFailed
 from ...wire.messages.jobs import Sampling
 from ..engine import checked
-from .dialect import LOADING, UNTOLD, Turn, version_number, with_version
-from .dialects import Completions, Prorl, Sglang, VllmGenerate
+from .dialects import LOADING, UNTOLD, Completions, Prorl, Sglang, Turn, VllmGenerate, version_number, with_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from ...wire.messages.jobs import LogprobsMode
     from ..engine import Generation
     from .connections import Connections
-    from .dialect import Dialect
+    from .dialects import Dialect
 
 START_S = 600.0
 """Default of how long a server may take until it answers."""
@@ -95,7 +94,7 @@ async def probe(
     initial_version: int = 0,
     start_s: float = START_S,
 ) -> Found:
-    """Find out what a server speaks, or check that it speaks what `api` names.
+    """Find out the dialect of a server, or check that it is the one that `api` names.
 
     Raises:
         ConfigError: `api` names no dialect.

@@ -1,11 +1,10 @@
-"""Turns of the policy read by vLLM's parsers of tool calls and reasoning, on a server of `vllm launch render`.
+"""Reads turns of the policy with vLLM's parsers of tool calls and reasoning, on a server of `vllm launch render`.
 
     POST /v1/chat/completions/derender    the ids of a prompt and a turn → the message that vLLM would have answered
 
-This class keeps only connections. If the server fails, is slow, has no parser or gives an unreadable answer, reading
-the turn fails; there is no other way to read it. A turn that the server cannot read, though it reads a plain one, is
-refused. A call that vLLM's parser cannot read is text, as it is in vLLM. Not supported: a key for the server, and its
-streamed form, which reads a turn from its beginning for each part.
+If the server fails, is slow, has no parser or returns an unreadable answer, reading the turn fails; there is no
+fallback. A turn that the server rejects, although it reads a plain one, is refused. A call that vLLM's parser cannot
+read is text, as it is in vLLM. Not supported: a key for the server, and its streamed form.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from ...errors import EngineFailed
 from ..chat import ReadTurn
 from ..tool_calls.call import MalformedCall, ToolCall
 from .connections import Connections
-from .dialect import decoded
+from .dialects import decoded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,20 +1,20 @@
-"""A server's calls for new weights, which it reads from a folder that it sees too.
+"""A server's calls for new weights, which it reads from a folder that it can see.
 
-An update calls `abort_all`, `pause` and `name_loading` before `load`, and `resume` after it, unless it is unknown
-whether the load has ended; the order, and what a failure means, are the engine's. Where the trainer moves the weights
-to the server by itself there is no `load`, but `set_version` before `resume`. vLLM has these calls only in its
-development mode.
+An update calls `abort_all`, `pause` and `name_loading` before `load`, and `resume` after it, unless the load may still
+be running. The engine decides the order, and handles failures. If the trainer sends the weights to the server itself,
+`set_version` replaces `load`. vLLM has these calls only in its development mode.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ...errors import EngineFailed, InvalidWeights
-from .dialect import LOADING_WORD, decoded
+from ..engine import PAUSES
+from .dialects import LOADING_WORD, decoded
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,8 +28,6 @@ DRAIN_S = 1800.0
 LOAD_S = 1800.0
 """Longest reading of new weights: large models come from a network."""
 
-PAUSES: Final[dict[UpdateMode, str]] = {"keep": "keep", "drain": "wait", "abort": "abort"}
-"""vLLM's words."""
 _ABSENT = (403, 404, 405)
 
 
@@ -81,20 +79,16 @@ class VllmUpdates(WeightUpdates):
     """Implements `WeightUpdates` for vLLM, which forgets its prefix cache with each pause."""
 
     async def check(self) -> None:
-        """Raise unless the server is in development mode."""
         self._good(await self._connections.control("GET", "/is_paused", timeout_s=CALL_S), "/is_paused")
 
     async def abort_all(self) -> None:
-        """End the generations that are running."""
         await self.pause("abort")
         await self.resume()
 
     async def pause(self, mode: UpdateMode) -> None:
-        """Stop between two tokens."""
         await self._call(f"/pause?mode={PAUSES[mode]}", timeout_s=DRAIN_S if mode == "drain" else CALL_S)
 
     async def name_loading(self) -> None:
-        """Have answers say `LOADING_WORD`."""
         await self._call("/update_weight_version", {"new_version": LOADING_WORD})
 
     async def load(self, path: Path, weight_version: int) -> None:
@@ -104,11 +98,9 @@ class VllmUpdates(WeightUpdates):
         await self.set_version(weight_version)
 
     async def resume(self) -> None:
-        """Undo `pause`."""
         await self._call("/resume")
 
     async def set_version(self, weight_version: int) -> None:
-        """Have answers say this version."""
         await self._call("/update_weight_version", {"new_version": str(weight_version)})
 
     async def _call(self, path: str, body: dict[str, Any] | None = None, timeout_s: float = CALL_S) -> None:
@@ -137,7 +129,6 @@ class SglangUpdates(WeightUpdates):
     """
 
     async def abort_all(self) -> None:
-        """End the generations that are running."""
         answer = await self._post("/abort_request", {"rid": "", "abort_all": True})
         self._check(answer, "/abort_request")
 

@@ -1,22 +1,26 @@
-"""Tool calls in the text of a policy, and what every form of them shares.
+"""Tool calls in the text of a policy, and the base classes of the forms in which models write them.
 
-A call that cannot be read is not an error of the service: the feedback says what was wrong and how to write it.
+A form reads and writes calls. A call that cannot be read is a `MalformedCall`, whose feedback tells the model what was
+wrong and how to write it; nothing here raises because of what a policy wrote. `formats` lists all forms.
+
+The parsers of vLLM and SGLang cannot be imported without these engines, and those of transformers reject a whole turn
+for one malformed call and strip values, so the forms are read here.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
 import msgspec
 
-from .turn import Turn
+from .argument_types import ArgumentTypes
 
 if TYPE_CHECKING:
-    import re
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 MAX_CALLS = 64
 """Tool calls of one turn that are read."""
@@ -44,21 +48,57 @@ class MalformedCall(msgspec.Struct, frozen=True):
     """The text that should have been its arguments as JSON."""
 
 
-class ToolCallFormat(ABC):
-    """One form of tool calls."""
+AnyCall = ToolCall | MalformedCall
 
-    name: ClassVar[str]
-    """As `ChatSettings.tool_calls` has it."""
-    example: ClassVar[str]
-    """A call, for a model that has to write one."""
+
+class TurnMessage(NamedTuple):
+    """One message of a turn, in forms whose turns are several: reasoning, text, and calls, each in a frame."""
+
+    kind: Literal["thought", "said", "call"]
+    start: int
+    end: int
+    """With its frame."""
+    body: str
+    name: str = ""
+    """Of the tool that is called."""
+
+
+class Frames(NamedTuple):
+    """How a form frames the messages of a turn."""
+
+    pattern: re.Pattern[str]
+    """Matches a message; group 1 is its kind, group 2 its body."""
+    thought: str
+    """The kind of reasoning."""
+    said: str
+    """The kind of what the turn says; all others are calls."""
+
+
+class ToolCallFormat(ABC):
+    """One form of tool calls.
+
+    Args:
+        name: as `ChatSettings.tool_calls` has it.
+        example: a call, for a model that has to write one; empty: the call of a tool `NAME`.
+        frames: of the messages of a turn; None: a turn is one message.
+    """
+
+    has_messages = False
+    """Turns are messages that this form frames."""
+
+    def __init__(self, name: str, example: str = "", frames: Frames | None = None) -> None:
+        self.name = name
+        self._frames = frames
+        self.has_messages |= frames is not None
+        self.example = example or self.write("NAME", {"PARAMETER": "VALUE"})
 
     def describe(self, tools: Sequence[dict[str, Any]]) -> str:
         """Return a text that describes the tools and how to call them, for a template that does not."""
-        schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+        schemas = "\n".join(map(json_text, tools))
         return f"You may call these tools, described as JSON schemas:\n{schemas}\nWrite each call as\n{self.example}"
 
     @abstractmethod
-    def parse(self, text: str, tools: Sequence[dict[str, Any]] = ()) -> list[ToolCall | MalformedCall]:
+    def parse(self, text: str, tools: Sequence[dict[str, Any]] = ()) -> list[AnyCall]:
         """Return the tool calls of one turn, in order; an empty list if it calls no tool. Never raises.
 
         Args:
@@ -68,19 +108,45 @@ class ToolCallFormat(ABC):
         """
 
     @abstractmethod
-    def before_calls(self, text: str) -> str:
-        """Return what a turn says before its first call; all of it, if it calls no tool."""
-
-    @abstractmethod
     def write(self, name: str, arguments: dict[str, Any]) -> str:
         """Return the text of a call, for a turn that another program reports."""
 
-    def split(self, text: str) -> tuple[str | None, str] | None:  # noqa: ARG002 - most forms are of calls only
-        """Return a whole turn's reasoning and the rest, where turns are messages that this form frames.
+    def before_calls(self, text: str) -> str:
+        """Return what a turn says before its first call, without frames; all of it, if it calls no tool."""
+        said, found = [], False
+        for message in self.messages(text):
+            found = True
+            if message.kind == "call":
+                break
+            if message.kind == "said":
+                said.append(message.body)
+        return "".join(said) if found else text
+
+    def split(self, text: str) -> tuple[str | None, str] | None:
+        """Return a whole turn's reasoning (None: it has none) and the rest, where turns are messages of this form.
 
         None: the template's marks of reasoning tell them apart.
         """
-        return None
+        if not self.has_messages:
+            return None
+        thoughts, rest, position = [], [], 0
+        for message in self.messages(text):
+            if message.kind == "thought":
+                thoughts.append(message.body)
+                rest.append(text[position : message.start])
+                position = message.end
+        return "\n".join(thoughts) if thoughts else None, "".join(rest) + text[position:]
+
+    def messages(self, text: str) -> Iterable[TurnMessage]:
+        """Return the messages of a turn; none where the form has no frames."""
+        if self._frames is None:
+            return
+        pattern, thought, said = self._frames
+        for found in pattern.finditer(text):
+            kind: Literal["thought", "said", "call"] = "call"
+            if found[1] in (thought, said):
+                kind = "thought" if found[1] == thought else "said"
+            yield TurnMessage(kind, found.start(), found.end(), found[2])
 
     def malformed(self, problem: str, name: str = "", arguments: str = "") -> MalformedCall:
         """Return a call that cannot be read."""
@@ -88,34 +154,82 @@ class ToolCallFormat(ABC):
 
 
 class MarkedFormat(ToolCallFormat):
-    """A form whose calls begin with a mark. Reading them takes time linear in the text."""
+    """A form whose calls begin with a mark. Reading them takes time linear in the text.
 
-    begins: ClassVar[re.Pattern[str]]
-    """What begins a call, or a section of calls."""
+    Args:
+        begins: what begins a call, or a section of calls, as a regular expression.
+        others: see `ToolCallFormat`.
+    """
 
-    def parse(self, text: str, tools: Sequence[dict[str, Any]] = ()) -> list[ToolCall | MalformedCall]:
-        """Return the tool calls of one turn, in order. Never raises."""
+    def __init__(self, name: str, begins: str, *others: Any, **named: Any) -> None:
+        self.begins = re.compile(begins, re.MULTILINE)
+        super().__init__(name, *others, **named)
+
+    def parse(self, text: str, tools: Sequence[dict[str, Any]] = ()) -> list[AnyCall]:
         turn = Turn(text, tools)
-        calls: list[ToolCall | MalformedCall] = []
+        calls: list[AnyCall] = []
         position = 0
         while len(calls) <= MAX_CALLS and (found := self.begins.search(text, position)) is not None:
             read, position = self.read(turn, found)
             calls += read
-        return calls if len(calls) <= MAX_CALLS else [*calls[:MAX_CALLS], too_many_calls()]
+        return at_most(calls)
 
     def before_calls(self, text: str) -> str:
-        """Return what a turn says before its first call."""
         found = self.begins.search(text)
-        return text if found is None else text[: found.start()]
+        return super().before_calls(text if found is None else text[: found.start()])
 
     @abstractmethod
-    def read(self, turn: Turn, found: re.Match[str]) -> tuple[Sequence[ToolCall | MalformedCall], int]:
+    def read(self, turn: Turn, found: re.Match[str]) -> tuple[Sequence[AnyCall], int]:
         """Read what a mark begins; also return where it ends, which is behind the mark."""
 
 
-def too_many_calls() -> MalformedCall:
-    """Return what follows the last call that was read."""
-    return MalformedCall(f"More than {MAX_CALLS} tool calls in one turn; the rest were not read.")
+class Turn:
+    """One turn of the policy while its calls are read, and where a value ends that is written without quotes.
+
+    A value may hold the marks of its own form. A mark that closes a value counts only where another mark of the form,
+    or the text's end, follows. A whole call within a value, as in the documentation of a form, is part of the value.
+    Both are found by position, in time linear in the text.
+
+    Args:
+        text: what the policy said.
+        tools: the JSON schemas of what it may call.
+    """
+
+    def __init__(self, text: str, tools: Sequence[dict[str, Any]]) -> None:
+        self.text = text
+        self.types = ArgumentTypes(tools)
+        self._nests = True
+        """Every call within a value was closed so far. After the first that was not, their marks are plain text, so
+        that each part of a text is read at most three times."""
+
+    def end_of_value(
+        self, start: int, marks: re.Pattern[str], ends: Callable[[re.Match[str]], bool]
+    ) -> re.Match[str] | None:
+        """Return the mark that ends the value that begins at `start`; None if no mark does.
+
+        Args:
+            start: a position in the text.
+            marks: an expression with groups `enters` and `leaves`, for the marks around a call within a value.
+            ends: whether a mark ends a value that no call within it surrounds.
+        """
+        depth = 0
+        for mark in marks.finditer(self.text, start) if self._nests else ():
+            if mark["enters"] is not None:
+                depth += 1
+            elif depth:
+                depth -= mark["leaves"] is not None
+            elif ends(mark):
+                return mark
+        self._nests = False
+        return next(filter(ends, marks.finditer(self.text, start)), None)
+
+
+def at_most(calls: list[AnyCall]) -> list[AnyCall]:
+    """Return the first `MAX_CALLS` of a turn's calls; a malformed one stands for the rest."""
+    if len(calls) <= MAX_CALLS:
+        return calls
+    rest = MalformedCall(f"More than {MAX_CALLS} tool calls in one turn; the rest were not read.")
+    return [*calls[:MAX_CALLS], rest]
 
 
 def json_text(value: Any) -> str:

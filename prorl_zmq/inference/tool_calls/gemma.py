@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from .argument_types import literal
 from .call import NAME, MarkedFormat, ToolCall, json_text
@@ -14,8 +14,7 @@ from .call import NAME, MarkedFormat, ToolCall, json_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .call import MalformedCall
-    from .turn import Turn
+    from .call import AnyCall, Turn
 
 MAX_DEPTH = 64
 """How deep values may be nested."""
@@ -29,14 +28,12 @@ _BLANK = re.compile(r"\s*")
 
 
 class GemmaFormat(MarkedFormat):
-    """Of Gemma 4."""
+    """The form of Gemma 4."""
 
-    name: ClassVar = "gemma4"
-    example: ClassVar = '<|tool_call>call:NAME{TEXT:<|"|>…<|"|>,NUMBER:1}<tool_call|>'
-    begins = re.compile(r"<\|tool_call>")
+    def __init__(self, name: str) -> None:
+        super().__init__(name, r"<\|tool_call>", '<|tool_call>call:NAME{TEXT:<|"|>…<|"|>,NUMBER:1}<tool_call|>')
 
-    def read(self, turn: Turn, found: re.Match[str]) -> tuple[Sequence[ToolCall | MalformedCall], int]:
-        """Read a call behind its mark."""
+    def read(self, turn: Turn, found: re.Match[str]) -> tuple[Sequence[AnyCall], int]:
         header = _HEADER.match(turn.text, found.end())
         if header is None:
             return [self.malformed(f"call:NAME{{…}} does not follow {found[0]}")], found.end()
@@ -47,7 +44,6 @@ class GemmaFormat(MarkedFormat):
         return [ToolCall(header[1], arguments)], end
 
     def write(self, name: str, arguments: dict[str, Any]) -> str:
-        """Return the text of a call."""
         return f"<|tool_call>call:{name}{_written(arguments)}<tool_call|>"
 
 

@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ClassVar
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
-from .call import MAX_CALLS, ToolCall, ToolCallFormat, json_text, read_arguments, read_json_at, too_many_calls
-from .messages import TurnMessage, said_before_calls, without_thoughts
+from .call import MAX_CALLS, ToolCall, ToolCallFormat, TurnMessage, at_most, json_text, read_arguments, read_json_at
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
 
-    from .call import MalformedCall
+    from .call import AnyCall
 
-_START, _MESSAGE = "<|start|>", "<|message|>"
+_START = "<|start|>"
 _HEADER = re.compile(
     r"(?:<\|start\|>)?((?:assistant)?[^<]{0,256}(?:<\|(?:channel|constrain)\|>[^<]{0,256}){0,4})<\|message\|>"
 )
@@ -31,22 +31,18 @@ _END = re.compile(r"<\|(?:end|call|return)\|>(?=\s*(?:<\|start\|>|\Z))")
 
 
 class HarmonyFormat(ToolCallFormat):
-    """Of gpt-oss."""
+    """The form of gpt-oss."""
 
-    name: ClassVar = "harmony"
-    example: ClassVar = "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}<|call|>"
+    has_messages = True
 
-    def parse(self, text: str, tools: Sequence[dict[str, Any]] = ()) -> list[ToolCall | MalformedCall]:  # noqa: ARG002 - JSON has types
-        """Return the tool calls of one turn, in order. Never raises."""
-        calls: list[ToolCall | MalformedCall] = []
-        for message in _messages(text):
-            if message.kind == "call":
-                calls.append(self._call(message))
-            if len(calls) > MAX_CALLS:
-                return [*calls[:MAX_CALLS], too_many_calls()]
-        return calls
+    def __init__(self, name: str) -> None:
+        super().__init__(name, "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}<|call|>")
 
-    def _call(self, message: TurnMessage) -> ToolCall | MalformedCall:
+    def parse(self, text: str, tools: Sequence[dict[str, Any]] = ()) -> list[AnyCall]:  # noqa: ARG002 - JSON has types
+        calls = (self._call(message) for message in self.messages(text) if message.kind == "call")
+        return at_most(list(islice(calls, MAX_CALLS + 1)))
+
+    def _call(self, message: TurnMessage) -> AnyCall:
         name = message.name.removeprefix("functions.")
         if name == message.name:
             return self.malformed(f"there is no tool to={name}; the recipient is functions.NAME")
@@ -58,34 +54,24 @@ class HarmonyFormat(ToolCallFormat):
         except ValueError as error:
             return self.malformed(str(error), name, message.body)
 
-    def before_calls(self, text: str) -> str:
-        """Return what a turn says before its first call, without its channels."""
-        return said_before_calls(text, _messages(text))
-
-    def split(self, text: str) -> tuple[str | None, str] | None:
-        """Return the messages of the channel `analysis`, and the others."""
-        return without_thoughts(text, _messages(text))
-
     def write(self, name: str, arguments: dict[str, Any]) -> str:
-        """Return the text of a call."""
         header = f"<|start|>assistant<|channel|>commentary to=functions.{name} <|constrain|>json"
         return f"{header}<|message|>{json_text(arguments)}<|call|>"
 
-
-def _messages(text: str) -> Iterator[TurnMessage]:
-    """Yield the messages of a turn; what has no header is none."""
-    start = 0
-    while start < len(text):
-        header = _HEADER.match(text, start)
-        if header is None:
-            following = text.find(_START, start + 1)
-            end = len(text) if following < 0 else following
-            recipient = _RECIPIENT.search(text, start, end)
-            if recipient is not None and recipient[1].startswith("functions.") and "<|channel|>" in text[start:end]:
-                yield TurnMessage("call", start, end, text[recipient.end() : end], recipient[1])
-        else:
-            end = yield from _message(text, header)
-        start = end
+    def messages(self, text: str) -> Iterator[TurnMessage]:
+        """Yield the messages of a turn; what has no header is none."""
+        start = 0
+        while start < len(text):
+            header = _HEADER.match(text, start)
+            if header is None:
+                following = text.find(_START, start + 1)
+                end = len(text) if following < 0 else following
+                recipient = _RECIPIENT.search(text, start, end)
+                if recipient is not None and recipient[1].startswith("functions.") and "<|channel|>" in text[start:end]:
+                    yield TurnMessage("call", start, end, text[recipient.end() : end], recipient[1])
+            else:
+                end = yield from _message(text, header)
+            start = end
 
 
 def _message(text: str, header: re.Match[str]) -> Generator[TurnMessage, None, int]:

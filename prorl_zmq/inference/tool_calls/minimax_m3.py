@@ -10,7 +10,7 @@ An object is written as tags of its keys, a list as tags `<item>`. The tool's sc
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from .argument_types import kinds_of, part_schema, typed
 from .call import MarkedFormat, ToolCall, value_text
@@ -18,8 +18,7 @@ from .call import MarkedFormat, ToolCall, value_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .call import MalformedCall
-    from .turn import Turn
+    from .call import AnyCall, Turn
 
 MAX_DEPTH = 64
 """How deep values may be nested."""
@@ -32,17 +31,12 @@ _CLOSES = re.compile(rf"\s*{_M}</invoke>(?:\s*{_M}</tool_call>)?")
 
 
 class MiniMax3Format(MarkedFormat):
-    """Of MiniMax M3."""
+    """The form of MiniMax M3."""
 
-    name: ClassVar = "minimax_m3"
-    example: ClassVar = (
-        f'{MARK}<tool_call>\n{MARK}<invoke name="NAME">{MARK}<PARAMETER>VALUE{MARK}</PARAMETER>{MARK}</invoke>\n'
-        f"{MARK}</tool_call>"
-    )
-    begins = re.compile(rf"{_M}<tool_call>|{_M}<invoke(?= name=)")
+    def __init__(self, name: str) -> None:
+        super().__init__(name, rf"{_M}<tool_call>|{_M}<invoke(?= name=)")
 
-    def read(self, turn: Turn, found: re.Match[str]) -> tuple[Sequence[ToolCall | MalformedCall], int]:
-        """Read a call behind its mark."""
+    def read(self, turn: Turn, found: re.Match[str]) -> tuple[Sequence[AnyCall], int]:
         text = turn.text
         opened = _OPENED.match(text, found.end() if found[0].endswith(">") else found.start())
         if opened is None:
@@ -60,7 +54,6 @@ class MiniMax3Format(MarkedFormat):
         return [ToolCall(name, arguments)], closed.end()
 
     def write(self, name: str, arguments: dict[str, Any]) -> str:
-        """Return the text of a call."""
         call = f'{MARK}<invoke name="{name}">{_written(arguments)}{MARK}</invoke>'
         return f"{MARK}<tool_call>\n{call}\n{MARK}</tool_call>"
 

@@ -12,16 +12,16 @@ import ast
 import keyword
 import re
 import warnings
-from typing import TYPE_CHECKING, Any, ClassVar
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
-from .call import MAX_CALLS, MarkedFormat, ToolCall, json_text, too_many_calls
-from .llama3 import Llama3Format
+from .call import MAX_CALLS, MarkedFormat, ToolCall, at_most, json_text
+from .json_calls import BareJsonFormat
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from .call import MalformedCall, ToolCallFormat
-    from .turn import Turn
+    from .call import AnyCall, ToolCallFormat, Turn
 
 MAX_CHARS = 1 << 18
 """Longest text of the calls of a turn: its syntax tree takes some hundred times the memory."""
@@ -39,70 +39,51 @@ _LLAMA_CALLS = re.compile(r"\[\s*[A-Za-z_][\w.-]{0,255}\(")
 
 
 class PythonCallsFormat(MarkedFormat):
-    """Calls between marks.
+    """Calls between marks; a mark within a string does not count.
 
-    The class's parameters:
+    Args:
         name: of the form.
         opens: what stands before the calls.
         closes: what stands behind them.
         listed: the calls are a list; otherwise each is a line.
     """
 
-    opens: ClassVar[str]
-    closes: ClassVar[str]
-    listed: ClassVar[bool]
-    tokens: ClassVar[re.Pattern[str]]
+    def __init__(self, name: str, opens: str, closes: str, *, listed: bool) -> None:
+        self._opens, self._closes, self._listed = opens, closes, listed
+        self._tokens = re.compile(rf"{_STRING}|({re.escape(closes)})", re.DOTALL)
+        super().__init__(name, re.escape(opens), self._framed("NAME(KEY='VALUE')"))
 
-    def __init_subclass__(cls, *, name: str, opens: str, closes: str, listed: bool) -> None:
-        cls.name, cls.opens, cls.closes, cls.listed = name, opens, closes, listed
-        cls.begins = re.compile(re.escape(opens))
-        cls.tokens = re.compile(rf"{_STRING}|({re.escape(closes)})", re.DOTALL)
-        cls.example = cls._framed("NAME(KEY='VALUE')")
-
-    def read(self, turn: Turn, found: re.Match[str]) -> tuple[Sequence[ToolCall | MalformedCall], int]:
-        """Read the calls between marks; a mark within a string does not count."""
+    def read(self, turn: Turn, found: re.Match[str]) -> tuple[Sequence[AnyCall], int]:
         text = turn.text
-        end = next((token.start(1) for token in self.tokens.finditer(text, found.end()) if token[1]), -1)
-        end = end if end >= 0 else text.find(self.closes, found.end())
+        end = next((token.start(1) for token in self._tokens.finditer(text, found.end()) if token[1]), -1)
+        end = end if end >= 0 else text.find(self._closes, found.end())
         if end < 0:
-            return [self.malformed(f"it is not closed with {self.closes}")], len(text)
-        return python_calls(self, text[found.end() : end]), end + len(self.closes)
+            return [self.malformed(f"it is not closed with {self._closes}")], len(text)
+        return python_calls(self, text[found.end() : end]), end + len(self._closes)
 
     def write(self, name: str, arguments: dict[str, Any]) -> str:
-        """Return the text of a call."""
         return self._framed(python_text(name, arguments))
 
-    @classmethod
-    def _framed(cls, content: str) -> str:
-        return f"{cls.opens}[{content}]{cls.closes}" if cls.listed else f"{cls.opens}\n{content}\n{cls.closes}"
+    def _framed(self, content: str) -> str:
+        content = f"[{content}]" if self._listed else f"\n{content}\n"
+        return f"{self._opens}{content}{self._closes}"
 
 
-class Lfm2Format(PythonCallsFormat, name="lfm2", opens="<|tool_call_start|>", closes="<|tool_call_end|>", listed=True):
-    """Of LFM2 and LFM2.5."""
+class Llama4Format(BareJsonFormat):
+    """The form of Llama 4: the whole turn is a list of calls, or JSON as of Llama 3. Marks may stand around either."""
 
+    def __init__(self, name: str) -> None:
+        super().__init__(name, "[NAME(KEY='VALUE')]")
 
-class OlmoFormat(PythonCallsFormat, name="olmo3", opens="<function_calls>", closes="</function_calls>", listed=False):
-    """Of Olmo 3."""
-
-
-class Llama4Format(Llama3Format):
-    """Of Llama 4: the whole turn is a list of calls, or JSON as of Llama 3. Marks may stand around either."""
-
-    name: ClassVar = "llama4"
-    example: ClassVar = "[NAME(KEY='VALUE')]"
-
-    def parse(self, text: str, tools: Sequence[dict[str, Any]] = ()) -> list[ToolCall | MalformedCall]:
-        """Return the tool calls of one turn, in order. Never raises."""
+    def parse(self, text: str, tools: Sequence[dict[str, Any]] = ()) -> list[AnyCall]:
         _, content = _llama4_parts(text)
         return python_calls(self, content) if _LLAMA_CALLS.match(content) else super().parse(content, tools)
 
     def before_calls(self, text: str) -> str:
-        """Return what a turn says before its first call."""
         said, _ = _llama4_parts(text)
         return said if self.parse(text) else text
 
     def write(self, name: str, arguments: dict[str, Any]) -> str:
-        """Return the text of a call."""
         return f"[{python_text(name, arguments)}]"
 
 
@@ -113,20 +94,17 @@ def _llama4_parts(text: str) -> tuple[str, str]:
     return (before + said, after.strip()) if closed and after.strip() else (before, said.strip())
 
 
-def python_calls(form: ToolCallFormat, source: str) -> list[ToolCall | MalformedCall]:
+def python_calls(form: ToolCallFormat, source: str) -> list[AnyCall]:
     """Read calls that are written as a list, or each on a line."""
     if len(source) > MAX_CHARS:
         return [form.malformed(f"it is longer than {MAX_CHARS} characters")]
-    calls: list[ToolCall | MalformedCall] = []
+    calls: list[AnyCall] = []
     try:
-        for node in _nodes(source):
-            if len(calls) == MAX_CALLS:
-                return [*calls, too_many_calls()]
-            calls.append(_call(node))
+        calls.extend(map(_call, islice(_nodes(source), MAX_CALLS + 1)))  # those before a fault are kept
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         problem = error.msg if isinstance(error, SyntaxError) else str(error) or "it is nested too deep"
         calls.append(form.malformed(problem))
-    return calls
+    return at_most(calls)
 
 
 def _nodes(source: str) -> Iterator[ast.expr]:

@@ -19,18 +19,17 @@ import multiprocessing
 import traceback
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 import numpy as np
 
-from ...errors import EngineFailed, InvalidWeights, ProrlError
-from ...system.threads import run_aside
+from ...errors import EngineFailed, ProrlError
 from ...wire.messages.backends import ChatSettings
 from ...wire.messages.engines import VersionSpan
 from ..chat.loading import load_chat_format
-from ..checkpoint import check_checkpoint
-from ..engine import EngineDescription, Generation, check_prompt
+from ..checkpoint import check_checkpoint, read_in_time
+from ..engine import FINISH_REASONS, PAUSES, EngineDescription, Generation, check_prompt
 from .root_cause import root_cause
 from .vllm_processes import Interrupted, interruptible, set_environment, tailed_output
 from .vllm_start import downloaded_folder, model_folder, start_async_llm
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ...wire.messages.engines import FinishReason, UpdateMode
+    from ...wire.messages.engines import UpdateMode
     from ...wire.messages.jobs import Sampling
 
 CHECK_S = 60.0
@@ -55,9 +54,6 @@ REAP_S = 5.0
 """Longest wait for a killed process."""
 
 BY_TEMPLATE = ChatSettings("transformers")
-PAUSES: Final[dict[UpdateMode, str]] = {"keep": "keep", "drain": "wait", "abort": "abort"}
-"""vLLM's words for our update modes."""
-FINISH_REASONS: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length", "abort": "abort"}
 
 
 class VllmEngine:
@@ -126,18 +122,15 @@ class VllmEngine:
 
     @property
     def description(self) -> EngineDescription:
-        """What the engine serves, and how."""
         return self._description
 
     @property
     def weight_version(self) -> int:
-        """The version of the weights that the next token will come from."""
         return self._weight_version
 
     async def generate(
         self, token_ids: NDArray[np.int32], sampling: Sampling, stop_token_ids: Sequence[int], job_id: str
     ) -> Generation:
-        """Continue the prompt `token_ids`, int32 [P]; see `Engine.generate`."""
         self._check_open()
         self._check_prompt(token_ids, stop_token_ids)
         prompt = {"type": "token", "prompt_token_ids": token_ids.tolist()}
@@ -157,14 +150,12 @@ class VllmEngine:
         return _generation(final)
 
     async def begin_update(self, mode: UpdateMode) -> None:
-        """Pause vLLM; see `Engine.begin_update`."""
         async with self._updating:
             self._check_open()
             with self._translated():
                 await self._pause(mode)
 
     async def end_update(self, weight_version: int | None) -> None:
-        """Let vLLM take the version, and resume; see `Engine.end_update`."""
         async with self._updating:
             self._check_open()
             with self._translated():
@@ -186,7 +177,6 @@ class VllmEngine:
         await asyncio.shield(update)
 
     async def set_weight_version(self, weight_version: int) -> None:
-        """Call the weights this from the next token on; they were changed by other means."""
         self._check_open()
         await self._llm.update_weight_version(str(weight_version))
         self._weight_version = weight_version
@@ -218,11 +208,7 @@ class VllmEngine:
         async with self._updating:
             try:
                 self._check_open()
-                try:
-                    async with asyncio.timeout(CHECK_S):
-                        await run_aside(check_checkpoint, path, self._model)
-                except TimeoutError:
-                    raise InvalidWeights(f"{path} could not be read within {CHECK_S:g} s", path=str(path)) from None
+                await read_in_time(CHECK_S, check_checkpoint, path, self._model)
                 self._check_open()
                 with self._translated():
                     await self._pause(mode)

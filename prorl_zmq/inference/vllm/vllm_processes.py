@@ -1,9 +1,9 @@
-"""vLLM's own processes: the environment that they start in, the last words of one that fails, and their end.
+"""vLLM's own processes: their environment, the last output of one that fails, and their end.
 
 `AsyncLLM` runs the model in processes of its own (an engine core, and workers with several GPUs). vLLM ends them when
-it shuts down, but not when the host is killed. `end_with_host` ends them then: vLLM calls it in each of its processes,
-as a plugin of the group `vllm.general_plugins` in `setup.cfg`. Processes that vLLM forks do not load plugins, so
-`set_environment` has it spawn them.
+it shuts down, but not when the host is killed: then `end_with_host` ends them, which vLLM calls in each process as a
+plugin of the group `vllm.general_plugins` in `setup.cfg`. Forked processes load no plugins, so `set_environment` has
+vLLM spawn them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""From a model and vLLM's own flags to a started `AsyncLLM`: what is checked first, and our defaults beneath the flags.
+"""Starts an `AsyncLLM` from a model and vLLM's own flags.
 
-The flags are read by vLLM's own parser, so that whatever the installed vLLM knows works. What is wrong with the model's
-folder or a flag is a `ConfigError`; nothing here catches what vLLM raises when it starts.
+vLLM's own parser reads the flags, above this module's defaults. A wrong model folder or flag raises `ConfigError`;
+exceptions of vLLM's start pass through.
 """
 
 from __future__ import annotations

@@ -14,17 +14,19 @@ import msgspec
 from ...data.trajectory import Role
 from ..calls import ModelRequest, RequestCall, new_turn_id
 from ..dialect import Route
-from .errors import error_object, status_of
-from .events import DONE, event
-from .fields import (
+from .common import (
+    DONE,
     Content,
     arguments_text,
     converted,
+    error_object,
+    event,
     invalid,
     kind_of,
     may_call,
     one_choice,
     sampling_of,
+    status_of,
     text_of,
     texts,
     token_limit,
@@ -100,7 +102,6 @@ class ChatCompletions:
     routes: tuple[Route, ...] = (Route("POST", "/chat/completions", "create"),)
 
     def read(self, body: dict[str, Any], headers: Mapping[str, str]) -> ModelRequest:
-        """Read a request; see `Dialect`."""
         asked = converted(body, _Body)
         one_choice(asked.n, "n")
         options = asked.stream_options or _StreamOptions()
@@ -118,7 +119,6 @@ class ChatCompletions:
         )
 
     def write(self, request: ModelRequest, reply: ModelReply, model: str) -> dict[str, Any]:
-        """Return a whole reply; see `Dialect`."""
         message: dict[str, Any] = {
             "role": "assistant",
             "content": reply.text if reply.text or not reply.calls else None,
@@ -139,11 +139,9 @@ class ChatCompletions:
         }
 
     def stream(self, request: ModelRequest, model: str) -> _Chunks:
-        """Return the stream of a reply."""
         return _Chunks(request, model)
 
     def error(self, error: CallRefused, refusal_status: int) -> tuple[int, dict[str, Any]]:
-        """Return an error; see `Dialect`."""
         return status_of(error, refusal_status), {"error": error_object(error)}
 
 
@@ -157,17 +155,14 @@ class _Chunks:
         self._created = int(time.time())
 
     def begin(self, turn_id: str, prompt_tokens: int) -> bytes:  # noqa: ARG002 - usage has no place here
-        """Return the first chunk."""
         self._id = self._id or f"chatcmpl-{turn_id}"
         return self._delta({"role": "assistant", "content": ""})
 
     def waiting(self) -> bytes:
-        """Return a chunk without content."""
         self._id = self._id or f"chatcmpl-{new_turn_id()}"  # of no turn: clients do not send it back
         return self._delta({})
 
     def end(self, reply: ModelReply) -> bytes:
-        """Return the reply."""
         deltas: list[dict[str, Any]] = []
         if reply.reasoning:
             deltas.append({"reasoning_content": reply.reasoning})
@@ -182,7 +177,6 @@ class _Chunks:
         return b"".join([*chunks, DONE])
 
     def fail(self, error: CallRefused, refusal_status: int) -> bytes:  # noqa: ARG002 - a stream has no status
-        """Return an error."""
         return event({"error": error_object(error)})
 
     def _delta(self, delta: dict[str, Any]) -> bytes:

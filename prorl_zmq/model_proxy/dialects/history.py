@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ...data.trajectory import Role
 from ..calls import RequestMessage, turn_ids_in
-from .fields import invalid
+from .common import invalid
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -9,14 +9,23 @@ import pytest
 
 from prorl_zmq.errors import EngineFailed
 from prorl_zmq.inference.engine import checked
-from prorl_zmq.inference.http.dialect import LOADING, UNTOLD, Turn, version_number, with_version
-from prorl_zmq.inference.http.dialects import Completions, Prorl, Sglang, VllmGenerate
+from prorl_zmq.inference.http.dialects import (
+    LOADING,
+    UNTOLD,
+    Completions,
+    Prorl,
+    Sglang,
+    Turn,
+    VllmGenerate,
+    version_number,
+    with_version,
+)
 from prorl_zmq.wire.messages.engines import VersionSpan
 from prorl_zmq.wire.messages.jobs import Sampling
 
 if TYPE_CHECKING:
     from prorl_zmq.inference.engine import Generation
-    from prorl_zmq.inference.http.dialect import Dialect
+    from prorl_zmq.inference.http.dialects import Dialect
 
 DIALECTS = {"vllm": VllmGenerate(), "completions": Completions("tiny"), "sglang": Sglang(), "prorl": Prorl()}
 PROMPT = np.array([1, 2, 3], np.int32)

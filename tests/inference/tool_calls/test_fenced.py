@@ -1,15 +1,15 @@
 from __future__ import annotations
 
 from prorl_zmq.inference.tool_calls.call import MalformedCall, ToolCall
-from prorl_zmq.inference.tool_calls.marked_json import FencedFormat
+from prorl_zmq.inference.tool_calls.formats import FENCED
 
-PARSE = FencedFormat().parse
+PARSE = FENCED.parse
 
 
 def test_blocks_between_words() -> None:
     text = 'First\n```tool_call\n{"name": "a", "arguments": {"x": "```"}}\n```\nthen\n```tool_call\n{"name": "b"}\n```'
     assert PARSE(text) == [ToolCall("a", {"x": "```"}), ToolCall("b")]
-    assert FencedFormat().before_calls(text) == "First"
+    assert FENCED.before_calls(text) == "First"
 
 
 def test_blocks_of_other_languages_and_fences_within_a_line_are_no_calls() -> None:

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from prorl_zmq.inference.tool_calls.call import MalformedCall, ToolCall
-from prorl_zmq.inference.tool_calls.harmony import HarmonyFormat
+from prorl_zmq.inference.tool_calls.formats import FORMS
 
-FORM = HarmonyFormat()
+FORM = FORMS["harmony"]
 THOUGHT = "<|channel|>analysis<|message|>I must look; <|call|> is a mark.<|end|>"
 CALL = '<|start|>assistant<|channel|>commentary to=functions.bash <|constrain|>json<|message|>{"x": "<|end|>"}'
 

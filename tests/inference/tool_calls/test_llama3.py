@@ -3,9 +3,10 @@ from __future__ import annotations
 import pytest
 
 from prorl_zmq.inference.tool_calls.call import MalformedCall, ToolCall
-from prorl_zmq.inference.tool_calls.llama3 import Llama3Format
+from prorl_zmq.inference.tool_calls.formats import FORMS
 
-PARSE = Llama3Format().parse
+FORM = FORMS["llama3"]
+PARSE = FORM.parse
 
 
 @pytest.mark.parametrize(
@@ -41,7 +42,7 @@ def test_malformed_call_says_how_to_write_it(text: str, said: str) -> None:
 
 
 def test_what_is_said_before_a_tag() -> None:
-    assert Llama3Format().before_calls('Look.<|python_tag|>{"name": "a"}') == "Look."
+    assert FORM.before_calls('Look.<|python_tag|>{"name": "a"}') == "Look."
 
 
 def test_half_a_surrogate_pair_is_malformed() -> None:

@@ -3,10 +3,9 @@ from __future__ import annotations
 import pytest
 
 from prorl_zmq.inference.tool_calls.call import MAX_CALLS, MalformedCall, ToolCall
-from prorl_zmq.inference.tool_calls.formats import FORMS
-from prorl_zmq.inference.tool_calls.marked_json import HermesFormat
+from prorl_zmq.inference.tool_calls.formats import FORMS, HERMES
 
-PARSE = HermesFormat().parse
+PARSE = HERMES.parse
 
 
 def test_text_without_a_call() -> None:
@@ -16,7 +15,7 @@ def test_text_without_a_call() -> None:
 def test_one_call_between_words() -> None:
     text = 'Let me look.<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call> There.'
     assert PARSE(text) == [ToolCall("bash", {"command": "ls"})]
-    assert HermesFormat().before_calls(text) == "Let me look."
+    assert HERMES.before_calls(text) == "Let me look."
 
 
 def test_several_calls_keep_their_order() -> None:
