@@ -1,4 +1,4 @@
-"""Readers of messages, loaded once for each chat format and set of tools."""
+"""`LoadedTexts`: caches one `MessageTexts` for each chat format and set of tools."""
 
 from __future__ import annotations
 
@@ -26,15 +26,20 @@ class LoadedTexts:
         self._connection = connection
         self._loaded: dict[tuple[ChatSettings, tuple[str, ...]], MessageTexts] = {}
 
-    async def of(self, backend_id: str, tools: Sequence[dict[str, Any]]) -> MessageTexts:
-        """Return what reads a backend's tokens; of one that is gone, what reads those of the others.
+    async def of(self, backend_id: str, tools: Sequence[dict[str, Any]] = ()) -> MessageTexts:
+        """Return the reader of a backend's tokens; of one that is gone, that of the others.
 
         Raises:
             ConfigError: its tokenizer cannot be loaded here.
             UnknownBackend: it is gone, and the others are not of one kind.
             RequestTimeout: the backend broker did not answer.
         """
-        settings = await self.settings_of(backend_id)
+        listed: BackendList = await self._connection.ask_backend_broker(ANYBODY, ListBackends(new_id()))
+        found = {one.backend.chat for one in listed.backends if one.backend.backend_id == backend_id}
+        found = found or {one.backend.chat for one in listed.backends}
+        if len(found) != 1:
+            raise UnknownBackend(f"the backend {backend_id} is gone, and no other can read its tokens")
+        settings = found.pop()
         key = settings, tuple(tool["function"]["name"] for tool in tools)
         if key not in self._loaded:
             made = await asyncio.to_thread(MessageTexts, await chat_format(settings), settings, tools)
@@ -42,16 +47,3 @@ class LoadedTexts:
                 self._loaded.clear()
             self._loaded[key] = made
         return self._loaded[key]
-
-    async def settings_of(self, backend_id: str) -> ChatSettings:
-        """Return how a backend's tokens are read; of one that is gone, how those of the others are.
-
-        Raises:
-            UnknownBackend, RequestTimeout: as `of` says.
-        """
-        listed: BackendList = await self._connection.ask_backend_broker(ANYBODY, ListBackends(new_id()))
-        found = {one.backend.chat for one in listed.backends if one.backend.backend_id == backend_id}
-        found = found or {one.backend.chat for one in listed.backends}
-        if len(found) != 1:
-            raise UnknownBackend(f"the backend {backend_id} is gone, and no other can read its tokens")
-        return found.pop()

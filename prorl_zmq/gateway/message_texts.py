@@ -1,7 +1,7 @@
-"""The words of a trajectory's messages: what the policy said, its tool calls, and what others said.
+"""`MessageTexts`: extracts message contents and tool calls from the tokens of a trajectory.
 
-A chat template writes something before and after each message. What that is, is seen by having it write a message whose
-content is known; of a tool's answer, behind a turn that called one. A message that does not stand so keeps it all.
+The text that a chat template puts around a message is learned by rendering a message with known content. A message that
+does not have this text around it is returned whole.
 """
 
 from __future__ import annotations
@@ -27,14 +27,20 @@ MARK = "the content of a message"
 
 
 class MessageTexts:
-    """Reads the tokens of one model in conversations with some tools, which many templates describe in a message."""
+    """The message texts of one model.
+
+    Args:
+        chat: the model's chat format.
+        settings: its backend's.
+        tools: schemas of the conversation's tools, which templates render into a message.
+    """
 
     def __init__(self, chat: ChatFormat, settings: ChatSettings, tools: Sequence[dict[str, Any]] = ()) -> None:
         self._chat = chat
         self._tools = tools
-        self._reader = TextReader(chat, settings)
+        self.reader = TextReader(chat, settings)
         self._around: dict[Role, tuple[str, str]] = {}
-        """What the template writes before and after a message of each role."""
+        """The template's text before and after a message, by role."""
         system, user = ChatMessage(Role.SYSTEM, MARK), ChatMessage(Role.USER, MARK)
         for opening in ([user], [system, user]):
             try:
@@ -43,17 +49,17 @@ class MessageTexts:
                 continue  # a template without a system message
 
     def said(self, generated: NDArray[np.int32]) -> tuple[str, tuple[Call, ...]]:
-        """Return what a turn of the policy says before its calls, and these."""
+        """Return the text of a policy's turn before its calls, and the calls."""
         ended = len(generated) > 0 and int(generated[-1]) in self._chat.stop_token_ids
-        text = self._reader.text(generated[:-1] if ended else generated)
-        return self._reader.before_calls(text), self._reader.calls(text)
+        text = self.reader.text(generated[:-1] if ended else generated)
+        return self.reader.before_calls(text), self.reader.calls(text)
 
     def content(self, role: Role, token_ids: NDArray[np.int32], after: NDArray[np.int32] | None = None) -> str:
-        """Return the content of a message that the policy did not write; `after` is the turn that a tool answers."""
+        """Return the content of a message that is not the policy's; `after` is the turn that a tool answers."""
         if role == Role.TOOL and role not in self._around and after is not None:
             self._learn_tool(after)
         before, behind = self._around.get(role, ("", ""))
-        text = self._reader.text(token_ids)
+        text = self.reader.text(token_ids)
         if text.startswith(before) and text.endswith(behind):
             return text[len(before) : len(text) - len(behind)]
         return text
@@ -71,6 +77,6 @@ class MessageTexts:
 
     def _learn(self, prompt: Prompt) -> None:
         for piece in prompt.pieces:
-            before, mark, behind = self._reader.text(piece.token_ids).partition(MARK)
+            before, mark, behind = self.reader.text(piece.token_ids).partition(MARK)
             if mark and MARK not in behind:
                 self._around[piece.role] = (before, behind)

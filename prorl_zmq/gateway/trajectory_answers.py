@@ -1,4 +1,4 @@
-"""HTTP answers that hold trajectories: JSON, written in a thread where it is much, or the block as it came."""
+"""HTTP answers with trajectories: JSON, or one binary block."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from ..data.trajectory import Trajectory
 
 ASIDE_TOKENS = 16_384
-"""From so many tokens on, JSON is written in a thread."""
+"""More tokens are encoded in a thread."""
 
 
 async def json_of(trajectories: Sequence[Trajectory], make: Callable[[], object]) -> web.Response:
-    """Return what `make` makes of these trajectories, as JSON."""
+    """Return the result of `make` as JSON."""
 
     def written() -> bytes:
         return msgspec.json.encode(make())
@@ -30,7 +30,7 @@ async def json_of(trajectories: Sequence[Trajectory], make: Callable[[], object]
 
 
 def binary(trajectory: Trajectory, block: Received) -> web.Response:
-    """Return a trajectory's block; its layout follows from the two numbers in the headers."""
+    """Return a trajectory's block; two headers have the numbers that define its layout."""
     result = trajectory.result
     headers = {"Prorl-Tokens": str(result.tokens), "Prorl-Turns": str(result.turns), "Prorl-Outcome": result.outcome}
     if result.reward is not None:
