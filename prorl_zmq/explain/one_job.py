@@ -15,7 +15,7 @@ import msgspec
 
 from ..system.duration import duration
 from ..wire.messages.jobs import Outcome
-from .parts import HANDOVER, WAIT, work_name
+from .parts import HANDOVER, WAIT, median_parts, work_name
 from .suspects import suspects
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def explain_job(job: Rollout, others: Sequence[Rollout], recording: Recording | 
     """Explain a job against the ended jobs of its task in `recording`."""
     peers = [one for one in others if one.task == job.task and one.job_id != job.job_id and one.ended is not None]
     own = _seconds(job)
-    usual = _medians([_seconds(one) for one in peers])
+    usual = median_parts([_seconds(one) for one in peers])
     took_s, usual_s = sum(own.values()), median([_took_s(one) for one in peers] or [0.0])
     excess = {part: seconds - usual.get(part, 0.0) for part, seconds in own.items()}
     worst = max(excess, key=excess.__getitem__, default="")
@@ -101,11 +101,6 @@ def _seconds(job: Rollout) -> dict[str, float]:
 
 def _took_s(job: Rollout) -> float:
     return (job.ended if job.ended is not None else job.seen) - job.accepted
-
-
-def _medians(parts: list[dict[str, float]]) -> dict[str, float]:
-    names = {name for each in parts for name in each}
-    return {name: median(each.get(name, 0.0) for each in parts) for name in names}
 
 
 def _verdict(job: Rollout, took_s: float, usual_s: float, peers: int, part: str, excess: dict[str, float]) -> str:

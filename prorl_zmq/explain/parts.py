@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from statistics import median
+from typing import TYPE_CHECKING
+
 from ..wire.messages.jobs import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
 
 OWN_CODE = "own code"
 """What is left of RUN beside its timings: the task's code."""
@@ -12,6 +18,11 @@ CLIENT, HANDOVER = "client", "handover"
 """Nothing was there to do until the client submitted more; the way from one process to the next."""
 WAIT = "wait for "
 """And the stage."""
+
+
+def median_parts(each: Collection[Mapping[str, float]]) -> dict[str, float]:
+    """Return the median seconds of each part over some rollouts."""
+    return {name: median(parts.get(name, 0.0) for parts in each) for name in {name for parts in each for name in parts}}
 
 
 def is_work(part: str) -> bool:

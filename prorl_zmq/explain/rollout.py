@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..wire.messages.jobs import Outcome, Phase
-from .parts import OWN_CODE
+from .parts import OWN_CODE, median_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ..wire.messages.front_door import JobTrace, Span
     from ..wire.messages.jobs import Result, Step
@@ -92,6 +92,11 @@ class Rollout:
             for part, seconds in work.parts.items():
                 parts[part] = parts.get(part, 0.0) + seconds
         return parts
+
+
+def medians(rollouts: Iterable[Rollout]) -> dict[str, float]:
+    """Return the median seconds of each part."""
+    return median_parts([one.parts() for one in rollouts])
 
 
 def rollout_of(trace: JobTrace, result: Result | None = None) -> Rollout:
