@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from .suspects import Suspect
 
 AS_USUAL = 1.25
-"""Up to so many times the median, a job has taken as long as others."""
+"""Up to this multiple of the median, a job took as long as others."""
 MORE = 1.5
-"""More turns or tokens than others have."""
+"""From this multiple of the median, a job has more turns or tokens than others."""
 LEAST_PEERS = 3
 WORTH_NAMING = 0.1
-"""A slow node or backend is named where at least this share of what the job took longer went into its work."""
+"""A slow node or backend is named if this share of the excess time was in its work."""
 AGAIN = "work done again"
 
 
@@ -51,7 +51,7 @@ class JobExplanation(msgspec.Struct, frozen=True, kw_only=True):
     """The median of the others that have ended."""
     peers: int
     part: str
-    """In which it lost most; empty: it took as long as others, or there are too few."""
+    """The part with the largest excess; empty: nothing stands out, or too few others are known."""
     sentences: tuple[str, ...]
     parts: tuple[JobPartRow, ...]
     notes: tuple[str, ...] = ()
@@ -86,7 +86,7 @@ def explain_job(job: Rollout, others: Sequence[Rollout], recording: Recording | 
 
 
 def _seconds(job: Rollout) -> dict[str, float]:
-    """Return where all seconds of a job went, from its acceptance to its end."""
+    """Return all seconds of a job by part, from its acceptance to its end."""
     seconds: defaultdict[str, float] = defaultdict(float, job.parts())
     for work in job.works:
         seconds[WAIT + work.phase.upper()] += max(0.0, work.began - work.queued_at)
@@ -156,7 +156,7 @@ def _reasons(job: Rollout, peers: list[Rollout], slow: list[Suspect]) -> list[st
 
 
 def with_job(recording: Recording, job: Rollout) -> Recording:
-    """Return a recording in which a job is, too."""
+    """Return a recording that includes a job."""
     if any(one.job_id == job.job_id for one in recording.rollouts):
         return recording
     return replace(recording, rollouts=tuple(sorted((*recording.rollouts, job), key=lambda one: one.accepted)))

@@ -31,13 +31,13 @@ Kind = Literal[
     "stage", "slots", "engine", "tool", "task", "node", "backend", "losses", "straggler", "cold", "client", "nothing"
 ]
 LONG = 3.0
-"""How many times as long as the median a straggler or a cold INIT takes."""
+"""Ratio to the median from which a rollout is a straggler, and a first work cold."""
 FEW = 0.1
 """Most stragglers, as a share of the rollouts."""
 BY_CHANCE = 0.05
-"""What is likelier by chance is doubted."""
+"""Probability of chance above which a suspect is doubted."""
 SLOWER_TASK, MOST_OF_ALL = 2.0, 0.7
-"""A task is slow that takes so many times as long as the others, and has at most this share of the rollouts."""
+"""A task is slow at this ratio to the others, if it has at most this share of the rollouts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +45,16 @@ class Suspect:
     kind: Kind
     name: str
     evidence: str
-    """A main clause about it."""
+    """A main clause."""
     change: Change
     stage: str = ""
     part: str = ""
-    """What of the work."""
+    """The part of the work."""
     job_ids: tuple[str, ...] = ()
     doubt: str = ""
-    """Why it may be none."""
+    """A reason against it."""
     cross_cut: bool = False
-    """It is a share of what stages, engines and tools take, and says more than these."""
+    """It is a share of the time of stages, engines and tools, and says more than these."""
 
 
 def suspects(recording: Recording) -> list[Suspect]:
@@ -190,7 +190,7 @@ def _like_later(usual_s: dict[int, float], part: str, _rollout: Rollout, work: W
 
 
 def _at_once(works: list[Work]) -> list[int]:
-    """Return how many of these were at work in the middle of each, itself among them."""
+    """Return how many of these were running in the middle of each, itself included."""
     began, ended = sorted(work.began for work in works), sorted(work.ended for work in works)
     middles = [(work.began + work.ended) / 2 for work in works]
     return [max(1, bisect_right(began, middle) - bisect_left(ended, middle)) for middle in middles]

@@ -67,10 +67,6 @@ class Watcher:
         self._views: set[_View] = set()
         self._tasks: list[asyncio.Task[None]] = []
 
-    def broker_of(self, job_id: str) -> str:
-        """Return the name of the rollout broker that reported a job; empty: no broker did."""
-        return next((name for name, mirror in self._mirrors.items() if job_id in mirror.rows), "")
-
     async def batch(self, batch_id: str) -> BatchView:
         """Return the details of an open batch, from the rollout broker that has it.
 
