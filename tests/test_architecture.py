@@ -156,7 +156,6 @@ STAND_ALONE = {
     "prorl_zmq.system.free_memory",
     "prorl_zmq.system.used_memory",
     "prorl_zmq.testing",
-    "prorl_zmq.watching.ended_sums",
 }
 """Small modules that one file imports, and that are a thing of their own nevertheless."""
 

@@ -25,8 +25,7 @@ from .bodies import (
     TrajectoryBody,
 )
 from .connection import session_of
-from .endpoint import Endpoint, WaitQuery
-from .trajectory_answers import json_of
+from .endpoint import Endpoint, WaitQuery, json_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,13 +17,17 @@ from .bodies import Waiting  # noqa: TC001 - msgspec reads annotations at run ti
 from .http_errors import json_response, with_defaults
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from ..client.requests import Received
+    from ..data.trajectory import Trajectory
     from ..security.rights import Sender
 
     Decoded = TypeVar("Decoded")
 
 JSON = "application/json"
+ASIDE_TOKENS = 16_384
+"""More tokens are encoded in a thread."""
 VALUES_LIMIT = 1_000_000
 """JSON values of a body: a tenth of a second to decode."""
 ASIDE_BYTES = 64 * 1024
@@ -162,3 +166,24 @@ def _decoded(body: bytes, kind: Any) -> Any:
         ) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedMessage(f"the body is not JSON: {error}", field="$") from None
+
+
+async def json_of(trajectories: Sequence[Trajectory], make: Callable[[], object]) -> web.Response:
+    """Return the result of `make` as JSON."""
+
+    def written() -> bytes:
+        return msgspec.json.encode(make())
+
+    many = sum(len(one.token_ids) for one in trajectories) >= ASIDE_TOKENS
+    body = await asyncio.to_thread(written) if many else written()
+    return web.Response(body=body, content_type="application/json")
+
+
+def binary(trajectory: Trajectory, block: Received) -> web.Response:
+    """Return a trajectory's block; two headers have the numbers that define its layout."""
+    result = trajectory.result
+    headers = {"Prorl-Tokens": str(result.tokens), "Prorl-Turns": str(result.turns), "Prorl-Outcome": result.outcome}
+    if result.reward is not None:
+        headers["Prorl-Reward"] = repr(result.reward)
+    body = block if isinstance(block, bytes) else block.bytes
+    return web.Response(body=body, headers=headers, content_type="application/octet-stream")

@@ -29,10 +29,9 @@ from .bodies import (
     TrajectoryBody,
 )
 from .connection import job_owner, session_of
-from .endpoint import Endpoint, WaitQuery
+from .endpoint import Endpoint, WaitQuery, binary, json_of
 from .http_errors import json_response
 from .rollouts_api import RolloutsApi
-from .trajectory_answers import binary, json_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

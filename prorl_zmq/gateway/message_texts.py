@@ -6,12 +6,17 @@ does not have this text around it is returned whole.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from ..data.trajectory import Role
-from ..errors import ProrlError
+from ..errors import ProrlError, UnknownBackend
 from ..evaluation.transcript import TextReader
 from ..inference.chat import ChatMessage
+from ..inference.chat.loading import chat_format
+from ..security.rights import ANYBODY
+from ..wire.messages.backends import BackendList, ListBackends
+from ..wire.messages.base import new_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,8 +27,10 @@ if TYPE_CHECKING:
     from ..evaluation.transcript import Call
     from ..inference.chat import ChatFormat, Prompt
     from ..wire.messages.backends import ChatSettings
+    from .connection import GatewayConnection
 
 MARK = "the content of a message"
+LOADED_LIMIT = 64
 
 
 class MessageTexts:
@@ -80,3 +87,33 @@ class MessageTexts:
             before, mark, behind = self.reader.text(piece.token_ids).partition(MARK)
             if mark and MARK not in behind:
                 self._around[piece.role] = (before, behind)
+
+
+class LoadedTexts:
+    """Caches the `MessageTexts` of each chat format and set of tools."""
+
+    def __init__(self, connection: GatewayConnection) -> None:
+        self._connection = connection
+        self._loaded: dict[tuple[ChatSettings, tuple[str, ...]], MessageTexts] = {}
+
+    async def of(self, backend_id: str, tools: Sequence[dict[str, Any]] = ()) -> MessageTexts:
+        """Return the reader of a backend's tokens; of one that is gone, that of the others.
+
+        Raises:
+            ConfigError: its tokenizer cannot be loaded here.
+            UnknownBackend: it is gone, and the others are not of one kind.
+            RequestTimeout: the backend broker did not answer.
+        """
+        listed: BackendList = await self._connection.ask_backend_broker(ANYBODY, ListBackends(new_id()))
+        found = {one.backend.chat for one in listed.backends if one.backend.backend_id == backend_id}
+        found = found or {one.backend.chat for one in listed.backends}
+        if len(found) != 1:
+            raise UnknownBackend(f"the backend {backend_id} is gone, and no other can read its tokens")
+        settings = found.pop()
+        key = settings, tuple(tool["function"]["name"] for tool in tools)
+        if key not in self._loaded:
+            made = await asyncio.to_thread(MessageTexts, await chat_format(settings), settings, tools)
+            if len(self._loaded) == LOADED_LIMIT:
+                self._loaded.clear()
+            self._loaded[key] = made
+        return self._loaded[key]

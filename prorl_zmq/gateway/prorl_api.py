@@ -43,8 +43,7 @@ if TYPE_CHECKING:
     from ..wire.messages.jobs import Job
     from .connection import GatewayConnection
     from .llm_servers import LlmServers
-    from .loaded_texts import LoadedTexts
-    from .message_texts import MessageTexts
+    from .message_texts import LoadedTexts, MessageTexts
     from .stored_state import ClientState, StoredState
 
 STOP_S = 20.0

@@ -38,7 +38,7 @@ from .endpoint import Endpoint
 from .http_errors import error_response, http_error_response, is_for_the_log, json_response
 from .json_api import JsonApi
 from .llm_servers import LlmServers
-from .loaded_texts import LoadedTexts
+from .message_texts import LoadedTexts
 from .metrics import RequestMetrics, answer_metrics
 from .openapi import DOCS, DOCUMENT, docs_html, openapi_document
 from .page_token import PageToken

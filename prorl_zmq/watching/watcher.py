@@ -21,9 +21,8 @@ from ..service.rollout_brokers import summed
 from ..wire.messages.backends import ListBackends
 from ..wire.messages.base import new_id
 from ..wire.messages.watching import ROWS_LIMIT
-from .ended_sums import EndedSums
 from .job_mirror import JobMirror
-from .overview import Overview, Update
+from .overview import EndedSums, Overview, Update
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping

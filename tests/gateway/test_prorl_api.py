@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from finished_groups import chat
 from support.waiting import until_async
 
-from prorl_zmq.gateway.loaded_texts import LoadedTexts
+from prorl_zmq.gateway.message_texts import LoadedTexts
 from prorl_zmq.gateway.prorl_api import ProrlApi
 from prorl_zmq.gateway.stored_state import StoredState
 from prorl_zmq.security.rights import ANYBODY

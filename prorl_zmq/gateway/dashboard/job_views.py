@@ -18,7 +18,7 @@ from ..bodies import Body
 if TYPE_CHECKING:
     from ...data.trajectory import TokenArrays, Trajectory
     from ...wire.messages.watching import TurnsPeeked
-    from ..loaded_texts import LoadedTexts
+    from ..message_texts import LoadedTexts
 
 
 class JobView(Body, frozen=True):
