@@ -95,7 +95,7 @@ BUDGET = {
     "data": 1050,
     "demo": 750,
     "errors": 350,
-    "evaluation": 3300,
+    "evaluation": 3250,
     "examples": 500,
     "explain": 1650,
     "gateway": 3600,

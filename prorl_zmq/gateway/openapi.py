@@ -1,4 +1,7 @@
-"""The OpenAPI 3.1 document of a gateway, and `/docs`, its HTML page without scripts or outside resources."""
+"""The OpenAPI 3.1 document of a gateway, and `/docs`, its HTML page without scripts or outside resources.
+
+It is made by hand of msgspec's schemas, since aiohttp does not describe its routes.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from .endpoint import Endpoint
 
 DOCUMENT, DOCS = "/v1/openapi.json", "/docs"
+DESCRIPTION = "The HTTP API of a gateway: the JSON API, ProRL Agent's REST API, and the dashboard's requests."
 REFERENCE = "#/components/schemas/"
 _CODE = re.compile(r"`([^`]+)`")
 PROBLEMS = {
@@ -48,7 +52,7 @@ def openapi_document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
         paths.setdefault(path, {})[route.method.lower()] = _operation(route, answer, parameters, body, problem)
     document = {
         "openapi": "3.1.0",
-        "info": {"title": "prorl_zmq", "version": version("prorl-zmq"), "description": (__doc__ or "").strip()},
+        "info": {"title": "prorl_zmq", "version": version("prorl-zmq"), "description": DESCRIPTION},
         "security": [{"bearer": []}, {"key": []}, {}],
         "paths": paths,
         "components": {

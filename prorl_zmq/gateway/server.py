@@ -162,6 +162,8 @@ class Gateway:
         for endpoint in self.endpoints:
             handle = self._healthy(endpoint) if endpoint.needs == "nothing" else self._guarded(endpoint)
             app.router.add_route(endpoint.method, endpoint.path, handle)
+            if endpoint.method == "GET":
+                app.router.add_route("HEAD", endpoint.path, handle)
         if not self._options.metrics_only:
             add_page(app)
             app.router.add_get(DOCS, self._docs)

@@ -43,6 +43,8 @@ def test_tokens_and_their_roles(served: SharedService, tmp_path: Path) -> None:
                 status, answer = await client.get("/v1/status", **more)
                 assert (status, answer["error"]["code"]) == (401, "not_allowed")
             assert (await client.get("/v1/openapi.json"))[0] == 200
+            async with client.session.head("/healthz") as head:  # as load balancers ask
+                assert head.status == 200
             async with client.session.get("/docs") as page:
                 assert "default-src 'none'" in page.headers["Content-Security-Policy"]
                 assert 'id="submit"' in await page.text()
