@@ -95,7 +95,7 @@ class JsonApi:
         """Cancel a job. Its partial trajectory can then be fetched."""
         request = Cancel(new_id(), (_job_id(call),), job_owner(call.sender))
         answers = await self._connection.ask_of_job(call.sender, request)
-        jobs = fates(cancelled.jobs for cancelled in answers.found.values())
+        jobs: dict[str, Any] = fates(cancelled.jobs for cancelled in answers.found.values())
         answers.check(every=set(jobs.values()) == {"unknown"})  # one that has not answered may have it
         return Cancelled(request.request_id, jobs)
 

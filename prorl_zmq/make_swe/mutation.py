@@ -165,18 +165,19 @@ def comparison(source: SourceText, _place: Place, node: ast.Compare) -> Iterator
 def boolean_operator(source: SourceText, _place: Place, node: ast.BoolOp) -> Iterator[Edit]:
     """An `and` for an `or`, or the other way round."""
     if len(node.values) == 2:
-        yield from _other_operators(source, *node.values)
+        left, right = node.values
+        yield from _other_operators(source, left, right)
 
 
 @_kind(ast.BinOp, ast.AugAssign)
 def arithmetic(source: SourceText, _place: Place, node: ast.BinOp | ast.AugAssign) -> Iterator[Edit]:
     """Another arithmetic operator."""
-    if isinstance(node, ast.AugAssign):
-        left, right, behind = node.target, node.value, b"="
+    if isinstance(node, ast.BinOp):
+        operands, behind = (node.left, node.right), b""
     else:
-        left, right, behind = node.left, node.right, b""
-    if not _is_text(left) and not _is_text(right):
-        yield from _other_operators(source, left, right, behind)
+        operands, behind = (node.target, node.value), b"="
+    if not any(map(_is_text, operands)):
+        yield from _other_operators(source, *operands, behind)
 
 
 @_kind(ast.UnaryOp, ast.If, ast.While, ast.IfExp, ast.comprehension)

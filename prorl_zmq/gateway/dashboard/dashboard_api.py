@@ -7,7 +7,7 @@ Operators may see everything, trainers nothing, and without keys everybody may s
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from msgspec import Meta
 from msgspec.structs import replace
@@ -186,7 +186,7 @@ class DashboardApi:
         call.sender.check(Cancel(new_id(), (job_id,)))
         check_may(call.sender, KeyRole.OPERATOR)
         answers = await ask_all(self._clients, lambda client: client.cancel(job_id))
-        jobs = fates(answers.found.values())
+        jobs: dict[str, Any] = fates(answers.found.values())
         answers.check(every=set(jobs.values()) == {"unknown"})  # one that has not answered may have it
         return Cancelled(new_id(), jobs)
 
