@@ -95,10 +95,10 @@ BUDGET = {
     "data": 1050,
     "demo": 750,
     "errors": 350,
-    "evaluation": 3300,
+    "evaluation": 3250,
     "examples": 500,
     "explain": 1650,
-    "gateway": 3900,
+    "gateway": 3600,
     "inference": 1650,
     "inference.chat": 2600,
     "inference.embedded": 200,
@@ -107,7 +107,7 @@ BUDGET = {
     "inference.tool_calls": 1650,
     "inference.vllm": 750,
     "integrations": 3900,
-    "make_swe": 2650,
+    "make_swe": 2550,
     "metrics": 550,
     "model_proxy": 2450,
     "prorl_zmq": 100,
@@ -144,7 +144,6 @@ STAND_ALONE = {
     "prorl_zmq.client.blocking.endpoint",
     "prorl_zmq.client.blocking.views",
     "prorl_zmq.client.blocking.weights",
-    "prorl_zmq.gateway.dashboard.dashboard",
     "prorl_zmq.integrations.skyrl",
     "prorl_zmq.integrations.trl.on_cpu",
     "prorl_zmq.service.notify",
@@ -153,7 +152,6 @@ STAND_ALONE = {
     "prorl_zmq.system.free_memory",
     "prorl_zmq.system.used_memory",
     "prorl_zmq.testing",
-    "prorl_zmq.watching.ended_sums",
 }
 """Small modules that one file imports, and that are a thing of their own nevertheless."""
 

@@ -158,8 +158,16 @@ class RunFolder:
             self._append(sample)
 
     def _append(self, sample: Sample) -> None:
+        """Write a whole line or nothing: a full disk may take a part of it."""
         assert self._results is not None, "the folder is not open"
-        _append(self._results, msgspec.json.encode(sample) + b"\n")
+        before = os.fstat(self._results).st_size
+        view = memoryview(msgspec.json.encode(sample) + b"\n")
+        try:
+            while view:
+                view = view[os.write(self._results, view) :]
+        except OSError:
+            os.ftruncate(self._results, before)
+            raise
         self._note(sample)
 
     @contextlib.contextmanager
@@ -338,7 +346,9 @@ def repair(file: Path) -> int:
     content = file.read_bytes()
     end = content.rfind(b"\n") + 1
     last = content[content.rfind(b"\n", 0, max(0, end - 1)) + 1 : end]
-    if last and not _is_json(last):
+    try:
+        msgspec.json.decode(last or b"null")
+    except (msgspec.MsgspecError, UnicodeError):
         end -= len(last)
     if end < len(content):
         os.truncate(file, end)
@@ -360,23 +370,3 @@ def sample_of(plan: Plan, problems: Sequence[Problem], trajectory: Trajectory, m
         model=model,
         versions=trajectory.versions,
     )
-
-
-def _is_json(line: bytes) -> bool:
-    try:
-        msgspec.json.decode(line)
-    except (msgspec.MsgspecError, UnicodeError):
-        return False
-    return True
-
-
-def _append(descriptor: int, line: bytes) -> None:
-    """Write a whole line or nothing: a full disk may take a part of it."""
-    before = os.fstat(descriptor).st_size
-    view = memoryview(line)
-    try:
-        while view:
-            view = view[os.write(descriptor, view) :]
-    except OSError:
-        os.ftruncate(descriptor, before)
-        raise

@@ -63,27 +63,21 @@ class OwnService(msgspec.Struct, frozen=True, kw_only=True):
     task_modules: tuple[str, ...] = ()
 
     def topology(self) -> str:
-        stages = [f'[[stage]]\nrole = "{role}"\nslots = {self.slots}\n' for role in ROLES]
+        """Return the topology file of the service.
+
+        Raises:
+            ConfigError: a setting is invalid.
+        """
         defaults = msgspec.to_builtins(BackendSettings())
-        backend = {
-            name: value
-            for name, value in msgspec.to_builtins(self.backend).items()
-            if name == "kind" or value != defaults[name]
+        given = msgspec.to_builtins(self.backend)
+        tables = {
+            "service": {"task_modules": list(self.task_modules)},
+            "rollout_broker": {"ready_limit": self.slots, "max_session_share": 1.0},
+            "sandbox": {"kind": self.sandbox, "image": self.image, "image_folders": list(self.image_folders)},
+            "stage": [{"role": role, "slots": self.slots} for role in ROLES],
+            "backends": [{name: each for name, each in given.items() if name == "kind" or each != defaults[name]}],
         }
-        text = "\n".join(
-            [
-                f"[service]\ntask_modules = {_toml(list(self.task_modules))}\n",
-                f"[rollout_broker]\nready_limit = {self.slots}\nmax_session_share = 1.0\n",
-                "[sandbox]",
-                f"kind = {_toml(self.sandbox)}",
-                f"image = {_toml(self.image)}",
-                f"image_folders = {_toml(list(self.image_folders))}\n",
-                *stages,
-                "[[backends]]",
-                *(f"{name} = {_toml(value)}" for name, value in backend.items()),
-                "",
-            ]
-        )
+        text = "".join(f"{name} = {_toml(table)}\n" for name, table in tables.items())
         try:
             parse_topology(tomllib.loads(text), "the service of this evaluation")
         except tomllib.TOMLDecodeError as error:

@@ -135,12 +135,10 @@ class TextReader:
 
 def make_transcript(job_id: str, arrays: TokenArrays | Trajectory, reader: TextReader | None) -> Transcript:
     """Return the transcript of a trajectory; without a reader, or if it does not know the ids, without texts."""
-    if reader is not None:
-        try:
-            return _transcript(job_id, arrays, reader)
-        except EngineFailed:
-            pass  # another model's tokens: there are their ids
-    return _transcript(job_id, arrays, None)
+    try:
+        return _transcript(job_id, arrays, reader)
+    except EngineFailed:  # another model's tokens: there are their ids
+        return _transcript(job_id, arrays, None)
 
 
 def _transcript(job_id: str, arrays: TokenArrays | Trajectory, reader: TextReader | None) -> Transcript:

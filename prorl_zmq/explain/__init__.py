@@ -1,1 +1,1 @@
-"""Explain why a run, a batch or a job took as long as it did. Pure functions of recorded times (see `explanation`)."""
+"""Explains why a run, a batch or a job took so long: pure functions of recorded times (see `explanation`)."""

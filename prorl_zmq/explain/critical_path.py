@@ -1,7 +1,7 @@
-"""The chain of works that determined a run's length, followed back from its end.
+"""`critical_path`: the chain of works that determined a run's length, followed back from its end.
 
-Before a work comes the work whose end freed its slot; before a rollout's submission comes the rollout that ended last:
-its client then submitted more. So the seconds of the chain add up to the whole time.
+A work is preceded by the work whose end freed its slot; a rollout's submission by the rollout that ended last, after
+which its client submitted more. So the chain's seconds add up to the whole time.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from .rollout import Rollout
 
 WAIT_S = 0.02
-"""A shorter wait is the way through the broker, not one for a slot."""
+"""A shorter wait is the broker's overhead, not a wait for a slot."""
 Place = tuple[float, int, int]
-"""When a work ended, whose it is, and which of that rollout."""
+"""When a work ended, the index of its rollout, and its index there."""
 
 
 @dataclass(slots=True)
 class CriticalPath:
     parts: dict[str, float] = field(default_factory=dict)
-    """Seconds by what was done."""
+    """Seconds by part."""
     job_ids: list[str] = field(default_factory=list)
-    """The rollouts of the chain, the last one first."""
+    """The chain's rollouts, the last one first."""
 
     def add(self, part: str, seconds: float) -> None:
         if seconds > 0:
@@ -113,5 +113,5 @@ class _Walk:
 
 
 def _end(rollout: Rollout, now: float) -> tuple[bool, float, bool]:
-    """Return when a rollout ended; of those that go on, one that is at work comes before one that waits."""
+    """Return the order of rollouts' ends; a working rollout that has not ended comes before a waiting one."""
     return not rollout.cut_off, rollout.ended if rollout.ended is not None else now, rollout.waits is None

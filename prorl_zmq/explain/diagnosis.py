@@ -1,10 +1,10 @@
-"""`diagnose`: what bounded a run or batch, with which certainty, and how long it would have taken otherwise.
+"""`diagnose`: finds what bounded a run or batch, how sure that is, and how long it would have taken without it.
 
-Structural suspects are the parts of the critical path: a stage, the engines, a tool. `suspects` has the others. The run
-is replayed without each suspect, and the saved time decides. A cross-cut (a slow node, backend or task, losses, cold
-INITs or RUNs) is named before the leading part that contains it, since it says more. A stage is named for its slots if
-it has few compared with other stages while jobs wait for it. A part that leads the critical path is named even if the
-replay saves little without it, with that doubt. Otherwise nothing stands out.
+Structural suspects are the parts of the critical path: a stage, the engines, a tool; `suspects` finds the others. The
+run is replayed without each suspect, and the saved time decides. A cross-cut (a slow node, backend or task, losses,
+cold INITs or RUNs) is named before the leading part that contains it, since it says more. A stage is named for its
+slots if it has few and jobs wait for them. A part that leads the critical path is named even if the replay saves little
+without it, with that doubt.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ if TYPE_CHECKING:
     from .rollout import Rollout, Work
 
 BESIDE = 0.5
-"""What is no cross-cut of the leading part is named before it if it saves so much of what the part would; what is
-doubtful, if it saves as much."""
+"""A suspect outside the leading part is named before it if it saves this share of the part's saving; a doubtful one
+must save as much."""
 CLOSE = 0.9
-"""Of suspects of which each saves so much of what the best one does, the most telling is named."""
+"""Among suspects that save at least this share of the best saving, the most telling is named."""
 FEW_ROLLOUTS, MODEL_ERROR, RIVAL = 10, 0.25, 0.75
-"""Below so many rollouts, beyond such an error of the replay, or with another one that saves so much of what the named
-one does, an explanation is less sure."""
+"""An explanation is less sure below so many rollouts, beyond this error of the replay, or with a rival that saves this
+share."""
 UNDIVIDED = 0.2
-"""Share of rollouts of which it is not known what RUN did, beyond which an explanation is less sure."""
+"""Share of rollouts with unknown parts of RUN beyond which an explanation is less sure."""
 NOT_COMPLETED, LACKING = 0.1, 0.8
-"""Shares of rollouts with one bad outcome, and of a stage's slots that were there for them, that are worth a note."""
+"""Shares that are worth a note: of rollouts with one bad outcome, and of a stage's slots that these rollouts had."""
 NOT_NOTHING = 0.3
-"""Share of the critical path of one part, beyond which it is less sure that nothing stands out."""
+"""Share of the critical path in one part beyond which "nothing stands out" is less sure."""
 SURENESS = ("sure", "fairly sure", "not sure")
-"""With no doubt, with one, and with more."""
+"""With no doubt, one, and more."""
 SHOWN_JOBS = 8
 
 
 class _Weighed(NamedTuple):
     suspect: Suspect
     saves_s: float
-    """How much shorter the replay is without it."""
+    """How much shorter the replay without it is."""
 
 
 def diagnose(recording: Recording, of: str, notes: tuple[str, ...] = ()) -> Explanation:
-    """Explain a run of which at least one rollout is known; `of` is what to call it in a sentence."""
+    """Explain a run with at least one known rollout; `of` is its name in a sentence."""
     path = critical_path(recording)
     replayed_s = replay(recording)
     calibration = recording.wall_s / replayed_s if replayed_s > 0 else 1.0
@@ -106,7 +106,7 @@ def diagnose(recording: Recording, of: str, notes: tuple[str, ...] = ()) -> Expl
 
 
 def _structural(recording: Recording, part: str) -> tuple[Suspect, ...]:
-    """Return suspects for a part of the critical path: the part itself, and before it its stage's slots, if few."""
+    """Return the suspects for a part of the critical path, before it its stage's slots if they are few."""
     stage = stage_of(part)
     use = recording.use[Phase(stage.lower())]
     most = max(other.slots for other in recording.use.values())
@@ -126,7 +126,7 @@ def _without(gone: str, _rollout: Rollout, _work: Work, part: str) -> float:
 def _chosen(
     structural: dict[str, _Weighed], others: list[_Weighed], replayed_s: float, path: CriticalPath
 ) -> _Weighed | None:
-    """Return what to name; None: nothing stands out."""
+    """Return the suspect to name; None: nothing stands out."""
     least_s = GAIN * replayed_s
     if replayed_s <= 0:
         return None
@@ -149,12 +149,12 @@ def _chosen(
 
 
 def _is_aside(one: _Weighed, path: CriticalPath, whole: float) -> bool:
-    """Return whether a slow task is slow in a part that the critical path hardly has."""
+    """Return whether a slow task is slow in a part that is hardly in the critical path."""
     return one.suspect.kind == "task" and path.parts.get(one.suspect.part, 0.0) < GAIN * whole
 
 
 def _unearned(chosen: _Weighed | None, replayed_s: float, path: CriticalPath) -> list[str]:
-    """Return why the replay and the critical path do not agree on what is named."""
+    """Return the doubts from a disagreement of replay and critical path."""
     if chosen is not None:
         small = chosen.saves_s < GAIN * replayed_s
         return ["without it other work would have taken most of its time"] if small else []
@@ -164,7 +164,7 @@ def _unearned(chosen: _Weighed | None, replayed_s: float, path: CriticalPath) ->
 
 
 def _refines(one: _Weighed, leading: _Weighed) -> bool:
-    """Return whether a suspect says which share of the leading part is too much."""
+    """Return whether a suspect is a cross-cut of the leading part."""
     named = one.suspect.part or one.suspect.stage
     return one.suspect.cross_cut and named in (leading.suspect.part, leading.suspect.stage)
 

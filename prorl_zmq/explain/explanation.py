@@ -8,17 +8,17 @@ from .suspects import Kind  # noqa: TC001 - msgspec reads the annotations at run
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """What bounded it, or may have."""
+    """A cause, or a possible one."""
 
     kind: Kind
     name: str
-    """Of the stage, tool, task, node, backend or error; of a straggler, its job."""
+    """Of the stage, tool, task, node, backend or error; a straggler's job id."""
     stage: str = ""
     part: str = ""
-    """What of the work: a stage, `engine`, `tool.bash`, …"""
+    """The part of the work: a stage, `engine`, `tool.bash`, …"""
     evidence: str = ""
     without_s: float = 0.0
-    """How long it would have taken, replayed without it."""
+    """The length of the replay without it."""
     job_ids: tuple[str, ...] = ()
 
 
@@ -54,6 +54,6 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     stages: tuple[StageRow, ...]
     parts: tuple[PartRow, ...]
     others: tuple[Finding, ...]
-    """What else costs time, the most first."""
+    """Other causes, the most costly first."""
     critical_jobs: tuple[str, ...]
     notes: tuple[str, ...] = ()

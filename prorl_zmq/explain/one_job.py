@@ -15,7 +15,7 @@ import msgspec
 
 from ..system.duration import duration
 from ..wire.messages.jobs import Outcome
-from .parts import HANDOVER, WAIT, work_name
+from .parts import HANDOVER, WAIT, median_parts, work_name
 from .suspects import suspects
 
 if TYPE_CHECKING:
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from .suspects import Suspect
 
 AS_USUAL = 1.25
-"""Up to so many times the median, a job has taken as long as others."""
+"""Up to this multiple of the median, a job took as long as others."""
 MORE = 1.5
-"""More turns or tokens than others have."""
+"""From this multiple of the median, a job has more turns or tokens than others."""
 LEAST_PEERS = 3
 WORTH_NAMING = 0.1
-"""A slow node or backend is named where at least this share of what the job took longer went into its work."""
+"""A slow node or backend is named if this share of the excess time was in its work."""
 AGAIN = "work done again"
 
 
@@ -51,7 +51,7 @@ class JobExplanation(msgspec.Struct, frozen=True, kw_only=True):
     """The median of the others that have ended."""
     peers: int
     part: str
-    """In which it lost most; empty: it took as long as others, or there are too few."""
+    """The part with the largest excess; empty: nothing stands out, or too few others are known."""
     sentences: tuple[str, ...]
     parts: tuple[JobPartRow, ...]
     notes: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ def explain_job(job: Rollout, others: Sequence[Rollout], recording: Recording | 
     """Explain a job against the ended jobs of its task in `recording`."""
     peers = [one for one in others if one.task == job.task and one.job_id != job.job_id and one.ended is not None]
     own = _seconds(job)
-    usual = _medians([_seconds(one) for one in peers])
+    usual = median_parts([_seconds(one) for one in peers])
     took_s, usual_s = sum(own.values()), median([_took_s(one) for one in peers] or [0.0])
     excess = {part: seconds - usual.get(part, 0.0) for part, seconds in own.items()}
     worst = max(excess, key=excess.__getitem__, default="")
@@ -86,7 +86,7 @@ def explain_job(job: Rollout, others: Sequence[Rollout], recording: Recording | 
 
 
 def _seconds(job: Rollout) -> dict[str, float]:
-    """Return where all seconds of a job went, from its acceptance to its end."""
+    """Return all seconds of a job by part, from its acceptance to its end."""
     seconds: defaultdict[str, float] = defaultdict(float, job.parts())
     for work in job.works:
         seconds[WAIT + work.phase.upper()] += max(0.0, work.began - work.queued_at)
@@ -101,11 +101,6 @@ def _seconds(job: Rollout) -> dict[str, float]:
 
 def _took_s(job: Rollout) -> float:
     return (job.ended if job.ended is not None else job.seen) - job.accepted
-
-
-def _medians(parts: list[dict[str, float]]) -> dict[str, float]:
-    names = {name for each in parts for name in each}
-    return {name: median(each.get(name, 0.0) for each in parts) for name in names}
 
 
 def _verdict(job: Rollout, took_s: float, usual_s: float, peers: int, part: str, excess: dict[str, float]) -> str:
@@ -161,7 +156,7 @@ def _reasons(job: Rollout, peers: list[Rollout], slow: list[Suspect]) -> list[st
 
 
 def with_job(recording: Recording, job: Rollout) -> Recording:
-    """Return a recording in which a job is, too."""
+    """Return a recording that includes a job."""
     if any(one.job_id == job.job_id for one in recording.rollouts):
         return recording
     return replace(recording, rollouts=tuple(sorted((*recording.rollouts, job), key=lambda one: one.accepted)))

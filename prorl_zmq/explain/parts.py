@@ -1,31 +1,41 @@
-"""The parts that a rollout's seconds are divided into: the stages, and for RUN the timings of its result."""
+"""The parts of a rollout's seconds: the stages, and for RUN the timings of its result."""
 
 from __future__ import annotations
 
+from statistics import median
+from typing import TYPE_CHECKING
+
 from ..wire.messages.jobs import Phase
 
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
 OWN_CODE = "own code"
-"""What is left of RUN beside its timings: the task's code."""
+"""The rest of RUN besides its timings: the task's code."""
 BACKEND = "backend"
-"""The wait for one, as in a result's timings."""
+"""The wait for a backend, as in a result's timings."""
 CLIENT, HANDOVER = "client", "handover"
-"""Nothing was there to do until the client submitted more; the way from one process to the next."""
+"""The wait for the client's next submission; the way from one process to the next."""
 WAIT = "wait for "
-"""And the stage."""
+"""Prefix of a stage's name."""
+
+
+def median_parts(each: Collection[Mapping[str, float]]) -> dict[str, float]:
+    """Return the median seconds of each part over some rollouts."""
+    return {name: median(parts.get(name, 0.0) for parts in each) for name in {name for parts in each for name in parts}}
 
 
 def is_work(part: str) -> bool:
-    """Return whether a part of a critical path is work, and not the way or the wait to it."""
+    """Return whether a part of a critical path is work, not a wait or overhead."""
     return part not in (CLIENT, HANDOVER) and not part.startswith(WAIT)
 
 
 def stage_of(part: str) -> str:
-    """Return the stage that a part belongs to."""
     return part if part in (phase.upper() for phase in Phase) else "RUN"
 
 
 def work_name(part: str) -> str:
-    """Return what to call a part in a sentence."""
+    """Return a part's name in a sentence."""
     names = {
         "engine": "engine time",
         "chat": "chat template",

@@ -14,31 +14,31 @@ from typing import Generic, NamedTuple, TypeVar
 
 Like = TypeVar("Like", bound=Hashable)
 LEAST = 3
-"""Fewest works on either side that say anything."""
+"""Fewest works on either side of a comparison."""
 SLOWER, CLEARLY = 1.5, 0.75
-"""How many times its peers' median it takes, and which share of its works is above that."""
+"""Least ratio to the peers' median, and least share of its works above that median."""
 CHANCE = 0.25
-"""What is likelier by chance says nothing."""
+"""Largest probability of chance."""
 FEW_MEMBERS = 8
-"""Of more, each is compared with all together, itself among them."""
+"""With more members, each is compared with all, itself included."""
 TINY_S = 1e-6
 MANY_THROWS = 60
 
 
 class Slow(NamedTuple, Generic[Like]):
-    """A member that is slower."""
+    """A slow member."""
 
     name: str
     ratios: dict[Like, float]
-    """How many times as long as its peers it takes for each kind of work in which it is slower."""
+    """Ratio to the peers' median, for each kind of work in which it is slower."""
     worst: Like
-    """The kind of work that costs it most seconds more."""
+    """The kind of work with the largest excess."""
     seconds: float
     """Its median there."""
     peers_s: float
     works: int
     chance: float
-    """How likely that is for one of so many members if all are alike."""
+    """The probability of such a member if all are alike."""
 
     @property
     def ratio(self) -> float:
@@ -46,7 +46,7 @@ class Slow(NamedTuple, Generic[Like]):
 
 
 def slower(works: Iterable[tuple[str, Like, float]]) -> list[Slow[Like]]:
-    """Return the slow ones of those whose works are given: whose, of which kind, and how long."""
+    """Return the slow members, from works given as member, kind and seconds."""
     of_kind: dict[Like, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for name, kind, seconds in works:
         of_kind[kind][name].append(seconds)
@@ -74,7 +74,7 @@ class _Beside(NamedTuple):
 
 
 def _beside(own: list[float], others: list[float], members: int) -> _Beside | None:
-    """Return how a member compares with its peers, if it is slower."""
+    """Return a member's comparison with its peers; None: it is not slower."""
     if min(len(own), len(others)) < LEAST:
         return None
     own_s, others_s = median(own), median(others)
@@ -91,7 +91,7 @@ def _slow(name: str, kinds: dict[Like, _Beside]) -> Slow[Like]:
 
 
 def _at_least(heads: int, throws: int) -> float:
-    """Return how likely so many heads are, or more; of many throws, about."""
+    """Return the probability of at least so many heads; approximately, for many throws."""
     if throws > MANY_THROWS:
         return erfc((heads - 0.5 - throws / 2) / sqrt(throws / 2)) / 2
     return float(sum(comb(throws, each) for each in range(heads, throws + 1)) / 2**throws)

@@ -1,4 +1,4 @@
-"""The recording of a run: its rollouts, its slots, and how busy they were over time."""
+"""`Recording`: a run's rollouts and slots, and the use of the slots over time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Slots = dict[tuple[Phase, str], int]
 
 
 class StageUse(NamedTuple):
-    """How much of a stage's slots was used; means over the whole time."""
+    """The use of a stage's slots; means over the whole time."""
 
     stage: Phase
     slots: int
@@ -41,11 +41,11 @@ class StageUse(NamedTuple):
 @dataclass(frozen=True)
 class Recording:
     rollouts: tuple[Rollout, ...]
-    """As they were accepted."""
+    """In the order of acceptance."""
     known_slots: Mapping[tuple[Phase, str], int]
-    """As the service said; none: it was not asked."""
+    """As the service reported; empty: unknown."""
     now: float | None = None
-    """When it was recorded, if it is still running."""
+    """When it was recorded; None: it has ended."""
 
     @cached_property
     def began(self) -> float:
@@ -74,7 +74,7 @@ class Recording:
 
     @cached_property
     def slots(self) -> Slots:
-        """The slots of each stage and node: as the service said, and at least as many as were busy at once."""
+        """Slots by stage and node: as reported, and at least as many as were busy at once."""
         slots = {key: count for key, count in self.known_slots.items() if count}
         stays: dict[tuple[Phase, str], list[tuple[float, float]]] = {}
         for work in self.works:
@@ -86,7 +86,7 @@ class Recording:
 
     @cached_property
     def use(self) -> dict[Phase, StageUse]:
-        """How the slots of each stage were used."""
+        """The use of each stage's slots."""
         stages = list(Phase)
         changes = [(work.began, index, 1) for work in self.works for index in [stages.index(work.phase)]]
         changes += [(work.ended, index, -1) for work in self.works for index in [stages.index(work.phase)]]
@@ -122,7 +122,7 @@ class Recording:
 
 
 def slots_of_status(statuses: Iterable[ServiceStatus]) -> Slots:
-    """Return the slots that a service has, or had at any of the times when it was asked."""
+    """Return a service's slots, the most at any of the times when it was asked."""
     most: Slots = {}
     for status in statuses:
         slots: Slots = {}

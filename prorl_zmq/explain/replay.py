@@ -27,8 +27,8 @@ Factor = Callable[[Rollout, Work, str], float]
 ANY = ""
 """Of jobs that may go to any node."""
 FULL, SOON = 0.8, 0.1
-"""A client waits for results before it submits more, if it nearly always has so much of its most in flight, and comes
-so soon after a result, as a share of a rollout."""
+"""A client waits for results before it submits more if it nearly always has this share of its most in flight, and
+submits this soon after a result, as a share of a rollout."""
 
 
 def unchanged(_rollout: Rollout, _work: Work, _part: str) -> float:
@@ -38,11 +38,11 @@ def unchanged(_rollout: Rollout, _work: Work, _part: str) -> float:
 @dataclass(frozen=True, slots=True)
 class Change:
     factor: Factor = unchanged
-    """Of a part's seconds."""
+    """By which a part's seconds are multiplied."""
     slots: Mapping[Phase, float] = field(default_factory=dict)
-    """How many times the slots of a stage."""
+    """By which a stage's slots are multiplied."""
     at_once: bool = False
-    """All rollouts are there at the beginning."""
+    """All rollouts are submitted at the beginning."""
 
 
 def replay(recording: Recording, change: Change | None = None) -> float:
@@ -72,12 +72,12 @@ class _Replay:
         self._waited_for = sum(job.waited_for for job in self._jobs)
         self._queues: dict[tuple[Phase, str], deque[tuple[int, int]]] = {}
         self._events: list[tuple[float, int, int, tuple[Phase, str] | None]] = []
-        """When, its number, which job, and the slot that it leaves."""
+        """Time, number, job, and the slot that it frees."""
         self._number = 0
         self._now = 0.0
         self._ends = 0
         self._later: dict[int, list[tuple[int, float]]] = {}
-        """Jobs that come so long after so many others have ended."""
+        """Jobs to submit after so many ends, each with its delay."""
         for job, (ends, after_s) in enumerate(_arrivals(recording, at_once=change.at_once)):
             if ends:
                 self._later.setdefault(ends, []).append((job, after_s))
@@ -85,7 +85,7 @@ class _Replay:
                 self._note(after_s, job, None)
 
     def run(self) -> float:
-        """Return when the last job ended that is waited for."""
+        """Return when the last job that is waited for ended."""
         while self._events and self._waited_for:
             self._now, _, job, slot = heapq.heappop(self._events)
             if slot is not None:
@@ -99,7 +99,7 @@ class _Replay:
         heapq.heappush(self._events, (at, self._number, job, slot))
 
     def _enter(self, number: int) -> None:
-        """Queue a job for what it does next, or begin with it."""
+        """Queue a job for its next work, or begin it."""
         job = self._jobs[number]
         if job.at == len(job.works):
             self._ends += 1
@@ -145,7 +145,7 @@ def _seconds(rollout: Rollout, work: Work, factor: Factor) -> float:
 
 
 def _arrivals(recording: Recording, *, at_once: bool) -> list[tuple[int, float]]:
-    """Return when each rollout comes: after how many have ended, and so many seconds later; 0: after the beginning."""
+    """Return each rollout's arrival: after how many ends, and the delay from there; 0: from the beginning."""
     rollouts = recording.rollouts
     if at_once:
         return [(0, 0.0)] * len(rollouts)

@@ -1,7 +1,7 @@
-"""One rollout's recorded times: when it waited, what held it for how long, and what RUN did.
+"""`Rollout`: one rollout's recorded times: its waits, its works, and the parts of RUN.
 
-Built from a job's trace, as its broker recorded it, and its result, whose timings divide RUN; without a result RUN is
-one part. Times are seconds since 1970 by the broker's wall clock.
+Made from a job's trace and its result, whose timings divide RUN; without a result RUN is one part. Times are seconds
+since 1970 by the broker's clock.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..wire.messages.jobs import Outcome, Phase
-from .parts import OWN_CODE
+from .parts import OWN_CODE, median_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ..wire.messages.front_door import JobTrace, Span
     from ..wire.messages.jobs import Result, Step
 
 NO_PARTS = frozenset({*Phase, *(f"{phase}_queue" for phase in Phase)})
-"""Of a result's timings, those that are no part of RUN."""
+"""Timings of a result that are no part of RUN."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,14 @@ class Work:
     began: float
     ended: float
     parts: Mapping[str, float]
-    """Seconds by what was done; together they are all of it."""
+    """Seconds by part; their sum is the whole time."""
     node: str = ""
     stage_id: str = ""
     backend: str = ""
     lost: str = ""
-    """Why it had to be done again, as an error's code; empty: it counts."""
+    """The error's code if it had to be repeated; empty: it counts."""
     failed: bool = False
-    """It is where that error came."""
+    """Whether that error occurred in it."""
 
     @property
     def seconds(self) -> float:
@@ -52,26 +52,26 @@ class Rollout:
     task: str
     accepted: float
     ended: float | None
-    """None: it has not."""
+    """None: it has not ended."""
     works: tuple[Work, ...]
     waits: tuple[Phase, float] | None = None
-    """What it waits for now, and since when."""
+    """The phase that it waits for now, and since when."""
     outcome: Outcome | None = None
     code: str = ""
-    """Of the error that it ended with."""
+    """Of its final error."""
     turns: int = 0
     tokens: int = 0
-    """That were generated."""
+    """Generated tokens."""
     divided: bool = False
-    """Whether it is known what RUN did."""
+    """Whether the parts of RUN are known."""
     left_out: int = 0
     """Events that its trace has lost."""
     seen: float = 0.0
-    """When it was asked for."""
+    """When its trace was read."""
     longest: Step | None = None
     """The longest step of its RUN."""
     cut_off: bool = False
-    """It went on when what is explained was over, which so did not wait for it; `ended` is that time."""
+    """It ran on after the end of what is explained, which did not wait for it; `ended` is that end."""
 
     @property
     def counted(self) -> tuple[Work, ...]:
@@ -86,7 +86,7 @@ class Rollout:
         return sum(work.seconds for work in self.counted)
 
     def parts(self) -> dict[str, float]:
-        """Return the seconds that count, by what was done."""
+        """Return the seconds of works that count, by part."""
         parts: dict[str, float] = {}
         for work in self.counted:
             for part, seconds in work.parts.items():
@@ -94,8 +94,13 @@ class Rollout:
         return parts
 
 
+def medians(rollouts: Iterable[Rollout]) -> dict[str, float]:
+    """Return the median seconds of each part."""
+    return median_parts([one.parts() for one in rollouts])
+
+
 def rollout_of(trace: JobTrace, result: Result | None = None) -> Rollout:
-    """Put together what a trace and a result say of one job."""
+    """Make a rollout from a job's trace and result."""
     now = trace.accepted_at + trace.age_s
     works: list[Work] = []
     waiting: Span | None = None
@@ -131,7 +136,7 @@ def rollout_of(trace: JobTrace, result: Result | None = None) -> Rollout:
 
 
 def within(rollout: Rollout, began: float, ended: float = math.inf) -> Rollout:
-    """Return what a rollout did within a time, in which some of it was."""
+    """Return the part of a rollout within a time span that overlaps it."""
     works = tuple(_within(work, began, ended) for work in rollout.works if work.began < ended and work.ended > began)
     waits = (rollout.waits[0], max(began, rollout.waits[1])) if rollout.waits is not None else None
     rollout = replace(rollout, accepted=max(began, rollout.accepted), works=works, waits=waits)
@@ -141,7 +146,7 @@ def within(rollout: Rollout, began: float, ended: float = math.inf) -> Rollout:
 
 
 def shifted(rollout: Rollout, by_s: float) -> Rollout:
-    """Return a rollout as another clock would have it."""
+    """Return a rollout with its times shifted to another clock."""
     works = tuple(
         replace(one, queued_at=one.queued_at + by_s, began=one.began + by_s, ended=one.ended + by_s)
         for one in rollout.works
@@ -179,7 +184,7 @@ def _work(span: Span, queued: Span | None, accepted: float, now: float) -> Work:
 
 
 def _lost(works: list[Work], again: Span, spans: Sequence[Span]) -> list[Work]:
-    """Mark what a job has to do again: all of it if it starts from INIT, else what it is queued for."""
+    """Mark the works that a job must repeat: all if it restarts from INIT, else those of the phase."""
     errors = [span.error.code for span in spans if span.error is not None and span.start_s < again.start_s]
     code = errors[-1] if errors else "lost"
     marked = works if again.phase == Phase.INIT else [work for work in works if work.phase == again.phase]
@@ -188,7 +193,7 @@ def _lost(works: list[Work], again: Span, spans: Sequence[Span]) -> list[Work]:
 
 
 def _divided(work: Work, timings: Mapping[str, float]) -> Work:
-    """Divide a RUN by its timings; where several went at the same time, they are scaled to fit."""
+    """Divide a RUN by its timings, scaled down if they overlapped."""
     known = sum(timings.values())
     scale = min(1.0, work.seconds / known) if known > 0 else 0.0
     parts = {name: seconds * scale for name, seconds in timings.items()}

@@ -1,4 +1,4 @@
-"""An explanation in three sentences: the cause, the evidence, and the gain without it."""
+"""Words an explanation in three sentences: the cause, the evidence, and the gain without it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 GAIN = 0.15
-"""The least share of the time that something must cost to be named."""
+"""Least share of the time that a named cause must cost."""
 LEADING = 0.4
-"""The least share of the critical path of a part that is named for it."""
+"""Least share of the critical path of a part that is named for it."""
 SATURATED = 0.4
-"""A stage is short of slots if jobs wait for them during so much of the time."""
+"""A stage is short of slots if jobs wait for them for this share of the time."""
 HARDLY = 0.5
-"""Fewer jobs that wait on average are hardly one."""
+"""Fewer waiting jobs on average are called "hardly a job"."""
 
 
 def sentences(

@@ -18,7 +18,8 @@ from ..system.duration import duration
 from ..wire.messages.jobs import Phase
 from .parts import BACKEND, OWN_CODE, stage_of, work_name
 from .peers import LEAST, Like, Slow, slower
-from .replay import Change
+from .replay import Change, Factor
+from .rollout import medians
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,13 +31,13 @@ Kind = Literal[
     "stage", "slots", "engine", "tool", "task", "node", "backend", "losses", "straggler", "cold", "client", "nothing"
 ]
 LONG = 3.0
-"""How many times as long as the median a straggler or a cold INIT takes."""
+"""Ratio to the median from which a rollout is a straggler, and a first work cold."""
 FEW = 0.1
 """Most stragglers, as a share of the rollouts."""
 BY_CHANCE = 0.05
-"""What is likelier by chance is doubted."""
+"""Probability of chance above which a suspect is doubted."""
 SLOWER_TASK, MOST_OF_ALL = 2.0, 0.7
-"""A task is slow that takes so many times as long as the others, and has at most this share of the rollouts."""
+"""A task is slow at this ratio to the others, if it has at most this share of the rollouts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +45,16 @@ class Suspect:
     kind: Kind
     name: str
     evidence: str
-    """A main clause about it."""
+    """A main clause."""
     change: Change
     stage: str = ""
     part: str = ""
-    """What of the work."""
+    """The part of the work."""
     job_ids: tuple[str, ...] = ()
     doubt: str = ""
-    """Why it may be none."""
+    """A reason against it."""
     cross_cut: bool = False
-    """It is a share of what stages, engines and tools take, and says more than these."""
+    """It is a share of the time of stages, engines and tools, and says more than these."""
 
 
 def suspects(recording: Recording) -> list[Suspect]:
@@ -82,7 +83,7 @@ def _losses(recording: Recording) -> Iterator[Suspect]:
 
 
 def _slow_nodes(recording: Recording) -> Iterator[Suspect]:
-    """Compare nodes by what is theirs: all but the engines."""
+    """Compare nodes by all work but the engines'."""
     works = [
         (work.node, (rollout.task, part), seconds)
         for rollout in recording.rollouts
@@ -92,18 +93,7 @@ def _slow_nodes(recording: Recording) -> Iterator[Suspect]:
     ]
     for slow in slower(works):
         task, part = slow.worst
-        evidence = _beside_peers(f"node {slow.name}", f"{work_name(part)} of task {task}", slow)
-        change = Change(partial(_node_like_peers, slow))
-        yield Suspect(
-            "node",
-            slow.name,
-            evidence,
-            change,
-            stage=stage_of(part),
-            part=part,
-            doubt=_chance(slow),
-            cross_cut=True,
-        )
+        yield _slow("node", slow, f"{work_name(part)} of task {task}", part, partial(_node_like_peers, slow))
 
 
 def _slow_backends(recording: Recording) -> Iterator[Suspect]:
@@ -117,88 +107,90 @@ def _slow_backends(recording: Recording) -> Iterator[Suspect]:
     tokens = all(rollout.tokens for rollout, _, _ in runs)
     works = [(work.backend, rollout.task, s / (rollout.tokens if tokens else 1)) for rollout, work, s in runs]
     for slow in slower(works):
-        what = f"a token of task {slow.worst}" if tokens else f"a rollout of task {slow.worst}"
-        evidence = _beside_peers(f"backend {slow.name}", what, slow)
-        change = Change(partial(_backend_like_peers, slow))
-        yield Suspect(
-            "backend",
-            slow.name,
-            evidence,
-            change,
-            stage="RUN",
-            part="engine",
-            doubt=_chance(slow),
-            cross_cut=True,
-        )
+        what = f"a {'token' if tokens else 'rollout'} of task {slow.worst}"
+        yield _slow("backend", slow, what, "engine", partial(_backend_like_peers, slow))
+
+
+def _slow(kind: Kind, slow: Slow[Like], what: str, part: str, factor: Factor) -> Suspect:
+    evidence = (
+        f"{kind} {slow.name} took {duration(slow.seconds)} for {what} and its peers {duration(slow.peers_s)}, "
+        f"{slow.ratio:.1f} times as long (medians, {slow.works} works)"
+    )
+    doubt = f"with {slow.works} works it may be chance" if slow.chance > BY_CHANCE else ""
+    stage = stage_of(part)
+    return Suspect(kind, slow.name, evidence, Change(factor), stage=stage, part=part, doubt=doubt, cross_cut=True)
 
 
 def _cold_inits(recording: Recording) -> Iterator[Suspect]:
-    """The first INITs of a node and task, as many as it has slots, against the later ones."""
-    works: dict[tuple[str, str], list[tuple[Rollout, Work]]] = defaultdict(list)
+    """Compare the first INITs of a node and task, as many as it has slots, with the later ones."""
+    works: dict[tuple[str, str], list[Work]] = defaultdict(list)
     for rollout in recording.rollouts:
         for work in rollout.counted:
             if work.phase == Phase.INIT:
-                works[work.node, rollout.task].append((rollout, work))
+                works[work.node, rollout.task].append(work)
     usual_s: dict[int, float] = {}
     nodes, crowded = set(), False
     for (node, _), inits in works.items():
-        inits.sort(key=lambda one: one[1].began)
-        first = inits[: recording.slots.get((Phase.INIT, node), 1)]
-        later = [work.seconds for _, work in inits[len(first) :]]
-        if len(later) >= LEAST and median(work.seconds for _, work in first) >= LONG * (later_s := median(later)):
-            usual_s |= {id(work): later_s for _, work in first if work.seconds > later_s}
+        inits.sort(key=lambda work: work.began)
+        count = recording.slots.get((Phase.INIT, node), 1)
+        if cold := _cold(inits[:count], inits[count:], "INIT"):
+            usual_s |= cold
             nodes.add(node)
-            crowd = _at_once([work for _, work in inits])
-            more = median(crowd[: len(first)]) / median(crowd[len(first) :])
-            crowded |= median(work.seconds for _, work in first) < LONG * more * later_s
+            crowd = _at_once(inits)
+            first_s, later_s = (median(work.seconds for work in each) for each in (inits[:count], inits[count:]))
+            crowded |= first_s < LONG * later_s * median(crowd[:count]) / median(crowd[count:])
     if not usual_s:
         return
     cold_s = median(work.seconds for work in recording.works if id(work) in usual_s)
-    later_s = median(usual_s.values())
     evidence = (
         f"the first {len(usual_s)} INITs of {_nodes(nodes)} took {duration(cold_s)} each and later ones "
-        f"{duration(later_s)}, as with images that were not there yet"
+        f"{duration(median(usual_s.values()))}, as with images that were not there yet"
     )
-    change = Change(lambda _rollout, work, _part: usual_s[id(work)] / work.seconds if id(work) in usual_s else 1.0)
     doubt = "more of the first INITs were at work at once, which may be why they were slow" if crowded else ""
+    change = Change(partial(_like_later, usual_s, "INIT"))
     yield Suspect("cold", "INIT", evidence, change, stage="INIT", part="INIT", doubt=doubt, cross_cut=True)
 
 
 def _cold_runs(recording: Recording) -> Iterator[Suspect]:
     """Compare the own code of a stage process's first RUNs, which began before one had ended, with that of later ones.
 
-    What a process loads once, such as a tokenizer, its first RUNs wait for together.
+    The first RUNs wait together for what the process loads once, such as a tokenizer.
     """
     runs: dict[str, list[Work]] = defaultdict(list)
     for work in (work for rollout in recording.rollouts for work in rollout.counted):
         if work.phase == Phase.RUN and OWN_CODE in work.parts:
             runs[work.stage_id or work.node].append(work)
     usual_s: dict[int, float] = {}
-    cold: list[float] = []
     for works in runs.values():
         first_end = min(work.ended for work in works)
-        first = [work.parts[OWN_CODE] for work in works if work.began < first_end]
-        later = [work.parts[OWN_CODE] for work in works if work.began >= first_end]
-        if first and len(later) >= LEAST and median(first) >= LONG * (later_s := median(later)):
-            slow = [work for work in works if work.began < first_end and work.parts[OWN_CODE] > later_s]
-            usual_s |= {id(work): later_s for work in slow}
-            cold += [work.parts[OWN_CODE] for work in slow]
+        first = [work for work in works if work.began < first_end]
+        usual_s |= _cold(first, [work for work in works if work.began >= first_end], OWN_CODE)
     if not usual_s:
         return
+    cold_s = median(work.parts[OWN_CODE] for work in recording.works if id(work) in usual_s)
     evidence = (
-        f"{work_name(OWN_CODE)} took {duration(median(cold))} in the first {len(cold)} RUNs of their stage processes "
+        f"{work_name(OWN_CODE)} took {duration(cold_s)} in the first {len(usual_s)} RUNs of their stage processes "
         f"and {duration(median(usual_s.values()))} in later ones, as with a tokenizer that was not loaded yet"
     )
-    change = Change(
-        lambda _rollout, work, part: (
-            usual_s[id(work)] / work.parts[OWN_CODE] if part == OWN_CODE and id(work) in usual_s else 1.0
-        )
-    )
+    change = Change(partial(_like_later, usual_s, OWN_CODE))
     yield Suspect("cold", "RUN", evidence, change, stage="RUN", part=OWN_CODE, cross_cut=True)
 
 
+def _cold(first: list[Work], later: list[Work], part: str) -> dict[int, float]:
+    """Return the median of later works, by the id of each slower first work; empty: the first ones are not slow."""
+    if not first or len(later) < LEAST:
+        return {}
+    first_s, later_s = (median(work.parts.get(part, 0.0) for work in each) for each in (first, later))
+    slow = [work for work in first if work.parts.get(part, 0.0) > later_s]
+    return {id(work): later_s for work in slow} if first_s >= LONG * later_s else {}
+
+
+def _like_later(usual_s: dict[int, float], part: str, _rollout: Rollout, work: Work, name: str) -> float:
+    return usual_s[id(work)] / work.parts[part] if name == part and id(work) in usual_s else 1.0
+
+
 def _at_once(works: list[Work]) -> list[int]:
-    """Return how many of these were at work in the middle of each, itself among them."""
+    """Return how many of these were running in the middle of each, itself included."""
     began, ended = sorted(work.began for work in works), sorted(work.ended for work in works)
     middles = [(work.began + work.ended) / 2 for work in works]
     return [max(1, bisect_right(began, middle) - bisect_left(ended, middle)) for middle in middles]
@@ -217,7 +209,7 @@ def _slow_tasks(recording: Recording) -> Iterator[Suspect]:
         own_s, others_s = (median(one.worked_s for one in each) for each in (rollouts, others))
         if own_s < SLOWER_TASK * others_s or not own_s:
             continue
-        part, part_s = _most(_part_medians(rollouts))
+        part, part_s = _most(medians(rollouts))
         evidence = (
             f"a rollout of task {task} took {duration(own_s)} and one of the other tasks {duration(others_s)}; "
             f"most of it, {duration(part_s)}, was {work_name(part)}"
@@ -236,7 +228,7 @@ def _stragglers(recording: Recording) -> Iterator[Suspect]:
         return
     long.sort(key=lambda one: -one.worked_s)
     longest = long[0]
-    usual = _part_medians(by_task[longest.task])
+    usual = medians(by_task[longest.task])
     part, _ = _most({name: s - usual.get(name, 0.0) for name, s in longest.parts().items()})
     evidence = (
         f"{len(long)} of {len(recording.rollouts)} rollouts worked more than {LONG:g} times as long as the median of "
@@ -272,27 +264,11 @@ def _task_like_others(task: str, factor: float, rollout: Rollout, _work: Work, _
     return factor if rollout.task == task else 1.0
 
 
-def _beside_peers(who: str, what: str, slow: Slow[Like]) -> str:
-    return (
-        f"{who} took {duration(slow.seconds)} for {what} and its peers {duration(slow.peers_s)}, "
-        f"{slow.ratio:.1f} times as long (medians, {slow.works} works)"
-    )
-
-
 def _step(rollout: Rollout, part: str) -> str:
     step = rollout.longest
     if step is None or step.name != part:
         return ""
     return f" (the longest step in turn {step.turn}, {duration(step.seconds)})"
-
-
-def _chance(slow: Slow[Like]) -> str:
-    return f"with {slow.works} works it may be chance" if slow.chance > BY_CHANCE else ""
-
-
-def _part_medians(rollouts: list[Rollout]) -> dict[str, float]:
-    parts = [one.parts() for one in rollouts]
-    return {name: median(each.get(name, 0.0) for each in parts) for name in {name for each in parts for name in each}}
 
 
 def _most(seconds: dict[str, float]) -> tuple[str, float]:

@@ -1,1 +1,1 @@
-"""The HTTP gateway: ProRL Agent's REST API and a plain JSON API, in front of the front door."""
+"""The HTTP gateway: ProRL Agent's REST API and a JSON API in front of the brokers."""

@@ -1,4 +1,4 @@
-"""The JSON API's batches: groups of rollouts that are worth learning from, as the front door makes them."""
+"""`BatchesApi`: the endpoints of batches, which are groups of rollouts worth learning from."""
 
 from __future__ import annotations
 
@@ -10,25 +10,22 @@ from ..client.requests import pack_job, read_trajectory
 from ..errors import UnknownBatch
 from ..wire import codec
 from ..wire.messages.base import new_id
-from ..wire.messages.batches import CloseBatch, Feed, GroupGiven, NextGroup, OpenBatch, SessionAlive
+from ..wire.messages.batches import BatchClosed, CloseBatch, Fed, Feed, GroupGiven, NextGroup, OpenBatch, SessionAlive
 from ..wire.messages.front_door import ServiceStatus, Status
 from ..wire.messages.jobs import Result
 from .bodies import (
     Acknowledged,
     Batches,
-    ClosedBatch,
     GroupBody,
     Health,
     NewBatch,
     NextGroupBody,
     Opened,
     Prompts,
-    PromptsFed,
     TrajectoryBody,
 )
 from .connection import session_of
-from .endpoint import Endpoint, WaitQuery
-from .trajectory_answers import json_of
+from .endpoint import Endpoint, WaitQuery, json_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,14 +44,14 @@ class BatchesApi:
             Endpoint("POST", "/v1/batches", self.open_batch, Opened, NewBatch),
             Endpoint("GET", "/v1/batches", self.batches, Batches),
             Endpoint("GET", batch, self.batch, Batches),
-            Endpoint("POST", f"{batch}/prompts", self.feed, PromptsFed, Prompts),
+            Endpoint("POST", f"{batch}/prompts", self.feed, Fed, Prompts),
             Endpoint("POST", f"{batch}/groups/next", self.next_group, GroupBody, NextGroupBody, WaitQuery),
-            Endpoint("POST", f"{batch}/close", self.close_batch, ClosedBatch, Acknowledged),
+            Endpoint("POST", f"{batch}/close", self.close_batch, BatchClosed, Acknowledged),
             Endpoint("POST", "/v1/alive", self.alive, Health),
         )
 
     async def open_batch(self, call: Call) -> Opened:
-        """Open a batch. It ends if nothing is heard of this token for its `lease_s`: a call for groups, or `alive`."""
+        """Open a batch. It ends when this token makes no call for groups and no `alive` for its `lease_s`."""
         body: NewBatch = call.body
         given = {name: getattr(body.options, name) for name in body.options.__struct_fields__}
         options = batch_options(given.pop("keep"), **given)
@@ -75,13 +72,14 @@ class BatchesApi:
             raise UnknownBatch(f"no batch {call.path['batch_id']} of this token is open")
         return Batches(batches=tuple(listed))
 
-    async def feed(self, call: Call) -> PromptsFed:
+    async def feed(self, call: Call) -> Fed:
         """Feed prompts to a batch."""
         body: Prompts = call.body
         limit_bytes = (await self._connection.hello(call.sender)).job_limit_bytes
         packed = [pack_job(job, limit_bytes, "prompt") for job in in_trace(body.prompts, call.traceparent)]
         request = Feed(new_id(), session_of(call.sender), _batch_id(call), body.start, last=body.last)
-        return PromptsFed(fed=(await self._connection.ask(call.sender, request, packed)).fed)
+        fed: Fed = await self._connection.ask(call.sender, request, packed)
+        return fed
 
     async def next_group(self, call: Call) -> object:
         """Take the next kept group of a batch, and acknowledge earlier ones."""
@@ -113,11 +111,11 @@ class BatchesApi:
 
         return await json_of(found, written)
 
-    async def close_batch(self, call: Call) -> ClosedBatch:
-        """Close a batch; what it has under way is carried over as its options say."""
+    async def close_batch(self, call: Call) -> BatchClosed:
+        """Close a batch; its options decide which unfinished work is carried over."""
         request = CloseBatch(new_id(), session_of(call.sender), _batch_id(call), call.body.acknowledge)
-        reply = await self._connection.ask(call.sender, request)
-        return ClosedBatch(batch=reply.batch, report=reply.report)
+        closed: BatchClosed = await self._connection.ask(call.sender, request)
+        return closed
 
     async def alive(self, call: Call) -> Health:
         """Renew the lease of this token's batches."""

@@ -1,4 +1,4 @@
-"""The bodies of the JSON API that are not messages of the brokers, with their limits. `openapi` describes them all."""
+"""The JSON API's bodies that are no wire messages, with their limits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Jobs = Annotated[tuple[Job, ...], Meta(min_length=1, max_length=JOBS_PER_REQUEST
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of all."""
+    """Base of all bodies."""
 
 
 class Request(Body, frozen=True, forbid_unknown_fields=True):
@@ -40,7 +40,7 @@ class Submitted(Body, frozen=True):
 
     job_ids: tuple[str, ...]
     new: int
-    """How many of them the service did not have."""
+    """How many of them are new to the service."""
 
 
 class JobCounts(Body, frozen=True):
@@ -67,7 +67,6 @@ class JobState(Body, frozen=True):
 
     @classmethod
     def at(cls, trace: JobTrace) -> JobState:
-        """Return the short of what a job went through."""
         now = next((span for span in reversed(trace.spans) if span.end_s is None), None)
         state = "ended" if trace.outcome else "running" if now is not None and now.place == "held" else "queued"
         return JobState(
@@ -82,24 +81,24 @@ class JobState(Body, frozen=True):
 
 
 class NewRollout(Request, frozen=True):
-    """Open a rollout that a program of the client's leads."""
+    """Open a rollout whose program is the client's."""
 
     job: Job
-    """The task, such as `outside`, with the sampling and the limits that hold whatever the program asks for."""
+    """The task, such as `outside`, with the sampling and limits that hold whatever the program requests."""
     idle_s: Seconds = 600.0
-    """How long the program may make no call before the rollout ends."""
+    """The rollout ends after so long without a call."""
     train_on: TrainOn = ("all",)
-    """Which of the program's calls are in the trajectory, by kind."""
+    """Which kinds of the program's calls the trajectory contains."""
 
 
 class OpenedRollout(Body, frozen=True):
-    """A rollout that waits for its program's calls, or for a RUN process that takes them."""
+    """A rollout that waits for its program's calls, or for a free slot in RUN."""
 
     job_id: str
     base_url: str
-    """Of the model: for the clients of OpenAI and Anthropic."""
+    """Base URL of the model, for the clients of OpenAI and Anthropic."""
     api_key: str
-    """What each call shows. It is not shown again."""
+    """The key that each call shows. It is returned only once."""
 
 
 class RolloutState(JobState, frozen=True, kw_only=True):
@@ -107,7 +106,7 @@ class RolloutState(JobState, frozen=True, kw_only=True):
 
     base_url: str
     open: bool
-    """Its program may call the model."""
+    """Whether its program may call the model."""
 
     @classmethod
     def of(cls, trace: JobTrace, base_url: str) -> Self:
@@ -115,14 +114,8 @@ class RolloutState(JobState, frozen=True, kw_only=True):
         return cls(**state, base_url=base_url, open=bool(trace.address))
 
 
-class CancelledBody(Body, frozen=True):
-    """What became of each job: `cancelled`, `finished` (it had ended before), or `unknown`."""
-
-    jobs: dict[str, str]
-
-
 class TrajectoryBody(Body, frozen=True):
-    """An ended job and its tokens: T of them, in n turns. Without the arrays, if they were not asked for."""
+    """An ended job and its T tokens in n turns; without the arrays if they were not requested."""
 
     result: Result
     token_ids: list[int] | None = None
@@ -155,16 +148,16 @@ class TrajectoryBody(Body, frozen=True):
 
 
 class NextTrajectories(Request, frozen=True):
-    """Take finished trajectories; those of earlier answers that are named here are acknowledged first."""
+    """Take finished trajectories, after acknowledging those of earlier answers."""
 
     acknowledge: Ids = ()
-    """What was received: it is forgotten by the service. What is not named is sent again."""
+    """Received trajectories, which the service deletes. Others are sent again."""
     max_results: Annotated[int, Meta(ge=0, le=RESULTS_LIMIT)] = 16
     """0 only acknowledges."""
     arrays: bool = True
     """False: results only; the arrays of each are at `/v1/jobs/{job_id}/trajectory`."""
     consumer: Identifier = "http"
-    """Several consumers of one token, each with a name of its own, get different trajectories."""
+    """Consumers of one token with different names get different trajectories."""
 
 
 class Trajectories(Body, frozen=True):
@@ -174,11 +167,11 @@ class Trajectories(Body, frozen=True):
     remaining: int
     """Jobs that have not ended, or whose trajectories are neither here nor acknowledged."""
     journal_id: str
-    """Changes when the service lost its journal, and with it all jobs."""
+    """Changes when the service has lost its journal, and with it all jobs."""
 
 
 class NewBatch(Request, frozen=True):
-    """Ask for groups of rollouts that are worth learning from."""
+    """Request groups of rollouts worth learning from."""
 
     options: BatchOptions
     batch_id: BatchIdentifier = msgspec.field(default_factory=new_id)
@@ -190,7 +183,7 @@ class Opened(Body, frozen=True):
 
     batch_id: str
     fed: int
-    """Prompts that it has."""
+    """Prompts that it was fed."""
     wanted: int
     """More prompts that it could use soon."""
 
@@ -200,15 +193,9 @@ class Prompts(Request, frozen=True):
 
     prompts: Annotated[tuple[Job, ...], Meta(max_length=JOBS_PER_REQUEST)]
     start: Annotated[int, Meta(ge=0)]
-    """Prompts that the batch was fed before these, so that a request that is sent twice counts once."""
+    """Prompts that the batch was fed before these; a repeated request counts once."""
     last: bool = False
     """No more will come."""
-
-
-class PromptsFed(Body, frozen=True):
-    """Prompts that the batch was fed, with these."""
-
-    fed: int
 
 
 class Acknowledged(Request, frozen=True):
@@ -221,29 +208,22 @@ class NextGroupBody(Acknowledged, frozen=True):
     """Take the next group of a batch."""
 
     feeds: bool = False
-    """There are more prompts: answer also when they are wanted."""
+    """There are more prompts: also answer when they are wanted."""
     arrays: bool = True
     consumer: Identifier = "http"
 
 
 class GroupBody(Body, frozen=True):
-    """A group, if there is one yet, and the batch."""
+    """A group, if there is one yet, and its batch."""
 
     batch: BatchStatus
     report: BatchReport
     group_id: str
-    """Empty: there is none yet, or none will come, as `ended` says."""
+    """Empty: there is none yet, or, if `ended`, none will come."""
     prompt_id: str
     trajectories: tuple[TrajectoryBody, ...]
     wanted: int
     ended: bool
-
-
-class ClosedBatch(Body, frozen=True):
-    """What the batch took."""
-
-    batch: BatchStatus
-    report: BatchReport
 
 
 class Batches(Body, frozen=True):
@@ -253,16 +233,16 @@ class Batches(Body, frozen=True):
 
 
 class Health(Body, frozen=True):
-    """The gateway answers, and so does the service behind it."""
+    """The gateway and the service behind it answer."""
 
     status: str = "ok"
 
 
 class StatusBody(ServiceStatus, frozen=True, kw_only=True, tag="service_status"):
-    """What the rollout brokers say together."""
+    """The sum of the rollout brokers' statuses."""
 
     problems: tuple[str, ...] = ()
-    """A line for each broker that does not answer; its jobs are missing from the numbers."""
+    """A line for each broker that does not answer; the numbers leave out its jobs."""
 
     @classmethod
     def of(cls, status: ServiceStatus, problems: Iterable[str]) -> Self:

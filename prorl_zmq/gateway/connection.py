@@ -1,9 +1,8 @@
-"""A gateway's connections to the service: each request is one message, made and checked in the name of who sent it.
+"""`GatewayConnection`: sends each HTTP request to the brokers as one message, with the rights of its sender.
 
-A sender's session belongs to one rollout broker, which gets its requests, also once that has moved; what is about the
-service, and an operator's questions about jobs, all get. The gateway has no state of a session: what it is asked by
-HTTP it asks the brokers, and their answer is its own. So any gateway can answer for any other, and one that was killed
-loses only the requests that it held open.
+A sender's session belongs to one rollout broker; requests about the whole service, and an operator's about jobs, go to
+all brokers. The gateway stores no state of a session, so any gateway can answer for another, and one that is killed
+loses only its open requests.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from ..client.asynchronous.connection import AsyncServiceConnection
-from ..client.requests import POLL_S, read_reply
+from ..client.requests import POLL_S, check_job_ids, read_reply
 from ..errors import NotAllowed, UnknownJob
 from ..security.rights import ANYBODY
 from ..service.rollout_brokers import ask_all, trace_in
@@ -33,11 +32,11 @@ if TYPE_CHECKING:
     from .settings import GatewayOptions
 
 LOOK_S = 3.0
-"""How long the answer of several rollout brokers waits for each of them."""
+"""How long an answer of several rollout brokers waits for each."""
 
 
 class GatewayConnection:
-    """Asks the brokers what a sender may ask; each call raises what they refuse, or `RequestTimeout`."""
+    """Each call raises what the broker refuses, or `RequestTimeout`."""
 
     def __init__(self, options: GatewayOptions, keyring: Keyring | None) -> None:
         door, folder, timeout_s = options.front_door, options.service, options.timeout_s
@@ -60,9 +59,9 @@ class GatewayConnection:
         return read_reply(await self._ask_frames(sender, request, payload))
 
     async def ask_held(self, sender: Sender, request: Collect | NextGroup) -> tuple[Any, Sequence[Received]]:
-        """Ask the session's broker, which may hold the reply for `wait_s`; return it, and the frames behind it.
+        """Ask the session's broker, which may hold the reply for `wait_s`; return the reply and the frames behind it.
 
-        It is asked time after time: a request that it holds is lost when it dies, or is started elsewhere.
+        The wait is split into several requests, since a broker that dies or moves loses the requests that it holds.
         """
         until = time.monotonic() + request.wait_s
         while True:
@@ -75,20 +74,25 @@ class GatewayConnection:
                 return reply, frames[1:]
 
     async def ask_all(self, sender: Sender, request: Any) -> Answers[Any]:
-        """Ask all rollout brokers."""
         sender.check(request)
         return await ask_all(self._brokers, lambda broker: broker.ask(request, broker.until(self._look_s)))
 
     async def ask_of_job(self, sender: Sender, request: Any) -> Answers[Any]:
-        """Ask the rollout brokers that may have a job of the sender's, which is all of them for an operator."""
+        """Ask the rollout brokers that may have a job of the sender's: for an operator, all of them."""
         if not job_owner(sender):
             return await self.ask_all(sender, request)
         sender.check(request)
         name = self._broker_of(session_of(sender))
         return await ask_all({name: self._own(sender)}, lambda broker: broker.ask(request, broker.until()))
 
+    async def trace(self, sender: Sender, job_id: str) -> JobTrace:
+        """Return the trace of a job of the sender's; for an operator, of any job."""
+        check_job_ids((job_id,))
+        request = Trace(new_id(), job_id, job_owner(sender))
+        return trace_in(await self.ask_of_job(sender, request), job_id)
+
     async def address_of(self, job_id: str, wait_s: float) -> JobTrace:
-        """Return what a rollout of anybody's went through, once it has an address or has ended, or after `wait_s`."""
+        """Return the trace of any rollout, once it has an address or has ended, or after `wait_s`."""
         request = Trace(new_id(), job_id, wait_s=wait_s)
         limit_s = self._look_s + wait_s
         answers = await ask_all(self._brokers, lambda broker: broker.ask(request, broker.until(limit_s), held_s=wait_s))
@@ -104,7 +108,6 @@ class GatewayConnection:
         return await broker.ask_backend_broker(request, broker.until())
 
     async def hello(self, sender: Sender = ANYBODY, timeout_s: float | None = None) -> Welcome:
-        """Return what the session's broker says of the service."""
         broker = self._own(sender)
         return await broker.hello(broker.until(timeout_s))
 
@@ -128,12 +131,12 @@ def _has_something(reply: Collected | GroupGiven) -> bool:
 
 
 def session_of(sender: Sender) -> str:
-    """Return the session of a bearer token, which has its name; without tokens there is one for all."""
+    """Return the session of a bearer token, named after it; without tokens all share one."""
     return f"http-{sender.name}" if sender.name else "http"
 
 
 def job_owner(sender: Sender) -> str:
-    """Return the session whose jobs a sender may look at and cancel; empty: an operator's are all."""
+    """Return the session whose jobs a sender may see and cancel; empty: all sessions, for an operator."""
     return "" if sender.role == KeyRole.OPERATOR else session_of(sender)
 
 

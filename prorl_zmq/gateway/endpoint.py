@@ -1,51 +1,54 @@
-"""One endpoint of the JSON API: its path, what it takes and returns, and what answers it."""
+"""`Endpoint`: one route of a gateway, with its request and answer types. `openapi` describes all of them."""
 
 from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
+from aiohttp import web
 
 from ..client.requests import JOBS_PER_REQUEST
 from ..errors import MalformedMessage
 from ..wire.json_bounds import json_values
 from .bodies import Waiting  # noqa: TC001 - msgspec reads annotations at run time
+from .http_errors import json_response, with_defaults
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from aiohttp import web
-
+    from ..client.requests import Received
+    from ..data.trajectory import Trajectory
     from ..security.rights import Sender
 
     Decoded = TypeVar("Decoded")
-    Answer = Callable[["Call"], Awaitable[object]]
 
-
+JSON = "application/json"
+ASIDE_TOKENS = 16_384
+"""More tokens are encoded in a thread."""
 VALUES_LIMIT = 1_000_000
 """JSON values of a body: a tenth of a second to decode."""
 ASIDE_BYTES = 64 * 1024
-"""From so many bytes on, a body is decoded in a thread."""
+"""Larger bodies are decoded in a thread."""
 _DECODERS = ThreadPoolExecutor(2, "prorl-decode")
 """Few, since they share the interpreter with the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One HTTP request, read and checked."""
+    """A checked HTTP request."""
 
     sender: Sender
     body: Any
-    """As `Endpoint.takes` says."""
+    """Of the type `Endpoint.takes`."""
     path: Mapping[str, str]
     query: Any
-    """As `Endpoint.query` says."""
+    """Of the type `Endpoint.query`."""
     accepts_bytes: bool
     traceparent: str
-    """The W3C trace context of the span that asks, as HTTP has it; jobs go on with that trace."""
+    """The W3C trace context of the request; jobs continue that trace."""
     origin: str
     """The gateway's address as the client knows it, such as `http://127.0.0.1:8080`."""
 
@@ -62,48 +65,61 @@ class WaitQuery(NoQuery, frozen=True):
 
 
 class Endpoint(NamedTuple):
+    """A route. The docstring of `handler` is its description."""
+
     method: str
     path: str
-    answer: Answer
-    """Returns a Struct, which becomes JSON, or a whole response."""
-    returns: type
+    handler: Callable[..., Awaitable[object]]
+    """Takes a `Call` and returns a Struct, which becomes JSON, or a response; see also `raw`."""
+    returns: Any = dict
+    """The type of the answer; `dict`: JSON that is not described."""
     takes: Any = None
     query: type[msgspec.Struct] = NoQuery
+    name: str = ""
+    """The operation's id; empty: the handler's name."""
+    content: str = JSON
     binary: bool = False
-    """The answer may be asked for as `application/octet-stream`."""
+    """The answer may be requested as `application/octet-stream`."""
     with_defaults: bool = False
-    """The answer has all fields, also those that have their defaults: so the page needs no list of them."""
+    """The answer has all fields, also those that have their defaults."""
+    raw: bool = False
+    """`handler` takes the request and its sender, and returns a response; `takes` only describes the body."""
+    needs: Literal["token", "rollout key", "nothing"] = "token"
+    """What a request must show."""
 
-    @property
-    def summary(self) -> str:
-        return (self.answer.__doc__ or "").strip()
+    async def answer(self, request: web.Request, sender: Sender) -> web.StreamResponse:
+        """Answer a request.
 
+        Raises:
+            MalformedMessage: its body or query is invalid; `field` names the place.
+            HTTPRequestEntityTooLarge: its body is over the limit.
+        """
+        answered = await (
+            self.handler(request, sender) if self.raw else self.handler(await self._read(request, sender))
+        )
+        if isinstance(answered, web.StreamResponse):
+            return answered
+        return json_response(with_defaults(answered) if self.with_defaults else answered)
 
-async def read_call(endpoint: Endpoint, request: web.Request, sender: Sender) -> Call:
-    """Read a request.
-
-    Raises:
-        MalformedMessage: its body or query is not what the endpoint takes; `field` says where.
-        HTTPRequestEntityTooLarge: its body is over the limit.
-    """
-    body = None
-    if endpoint.takes is not None:
-        body = await decoded_body(request, lambda data: _decoded(data, endpoint.takes))
-    try:
-        query = msgspec.convert(dict(request.query), endpoint.query, strict=False)
-    except msgspec.ValidationError as error:
-        raise MalformedMessage(f"query parameters: {error}", field="query") from None
-    accepts = endpoint.binary and "application/octet-stream" in request.headers.get("Accept", "")
-    traceparent, origin = request.headers.get("traceparent", ""), f"{request.scheme}://{request.host}"
-    return Call(sender, body, request.match_info, query, accepts, traceparent, origin)
+    async def _read(self, request: web.Request, sender: Sender) -> Call:
+        body = None
+        if self.takes is not None:
+            body = await decoded_body(request, lambda data: _decoded(data, self.takes))
+        try:
+            query = msgspec.convert(dict(request.query), self.query, strict=False)
+        except msgspec.ValidationError as error:
+            raise MalformedMessage(f"query parameters: {error}", field="query") from None
+        accepts = self.binary and "application/octet-stream" in request.headers.get("Accept", "")
+        traceparent, origin = request.headers.get("traceparent", ""), f"{request.scheme}://{request.host}"
+        return Call(sender, body, request.match_info, query, accepts, traceparent, origin)
 
 
 async def decoded_body(request: web.Request, decode: Callable[[bytes], Decoded]) -> Decoded:
-    """Return what a request's body is decoded to; nothing is decoded that has more values than a body may.
+    """Return the decoded body of a request.
 
     Raises:
-        MalformedMessage: it has; or what `decode` raises.
-        HTTPRequestEntityTooLarge: the body is over the limit.
+        MalformedMessage: it has more values than the limit; or what `decode` raises.
+        HTTPRequestEntityTooLarge: it is over the size limit.
     """
     data = await request.read() or b"{}"
     if len(data) < ASIDE_BYTES:
@@ -125,11 +141,7 @@ class _Prompts(msgspec.Struct):
 
 
 def _count_jobs(body: bytes) -> None:
-    """Refuse a list of too many jobs before any of them is decoded.
-
-    Raises:
-        MalformedMessage: there are more than a request may have.
-    """
+    """Raise `MalformedMessage` for a list of too many jobs, before any of them is decoded."""
     is_list = body[:64].lstrip().startswith(b"[")
     try:
         if is_list:
@@ -154,3 +166,24 @@ def _decoded(body: bytes, kind: Any) -> Any:
         ) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedMessage(f"the body is not JSON: {error}", field="$") from None
+
+
+async def json_of(trajectories: Sequence[Trajectory], make: Callable[[], object]) -> web.Response:
+    """Return the result of `make` as JSON."""
+
+    def written() -> bytes:
+        return msgspec.json.encode(make())
+
+    many = sum(len(one.token_ids) for one in trajectories) >= ASIDE_TOKENS
+    body = await asyncio.to_thread(written) if many else written()
+    return web.Response(body=body, content_type="application/json")
+
+
+def binary(trajectory: Trajectory, block: Received) -> web.Response:
+    """Return a trajectory's block; two headers have the numbers that define its layout."""
+    result = trajectory.result
+    headers = {"Prorl-Tokens": str(result.tokens), "Prorl-Turns": str(result.turns), "Prorl-Outcome": result.outcome}
+    if result.reward is not None:
+        headers["Prorl-Reward"] = repr(result.reward)
+    body = block if isinstance(block, bytes) else block.bytes
+    return web.Response(body=body, headers=headers, content_type="application/octet-stream")

@@ -1,4 +1,4 @@
-"""Errors as HTTP answers: a status that says what a client can do about it, and the error itself as JSON.
+"""Errors as HTTP answers: a status, and the error as JSON.
 
 {"error": {"code": "unknown_task", "message": "…", "fields": {"task": "…"}}}
 """
@@ -37,20 +37,20 @@ STATUSES: dict[type[ProrlError], int] = {
     errors.RequestTimeout: 503,
     errors.Closed: 503,
 }
-"""Of all others, 500."""
+"""All others: 500."""
 HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 413: "too_large", 415: "unsupported_encoding"}
-"""Of what no broker was asked."""
+"""Codes of errors that aiohttp raises."""
 RETRY_S = 1.0
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    """What every answer of 400 and above holds."""
+    """The body of every answer with a status of 400 or above."""
 
     error: ErrorInfo
 
 
 def error_response(error: ProrlError, status: int = 0) -> web.Response:
-    """Return the answer for an error; `status` takes the place of the error's own."""
+    """Return the answer for an error; `status` overrides the error's own."""
     status = status or STATUSES.get(type(error), 500)
     headers = {}
     if status in (429, 503):
@@ -61,19 +61,19 @@ def error_response(error: ProrlError, status: int = 0) -> web.Response:
 
 
 def http_error_response(error: web.HTTPException) -> web.Response:
-    """Return the answer for what aiohttp refuses by itself."""
+    """Return the answer for an error that aiohttp raised."""
     info = ErrorInfo(HTTP_CODES.get(error.status, "http"), error.text or error.reason)
     headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
     return json_response(ErrorBody(info), error.status, headers)
 
 
 def is_for_the_log(record: logging.LogRecord) -> bool:
-    """Return whether a line of aiohttp may be written: not what is no HTTP, from anybody, perhaps with a key in it."""
+    """Return whether aiohttp's log line may be written: a malformed request may contain keys."""
     return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
 
 
 def with_defaults(value: Any) -> Any:
-    """Return messages as plain data that has all fields, also those that their own JSON leaves out."""
+    """Return messages as plain data with all fields, including those that have their defaults."""
     if isinstance(value, msgspec.Struct):
         config = value.__struct_config__
         fields = {name: with_defaults(getattr(value, name)) for name in value.__struct_fields__}

@@ -1,8 +1,7 @@
-"""The JSON API: the brokers' own requests, as HTTP has them, for languages without ZeroMQ.
+"""`JsonApi`: the brokers' requests over HTTP, for languages without ZeroMQ.
 
-Jobs belong to the session of the bearer token. A trajectory stays at the service until it is acknowledged: by `DELETE`,
-or by name in a later call for the next ones. Every call may be repeated: jobs carry their ids, prompts their place.
-Left out on purpose: the upload of weights, which engines read from files or from the trainer itself.
+Jobs belong to the session of the bearer token. A trajectory stays at the service until it is acknowledged. Every call
+may be repeated. Weights cannot be uploaded: engines read files, or receive tensors from the trainer.
 """
 
 from __future__ import annotations
@@ -12,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 from ..client.current_trace import in_trace
 from ..client.requests import check_job_ids, pack_job, read_trajectory
 from ..security.rights import ANYBODY
-from ..service.rollout_brokers import fates, summed, trace_in
+from ..service.rollout_brokers import fates, summed
 from ..wire.messages.backends import BackendList, DrainBackend, ListBackends, RemoveBackend
 from ..wire.messages.base import new_id
-from ..wire.messages.front_door import Cancel, Collect, Collected, Hello, Status, Submit, Trace
+from ..wire.messages.front_door import Cancel, Cancelled, Collect, Collected, Hello, Status, Submit
 from ..wire.messages.jobs import Job
 from .batches_api import BatchesApi
 from .bodies import (
-    CancelledBody,
     Health,
     JobCounts,
     Jobs,
@@ -31,26 +29,24 @@ from .bodies import (
     TrajectoryBody,
 )
 from .connection import job_owner, session_of
-from .endpoint import Endpoint, WaitQuery
+from .endpoint import Endpoint, WaitQuery, binary, json_of
 from .http_errors import json_response
 from .rollouts_api import RolloutsApi
-from .trajectory_answers import binary, json_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..client.requests import Received
     from ..data.trajectory import Trajectory
-    from ..wire.messages.front_door import JobTrace
     from .connection import GatewayConnection
     from .endpoint import Call
 
 
 class TrajectoryQuery(WaitQuery, frozen=True):
-    """As `WaitQuery`, for one job."""
+    """How to return one trajectory."""
 
     arrays: bool = True
-    """False: the result only."""
+    """False: only the result."""
 
 
 class JsonApi:
@@ -62,7 +58,7 @@ class JsonApi:
             Endpoint("POST", "/v1/jobs", self.submit, Submitted, Jobs | Job),
             Endpoint("GET", "/v1/jobs", self.count_jobs, JobCounts),
             Endpoint("GET", job, self.job_state, JobState),
-            Endpoint("DELETE", job, self.cancel, CancelledBody),
+            Endpoint("DELETE", job, self.cancel, Cancelled),
             Endpoint("GET", f"{job}/trajectory", self.trajectory, TrajectoryBody, query=TrajectoryQuery, binary=True),
             Endpoint("DELETE", f"{job}/trajectory", self.acknowledge, JobCounts),
             Endpoint(
@@ -74,12 +70,13 @@ class JsonApi:
             Endpoint("POST", "/v1/backends/{backend_id}/drain", self.drain, Health),
             Endpoint("DELETE", "/v1/backends/{backend_id}", self.remove, Health),
             Endpoint("GET", "/v1/status", self.status, StatusBody),
+            Endpoint("GET", "/healthz", self.health, Health, needs="nothing"),
         )
 
     # Jobs -------------------------------------------------------------------------------------------------------------
 
     async def submit(self, call: Call) -> Submitted:
-        """Submit a job or a list of jobs, all or none. A job that is there already under its id is not added twice."""
+        """Submit a job or a list of jobs, all or none. A job whose id is known is not added twice."""
         jobs: tuple[Job, ...] = (call.body,) if isinstance(call.body, Job) else call.body
         limit_bytes = (await self._connection.hello(call.sender)).job_limit_bytes
         packed = [pack_job(job, limit_bytes) for job in in_trace(jobs, call.traceparent)]
@@ -87,31 +84,30 @@ class JsonApi:
         return Submitted(job_ids=tuple(job.job_id for job in jobs), new=accepted.new)
 
     async def count_jobs(self, call: Call) -> JobCounts:
-        """Count the jobs of this token that are not done with."""
+        """Count this token's jobs that have not ended or are not acknowledged."""
         return await self._counts(call, ())
 
     async def job_state(self, call: Call) -> JobState:
-        """Say how far a job has come."""
-        trace = await self._trace(call)
-        return JobState.at(trace)
+        """Return the state of a job."""
+        return JobState.at(await self._connection.trace(call.sender, call.path["job_id"]))
 
-    async def cancel(self, call: Call) -> CancelledBody:
-        """End a job as `cancelled`; its trajectory as far as it came is then there to be fetched."""
+    async def cancel(self, call: Call) -> Cancelled:
+        """Cancel a job. Its partial trajectory can then be fetched."""
         request = Cancel(new_id(), (_job_id(call),), job_owner(call.sender))
         answers = await self._connection.ask_of_job(call.sender, request)
-        told = fates(cancelled.jobs for cancelled in answers.found.values())
-        answers.check(every=set(told.values()) == {"unknown"})  # one that has not answered may have it
-        return CancelledBody(jobs=told)
+        jobs: dict[str, Any] = fates(cancelled.jobs for cancelled in answers.found.values())
+        answers.check(every=set(jobs.values()) == {"unknown"})  # one that has not answered may have it
+        return Cancelled(request.request_id, jobs)
 
     async def trajectory(self, call: Call) -> object:
-        """Return an ended job's trajectory, which stays until it is acknowledged; 202 with its state while it runs.
+        """Return an ended job's trajectory; 202 with its state while it runs. Acknowledge it to delete it.
 
-        With `Accept: application/octet-stream`: the block of the five arrays, as the wire protocol has it.
+        With `Accept: application/octet-stream`: the block of the five arrays, as in the wire protocol.
         """
         request = self._collect(call, 1, call.query.wait_s, job_ids=(_job_id(call),))
         _, found = await self._collected(call, request)
         if not found:
-            return json_response(JobState.at(await self._trace(call)), 202)
+            return json_response(await self.job_state(call), 202)
         trajectory, block = found[0]
         if call.accepts_bytes:
             return binary(trajectory, block)
@@ -119,7 +115,7 @@ class JsonApi:
         return await json_of([trajectory], lambda: TrajectoryBody.of(trajectory, arrays=arrays))
 
     async def acknowledge(self, call: Call) -> JobCounts:
-        """Say that a trajectory was received: the service forgets it."""
+        """Acknowledge a trajectory: the service deletes it."""
         return await self._counts(call, (_job_id(call),))
 
     async def next_trajectories(self, call: Call) -> object:
@@ -146,23 +142,23 @@ class JsonApi:
         return listed
 
     async def drain(self, call: Call) -> Health:
-        """Give a backend no more jobs; those that have it keep it."""
+        """Drain a backend: it gets no new jobs and keeps those that it has."""
         await self._connection.ask_backend_broker(call.sender, DrainBackend(new_id(), call.path["backend_id"]))
         return Health()
 
     async def remove(self, call: Call) -> Health:
-        """Forget a backend."""
+        """Remove a backend."""
         await self._connection.ask_backend_broker(call.sender, RemoveBackend(new_id(), call.path["backend_id"]))
         return Health()
 
     async def status(self, call: Call) -> StatusBody:
-        """Describe the service: stage processes, queues, outcomes, batches, summed up over its rollout brokers."""
+        """Describe the service, summed over its rollout brokers: stage processes, queues, outcomes, batches."""
         answers = await self._connection.ask_all(call.sender, Status(new_id()))
         answers.check()
         return StatusBody.of(summed(answers.found.values()), answers.silent())
 
-    async def health(self) -> Health:
-        """Say whether some rollout broker answers."""
+    async def health(self, _call: Call) -> Health:
+        """Check that a rollout broker answers."""
         (await self._connection.ask_all(ANYBODY, Hello(new_id()))).check()
         return Health()
 
@@ -186,10 +182,6 @@ class JsonApi:
         request = self._collect(call, 0, 0.0, acknowledge=tuple(acknowledge))
         reply, _ = await self._collected(call, request)
         return JobCounts(session=request.session, remaining=reply.remaining)
-
-    async def _trace(self, call: Call) -> JobTrace:
-        request = Trace(new_id(), _job_id(call), job_owner(call.sender))
-        return trace_in(await self._connection.ask_of_job(call.sender, request), request.job_id)
 
 
 def _job_id(call: Call) -> str:

@@ -1,8 +1,7 @@
-"""The engines that `/add_llm_server` names: a `prorl-engine` each, started here, and ended by `/clear_llm_server`.
+"""`LlmServers`: runs one `prorl-engine` process for each address of `/add_llm_server`.
 
-They die with the gateway, and a gateway that is restarted starts them again. One that ends is restarted after a pause,
-and given up when it has ended `MAX_STARTS` times within `GROWN_UP_S` of its start; the log says why, and `/status` that
-it did: what a server answered is not for all who may ask.
+The processes end with the gateway. One that ends is restarted after a pause, and given up after `MAX_STARTS` ends
+within `GROWN_UP_S` of a start. The log has the reason; `/status` does not, since it may contain a server's answer.
 """
 
 from __future__ import annotations
@@ -29,11 +28,10 @@ MAX_STARTS = 3
 GROWN_UP_S = 30.0
 PAUSE_S = 1.0
 STOP_S = 10.0
-"""How long an engine host may take to end."""
 REASON_LENGTH = 500
 SERVERS_LIMIT = 64
 TEXT_MODE = "/v1"
-"""How addresses end that are those of a chat API; its server may take tokens elsewhere."""
+"""Suffix of chat API addresses; token APIs are elsewhere on the server."""
 
 log = logging.getLogger("prorl.gateway")
 
@@ -46,9 +44,11 @@ class _Server:
 
 
 class LlmServers:
-    """Keeps one engine host for each address.
+    """The engine hosts of a gateway.
 
-    `flags` returns what all have in common: where the backend broker is, and how to reach it.
+    Args:
+        name: of the gateway.
+        flags: returns the common flags of all engines: the backend broker's address and keys.
     """
 
     def __init__(self, name: str, flags: Callable[[], Awaitable[list[str]]]) -> None:
@@ -60,18 +60,18 @@ class LlmServers:
         return len(self._servers)
 
     def add(self, addresses: Iterable[str]) -> None:
-        """Take addresses; their engines begin with `start`."""
+        """Add addresses; `start` starts their engines."""
         for address in addresses:
             self._servers.setdefault(address, _Server())
 
     def start(self, tokenizer: str) -> None:
-        """Start the engines that were not started yet; an empty `tokenizer`: that of the server's model."""
+        """Start engines that are not started; an empty `tokenizer`: that of the server's model."""
         for address, server in self._servers.items():
             if server.task is None:
                 server.task = asyncio.create_task(self._keep(address, server, tokenizer))
 
     async def keep_only(self, addresses: Iterable[str]) -> None:
-        """End the engines of all other addresses, and forget these."""
+        """End the engines of all other addresses."""
         wanted = set(addresses)
         ending = [self._servers.pop(address) for address in list(self._servers) if address not in wanted]
         for server in ending:
@@ -96,7 +96,7 @@ class LlmServers:
         server.state = "failed"
 
     async def _run(self, address: str, tokenizer: str) -> str:
-        """Run an engine host until it ends, and return how it did."""
+        """Run an engine host until it ends; return the reason."""
         # Of this gateway alone, and short: a socket's path has it.
         digest = hashlib.blake2b(f"{self._name} {address}".encode(), digest_size=6).hexdigest()
         engine = ["--engine", "http", "--url", address.removesuffix(TEXT_MODE), "--tokenizer", tokenizer]
@@ -127,7 +127,7 @@ class LlmServers:
 
 
 async def _end(child: asyncio.subprocess.Process) -> None:
-    """End a child in good order, and by force if it takes too long."""
+    """Terminate a child, and kill it after `STOP_S`."""
     if child.returncode is not None:
         return
     with contextlib.suppress(ProcessLookupError):

@@ -1,7 +1,7 @@
-"""`/metrics`: what the processes of a gateway's run folder have counted, and what the gateway counts of its requests.
+"""`/metrics`: the collected metrics of a run folder, and the counts of the gateway's own requests.
 
-The collector of the run folder has it (see `service.metrics_inbox`); where no service runs that has one, the answer is
-503. Routes are counted by their pattern, and what is none of ours as `other`: a client cannot make up labels.
+The answer is 503 if no service collects metrics in the run folder (see `service.metrics_inbox`). Unknown paths are
+labelled `other`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ READ_S = 10.0
 TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-async def answer_metrics(run_dir: Path, _: web.Request, sender: Sender) -> web.Response:
-    """Give all metrics to who may ask for the service's status.
+async def answer_metrics(run_dir: Path, sender: Sender) -> web.Response:
+    """Return all metrics.
 
     Raises:
         RequestTimeout: no process collects them here, or not in time.
@@ -52,8 +52,6 @@ async def answer_metrics(run_dir: Path, _: web.Request, sender: Sender) -> web.R
 
 
 class RequestMetrics:
-    """Counts a gateway's requests, and reports them."""
-
     def __init__(self, run_dir: Path, process: str) -> None:
         self._open = 0
         self._reporter = MetricsReporter(run_dir, process, lambda: GATEWAY_REQUESTS_OPEN.set(self._open))

@@ -1,4 +1,7 @@
-"""The OpenAPI 3.1 document of all routes: the JSON API's from its endpoints and their Structs, and the plain ones."""
+"""The OpenAPI 3.1 document of a gateway, and `/docs`, its HTML page without scripts or outside resources.
+
+It is made by hand of msgspec's schemas, since aiohttp does not describe its routes.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,22 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
+from .dashboard.page_files import PLACE
+from .endpoint import JSON
 from .http_errors import ErrorBody
-from .plain_routes import PLAIN_ROUTES, plain_operation
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
     from .endpoint import Endpoint
 
-REFERENCE = "#/components/schemas/{name}"
+DOCUMENT, DOCS = "/v1/openapi.json", "/docs"
+DESCRIPTION = "The HTTP API of a gateway: the JSON API, ProRL Agent's REST API, and the dashboard's requests."
+REFERENCE = "#/components/schemas/"
+_CODE = re.compile(r"`([^`]+)`")
 PROBLEMS = {
     "400": "The request is wrong.",
     "401": "No bearer token, or one that is not let in.",
@@ -29,30 +38,21 @@ PROBLEMS = {
 }
 
 
-def openapi_document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
-    """Return the document as plain data."""
-    kinds: list[Any] = [ErrorBody]
-    for endpoint in endpoints:
-        kinds += [endpoint.returns, endpoint.query, *([endpoint.takes] if endpoint.takes is not None else [])]
-    for route in PLAIN_ROUTES:
-        kinds += [kind for kind in (route.takes, route.returns) if kind is not None]
-    schemas, components = msgspec.json.schema_components(kinds, ref_template=REFERENCE)
-    found = iter(schemas)
-    problem = {"content": {"application/json": {"schema": next(found)}}}
+def openapi_document(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
+    routes = tuple(endpoints)
+    kinds = [kind for route in routes for kind in (route.returns, route.query, route.takes or type(None))]
+    (problem, *schemas), components = msgspec.json.schema_components(
+        [ErrorBody, *kinds], ref_template=f"{REFERENCE}{{name}}"
+    )
     paths: dict[str, dict[str, Any]] = {}
-    for endpoint in endpoints:
-        answer, query = next(found), next(found)
-        body = next(found) if endpoint.takes is not None else None
-        operation = _operation(endpoint, answer, body, components[query["$ref"].rpartition("/")[2]])
-        operation["responses"] |= {status: {"description": text, **problem} for status, text in PROBLEMS.items()}
-        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = operation
-    for route in PLAIN_ROUTES:
-        takes = next(found) if route.takes is not None else None
-        returns = next(found) if route.returns is not None else None
-        paths.setdefault(route.path, {})[route.method.lower()] = plain_operation(route, problem, takes, returns)
+    for number, route in enumerate(routes):
+        answer, query, body = schemas[3 * number : 3 * number + 3]
+        parameters = components[query["$ref"].rpartition("/")[2]]["properties"]
+        path = re.sub(r":[^}]+", "", route.path)  # aiohttp's patterns
+        paths.setdefault(path, {})[route.method.lower()] = _operation(route, answer, parameters, body, problem)
     document = {
         "openapi": "3.1.0",
-        "info": {"title": "prorl_zmq", "version": version("prorl-zmq"), "description": (__doc__ or "").strip()},
+        "info": {"title": "prorl_zmq", "version": version("prorl-zmq"), "description": DESCRIPTION},
         "security": [{"bearer": []}, {"key": []}, {}],
         "paths": paths,
         "components": {
@@ -67,22 +67,57 @@ def openapi_document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     return plain
 
 
-def _operation(endpoint: Endpoint, answer: Any, body: Any, query: dict[str, Any]) -> dict[str, Any]:
-    places = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-        for name in re.findall(r"{(\w+)}", endpoint.path)
-    ]
-    places += [{"name": name, "in": "query", "schema": schema} for name, schema in query["properties"].items()]
-    content = {"application/json": {"schema": answer}}
-    if endpoint.binary:
+def _operation(
+    route: Endpoint, answer: Any, parameters: dict[str, Any], body: Any, problem: dict[str, Any]
+) -> dict[str, Any]:
+    content = {route.content: {"schema": answer}}
+    if route.binary:
         content["application/octet-stream"] = {"schema": {"type": "string", "format": "binary"}}
-    operation: dict[str, Any] = {
-        "operationId": endpoint.answer.__name__,
-        "summary": endpoint.summary.partition("\n")[0],
-        "description": endpoint.summary,
-        "parameters": places,
-        "responses": {"200": {"description": "Done.", "content": content}},
+    text = (route.handler.__doc__ or "").strip()
+    problems = {"503": PROBLEMS["503"]} if route.raw else PROBLEMS
+    failed = {
+        status: {"description": about, "content": {JSON: {"schema": problem}}} for status, about in problems.items()
     }
-    if body is not None:
-        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
+    operation: dict[str, Any] = {
+        "operationId": route.name or route.handler.__name__,
+        "summary": text.partition("\n")[0],
+        "description": text,
+        "parameters": [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in re.findall(r"{(\w+)", route.path)
+        ],
+        "responses": {"200": {"description": "Done.", "content": content}, **failed},
+    }
+    operation["parameters"] += [{"name": name, "in": "query", "schema": each} for name, each in parameters.items()]
+    if route.takes is not None:
+        operation["requestBody"] = {"required": True, "content": {JSON: {"schema": body}}}
+    if route.needs == "nothing":
+        operation["security"] = [{}]
     return operation
+
+
+def docs_html(document: dict[str, Any]) -> str:
+    """Return the page of a document."""
+    environment = Environment(
+        loader=PackageLoader("prorl_zmq.gateway", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    environment.filters |= {"type": _type, "words": _words, "repr": repr}
+    page = environment.get_template("docs.html")
+    return page.render(document=document, place=PLACE, source=DOCUMENT)
+
+
+def _type(schema: dict[str, Any]) -> Markup:
+    if name := schema.get("$ref", "").removeprefix(REFERENCE):
+        return Markup('<a href="#type-{0}">{0}</a>').format(name)
+    if "enum" in schema:
+        return Markup(" | ").join(Markup("<code>{}</code>").format(each) for each in schema["enum"])
+    for several in ("anyOf", "oneOf"):
+        if several in schema:
+            return Markup(" or ").join(map(_type, schema[several]))
+    kind = schema.get("type", "anything")
+    return Markup("list of ") + _type(schema.get("items") or {}) if kind == "array" else escape(kind)
+
+
+def _words(text: str) -> Markup:
+    """Return a text as HTML, with words between backquotes as code."""
+    return Markup(_CODE.sub(r"<code>\1</code>", escape(" ".join(text.split()))))  # noqa: S704 - escaped

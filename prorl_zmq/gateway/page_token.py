@@ -1,7 +1,7 @@
-"""`PageToken`: the token of a dashboard whose key folder lets in none. Other users of a machine reach its ports too.
+"""`PageToken`: the token of a dashboard whose key folder has no bearer token, against other users of the machine.
 
-It is made once and lies in the run folder, which is this user's alone, so the page's address stays the same when the
-process is started again. Who has it may do all that who reaches the brokers' sockets may.
+It is stored in the run folder, which only this user can read, so the page's address survives a restart. Its holder has
+all rights.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BYTES = 24
 
 
 class PageToken:
-    """As `BearerList`.
+    """Checks tokens, like `BearerList`.
 
     Raises:
         ConfigError: the file cannot be read or written.
@@ -44,10 +44,10 @@ class PageToken:
         return 1
 
     def sender(self, token: str) -> Sender:
-        """Say who has a token.
+        """Return the owner of a token.
 
         Raises:
-            NotAllowed: it is another one.
+            NotAllowed: it is another token.
         """
         if hmac.compare_digest(token.encode("utf-8", "surrogateescape"), self.token.encode()):
             return ANYBODY

@@ -1,9 +1,9 @@
-"""What `/process` answers: a trajectory as ProRL's clients read it.
+"""The answer of `/process`: a trajectory in the form of ProRL's clients.
 
-- `messages` is empty unless the rollout has a reward: clients retry such, and learn nothing from them.
-- In token mode clients concatenate all `token_ids`, and train on those of assistants. So these have what the policy
-  generated, and nothing else; what a template writes around it belongs to the messages before and behind.
-- A trajectory of several segments does not fit this form: only the last one is returned, and `notes` says so.
+- `messages` is empty unless the rollout has a reward: clients retry it, and learn nothing from it.
+- Clients in token mode concatenate all `token_ids` and train on those of assistants. So an assistant's message has
+exactly the generated tokens; the template's tokens belong to the neighbouring messages.
+- Only the last segment of a trajectory is returned; `notes` says so.
 """
 
 from __future__ import annotations
@@ -28,16 +28,15 @@ if TYPE_CHECKING:
     from .message_texts import MessageTexts
 
 FINISHED = frozenset({"done", "finished"})
-"""Reasons to stop (see `stages.episode.StopReason`) that are the policy's own."""
+"""Stop reasons (see `stages.episode.StopReason`) that are the policy's own."""
 MALFORMED = "malformed_tool_call"
-"""How a call is told that could not be read: the tool messages behind it are counted."""
+"""Name of a call that could not be parsed; clients match calls and tool messages by number."""
 NAMES = {Role.SYSTEM: "system", Role.USER: "user", Role.TOOL: "tool"}
 
 
 def answer(
     instance: Mapping[str, Any], job_id: str | None, job: Job, trajectory: Trajectory, texts: MessageTexts | None
 ) -> dict[str, Any]:
-    """Return the answer for a job that ended, which its client calls `job_id`."""
     result = trajectory.result
     learnable = [arrays for arrays in trajectory.segments() if arrays.loss_mask.any()]
     told = result.reward is not None and bool(learnable)
@@ -66,7 +65,7 @@ def answer(
 
 
 def failure(instance: Any, job_id: str | None, message: str, where: str) -> dict[str, Any]:
-    """Return the answer for a job that has no trajectory; `where` is `init`, `run`, `eval` or `timeout`."""
+    """Return the answer for a job without a trajectory; `where` is `init`, `run`, `eval` or `timeout`."""
     named = instance if isinstance(instance, dict) else {}
     flags = dict.fromkeys(("resolved", "success", "finish", "end_properly"), False)
     return {
@@ -83,12 +82,12 @@ def failure(instance: Any, job_id: str | None, message: str, where: str) -> dict
 
 
 def messages(arrays: TokenArrays, texts: MessageTexts | None) -> list[dict[str, Any]]:
-    """Return the messages of one segment, in order; those behind the last of the policy's are left out."""
+    """Return the messages of one segment, up to the policy's last."""
     told: list[dict[str, Any]] = []
     ids, mask = arrays.token_ids, arrays.loss_mask
     last_turn: NDArray[np.int32] | None = None
     unplaced = np.empty(0, np.int32)
-    """What a template wrote behind a turn of the policy: it belongs to the message that follows."""
+    """Template tokens behind a policy's turn, which belong to the next message."""
     for start, end, number in arrays.turns.tolist():
         role = Role(number)
         if role != Role.ASSISTANT:
@@ -111,7 +110,7 @@ def messages(arrays: TokenArrays, texts: MessageTexts | None) -> list[dict[str, 
 
 
 def _place(told: list[dict[str, Any]], context: NDArray[np.int32]) -> None:
-    """Put what opens the policy's turn into the message before it, which is never one of the policy's own."""
+    """Append the tokens that open the policy's turn to the message before it, which is never the policy's."""
     if not len(context):
         return
     if not told or told[-1]["role"] == "assistant":
@@ -141,7 +140,7 @@ def _head(instance: Mapping[str, Any], job_id: str | None, error: str | None) ->
 
 
 def _where(result: Result) -> str:
-    """Say in which phase a rollout without a reward ended."""
+    """Return the phase in which a rollout without a reward ended."""
     if result.outcome == Outcome.TIMEOUT:
         return "timeout"
     if result.stop_reason:

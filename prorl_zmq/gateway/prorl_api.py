@@ -1,12 +1,12 @@
-"""ProRL Agent's REST API, as its clients (verl, NeMo Gym) use it, with the answers that they take.
+"""`ProrlApi`: ProRL Agent's REST API, as verl and NeMo Gym use it.
 
     POST /clear_llm_server /add_llm_server /start /process /cancel /stop     GET /status
 
-- `/process` blocks until its job has ended, and answers 200 whatever became of it: clients take anything else for a
-  reward of 0, or ask again for ever. A client that leaves cancels its job.
-- Many jobs may have one `job_id` at a time: it is the client's name for them, and `/cancel` ends all that have it.
-- Each bearer token has a `/start` and `/stop` of its own; what was started is known again after a restart. Jobs that
-  were going on are not: their connections are gone, and clients ask again. Their results are dropped as they come.
+- `/process` blocks until its job has ended, and always answers 200: clients treat other statuses as a reward of 0, or
+retry for ever. A client that disconnects cancels its job.
+- `job_id` is the client's name for its jobs; `/cancel` ends all jobs of that name.
+- Each bearer token has its own `/start` and `/stop`, which survive a restart of the gateway. Its jobs do not: clients
+retry, and late results are dropped.
 """
 
 from __future__ import annotations
@@ -27,18 +27,15 @@ from ..stages.known_row_formats import known_row_formats
 from ..wire.messages.base import KeyRole, new_id
 from ..wire.messages.front_door import Status
 from .connection import check_may
-from .endpoint import decoded_body
+from .endpoint import Endpoint, decoded_body
 from .http_errors import json_response
 from .llm_servers import SERVERS_LIMIT
-from .loaded_texts import LoadedTexts
 from .prorl_answer import answer, failure
-from .prorl_bodies import ProrlDone, ProrlStatus
+from .prorl_bodies import CancelJobs, LlmServerAddress, Process, Processed, ProrlDone, ProrlStatus
 from .prorl_instances import job_of
 from .tool_schemas import schemas_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from ..data.trajectory import Trajectory
     from ..integrations.single_jobs import SingleJobs
     from ..security.rights import Sender
@@ -46,16 +43,14 @@ if TYPE_CHECKING:
     from ..wire.messages.jobs import Job
     from .connection import GatewayConnection
     from .llm_servers import LlmServers
-    from .message_texts import MessageTexts
+    from .message_texts import LoadedTexts, MessageTexts
     from .stored_state import ClientState, StoredState
 
-    Handler = Callable[[web.Request, Sender], Awaitable[web.Response]]
-
 STOP_S = 20.0
-"""How long `/stop` waits for jobs to be cancelled: clients wait for it 30 s."""
+"""How long `/stop` waits for cancelled jobs; clients wait 30 s."""
 ADDRESS_LIMIT = 1024
 ASIDE_TOKENS = 8192
-"""From so many tokens on, an answer is made in a thread."""
+"""Larger answers are encoded in a thread."""
 CANCELLED = "the job was cancelled"
 IGNORED = "ignored: this service has its own backends (use_llm_servers = false)"
 
@@ -70,29 +65,33 @@ class ProrlApi:
         state: StoredState,
         servers: LlmServers | None,
         tokenizer: str,
+        texts: LoadedTexts,
     ) -> None:
         self._connection = connection
         self._jobs = jobs
         self._state = state
         self._servers = servers
-        """None: the service has its own backends, and those that are named here are not used."""
+        """None: the service has its own backends, and named servers are ignored."""
         self._tokenizer = tokenizer
         self._open: dict[str, dict[str | None, set[asyncio.Task[bytes]]]] = defaultdict(lambda: defaultdict(set))
-        """What goes on, by token and by the client's name for it."""
+        """Running requests, by token and the client's name for them."""
         self._row_formats: tuple[RowFormat, ...] = ()
-        self._texts = LoadedTexts(connection)
-        self.handlers: dict[tuple[str, str], Handler] = {
-            ("POST", "/start"): self.start,
-            ("POST", "/stop"): self.stop,
-            ("POST", "/process"): self.process,
-            ("POST", "/cancel"): self.cancel,
-            ("POST", "/add_llm_server"): self.add_llm_server,
-            ("POST", "/clear_llm_server"): self.clear_llm_server,
-            ("GET", "/status"): self.status,
-        }
+        self._texts = texts
+        self.endpoints = tuple(
+            Endpoint(method, f"/{name}", handler, returns, takes, name=f"prorl_{name}", raw=True)
+            for method, name, handler, takes, returns in (
+                ("POST", "start", self.start, None, ProrlDone),
+                ("POST", "stop", self.stop, None, ProrlDone),
+                ("GET", "status", self.status, None, ProrlStatus),
+                ("POST", "process", self.process, Process, Processed),
+                ("POST", "cancel", self.cancel, CancelJobs, ProrlDone),
+                ("POST", "add_llm_server", self.add_llm_server, LlmServerAddress, ProrlDone),
+                ("POST", "clear_llm_server", self.clear_llm_server, None, ProrlDone),
+            )
+        )
 
     def resume(self) -> None:
-        """Start the engines again that were named in an earlier life."""
+        """Restart the engines that were named before a restart of the gateway."""
         if self._servers is not None and self._state.addresses:
             self._servers.add(self._state.addresses)
             self._servers.start(self._tokenizer or self._state.tokenizer)
@@ -103,9 +102,8 @@ class ProrlApi:
         if self._servers is not None:
             await self._servers.keep_only(())
 
-    # Handlers ---------------------------------------------------------------------------------------------------------
-
     async def start(self, _request: web.Request, sender: Sender) -> web.Response:
+        """Accept jobs of ProRL clients at /process."""
         client = self._client(sender)
         if client.is_running:
             return detail(400, "Server is already running")
@@ -114,6 +112,7 @@ class ProrlApi:
         return json_response(ProrlDone("Server started"))
 
     async def stop(self, _request: web.Request, sender: Sender) -> web.Response:
+        """Cancel this ProRL client's jobs, and accept no more."""
         client = self._client(sender)
         client.is_running = False
         self._state.write()
@@ -121,6 +120,7 @@ class ProrlApi:
         return json_response(ProrlDone("Server stopped"))
 
     async def status(self, _request: web.Request, sender: Sender) -> web.Response:
+        """Return the job counts and engines, for ProRL clients."""
         if not self._client(sender).is_running:
             return detail(503, "Server is not running")
         counts: dict[str, Any] = {}
@@ -133,6 +133,7 @@ class ProrlApi:
         return json_response(ProrlStatus("running", pending, **counts, llm_servers=servers))
 
     async def add_llm_server(self, request: web.Request, sender: Sender) -> web.Response:
+        """Start an engine in front of a ProRL client's server."""
         client = self._server_owner(sender)
         address = (await _body(request)).get("address")
         if not isinstance(address, str) or not address.startswith(("http://", "https://")):
@@ -152,6 +153,7 @@ class ProrlApi:
         return json_response(ProrlDone("the server was added"))
 
     async def clear_llm_server(self, _request: web.Request, sender: Sender) -> web.Response:
+        """Remove this ProRL client's servers."""
         client = self._server_owner(sender)
         if self._servers is None:
             return json_response(ProrlDone(IGNORED))
@@ -161,6 +163,7 @@ class ProrlApi:
         return json_response(ProrlDone("no servers are left"))
 
     async def cancel(self, request: web.Request, sender: Sender) -> web.Response:
+        """Cancel jobs of /process."""
         self._client(sender)
         job_id = (await _body(request)).get("job_id")
         tasks = set(self._open[sender.name].get(job_id, ())) if isinstance(job_id, str) else set()
@@ -169,6 +172,7 @@ class ProrlApi:
         return json_response(ProrlDone("cancelled", len(tasks)))
 
     async def process(self, request: web.Request, sender: Sender) -> web.Response:
+        """Run a rollout for a ProRL client; return its messages and reward."""
         if not self._client(sender).is_running:
             return detail(503, "Server is not running; POST /start first")
         body = await _body(request)
@@ -187,10 +191,8 @@ class ProrlApi:
             return json_response(failure(body.get("instance"), name, CANCELLED, "run"))
         return web.Response(body=work.result(), content_type="application/json")
 
-    # ------------------------------------------------------------------------------------------------------------------
-
     def _server_owner(self, sender: Sender) -> ClientState:
-        """Return the state of a client that may add servers: they get the rollouts of all."""
+        """Return the state of a client that may add servers, which serve everybody's rollouts."""
         check_may(sender, KeyRole.OPERATOR)
         return self._state.of(sender.name)
 
@@ -199,7 +201,7 @@ class ProrlApi:
         return self._state.of(sender.name)
 
     async def _end(self, name: str) -> None:
-        """Cancel what goes on for a client; return when it has ended, or after `STOP_S`."""
+        """Cancel a client's requests; return when they have ended, or after `STOP_S`."""
         tasks = {task for named in self._open.pop(name, {}).values() for task in named}
         for task in tasks:
             task.cancel()
@@ -214,7 +216,7 @@ class ProrlApi:
                 del named[name]
 
     async def _processed(self, body: dict[str, Any], name: str | None) -> bytes:
-        """Run a request's job and return the answer, whatever becomes of it."""
+        """Run a request's job; return the answer, also for failures."""
         instance: Any = body.get("instance")
         parameters: Any = body.get("sampling_params") or {}
         try:
@@ -239,10 +241,10 @@ class ProrlApi:
                 return await self._jobs.run(job)
 
     async def _texts_for(self, parameters: Any, job: Job, trajectory: Trajectory) -> MessageTexts | None:
-        """Return what reads the trajectory's tokens; None: nobody reads the texts.
+        """Return the reader of the trajectory's tokens; None: the client reads no texts.
 
         Raises:
-            ProrlError: it is not to be had, and messages without texts would be trained on.
+            ProrlError: there is no reader, and the client would train on messages without texts.
         """
         if not len(trajectory.token_ids):
             return None
@@ -267,7 +269,7 @@ class ProrlApi:
         return self._row_formats
 
     def _start_engines(self, parameters: Any) -> None:
-        """Start the engines that wait for a tokenizer: a client names it with its jobs only."""
+        """Start the engines that wait for a tokenizer, which clients name with their jobs."""
         if self._servers is None:
             return
         named = parameters.get("custom_tokenizer") if isinstance(parameters, dict) else None
@@ -278,7 +280,7 @@ class ProrlApi:
 
 
 def detail(status: int, text: str) -> web.Response:
-    """Return an error as ProRL's server, which is FastAPI's, words it."""
+    """Return an error in the form of ProRL's server, which is FastAPI's."""
     return json_response({"detail": text}, status)
 
 

@@ -1,7 +1,7 @@
-"""What ProRL Agent's REST API takes and answers, as the OpenAPI document has it.
+"""Bodies of ProRL Agent's REST API, for the OpenAPI document.
 
-Answers name every field. What clients send is read with more patience than this: fields of other types are ignored, or
-make the answer say what is wrong, since clients take any other status than 200 for a reward of 0.
+Requests are read more leniently: fields of other types are ignored or reported in the answer, since clients treat other
+statuses than 200 as a reward of 0.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ import msgspec
 
 
 class Process(msgspec.Struct, frozen=True):
-    """What `/process` takes."""
+    """A rollout to run."""
 
     instance: dict[str, Any]
-    """A row of a data set that the service knows, a `task` with the fields of its instances, or a whole job."""
+    """A row of a known data set, a `task` with its instance's fields, or a whole job."""
     sampling_params: dict[str, Any] = {}
     """LiteLLM's, such as `temperature`, `max_output_tokens`, `max_iterations`."""
     job_id: str | None = None
-    """The client's own name for the job, for `/cancel`; several may have one."""
+    """The client's name for the job, for `/cancel`; need not be unique."""
 
 
 class CancelJobs(msgspec.Struct, frozen=True):
-    """What `/cancel` takes."""
+    """The jobs to cancel."""
 
     job_id: str
 
 
 class LlmServerAddress(msgspec.Struct, frozen=True):
-    """What `/add_llm_server` takes."""
+    """The address of a server."""
 
     address: str
     """Its URL, such as `http://10.0.0.5:8000`."""
@@ -44,7 +44,7 @@ class ProrlDone(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LlmServerState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A server that `/add_llm_server` has named."""
+    """A server that a client has added."""
 
     address: str
     state: str
@@ -59,7 +59,7 @@ class ProrlStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     pending_jobs: int
     """This client's jobs that have not ended."""
     init_jobs: int | msgspec.UnsetType = msgspec.UNSET
-    """Of all clients, in INIT; missing if the service does not answer; so below."""
+    """Of all clients; missing, as the next two, if the service does not answer."""
     run_jobs: int | msgspec.UnsetType = msgspec.UNSET
     eval_jobs: int | msgspec.UnsetType = msgspec.UNSET
     llm_servers: list[LlmServerState] | msgspec.UnsetType = msgspec.UNSET
@@ -79,7 +79,7 @@ class ProrlMessage(msgspec.Struct, frozen=True):
     role: Literal["system", "user", "assistant", "tool"]
     content: str
     token_ids: list[int]
-    """Of an assistant: what the policy generated, and nothing else."""
+    """Of an assistant: the generated tokens only."""
     input_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     """Of an assistant: all tokens before its own."""
     logprobs: list[float] | msgspec.UnsetType = msgspec.UNSET
@@ -91,7 +91,7 @@ class Processed(msgspec.Struct, frozen=True):
     """The answer of `/process`, whatever became of the job."""
 
     instance_id: Any
-    """As in the instance; so is the next."""
+    """As in the instance, as the next."""
     trajectory_id: Any
     job_id: str | None
     error: str | None
@@ -104,18 +104,18 @@ class Processed(msgspec.Struct, frozen=True):
     critical_error: Literal["init", "run", "eval", "timeout"] | None
     """Where it failed, if it has no reward."""
     end_properly: bool
-    """It was not cut off by a limit."""
+    """No limit cut it off."""
     filter: bool
-    """True: there is nothing to learn from, so there are no messages."""
+    """True: there is nothing to learn from, so `messages` is empty."""
     git_patch: str | None
     messages: list[ProrlMessage]
     tools: list[dict[str, Any]]
-    """What it could call, as JSON schemas."""
+    """JSON schemas of its tools."""
     timing: dict[str, float]
     """Seconds by phase and by tool."""
     reward: float | None
     outcome: str | msgspec.UnsetType = msgspec.UNSET
-    """Missing for a job that could not be run; so below."""
+    """Missing, as the next three, for a job that could not be run."""
     stop_reason: str | msgspec.UnsetType = msgspec.UNSET
     metrics: dict[str, float] | msgspec.UnsetType = msgspec.UNSET
     notes: dict[str, str] | msgspec.UnsetType = msgspec.UNSET

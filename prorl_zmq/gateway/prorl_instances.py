@@ -1,7 +1,7 @@
-"""What ProRL's clients ask for, as jobs: their instances are rows of data sets, and their parameters LiteLLM's.
+"""Converts the requests of ProRL's clients to jobs.
 
-An instance may be a whole job (`task`, `instance`), a `task` with the fields of its instances, or a row of any format
-that the installation knows. Parameters that would change how tokens are drawn, and that we lack, are refused.
+An instance is a whole job (`task`, `instance`), a `task` with the fields of its instance, or a row of any known format.
+Sampling parameters that the engines do not support are rejected.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..tasks.row_format import RowFormat
 
 SAMPLING = {"max_output_tokens": "max_tokens"}
-"""ProRL's names of fields of `Sampling`; the others are vLLM's."""
+"""ProRL's names of fields of `Sampling`; others are vLLM's."""
 EPISODE = {"max_iterations": "max_turns", "max_model_len": "max_tokens"}
 """ProRL's names of fields of `EpisodeLimits`."""
 OF_THE_ENGINE = frozenset(
@@ -31,15 +31,15 @@ OF_THE_ENGINE = frozenset(
         *("token_level_generation", "custom_tokenizer", "ensure_thinking_end_properly"),
     }
 )
-"""Parameters that say nothing here: the engine and the chat template are the backend's, and tokens always come."""
+"""Ignored parameters: the backend decides on engine and chat template, and tokens are always returned."""
 
 
 def job_of(instance: Any, parameters: Any, row_formats: Sequence[RowFormat]) -> Job:
-    """Return the job of a request, under an id of its own.
+    """Return the job of a request, with a new id.
 
     Raises:
-        InvalidRecord: the instance is of no known form.
-        InvalidJob: a parameter is not known, or has a wrong value.
+        InvalidRecord: the instance has no known form.
+        InvalidJob: a parameter is unknown, or has an invalid value.
     """
     if not isinstance(instance, dict) or not isinstance(parameters, dict):
         raise InvalidRecord("`instance` and `sampling_params` are objects")

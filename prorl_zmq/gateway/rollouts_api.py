@@ -1,11 +1,10 @@
-"""`/v1/rollouts`: rollouts of programs outside that cannot reach the RUN processes, or speak no ZeroMQ.
+"""`/v1/rollouts`: rollouts whose programs cannot reach the RUN processes.
 
     program  ──HTTP(S)──▶  gateway  ──HTTP──▶  RUN process of the rollout (`stages.harness.outside_rollout`)
 
-Opening, looking and cancelling want the token of who opens it. Calls of the model, and `finish`, show the rollout's own
-key, which the RUN process checks: the gateway keeps none, and finds a rollout again after its restart by asking the
-brokers where it is. A call that comes before a RUN process has the rollout waits for it. A client that leaves ends its
-call there too.
+Opening, reading and cancelling need the opener's token. Model calls and `finish` need the rollout's key, which the RUN
+process checks; the gateway stores neither keys nor rollouts. A call waits until a RUN process has the rollout. A client
+that disconnects ends its call there too.
 """
 
 from __future__ import annotations
@@ -20,31 +19,28 @@ from aiohttp import web
 from ..client.outside_calls import reached_at, with_key
 from ..client.requests import check_job_ids, pack_job
 from ..errors import Busy, EndpointFailed
-from ..service.rollout_brokers import trace_in
 from ..wire.messages.base import new_id
-from ..wire.messages.front_door import Submit, Trace
-from .bodies import CancelledBody, NewRollout, OpenedRollout, RolloutState
-from .connection import job_owner, session_of
+from ..wire.messages.front_door import Cancelled, Submit
+from .bodies import NewRollout, OpenedRollout, RolloutState
+from .connection import session_of
 from .endpoint import Endpoint
 from .http_errors import json_response
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from ..security.rights import Sender
     from .connection import GatewayConnection
     from .endpoint import Call
 
 PLACE = "/v1/rollouts"
 CALLS = f"{PLACE}/{{job_id}}/{{path:.+}}"
-"""What programs ask of their rollouts."""
 OPEN_S = 60.0
-"""How long a call waits for a RUN process to have its rollout; then it is answered 503, and clients ask again."""
+"""How long a call waits for a RUN process to take its rollout before it is answered 503; clients retry."""
 LOOK_S = 10.0
-"""Longest that one question for an address is held."""
+"""How long one request for an address is held."""
 LOOKUPS = 2048
-"""Rollouts whose addresses are asked for at a time."""
 ADDRESSES = 8192
-"""Rollouts whose addresses are remembered."""
 CONNECT_S = 5.0
 RETRY_AFTER = "2"
 _OF_ONE_CONNECTION = (
@@ -55,16 +51,15 @@ NOT_PASSED_ON = frozenset((*_OF_ONE_CONNECTION.split(), "upgrade"))
 
 
 class RolloutsApi:
-    """Opens rollouts, and passes their programs' calls on.
+    """The endpoints of outside rollouts.
 
     Args:
         connection: to the brokers.
         cancel: cancels the job of a call.
     """
 
-    def __init__(self, connection: GatewayConnection, cancel: Callable[[Call], Awaitable[CancelledBody]]) -> None:
+    def __init__(self, connection: GatewayConnection, cancel: Callable[[Call], Awaitable[Cancelled]]) -> None:
         self._connection = connection
-        self._cancel = cancel
         self._addresses: OrderedDict[str, str] = OrderedDict()
         self._lookups: dict[str, asyncio.Task[str | web.Response]] = {}
         self._http: aiohttp.ClientSession | None = None
@@ -72,14 +67,16 @@ class RolloutsApi:
         self.endpoints = (
             Endpoint("POST", PLACE, self.open_rollout, OpenedRollout, NewRollout),
             Endpoint("GET", rollout, self.rollout_state, RolloutState),
-            Endpoint("DELETE", rollout, self.cancel_rollout, CancelledBody),
+            Endpoint("DELETE", rollout, cancel, Cancelled, name="cancel_rollout"),
+            Endpoint("POST", CALLS, self.pass_on, name="rollout_call", raw=True, needs="rollout key"),
+            Endpoint("GET", CALLS, self.pass_on, name="rollout_models", raw=True, needs="rollout key"),
         )
 
     async def open_rollout(self, call: Call) -> OpenedRollout:
-        """Open a rollout that a program of yours leads: at `base_url` it calls the model with `api_key`.
+        """Open a rollout for your program, which calls the model at `base_url` with `api_key`.
 
-        The key is shown once. The program ends the rollout with `POST {base_url}/finish`, which shows the key too. Its
-        trajectory is then at `/v1/jobs/{job_id}/trajectory`. If this answer is lost, open another one.
+        The key is returned once. The program ends the rollout with `POST {base_url}/finish` and the key. Its trajectory
+        is then at `/v1/jobs/{job_id}/trajectory`. If this answer is lost, open another one.
         """
         body: NewRollout = call.body
         job, key = with_key(body.job, body.idle_s, body.train_on)
@@ -88,19 +85,16 @@ class RolloutsApi:
         return OpenedRollout(job_id=job.job_id, base_url=f"{call.origin}{PLACE}/{job.job_id}", api_key=key)
 
     async def rollout_state(self, call: Call) -> RolloutState:
-        """Say how far a rollout has come; it is `open` while its program may call the model."""
-        job_id = call.path["job_id"]
-        check_job_ids((job_id,))
-        request = Trace(new_id(), job_id, job_owner(call.sender))
-        trace = trace_in(await self._connection.ask_of_job(call.sender, request), job_id)
+        """Return the state of a rollout; it is `open` while its program may call the model."""
+        trace = await self._connection.trace(call.sender, call.path["job_id"])
         return RolloutState.of(trace, f"{call.origin}{PLACE}/{trace.job_id}")
 
-    async def cancel_rollout(self, call: Call) -> CancelledBody:
-        """End a rollout as `cancelled`; calls that are being answered are cut off."""
-        return await self._cancel(call)
+    async def pass_on(self, request: web.Request, _sender: Sender) -> web.StreamResponse:
+        """Call the model of a rollout, with the rollout's key.
 
-    async def pass_on(self, request: web.Request) -> web.StreamResponse:
-        """Pass a program's call on to its rollout."""
+        The path is that of an API, such as `chat/completions`, `responses` or `v1/messages`; or `finish`, which ends
+        the rollout and takes `{"reward": number}`, or `{}` where the task judges.
+        """
         job_id = request.match_info["job_id"]
         check_job_ids((job_id,))
         known = self._addresses.get(job_id)
@@ -120,17 +114,13 @@ class RolloutsApi:
         return answered
 
     async def close(self) -> None:
-        """Close the connections to RUN processes."""
         for task in self._lookups.values():
             task.cancel()
         if self._http is not None:
             await self._http.close()
 
     async def _address(self, job_id: str) -> str | web.Response:
-        """Return where a rollout's calls go, or the error for a call without a destination.
-
-        Calls of one rollout ask together.
-        """
+        """Return the address of a rollout's process, or the error answer. Calls of one rollout share one lookup."""
         task = self._lookups.get(job_id)
         if task is None:
             if len(self._lookups) >= LOOKUPS:
@@ -154,7 +144,7 @@ class RolloutsApi:
         return refused(503, f"the rollout {job_id} has not begun within {OPEN_S:g} s: all slots of RUN are taken")
 
     async def _passed_on(self, request: web.Request, address: str, *, may_fail: bool) -> web.StreamResponse | None:
-        """Return the rollout's answer, sent on; None: its process cannot be reached, which `may_fail`."""
+        """Return the rollout's answer, forwarded; None: its process cannot be reached, which `may_fail`."""
         if self._http is None:
             self._http = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0),
@@ -188,7 +178,7 @@ class RolloutsApi:
 
 
 def refused(status: int, message: str) -> web.Response:
-    """Return an error in a form that the clients of all APIs find its message in."""
+    """Return an error in the form that clients of all APIs parse."""
     error = {"type": "gone" if status == 410 else "api_error", "code": None, "param": None, "message": message}
     headers = {"Retry-After": RETRY_AFTER} if status == 503 else None
     return json_response({"type": "error", "error": error}, status, headers)

@@ -1,10 +1,9 @@
-"""`prorl gateway`: an HTTP server in front of the front door.
+"""`Gateway`: the HTTP server of `prorl gateway`, `prorl dashboard` and `prorl metrics`.
 
     any HTTP client  ──▶  gateway  ──▶  front doors, backend broker
 
-It owns its port, its connections, and the engine hosts that `/add_llm_server` asked for; jobs and trajectories are the
-brokers'. A request of a client that left is cancelled. When a front door does not answer within `timeout_s`, a
-request ends with 503. Any number of gateways run beside each other; their names must differ.
+Jobs and trajectories belong to the brokers. The request of a client that disconnects is cancelled. A request ends with
+503 if a front door does not answer within `timeout_s`. Any number of gateways with different names may run.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import asyncio
 import errno
 import logging
 import socket
-from functools import cached_property, partial
+from functools import cached_property
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
@@ -23,25 +22,27 @@ from ..client.asynchronous.client import AsyncRolloutClient
 from ..errors import Busy, EndpointInUse, InternalError, InvalidEndpoint, NotAllowed, ProrlError
 from ..integrations.single_jobs import SingleJobs
 from ..security.rights import ANYBODY
+from ..service.rollout_brokers import clients_of
 from ..system.logs import say
 from ..system.open_files import raise_open_files
 from ..system.processes import stop_signals
+from ..watching.watcher import Watcher
 from ..wire.sockets import is_loopback_host
 from .connection import GatewayConnection
-from .dashboard.dashboard import Dashboard
-from .dashboard.page_files import PLACE, add_page
-from .docs_page import DocsPage
-from .endpoint import read_call
-from .http_errors import error_response, http_error_response, is_for_the_log, json_response, with_defaults
+from .dashboard.dashboard_api import DashboardApi
+from .dashboard.job_views import JobViews
+from .dashboard.page_files import HEADERS, PLACE, add_page
+from .dashboard.run_list import RunList
+from .dashboard.watch_stream import WatchStreams
+from .endpoint import Endpoint
+from .http_errors import error_response, http_error_response, is_for_the_log, json_response
 from .json_api import JsonApi
 from .llm_servers import LlmServers
-from .loaded_texts import LoadedTexts
+from .message_texts import LoadedTexts
 from .metrics import RequestMetrics, answer_metrics
-from .openapi import openapi_document
+from .openapi import DOCS, DOCUMENT, docs_html, openapi_document
 from .page_token import PageToken
-from .plain_routes import DOCS, DOCUMENT
 from .prorl_api import ProrlApi
-from .rollouts_api import CALLS
 from .stored_state import StoredState
 
 if TYPE_CHECKING:
@@ -49,19 +50,19 @@ if TYPE_CHECKING:
 
     from ..security.bearer_list import BearerList
     from ..security.rights import Sender
-    from .endpoint import Endpoint
     from .settings import GatewayOptions
 
-    Handler = Callable[[web.Request, Sender], Awaitable[web.StreamResponse]]
+    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 BODY_LIMIT_BYTES = 64 * 2**20
+TEXT, EVENTS = "text/plain", "text/event-stream"
 READING = ("GET", "HEAD")
 REQUESTS_LIMIT = 8192
-"""Most requests at a time; further ones are answered 429."""
+"""Most concurrent requests; further ones are answered 429."""
 STOP_S = 5.0
-"""How long requests may go on once the gateway is to end."""
+"""How long open requests may take after a stop."""
 STARTING_S = 120.0
-"""How long the service may take to start before an engine host is."""
+"""How long the service may take to start before an engine host does."""
 
 log = logging.getLogger("prorl.gateway")
 
@@ -77,11 +78,25 @@ class Gateway:
         # All that may be refused is checked: what is opened from here on is closed by `run`.
         self._connection = GatewayConnection(options, self._keyring)
         self._json_api = JsonApi(self._connection)
-        self._dashboard = Dashboard(options, LoadedTexts(self._connection))
-        self._endpoints = (*self._json_api.endpoints, *self._dashboard.endpoints)
+        texts = LoadedTexts(self._connection)
+        self._clients = self._broker_clients()
+        watcher = Watcher(self._clients)
+        self._streams = WatchStreams(watcher)
+        dashboard = DashboardApi(
+            self._clients, watcher, JobViews(texts), RunList(options.runs), read_only=options.read_only
+        )
         servers = LlmServers(name, self._engine_flags) if settings.use_llm_servers else None
         state = StoredState(options.run_dir / f"{name}.json")
-        self._prorl_api = ProrlApi(self._connection, SingleJobs(self._client), state, servers, settings.tokenizer)
+        self._prorl_api = ProrlApi(
+            self._connection, SingleJobs(self._client), state, servers, settings.tokenizer, texts
+        )
+        self.endpoints = [Endpoint("GET", "/metrics", self._read_metrics, str, name="metrics", content=TEXT, raw=True)]
+        if not options.metrics_only:
+            self.endpoints += [
+                *(*self._json_api.endpoints, *dashboard.endpoints, *self._prorl_api.endpoints),
+                Endpoint("GET", "/v1/watch", self._watch, str, name="watch", content=EVENTS, raw=True),
+                Endpoint("GET", DOCUMENT, self._document, name="openapi", raw=True, needs="nothing"),
+            ]
         self._requests = 0
         self._metrics = RequestMetrics(options.run_dir, "metrics" if options.metrics_only else "gateway")
         self._stopping = asyncio.Event()
@@ -99,19 +114,24 @@ class Gateway:
         self._metrics.start()
         raise_open_files()
         try:
-            async with self._dashboard.watching():
-                with stop_signals(self._stopping.set):
-                    await self._listen(runner)
-                    if not options.metrics_only:
-                        self._prorl_api.resume()
-                    self._say_ready()
-                    await self._stopping.wait()
+            with stop_signals(self._stopping.set):
+                await self._listen(runner)
+                if not options.metrics_only:
+                    self._prorl_api.resume()
+                self._say_ready()
+                await self._stopping.wait()
         finally:
             self._metrics.close()
+            self._streams.end()
             await self._json_api.rollouts.close()
             await self._prorl_api.close()
             await runner.cleanup()
-            self._connection.close()
+            await self.close()
+
+    async def close(self) -> None:
+        for client in self._clients.values():
+            await client.close()
+        self._connection.close()
 
     def _say_ready(self) -> None:
         options = self._options
@@ -139,34 +159,19 @@ class Gateway:
 
     def _app(self) -> web.Application:
         app = web.Application(client_max_size=BODY_LIMIT_BYTES, middlewares=[self._metrics.counted, _refused])
-        app.router.add_get("/metrics", self._guarded(partial(answer_metrics, self._options.run_dir)))
-        if self._options.metrics_only:
-            return app
-        for endpoint in self._endpoints:
-            app.router.add_route(endpoint.method, endpoint.path, self._guarded(partial(_answer, endpoint)))
-        for (method, path), handler in self._prorl_api.handlers.items():
-            app.router.add_route(method, path, self._guarded(handler))
-        for method in ("GET", "POST"):
-            pass_on = self._guarded(self._pass_on, by_rollout_key=True)
-            app.router.add_route(method, CALLS, pass_on)
-        app.router.add_get("/v1/watch", self._guarded(self._watch))
-        add_page(app)
-        document = openapi_document(self._endpoints)
-        app.router.add_get(DOCUMENT, partial(_document, json_response(document).body))
-        app.router.add_get(DOCS, DocsPage(document).answer)
-        app.router.add_get("/healthz", self._health)
+        for endpoint in self.endpoints:
+            handle = self._healthy(endpoint) if endpoint.needs == "nothing" else self._guarded(endpoint)
+            app.router.add_route(endpoint.method, endpoint.path, handle)
+            if endpoint.method == "GET":
+                app.router.add_route("HEAD", endpoint.path, handle)
+        if not self._options.metrics_only:
+            add_page(app)
+            app.router.add_get(DOCS, self._docs)
         return app
 
-    async def _pass_on(self, request: web.Request, _: Sender) -> web.StreamResponse:
-        return await self._json_api.rollouts.pass_on(request)
-
-    def _guarded(
-        self, handler: Handler, *, by_rollout_key: bool = False
-    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        """Return a handler for allowed requests only, whose errors become answers.
-
-        With `by_rollout_key`, requests show a rollout's key instead of a token, and the rollout's process checks it.
-        """
+    def _guarded(self, endpoint: Endpoint) -> Handler:
+        """Return a handler for allowed requests only; a rollout's key is checked by the rollout's process."""
+        by_rollout_key = endpoint.needs == "rollout key"
 
         async def handle(request: web.Request) -> web.StreamResponse:
             if self._requests >= REQUESTS_LIMIT:
@@ -184,7 +189,7 @@ class Gateway:
                 # Of several such headers, aiohttp decompresses by the last.
                 if {each.lower() for each in request.headers.getall("Content-Encoding", ())} - {"identity"}:
                     raise web.HTTPUnsupportedMediaType(text="a body must not be compressed: send it as it is")
-                return await handler(request, sender)
+                return await endpoint.answer(request, sender)
             except ProrlError as error:
                 return error_response(error)
             except web.HTTPException:
@@ -197,16 +202,23 @@ class Gateway:
 
         return handle
 
+    def _healthy(self, endpoint: Endpoint) -> Handler:
+        """Return a handler without a key, which answers any error with 503."""
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            try:
+                return await endpoint.answer(request, ANYBODY)
+            except ProrlError as error:
+                return error_response(error, 503)
+
+        return handle
+
     def _is_open_to(self, sender: Sender) -> bool:
-        """Return whether it was let in without a key, which no page of another origin has."""
+        """Return whether a request needed no key, so that a page of another origin could have sent it."""
         return sender.role is None and not isinstance(self._bearers, PageToken)
 
     def _check_origin(self, request: web.Request) -> None:
-        """Refuse what a web page of another origin asks.
-
-        Raises:
-            NotAllowed: it may come from one.
-        """
+        """Raise `NotAllowed` if a web page of another origin may have sent the request."""
         if self._is_foreign_page(request):
             raise NotAllowed("a web page of another origin may not use a gateway that asks for no keys")
         if not self._is_named(request):
@@ -216,16 +228,17 @@ class Gateway:
             )
 
     def _is_named(self, request: web.Request) -> bool:
-        """Return whether a request was meant for this address, not for a name that was led here."""
+        """Return whether a request was for this address, not for a name that an attacker's DNS points here."""
         host = _host_of(request)
         if self._options.insecure:
             return self._is_own_host(host)
         return is_loopback_host(host) or host == self._options.host
 
     def _is_foreign_page(self, request: web.Request) -> bool:
-        """Return whether a browser asks for another page than our own; other programs send none of these headers.
+        """Return whether a browser sent this for a page of another origin; other programs send no such headers.
 
-        A name that an attacker has led here makes our address that page's own: only names that nobody can lead count.
+        A DNS name that an attacker points here would make its pages same-origin, so only names that cannot be are
+        trusted.
         """
         origin = request.headers.get("Origin")
         if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
@@ -243,11 +256,31 @@ class Gateway:
 
     @cached_property
     def _own_names(self) -> frozenset[str]:
-        """The names of this machine; looked up once, since that may ask a name server."""
+        """The names of this machine; cached, since the lookup may use DNS."""
         return frozenset(name.lower() for name in (self._options.host, socket.gethostname(), socket.getfqdn()))
 
     async def _watch(self, request: web.Request, sender: Sender) -> web.StreamResponse:
-        return await self._dashboard.streams.answer(request, sender, self._sender)
+        """Stream the service's changes as server-sent events, for the dashboard."""
+        return await self._streams.answer(request, sender, self._sender)
+
+    async def _read_metrics(self, _request: web.Request, sender: Sender) -> web.Response:
+        """Return the metrics of this run folder, for Prometheus."""
+        return await answer_metrics(self._options.run_dir, sender)
+
+    async def _document(self, _request: web.Request, _sender: Sender) -> web.Response:
+        """Return this document."""
+        return json_response(self._described)
+
+    async def _docs(self, _request: web.Request) -> web.Response:
+        return web.Response(text=self._page, content_type="text/html", charset="utf-8", headers=HEADERS)
+
+    @cached_property
+    def _described(self) -> dict[str, Any]:
+        return openapi_document(self.endpoints)
+
+    @cached_property
+    def _page(self) -> str:
+        return docs_html(self._described)
 
     def _sender(self, request: web.Request) -> Sender:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
@@ -255,14 +288,18 @@ class Gateway:
             token = request.headers.get("x-api-key", "")
         return self._bearers.sender(token.strip())
 
-    async def _health(self, _request: web.Request) -> web.Response:
-        try:
-            return json_response(await self._json_api.health())
-        except ProrlError as error:
-            return error_response(error, 503)
+    def _broker_clients(self) -> dict[str, AsyncRolloutClient]:
+        """Return the dashboard's clients of all rollout brokers, by name; the first viewer connects them."""
+        options = self._options
+        if options.metrics_only:
+            return {}
+        if options.service is not None:
+            return clients_of(options.service.path, options.timeout_s, options.service.keys("operator"))
+        keys = options.keys if self._keyring is not None else None
+        return {"rollout broker": AsyncRolloutClient(options.front_door, timeout_s=options.timeout_s, keys=keys)}
 
     def _client(self) -> AsyncRolloutClient:
-        """Open the client of ProRL's jobs, whose session is this gateway's own: results of an earlier life go there."""
+        """Open the client of ProRL's jobs, whose session is this gateway's."""
         options = self._options
         return AsyncRolloutClient(
             options.front_door if options.service is None else None,
@@ -288,20 +325,9 @@ def _host_of(request: web.Request) -> str:
     return request.host.rpartition(":")[0] if request.host.rpartition(":")[2].isdecimal() else request.host
 
 
-async def _answer(endpoint: Endpoint, request: web.Request, sender: Sender) -> web.StreamResponse:
-    answered = await endpoint.answer(await read_call(endpoint, request, sender))
-    if isinstance(answered, web.StreamResponse):
-        return answered
-    return json_response(with_defaults(answered) if endpoint.with_defaults else answered)
-
-
-async def _document(body: object, _request: web.Request) -> web.Response:
-    return web.Response(body=body, content_type="application/json")
-
-
 @web.middleware
 async def _refused(request: web.Request, handler: Any) -> web.StreamResponse:
-    """Word what aiohttp refuses by itself: unknown paths, other methods, bodies over the limit."""
+    """Convert aiohttp's own errors: unknown paths, other methods, bodies over the limit."""
     try:
         answered: web.StreamResponse = await handler(request)
     except web.HTTPException as error:

@@ -1,4 +1,4 @@
-"""A gateway's settings, checked: where it listens, how it is protected, and where the service is."""
+"""`GatewayOptions`: a gateway's checked settings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..service.service_folder import ServiceFolder
 
 ROLES = (*BROKER, KeyRole.TRAINER, KeyRole.OPERATOR)
-"""Keys that a gateway may have of its own, where the front door is reached over TCP."""
+"""Roles of a gateway's own key, which TCP front doors require."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,21 +35,21 @@ class GatewayOptions:
     run_dir: Path
     front_door: str = ""
     service: ServiceFolder | None = None
-    """The folder of a service, which says where its rollout brokers are; None: there is one, at `front_door`."""
+    """The service's folder, which names its rollout brokers; None: there is one, at `front_door`."""
     name: str = ""
-    """Which gateway this is; empty: made of its host's name and its address."""
+    """Empty: made of the host's name and the address."""
     keys: Path | None = None
     insecure: bool = False
     timeout_s: float = 10.0
     """How long the service may take to answer."""
     program: Literal["gateway", "dashboard"] = "gateway"
-    """`dashboard`: where `keys` lets in no bearer token, it asks for one of its own, and prints it."""
+    """`dashboard`: makes and prints a token of its own if `keys` has no bearer token."""
     runs: Path | None = None
-    """The folder of the evaluations that the dashboard shows."""
+    """The folder of evaluations that the dashboard shows."""
     read_only: bool = False
-    """Requests that would change anything are refused for all roles."""
+    """Reject requests that change anything, for all roles."""
     metrics_only: bool = False
-    """Nothing is served but `/metrics`."""
+    """Serve only `/metrics`."""
 
     @property
     def host(self) -> str:
@@ -61,7 +61,7 @@ class GatewayOptions:
 
     @property
     def own_name(self) -> str:
-        """Its name, by which its jobs and its state are known; no two gateways of a service may have the same."""
+        """The unique name of its jobs and its state."""
         kind = "" if self.program == "gateway" else f"{self.program}-"
         name = self.name or re.sub(r"[^\w.-]+", "_", f"{kind}{socket.gethostname()[:32]}-{self.settings.bind}")
         try:
@@ -74,10 +74,10 @@ class GatewayOptions:
         return f"{'https' if self.settings.tls_cert else 'http'}://{self.host}:{self.port}"
 
     def bearers(self) -> BearerList | PageToken:
-        """Return the list of allowed tokens.
+        """Return the allowed tokens.
 
         Raises:
-            ConfigError: the gateway could be reached from other machines by anybody.
+            ConfigError: other machines could use the gateway without a token.
         """
         listed = BearerList(KeyFolder(self.keys) if self.keys is not None else None)
         if self.program == "dashboard" and not len(listed):
@@ -92,7 +92,7 @@ class GatewayOptions:
         return listed
 
     def keyring(self) -> Keyring | None:
-        """Return the gateway's own key, if it has one; over ipc none is needed."""
+        """Return the gateway's own key; None: it has none, and ipc needs none."""
         keys = self.keys
         if keys is None:
             return None
@@ -102,10 +102,10 @@ class GatewayOptions:
         return None
 
     def tls(self) -> ssl.SSLContext | None:
-        """Return what the gateway proves itself with; None: plaintext.
+        """Return the TLS context; None: plaintext.
 
         Raises:
-            ConfigError: the files are wrong, or plaintext would go over a network.
+            ConfigError: the files are invalid, or plaintext would cross a network.
         """
         cert, key = self.settings.tls_cert, self.settings.tls_key
         if not cert or not key:

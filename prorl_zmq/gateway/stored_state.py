@@ -1,6 +1,6 @@
-"""What a gateway must know again when it was restarted: who has called `/start`, and which engines were named to it.
+"""`StoredState`: which clients have called `/start`, and which engines they named, across restarts of a gateway.
 
-A small file of its own in the run folder, written whole. That of another life of `prorl serve` says nothing.
+A file in the run folder, written atomically. A file of another run of `prorl serve` is ignored.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ log = logging.getLogger("prorl.gateway")
 
 
 class ClientState(msgspec.Struct):
-    """What one token's client has said."""
-
     is_running: bool = False
     addresses: list[str] = []
 
@@ -34,7 +32,7 @@ class StoredState:
         self._path = path
         self._service = os.environ.get(SERVICE_VARIABLE, "")
         self.tokenizer = ""
-        """What the engines were started with."""
+        """The engines' tokenizer."""
         self.clients: dict[str, ClientState] = {}
         try:
             found = msgspec.json.decode(path.read_bytes(), type=_File)

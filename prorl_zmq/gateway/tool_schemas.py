@@ -1,4 +1,4 @@
-"""What the package's tools look like to a model, by their names: clients in text mode render their template with it."""
+"""JSON schemas of the package's tools by name; clients in text mode render their templates with them."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ SCHEMAS: dict[str, dict[str, Any]] = {kind.name: object.__new__(kind).schema() f
 
 
 def schemas_of(names: Any) -> list[dict[str, Any]]:
-    """Return the schemas of an instance's tools; names that are none of the package's are left out."""
+    """Return the schemas of an instance's tools; unknown names are left out."""
     return [SCHEMAS[name] for name in names or () if isinstance(name, str) and name in SCHEMAS]

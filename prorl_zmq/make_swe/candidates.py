@@ -1,7 +1,7 @@
-"""Chooses the next mutation to try: in functions that tests reach and lines that run, spread over files and kinds.
+"""`Candidates`: chooses the next mutation to try, spread over files and kinds of bugs.
 
-Everything is decided by the seed and by what was accepted so far, so the same project and seed give the same
-instances. Only decisions are here: no files, no clock.
+Only functions that tests reach and lines that run are mutated. The seed and the mutations accepted so far decide
+everything, so the same project and seed yield the same instances. No I/O.
 """
 
 from __future__ import annotations
@@ -22,16 +22,15 @@ if TYPE_CHECKING:
 
 TRIES_PER_FUNCTION = 4
 COMMON = frozenset({"wrong_variable"})
-"""Kinds so frequent in a function that they would crowd out the others."""
+"""Kinds so frequent that they would crowd out the others."""
 
 
 @dataclass(frozen=True)
 class Candidate:
     path: str
-    """Relative to the repository."""
     mutation: Mutation
     tests: frozenset[str]
-    """Node ids of the tests that call the function."""
+    """Node ids of tests that call the function."""
 
 
 class Candidates:
@@ -67,7 +66,7 @@ class Candidates:
         return len(self._order)
 
     def next(self) -> Candidate | None:
-        """Return the next one, None if all were tried; no function comes more than `TRIES_PER_FUNCTION` times."""
+        """Return the next one; None: all were tried, each function at most `TRIES_PER_FUNCTION` times."""
         while self._order:
             rank = {key: place for place, key in enumerate(self._order)}
             key = min(self._order, key=lambda each: (self._files[each[0]], self._tries[each], rank[each]))
@@ -80,7 +79,7 @@ class Candidates:
         return None
 
     def accept(self, candidate: Candidate) -> None:
-        """Count one that became an instance: its function has no other, its file and kind come later."""
+        """Note a mutation that became an instance: its function gets no other, its file and kind come later."""
         self._files[candidate.path] += 1
         self._kinds[candidate.mutation.kind] += 1
         key = (candidate.path, candidate.mutation.function)
@@ -88,7 +87,7 @@ class Candidates:
             self._order.remove(key)
 
     def _choose(self, key: tuple[str, str]) -> Candidate | None:
-        """Take a sound mutation of a function, of the kind with the fewest so far."""
+        """Take a sound mutation of a function, of the kind accepted least so far."""
         found = self._left[key]
         while found:
             by_kind: dict[str, list[Candidate]] = defaultdict(list)

@@ -56,10 +56,10 @@ class Maker:
         self._numbers = count(1)
         self._base: Base | None = None
         self._alone = False
-        """There is only one project, whose failure the caller reports."""
+        """The only project's failure is reported by the caller."""
 
     async def make(self, orders: Sequence[Order], parts: Path) -> list[Made | ProrlError]:
-        """Make what was ordered; return the result of each project, or its error."""
+        """Return the result of each project, or its error."""
         work = Path(tempfile.mkdtemp(prefix="prorl-make-swe-"))
         sandboxes = Sandboxes("apptainer", work / "sandboxes")
         try:
@@ -133,7 +133,7 @@ class Maker:
         return project, image
 
     def _identity(self, order: Order, image: Image) -> str:
-        """Return a digest of all that decides what comes out; the image's name has one of the project and its base."""
+        """Return a digest of all inputs; the image's name contains that of the project and its base."""
         settings = self._settings
         parts = (image.name, order.instances, order.tests, order.options, settings.seed, settings.most_failing)
         return digest(repr((*parts, MAKER_VERSION)).encode())[:10]
@@ -153,7 +153,7 @@ def _remove(work: Path, parts: Path) -> None:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that it is there with all its content, or not at all."""
+    """Write a file atomically and durably."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with partial.open("wb") as file:

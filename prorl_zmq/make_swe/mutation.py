@@ -1,7 +1,7 @@
-"""Mutations: small changes to one function of a file, each of them the bug of an instance.
+"""Mutations: changes of one function, each of them the bug of an instance.
 
-A mutation replaces some bytes of the file and leaves all others unchanged, formatting included. A kind of bug is a
-function that yields its edits at a place of the syntax tree.
+A mutation replaces some bytes of the file and leaves all others unchanged, formatting included. It is written by hand,
+since libraries for mutation testing rewrite the formatting of a file.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 import warnings
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .source_text import SourceText, first_line, own_nodes
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from .source_text import Function, Place, Span
 
     Edit = tuple[Span, bytes]
-    Kind = Callable[[SourceText, Place], Iterator[Edit]]
+    Kind = Callable[[SourceText, Place, Any], Iterator[Edit]]
 
-KINDS: dict[str, Kind] = {}
-"""All kinds of bugs, by name."""
+KINDS: dict[str, tuple[tuple[type[ast.AST], ...], Kind]] = {}
+"""All kinds of bugs by name, each with the nodes in which it can be, and the function that yields its edits there."""
 OPERATOR = re.compile(rb"not\s+in\b|is\s+not\b|[^\s()\\]+")
 OTHER_OPERATORS = {
     operator: others
@@ -48,11 +48,11 @@ OTHER_FUNCTION = _both_ways(
     *(("keys", "values"), ("append", "extend"), ("popleft", "pop"), ("removeprefix", "removesuffix")),
     *(("isdigit", "isalpha"), ("islower", "isupper"), ("match", "search"), ("union", "intersection")),
 )
-"""Functions that are taken for each other."""
+"""Functions that programmers confuse."""
 WRAPPERS = frozenset({"str", "int", "float", "list", "tuple", "set", "sorted", "reversed", "abs", "round", "dict"})
 CLEANERS = frozenset({"strip", "lstrip", "rstrip", "lower", "upper", "casefold", "copy", "title", "capitalize"})
 ORDERED = frozenset({"isinstance", "issubclass", "getattr", "hasattr", "setattr", "range", "super"})
-"""Functions where swapped arguments are noticed at once."""
+"""Functions whose callers notice swapped arguments at once."""
 STRINGS = _both_ways(
     *(("", " "), (",", ", "), ("-", "_"), ("true", "false"), ("left", "right"), ("start", "end"), ("key", "value")),
     ("yes", "no"),
@@ -72,26 +72,24 @@ SIMPLE = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant)
 
 @dataclass(frozen=True)
 class Mutation:
-    """One change to a file."""
-
     kind: str
     function: str
-    """Qualified name of the outermost function that it is in."""
+    """Qualified name of the outermost function around it."""
     scope_line: int
-    """First line of the innermost function that it is in, as its code object has it."""
+    """First line of the innermost function around it, as in its code object."""
     statement_line: int
-    """First line of the statement that it is in, counted from 1."""
+    """First line of its statement, from 1."""
     start: int
-    """First byte that goes."""
+    """First replaced byte."""
     end: int
-    """Behind the last byte that goes."""
+    """The byte after the last replaced one."""
     replacement: bytes
 
     def apply(self, data: bytes) -> bytes:
         return data[: self.start] + self.replacement + data[self.end :]
 
     def lines(self, data: bytes) -> tuple[str, ...]:
-        """Return the lines that it changes, as they were and as they are then, without the space around them."""
+        """Return the changed lines, stripped, before and after the change."""
         first = data.rfind(b"\n", 0, self.start) + 1
         changed = self.apply(data)
         new_end = self.start + len(self.replacement)
@@ -103,8 +101,9 @@ class Mutation:
 def mutations(source: SourceText) -> Iterator[Mutation]:
     """Return all mutations of a file, in a fixed order. Some do not parse: see `is_sound`."""
     for place in source.places():
-        for name, kind in KINDS.items():
-            for (start, end), replacement in kind(source, place):
+        for name, (nodes, kind) in KINDS.items():
+            edits = kind(source, place, place.node) if isinstance(place.node, nodes) else ()
+            for (start, end), replacement in edits:
                 yield Mutation(
                     kind=name,
                     function=place.function,
@@ -117,7 +116,7 @@ def mutations(source: SourceText) -> Iterator[Mutation]:
 
 
 def is_sound(mutation: Mutation, source: SourceText) -> bool:
-    """Return whether the changed file is Python that means something else."""
+    """Return whether the changed file parses and means something else."""
     changed = mutation.apply(source.data)
     try:
         with warnings.catch_warnings():
@@ -135,13 +134,16 @@ def _line_end(data: bytes, start: int) -> int:
     return len(data) if found < 0 else found
 
 
-def _kind(function: Kind) -> Kind:
-    KINDS[function.__name__] = function
-    return function
+def _kind(*nodes: type[ast.AST]) -> Callable[[Kind], Kind]:
+    def note(function: Kind) -> Kind:
+        KINDS[function.__name__] = (nodes, function)
+        return function
+
+    return note
 
 
 def _other_operators(source: SourceText, left: ast.AST, right: ast.AST, behind: bytes = b"") -> Iterator[Edit]:
-    """Replace the operator between two operands; not where a comment makes it unclear which text that is."""
+    """Replace the operator between two operands, unless a comment stands there."""
     start, end = source.span(left)[1], source.span(right)[0]
     gap = source.data[start:end]
     found = OPERATOR.search(gap)
@@ -152,36 +154,35 @@ def _other_operators(source: SourceText, left: ast.AST, right: ast.AST, behind: 
         yield (start + found.start(), start + found.end()), other + behind
 
 
-@_kind
-def comparison(source: SourceText, place: Place) -> Iterator[Edit]:
+@_kind(ast.Compare)
+def comparison(source: SourceText, _place: Place, node: ast.Compare) -> Iterator[Edit]:
     """A comparison that is flipped, or off by one."""
-    if isinstance(place.node, ast.Compare):
-        for left, right in pairwise([place.node.left, *place.node.comparators]):
-            yield from _other_operators(source, left, right)
-
-
-@_kind
-def boolean_operator(source: SourceText, place: Place) -> Iterator[Edit]:
-    """An `and` for an `or`, or the other way round."""
-    if isinstance(place.node, ast.BoolOp) and len(place.node.values) == 2:
-        left, right = place.node.values
+    for left, right in pairwise([node.left, *node.comparators]):
         yield from _other_operators(source, left, right)
 
 
-@_kind
-def arithmetic(source: SourceText, place: Place) -> Iterator[Edit]:
+@_kind(ast.BoolOp)
+def boolean_operator(source: SourceText, _place: Place, node: ast.BoolOp) -> Iterator[Edit]:
+    """An `and` for an `or`, or the other way round."""
+    if len(node.values) == 2:
+        left, right = node.values
+        yield from _other_operators(source, left, right)
+
+
+@_kind(ast.BinOp, ast.AugAssign)
+def arithmetic(source: SourceText, _place: Place, node: ast.BinOp | ast.AugAssign) -> Iterator[Edit]:
     """Another arithmetic operator."""
-    node = place.node
-    if isinstance(node, ast.BinOp) and not _is_text(node.left) and not _is_text(node.right):
-        yield from _other_operators(source, node.left, node.right)
-    elif isinstance(node, ast.AugAssign) and not _is_text(node.value):
-        yield from _other_operators(source, node.target, node.value, b"=")
+    if isinstance(node, ast.BinOp):
+        operands, behind = (node.left, node.right), b""
+    else:
+        operands, behind = (node.target, node.value), b"="
+    if not any(map(_is_text, operands)):
+        yield from _other_operators(source, *operands, behind)
 
 
-@_kind
-def negated_condition(source: SourceText, place: Place) -> Iterator[Edit]:
+@_kind(ast.UnaryOp, ast.If, ast.While, ast.IfExp, ast.comprehension)
+def negated_condition(source: SourceText, _place: Place, node: ast.AST) -> Iterator[Edit]:
     """A condition that is the wrong way round."""
-    node = place.node
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         yield source.span(node), source.of(node.operand)
     elif isinstance(node, ast.If | ast.While | ast.IfExp) and isinstance(node.test, SIMPLE):
@@ -192,37 +193,32 @@ def negated_condition(source: SourceText, place: Place) -> Iterator[Edit]:
                 yield source.span(test), b"not " + source.of(test)
 
 
-@_kind
-def removed_condition(source: SourceText, place: Place) -> Iterator[Edit]:
+@_kind(ast.BoolOp)
+def removed_condition(source: SourceText, _place: Place, node: ast.BoolOp) -> Iterator[Edit]:
     """One part of a condition that is missing."""
-    node = place.node
-    if not isinstance(node, ast.BoolOp):
-        return
     spans = [source.span(value) for value in node.values]
     yield (spans[0][0], spans[1][0]), b""
     yield from (((before[1], after[1]), b"") for before, after in pairwise(spans))
 
 
-@_kind
-def wrong_constant(source: SourceText, place: Place) -> Iterator[Edit]:
+@_kind(ast.Constant)
+def wrong_constant(source: SourceText, place: Place, node: ast.Constant) -> Iterator[Edit]:
     """A number that is off by one, another truth value, another separator."""
-    if isinstance(place.parent, ast.arguments | ast.Slice | ast.Expr | ast.Subscript | ast.UnaryOp):
-        return
-    yield from _other_constants(source, place.node)
+    if not isinstance(place.parent, ast.arguments | ast.Slice | ast.Expr | ast.Subscript | ast.UnaryOp):
+        yield from _other_constants(source, node)
 
 
-@_kind
-def changed_default(source: SourceText, place: Place) -> Iterator[Edit]:
+@_kind(ast.Constant)
+def changed_default(source: SourceText, place: Place, node: ast.Constant) -> Iterator[Edit]:
     """A parameter with another default."""
     if isinstance(place.parent, ast.arguments):
-        yield from _other_constants(source, place.node)
+        yield from _other_constants(source, node)
 
 
-@_kind
-def swapped_arguments(source: SourceText, place: Place) -> Iterator[Edit]:
+@_kind(ast.Call)
+def swapped_arguments(source: SourceText, _place: Place, node: ast.Call) -> Iterator[Edit]:
     """Two arguments of a call in the wrong order."""
-    node = place.node
-    if not isinstance(node, ast.Call) or (isinstance(node.func, ast.Name) and node.func.id in ORDERED):
+    if isinstance(node.func, ast.Name) and node.func.id in ORDERED:
         return
     for one, other in pairwise(node.args):
         texts = source.of(one), source.of(other)
@@ -232,21 +228,16 @@ def swapped_arguments(source: SourceText, place: Place) -> Iterator[Edit]:
         yield (start, end), texts[1] + source.data[gap_start:gap_end] + texts[0]
 
 
-@_kind
-def swapped_branches(source: SourceText, place: Place) -> Iterator[Edit]:
+@_kind(ast.IfExp)
+def swapped_branches(source: SourceText, _place: Place, node: ast.IfExp) -> Iterator[Edit]:
     """The two values of a conditional expression in the wrong places."""
-    node = place.node
-    if isinstance(node, ast.IfExp):
-        (start, gap_start), (gap_end, end) = source.span(node.body), source.span(node.orelse)
-        yield (start, end), source.of(node.orelse) + source.data[gap_start:gap_end] + source.of(node.body)
+    (start, gap_start), (gap_end, end) = source.span(node.body), source.span(node.orelse)
+    yield (start, end), source.of(node.orelse) + source.data[gap_start:gap_end] + source.of(node.body)
 
 
-@_kind
-def changed_bound(source: SourceText, place: Place) -> Iterator[Edit]:
+@_kind(ast.Subscript)
+def changed_bound(source: SourceText, _place: Place, node: ast.Subscript) -> Iterator[Edit]:
     """A slice or an index that is off by one."""
-    node = place.node
-    if not isinstance(node, ast.Subscript):
-        return
     index = node.slice
     if isinstance(index, ast.Slice):
         for bound in filter(None, (index.lower, index.upper)):
@@ -265,11 +256,10 @@ def changed_bound(source: SourceText, place: Place) -> Iterator[Edit]:
         yield source.span(index), str(number + 1).encode()
 
 
-@_kind
-def dropped_call(source: SourceText, place: Place) -> Iterator[Edit]:
+@_kind(ast.Call)
+def dropped_call(source: SourceText, _place: Place, node: ast.Call) -> Iterator[Edit]:
     """A value that is used without being cleaned or converted."""
-    node = place.node
-    if not isinstance(node, ast.Call) or node.keywords:
+    if node.keywords:
         return
     if isinstance(node.func, ast.Attribute) and node.func.attr in CLEANERS and not node.args:
         yield (source.span(node.func.value)[1], source.span(node)[1]), b""
@@ -278,28 +268,21 @@ def dropped_call(source: SourceText, place: Place) -> Iterator[Edit]:
         yield source.span(node), argument if isinstance(node.args[0], SIMPLE) else b"(" + argument + b")"
 
 
-@_kind
-def wrong_function(source: SourceText, place: Place) -> Iterator[Edit]:
+@_kind(ast.Call)
+def wrong_function(source: SourceText, _place: Place, node: ast.Call) -> Iterator[Edit]:
     """A function's twin, such as `max` for `min`."""
-    node = place.node
-    if not isinstance(node, ast.Call):
-        return
     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
     if other := OTHER_FUNCTION.get(name):
         end = source.span(node.func)[1]
         yield (end - len(name), end), other.encode()
 
 
-@_kind
-def wrong_variable(source: SourceText, place: Place) -> Iterator[Edit]:
+@_kind(ast.Name)
+def wrong_variable(source: SourceText, place: Place, node: ast.Name) -> Iterator[Edit]:
     """Another variable of the same function."""
-    node, parent = place.node, place.parent
-    if not isinstance(node, ast.Name) or not isinstance(node.ctx, ast.Load) or node.id in ("self", "cls"):
-        return
-    if isinstance(parent, ast.Call) and parent.func is node:
-        return
-    known = _variables_before(place.scope, node.lineno)
-    if node.id in known:
+    known = [name for name in _variables_before(place.scope, node.lineno) if name not in ("self", "cls", "_")]
+    is_called = isinstance(place.parent, ast.Call) and place.parent.func is node
+    if isinstance(node.ctx, ast.Load) and node.id in known and not is_called:
         yield from ((source.span(node), other.encode()) for other in known if other != node.id)
 
 
@@ -307,13 +290,10 @@ def _variables_before(scope: Function, line: int) -> list[str]:
     arguments = scope.args
     names = [each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
     stored = (node for node in own_nodes(scope) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
-    names += [node.id for node in stored if node.lineno < line]
-    return [name for name in dict.fromkeys(names) if name not in ("self", "cls", "_")]
+    return list(dict.fromkeys([*names, *(node.id for node in stored if node.lineno < line)]))
 
 
-def _other_constants(source: SourceText, node: ast.AST) -> Iterator[Edit]:
-    if not isinstance(node, ast.Constant):
-        return
+def _other_constants(source: SourceText, node: ast.Constant) -> Iterator[Edit]:
     value, span, text = node.value, source.span(node), source.of(node)
     if isinstance(value, bool):
         yield span, str(not value).encode()
@@ -339,39 +319,36 @@ def _is_text(node: ast.AST) -> bool:
     return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str | bytes))
 
 
-@_kind
-def removed_statement(source: SourceText, place: Place) -> Iterator[Edit]:
+@_kind(ast.Expr, ast.Assign, ast.AugAssign)
+def removed_statement(source: SourceText, place: Place, node: ast.Expr | ast.Assign | ast.AugAssign) -> Iterator[Edit]:
     """An assignment or a call that is missing."""
-    node = place.node
     call = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
     again = isinstance(node, ast.Assign) and len(node.targets) == 1 and _has_value_before(place, node.targets[0])
     if call or again or isinstance(node, ast.AugAssign):
         yield from _removed(source, place)
 
 
-@_kind
-def removed_guard(source: SourceText, place: Place) -> Iterator[Edit]:
+@_kind(ast.If)
+def removed_guard(source: SourceText, place: Place, node: ast.If) -> Iterator[Edit]:
     """An `if` or `elif` without `else` that is missing with all it does."""
-    if isinstance(place.node, ast.If) and not place.node.orelse:
+    if not node.orelse:
         yield from _removed(source, place)
 
 
-@_kind
-def removed_return(source: SourceText, place: Place) -> Iterator[Edit]:
+@_kind(ast.Return)
+def removed_return(source: SourceText, place: Place, node: ast.Return) -> Iterator[Edit]:
     """A `return` before the function's end that is missing, so that the function continues."""
-    node = place.node
-    if isinstance(node, ast.Return) and not isinstance(place.parent, ast.FunctionDef | ast.AsyncFunctionDef):
+    if not isinstance(place.parent, ast.FunctionDef | ast.AsyncFunctionDef):
         yield source.span(node), b"pass"
 
 
-@_kind
-def early_return(source: SourceText, place: Place) -> Iterator[Edit]:
+@_kind(ast.Return)
+def early_return(source: SourceText, place: Place, node: ast.Return) -> Iterator[Edit]:
     """The `return` behind a loop, moved into it: it ends in its first round."""
-    node, siblings = place.node, place.siblings
-    if not isinstance(node, ast.Return) or node.end_lineno != node.lineno or source.own_lines(node) is None:
+    at = place.siblings.index(node)
+    loop = place.siblings[at - 1] if at else None
+    if node.end_lineno != node.lineno or source.own_lines(node) is None:
         return
-    at = siblings.index(node)
-    loop = siblings[at - 1] if at else None
     if isinstance(loop, ast.For | ast.While) and not loop.orelse and source.own_lines(loop.body[-1]):
         start = source.line_start(node.lineno)
         last = loop.body[-1]
@@ -379,23 +356,17 @@ def early_return(source: SourceText, place: Place) -> Iterator[Edit]:
         yield (start, start + node.col_offset), indent
 
 
-@_kind
-def loop_exit(source: SourceText, place: Place) -> Iterator[Edit]:
+@_kind(ast.Break, ast.Continue)
+def loop_exit(source: SourceText, _place: Place, node: ast.Break | ast.Continue) -> Iterator[Edit]:
     """A `break` for a `continue`, or the other way round."""
-    if isinstance(place.node, ast.Break | ast.Continue):
-        yield source.span(place.node), b"continue" if isinstance(place.node, ast.Break) else b"break"
+    yield source.span(node), b"continue" if isinstance(node, ast.Break) else b"break"
 
 
-@_kind
-def changed_exception(source: SourceText, place: Place) -> Iterator[Edit]:
+@_kind(ast.Raise, ast.ExceptHandler)
+def changed_exception(source: SourceText, _place: Place, node: ast.Raise | ast.ExceptHandler) -> Iterator[Edit]:
     """Another exception that is raised or caught, or one of several that is not caught."""
-    node = place.node
-    if isinstance(node, ast.Raise):
-        caught = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
-    elif isinstance(node, ast.ExceptHandler):
-        caught = node.type
-    else:
-        return
+    caught = node.exc if isinstance(node, ast.Raise) else node.type
+    caught = caught.func if isinstance(node, ast.Raise) and isinstance(caught, ast.Call) else caught
     if isinstance(caught, ast.Name) and caught.id in OTHER_EXCEPTION:
         yield source.span(caught), OTHER_EXCEPTION[caught.id].encode()
     elif isinstance(caught, ast.Tuple) and len(caught.elts) > 1:
@@ -416,17 +387,7 @@ def _removed(source: SourceText, place: Place) -> Iterator[Edit]:
 
 
 def _has_value_before(place: Place, target: ast.expr) -> bool:
-    """Return whether an assignment's target exists without it, so that its absence is not noticed at once."""
+    """Return whether the target has a value without the assignment, so that its absence is not noticed at once."""
     if not isinstance(target, ast.Name):
         return isinstance(target, ast.Attribute | ast.Subscript)
-    scope = place.scope
-    arguments = (*scope.args.posonlyargs, *scope.args.args, *scope.args.kwonlyargs)
-    if target.id in {argument.arg for argument in arguments}:
-        return True
-    return any(
-        isinstance(node, ast.Name)
-        and node.id == target.id
-        and isinstance(node.ctx, ast.Store)
-        and node.lineno < target.lineno
-        for node in own_nodes(scope)
-    )
+    return target.id in _variables_before(place.scope, target.lineno)

@@ -1,8 +1,8 @@
-"""A pytest plugin that runs inside the sandbox, in the project's Python (3.9 or newer): needs nothing but pytest.
+"""A pytest plugin for the sandbox, for Python 3.9 or newer, which needs only pytest.
 
 `PRORL_PROBE` names a JSON file with `root` (the repository), `keep` (node ids to run, null for all), `reach` (whether
-to note which functions each test calls and which lines run) and `report` (the file to write at the end). The report
-has, for each failed test, the line of the test that failed, the exception, and simple local variables (`suite.Report`).
+to record which functions each test calls and which lines run) and `report` (the output file). The report
+(`suite.Report`) also has, for each failed test, the failing line, the exception and simple local variables.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Probe:
         self.calls: dict[str, dict[int, set[int]]] = {}
         self.lines: dict[str, set[int]] = {}
         self.known: dict[CodeType, tuple[str, set[int], set[int]] | None] = {}
-        """By code object: its file, the tests that call it, its lines that did not run yet; None: not of the root."""
+        """By code object: its file, the tests that call it, its lines that have not run; None: outside the root."""
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:

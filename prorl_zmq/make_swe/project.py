@@ -1,14 +1,10 @@
-"""A project whose code gets bugs: fetched, and made a clean git repository.
+"""`Project`: the project whose code gets bugs, as a clean git repository.
 
-A source is a folder, a git URL, or `NAME==VERSION`, whose source archive pip fetches from its index. pip asks an
-archive's build backend for its metadata, so it runs code of the project, as any installation does; a checksum is
-looked at before that. Archives with a checksum are kept, so that they are fetched once.
+A source is a folder, a git URL, or `NAME==VERSION`, whose source archive pip fetches. pip runs the archive's build
+backend, after the checksum was compared. Archives with a checksum are cached.
 
-The repository has one commit, the same for the same files: no other refs, no remotes, no reflog. Build residue, caches
-and virtual environments are left out.
-
-Its metadata (name, version, license, requirements) are read from its files, and nothing of it is run: `PKG-INFO` of a
-source archive comes first, then `pyproject.toml`, then `setup.cfg`. What a `setup.py` computes is not known.
+The repository has one commit, which is the same for the same files. Build residue, caches and virtual environments are
+left out. Metadata are read from `PKG-INFO`, else from `pyproject.toml`, else from `setup.cfg`, without running code.
 """
 
 from __future__ import annotations
@@ -47,14 +43,14 @@ LEFT_OUT = (
     *(".venv", "venv", "node_modules", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".coverage"),
 )
 LEFT_OUT_AT_TOP = ("build", "dist", "PKG-INFO")
-"""Only there: a package may be called so."""
+"""Only at the top, since a package may have such a name."""
 IGNORED = ("__pycache__/", "*.pyc", ".pytest_cache/", ".hypothesis/", "*.egg-info/", ".coverage")
-"""What running tests leaves, which must not become part of an agent's patch."""
+"""Residue of test runs, which must not get into an agent's patch."""
 SIZE_LIMIT_BYTES = 500 * 2**20
 FILE_TIME_S = 946684800
-"""Of all files, so that the same project always makes the same image."""
+"""Modification time of all files, so that the same project yields the same image."""
 EXTRACTION: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
-"""Python before 3.11.4 has no filter; an archive's own code is run in any case (see above)."""
+"""Python before 3.11.4 has no filter."""
 TEST_EXTRAS = ("test", "tests", "testing")
 PERMISSIVE = re.compile(
     r"\b(MIT|MIT-0|MIT License|BSD|0BSD|BSD-[234]-Clause|Apache|Apache-2\.0|ISC|ISCL|PSF-2\.0|Python-2\.0|"
@@ -67,7 +63,6 @@ NATIVE_SETUP = re.compile(r"\b(ext_modules|cffi_modules|rust_extensions|cythoniz
 GIT_LIMIT_S = 300.0
 PIP_LIMIT_S = 900.0
 LAST_WORDS = 600
-"""Characters of a failed program's output that an error shows."""
 WRITTEN_AT = "2000-01-01T00:00:00+00:00"
 GIT_ENVIRONMENT = {
     "GIT_CONFIG_NOSYSTEM": "1",
@@ -81,7 +76,7 @@ GIT_ENVIRONMENT = {
     "GIT_COMMITTER_DATE": WRITTEN_AT,
     "LC_ALL": "C.UTF-8",
 }
-"""Nobody's own settings, and the same commit for the same files."""
+"""No user settings, and the same commit for the same files."""
 
 
 @dataclass(frozen=True)
@@ -89,19 +84,17 @@ class Metadata:
     name: str
     version: str
     license: str
-    """As it is written, several texts joined; empty if nothing is said."""
+    """As written, several texts joined; empty: unknown."""
     requirements: tuple[str, ...]
-    """What it and its tests need, extras `test`, `tests` and `testing` included; markers not looked at."""
+    """Requirements with markers, extras `test`, `tests` and `testing` included."""
     entry_points: str
-    """Content of its `entry_points.txt`, if a source archive has one."""
 
     @property
     def permissive(self) -> bool:
-        """Whether everyone may use, change and pass on its code."""
         return PERMISSIVE.search(self.license) is not None and RESTRICTED.search(self.license) is None
 
     def requirements_for(self, python: str) -> tuple[str, ...]:
-        """Return what is needed with a version of Python, such as `3.11`, without markers and the project itself."""
+        """Return the requirements for a version of Python, such as `3.11`, without markers and the project itself."""
         environment = {"python_version": python, "python_full_version": f"{python}.0"}
         found = []
         for text in self.requirements:
@@ -119,7 +112,7 @@ class Metadata:
 
 
 def read_metadata(folder: Path) -> Metadata:
-    """Read the metadata of a project's folder; what is said nowhere is empty, the name that of the folder."""
+    """Read the metadata of a folder; unknown values are empty, the default name is the folder's."""
     if (folder / "PKG-INFO").is_file():
         return _from_archive(folder)
     table = _toml(folder / "pyproject.toml")
@@ -141,7 +134,7 @@ def read_metadata(folder: Path) -> Metadata:
 
 
 def not_pure(folder: Path) -> str:
-    """Return why a project is more than Python files; empty if it is not."""
+    """Return why a project is not pure Python; empty: it is."""
     system = _toml(folder / "pyproject.toml").get("build-system")
     backend = str(system.get("build-backend", "")) if isinstance(system, dict) else ""
     if backend.split(".", maxsplit=1)[0] in NATIVE_BACKENDS:
@@ -187,41 +180,39 @@ def _toml(path: Path) -> dict[str, Any]:
 
 
 def _plain_version(version: str) -> str:
-    """Return a version, or `0` for a directive such as `attr: package.__version__`."""
+    """Return a version; `0` for a directive such as `attr: package.__version__`."""
     return version if re.fullmatch(r"[0-9A-Za-z.+!-]+", version) else "0"
 
 
 @dataclass(frozen=True)
 class Project:
     folder: Path
-    """The git repository; changed only for as long as a patch is made."""
+    """The git repository; changed only while a patch is made."""
     metadata: Metadata
     commit: str
-    """Hash of its only commit."""
     import_paths: tuple[str, ...]
-    """Where its modules are imported from, relative to the repository, such as `src` and `.`."""
+    """Folders of its modules, relative to the repository, such as `src` and `.`."""
 
     @property
     def modules(self) -> frozenset[str]:
-        """Names of its packages and modules, as they are imported."""
         folders = [self.folder / path for path in self.import_paths]
         found = [each for folder in folders for each in (*folder.glob("*/__init__.py"), *folder.glob("*.py"))]
         return frozenset(each.parent.name if each.name == "__init__.py" else each.stem for each in found)
 
     @property
     def label(self) -> str:
-        """Name and version as they stand in ids and image names."""
+        """Name and version, as in ids and image names."""
         return re.sub(r"[^A-Za-z0-9.-]+", "-", f"{self.metadata.name}-{self.metadata.version}").strip("-.")[:60]
 
 
 def check_source(source: str) -> None:
-    """Check what can be checked before anything is fetched or built."""
+    """Raise `ConfigError` if a source cannot exist."""
     if not (RELEASE.fullmatch(source) or GIT_URL.match(source) or Path(source).is_dir()):
         raise ConfigError(f"{source}: there is no such folder; give a folder, a git URL or NAME==VERSION", key="repo")
 
 
 def fetch(source: str, work: Path, *, sha256: str = "", path: str = "") -> Project:
-    """Fetch a project and make its repository in `work`. Blocks: seconds."""
+    """Fetch a project and make its repository in `work`. Blocks for seconds."""
     check_source(source)
     raw = work / "raw"
     raw.mkdir()
@@ -250,7 +241,7 @@ def fetch(source: str, work: Path, *, sha256: str = "", path: str = "") -> Proje
 
 
 def _archive(name: str, version: str, sha256: str, work: Path) -> Path:
-    """Return a release's source archive, from the folder of those that were fetched before if its checksum is known."""
+    """Return a release's source archive; one with a known checksum is cached."""
     kept = default_root().parent / "sources" / sha256
     if sha256 and kept.is_dir():
         for path in kept.iterdir():
@@ -318,7 +309,6 @@ def _copy(source: Path, target: Path, name: str) -> None:
 
 
 def _leads_out(path: Path, source: Path) -> bool:
-    """Return whether a path is a symbolic link to what is not in the project."""
     return path.is_symlink() and not path.resolve().is_relative_to(source.resolve())
 
 
@@ -359,7 +349,7 @@ def _is_bare(path: Path) -> bool:
 
 
 def _named_after(metadata: Metadata, address: str) -> Metadata:
-    """Return a clone the name of its address, if it says none itself."""
+    """Name a clone by its address, if its metadata have no name."""
     if metadata.name != "clone":
         return metadata
     name = re.sub(r"[^A-Za-z0-9._-]", "", address.rstrip("/").removesuffix(".git").rsplit("/", 1)[-1]) or "project"
@@ -367,7 +357,7 @@ def _named_after(metadata: Metadata, address: str) -> Metadata:
 
 
 def git(*arguments: str, folder: Path, problem: str) -> str:
-    """Run git; return what it says."""
+    """Run git; return its output."""
     if shutil.which("git") is None:
         raise SandboxUnavailable("git is not installed; install its package", kind="git")
     # What a surrounding git command has set would lead to another repository.
@@ -380,7 +370,6 @@ def git(*arguments: str, folder: Path, problem: str) -> str:
 
 
 def pip(*arguments: str, folder: Path, problem: str) -> None:
-    """Run pip with this machine's settings."""
     argv = [sys.executable, *ISOLATED, "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
     code, output = _run(argv, folder, PIP_LIMIT_S, {**os.environ, "LC_ALL": "C.UTF-8"})
     if code == 0:

@@ -1,20 +1,15 @@
-"""A project's image: the base image with the project's repository and what its tests need.
+"""Builds a project's image: the base image with the repository and the dependencies of its tests.
 
     /testbed                          the repository, clean
     SITE/PACKAGE                      the test dependencies, installed by pip of this machine for the image's Python
-    SITE/prorl-testbed.pth            has the project imported from /testbed itself
+    SITE/prorl-testbed.pth            imports the project from /testbed
     SITE/NAME-VERSION.dist-info       its metadata, for `importlib.metadata`
 
-Its name ends in a digest of all that goes into it, so an instance's image is exactly what the instance was verified
-in, and an image that is there need not be looked into. Files that are the same in the base image are then the same
-files on the disk.
+The image's name ends in a digest of its inputs, so an instance names exactly the image that it was verified in. The
+image must hold the project's source only once, or an agent could read the answer: dependencies and base images with a
+copy of it are rejected.
 
-No copy of the project's original source may be in it but the repository, for an agent could read the answer there:
-dependencies that bring the project along are refused, and the image is searched for its files.
-
-The base image is a root filesystem with Python 3.9 or newer and git: one of the image store by name, or built from a
-source as `prorl image build` does. Its Python is asked in a sandbox: the version decides which dependencies fit, the
-site folder where they go.
+The base image has Python 3.9 or newer and git: an image of the store, or a source for `prorl image build`.
 """
 
 from __future__ import annotations
@@ -50,9 +45,9 @@ if TYPE_CHECKING:
 
 TESTBED = "/testbed"
 LAYOUT = 1
-"""Raise it when images are put together in another way."""
+"""Raise it when the build of images changes."""
 MODULE_BYTES = 400
-"""Smaller files of the project may be found elsewhere by chance, such as an empty `__init__.py`."""
+"""Smaller files may equal others by chance, such as an empty `__init__.py`."""
 DEFAULT_BASE = "python-git"
 DEBOOTSTRAP = "debootstrap://bookworm?include=git,python3&variant=minbase"
 DEFINITION = """Bootstrap: docker
@@ -64,7 +59,7 @@ From: python:3.12-slim
     rm -rf /var/lib/apt/lists/*
     pip uninstall --yes setuptools wheel || true
 """
-"""The same where debootstrap cannot be used, from a registry."""
+"""For machines without debootstrap, from a registry."""
 OLDEST = (3, 9)
 ASK_LIMIT_S = 30.0
 QUESTION = (
@@ -83,15 +78,14 @@ class _Answer(msgspec.Struct, frozen=True):
 class Base(msgspec.Struct, frozen=True):
     image: Path
     identity: str
-    """Digest of what it was built from."""
+    """Digest of its inputs."""
     python: str
-    """Such as `3.11`."""
     site: str
-    """Where packages of its Python are, such as `/usr/local/lib/python3.11/dist-packages`."""
+    """Its Python's site folder, such as `/usr/local/lib/python3.11/dist-packages`."""
 
 
 def find_base(store: ImageStore, base: str, say: Callable[[str], None], heard: Callable[[str], None]) -> Image:
-    """Return the base image, built if it is not there. Blocks: up to minutes if it is built."""
+    """Return the base image, which is built if missing. Blocks for up to minutes."""
     if base and _is_source(base):
         return store.build(base, f"swe-base-{digest(base.encode())[:8]}", say=say, heard=heard).image
     if base or store.find(DEFAULT_BASE) is not None:
@@ -146,7 +140,7 @@ def build_image(
     say: Callable[[str], None],
     heard: Callable[[str], None],
 ) -> Image:
-    """Build a project's image, or return the one that is there. Blocks: about 20 s."""
+    """Return a project's image, which is built if missing. Blocks for about 20 s."""
     inputs = (project.commit, project.import_paths, sorted(requirements), base.identity, base.python, base.site, LAYOUT)
     name = f"swe-{project.label}-{digest(repr((*inputs, project.metadata.entry_points)).encode())[:10]}"
     if (there := store.find(name)) is not None:
@@ -183,9 +177,9 @@ def build_image(
 
 
 def share_files(base: Path, image: Path) -> int:
-    """Have files that are the same in an image and its base be one file on the disk; return how many bytes that saves.
+    """Hard-link an image's files that equal its base's; return the saved bytes.
 
-    Nothing that runs from either can change them: images are below an overlay, or read-only.
+    No sandbox can change them: images lie below an overlay, or are read-only.
     """
     saved = 0
     for path, status in _files(image):
@@ -230,7 +224,7 @@ def _describe(project: Project, site: Path) -> None:
 
 
 def _check_without(project: Project, site: Path) -> None:
-    """Make sure that the dependencies do not bring the project along."""
+    """Raise `ConfigError` if the dependencies include the project itself."""
     own = canonicalize_name(project.metadata.name)
     for each in site.glob("*.dist-info"):
         if canonicalize_name(each.name.removesuffix(".dist-info").rpartition("-")[0]) == own:
@@ -242,7 +236,7 @@ def _check_without(project: Project, site: Path) -> None:
 
 
 def _check_copies(project: Project, places: Sequence[Path]) -> None:
-    """Make sure that neither the base image nor a dependency has a copy of one of the project's modules."""
+    """Raise `ConfigError` if the base image or a dependency has a copy of one of the project's modules."""
     own: dict[int, list[Path]] = {}
     for path in project.folder.rglob("*.py"):
         if (size := path.stat().st_size) > MODULE_BYTES:

@@ -1,4 +1,4 @@
-"""What to make: the projects of a set with their checksums, as a TOML file. `swe-mini` is one of this package.
+"""`Recipe`: the projects of a set with their checksums, as a TOML file. The package has `swe-mini`.
 
 name = "swe-mini"
 seed = 1
@@ -23,41 +23,39 @@ from msgspec import Meta
 from ..errors import ConfigError
 
 OWN = ("swe-mini",)
-"""Recipes of this package."""
 
 
 class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str
-    """A folder, a git URL, or `NAME==VERSION`."""
     instances: Annotated[int, Meta(ge=1, le=1000)] = 4
     sha256: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""
-    """Checksum of the source archive; empty: not checked."""
+    """Of the source archive; empty: not checked."""
     requirements: tuple[str, ...] | None = None
-    """All that pip installs for the tests; None: pytest, and what the project's metadata names."""
+    """All test dependencies; None: pytest, and those in the project's metadata."""
     more_requirements: tuple[str, ...] = ()
-    """What pip installs in addition."""
+    """Additional dependencies."""
     tests: tuple[str, ...] = ()
-    """Files and folders with tests; none: where pytest looks by itself."""
+    """Files and folders with tests; empty: pytest's default."""
     options: tuple[str, ...] = ()
-    """Further ones for pytest."""
+    """Of pytest."""
     path: str = ""
-    """Where modules are imported from; empty: found out."""
+    """The folder of the modules; empty: detected."""
     permissive_only: bool = False
-    """Refuse a project whose license is not permissive."""
+    """Reject projects without a permissive license."""
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What holds for all projects of a run."""
+    """The settings of all projects of a run."""
 
     seed: int = 0
     base: str = ""
-    """See `project_image.find_base`."""
+    """The base image; see `project_image.find_base`."""
     jobs: int = 1
     """Most sandboxes at a time."""
     most_failing: float = 0.2
-    """Largest share of a project's tests that a bug may break."""
+    """Largest share of tests that a bug may break."""
     limit_s: float = 300.0
-    """How long all tests of a project may take."""
+    """Of all tests of a project."""
 
 
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -67,7 +65,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load_recipe(name: str) -> Recipe:
-    """Read a recipe: one of this package by name, or a file."""
+    """Read a recipe of this package by name, or a file."""
     try:
         if name in OWN:
             text = files(__package__).joinpath(f"{name.replace('-', '_')}.toml").read_text("utf-8")

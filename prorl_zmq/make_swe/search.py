@@ -1,8 +1,8 @@
-"""The instances of one project whose image is there: baseline, search for bugs, verification.
+"""`make_instances`: finds and verifies the bugs of one project.
 
-Mutations are tried one after the other in one sandbox, where the tests that reach the changed function run with the
-probe. Those that break a few tests are verified side by side, each in a fresh sandbox, where all tests run twice with
-the bug and twice with the gold patch; the search continues for those that did not hold.
+Mutations are tried one after the other in one sandbox, with the tests that reach the changed function. Those that break
+a few tests are verified concurrently, each in a fresh sandbox, where all tests run twice with the bug and twice with
+the gold patch.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 TIME_FACTOR = 5.0
-"""How much longer tests may take with a bug than before any change."""
+"""Times the duration of the tests before any change."""
 TRY_FLOOR_S, VERIFY_FLOOR_S = 15.0, 60.0
-"""What they may take in any case."""
+"""Least time limits."""
 REPEATS = 2
 LEAST_KEPT = 0.9
-"""Share of the reliable tests that must give the same answer each time; below that the instance is dropped."""
+"""Least share of tests that give the same answer each time."""
 DIFF = ("diff", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames", "--unified=3")
 USES_TOO_MUCH = "uses too much memory or too many processes"
 
@@ -58,21 +58,21 @@ class SweRecord(msgspec.Struct, frozen=True):
     repo: str
     version: str
     base_commit: str
-    """The clean repository's only commit, its HEAD."""
+    """The repository's only commit."""
     problem_statement: str
     patch: str
-    """The gold patch: takes the bug back."""
+    """The gold patch, which removes the bug."""
     bug_patch: str
-    """Makes the bug; applied to the clean repository before an agent sees it."""
+    """Adds the bug; applied before an agent sees the repository."""
     test_patch: str
     FAIL_TO_PASS: tuple[str, ...]
     PASS_TO_PASS: tuple[str, ...]
     image_name: str
     directory: str
     test_command: str
-    """One bash line, run in `directory`."""
+    """One line of bash, run in `directory`."""
     test_files: list[str]
-    """Git pathspecs of what is left out of an agent's patch."""
+    """Git pathspecs of files that an agent's patch must not change."""
     log_parser: str
 
 
@@ -80,25 +80,24 @@ class Made(msgspec.Struct, frozen=True):
     """The result of one project."""
 
     label: str
-    """Name and version."""
     instances: tuple[SweRecord, ...]
     tests: int
-    """Tests that can be relied on."""
+    """Reliable tests."""
     unreliable: int
-    """Tests that cannot, or have ids that swebench mangles."""
+    """Other tests, including those with ids that swebench mangles."""
     flaky: int
-    """Tests that verification left out, counted for each instance."""
+    """Tests that verification left out, summed over the instances."""
     tried: int
-    """Mutations."""
+    """Number of mutations tried."""
     dropped: dict[str, int]
-    """How many mutations were dropped, by reason."""
+    """Dropped mutations by reason."""
     busy_s: float = 0.0
-    """Time of the fetch, the build and all sandboxes, added up."""
+    """Total time of fetch, build and sandboxes."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """A mutation that breaks some tests and leaves most alone."""
+    """A mutation that breaks some tests."""
 
     candidate: Candidate
     bug_patch: str
@@ -115,16 +114,15 @@ class Verified:
     pass_to_pass: tuple[str, ...]
     """Node ids, sorted."""
     flaky: int
-    """Tests that were left out."""
 
 
 class Patches:
-    """Makes patches with git, which changes the repository's working tree meanwhile: call it from one thread."""
+    """Makes patches with git, which temporarily changes the repository: use it in one thread only."""
 
     def __init__(self, repository: Path, paths: Iterable[str], tests: Sequence[str]) -> None:
         self._repository = repository
         self.sources: dict[str, SourceText] = {}
-        """By path, those files that may change."""
+        """The files that may change, by path."""
         for path in paths:
             file = repository / path
             if is_test_file(path, tests) or not path.endswith(".py") or file.is_symlink() or not file.is_file():
@@ -135,14 +133,14 @@ class Patches:
                 continue
 
     def read(self, path: str) -> str:
-        """Return the text of any file of the repository; empty if there is none."""
+        """Return a file's text; empty: it is missing or outside of the repository."""
         file = (self._repository / path).resolve()
         if not file.is_relative_to(self._repository.resolve()) or not file.is_file():
             return ""
         return file.read_text("utf-8", "replace")
 
     def of(self, path: str, mutation: Mutation) -> tuple[str, str]:
-        """Return the patch that makes a mutation, and the one that takes it back."""
+        """Return the patch of a mutation, and its reverse."""
         file, source = self._repository / path, self.sources[path]
         file.write_bytes(mutation.apply(source.data))
         try:
@@ -157,7 +155,7 @@ class Patches:
 
 
 class Search:
-    """Finds and verifies the bugs of one project; `opened` opens a fresh sandbox from its image."""
+    """The search for bugs in one project; `opened` opens a fresh sandbox from its image."""
 
     def __init__(
         self, project: Project, order: Order, baseline: Baseline, patches: Patches, settings: Settings, opened: Opened
@@ -172,11 +170,10 @@ class Search:
         self.candidates = Candidates(patches.sources, baseline.report, baseline.tests, seed)
         self.command = suite_command(baseline.paths, order.options)
         self.dropped: Counter[str] = Counter()
-        """Why mutations were not taken."""
         self.tried = 0
 
     async def find(self, number: int) -> list[Found]:
-        """Return the next mutations that will do: as many as are asked for, fewer only if there are no more."""
+        """Return the next suitable mutations; fewer than `number` only if there are no more."""
         results: list[Found] = []
         while len(results) < number:
             async with self._opened() as sandbox:
@@ -195,13 +192,13 @@ class Search:
         return results
 
     async def verify(self, found: Sequence[Found]) -> list[Verified]:
-        """Run all tests with each bug and with each gold patch; return those that hold."""
+        """Run all tests with each bug and each gold patch; return the bugs that hold."""
         results = await side_by_side([self._verify(each) for each in found])
         self.dropped.update(each for each in results if isinstance(each, str))
         return [each for each in results if isinstance(each, Verified)]
 
     async def _try(self, sandbox: Sandbox, candidate: Candidate) -> tuple[Found | str, bool]:
-        """Run the tests that reach a mutation; return what it is good for, and whether the sandbox is spent."""
+        """Run the tests that reach a mutation; return what was found, and whether the sandbox is spent."""
         patch, reverse = await asyncio.to_thread(self._patches.of, candidate.path, candidate.mutation)
         paths = sorted({test.partition("::")[0] for test in candidate.tests})
         limit_s = TRY_FLOOR_S + TIME_FACTOR * self._baseline.took_s
@@ -253,7 +250,7 @@ class Search:
 async def make_instances(
     project: Project, image: Image, order: Order, settings: Settings, opened: Opened, say: Callable[[str], None]
 ) -> Made:
-    """Make as many instances as were ordered, or as many as there are."""
+    """Return as many instances as were ordered, or as the project has."""
     label = project.label
     async with opened() as sandbox:
         baseline = await measure(sandbox, project, order.tests, order.options, settings.limit_s)
@@ -283,7 +280,7 @@ async def make_instances(
 def judge(
     found: Found, baseline: Baseline, bugged: list[SuiteRun], fixed: list[SuiteRun], most_failing: int
 ) -> Verified | str:
-    """Tell from all runs which tests the bug breaks and which it leaves alone, or why the instance is dropped.
+    """Decide which tests the bug breaks and leaves alone; or return why the instance is dropped.
 
     A test counts if it gives the same answer in both runs with the bug and passes in both with the gold patch.
     """
@@ -315,14 +312,14 @@ async def apply(sandbox: Sandbox, patch: str) -> None:
 
 
 async def _reset(sandbox: Sandbox) -> bool:
-    """Undo all changes to the sandbox's repository; return whether that could be done."""
+    """Undo all changes to the repository; return whether that worked."""
     command = "git checkout --quiet --force HEAD -- . && git clean -ffdxq"
     result = await sandbox.exec(["bash", "-c", command], GIT_LIMIT_S, directory=TESTBED)
     return result.exit_code == 0
 
 
 async def side_by_side(work: Sequence[Coroutine[None, None, T]]) -> list[T]:
-    """Await all of these at one time; if one fails the others are cancelled, and its own exception is raised."""
+    """Await all concurrently; if one fails, cancel the others and raise its own exception."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(each) for each in work]
@@ -332,7 +329,7 @@ async def side_by_side(work: Sequence[Coroutine[None, None, T]]) -> list[T]:
 
 
 def encode(made: Iterable[Made]) -> bytes:
-    """Return the data file of these projects' instances: one JSON object a line."""
+    """Return the instances as JSON Lines."""
     return b"".join(msgspec.json.encode(record) + b"\n" for each in made for record in each.instances)
 
 

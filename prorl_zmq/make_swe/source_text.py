@@ -1,8 +1,7 @@
-"""A Python file's bytes with its syntax tree: where a node is, and what may be changed in it.
+"""`SourceText`: a Python file's bytes, its syntax tree, and the places that a mutation may change.
 
-The tree's positions count bytes of UTF-8, so all here works on bytes, and a change leaves every other byte unchanged.
-Only functions are looked at: their bodies and defaults, without docstrings, annotations, decorators and f-strings
-(whose parts had wrong positions before Python 3.12).
+Positions count bytes of UTF-8. Places are in function bodies and defaults, except docstrings, annotations, decorators
+and f-strings (whose positions are wrong before Python 3.12).
 """
 
 from __future__ import annotations
@@ -16,27 +15,27 @@ if TYPE_CHECKING:
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Span = tuple[int, int]
-"""From the first byte to behind the last."""
+"""Start and end offset."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A node of a function's body, and what is around it."""
+    """A node of a function, and its surroundings."""
 
     node: ast.AST
     parent: ast.AST
     statement: ast.stmt
-    """The innermost statement that has it; a function itself for its defaults."""
+    """The innermost statement around it; for a default, the function."""
     siblings: list[ast.stmt]
-    """If the node is a statement: those of its block, itself included; else empty."""
+    """Of a statement: its block, itself included; else empty."""
     scope: Function
-    """The innermost function that has it."""
+    """The innermost function around it."""
     function: str
-    """Qualified name of the outermost function that has it."""
+    """Qualified name of the outermost function around it."""
 
 
 class SourceText:
-    """One file."""
+    """Raises `ValueError` of a file that cannot be parsed or has carriage returns or a byte order mark."""
 
     def __init__(self, data: bytes) -> None:
         if b"\r" in data or data.startswith(b"\xef\xbb\xbf"):
@@ -61,11 +60,11 @@ class SourceText:
         return self.data[start:end]
 
     def line_start(self, line: int) -> int:
-        """Return where a line begins, counted from 1; the one behind the last line is the end."""
+        """Return the offset of a line, counted from 1; of the line after the last, the end."""
         return min(self._starts[line - 1], len(self.data))
 
     def own_lines(self, node: ast.stmt) -> Span | None:
-        """Return the lines of a statement with their ends, None if it shares one with another statement."""
+        """Return the whole lines of a statement; None: it shares one with another statement."""
         start, end = self.span(node)
         first, behind = self.line_start(node.lineno), self.line_start((node.end_lineno or node.lineno) + 1)
         rest = self.data[end:behind].strip()
@@ -74,7 +73,7 @@ class SourceText:
         return first, behind
 
     def places(self) -> Iterator[Place]:
-        """Return all nodes of all functions, in the order of the file."""
+        """Return all places, in the order of the file."""
         yield from self._of_blocks(self.tree, "")
 
     def _of_blocks(self, node: ast.AST, prefix: str) -> Iterator[Place]:
@@ -88,12 +87,12 @@ class SourceText:
 
 
 def first_line(function: Function) -> int:
-    """Return the line that a function's code object calls its first: that of its first decorator."""
+    """Return the first line of a function's code object: that of its first decorator."""
     return min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
 
 
 def own_nodes(function: Function) -> Iterator[ast.AST]:
-    """Return all nodes of a function's body, those of functions in it included."""
+    """Return all nodes of a function's body, including inner functions."""
     for statement in function.body:
         yield from ast.walk(statement)
 

@@ -1,7 +1,7 @@
-"""The problem statement of an instance: an issue as a user would write it, made from what the failing tests said.
+"""Writes an instance's problem statement: an issue made from the failing tests.
 
-It shows code that goes wrong (of a test, up to the line that failed), with which values, and what came of it. It says
-nothing of where the cause is: an example that quotes a line which the bug changed is left out.
+It shows a test's code up to the failing line, the values and the result. Examples that quote a line which the bug
+changed are left out, since they would give away the cause.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CODE_LINES = 24
 MESSAGE_LINES = 14
 MESSAGE_WIDTH = 240
 LEAST_LEAK = 8
-"""Characters; shorter lines, such as `pass`, stand anywhere."""
+"""Shorter lines, such as `pass`, occur anywhere."""
 ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
 NOISE = re.compile(r"^\s*(\.\.\.)?\s*(Full diff truncated|Use -v to get|\(.*hidden\), use).*|.*use '-vv' to show.*")
 
@@ -30,19 +30,19 @@ NOISE = re.compile(r"^\s*(\.\.\.)?\s*(Full diff truncated|Use -v to get|\(.*hidd
 @dataclass(frozen=True)
 class Example:
     code: str
-    """The test's lines up to the one that failed."""
+    """The test's lines up to the failing one."""
     statement: str
-    """The one that failed."""
+    """The failing one."""
     called: str
-    """What of the project is called there, such as `humanize.intcomma`; empty if unknown."""
+    """The project's function that it calls, such as `humanize.intcomma`; empty: unknown."""
     values: Mapping[str, str]
-    """Variables that the code uses and does not set itself."""
+    """Variables that the code uses without setting them."""
     exception: str
     message: str
 
     @property
     def bare(self) -> bool:
-        """Whether all that is known is that something is not as it should be."""
+        """Whether only the exception's class is known."""
         return self.message == self.exception
 
     @property
@@ -58,7 +58,7 @@ class Example:
 
 
 def examples(failures: Iterable[Failure], read: Callable[[str], str], modules: Collection[str]) -> list[Example]:
-    """Return what failing tests show, one for each statement, the clearest first and of those the shortest."""
+    """Return one example for each failing statement, the clearest and shortest first."""
     found: dict[tuple[str, str], Example] = {}
     for failure in failures:
         example = _example(failure, read, modules) if failure.path and failure.line else None
@@ -70,7 +70,7 @@ def examples(failures: Iterable[Failure], read: Callable[[str], str], modules: C
 
 
 def write(name: str, version: str, shown: Iterable[Example], failing: int, changed: Iterable[str]) -> str | None:
-    """Write the problem statement; None if nothing can be shown without giving away the bug."""
+    """Return the problem statement; None: any example would give away the bug."""
     secrets = [line for line in changed if len(line) >= LEAST_LEAK]
     safe = [each for each in shown if not leaks(_full(each), secrets)][:EXAMPLES]
     if not safe:
@@ -91,7 +91,7 @@ def write(name: str, version: str, shown: Iterable[Example], failing: int, chang
 
 
 def leaks(text: str, secrets: Iterable[str]) -> bool:
-    """Return whether a text quotes one of these lines, ignoring space between words."""
+    """Return whether a text quotes one of these lines, ignoring spaces."""
     plain = _squeezed(text)
     return any(_squeezed(secret) in plain for secret in secrets)
 
@@ -143,7 +143,6 @@ def _function_at(tree: ast.AST, line: int) -> ast.FunctionDef | ast.AsyncFunctio
 
 
 def _statement_at(function: ast.AST, line: int) -> ast.stmt | None:
-    """Return the innermost statement that has a line."""
     found = None
     for node in ast.walk(function):
         if isinstance(node, ast.stmt) and node is not function and node.lineno <= line <= (node.end_lineno or 0):
@@ -152,7 +151,7 @@ def _statement_at(function: ast.AST, line: int) -> ast.stmt | None:
 
 
 def _imported(tree: ast.AST, modules: Collection[str]) -> frozenset[str]:
-    """Return the names by which a test file has things of the project."""
+    """Return the names that a test file imports from the project."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -167,7 +166,7 @@ def _imported(tree: ast.AST, modules: Collection[str]) -> frozenset[str]:
 
 
 def _called(statements: Iterable[ast.AST], imported: Collection[str]) -> str:
-    """Return the first call of something of the project, empty if there is none."""
+    """Return the first call of the project's; empty: there is none."""
     for node in (node for statement in statements for node in ast.walk(statement)):
         if isinstance(node, ast.Call):
             name = ast.unparse(node.func)

@@ -1,14 +1,13 @@
-"""One run of a project's tests in a sandbox: the command, and what its log says by swebench's own parser.
+"""Runs a project's tests in a sandbox, and reads the log with swebench's parser.
 
     python3 -I -B -m pytest … PATHS
 
-`-I` keeps Python from importing anything from the working directory or the environment before the project's own files,
-`-B` from writing bytecode: a mutant of the same size within the same second would otherwise run as the one before it.
-Captured output is not printed, so that no test can print lines that look like results. The settings of the project
-hold but for `addopts`, which name plugins that are not there (`--cov`, `-n`).
+`-I` keeps Python from importing from the working directory, `-B` from writing bytecode, which a mutant of the same size
+and second would share. Captured output is not printed, so no test can print lines that look like results. The project's
+settings apply except `addopts`, which may name missing plugins.
 
-`measure` runs them before any change. Only tests that pass each time count: all run twice, the second time with their
-files in the reverse order. A third run notes what each test calls.
+`measure` runs the tests three times before any change: twice, in opposite order of files, to find those that pass
+reliably, and once to record what each test calls.
 """
 
 from __future__ import annotations
@@ -45,63 +44,60 @@ GIT_LIMIT_S = 60.0
 TEST_FOLDERS = ("test", "tests", "testing")
 SETTINGS = ("pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg", "pyproject.toml")
 HELPERS = ("conftest.py", "*/conftest.py", "*sitecustomize.py", "*usercustomize.py")
-"""Git pathspecs of files outside the tests that change what tests do."""
+"""Git pathspecs of files outside the tests that affect tests."""
 LEAST_PASSING = 0.6
-"""Share of the tests that must pass before any change."""
+"""Least share of tests that pass before any change."""
 TRACE_FACTOR = 60
-"""How much longer tests may take while their calls are noted."""
+"""Times the duration of the tests while their calls are recorded."""
 COMMAND_LIMIT = 100_000
-"""Most characters of files in one command: Linux takes 128 KiB in an argument."""
+"""Most characters of files in one command: Linux allows 128 KiB per argument."""
 
 
 class Failure(msgspec.Struct, frozen=True):
     line: int
-    """Of the test's file, counted from 1; 0 if no line of it was on the way to the exception."""
+    """Of the test's file, from 1; 0: no line of it is in the traceback."""
     function_line: int
     path: str
-    """Relative to the repository; empty for one outside of it."""
+    """Relative to the repository; empty: outside of it."""
     exception: str
-    """The exception's class."""
     message: str
     variables: dict[str, str]
-    """Representations of the function's simple variables."""
+    """Representations of simple local variables."""
 
 
 class Report(msgspec.Struct, frozen=True):
     tests: list[str]
-    """Node ids; the numbers in `calls` are places in this list."""
+    """Node ids; `calls` has indices of this list."""
     calls: dict[str, dict[int, list[int]]]
-    """By file and first line of a function: which tests call it."""
+    """Calling tests by file and first line of a function."""
     lines: dict[str, list[int]]
-    """By file: the lines that ran."""
+    """Executed lines by file."""
     failures: dict[str, Failure]
-    """By node id."""
 
 
 @dataclass(frozen=True)
 class SuiteRun:
     statuses: Mapping[str, str]
-    """By node id as swebench reads it from the log: PASSED, FAILED, ERROR, SKIPPED, XFAIL."""
+    """By node id: PASSED, FAILED, ERROR, SKIPPED, XFAIL."""
     unclear: frozenset[str]
-    """Ids that swebench cannot tell apart or cuts short, such as those with spaces."""
+    """Ids that swebench confuses or truncates, such as those with spaces."""
     exit_code: int
     """Of pytest: 0 all passed, 1 some failed, 2 interrupted, 4 wrong usage, 5 no tests."""
     timed_out: bool
     took_s: float
     tail: str
-    """The log's end."""
 
     @property
     def passed(self) -> frozenset[str]:
-        """Tests that passed and have a clear id."""
+        """Tests that passed, without unclear ids."""
         return frozenset(name for name, status in self.statuses.items() if status == PASSED) - self.unclear
 
     def failing(self, tests: Collection[str]) -> frozenset[str]:
-        """Return which of these tests failed or met an error."""
+        """Return the tests that failed or met an error."""
         return frozenset(name for name in tests if self.statuses.get(name) in FAILING)
 
     def missing(self, tests: Collection[str]) -> frozenset[str]:
-        """Return which of these tests neither passed nor failed."""
+        """Return the tests that neither passed nor failed."""
         return frozenset(name for name in tests if self.statuses.get(name) not in (PASSED, *FAILING))
 
 
@@ -150,7 +146,6 @@ async def probe_suite(
 
 
 def parse_log(log: str) -> dict[str, str]:
-    """Return the tests' statuses as swebench reads them."""
     # swebench takes two seconds to import.
     from swebench.harness.log_parsers.python import parse_log_pytest
 
@@ -159,7 +154,7 @@ def parse_log(log: str) -> dict[str, str]:
 
 
 def unclear_ids(log: str) -> frozenset[str]:
-    """Return the ids of a log that swebench gives to several tests, or that are only a part of a test's id."""
+    """Return the ids that swebench gives to several tests, or truncates."""
     seen: set[str] = set()
     unclear: set[str] = set()
     for line in log.split("\n"):
@@ -175,19 +170,18 @@ def unclear_ids(log: str) -> frozenset[str]:
 @dataclass(frozen=True)
 class Baseline:
     tests: frozenset[str]
-    """Node ids that pass each time."""
+    """Node ids of tests that pass reliably."""
     paths: tuple[str, ...]
-    """Files and folders with all the tests."""
+    """Files and folders of the tests."""
     report: Report
-    """What they reach."""
     took_s: float
-    """The longer of the two runs."""
+    """The longer of two runs."""
     unreliable: int
-    """Tests left out: they fail, are skipped, differ between the runs, or have an id that swebench mangles."""
+    """Other tests: failing, skipped, unreliable, or with an unclear id."""
 
     @property
     def test_files(self) -> list[str]:
-        """Git pathspecs of what an agent must not change to win."""
+        """Git pathspecs of files that an agent must not change."""
         return [*self.paths, *HELPERS, *SETTINGS]
 
 
@@ -220,7 +214,7 @@ async def measure(
 
 
 def is_test_file(path: str, paths: Collection[str]) -> bool:
-    """Return whether a file of the repository belongs to the tests, not to what they test."""
+    """Return whether a file belongs to the tests, not to the code under test."""
     parts = PurePosixPath(path).parts
     return (
         any(part in TEST_FOLDERS for part in parts[:-1])
@@ -248,13 +242,13 @@ def _check(run: SuiteRun, label: str, limit_s: float) -> None:
 
 
 def _backwards(ids: Iterable[str], found: Sequence[str]) -> Sequence[str]:
-    """Return the files that have these tests from the last to the first; if they fill a command, the roots."""
+    """Return the tests' files in reverse order; the reversed roots if they do not fit into a command."""
     files = sorted({name.partition("::")[0] for name in ids if "::" in name}, reverse=True)
     return files if sum(len(file) + 3 for file in files) <= COMMAND_LIMIT else found[::-1]
 
 
 def _roots(ids: Iterable[str]) -> tuple[str, ...]:
-    """Return the folders that are called like test folders, and files elsewhere, that have these tests."""
+    """Return the tests' folders that have a test folder's name, and their other files."""
     roots = set()
     for name in ids:
         path, separator, _ = name.partition("::")

@@ -1,1 +1,1 @@
-"""What all processes of a service count, and how Prometheus gets it."""
+"""The metrics that all processes of a service count, and their way to Prometheus."""

@@ -1,8 +1,7 @@
-"""All metrics of a service: their names, what they mean, and their labels. `docs/metrics.md` is made from this file.
+"""All metrics of a service: names, meanings and labels. `docs/metrics.md` is generated from this file.
 
-Names and units are as Prometheus asks: seconds and bytes, `_total` for what only grows. A gauge is the sum over the
-processes that report it, such as the slots of two rollout brokers. No label is unbounded (see `metric`): jobs,
-sandboxes and sessions have none.
+Units are seconds and bytes; counters end in `_total`. A gauge is the sum over the processes that report it. Labels are
+bounded (see `metric`); jobs, sandboxes and sessions are no labels.
 """
 
 from __future__ import annotations

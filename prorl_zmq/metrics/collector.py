@@ -1,9 +1,8 @@
-"""What the processes of one run folder have counted, added up, and in Prometheus' form. Pure: no sockets, no clock.
+"""`MetricsCollector`: the sum of all reports of one run folder, in Prometheus' text form. No I/O, no clock.
 
-Counters and histograms grow by what processes report, so a process that ends takes nothing away, and one that is
-restarted begins with nothing. Gauges are summed over the processes that live: those of one that ended go when its
-supervisor says so, or after `LEASE_S` of silence. When the collector itself starts again, all counters start at 0,
-which Prometheus takes for what it is. What a report says that is no metric of ours is left out.
+Counters and histograms grow by reports, so an ended process subtracts nothing. Gauges are summed over living processes:
+those of an ended one are dropped when its supervisor says so, or after `LEASE_S` without a report. Counters start at 0
+with the collector. Unknown metrics are ignored.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from .report import MetricsReport
 
 PROCESSES_LIMIT = 10_000
-"""Most processes whose gauges are kept at once."""
 
 
 @dataclass(slots=True)
@@ -70,12 +68,11 @@ class MetricsCollector(Collector):
                 self._add(name, labels, numbers)
 
     def ended(self, pid: int) -> None:
-        """A process has ended."""
+        """Drop the gauges of a process."""
         for life in [life for life, process in self._processes.items() if process.pid == pid]:
             del self._processes[life]
 
     def text(self, now: float) -> bytes:
-        """Return all metrics in Prometheus' text form."""
         for life in [life for life, process in self._processes.items() if process.heard_at + LEASE_S <= now]:
             del self._processes[life]
         return generate_latest(self._registry)
@@ -114,7 +111,7 @@ class MetricsCollector(Collector):
 
 
 def _fits(metric: Metric, labels: Labels, numbers: list[float]) -> bool:
-    """Return whether a report's row can be one of a metric: its process may have another version of this package."""
+    """Return whether a report's row fits a metric; the process may have another version of this package."""
     least = -math.inf if metric.kind == "gauge" else 0.0
     sound = all(math.isfinite(number) and number >= least for number in numbers)
     return len(labels) == len(metric.labels) and len(numbers) == metric.width and sound

@@ -1,7 +1,7 @@
-"""What a process tells the collector of its run folder once a second: one datagram, or a few, on a Unix socket.
+"""`MetricsReport`: the message of a process to the collector, once a second, in datagrams on a Unix socket.
 
-The run folder is private to its account, so no other account can write or read there. No file is written, so a full
-disk stops nothing, and a process that is killed leaves nothing behind.
+Only this account can read or write in the run folder. No file is written, so a full disk has no effect, and a killed
+process leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import msgspec
 INBOX = "metrics.in"
 """The collector's socket in the run folder, for reports."""
 OUTLET = "metrics.out"
-"""And the one at which it tells all that it has, in Prometheus' text form."""
+"""The collector's socket for readers, with all metrics in Prometheus' text form."""
 FLUSH_S = 1.0
 LEASE_S = 10.0
-"""How long the gauges of a process count that has fallen silent."""
+"""How long gauges count without a new report."""
 CHUNK = 200
-"""Most rows of one datagram: the kernel takes some 200 kB."""
+"""Rows of one datagram, which the kernel limits to some 200 kB."""
 
 
 class MetricsReport(msgspec.Struct, frozen=True, array_like=True):
     life: str
-    """Names one life of a process."""
+    """Identifies one life of a process."""
     pid: int
     number: int
-    """Gauges of an earlier report of this life no longer hold."""
+    """Of the report: gauges of earlier reports of this life are void."""
     rows: list[tuple[str, tuple[str, ...], list[float]]]

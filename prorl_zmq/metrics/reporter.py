@@ -1,7 +1,6 @@
-"""Sends what this process has counted to the collector of its run folder (see `report`).
+"""`MetricsReporter`: sends the counts of this process to the collector of its run folder (see `report`).
 
-Without a collector nothing is counted. A report never waits and never raises: what the collector cannot take now, it
-gets with a later one.
+Nothing is counted without a collector. A report neither waits nor raises: undelivered counts are sent with a later one.
 """
 
 from __future__ import annotations
@@ -59,13 +58,13 @@ class MetricsReporter:
             Metric.counting = True
 
     def report_if_due(self, now: float) -> None:
-        """Report once a second, on any clock; a loop may call it in each round, since it costs next to nothing."""
+        """Report if a second has passed, on any clock; cheap enough for each round of a loop."""
         if now >= self._due:
             self._due = now + FLUSH_S
             self.report()
 
     async def report_forever(self) -> NoReturn:
-        """Report once a second; processes that started together do so at different times."""
+        """Report once a second, with jitter."""
         while True:
             self.report()
             await asyncio.sleep(FLUSH_S * self._random.uniform(0.8, 1.2))
@@ -92,7 +91,7 @@ class MetricsReporter:
                 METRICS[name].delivered(labels)
 
     def close(self) -> None:
-        """Report for the last time."""
+        """Send the last report."""
         if self._socket is not None:
             self.report()
             self._socket.close()

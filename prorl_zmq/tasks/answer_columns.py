@@ -9,17 +9,17 @@ from ..errors import InvalidRecord
 from .row_format import Record, filled, mapping, parsed_json
 
 _MESSAGES = re.compile(r"\s*\[\s*\{")
-"""How a list of messages begins that is written as JSON; an interval begins with a bracket, too."""
+"""The beginning of a JSON list of messages; an interval also begins with a bracket."""
 DAPO_OPENING = (
     "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
     "$Answer (without quotes) where $Answer is the answer to the problem."
 )
 DAPO_CLOSING = 'Remember to put your answer on its own line after "Answer:".'
-"""What DAPO-Math-17k puts around each problem; the handler's own system message says where the answer goes."""
+"""What DAPO-Math-17k adds to each problem; the handler's system message says where the answer goes."""
 
 
 def answer_text(record: Record, name: str) -> str:
-    """Return a column with an answer, which may be a number."""
+    """Return a column with an answer: a text or a number."""
     value = record.get(name)
     if isinstance(value, float) and not math.isfinite(value):
         raise InvalidRecord(f"{name} is {value}, which is no answer", field=name)
@@ -29,7 +29,7 @@ def answer_text(record: Record, name: str) -> str:
 
 
 def chat_problem(record: Record) -> str:
-    """Return the problem of a column `prompt`: what the user says in it, or a text."""
+    """Return the problem of a column `prompt`: the user's messages, or a text."""
     value = record.get("prompt")
     if isinstance(value, str) and not _MESSAGES.match(value):
         return filled(record, "prompt")

@@ -1,9 +1,8 @@
 """Row formats of programming problems: DeepCoder, CodeContests, APPS, TACO, LiveCodeBench, and our own.
 
-They use different names, and four forms of tests: a list of tests, or parallel lists of inputs and outputs, each for
-programs or for functions. All become `CodeTest`s. If a problem has many tests, a job takes those with the longest
-inputs (`code.chosen_tests`) up to what it can carry. Unsupported: problems with file input and output, solutions in
-other languages, and checkers for several right answers, which no published set has in runnable form.
+Their four forms of tests (a list of tests or parallel lists, for programs or functions) become `CodeTest`s. A job keeps
+the tests with the longest inputs (`code.chosen_tests`) that fit into it. Unsupported: file input and output, solutions
+in other languages, and checkers for several right answers.
 """
 
 from __future__ import annotations
@@ -38,23 +37,23 @@ if TYPE_CHECKING:
     from .row_format import Record
 
 DEEPCODER_TIME_S = 12.0
-"""What DeepCoder's own reward gives each test."""
+"""DeepCoder's limit of each test."""
 APPS_TIME_S = 4.0
-"""What the graders of APPS and TACO give each test, where a row has no limit of its own."""
+"""The limit of APPS's and TACO's graders, for rows without one."""
 PYTHON_FACTOR = 5.0
-"""A judge's own limit is one for C++: a solution in Python gets so many times as much, and never less than where a row
-has none. Those who train on these sets give it more still: 12 s for every row."""
+"""Python gets this multiple of a judge's limit, which is for C++, and at least `LEAST_TIME_S`. DeepCoder allows even
+more: 12 s for every row."""
 LEAST_TIME_S, MOST_TIME_S = APPS_TIME_S, 600.0
 ABILITIES = frozenset({"code", "coding", "programming"})
-"""What the column `ability` says of a programming problem in verl's format."""
+"""Values of verl's column `ability` for programming problems."""
 CALLS = frozenset({"functional", "function_call"})
-"""How tests say that they call a function (LiveCodeBench, PrimeIntellect)."""
+"""Types of tests that call a function (LiveCodeBench, PrimeIntellect)."""
 PROGRAMS = frozenset({"stdin", "stdin_stdout"})
 INFLATED_LIMIT_BYTES = 256 * 2**20
 """Largest pack of private tests, unpacked."""
 TEXT_OPERATIONS = frozenset({"BINUNICODE", "BINUNICODE8", "SHORT_BINUNICODE", "UNICODE"})
 HARMLESS_OPERATIONS = frozenset({"PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "STOP"})
-"""What the pickle of one text is made of."""
+"""The opcodes of a pickled text."""
 DURATION = re.compile(r"\s*(\d+(?:\.\d*)?)\s*(?:s|sec|secs|second|seconds)?\.?\s*", re.IGNORECASE)
 
 
@@ -92,7 +91,7 @@ def _code_contests(record: Record) -> CodeInstance:
 
 
 def _apps(record: Record) -> CodeInstance:
-    """Convert APPS and TACO: the latter has a limit on time."""
+    """Convert APPS and TACO, which has a time limit."""
     if isinstance(record.get("input_output"), str):
         filled(record, "input_output")  # APPS has some problems without tests
     found = _found(mapping(record, "input_output", "of inputs and outputs"), "input_output")
@@ -165,9 +164,9 @@ class _Found(NamedTuple):
 
     tests: list[CodeTest]
     function: str = ""
-    """What they call; empty: they run a program."""
+    """The function that they call; empty: they run a program."""
     wrapped: bool = False
-    """Each result is in a list of its own."""
+    """Each result is in its own list."""
 
 
 def _instance(
@@ -228,7 +227,7 @@ def _found(data: Any, column: str, function: str = "") -> _Found:
 
 
 def _named_by_test(test: Mapping[str, Any]) -> str:
-    """Return the function that a test says it calls: PrimeIntellect has it in each, LiveCodeBench's kin in metadata."""
+    """Return the function that a test names: PrimeIntellect does in each, LiveCodeBench's relatives in metadata."""
     metadata = test.get("metadata")
     named = metadata.get("func_name") if isinstance(metadata, Mapping) else None
     return str(test.get("fn_name") or named or "")
@@ -289,7 +288,7 @@ def _private(record: Record) -> Any:
 
 
 def _pickled_text(pickled: bytes) -> str:
-    """Return the text that a pickle consists of, without unpickling it: nothing of it is executed."""
+    """Return a pickled text without unpickling, so that nothing is executed."""
     found: list[str] = []
     for operation, argument, _ in pickletools.genops(pickled):
         if operation.name in TEXT_OPERATIONS:
@@ -305,11 +304,11 @@ _DAMAGE = (
     *(binascii.Error, zlib.error, ValueError, EOFError, LookupError, TypeError),
     *(OverflowError, MemoryError, RecursionError),
 )
-"""What a damaged pack raises."""
+"""Errors of damaged data."""
 
 
 def _time_s(record: Record) -> float:
-    """Return the limit of a solution in Python for a judge's own in the column `time_limit`; 0: it has none."""
+    """Return the limit of a Python solution, from the judge's in the column `time_limit`; 0: there is none."""
     limit = record.get("time_limit")
     if isinstance(limit, Mapping):
         limit_s = _seconds(limit.get("seconds") or 0) + _seconds(limit.get("nanos") or 0) / 1e9

@@ -1,4 +1,4 @@
-"""Describe the fields of a task's instances (`prorl tasks show`)."""
+"""Describes the fields of a task's instances (`prorl tasks show`)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAMES: dict[type[types.Type], str] = {
 @dataclass(frozen=True, slots=True)
 class InstanceField:
     name: str
-    """As in a row; of a part of a field, `tests[].input`."""
+    """As in a row; of a nested field, such as `tests[].input`."""
     type: str
     default: str | None
     """JSON; None: it is required."""
@@ -34,7 +34,7 @@ class InstanceField:
 
 
 def instance_fields(kind: type[msgspec.Struct], prefix: str = "") -> list[InstanceField]:
-    """Return the fields of a Struct, each followed by those of the Structs that it has."""
+    """Return the fields of a Struct, each followed by those of its Structs."""
     described = types.type_info(kind)
     assert isinstance(described, types.StructType), "a Struct"
     about = _docstrings(kind)
@@ -49,7 +49,7 @@ def instance_fields(kind: type[msgspec.Struct], prefix: str = "") -> list[Instan
 
 
 def type_in_words(kind: types.Type) -> str:
-    """Return a type as people call it."""
+    """Return a type in words."""
     match kind:
         case types.Metadata(type=inner):
             return type_in_words(inner)
@@ -89,7 +89,7 @@ def _default(field: types.Field) -> str | None:
 
 
 def _docstrings(kind: type) -> dict[str, str]:
-    """Return the texts below the fields of a class and of its bases, which are only in their sources."""
+    """Return the docstrings of the fields of a class and its bases, which only the source has."""
     about: dict[str, str] = {}
     for owner in reversed(kind.__mro__[: kind.__mro__.index(msgspec.Struct)]):
         with suppress(OSError, TypeError, SyntaxError):

@@ -1,7 +1,7 @@
-"""Jobs from a data file.
+"""`load_jobs`: jobs from a data file.
 
-A row belongs to a published data set (`ROW_FORMATS`, or those of your own handlers), or is an instance (its columns are
-the instance's fields, and the caller names the `task`), or a whole job as `prorl submit` takes it.
+A row has a known row format (`ROW_FORMATS`, or those of other handlers), is an instance of a named `task`, or is a
+whole job, as for `prorl submit`.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 JOB_FORMAT = "job"
-"""The name of the row format of whole jobs."""
+"""The row format's name of whole jobs."""
 NAMES = ("instance_id", "task_id", "question_id", "problem_id", "unique_id", "id", "name")
-"""Columns that may name a row, the best first."""
+"""Columns that may name a row, in order of preference."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of a data file that became a job."""
+    """A row of a data file as a job."""
 
     number: int
     """Its line, from 1; of parquet, its row."""
     name: str
-    """What its data set calls it; of a row without a name, its number."""
+    """The row's name in its data set; else its number."""
     row_format: str
     job: Job
 
@@ -80,7 +80,7 @@ def load_rows(
     row_formats: Sequence[RowFormat] = ROW_FORMATS,
     options: Mapping[str, Any] | None = None,
 ) -> Iterator[Row | InvalidRecord]:
-    """Yield each row with its job, or the error that says what is wrong with it; arguments as of `load_jobs`."""
+    """Yield each row with its job, or the error that it has; arguments as of `load_jobs`."""
     path = Path(path)
     considered = chosen(row_formats, task, row_format)
     empty = True
@@ -97,7 +97,7 @@ def load_rows(
 
 
 def chosen(row_formats: Iterable[RowFormat], task: str, name: str) -> tuple[RowFormat, ...]:
-    """Return the row formats of a task, or the one of a name."""
+    """Return the row formats of a task, or the one with a name."""
     known = unique(row_formats)
     kept = tuple(each for each in known if task in ("", each.task) and name in ("", each.name))
     if name:

@@ -24,9 +24,9 @@ class MathInstance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     problem: str
     """The user message."""
     ground_truth: str
-    """The right answer: LaTeX or a plain expression."""
+    """The right answer, in LaTeX or as a plain expression."""
     tools: tuple[ToolName, ...] = ()
-    """What the agent may call. `bash` and `ipython` work in a sandbox, which INIT makes for them."""
+    """The agent's tools. `bash` and `ipython` run in a sandbox."""
     image: str = ""
     """The sandbox's root filesystem, as `prorl image list` of the node names it, or a path below one of the service's
     `image_folders`; empty: the service's default."""
@@ -78,4 +78,4 @@ ROW_FORMATS = (
     _row_format("hendrycks", "MATH", {"problem", "solution", "level", "type"}, _from_solution),
     native("math", MathInstance),
 )
-"""The special ones first."""
+"""The most specific first."""

@@ -1,6 +1,6 @@
-"""The rows of a data file, one at a time: JSON Lines, parquet (`pyarrow`), CSV, or one JSON list.
+"""`read_records`: the rows of a data file, one at a time: JSON Lines, parquet (`pyarrow`), CSV, or one JSON list.
 
-A file may exceed memory: only the current row is held (of parquet, a batch of rows). A JSON list is read whole.
+A file may exceed memory, since only the current row or batch is held; a JSON list is read whole.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 _LINE_END = re.compile(r"\r\n?|\n")
 CSV_FIELD_LIMIT = 16 * 2**20
 BATCH_ROWS = 64
-"""Rows of parquet at once: one of a competition's problems may have 100 MB of tests."""
+"""Rows of parquet in memory; one competition problem may have 100 MB of tests."""
 
 
 def read_records(path: Path) -> Iterator[tuple[int, Record | InvalidRecord]]:
-    """Return the rows of a file with their lines, from 1; of parquet, and of a list, with their numbers.
+    """Yield the rows of a file with their line numbers, from 1; for parquet and lists, row numbers.
 
-    A row that cannot be read comes as the error that says why.
+    An unreadable row is yielded as its error.
     """
     readers: dict[str, Callable[[Path], Iterator[tuple[int, Record | InvalidRecord]]]] = {
         ".parquet": _parquet,

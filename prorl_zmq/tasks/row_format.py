@@ -1,6 +1,6 @@
-"""A row format: the columns of one published data set, and the instance that a row becomes.
+"""`RowFormat`: the columns of one published data set, and how a row becomes an instance.
 
-Formats are recognised row by row by their required columns, so a file may mix them. Pure: `records.py` reads files.
+A row's format is recognised by its columns, so a file may mix formats. No I/O: `records.py` reads files.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 Record = Mapping[str, Any]
 """One row of a data file, by column."""
 SHOWN_COLUMNS = 12
-"""How many of a row's columns an error names."""
+"""Columns that an error names."""
 ALIKE = 0.75
-"""From which likeness on, by `difflib`, a column's name may be a misspelling of another."""
+"""`difflib` ratio from which a column's name may be a misspelling."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,23 +37,26 @@ class RowFormat:
     task: str
     """The task whose instances the rows become."""
     about: str
-    """Which data sets have this format, for people."""
+    """The data sets that have this format, for people."""
     required: frozenset[str]
-    """A row with all of these columns has this format, unless an earlier row format fits as well."""
+    """A row with all of these columns has this format, unless an earlier format fits."""
     convert: Callable[[Record], Any]
-    """Makes the instance of a row: a Struct, or plain data.
+    """Converts a row to an instance: a Struct, or plain data.
 
     Raises:
-        InvalidRecord: a column is missing or wrong; `field` names it.
-    """
+        InvalidRecord: a column is missing or invalid; `field` names it."""
     fits: Callable[[Record], bool] | None = None
-    """A further condition, where two data sets have the same columns."""
+    """A further condition, for data sets with the same columns."""
     limits: PhaseLimits | None = None
-    """The limits of the jobs that the rows become; None: a job's default ones."""
+    """Limits of the rows' jobs; None: the defaults."""
 
 
 def recognise(record: Record, row_formats: Iterable[RowFormat]) -> RowFormat:
-    """Return the first row format that fits a row; the error names the nearest, if the row has some of its columns."""
+    """Return the first row format that fits a row.
+
+    Raises:
+        InvalidRecord: none fits; the message names the nearest.
+    """
     row_formats = tuple(row_formats)
     for row_format in row_formats:
         if row_format.required <= record.keys() and (row_format.fits is None or row_format.fits(record)):
@@ -63,7 +66,7 @@ def recognise(record: Record, row_formats: Iterable[RowFormat]) -> RowFormat:
 
 
 def _nearest(record: Record, row_formats: Iterable[RowFormat]) -> str:
-    """Describe the row format of which a row lacks the fewest columns; a missing column may be there, misspelt."""
+    """Describe the row format of which fewest columns are missing; a missing column may be misspelt."""
     columns = [str(column) for column in record]
 
     def spelt(column: str, row_format: RowFormat) -> list[str]:
@@ -87,7 +90,7 @@ def _nearest(record: Record, row_formats: Iterable[RowFormat]) -> str:
 
 
 def unique(row_formats: Iterable[RowFormat]) -> tuple[RowFormat, ...]:
-    """Drop the row formats whose name an earlier one has."""
+    """Return the row formats without later ones of the same name."""
     known: dict[str, RowFormat] = {}
     for row_format in row_formats:
         known.setdefault(row_format.name, row_format)
@@ -95,7 +98,7 @@ def unique(row_formats: Iterable[RowFormat]) -> tuple[RowFormat, ...]:
 
 
 def formats_of(task: str, limits: PhaseLimits | None = None) -> Callable[..., RowFormat]:
-    """Return what makes the row formats of a task."""
+    """Return a constructor of a task's row formats."""
 
     def row_format(
         name: str,
@@ -112,7 +115,7 @@ def formats_of(task: str, limits: PhaseLimits | None = None) -> Callable[..., Ro
 def native(task: str, instance_type: type[msgspec.Struct]) -> RowFormat:
     """Return the row format of rows whose columns are the fields of a task's instances.
 
-    Where no field is required, a row has no other columns than these; else it would take all that no other one knows.
+    If no field is required, a row may have no other columns, or this format would take every unknown row.
     """
     fields = msgspec.structs.fields(instance_type)
     required = frozenset(field.encode_name for field in fields if field.required)
@@ -131,12 +134,12 @@ def native(task: str, instance_type: type[msgspec.Struct]) -> RowFormat:
 
 
 def unchecked(task: str) -> RowFormat:
-    """Return the row format of instances of a task that is not known here; the service checks them."""
+    """Return the row format for an unknown task, whose instances the service checks."""
     return RowFormat(task, task, f"instances of {task}, not checked", frozenset(), dict)
 
 
 def text(record: Record, name: str, default: str | None = None) -> str:
-    """Return a column of text, which may be missing or null if there is a default."""
+    """Return a column of text, which may be missing if there is a default."""
     value = record.get(name)
     if value is None:
         if default is None:
@@ -148,7 +151,7 @@ def text(record: Record, name: str, default: str | None = None) -> str:
 
 
 def filled(record: Record, name: str) -> str:
-    """Return a column of text that must not be blank."""
+    """Return a column of text that is not blank."""
     value = text(record, name)
     if not value.strip():
         raise InvalidRecord(f"{name} is empty", field=name)
@@ -156,7 +159,7 @@ def filled(record: Record, name: str) -> str:
 
 
 def texts(record: Record, name: str, default: list[str] | None = None) -> list[str]:
-    """Return a column that is a list of texts, or JSON text of one."""
+    """Return a column of a list of texts, or of its JSON text."""
     value = record.get(name)
     if value is None and default is not None:
         return default
@@ -167,7 +170,7 @@ def texts(record: Record, name: str, default: list[str] | None = None) -> list[s
 
 
 def parsed_json(record: Record, name: str) -> Any:
-    """Return a column that is plain data, or JSON text of it; missing or null is an error."""
+    """Return a column of plain data or of JSON text; a missing one is an error."""
     value = record.get(name)
     if value is None:
         raise InvalidRecord(f"{name} is missing", field=name)
@@ -180,7 +183,7 @@ def parsed_json(record: Record, name: str) -> Any:
 
 
 def mapping(record: Record, name: str, content: str) -> Mapping[str, Any]:
-    """Return a column that is a map, or JSON text of one; `content` is what it should have, for the error."""
+    """Return a column of a map or of its JSON text; `content` describes the map in errors."""
     value = parsed_json(record, name)
     if not isinstance(value, Mapping):
         raise InvalidRecord(f"{name} must be a map {content}", field=name)

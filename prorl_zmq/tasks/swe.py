@@ -1,4 +1,4 @@
-"""Instances of the `swe` task: a repository in an image, an issue, and the tests that decide whether it is resolved."""
+"""Instances of the `swe` task: a repository in an image, an issue, and the tests that judge it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from msgspec import Meta
 
 Grading = Literal["swebench", "r2e"]
 TESTBED = "/testbed"
-"""Where the images of all published sets have the repository."""
+"""The repository's path in the images of published sets."""
 
 
 class SweInstance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One issue of one repository.
 
-    The agent sees `problem_statement` and the repository at its base; all that could tell it the answer is kept for
-    EVAL, which runs in another sandbox.
+    The agent sees `problem_statement` and the repository at its base; EVAL, in another sandbox, gets the rest.
     """
 
     instance_id: str
@@ -27,21 +26,21 @@ class SweInstance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fail_to_pass: list[str]
     """Tests that fail at the base, and must pass."""
     pass_to_pass: list[str]
-    """Tests that pass at the base, and must go on passing."""
+    """Tests that pass at the base, and must still pass."""
     repo: str = ""
     """`owner/name`, by which swebench knows how to read the tests' output, and how to run them."""
     version: str = ""
-    """Of the repository, as swebench counts."""
+    """The repository's version in swebench."""
     image_source: str = ""
-    """Where the image was published, such as `docker://swebench/…`: what `prorl tasks images` builds it from."""
+    """Where the image was published, such as `docker://swebench/…`: the source for `prorl tasks images`."""
     directory: Annotated[str, Meta(pattern=r"^/[^\x00]+\Z")] = TESTBED
     """The repository in the image."""
     base_commit: Annotated[str, Meta(pattern=r"^([0-9a-fA-F]{7,64})?\Z")] = ""
-    """What the agent starts from; empty: the image's HEAD."""
+    """The agent's starting commit; empty: the image's HEAD."""
     setup_patch: str = ""
-    """Applied to the base before the agent starts: a bug. No history is left of what was before it."""
+    """A bug, applied to the base before the agent starts; the history before it is removed."""
     test_patch: str = ""
-    """The tests of the issue: applied in EVAL only."""
+    """The issue's tests, applied in EVAL."""
     eval_script: str = ""
     """Bash that runs the tests, in EVAL, with swebench's marks around their output; empty: swebench's own, by `repo`
     and `version`."""
@@ -50,32 +49,31 @@ class SweInstance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     test_images: dict[str, str] = {}
     """Pictures that the tests compare with, their URLs by path: swebench's own script fetches them, in EVAL."""
     test_files: list[str] = []
-    """Git pathspecs of what no patch of the agent's may contain, since it judges the patch."""
+    """Git pathspecs of files that the agent's patch must not contain, since they judge it."""
     hidden: list[str] = []
-    """Paths of the image that the agent is not to see: absolute, or in `directory`."""
+    """Paths that the agent must not see: absolute, or in `directory`."""
     environment: dict[str, str] = {}
     """Variables of the sandbox, such as the PATH of the repository's own Python."""
     memory_bytes: Annotated[int, Meta(ge=2**26, le=2**40)] = 10 * 2**30
-    """Memory of the sandbox, all its processes together; what takes more has not passed."""
+    """Memory of all the sandbox's processes; exceeding it fails the tests."""
     processes: Annotated[int, Meta(ge=1, le=2**20)] = 4096
-    """Processes and threads of it."""
+    """Most processes and threads of the sandbox."""
     output_limit_bytes: Annotated[int, Meta(ge=1024, le=16 * 2**20)] = 64 * 1024
-    """How much of the output of one bash command the agent sees (see `SandboxSpec`)."""
+    """Output of one bash command that the agent sees (see `SandboxSpec`)."""
     network: bool = False
-    """The tests may use the host's network, in EVAL. The agent never may: what it looks for is there."""
+    """The tests may use the host's network, in EVAL. The agent may not: the answer is there."""
     grading: Grading = "swebench"
-    """`swebench`: by the two lists of tests; `r2e`: the output of the tests is `expected_output`, all of it."""
+    """`swebench`: by the two lists of tests; `r2e`: the tests' output must equal `expected_output`."""
     expected_output: dict[str, str] = {}
     """R2E: status by test."""
     tests_s: Annotated[float, Meta(gt=0, le=7 * 86400)] = 1800.0
-    """Longest run of the tests, as swebench has it; tests that take longer have not passed. What is left of the job's
-    `limits.eval_s` bounds it too."""
+    """Longest run of the tests, as in swebench; the job's `limits.eval_s` applies too."""
     tools: tuple[Literal["bash", "ipython", "str_replace_editor", "think", "finish"], ...] = (
         "bash",
         "str_replace_editor",
         "finish",
     )
-    """What the agent may call."""
+    """The agent's tools."""
 
     def __post_init__(self) -> None:
         if not (self.expected_output if self.grading == "r2e" else self.fail_to_pass):

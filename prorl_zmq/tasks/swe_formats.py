@@ -1,7 +1,7 @@
-"""Row formats of software-engineering data: SWE-bench and its relatives, SWE-Gym, SWE-smith, R2E-Gym, and our own.
+"""Row formats of SWE-bench and its relatives, SWE-Gym, SWE-smith, R2E-Gym, and our own.
 
-They use different names. An instance's image is found by the rules by which its set published images, under the last
-part of the published name; `prorl tasks images FILE` builds such images, and a folder of SIF files works too.
+An instance's image is named by the last part of the name that its set published; `prorl tasks images FILE` builds such
+images, and a folder of SIF files works too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ START, END, EXIT_CODE = ">>>>> Start Test Output", ">>>>> End Test Output", ">>>
 HEREDOC = "EOF_114329324912"
 """swebench's end of a patch within a script."""
 ROOT = {"HOME": "/root"}
-"""Whose home the images were built in: there are the caches of Go, npm and others."""
+"""The home of the images' builder, with the caches of Go, npm and others."""
 CONDA = "/opt/miniconda3"
 CONDA_ENVIRONMENT = {
     **ROOT,
@@ -35,10 +35,10 @@ CONDA_ENVIRONMENT = {
     "CONDA_PREFIX": f"{CONDA}/envs/testbed",
     "CONDA_DEFAULT_ENV": "testbed",
 }
-"""What `conda activate testbed` does for a program in the images of SWE-bench, SWE-Gym and SWE-smith."""
+"""The effect of `conda activate testbed` in the images of SWE-bench, SWE-Gym and SWE-smith."""
 PYTEST = "pytest --color=no --tb=no -rA -p no:cacheprovider"
 PYTEST_FILES = [":(glob)**/conftest.py", "pytest.ini", ".pytest.ini", "tox.ini", ":(glob)**/*-info/**"]
-"""What decides which tests run, and how; the last one holds metadata of packages, which may name plugins of pytest."""
+"""Files that decide which tests run, and how; the last pattern is package metadata, which may name pytest plugins."""
 CONDA_REPOSITORIES = frozenset(
     {
         *("astropy/astropy", "dbt-labs/dbt-core", "django/django", "marshmallow-code/marshmallow"),
@@ -47,31 +47,31 @@ CONDA_REPOSITORIES = frozenset(
         *("pyvista/pyvista", "scikit-learn/scikit-learn", "sphinx-doc/sphinx", "sqlfluff/sqlfluff", "sympy/sympy"),
     }
 )
-"""The repositories of SWE-bench in Python; images for other languages have their tools on a PATH of their own."""
+"""SWE-bench's Python repositories; other languages' images have their own PATH."""
 SWE_GYM_REPOSITORIES = frozenset(
     {
         *("bokeh/bokeh", "conan-io/conan", "dask/dask", "facebookresearch/hydra", "getmoto/moto", "iterative/dvc"),
         *("modin-project/modin", "pandas-dev/pandas", "Project-MONAI/MONAI", "pydantic/pydantic", "python/mypy"),
     }
 )
-"""By which its rows are told from those of SWE-bench, which have the same columns."""
+"""Distinguish its rows from those of SWE-bench, which have the same columns."""
 SWE_LIMITS = PhaseLimits(init_s=600.0, run_s=3600.0, eval_s=2700.0)
-"""Large repositories take minutes to be brought to their base, and tests half an hour."""
+"""Large repositories take minutes to check out, and tests half an hour."""
 R2E_PATH = "/testbed/.venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class _Tests(NamedTuple):
-    """What decides whether an issue is resolved."""
+    """The tests that decide whether an issue is resolved."""
 
     fail_to_pass: list[str]
     pass_to_pass: list[str]
 
     def files(self) -> list[str]:
-        """Return the files of tests that are named as pytest does: `path/test_a.py::test_b`."""
+        """Return the files of tests with pytest's names: `path/test_a.py::test_b`."""
         return sorted({name.partition("::")[0] for name in (*self.fail_to_pass, *self.pass_to_pass) if "::" in name})
 
     def packages(self) -> list[str]:
-        """Return the modules that are imported with those files, as far as they are of the tests."""
+        """Return the test packages' modules that are imported with those files."""
         folders = {folder for file in self.files() for folder in PurePosixPath(file).parents}
         return sorted(f"{folder}/__init__.py" for folder in folders if folder.name.startswith("test"))
 
@@ -94,7 +94,7 @@ def _swe_bench(record: Record) -> SweInstance:
 
 
 def _test_images(record: Record) -> dict[str, str]:
-    """Return what SWE-bench Multimodal's tests compare with."""
+    """Return the pictures of SWE-bench Multimodal's tests."""
     assets = parsed_json(record, "image_assets") if record.get("image_assets") else {}
     try:
         return {str(each["path"]): str(each["url"]) for each in assets.get("test_patch") or ()}
@@ -124,7 +124,7 @@ def _swe_gym(record: Record) -> SweInstance:
 
 
 def _swe_smith(record: Record) -> SweInstance:
-    """Convert SWE-smith: as there, only the files of FAIL_TO_PASS are run, and of PASS_TO_PASS what is in them."""
+    """Convert SWE-smith: as there, only the files of FAIL_TO_PASS are run, and PASS_TO_PASS is restricted to them."""
     tests = _tests(record)
     files = _Tests(tests.fail_to_pass, []).files()
     if not any(file.endswith(".py") for file in files):
@@ -234,10 +234,7 @@ ROW_FORMATS = (
 
 
 def image_name(reference: str) -> str:
-    """Return the name of an image on a node, from that of its container image: `a/b.c:latest` is `b.c`.
-
-    An absolute path is not changed.
-    """
+    """Return an image's name on a node for that of a container image: `b.c` for `a/b.c:latest`; paths are unchanged."""
     if reference.startswith("/"):
         return reference
     last = reference.rpartition("/")[2]
@@ -246,7 +243,7 @@ def image_name(reference: str) -> str:
 
 
 def eval_script(command: str, directory: str, test_patch: str = "") -> str:
-    """Return a script that runs tests as swebench's do: its marks around their output, their exit code behind it."""
+    """Return a script that runs tests in swebench's form: marks around the output, then the exit code."""
     lines = ["#!/bin/bash", "set -uxo pipefail", f"cd {shlex.quote(directory)}"]
     if test_patch:  # to its last line, which may be a blank of the context
         patch = test_patch.removesuffix("\n")
@@ -256,7 +253,7 @@ def eval_script(command: str, directory: str, test_patch: str = "") -> str:
 
 
 def changed_files(patch: str, *, after: bool = False) -> list[str]:
-    """Return the files that a patch changes, makes or removes, each once; or only those that are there after it."""
+    """Return the files that a patch changes, adds or removes; `after`: those that exist after it."""
     found = re.findall(r"^diff --git a/(.*) b/(.*)\n(deleted file)?", patch, re.MULTILINE)
     if after:
         return list(dict.fromkeys(new for _, new, deleted in found if not deleted))
@@ -264,7 +261,7 @@ def changed_files(patch: str, *, after: bool = False) -> list[str]:
 
 
 def _issue(record: Record, tests: _Tests, image: str) -> SweInstance:
-    """Return what all rows of SWE-bench's kin say in the same columns."""
+    """Return an instance of the columns that SWE-bench's relatives share."""
     return SweInstance(
         fail_to_pass=tests.fail_to_pass,
         pass_to_pass=tests.pass_to_pass,

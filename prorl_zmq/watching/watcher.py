@@ -21,9 +21,8 @@ from ..service.rollout_brokers import summed
 from ..wire.messages.backends import ListBackends
 from ..wire.messages.base import new_id
 from ..wire.messages.watching import ROWS_LIMIT
-from .ended_sums import EndedSums
 from .job_mirror import JobMirror
-from .overview import Overview, Update
+from .overview import EndedSums, Overview, Update
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
@@ -66,10 +65,6 @@ class Watcher:
         """The overview for all viewers until there is news: making one of a large service takes milliseconds."""
         self._views: set[_View] = set()
         self._tasks: list[asyncio.Task[None]] = []
-
-    def broker_of(self, job_id: str) -> str:
-        """Return the name of the rollout broker that reported a job; empty: no broker did."""
-        return next((name for name, mirror in self._mirrors.items() if job_id in mirror.rows), "")
 
     async def batch(self, batch_id: str) -> BatchView:
         """Return the details of an open batch, from the rollout broker that has it.

@@ -9,7 +9,6 @@ from support.later import Later
 
 from prorl_zmq.gateway.dashboard.dashboard_api import DashboardApi
 from prorl_zmq.gateway.openapi import openapi_document
-from prorl_zmq.gateway.plain_routes import PLAIN_ROUTES
 
 if TYPE_CHECKING:
     import openapi_spec_validator
@@ -23,5 +22,5 @@ def test_they_are_described() -> None:
     document = openapi_document(endpoints)
     openapi_spec_validator.validate(document)
     assert {(path, method.upper()) for path, item in document["paths"].items() for method in item} == {
-        (each.path, each.method) for each in (*endpoints, *PLAIN_ROUTES)
+        (each.path, each.method) for each in endpoints
     }

@@ -14,6 +14,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from finished_groups import chat
 from support.waiting import until_async
 
+from prorl_zmq.gateway.message_texts import LoadedTexts
 from prorl_zmq.gateway.prorl_api import ProrlApi
 from prorl_zmq.gateway.stored_state import StoredState
 from prorl_zmq.security.rights import ANYBODY
@@ -214,12 +215,12 @@ def test_messages_without_texts_are_for_those_only_who_read_tokens(
     tmp_path: Path, token_mode: bool, told: bool
 ) -> None:
     service: Any = Service()
-    api = ProrlApi(service, service, StoredState(tmp_path / "state"), None, "")
+    api = ProrlApi(service, service, StoredState(tmp_path / "state"), None, "", LoadedTexts(service))
 
     async def main() -> dict[str, Any]:
         app = web.Application()
-        for (method, path), handler in api.handlers.items():
-            app.router.add_route(method, path, partial(_as_anybody, handler))
+        for each in api.endpoints:
+            app.router.add_route(each.method, each.path, partial(_as_anybody, each.handler))
         async with TestClient(TestServer(app)) as client:
             await client.post("/start")
             parameters = {"token_level_generation": token_mode}

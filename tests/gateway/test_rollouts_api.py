@@ -144,7 +144,7 @@ def test_a_program_that_leaves_the_gateway_ends_its_call(tmp_path: Path, monkeyp
         port = free_port()
         settings = GatewaySettings(bind=f"127.0.0.1:{port}", use_llm_servers=False)
         gateway = Gateway(GatewayOptions(settings=settings, run_dir=tmp_path, front_door=service.front_door))
-        async with gateway._dashboard.watching(), http(f"http://127.0.0.1:{port}") as client:
+        async with http(f"http://127.0.0.1:{port}") as client:
             runner = web.AppRunner(gateway._app(), handler_cancellation=True)
             await runner.setup()
             await web.TCPSite(runner, "127.0.0.1", port).start()
@@ -170,7 +170,7 @@ def test_a_program_that_leaves_the_gateway_ends_its_call(tmp_path: Path, monkeyp
             await gateway._json_api.rollouts.close()
             await gateway._prorl_api.close()
             await runner.cleanup()
-            gateway._connection.close()
+            await gateway.close()
 
     with LocalService(engine=engine) as service:
         asyncio.run(main(service))

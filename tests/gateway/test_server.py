@@ -43,6 +43,8 @@ def test_tokens_and_their_roles(served: SharedService, tmp_path: Path) -> None:
                 status, answer = await client.get("/v1/status", **more)
                 assert (status, answer["error"]["code"]) == (401, "not_allowed")
             assert (await client.get("/v1/openapi.json"))[0] == 200
+            async with client.session.head("/healthz") as head:  # as load balancers ask
+                assert head.status == 200
             async with client.session.get("/docs") as page:
                 assert "default-src 'none'" in page.headers["Content-Security-Policy"]
                 assert 'id="submit"' in await page.text()
@@ -58,7 +60,7 @@ def test_tokens_and_their_roles(served: SharedService, tmp_path: Path) -> None:
             # Another's job is none, whatever is asked of it; an operator sees it, and not its trajectory.
             for method, path in (("GET", place), ("GET", f"{place}/trajectory?wait_s=0.1")):
                 assert (await client(method, path, **bearer(bob)))[0] == 404
-            assert (await client("DELETE", place, **bearer(bob)))[1] == {"jobs": {job["job_id"]: "unknown"}}
+            assert (await client("DELETE", place, **bearer(bob)))[1]["jobs"] == {job["job_id"]: "unknown"}
             assert (await client.post("/v1/jobs", job, **bearer(bob)))[0] == 409
             assert (await client.get(f"{place}/trajectory?wait_s=20", **bearer(alice)))[0] == 200
             assert (await client.get(place, **bearer(olga)))[1]["state"] == "ended"

@@ -1,1 +1,1 @@
-"""The dashboard: a page in the browser that shows a service, its jobs and finished evaluations, served by a gateway."""
+"""The dashboard: a page, served by a gateway, that shows a service, its jobs and finished evaluations."""

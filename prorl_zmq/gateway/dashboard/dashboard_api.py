@@ -1,14 +1,13 @@
-"""What the page requests in addition to its stream: who its viewer is, one job or batch, trainings, and finished runs.
+"""`DashboardApi`: the endpoints of the page, beside its stream.
 
-Jobs and batches are asked of all rollout brokers; the one that has it answers. Only `cancel` changes anything. The
-rights are those of the brokers' requests: an operator's token may see everything, a trainer's nothing here, and without
-keys everybody may. Answers have all fields, also those with their defaults.
+Requests about a job or batch go to all rollout brokers; the one that has it answers. Only `cancel` changes anything.
+Operators may see everything, trainers nothing, and without keys everybody may see everything.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from msgspec import Meta
 from msgspec.structs import replace
@@ -19,7 +18,7 @@ from ...watching.overview import Overview
 from ...watching.training import Training, trainings
 from ...wire.messages.backends import DrainBackend
 from ...wire.messages.base import ATTEMPT_LIMIT, KeyRole, new_id
-from ...wire.messages.front_door import Cancel, JobTrace
+from ...wire.messages.front_door import Cancel, Cancelled, JobTrace
 from ...wire.messages.watching import (
     BATCH_STEPS_LIMIT,
     BatchView,
@@ -30,7 +29,7 @@ from ...wire.messages.watching import (
     ViewBatch,
     Watch,
 )
-from ..bodies import Body, CancelledBody
+from ..bodies import Body
 from ..connection import check_may
 from ..endpoint import Endpoint, NoQuery
 from ..http_errors import error_response
@@ -53,56 +52,56 @@ T = TypeVar("T")
 
 
 class Me(Body, frozen=True):
-    """Who asks, and what they may do."""
+    """The sender of this request, and its rights."""
 
     role: str
-    """Empty: no key is asked for, so everybody may do everything."""
+    """Empty: no key is required, so everybody may do everything."""
     name: str
     may: tuple[str, ...]
     """Of `watch`, `cancel` and `drain`."""
 
 
 class TurnsQuery(NoQuery, frozen=True):
-    """What is known of the job."""
+    """What the page knows of the job."""
 
     attempt: Annotated[int, Meta(ge=0, le=ATTEMPT_LIMIT)] = 0
     tokens: Tokens = 0
-    """Of that attempt: if it has come no further, no turns are sent."""
+    """Tokens of that attempt; no turns are sent until there are more."""
 
 
 class StepsQuery(NoQuery, frozen=True):
-    """How many steps."""
+    """Which steps."""
 
     last: Annotated[int, Meta(ge=1, le=BATCH_STEPS_LIMIT)] = 500
-    """Of each session."""
+    """How many of each session."""
 
 
 class Trainings(Body, frozen=True):
-    """The sessions that had batches, that of the last step first."""
+    """The sessions that had batches; the one with the last step first."""
 
     trainings: tuple[Training, ...]
 
 
 class RunQuery(NoQuery, frozen=True):
-    """Which run."""
+    """The run."""
 
     run: str
 
 
 class ComparisonQuery(RunQuery, frozen=True):
-    """Which run it is compared with."""
+    """The run that it is compared with."""
 
     other: str
 
 
 class ProblemQuery(RunQuery, frozen=True):
-    """Which problem of it."""
+    """A problem of the run."""
 
     problem: str
 
 
 class RolloutQuery(RunQuery, frozen=True):
-    """Which rollout of it."""
+    """A rollout of the run."""
 
     job_id: str
 
@@ -128,7 +127,7 @@ class DashboardApi:
             Endpoint("GET", "/v1/jobs/{job_id}/trace", self.trace, JobTrace),
             Endpoint("GET", "/v1/jobs/{job_id}/view", self.job, JobView),
             Endpoint("GET", "/v1/jobs/{job_id}/turns", self.turns, LiveTurns, query=TurnsQuery),
-            Endpoint("POST", "/v1/jobs/{job_id}/cancel", self.cancel, CancelledBody),
+            Endpoint("POST", "/v1/jobs/{job_id}/cancel", self.cancel, Cancelled),
             Endpoint("GET", "/v1/batches/{batch_id}/view", self.batch, BatchView),
             Endpoint("GET", "/v1/trainings", self.trainings, Trainings, query=StepsQuery),
             Endpoint("GET", "/v1/runs", self.runs, Runs),
@@ -140,7 +139,7 @@ class DashboardApi:
         self.endpoints = tuple(each._replace(with_defaults=True) for each in endpoints)
 
     async def me(self, call: Call) -> Me:
-        """Say who has this token, and what it may do on the dashboard."""
+        """Return the owner and the rights of this token."""
         wishes: dict[str, Request] = {"watch": Watch("")}
         if not self._read_only:
             wishes |= {"cancel": Cancel("", ()), "drain": DrainBackend("", "any")}
@@ -148,7 +147,7 @@ class DashboardApi:
         return Me(role=str(call.sender.role or ""), name=call.sender.name, may=may)
 
     async def overview(self, call: Call) -> Overview:
-        """Describe the whole service: brokers, backends, nodes, and how many jobs ended in the last ten minutes."""
+        """Describe the whole service: brokers, backends, nodes, and the jobs that ended in the last hour."""
         call.sender.check(Watch(new_id()))
         async with self._watcher.viewer() as updates:
             async for update in updates:
@@ -158,19 +157,19 @@ class DashboardApi:
         raise NotAllowed("the gateway is ending")
 
     async def trace(self, call: Call) -> JobTrace:
-        """Tell what a job went through. An operator's; the id may be shortened to a beginning that no other has."""
+        """Return the trace of a job. The id may be an unambiguous prefix."""
         job_id = call.path["job_id"]
         call.sender.check(Peek(new_id(), job_id))
         return trace_in(await ask_all(self._clients, lambda client: client.trace(job_id)), job_id)
 
     async def job(self, call: Call) -> JobView:
-        """Show what an ended job brought, as long as the service has it: its result, and what was said."""
+        """Return the result and transcript of an ended job, while the service has them."""
         job_id = call.path["job_id"]
         call.sender.check(Peek(new_id(), job_id))
         return await self._job_views.view(*await self._ask(lambda client: client.views.peek(job_id)))
 
     async def turns(self, call: Call) -> LiveTurns:
-        """Show the last turns of a job that has not ended; with the attempt and the tokens that are known, only more.
+        """Return the last turns of a running job, or nothing new beyond the given attempt and tokens.
 
         At most 20 turns and 5,000 tokens. An ended job has a view.
         """
@@ -181,24 +180,24 @@ class DashboardApi:
         )
         return await self._job_views.turns(*peeked)
 
-    async def cancel(self, call: Call) -> CancelledBody:
-        """End any session's job as `cancelled`."""
+    async def cancel(self, call: Call) -> Cancelled:
+        """Cancel a job of any session."""
         job_id = call.path["job_id"]
         call.sender.check(Cancel(new_id(), (job_id,)))
         check_may(call.sender, KeyRole.OPERATOR)
         answers = await ask_all(self._clients, lambda client: client.cancel(job_id))
-        jobs = fates(answers.found.values())
+        jobs: dict[str, Any] = fates(answers.found.values())
         answers.check(every=set(jobs.values()) == {"unknown"})  # one that has not answered may have it
-        return CancelledBody(jobs=jobs)
+        return Cancelled(new_id(), jobs)
 
     async def batch(self, call: Call) -> BatchView:
-        """Show a batch: its groups, their rollouts, and what it waits for; of a closed one, what it came to."""
+        """Return a batch: its groups, their rollouts, and what it waits for."""
         batch_id = call.path["batch_id"]
         call.sender.check(ViewBatch(new_id(), batch_id))
         return await self._ask(lambda client: client.views.batch(batch_id))
 
     async def trainings(self, call: Call) -> Trainings:
-        """Show the last steps of each session that had batches: reward, length, staleness, overlap."""
+        """Return the last steps of each session that had batches: reward, length, staleness, overlap."""
         call.sender.check(ListSteps(new_id()))
         answers = await ask_all(self._clients, lambda client: client.views.steps())
         answers.check()
@@ -215,7 +214,7 @@ class DashboardApi:
         return await self._of_run(call, lambda: self._runs.figures(call.query.run))
 
     async def comparison(self, call: Call) -> object:
-        """Compare two evaluations: settings that differ, problems that both have, and a paired test."""
+        """Compare two evaluations: differing settings, shared problems, and a paired test."""
         return await self._of_run(call, lambda: self._runs.comparison(call.query.run, call.query.other))
 
     async def rollouts(self, call: Call) -> object:
@@ -227,7 +226,6 @@ class DashboardApi:
         return await self._of_run(call, lambda: self._runs.view(call.query.run, call.query.job_id))
 
     async def _ask(self, question: Callable[[AsyncRolloutClient], Awaitable[T]]) -> T:
-        """Return what the broker says that has what was asked for."""
         return the_answer(await ask_all(self._clients, question))
 
     async def _of_run(self, call: Call, read: Callable[[], msgspec.Struct]) -> object:

@@ -1,7 +1,7 @@
-"""What a job brought, in words: an ended one (`JobView`), and one that has not ended (`LiveTurns`).
+"""The text of an ended job (`JobView`) and of a running one (`LiveTurns`).
 
-A job's tokens are read by the tokenizer that its backend names. If that cannot be had here, the transcript has token
-ids only, and `problem` says why.
+Tokens are decoded with the tokenizer that the job's backend names. If it cannot be loaded, `problem` says why, and the
+transcript has token ids only.
 """
 
 from __future__ import annotations
@@ -10,23 +10,19 @@ import asyncio
 from typing import TYPE_CHECKING, Literal
 
 from ...errors import ProrlError
-from ...evaluation.transcript import TextReader, Transcript, make_transcript
-from ...inference.chat.loading import chat_format
+from ...evaluation.transcript import Transcript, make_transcript
 from ...wire.messages.jobs import Phase, Result  # noqa: TC001 - msgspec reads annotations at run time
 from ...wire.messages.watching import TurnsSoFar  # noqa: TC001
 from ..bodies import Body
 
 if TYPE_CHECKING:
     from ...data.trajectory import TokenArrays, Trajectory
-    from ...wire.messages.backends import ChatSettings
     from ...wire.messages.watching import TurnsPeeked
-    from ..loaded_texts import LoadedTexts
-
-READERS_LIMIT = 16
+    from ..message_texts import LoadedTexts
 
 
 class JobView(Body, frozen=True):
-    """What an ended job brought."""
+    """The result and transcript of an ended job."""
 
     result: Result
     transcript: Transcript
@@ -35,7 +31,7 @@ class JobView(Body, frozen=True):
 
 
 class LiveTurns(Body, frozen=True):
-    """How far a job has come that has not ended."""
+    """The progress of a running job."""
 
     phase: Phase
     place: Literal["queued", "held"]
@@ -43,9 +39,9 @@ class LiveTurns(Body, frozen=True):
     stage_id: str = ""
     node: str = ""
     so_far: TurnsSoFar | None = None
-    """None: its conversation has not begun, or its RUN begins or ends just now."""
+    """None: its conversation has not begun, or its RUN is starting or ending."""
     transcript: Transcript | None = None
-    """Of the turns that `so_far` shows; None: there are none, or no more than the asker knows."""
+    """Of the turns in `so_far`; None: there are none, or the page knows them."""
     problem: str = ""
     """Why the transcript has no texts."""
 
@@ -53,7 +49,6 @@ class LiveTurns(Body, frozen=True):
 class JobViews:
     def __init__(self, texts: LoadedTexts) -> None:
         self._texts = texts
-        self._readers: dict[ChatSettings, TextReader] = {}
 
     async def view(self, result: Result, trajectory: Trajectory | None) -> JobView:
         if trajectory is None or not len(trajectory.token_ids):
@@ -63,7 +58,6 @@ class JobViews:
         return JobView(result=result, transcript=transcript, problem=problem)
 
     async def turns(self, peeked: TurnsPeeked, arrays: TokenArrays | None) -> LiveTurns:
-        """Put the last turns of a job into words."""
         transcript, problem, so_far = None, "", peeked.so_far
         if arrays is not None and so_far is not None:
             transcript, problem = await self._read(peeked.job_id, arrays, so_far.backend)
@@ -79,18 +73,10 @@ class JobViews:
         )
 
     async def _read(self, job_id: str, arrays: TokenArrays | Trajectory, backend_id: str) -> tuple[Transcript, str]:
-        """Return a transcript, and why it has no texts."""
+        """Return a transcript, and the reason if it has no texts."""
         problem, reader = "", None
         try:
-            reader = await self._reader(backend_id)
+            reader = (await self._texts.of(backend_id)).reader
         except ProrlError as error:
             problem = f"There are no texts: {error.message}"
         return await asyncio.to_thread(make_transcript, job_id, arrays, reader), problem
-
-    async def _reader(self, backend_id: str) -> TextReader:
-        settings = await self._texts.settings_of(backend_id)
-        if settings not in self._readers:
-            if len(self._readers) == READERS_LIMIT:
-                self._readers.clear()
-            self._readers[settings] = TextReader(await chat_format(settings), settings)
-        return self._readers[settings]

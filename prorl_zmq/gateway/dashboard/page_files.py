@@ -1,10 +1,8 @@
-"""The files of the page, as they are in the package, and the policy under which a browser runs them.
+"""The page's files, and the security policy that browsers apply to them.
 
-A browser asks for each of them with every visit, and gets what has changed: its ETag is the digest of its content. They
-are read once, so that a page is of one version also while another one is being installed.
-
-The page fetches nothing from elsewhere, runs no script but these files, and may not make HTML of text (trusted types);
-no other page may show it in a frame. They hold no secrets, so they need no key: what they ask for does.
+Files are read once at the start, so a page is of one version even during an upgrade; browsers revalidate each by its
+ETag. The policy allows no outside resource, no other script, no HTML made of text (trusted types) and no frames. The
+files hold no secrets and need no key; the page's requests do.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ HEADERS = {
 
 
 def add_page(app: web.Application) -> None:
-    """Serve each file at its own path; no path that is asked for is ever looked up."""
+    """Serve each file at its own path; requested paths are never looked up on disk."""
     for file in sorted(FOLDER.rglob("*")):
         if file.suffix in TYPES:
             name = file.relative_to(FOLDER).as_posix()
@@ -40,15 +38,13 @@ def add_page(app: web.Application) -> None:
 
 
 class PageFile:
-    """A file of the page, as it is when this is made."""
-
     def __init__(self, path: Path) -> None:
         self._content = path.read_bytes()
         self._type = TYPES[path.suffix]
         self._digest = hashlib.blake2b(self._content, digest_size=12).hexdigest()
 
     async def answer(self, request: web.Request) -> web.Response:
-        """Return the file, or that the browser has it (304)."""
+        """Return the file, or 304 if the browser has it."""
         headers = {**HEADERS, "ETag": f'"{self._digest}"'}
         known = {tag.value for tag in request.if_none_match or ()}
         if known & {self._digest, "*"}:

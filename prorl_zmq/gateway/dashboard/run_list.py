@@ -1,7 +1,7 @@
-"""`RunList`: the folders of `prorl eval` below one folder, for a page that compares them. Reads only, and in threads.
+"""`RunList`: the `prorl eval` folders below one folder, for the page. Read-only and blocking: call it in threads.
 
-A run's name is its path below that folder. Figures are made from the results as they are now, with the threshold and
-the k of the run's own `summary.json`, so that an evaluation that is still going on is seen too.
+A run's name is its path below that folder. Figures are computed from the current results, so a running evaluation is
+included.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ RUNS_LIMIT = 1000
 KEPT = 32
 """Runs whose figures are kept."""
 RESULTS_BYTES = 2**30
-"""Most results of a run that are read here: the process serves others too."""
+"""Largest results file that is read."""
 
 
 class RunRow(Body, frozen=True):
-    """One run, in short."""
+    """A run in the list."""
 
     run: str
     plan: Plan
     changed_at: float
-    """When its results last changed: wall clock, seconds since 1970."""
+    """When its results last changed, in seconds since 1970."""
     passes: tuple[PassRow, ...] = ()
-    """Empty: it has no summary yet."""
+    """Empty: there is no summary yet."""
     ended: int = 0
     models: tuple[str, ...] = ()
-    """Those that the engines named."""
+    """Those that the engines reported."""
 
 
 class Runs(Body, frozen=True):
-    """The runs that there are, the newest first."""
+    """All runs, the newest first."""
 
     folder: str
-    """Empty: the dashboard has no folder of runs (`--runs`)."""
+    """Empty: the dashboard was started without `--runs`."""
     runs: tuple[RunRow, ...] = ()
 
 
@@ -59,7 +59,7 @@ class RunFigures(Body, frozen=True):
 
 
 class RunComparison(Body, frozen=True):
-    """Two runs compared: problems that both have, and a paired test."""
+    """Two runs compared: shared problems and a paired test."""
 
     run: str
     other: str
@@ -67,7 +67,7 @@ class RunComparison(Body, frozen=True):
 
 
 class RolloutRow(Body, frozen=True):
-    """One rollout of a run, in short."""
+    """A rollout in the list."""
 
     job_id: str
     sample: str
@@ -84,7 +84,7 @@ class Rollouts(Body, frozen=True):
     """The rollouts of one problem of a run."""
 
     text: str
-    """What the model was asked; empty: no rollout has kept its texts."""
+    """The prompt; empty: no rollout has stored its texts."""
     rollouts: tuple[RolloutRow, ...]
 
 
@@ -118,7 +118,7 @@ class RunList:
         """Return a run's figures.
 
         Raises:
-            ConfigError: there is no such run, or its files are damaged.
+            ConfigError: the run is unknown, or its files are damaged.
         """
         path = self._path(run)
         key = run, *_state(path)
@@ -130,11 +130,6 @@ class RunList:
         return self._figures[key]
 
     def comparison(self, run: str, other: str) -> RunComparison:
-        """Compare a run with another one.
-
-        Raises:
-            ConfigError: as `figures`.
-        """
         first, second = (self.figures(name) for name in (run, other))
         figures = (Figures(one.plan, one.summary) for one in (first, second))
         return RunComparison(run=run, other=other, comparison=compare(*figures))
@@ -177,7 +172,7 @@ class RunList:
         return paths[run]
 
     def _paths(self) -> dict[str, Path]:
-        """Return the runs by their names: the folder itself, those in it, and those in folders of it."""
+        """Return the runs by name: the folder itself, and folders up to two levels below."""
         if self._folder is None:
             return {}
         found = {}
@@ -191,7 +186,7 @@ class RunList:
 
 
 def _state(path: Path) -> tuple[int, int]:
-    """Return when a run's results changed, in nanoseconds since 1970, and how large they are."""
+    """Return when a run's results changed, in nanoseconds since 1970, and their size."""
     file = path / RESULTS
     state = (file if file.exists() else path / PLAN).stat()
     return state.st_mtime_ns, state.st_size

@@ -1,8 +1,8 @@
-"""`/v1/watch`: server-sent events with what changes at a service, for one viewer each.
+"""`/v1/watch`: a stream of server-sent events per viewer, with the changes of a service.
 
-The first events have all rows, the newest jobs first, so that a page has something to show at once; each later one has
-what has changed. A viewer that reads slowly gets fewer, merged ones (see `Watcher`). A stream ends with the gateway,
-with its connection, when its key was revoked, or when its viewer reads nothing for `READ_S`.
+The first events have all rows, the newest jobs first; later ones have changes, merged for slow viewers (see `Watcher`).
+A stream ends with the gateway or its connection, when its key is revoked, or when the viewer reads nothing for
+`READ_S`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 ROWS_PER_EVENT = 2000
 BEAT_S = 5.0
-"""How often a stream shows that it is alive, and its key is looked at again."""
+"""How often a stream sends a sign of life and checks its key."""
 READ_S = 60.0
 """How long a viewer may take to read an event."""
 HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -36,7 +36,7 @@ class _Event(msgspec.Struct, frozen=True, omit_defaults=True):
     overview: dict[str, object] | None = None
     """All fields of an `Overview`."""
     fields: Sequence[str] = ()
-    """The names of a row's values; those at its end that have their defaults are left out."""
+    """Names of a row's values; defaults at the end of a row are left out."""
     rows: Sequence[JobRow] = ()
     forgotten: Sequence[str] = ()
     reset: bool = False
@@ -50,7 +50,7 @@ class WatchStreams:
     async def answer(
         self, request: web.Request, sender: Sender, look_again: Callable[[web.Request], Sender]
     ) -> web.StreamResponse:
-        """Stream until the viewer leaves; `look_again` raises once its key is no longer allowed."""
+        """Stream until the viewer leaves; `look_again` raises once its key is revoked."""
         sender.check(Watch(new_id()))
         response = web.StreamResponse(headers=HEADERS)
         await response.prepare(request)
@@ -70,7 +70,6 @@ class WatchStreams:
         return response
 
     def end(self) -> None:
-        """End all streams, so that a gateway that is to end need not wait for them."""
         for work in self._open:
             work.cancel()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prorl_zmq.watching.ended_sums import EndedSums
+from prorl_zmq.watching.overview import EndedSums
 from prorl_zmq.wire.messages.jobs import Outcome
 from prorl_zmq.wire.messages.watching import EndedJobs
 
