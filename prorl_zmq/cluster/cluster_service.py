@@ -22,12 +22,13 @@ from .cluster_folder import ClusterFolder
 from .fleet import LOOK_S, Fleet
 from .job_script import GROUPS, log_name
 from .keeper import LEAVE_S, STOP_S
-from .node_table import NodeRecord, read_records
+from .node_table import raw_id
 from .slurm import Slurm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
+    from ..service.node_rows import NodeRow
     from .cluster_file import ClusterFile
     from .slurm import Allocation
 
@@ -100,10 +101,6 @@ class ClusterService:
 
     # While it runs ----------------------------------------------------------------------------------------------------
 
-    def records(self) -> list[NodeRecord]:
-        """Return what the nodes wrote about themselves when they started."""
-        return read_records(self.folder.path / "nodes")
-
     def wait_joined(self, say: Callable[[str], None], limit_s: float) -> int:
         """Wait until a node has joined; return how many have.
 
@@ -152,18 +149,24 @@ class ClusterService:
         counts = {"nodes": nodes} if engines is None else {"nodes": nodes, "engines": engines}
         self.fleet.folder.change(lambda wanted: msgspec.structs.replace(wanted, **counts))
 
-    def drain(self, name: str | None) -> list[Allocation]:
-        """Send a node away for good, by its name, host or job; None: all. Return which jobs leave."""
+    def drain(self, name: str | None, rows: Iterable[NodeRow] = ()) -> list[Allocation]:
+        """Have a node drain and not come back; return the jobs that leave.
+
+        Args:
+            name: of the node, its host or its job; None: all nodes and engine hosts.
+            rows: the nodes that the brokers know, for their names.
+
+        Raises:
+            ConfigError: there is no such node.
+        """
         wanted = self.fleet.folder.wanted()
         by_kind = self.fleet.allocations()
-        names = {one.name: one.allocation.partition("_")[0] for one in self.records()}
+        jobs = {raw_id(row) for row in rows if row.node == name and row.allocation}
         leaving: list[Allocation] = []
         counts = {}
         for kind in GROUPS:
             living = [one for one in by_kind[kind] if not one.is_ending and one.name not in wanted.leaving]
-            chosen = [
-                one for one in living if name in (None, one.name, one.host) or names.get(name or "") == one.raw_id
-            ]
+            chosen = [one for one in living if name in (None, one.name, one.host) or one.raw_id in jobs]
             counts[kind] = max(0, wanted.count(kind) - len(chosen)) if name is not None else 0
             leaving += chosen
         if name is not None and not leaving:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ..errors import SlurmFailed
-from ..service.node_rows import node_rows
+from ..errors import RequestTimeout, SlurmFailed
+from ..service.node_rows import NodeRow, node_rows
 from ..system.logs import say, start_logging
 from . import options
 from .target import Target
@@ -91,23 +92,25 @@ def drain(
     if (node is None) != all_:
         raise typer.BadParameter("Name a node, or --all")
     place = target.folder
-    if place is None or not (place / "slurm").is_dir():
-        from ..service.node_drain import DrainRequests, drain_nodes
-        from ..service.service_folder import NODES, ServiceFolder
+    if place is not None and (place / "slurm").is_dir():
+        from ..cluster.cluster_service import ClusterService
 
-        run_dir = ServiceFolder.open(place).path / NODES if place is not None else target.run_dir
-        requests = DrainRequests(run_dir)
-        with target.brokers() as brokers:
-            answers = brokers.ask(lambda client: client.nodes())
-        answers.check()
-        with options.console(stderr=True).status("waiting for nodes to answer"):
-            drained = drain_nodes(requests, node_rows(answers.found), node)
-        print("\n".join(f"{one.node} on {one.host} drains" for one in drained) or "there is no node")
+        rows: list[NodeRow] = []
+        with suppress(RequestTimeout), target.brokers() as brokers:  # jobs can leave although no broker runs
+            rows = node_rows(brokers.ask(lambda client: client.nodes()).found)
+        leaving = ClusterService(place).drain(node, rows)
+        print("\n".join(f"{one.name} on {one.host or 'no host yet'} leaves" for one in leaving) or "there is no node")
         return
-    from ..cluster.cluster_service import ClusterService
+    from ..service.node_drain import DrainRequests, drain_nodes
+    from ..service.service_folder import NODES, ServiceFolder
 
-    leaving = ClusterService(place).drain(node)
-    print("\n".join(f"{one.name} on {one.host or 'no host yet'} leaves" for one in leaving) or "there is no node")
+    requests = DrainRequests(ServiceFolder.open(place).path / NODES if place is not None else target.run_dir)
+    with target.brokers() as brokers:
+        answers = brokers.ask(lambda client: client.nodes())
+    answers.check()
+    with options.console(stderr=True).status("waiting for nodes to answer"):
+        drained = drain_nodes(requests, node_rows(answers.found), node)
+    print("\n".join(f"{one.node} on {one.host} drains" for one in drained) or "there is no node")
 
 
 def down(service: Service) -> None:

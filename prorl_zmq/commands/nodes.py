@@ -77,7 +77,7 @@ def _look(brokers: RolloutBrokers, service: Path | None) -> Seen:
         allocations = [one for each in started.fleet.allocations().values() for one in each]
     except SlurmFailed as error:
         return Seen(rows, lost, [*answers.silent(), error.message], caption)
-    rows = with_slurm(rows, allocations, started.records(), wanted.leaving)
+    rows = with_slurm(rows, allocations, wanted.leaving)
     return Seen(rows, lost, answers.silent(), caption, on_slurm=True)
 
 
