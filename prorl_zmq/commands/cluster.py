@@ -12,7 +12,7 @@ import typer
 from ..errors import RequestTimeout, SlurmFailed
 from ..service.node_rows import NodeRow, node_rows
 from ..system.logs import say, start_logging
-from . import options
+from .tables import console
 from .target import Target
 
 Service = Annotated[
@@ -55,7 +55,7 @@ def up(
         print("\n".join([*texts, *([scripts.brokers()] if cluster.brokers == "job" else [])]))
         return
     started = ClusterService.start(service, cluster, take_over=take_over)
-    with options.console(stderr=True).status("submitted") as status:
+    with console(stderr=True).status("submitted") as status:
         try:
             joined = started.wait_joined(lambda text: status.update(f"waiting for the first node: {text}"), wait)
         except SlurmFailed:
@@ -108,7 +108,7 @@ def drain(
     with target.brokers() as brokers:
         answers = brokers.ask(lambda client: client.nodes())
     answers.check()
-    with options.console(stderr=True).status("waiting for nodes to answer"):
+    with console(stderr=True).status("waiting for nodes to answer"):
         drained = drain_nodes(requests, node_rows(answers.found), node)
     print("\n".join(f"{one.node} on {one.host} drains" for one in drained) or "there is no node")
 
@@ -117,7 +117,7 @@ def down(service: Service) -> None:
     """End a service: its jobs in Slurm, then its brokers. What was not collected stays in the journal."""
     from ..cluster.cluster_service import ClusterService
 
-    with options.console(stderr=True).status("waiting for jobs and brokers to end"):
+    with console(stderr=True).status("waiting for jobs and brokers to end"):
         ClusterService(service).down()
     print(f"the service in {service} has ended; `prorl up` goes on with its journal")
 

@@ -22,7 +22,8 @@ from ..system.logs import say
 from ..trackers.adapter import TRACKERS
 from . import options
 from .option_groups import ModelOptions, OptionGroup, flag_of
-from .progress_display import RolloutProgress
+from .progress_display import Progress
+from .tables import console
 from .target import Target
 
 if TYPE_CHECKING:
@@ -173,9 +174,7 @@ def evaluate(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start from nothing; what the folder has is moved to DIR/earlier.")
     ] = False,
-    start_limit: Annotated[
-        float, typer.Option(min=1, metavar="SECONDS", help="How long the engines may take to start.")
-    ] = 900.0,
+    start_limit: options.StartLimit = None,
     log: options.Log = None,
     log_project: Annotated[str, typer.Option(metavar="NAME", help="The project in the trackers.")] = "prorl",
 ) -> None:
@@ -212,7 +211,7 @@ def evaluate(
             config=run_config(folder.plan),
             close_s=LOG_CLOSE_S,
         ) as tracker:
-            done = _run(folder, planned, tracker, start_limit, write_reports)
+            done = _run(folder, planned, tracker, options.start_limit_s(start_limit, own.urls), write_reports)
         missing = len(folder.missing())
     for name, where in tracker.where.items():
         say(PROGRAM, f"logged to {name}: {where}")
@@ -285,14 +284,24 @@ def _problems(file: Path, what: WhatOptions, instance_fields: dict[str, Any], *,
 
     own_tasks = own_handlers(what.task_modules or ())
     handlers = all_handlers(what.task_modules or (), warn=partial(say, PROGRAM))
-    problems = load_problems(
-        file,
-        known_row_formats(handlers, own_tasks),
-        row_format=what.row_format,
-        task=what.task,
-        limit=what.limit,
-        options=instance_fields,
-    )
+    hint = "" if what.task_modules else "; --task-module FILE.py names the file of a task of your own"
+    try:
+        problems = load_problems(
+            file,
+            known_row_formats(handlers, own_tasks),
+            row_format=what.row_format,
+            task=what.task,
+            limit=what.limit,
+            options=instance_fields,
+        )
+    except ConfigError as error:
+        if not is_own or "row format" not in error.message:
+            raise
+        raise ConfigError(f"{error.message}{hint}", **error.fields) from error
+    unknown = next((one for one in problems if one.job.task not in handlers), None) if is_own else None
+    if unknown is not None:
+        message = f"{file}, line {unknown.line}: no installed package has the task {unknown.job.task}{hint}"
+        raise ConfigError(message, key="task_module")
     missing = check_instances(problems, handlers, file)
     for name, count in missing.items() if is_own else ():
         say(PROGRAM, f"{count} of {len(problems)} problems: {name}")
@@ -389,7 +398,7 @@ def _run(
             summary = summarise(folder.plan, folder.samples, planned.counting)
             write_reports(folder, summary)
             tracking.summed_up(summary)
-            options.console().print(summary_tables(summary))
+            console().print(summary_tables(summary))
             _say_whats_next(folder, done=done)
     return done
 
@@ -403,7 +412,8 @@ class _Display:
         self._threshold = counting.threshold
         self._errors = self._counted = self._solved = 0
         rollouts = folder.plan.rollouts
-        self.progress = RolloutProgress(PROGRAM, rollouts, rollouts - len(folder.missing()))
+        there = rollouts - len(folder.missing())
+        self.progress = Progress(PROGRAM, "", counted="rollouts", total=rollouts, completed=there)
         for sample in folder.samples:
             self._count(sample)
         self._errors = 0  # those that are there are run again

@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Column, Table
-from rich.text import Text
 
 from ..security.keys import PUBLIC, KeyFolder, default_folder
 from ..wire.messages.base import KeyRole
-from .options import columns, console
+from .tables import print_table, text
 
 commands = typer.Typer(
     help="Make keys for connections over TCP, and say which ones the service lets in. The folder is --keys, or "
@@ -77,14 +75,10 @@ def list_(folder: Folder = None) -> None:
     """List the keys of our own, those of services we know, and those that the service lets in."""
     place = _folder(folder)
     own, known, allowed = place.listing()
-    headers = (*columns("name", "role", "this key is", overflow="fold"), Column("public key", no_wrap=True))
-    table = Table(*headers, title=Text(str(place.path)), title_justify="left")
-    for what, keys in (("ours", own), ("known", known), ("let in", allowed)):
-        for key in keys:
-            table.add_row(key.name, str(key.role), what, Text(key.public_key))  # its brackets are no markup
-    for bearer in place.bearers():
-        table.add_row(bearer.name, str(bearer.role), "let in", Text("a bearer token"))
-    console().print(table)
+    kinds = (("ours", own), ("known", known), ("let in", allowed))
+    rows = [(key.name, key.role, what, key.public_key) for what, keys in kinds for key in keys]
+    rows += [(bearer.name, bearer.role, "let in", "a bearer token") for bearer in place.bearers()]
+    print_table("name", "role", "this key is", "=public key", rows=rows, title=text(place.path))
 
 
 def _folder(folder: Path | None) -> KeyFolder:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -17,10 +15,6 @@ from ..system.logs import LogFormat, LogLevel
 from ..system.run_places import checked_name
 from ..wire.messages.backends import ToolCallFormatName
 from ..wire.sockets import is_own_address, own_address
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Column
 
 Config = Annotated[
     Path | None,
@@ -90,6 +84,20 @@ Runs = Annotated[
     typer.Option(metavar="DIR", help="The folder with those of `prorl eval` that the dashboard compares."),
 ]
 
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")]
+Watch = Annotated[bool, typer.Option("--watch", "-w", help="Keep the tables up to date until Ctrl-C.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show all that building programs say.")]
+
+URL_LIMIT_S, ENGINE_LIMIT_S = 30.0, 900.0
+StartLimit = Annotated[
+    float | None,
+    typer.Option(
+        min=1,
+        metavar="SECONDS",
+        help="How long the engines may take to start. [default: 900; with --url 30]",
+        show_default=False,
+    ),
+]
 DRAIN_S = 30.0
 DrainTime = Annotated[
     float,
@@ -213,27 +221,9 @@ Log = Annotated[
 ]
 
 
-def console(*, stderr: bool = False) -> Console:
-    """Return the console that commands print to; into a pipe or a file it cuts, breaks and colours nothing."""
-    from rich.console import Console
-
-    seen = (sys.stderr if stderr else sys.stdout).isatty()
-    forced = None if seen else False  # variables such as FORCE_COLOR would put escape codes into logs
-    return Console(
-        stderr=stderr,
-        width=None if seen else 200,
-        force_terminal=forced,
-        highlight=seen,
-        markup=False,
-        emoji=False,
-    )
-
-
-def columns(*names: str, **how: Any) -> Iterator[Column]:
-    """Return columns of a table that look the same, such as `justify="right"` for numbers."""
-    from rich.table import Column
-
-    return (Column(name, **how) for name in names)
+def start_limit_s(given: float | None, url: object) -> float:
+    """Return the value of `--start-limit`; `url` is that of `--url`."""
+    return given or (URL_LIMIT_S if url else ENGINE_LIMIT_S)
 
 
 def checked_address(address: str) -> str:

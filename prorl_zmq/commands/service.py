@@ -28,6 +28,7 @@ from ..system.run_places import shared_run_dir
 from . import options
 from .earlier_training import Journals, continue_training, training_of
 from .option_groups import ProcessOptions, SandboxOptions
+from .tables import console
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +49,7 @@ class StartupLine:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
             columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-            self._progress = Progress(*columns, console=options.console(stderr=True), transient=True)
+            self._progress = Progress(*columns, console=console(stderr=True), transient=True)
             self._task = self._progress.add_task("starting", total=None)
             self._progress.start()
 
