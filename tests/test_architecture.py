@@ -117,7 +117,7 @@ BUDGET = {
     "stages": 9900,
     "system": 2550,
     "tasks": 2000,
-    "testing": 850,
+    "testing": 800,
     "tools": 900,
     "tools.containers": 2300,
     "tools.editor": 1150,

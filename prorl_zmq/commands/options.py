@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they make of them."""
+"""Options that several commands share, and the functions that read them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ Config = Annotated[
     typer.Option("--config", "-c", metavar="TOPOLOGY.toml", help="Topology file; `prorl init` writes one."),
 ]
 RunDir = Annotated[
-    Path | None, typer.Option(help="Private folder of sockets, logs and sandboxes. [default: per user, in /tmp]")
+    Path | None,
+    typer.Option(
+        help="Private folder of sockets, logs and sandboxes. [default: per user, of a node per allocation, in /tmp]"
+    ),
 ]
 TlsCert = Annotated[str, typer.Option(metavar="FILE", help="Certificate and its chain, PEM.")]
 TlsKey = Annotated[str, typer.Option(metavar="FILE", help="The certificate's private key, PEM.")]
@@ -36,7 +39,7 @@ Name = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="The service's name, so that it has a run folder of its own. [default: the topology's; $PRORL_NAME; none]",
+        help="The service's name, for a run folder of its own. [default: the topology's; $PRORL_NAME; none]",
     ),
 ]
 Connect = Annotated[
@@ -106,7 +109,7 @@ DrainTime = Annotated[
         min=0,
         max=86_400,
         metavar="SECONDS",
-        help="How long jobs have to end, once a node is to drain; 0: not at all.",
+        help="How long jobs may take to finish once a node drains; 0: no time.",
     ),
 ]
 LogDir = Annotated[Path | None, typer.Option(help="For one log file per process. [default: stderr]")]
