@@ -1,6 +1,6 @@
-"""A service on a cluster, as the commands `prorl up`, `nodes`, `scale`, `drain` and `down` see it.
+"""`ClusterService`: a service on a cluster, for `prorl up`, `nodes`, `scale`, `drain` and `down`.
 
-All state is in the service's folder and in Slurm, so each command may run on another host that has both.
+All state is in the service's folder and in Slurm, so each command may run on any host that has both.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ClusterService:
 
     @classmethod
     def start(cls, service: Path, cluster: ClusterFile, *, take_over: bool = False) -> ClusterService:
-        """Submit the jobs and start the brokers; the jobs of an earlier `prorl up` whose keeper is gone are taken up.
+        """Submit the jobs and start the brokers; it adopts the jobs of an earlier `prorl up` whose keeper has ended.
 
         Raises:
             EndpointInUse: the service runs.
@@ -106,7 +106,7 @@ class ClusterService:
 
         Raises:
             SlurmFailed: all jobs that were submitted first have ended; the log of one is in the message.
-            RequestTimeout: none has joined in time. The service goes on.
+            RequestTimeout: none has joined in time. The service continues.
         """
         until, first = time.monotonic() + limit_s, set[str]()
         with RolloutClient(service=self.folder.path, timeout_s=SQUEUE_S) as client:
@@ -141,7 +141,7 @@ class ClusterService:
         )
 
     def scale(self, nodes: int, engines: int | None = None) -> None:
-        """Have another number of nodes or engine hosts; the keeper does it."""
+        """Change the number of nodes or engine hosts; the keeper submits or drains them."""
         for kind, count in (("nodes", nodes), ("engines", engines)):
             limit = self.fleet.cluster.nodes.limit if kind == "nodes" else self.fleet.cluster.engines.limit
             if count is not None and count > limit:

@@ -43,7 +43,7 @@ EnginesTimeout = Annotated[
     float, typer.Option("--timeout", min=0.0, metavar="SECONDS", help="How long the engines may take.")
 ]
 TakeOver = Annotated[
-    bool, typer.Option("--take-over", help="Do it although a trainer that lives gives this service its weights.")
+    bool, typer.Option("--take-over", help="Update although a live trainer publishes weights to this service.")
 ]
 
 

@@ -34,15 +34,16 @@ def up(
     service: Service,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the scripts for sbatch, and do nothing.")] = False,
     wait: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for the first node; the service goes on.")
+        float,
+        typer.Option(metavar="SECONDS", min=0, help="How long to wait for the first node; the service continues."),
     ] = 86_400.0,
     take_over: TakeOver = False,
 ) -> None:
     """Start a service on the hosts of a Slurm cluster, and wait until its first node has joined.
 
     It makes the service's folder with its keys, submits nodes and engine hosts as job arrays of one host each, and
-    starts the brokers, on this host or in a job. What it leaves here replaces nodes that end. Run it again on the
-    same folder where that process was killed. Ctrl-C ends the waiting only.
+    starts the brokers, on this host or in a job. A process that stays here replaces nodes that end; if it is killed,
+    run this command again on the same folder. Ctrl-C only ends the waiting.
     """
     from ..cluster.cluster_file import load_cluster_file
     from ..cluster.cluster_service import ClusterService
@@ -72,7 +73,7 @@ def scale(
     service: Service,
     engines: Annotated[int | None, typer.Option(min=0, help="How many engine hosts there should be.")] = None,
 ) -> None:
-    """Have another number of nodes: new ones are submitted; those with the least time left drain and leave."""
+    """Change the number of nodes: submit new ones, or drain those with the least time left."""
     from ..cluster.cluster_service import ClusterService
 
     ClusterService(service).scale(count, engines)
@@ -84,10 +85,10 @@ def drain(
     node: Annotated[str | None, typer.Argument(metavar="NODE", help="A node's name, its host, or its job.")] = None,
     all_: Annotated[bool, typer.Option("--all", help="All nodes and engine hosts.")] = False,
 ) -> None:
-    """Send a node away for good: it takes nothing new, ends what it can, returns the rest, and is not replaced.
+    """Drain a node for good: it accepts no new jobs, finishes what it can, returns the rest, and is not replaced.
 
-    It is a node of `prorl node` or of `prorl serve`, whose brokers live on, or one that `prorl up` has on Slurm, with
-    engine hosts and jobs that still wait. Without --service, run this on the machine of `prorl serve`.
+    NODE is a node of `prorl node`, of `prorl serve`, whose brokers continue, or of `prorl up`, which also has engine
+    hosts and jobs that still wait. Without --service, run this command on the machine of `prorl serve`.
     """
     if (node is None) != all_:
         raise typer.BadParameter("Name a node, or --all")

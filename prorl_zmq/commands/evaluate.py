@@ -1,4 +1,4 @@
-"""`prorl eval`: a model's pass@k on a data file. Plans the evaluation, runs what is missing, prints the figures.
+"""`prorl eval`: a model's pass@k on a data file.
 
 The fields of the option groups are named as those of `Settings`, `BackendSettings`, `OwnService` and `Counting`.
 """

@@ -1,4 +1,4 @@
-"""`prorl job`: the way of one job through the service."""
+"""`prorl job`: the states of one job over time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`prorl journal`: what a rollout broker takes up after a restart, and making it smaller."""
+"""`prorl journal`: show, compact or remove the jobs and results that a rollout broker resumes after a restart."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SESSIONS_SHOWN = 20
 
 commands = typer.Typer(
-    help="The rollout broker's journal: the jobs and results that a restart takes up.",
+    help="The rollout broker's journal: the jobs and results that a restart resumes.",
     rich_markup_mode=None,
     no_args_is_help=True,
 )
@@ -59,7 +59,7 @@ class JournalOptions(OptionGroup):
 
 @commands.command()
 def show(chosen: JournalOptions) -> None:
-    """Show what is in it; a broker may be running."""
+    """Show its content; a broker may be running."""
     from ..brokers.journal.journal_summary import count_damaged, read_summary
 
     path = chosen.path()
@@ -68,7 +68,7 @@ def show(chosen: JournalOptions) -> None:
 
 @commands.command()
 def compact(chosen: JournalOptions) -> None:
-    """Return the room that collected results have left back to the disk. The broker must not be running."""
+    """Free the disk space of collected results. The broker must not be running."""
     from ..brokers.journal.journal import Journal
     from ..brokers.journal.journal_summary import size_of
 

@@ -1,4 +1,4 @@
-"""`prorl nodes`: the nodes of a service, and what became of those that were lost."""
+"""`prorl nodes`: the nodes of a service, and what became of the jobs of lost nodes."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def nodes(
     """Show the nodes of a service: slots, jobs, last report and state, and what became of the jobs of lost ones.
 
     Slots are those in use and all, of INIT, RUN and EVAL, summed up over the rollout brokers. States: `ready`;
-    `draining`: it ends what it has; `silent`: it has not reported for a while, and gets nothing new; `lost`: its lease
-    is over, and its jobs were restarted. On Slurm, Slurm's own state and the time left are there too. The exit code is
+    `draining`: it finishes its jobs; `silent`: it has not reported for a while, and gets no new jobs; `lost`: its lease
+    expired, and its jobs were restarted. On Slurm, Slurm's own state and the time left are there too. The exit code is
     1 if a broker, or Slurm, did not answer; what others say is shown all the same.
     """
     with target.brokers() as brokers:

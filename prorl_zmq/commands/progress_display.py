@@ -1,6 +1,6 @@
 """Progress of commands that take minutes, on standard error: drawn on a terminal, else one line now and then.
 
-Lines go to logs of CI and of schedulers, so they hold no escape codes, whatever the environment asks for.
+Lines hold no escape codes, whatever the environment asks for: they go to logs.
 """
 
 from __future__ import annotations

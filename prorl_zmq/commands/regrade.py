@@ -1,4 +1,4 @@
-"""`prorl regrade` and `prorl cheats`: stored runs, looked at again."""
+"""`prorl regrade` and `prorl cheats`: grade a stored run again, and find rollouts that may have cheated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`prorl status`, without an event loop: it is asked often, by people and programs, and a loop takes long to import."""
+"""`prorl status`, without an event loop, whose import would take longer than the command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`prorl tasks`: which data files can be used, what is wrong with one, and the images that it needs."""
+"""`prorl tasks`: known row formats, errors in a data file, and the images that it needs."""
 
 from __future__ import annotations
 

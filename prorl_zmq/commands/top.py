@@ -1,8 +1,4 @@
-"""`prorl top`: the state of a service in the terminal, live. Keys choose the view.
-
-`Top` applies the updates of a `Watcher` and the keys; `frame` returns what the terminal shows. Names from other
-machines (jobs, tasks, nodes, errors) are shown as one line of text without markup.
-"""
+"""`prorl top`: the state of a service in the terminal, live. Keys choose the view."""
 
 from __future__ import annotations
 

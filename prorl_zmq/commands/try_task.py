@@ -1,4 +1,4 @@
-"""`prorl tasks try` and `prorl tasks show`: one task, of a file or installed, looked at and tried."""
+"""`prorl tasks show` and `prorl tasks try`: describe a task, and run one rollout of it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What prorl_zmq leaves on a machine's disk: which of it this account may remove, and the removal.
+"""Files that prorl_zmq leaves on a machine's disk, which of them this account may remove, and their removal.
 
-Nothing is removed that a live process uses, that another account owns, or that lies behind a link. Run folders are held
-while they are emptied, so that no service starts in one meanwhile. Files on other file systems are left alone.
+It keeps what a live process uses, what another account owns, what a link leads to, and files of other file systems. A
+run folder is held while it is emptied, so no service can start in it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Leftover:
 
 
 class Wanted(NamedTuple):
-    """What may be removed that is not made again by itself."""
+    """Which files may be removed that are not made again automatically."""
 
     journals: bool = False
     """With services' folders."""

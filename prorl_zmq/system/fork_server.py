@@ -7,10 +7,9 @@
                                     → the forked process: the order (see `forked_program`)
 
 A forked process is a child of the process that asked for it: the server forks twice, and the kernel gives the orphan to
-the nearest subreaper, which the asking process is for that moment. A forked process runs nothing before it has its
-order, and the order is sent once its pid is known, so a server that dies half-way leaves nothing running. Running
-processes survive the server; the next order starts another server. All of them end with the main thread of the process
-that asked.
+the nearest subreaper, the asking process. It runs nothing before it has its order, which is sent once its pid is known,
+so a server that dies half-way leaves nothing running. Running processes survive the server, and end with the main
+thread of the process that asked. (`multiprocessing`'s server keeps its forks as its own children, which end with it.)
 """
 
 from __future__ import annotations

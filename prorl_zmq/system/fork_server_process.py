@@ -1,8 +1,7 @@
-"""The process of a `ForkServer`: imports modules once, then forks itself for each order (see `fork_server`).
+"""The process of a `ForkServer`: imports modules, then forks itself for each order.
 
-It has one thread, no event loop, no ZeroMQ context and no signal handlers, so its forks equal fresh interpreters. It
-therefore refuses a module that starts a thread or makes a ZeroMQ context while it is imported. It ends with the process
-that started it, or when that process closes the connection.
+It has one thread, no event loop, no ZeroMQ context and no signal handlers, so its forks equal fresh interpreters; it
+refuses modules that start a thread or make a context at their import. It ends with the process that started it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Entry points of installed packages: classes and functions by group and name, loaded on first use.
-
-A broken plug-in affects only callers that load it: `offered` loads nothing.
-"""
+"""Entry points of installed packages: classes and functions by group and name, loaded on first use."""
 
 from __future__ import annotations
 
