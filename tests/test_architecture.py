@@ -90,7 +90,7 @@ BUDGET = {
     "cli": 100,
     "client": 2750,
     "cluster": 1000,
-    "commands": 6700,
+    "commands": 6750,
     "config": 500,
     "data": 1050,
     "demo": 750,

@@ -5,13 +5,16 @@ The fields of the option groups are named as those of `Settings`, `BackendSettin
 
 from __future__ import annotations
 
+import socket
 import tempfile
+import time
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from urllib.parse import urlsplit
 
 import msgspec
 import typer
@@ -44,6 +47,7 @@ LOG_CLOSE_S = 15.0
 SLOTS = 8
 """Rollouts at a time in each stage of this run's own service, unless an option says otherwise."""
 CHECKSUM_DIGITS = 12
+CONNECT_S, LOOK_S = 5.0, 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +215,7 @@ def evaluate(
             config=run_config(folder.plan),
             close_s=LOG_CLOSE_S,
         ) as tracker:
-            done = _run(folder, planned, tracker, options.start_limit_s(start_limit, own.urls), write_reports)
+            done = _run(folder, planned, tracker, start_limit, write_reports)
         missing = len(folder.missing())
     for name, where in tracker.where.items():
         say(PROGRAM, f"logged to {name}: {where}")
@@ -377,7 +381,7 @@ def _run(
     folder: RunFolder,
     planned: _Planned,
     tracker: Tracker,
-    start_limit_s: float,
+    start_limit_s: float | None,
     write_reports: Callable[[RunFolder, Summary], None],
 ) -> bool:
     """Run what is missing, then write and print the figures; false: a signal has stopped it."""
@@ -390,9 +394,11 @@ def _run(
     done = not folder.missing()
     try:
         if not done:
+            _wait_for_servers(planned, options.start_limit_s(start_limit_s, url=True))
             display = _Display(folder, planned.counting, tracking)
             with display.progress:
-                done = Evaluator(folder, planned.problems, planned.service, display, start_limit_s).run()
+                limit_s = options.start_limit_s(start_limit_s, url=False)
+                done = Evaluator(folder, planned.problems, planned.service, display, limit_s).run()
     finally:
         if folder.samples:
             summary = summarise(folder.plan, folder.samples, planned.counting)
@@ -401,6 +407,28 @@ def _run(
             console().print(summary_tables(summary))
             _say_whats_next(folder, done=done)
     return done
+
+
+def _wait_for_servers(planned: _Planned, limit_s: float) -> None:
+    """Return once the servers of `--url` take connections.
+
+    Raises:
+        ConfigError: one does not within `limit_s`.
+    """
+    until = time.monotonic() + limit_s
+    for url in getattr(getattr(planned.service, "backend", None), "urls", ()):
+        place = urlsplit(url)
+        address = (place.hostname or "", place.port or (443 if place.scheme == "https" else 80))
+        while True:
+            try:
+                socket.create_connection(address, CONNECT_S).close()
+                break
+            except OSError as error:
+                if time.monotonic() >= until:
+                    words = "is the server up? --start-limit SECONDS waits longer"
+                    message = f"{url} takes no connections within {limit_s:g} s ({error.strerror or error}); {words}"
+                    raise ConfigError(message, key="url") from error
+            time.sleep(LOOK_S)
 
 
 class _Display:

@@ -65,7 +65,7 @@ class LogOptions(OptionGroup):
 
     def applied(self, topology: Topology) -> Topology:
         """Return a topology with these settings in place of its own."""
-        given = {"log_format": self.log_format, "log_level": self.log_level}
+        given: dict[str, Any] = {"log_format": self.log_format, "log_level": self.log_level}
         if self.run_dir is not None:
             given |= {"run_dir": str(self.run_dir), "name": ""}
         named = {name: value for name, value in given.items() if value is not None}

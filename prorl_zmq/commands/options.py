@@ -224,8 +224,8 @@ Log = Annotated[
 ]
 
 
-def start_limit_s(given: float | None, url: object) -> float:
-    """Return the value of `--start-limit`; `url` is that of `--url`."""
+def start_limit_s(given: float | None, *, url: bool) -> float:
+    """Return the value of `--start-limit`; `url`: the engine is a server that runs already."""
     return given or (URL_LIMIT_S if url else ENGINE_LIMIT_S)
 
 

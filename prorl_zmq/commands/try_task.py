@@ -95,7 +95,7 @@ class TalkOptions(OptionGroup):
 
     @property
     def limit_s(self) -> float:
-        return options.start_limit_s(self.start_limit, self.url)
+        return options.start_limit_s(self.start_limit, url=bool(self.url))
 
     def starter(self) -> Any:
         """Return what starts the engine, or the script."""

@@ -73,8 +73,9 @@ def _type_at(kind: type[Any], place: str) -> Any:
 def _allowed(taken: Any, what: str, name: str, advice: str) -> str:
     """Say what is allowed in place of an unknown value or field; nothing for other errors."""
     if what.startswith("Invalid enum value"):
-        enum = [one.value for one in taken.cls] if isinstance(taken, msgspec.inspect.EnumType) else []
-        values = [str(value) for value in enum or getattr(taken, "values", ()) if value != ""]
+        is_enum = isinstance(taken, msgspec.inspect.EnumType)
+        found = [one.value for one in taken.cls] if is_enum else getattr(taken, "values", ())
+        values = [str(value) for value in found if value != ""]
         return f"; allowed are {', '.join(values)}" if values else ""
     if "unknown field" not in what:
         return ""
