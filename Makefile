@@ -202,6 +202,7 @@ $(OUTSIDE)/.ready: $(SOURCES)
 
 # What deploy/ installs into an image of the service, for the Python of $(VENV).
 wheels: | $(BIN)/python
+	@echo "make: downloading what the service needs as wheels (one to two minutes)"
 	rm -rf build dist/wheels
 	$(PIP) wheel --wheel-dir dist/wheels '.[$(EXTRAS)]' pip
 

@@ -19,7 +19,7 @@ from .system.logs import LogFormat, LogLevel  # noqa: TC001 - msgspec reads the 
 from .system.node_name import default_node
 from .system.plugins import load_plugin, offered
 from .system.run_places import NAME_PATTERN, base_run_dir, name_of_environment, named_run_dir
-from .system.suggestions import instead_of, wrong_item
+from .system.settings_file import checked_settings, read_toml
 from .system.unix_peers import way_problem
 from .wire.messages.backends import History, ParserUrl, TemplateArguments, ToolCallFormatName  # noqa: TC001 - msgspec reads the annotations at run time
 from .wire.messages.base import JOB_LIMIT_BYTES, Count, Seconds
@@ -398,23 +398,11 @@ def load_topology(path: Path | None, modules: Path | None = None) -> Topology:
     Raises:
         ConfigError: the file cannot be read, is not TOML, or has an unknown key or a wrong value (`key` names it).
     """
-    topology = _read_topology(path) if path is not None else Topology()
+    topology = parse_topology(read_toml(path), str(path)) if path is not None else Topology()
     service, folder = topology.service, modules or (path.absolute().parent if path is not None else Path())
     files = tuple(str(folder / Path(file).expanduser()) for file in service.task_modules)
     named = msgspec.structs.replace(service, name=service.name or name_of_environment(), task_modules=files)
     return msgspec.structs.replace(topology, service=named)
-
-
-def _read_topology(path: Path) -> Topology:
-    import tomllib  # later: a client needs no file
-
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}", key="") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}", key="") from error
-    return parse_topology(data, str(path))
 
 
 def parse_topology(data: dict[str, object], source: str) -> Topology:
@@ -425,18 +413,7 @@ def parse_topology(data: dict[str, object], source: str) -> Topology:
     """
     if isinstance(data.get("backends"), dict):  # [backends] is one [[backends]]
         data = {**data, "backends": [data["backends"]]}
-    try:
-        topology = msgspec.convert(data, Topology)
-    except msgspec.ValidationError as error:
-        what, _, where = str(error).replace("`key` in ", "").partition(" - at `$.")
-        place = where.rstrip("`")
-        if item := wrong_item(Topology, data, place):
-            place, what = item.place, f"{what}, not {item.value!r},"
-        name = what.partition("field `")[2].rstrip("`")
-        key = f"{place}.{name}" if place and name else place or name
-        raise ConfigError(
-            f"{source}: {what}" + (f" in {place}" if place else "") + instead_of(Topology, what, place, name), key=key
-        ) from error
+    topology = checked_settings(data, Topology, source, "`prorl init` writes a file with all keys")
     _check_endpoints(topology, source)
     for section in ("gateway", "dashboard", "metrics"):
         if bind := getattr(topology, section).bind:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tomllib
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,6 +12,7 @@ from msgspec import Meta
 
 from ..config import load_topology
 from ..errors import ConfigError
+from ..system.settings_file import checked_settings, read_toml
 from ..wire.messages.base import Seconds  # noqa: TC001 - msgspec reads the annotations at run time
 from ..wire.messages.jobs import Phase  # noqa: TC001 - msgspec reads the annotations at run time
 
@@ -107,15 +107,7 @@ def load_cluster_file(path: Path) -> ClusterFile:
     Raises:
         ConfigError: it cannot be read, is not TOML, or has an unknown key or a wrong value.
     """
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-        cluster = msgspec.convert(data, ClusterFile)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from error
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {str(error).replace(' - at `$.', ' in `').replace(' - at `$`', '')}") from error
+    cluster = checked_settings(read_toml(path), ClusterFile, str(path))
     folder = path.absolute().parent
     named = {name: str(folder / value) for name in ("topology", "templates") if (value := getattr(cluster, name))}
     cluster = msgspec.structs.replace(cluster, **named)

@@ -1,13 +1,12 @@
-"""What `prorl up --slurm` keeps in the service's folder, so that any host that sees it can steer the service.
+"""`ClusterFolder`: the state of `prorl up --slurm` in the service's folder, for commands on any host that sees it.
 
     DIR/slurm/cluster.json   the cluster file as it was checked
     DIR/slurm/wanted.json    how many nodes and engine hosts there should be, and which jobs are to leave
     DIR/slurm/jobs/ID        one file per submitted job: `nodes`, `engines` or `brokers`
     DIR/slurm/keeper         held by the process that runs the brokers and submits jobs, while it lives
-    DIR/slurm/logs/          what the jobs and the keeper say
+    DIR/slurm/logs/          logs of the jobs and of the keeper
 
-Commands write `wanted.json`, under a lock and in one step; the keeper reads it and acts. A command never has to find
-the keeper's process, but to end one that does not act.
+Commands replace `wanted.json` under a lock; the keeper reads it and acts.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class ClusterFolder:
         return (self.path / "wanted.json").stat().st_mtime_ns
 
     def change(self, how: Callable[[Wanted], Wanted]) -> Wanted:
-        """Replace what is wanted, while nobody else does."""
+        """Replace what is wanted, under a lock."""
         with (self.path / "lock").open("w") as lock:
             fcntl.lockf(lock, fcntl.LOCK_EX)  # network file systems have locks of this kind
             changed = how(self.wanted())

@@ -1,6 +1,6 @@
-"""A service on a cluster, as the commands `prorl up`, `nodes`, `scale`, `drain` and `down` see it.
+"""`ClusterService`: a service on a cluster, for `prorl up`, `nodes`, `scale`, `drain` and `down`.
 
-All state is in the service's folder and in Slurm, so each command may run on another host that has both.
+All state is in the service's folder and in Slurm, so each command may run on any host that has both.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from .cluster_folder import ClusterFolder
 from .fleet import LOOK_S, Fleet
 from .job_script import GROUPS, log_name
 from .keeper import LEAVE_S, STOP_S
-from .node_table import NodeRecord, read_records
+from .node_table import raw_id
 from .slurm import Slurm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
+    from ..service.node_rows import NodeRow
     from .cluster_file import ClusterFile
     from .slurm import Allocation
 
@@ -49,7 +50,7 @@ class ClusterService:
 
     @classmethod
     def start(cls, service: Path, cluster: ClusterFile, *, take_over: bool = False) -> ClusterService:
-        """Submit the jobs and start the brokers; the jobs of an earlier `prorl up` whose keeper is gone are taken up.
+        """Submit the jobs and start the brokers; it adopts the jobs of an earlier `prorl up` whose keeper has ended.
 
         Raises:
             EndpointInUse: the service runs.
@@ -100,16 +101,12 @@ class ClusterService:
 
     # While it runs ----------------------------------------------------------------------------------------------------
 
-    def records(self) -> list[NodeRecord]:
-        """Return what the nodes wrote about themselves when they started."""
-        return read_records(self.folder.path / "nodes")
-
     def wait_joined(self, say: Callable[[str], None], limit_s: float) -> int:
         """Wait until a node has joined; return how many have.
 
         Raises:
             SlurmFailed: all jobs that were submitted first have ended; the log of one is in the message.
-            RequestTimeout: none has joined in time. The service goes on.
+            RequestTimeout: none has joined in time. The service continues.
         """
         until, first = time.monotonic() + limit_s, set[str]()
         with RolloutClient(service=self.folder.path, timeout_s=SQUEUE_S) as client:
@@ -144,7 +141,7 @@ class ClusterService:
         )
 
     def scale(self, nodes: int, engines: int | None = None) -> None:
-        """Have another number of nodes or engine hosts; the keeper does it."""
+        """Change the number of nodes or engine hosts; the keeper submits or drains them."""
         for kind, count in (("nodes", nodes), ("engines", engines)):
             limit = self.fleet.cluster.nodes.limit if kind == "nodes" else self.fleet.cluster.engines.limit
             if count is not None and count > limit:
@@ -152,18 +149,24 @@ class ClusterService:
         counts = {"nodes": nodes} if engines is None else {"nodes": nodes, "engines": engines}
         self.fleet.folder.change(lambda wanted: msgspec.structs.replace(wanted, **counts))
 
-    def drain(self, name: str | None) -> list[Allocation]:
-        """Send a node away for good, by its name, host or job; None: all. Return which jobs leave."""
+    def drain(self, name: str | None, rows: Iterable[NodeRow] = ()) -> list[Allocation]:
+        """Have a node drain and not come back; return the jobs that leave.
+
+        Args:
+            name: of the node, its host or its job; None: all nodes and engine hosts.
+            rows: the nodes that the brokers know, for their names.
+
+        Raises:
+            ConfigError: there is no such node.
+        """
         wanted = self.fleet.folder.wanted()
         by_kind = self.fleet.allocations()
-        names = {one.name: one.allocation.partition("_")[0] for one in self.records()}
+        jobs = {raw_id(row) for row in rows if row.node == name and row.allocation}
         leaving: list[Allocation] = []
         counts = {}
         for kind in GROUPS:
             living = [one for one in by_kind[kind] if not one.is_ending and one.name not in wanted.leaving]
-            chosen = [
-                one for one in living if name in (None, one.name, one.host) or names.get(name or "") == one.raw_id
-            ]
+            chosen = [one for one in living if name in (None, one.name, one.host) or one.raw_id in jobs]
             counts[kind] = max(0, wanted.count(kind) - len(chosen)) if name is not None else 0
             leaving += chosen
         if name is not None and not leaving:

@@ -1,4 +1,4 @@
-"""The jobs of one service: as many as are wanted, none twice, and none but ours."""
+"""`Fleet`: the jobs of one service in Slurm, as many as are wanted."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Fleet:
         self.folder.note_job(self.slurm.submit(self.scripts.brokers()), "brokers")
 
     def look(self) -> None:
-        """Compare what is wanted with what there is; submit what is missing, and have the surplus leave."""
+        """Compare the wanted jobs with the existing ones; submit missing jobs, and have surplus ones leave."""
         known = self.folder.jobs()
         allocations = self.allocations()
         for kind in GROUPS:
@@ -79,7 +79,7 @@ class Fleet:
             log.info("submitted %d of %s as job %s", todo.submit, kind, job_id)
 
     def send_away(self, leaving: Sequence[Allocation], **counts: int) -> None:
-        """Have jobs leave in good order and not come back: those that run drain; `counts` are new wanted numbers."""
+        """Have jobs end and not come back: running ones drain; `counts` are new wanted numbers."""
         names = [one.name for one in leaving]
 
         def changed(wanted: Wanted) -> Wanted:

@@ -1,11 +1,9 @@
-"""The process that `prorl up` leaves: it runs the brokers, and has as many jobs in Slurm's queue as are wanted.
+"""`Keeper`: the process that `prorl up` leaves. It runs the brokers and keeps as many jobs in Slurm as are wanted.
 
-Every `poll_s`, and as soon as somebody changed what is wanted, it has the `Fleet` compare that with squeue. It owns
-nothing that is not in the service's folder, so only time is lost when it is killed: the brokers die with it, the nodes
-wait for them, and `prorl up` on the same folder goes on.
-
-SIGTERM, SIGINT and SIGUSR1 end it with the brokers and leave the nodes, which wait for the next one; so does another
-keeper that takes over. `prorl down`, and brokers that end by themselves, end the nodes too, before the brokers.
+Every `poll_s`, and when `wanted.json` changes, it compares that with squeue (`Fleet`). It owns nothing outside of the
+service's folder: if it is killed, the brokers die with it, the nodes wait, and `prorl up` on the same folder resumes.
+SIGTERM, SIGINT and SIGUSR1 end it with the brokers and leave the nodes to the next keeper. `prorl down`, and brokers
+that end by themselves, end the nodes first.
 """
 
 from __future__ import annotations

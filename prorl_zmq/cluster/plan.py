@@ -1,8 +1,7 @@
-"""What to submit and whom to send away so that there are as many jobs as wanted. No scheduler: Slurm is one.
+"""What to submit and which jobs to end so that there are as many as wanted.
 
-A job counts while it waits, runs, or is on its way back to the queue; not when it was told to leave, or is so near its
-end that it takes nothing new. `Brake` holds replacements back while what is submitted keeps ending young, as it does
-where a `setup` line or an image is wrong.
+A job counts while it waits, runs or returns to the queue; not when it was asked to leave or is close to its end.
+`Brake` delays replacements while submitted jobs keep ending young, as with a wrong `setup` line.
 """
 
 from __future__ import annotations

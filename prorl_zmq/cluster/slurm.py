@@ -1,7 +1,6 @@
-"""Slurm's commands, and what they print.
+"""Slurm's commands (`sbatch`, `squeue`, `scancel`, `scontrol`) for this user, and what they print.
 
-Only `sbatch`, `squeue`, `scancel` and `scontrol` of the user who runs us, with formats that Slurm has had for years. An
-array's tasks are named as squeue names them: `104_2`.
+Tasks of an array have squeue's names: `104_2`.
 """
 
 from __future__ import annotations

@@ -13,8 +13,10 @@ from ..client.blocking.client import RolloutClient
 from ..wire.messages.backends import Backend, ChatSettings, ListBackends
 from ..wire.messages.base import new_id
 from ..wire.messages.engines import UPDATE_LIMIT_S, UpdateMode
-from .backend_tables import backend_table, detail_tables, show
-from .progress_display import WorkProgress
+from . import options
+from .backend_tables import backend_table, detail_tables
+from .progress_display import Progress
+from .tables import show
 from .target import Target
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ EnginesTimeout = Annotated[
     float, typer.Option("--timeout", min=0.0, metavar="SECONDS", help="How long the engines may take.")
 ]
 TakeOver = Annotated[
-    bool, typer.Option("--take-over", help="Do it although a trainer that lives gives this service its weights.")
+    bool, typer.Option("--take-over", help="Update although a live trainer publishes weights to this service.")
 ]
 
 
@@ -51,7 +53,7 @@ def list_(
     details: Annotated[
         bool, typer.Option("--details", "-d", help="Show weight, limit, context, model and endpoint in a second table.")
     ] = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep the tables up to date until Ctrl-C.")] = False,
+    watch: options.Watch = False,
 ) -> None:
     """List the backends: state, weight version, jobs in flight, tokens/s and cache hits.
 
@@ -149,7 +151,7 @@ def update_weights(
     """Have every backend serve the weights at DIR. An engine that refuses them serves what it served."""
     with target.client() as client:
         started = time.monotonic()
-        with WorkProgress("prorl backends", f"loading version {weight_version} from {path}"):
+        with Progress("prorl backends", f"loading version {weight_version} from {path}"):
             client.update_weights(path.absolute(), weight_version, mode=mode, timeout_s=timeout_s, take_over=take_over)
         spent_s = time.monotonic() - started
         print(f"{len(client.backends.list())} backend(s) serve version {weight_version} after {spent_s:.1f} s")
@@ -173,7 +175,7 @@ def begin_weights(
     with the old ones.
     """
     with target.client() as client:
-        with WorkProgress("prorl backends", "waiting until the engines generate nothing"):
+        with Progress("prorl backends", "waiting until the engines generate nothing"):
             client.begin_weights(weight_version, mode, update_limit_s=limit_s, timeout_s=timeout_s, take_over=take_over)
         print(f"nothing is generated; end or cancel version {weight_version} within {limit_s:g} s")
 

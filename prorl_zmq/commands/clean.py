@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Column, Table
-from rich.text import Text
 
 from ..errors import ProrlError
-from . import options
+from .tables import print_table
 
 
 def clean(
     folders: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[FOLDER…]", help="Run folders and services' folders that are not in the usual places."),
+        typer.Argument(
+            metavar="[FOLDER…]", help="Run folders and services' folders to clean, in place of the usual places."
+        ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Remove it; else it is only listed.")] = False,
     journals: Annotated[
@@ -36,9 +36,9 @@ def clean(
 ) -> None:
     """List what services and commands of this account left on this machine's disk, with sizes; --yes removes it.
 
-    These are run folders and unpacked images; and, if named, images, agent programs, and journals. What a live process
-    uses, what belongs to another account, and what is behind a link stays. Exit code 1 if something could not be
-    removed.
+    These are run folders and unpacked images; and, if named, images, agent programs, and journals. With FOLDER, only
+    that folder and what an option names is looked at. What a live process uses, what belongs to another account, and
+    what is behind a link stays. Exit code 1 if something could not be removed.
     """
     from ..service.leftovers import Wanted, find_leftovers
     from ..stages.harness.installation import default_root as harnesses
@@ -48,9 +48,7 @@ def clean(
     given = [folder.expanduser().absolute() for folder in folders or ()]
     wanted = Wanted(journals=journals, images=images, programs=programs)
     found = find_leftovers(given, store, default_root().parent / "unpacked", harnesses(), wanted)
-    state = Column("removed" if yes else "would be removed", overflow="fold")
-    table = Table(Column("path", overflow="fold"), "what", Column("MB", justify="right"), state)
-    freed, failed = 0, False
+    rows, freed, failed = [], 0, False
     for one in found:
         words = f"no: {one.kept}" if one.kept else "yes"
         if yes and not one.kept:
@@ -59,11 +57,11 @@ def clean(
             except (ProrlError, OSError) as error:
                 words, failed = f"no: {error}", True
         freed += one.size_bytes if words == "yes" else 0
-        table.add_row(Text(str(one.path)), one.what, f"{one.size_bytes / 1e6:.1f}", Text(words))
+        rows.append((one.path, one.what, f"{one.size_bytes / 1e6:.1f}", words))
     if not found:
         print("nothing of this account is left here")
         return
-    options.console().print(table)
+    print_table("path", "=what", ">MB", "removed" if yes else "would be removed", rows=rows)
     print(f"{freed / 1e6:.1f} MB {'are free again' if yes else 'would be free again; --yes removes it'}")
     if failed:
         raise typer.Exit(1)

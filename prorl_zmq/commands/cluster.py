@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ..errors import SlurmFailed
-from ..service.node_rows import node_rows
+from ..errors import RequestTimeout, SlurmFailed
+from ..service.node_rows import NodeRow, node_rows
 from ..system.logs import say, start_logging
-from . import options
+from .tables import console
 from .target import Target
 
 Service = Annotated[
@@ -33,15 +34,16 @@ def up(
     service: Service,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the scripts for sbatch, and do nothing.")] = False,
     wait: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for the first node; the service goes on.")
+        float,
+        typer.Option(metavar="SECONDS", min=0, help="How long to wait for the first node; the service continues."),
     ] = 86_400.0,
     take_over: TakeOver = False,
 ) -> None:
     """Start a service on the hosts of a Slurm cluster, and wait until its first node has joined.
 
     It makes the service's folder with its keys, submits nodes and engine hosts as job arrays of one host each, and
-    starts the brokers, on this host or in a job. What it leaves here replaces nodes that end. Run it again on the
-    same folder where that process was killed. Ctrl-C ends the waiting only.
+    starts the brokers, on this host or in a job. A process that stays here replaces nodes that end; if it is killed,
+    run this command again on the same folder. Ctrl-C only ends the waiting.
     """
     from ..cluster.cluster_file import load_cluster_file
     from ..cluster.cluster_service import ClusterService
@@ -54,7 +56,7 @@ def up(
         print("\n".join([*texts, *([scripts.brokers()] if cluster.brokers == "job" else [])]))
         return
     started = ClusterService.start(service, cluster, take_over=take_over)
-    with options.console(stderr=True).status("submitted") as status:
+    with console(stderr=True).status("submitted") as status:
         try:
             joined = started.wait_joined(lambda text: status.update(f"waiting for the first node: {text}"), wait)
         except SlurmFailed:
@@ -71,7 +73,7 @@ def scale(
     service: Service,
     engines: Annotated[int | None, typer.Option(min=0, help="How many engine hosts there should be.")] = None,
 ) -> None:
-    """Have another number of nodes: new ones are submitted; those with the least time left drain and leave."""
+    """Change the number of nodes: submit new ones, or drain those with the least time left."""
     from ..cluster.cluster_service import ClusterService
 
     ClusterService(service).scale(count, engines)
@@ -83,38 +85,40 @@ def drain(
     node: Annotated[str | None, typer.Argument(metavar="NODE", help="A node's name, its host, or its job.")] = None,
     all_: Annotated[bool, typer.Option("--all", help="All nodes and engine hosts.")] = False,
 ) -> None:
-    """Send a node away for good: it takes nothing new, ends what it can, returns the rest, and is not replaced.
+    """Drain a node for good: it accepts no new jobs, finishes what it can, returns the rest, and is not replaced.
 
-    It is a node of `prorl node` or of `prorl serve`, whose brokers live on, or one that `prorl up` has on Slurm, with
-    engine hosts and jobs that still wait. Without --service, run this on the machine of `prorl serve`.
+    NODE is a node of `prorl node`, of `prorl serve`, whose brokers continue, or of `prorl up`, which also has engine
+    hosts and jobs that still wait. Without --service, run this command on the machine of `prorl serve`.
     """
     if (node is None) != all_:
         raise typer.BadParameter("Name a node, or --all")
     place = target.folder
-    if place is None or not (place / "slurm").is_dir():
-        from ..service.node_drain import DrainRequests, drain_nodes
-        from ..service.service_folder import NODES, ServiceFolder
+    if place is not None and (place / "slurm").is_dir():
+        from ..cluster.cluster_service import ClusterService
 
-        run_dir = ServiceFolder.open(place).path / NODES if place is not None else target.run_dir
-        requests = DrainRequests(run_dir)
-        with target.brokers() as brokers:
-            answers = brokers.ask(lambda client: client.nodes())
-        answers.check()
-        with options.console(stderr=True).status("waiting for nodes to answer"):
-            drained = drain_nodes(requests, node_rows(answers.found), node)
-        print("\n".join(f"{one.node} on {one.host} drains" for one in drained) or "there is no node")
+        rows: list[NodeRow] = []
+        with suppress(RequestTimeout), target.brokers() as brokers:  # jobs can leave although no broker runs
+            rows = node_rows(brokers.ask(lambda client: client.nodes()).found)
+        leaving = ClusterService(place).drain(node, rows)
+        print("\n".join(f"{one.name} on {one.host or 'no host yet'} leaves" for one in leaving) or "there is no node")
         return
-    from ..cluster.cluster_service import ClusterService
+    from ..service.node_drain import DrainRequests, drain_nodes
+    from ..service.service_folder import NODES, ServiceFolder
 
-    leaving = ClusterService(place).drain(node)
-    print("\n".join(f"{one.name} on {one.host or 'no host yet'} leaves" for one in leaving) or "there is no node")
+    requests = DrainRequests(ServiceFolder.open(place).path / NODES if place is not None else target.run_dir)
+    with target.brokers() as brokers:
+        answers = brokers.ask(lambda client: client.nodes())
+    answers.check()
+    with console(stderr=True).status("waiting for nodes to answer"):
+        drained = drain_nodes(requests, node_rows(answers.found), node)
+    print("\n".join(f"{one.node} on {one.host} drains" for one in drained) or "there is no node")
 
 
 def down(service: Service) -> None:
     """End a service: its jobs in Slurm, then its brokers. What was not collected stays in the journal."""
     from ..cluster.cluster_service import ClusterService
 
-    with options.console(stderr=True).status("waiting for jobs and brokers to end"):
+    with console(stderr=True).status("waiting for jobs and brokers to end"):
         ClusterService(service).down()
     print(f"the service in {service} has ended; `prorl up` goes on with its journal")
 

@@ -12,6 +12,7 @@ from ..service.child_plans import dashboard_settings
 from ..service.process_plans import HttpPlan
 from . import options
 from .children import run
+from .option_groups import LogOptions
 from .target import Target
 
 BIND = "127.0.0.1:8787"
@@ -19,6 +20,7 @@ BIND = "127.0.0.1:8787"
 
 def dashboard(
     target: Target,
+    process: LogOptions,
     bind: Annotated[
         str, typer.Option(metavar="HOST:PORT", help=f"Where to listen. [default: --config's; {BIND}]")
     ] = "",
@@ -28,10 +30,7 @@ def dashboard(
     ] = False,
     tls_cert: options.TlsCert = "",
     tls_key: options.TlsKey = "",
-    run_dir: options.RunDir = None,
     insecure: options.Insecure = False,
-    log_format: options.LogFormatOption = None,
-    log_level: options.LogLevelOption = None,
 ) -> None:
     """A page in the browser: a service while it works, its jobs one by one, and evaluations side by side.
 
@@ -48,11 +47,9 @@ def dashboard(
     topology = target.topology
     keys = str(target.keys or topology.security.keys)
     listens, shown = dashboard_settings(topology), topology.dashboard
-    named = {"run_dir": str(run_dir), "name": ""} if run_dir is not None else {}
-    given = {"insecure": insecure, "log_format": log_format or "text", "log_level": log_level or "info"}
+    topology = process.applied(replace(topology, service=replace(topology.service, insecure=insecure)))
     topology = replace(
         topology,
-        service=replace(topology.service, **named, **given),
         security=SecuritySettings(keys),
         dashboard=replace(shown, runs=str(runs or shown.runs), read_only=read_only or shown.read_only),
     )

@@ -14,7 +14,8 @@ from ..data.reward_curve import conclusion
 from ..errors import ConfigError
 from ..system.logs import say
 from ..trackers.adapter import TRACKERS
-from .options import Log, console
+from .options import Log
+from .tables import console
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -1,4 +1,4 @@
-"""Whether `prorl serve` continues the training that announced weights in its run folder, or begins a new one."""
+"""Decides whether `prorl serve` continues the training that announced weights in its run folder."""
 
 from __future__ import annotations
 

@@ -1,17 +1,20 @@
-"""`prorl eval`: a model's pass@k on a data file. Plans the evaluation, runs what is missing, prints the figures.
+"""`prorl eval`: a model's pass@k on a data file.
 
 The fields of the option groups are named as those of `Settings`, `BackendSettings`, `OwnService` and `Counting`.
 """
 
 from __future__ import annotations
 
+import socket
 import tempfile
+import time
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from urllib.parse import urlsplit
 
 import msgspec
 import typer
@@ -22,7 +25,8 @@ from ..system.logs import say
 from ..trackers.adapter import TRACKERS
 from . import options
 from .option_groups import ModelOptions, OptionGroup, flag_of
-from .progress_display import RolloutProgress
+from .progress_display import Progress
+from .tables import console
 from .target import Target
 
 if TYPE_CHECKING:
@@ -43,6 +47,7 @@ LOG_CLOSE_S = 15.0
 SLOTS = 8
 """Rollouts at a time in each stage of this run's own service, unless an option says otherwise."""
 CHECKSUM_DIGITS = 12
+CONNECT_S, LOOK_S = 5.0, 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,9 +178,7 @@ def evaluate(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start from nothing; what the folder has is moved to DIR/earlier.")
     ] = False,
-    start_limit: Annotated[
-        float, typer.Option(min=1, metavar="SECONDS", help="How long the engines may take to start.")
-    ] = 900.0,
+    start_limit: options.StartLimit = None,
     log: options.Log = None,
     log_project: Annotated[str, typer.Option(metavar="NAME", help="The project in the trackers.")] = "prorl",
 ) -> None:
@@ -285,14 +288,24 @@ def _problems(file: Path, what: WhatOptions, instance_fields: dict[str, Any], *,
 
     own_tasks = own_handlers(what.task_modules or ())
     handlers = all_handlers(what.task_modules or (), warn=partial(say, PROGRAM))
-    problems = load_problems(
-        file,
-        known_row_formats(handlers, own_tasks),
-        row_format=what.row_format,
-        task=what.task,
-        limit=what.limit,
-        options=instance_fields,
-    )
+    hint = "" if what.task_modules else "; --task-module FILE.py names the file of a task of your own"
+    try:
+        problems = load_problems(
+            file,
+            known_row_formats(handlers, own_tasks),
+            row_format=what.row_format,
+            task=what.task,
+            limit=what.limit,
+            options=instance_fields,
+        )
+    except ConfigError as error:
+        if not is_own or "row format" not in error.message:
+            raise
+        raise ConfigError(f"{error.message}{hint}", **error.fields) from error
+    unknown = next((one for one in problems if one.job.task not in handlers), None) if is_own else None
+    if unknown is not None:
+        message = f"{file}, line {unknown.line}: no installed package has the task {unknown.job.task}{hint}"
+        raise ConfigError(message, key="task_module")
     missing = check_instances(problems, handlers, file)
     for name, count in missing.items() if is_own else ():
         say(PROGRAM, f"{count} of {len(problems)} problems: {name}")
@@ -368,7 +381,7 @@ def _run(
     folder: RunFolder,
     planned: _Planned,
     tracker: Tracker,
-    start_limit_s: float,
+    start_limit_s: float | None,
     write_reports: Callable[[RunFolder, Summary], None],
 ) -> bool:
     """Run what is missing, then write and print the figures; false: a signal has stopped it."""
@@ -381,17 +394,41 @@ def _run(
     done = not folder.missing()
     try:
         if not done:
+            _wait_for_servers(planned, options.start_limit_s(start_limit_s, url=True))
             display = _Display(folder, planned.counting, tracking)
             with display.progress:
-                done = Evaluator(folder, planned.problems, planned.service, display, start_limit_s).run()
+                limit_s = options.start_limit_s(start_limit_s, url=False)
+                done = Evaluator(folder, planned.problems, planned.service, display, limit_s).run()
     finally:
         if folder.samples:
             summary = summarise(folder.plan, folder.samples, planned.counting)
             write_reports(folder, summary)
             tracking.summed_up(summary)
-            options.console().print(summary_tables(summary))
+            console().print(summary_tables(summary))
             _say_whats_next(folder, done=done)
     return done
+
+
+def _wait_for_servers(planned: _Planned, limit_s: float) -> None:
+    """Return once the servers of `--url` take connections.
+
+    Raises:
+        ConfigError: one does not within `limit_s`.
+    """
+    until = time.monotonic() + limit_s
+    for url in getattr(getattr(planned.service, "backend", None), "urls", ()):
+        place = urlsplit(url)
+        address = (place.hostname or "", place.port or (443 if place.scheme == "https" else 80))
+        while True:
+            try:
+                socket.create_connection(address, CONNECT_S).close()
+                break
+            except OSError as error:
+                if time.monotonic() >= until:
+                    words = "is the server up? --start-limit SECONDS waits longer"
+                    message = f"{url} takes no connections within {limit_s:g} s ({error.strerror or error}); {words}"
+                    raise ConfigError(message, key="url") from error
+            time.sleep(LOOK_S)
 
 
 class _Display:
@@ -403,7 +440,8 @@ class _Display:
         self._threshold = counting.threshold
         self._errors = self._counted = self._solved = 0
         rollouts = folder.plan.rollouts
-        self.progress = RolloutProgress(PROGRAM, rollouts, rollouts - len(folder.missing()))
+        there = rollouts - len(folder.missing())
+        self.progress = Progress(PROGRAM, "", counted="rollouts", total=rollouts, completed=there)
         for sample in folder.samples:
             self._count(sample)
         self._errors = 0  # those that are there are run again

@@ -1,4 +1,4 @@
-"""Exit codes of the programs, and how their errors look: one clear line.
+"""Exit codes of the programs, and how their errors look: one line.
 
 0 done; 1 the service could not do it; 2 a wrong flag, file or setting; 3 an engine could not start; 130 interrupted.
 """

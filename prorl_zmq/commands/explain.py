@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 from rich.console import Group
-from rich.table import Column, Table
-from rich.text import Text
 
 from ..errors import NotAllowed, UnknownJob
 from ..system.duration import duration
 from ..system.logs import one_line
-from .options import columns, console
+from . import options
+from .tables import console, table, text
 from .target import Target
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from rich.table import Table
 
     from ..explain.explanation import Explanation
     from ..explain.one_job import JobExplanation
@@ -42,7 +41,7 @@ def explain(
             show_default=False,
         ),
     ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Say what bounded a run, a batch or a job: a stage, its slots, a task, node, engine or tool, losses, the client.
 
@@ -84,10 +83,8 @@ def _explain_folder(folder: Path, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"kind": "unknown", "sentences": lines, "mean_s": seconds}))
         return
-    table = Table("what", *columns("mean of a rollout", justify="right"), title="seconds", title_justify="left")
-    for name, mean_s in seconds.items():
-        table.add_row(Text(one_line(name)), duration(mean_s))
-    console().print(Group(_text(lines), Text(), table))
+    rows = ((name, duration(mean_s)) for name, mean_s in seconds.items())
+    console().print(Group(text(" ".join(lines)), "", table("what", ">mean of a rollout", rows=rows, title="seconds")))
 
 
 def _explain_service(brokers: RolloutBrokers, *, as_json: bool) -> None:
@@ -175,39 +172,37 @@ def layout(explanation: Explanation) -> Group:
     lines = [f"Also: {one.evidence} (without that: {duration(one.without_s)})." for one in explanation.others]
     lines += [f"{note[0].upper()}{note[1:].rstrip('.')}." for note in explanation.notes]
     tables = _stage_table(explanation), _part_table(explanation)
-    return Group(_text(explanation.sentences), Text(), *tables, *_texts(lines))
+    return Group(text(" ".join(explanation.sentences)), "", *tables, *map(text, lines))
 
 
 def _stage_table(explanation: Explanation) -> Table:
-    table = Table("stage", *columns("slots", "busy", "jobs waiting", "idle while others waited", justify="right"))
-    for row in explanation.stages:
-        numbers = (row.busy, row.waiting, row.idle_while_others_waited)
-        table.add_row(row.stage, str(row.slots), *(f"{number:.1f}" for number in numbers))
-    return table
+    rows = (
+        (row.stage, row.slots, *(f"{number:.1f}" for number in (row.busy, row.waiting, row.idle_while_others_waited)))
+        for row in explanation.stages
+    )
+    return table("stage", ">slots", ">busy", ">jobs waiting", ">idle while others waited", rows=rows)
 
 
 def _part_table(explanation: Explanation) -> Table:
     whole, work = explanation.took_s or 1.0, sum(row.work_s for row in explanation.parts) or 1.0
-    numbers = columns("critical path", "share", "of all work", "without it", justify="right")
-    table = Table(Column("what", overflow="fold"), *numbers)
-    for row in explanation.parts[:SHOWN_PARTS]:
-        shares = f"{row.path_s / whole:.0%}", f"{row.work_s / work:.0%}"
-        table.add_row(Text(one_line(row.part)), duration(row.path_s), *shares, duration(row.without_s))
-    return table
+    rows = (
+        (
+            *(row.part, duration(row.path_s), f"{row.path_s / whole:.0%}", f"{row.work_s / work:.0%}"),
+            duration(row.without_s),
+        )
+        for row in explanation.parts[:SHOWN_PARTS]
+    )
+    return table("what", ">critical path", ">share", ">of all work", ">without it", rows=rows)
 
 
 def job_layout(explanation: JobExplanation) -> Group:
     """Lay the explanation of a job out, in 80 columns."""
-    table = Table(Column("what", overflow="fold"), *columns("this job", "others, median", "more", justify="right"))
-    for row in explanation.parts:
-        more = f"{round(row.seconds - row.usual_s, 3) + 0.0:+.3f} s"  # not -0.000
-        table.add_row(Text(one_line(row.part)), duration(row.seconds), duration(row.usual_s), more)
-    return Group(_text(explanation.sentences), Text(), table, *_texts(explanation.notes))
-
-
-def _text(sentences: Iterable[str]) -> Text:
-    return Text(one_line(" ".join(sentences)))
-
-
-def _texts(lines: Iterable[str]) -> list[Text]:
-    return [Text(one_line(line)) for line in lines]
+    rows = (
+        (
+            *(row.part, duration(row.seconds), duration(row.usual_s)),
+            f"{round(row.seconds - row.usual_s, 3) + 0.0:+.3f} s",  # not -0.000
+        )
+        for row in explanation.parts
+    )
+    parts = table("what", ">this job", ">others, median", ">more", rows=rows)
+    return Group(text(" ".join(explanation.sentences)), "", parts, *map(text, explanation.notes))

@@ -10,12 +10,12 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Column, Table
 
 from ..errors import HandlerFailed
 from ..wire.messages.jobs import Harness
 from .images import build_progress
-from .options import Image, Sandbox, columns, console
+from .options import Image, Sandbox
+from .tables import print_table
 
 if TYPE_CHECKING:
     from ..stages.harness.installation import HarnessStore
@@ -63,22 +63,18 @@ def list_(into: Into = None) -> None:
     from ..stages.harness.adapter import Npm, known_harnesses, load_adapter
 
     store = harness_store(into)
-    name, source = columns("harness", "from", overflow="fold")
-    table = Table(name, "version", Column("MB", justify="right"), source, title=f"harnesses in {store.root}")
-    table.title_justify = "left"
-    installed = store.list()
+    installed, rows = store.list(), []
     for each in known_harnesses():
         package = load_adapter(each).package
         if package is None:
-            table.add_row(each, "any", "", "the sandbox's own")
+            rows.append((each, "any", "", "the sandbox's own"))
             continue
         registry = "npm" if isinstance(package, Npm) else "PyPI"
         found = [one for one in installed if one.name == each]
-        for one in found:
-            table.add_row(each, one.version, f"{one.size_bytes / 1e6:.0f}", f"{registry}: {one.package}")
+        rows += [(each, one.version, f"{one.size_bytes / 1e6:.0f}", f"{registry}: {one.package}") for one in found]
         if not found:
-            table.add_row(each, "not installed", "", f"{registry}: {package.package} {package.version}")
-    console().print(table)
+            rows.append((each, "not installed", "", f"{registry}: {package.package} {package.version}"))
+    print_table("harness", "=version", ">MB", "from", rows=rows, title=f"harnesses in {store.root}")
 
 
 @commands.command()

@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 import typer
-from rich.table import Column, Table
-from rich.text import Text
 
-from ..system.logs import one_line
-from .options import Images, columns, console, named_texts
-from .progress_display import WorkProgress
+from .options import Images, Verbose, named_texts
+from .progress_display import Progress
+from .tables import console, print_table, text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -64,7 +62,7 @@ def build(
     timeout: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="How long the build may take.")] = 3600.0,
     wait: Wait = 3600.0,
     images: Images = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all that building programs say.")] = False,
+    verbose: Verbose = False,
 ) -> None:
     """Build an image, or say why the one that is there will do; print its path.
 
@@ -95,17 +93,16 @@ def build(
 def list_(images: Images = None) -> None:
     """List the images."""
     store = image_store(images)
-    name, source = columns("image", "from", overflow="fold")
-    headers = (name, "format", Column("MB", justify="right"), "mode", "built with", source)
-    table = Table(*headers, title=f"images in {store.root}", title_justify="left")
-    found = store.list()
-    for image in found:
-        manifest, recipe = image.manifest, image.manifest.recipe
-        size_mb = f"{manifest.size_bytes / 1e6:.1f}"
-        table.add_row(image.name, recipe.format, size_mb, manifest.mode, recipe.version, Text(one_line(recipe.source)))
-    if not found:
-        table.add_row("none", "", "", "", "", "build one with `prorl image build`")
-    console().print(table)
+    rows: list[tuple[object, ...]] = [
+        (
+            *(one.name, one.manifest.recipe.format, f"{one.manifest.size_bytes / 1e6:.1f}", one.manifest.mode),
+            *(one.manifest.recipe.version, one.manifest.recipe.source),
+        )
+        for one in store.list()
+    ]
+    none = ("none", "", "", "", "", "build one with `prorl image build`")
+    headers = ("image", "=format", ">MB", "=mode", "=built with", "from")
+    print_table(*headers, rows=rows or [none], title=f"images in {store.root}")
 
 
 @commands.command()
@@ -156,7 +153,7 @@ def build_progress(program: str, *, verbose: bool) -> Iterator[tuple[Callable[[s
     screen = console(stderr=True)
 
     def show(line: str) -> None:
-        screen.print(Text(one_line(line)))
+        screen.print(text(line))
 
-    with WorkProgress(program) as work:
+    with Progress(program) as work:
         yield show, (show if verbose else work.update)

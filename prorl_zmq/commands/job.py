@@ -1,4 +1,4 @@
-"""`prorl job`: the way of one job through the service."""
+"""`prorl job`: the states of one job over time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from rich.text import Text
 
 from ..system.duration import duration
 from ..system.logs import one_line
-from .options import console
+from . import options
+from .tables import console
 from .target import Target
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ WIDE = 120
 def job(
     target: Target,
     job_id: Annotated[str, typer.Argument(metavar="JOB", help="The job's id, or a beginning that no other has.")],
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
+    as_json: options.AsJson = False,
     turns: Annotated[
         bool, typer.Option("--turns", help="Print its last turns too: of a running job as far as it has come.")
     ] = False,

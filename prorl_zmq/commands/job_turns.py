@@ -1,4 +1,4 @@
-"""`prorl job --turns` and `--follow`: what was said in a job until now."""
+"""`prorl job --turns` and `--follow`: the turns of a job so far."""
 
 from __future__ import annotations
 

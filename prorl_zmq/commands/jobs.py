@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter, defaultdict
 from contextlib import suppress
 from itertools import count
@@ -12,24 +11,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
-from rich.table import Column, Table
-from rich.text import Text
 
 from ..client.submission import Submission
 from ..client.trace_log import TRACES, TraceLog
 from ..errors import ConfigError, InvalidJob, ProrlError, UnknownTask
 from ..service.rollout_brokers import fates
-from ..system.logs import one_line, say
+from ..system.logs import say
 from ..system.processes import stop_signals
 from ..system.stopping import Stopping
 from ..wire.messages.base import Identifier
 from ..wire.messages.jobs import Job, Outcome
-from .options import columns, console
-from .progress_display import RolloutProgress
+from .progress_display import Progress
+from .tables import console, end_with, table
 from .target import Target
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from rich.table import Table
 
     from ..client.asynchronous.client import AsyncRolloutClient
     from ..data.trajectory import Trajectory
@@ -101,7 +100,7 @@ class _Report:
         """How it ended, if not as it should."""
         self._out = out
         self._named = named
-        self.progress = RolloutProgress("prorl submit", jobs or None)
+        self.progress = Progress("prorl submit", "", counted="rollouts", total=jobs or None)
 
     def add(self, trajectory: Trajectory) -> None:
         if self._out is not None:
@@ -168,9 +167,8 @@ def cancel(
     told = fates(answers.found.values())
     for job_id, fate in told.items():
         print(f"{job_id}: {fate}")
-    for problem in answers.silent():
-        say("prorl cancel", problem, logging.ERROR)
-    if answers.problems or "unknown" in told.values():
+    end_with(answers.silent(), "prorl cancel")
+    if "unknown" in told.values():
         raise typer.Exit(1)
 
 
@@ -238,19 +236,18 @@ def _summary(finished: list[Trajectory]) -> Table:
     rows: defaultdict[tuple[str, Outcome], list[Trajectory]] = defaultdict(list)
     for trajectory in finished:
         rows[trajectory.result.task, trajectory.result.outcome].append(trajectory)
-    numbers = columns("jobs", "mean reward", "mean tokens", "mean turns", justify="right")
-    errors = Column("first error", overflow="fold")
-    table = Table("task", "outcome", *numbers, errors, title="results", title_justify="left")
-    for (task, outcome), group in sorted(rows.items()):
-        rewards = [trajectory.reward for trajectory in group if trajectory.reward is not None]
-        error = next((trajectory.error.message for trajectory in group if trajectory.error is not None), "")
-        table.add_row(
-            task,
-            outcome,
-            str(len(group)),
-            f"{_mean(rewards):.3f}" if rewards else "",
-            f"{_mean([trajectory.result.tokens for trajectory in group]):.0f}",
-            f"{_mean([trajectory.result.metrics.get('turns', 0.0) for trajectory in group]):.1f}",
-            Text(one_line(error)),  # of another machine, on its way to a terminal
-        )
-    return table
+    return table(
+        *("task", "outcome", ">jobs", ">mean reward", ">mean tokens", ">mean turns", "first error"),
+        rows=(_summary_row(*of, group) for of, group in sorted(rows.items())),
+        title="results",
+    )
+
+
+def _summary_row(task: str, outcome: Outcome, group: list[Trajectory]) -> tuple[object, ...]:
+    rewards = [trajectory.reward for trajectory in group if trajectory.reward is not None]
+    return (
+        *(task, outcome, len(group), f"{_mean(rewards):.3f}" if rewards else None),
+        f"{_mean([trajectory.result.tokens for trajectory in group]):.0f}",
+        f"{_mean([trajectory.result.metrics.get('turns', 0.0) for trajectory in group]):.1f}",
+        next((trajectory.error.message for trajectory in group if trajectory.error is not None), None),
+    )

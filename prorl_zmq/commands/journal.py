@@ -1,4 +1,4 @@
-"""`prorl journal`: what a rollout broker takes up after a restart, and making it smaller."""
+"""`prorl journal`: show, compact or remove the jobs and results that a rollout broker resumes after a restart."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from rich.table import Table
 from ..errors import ConfigError
 from ..wire.messages.jobs import Phase
 from .option_groups import OptionGroup, ProcessOptions
-from .options import Config, Name, RunDir, console, named
+from .options import Config, Name, RunDir, named
+from .tables import console, table
 
 if TYPE_CHECKING:
     from ..brokers.journal.journal_summary import JournalSummary, SessionSummary
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 SESSIONS_SHOWN = 20
 
 commands = typer.Typer(
-    help="The rollout broker's journal: the jobs and results that a restart takes up.",
+    help="The rollout broker's journal: the jobs and results that a restart resumes.",
     rich_markup_mode=None,
     no_args_is_help=True,
 )
@@ -58,7 +59,7 @@ class JournalOptions(OptionGroup):
 
 @commands.command()
 def show(chosen: JournalOptions) -> None:
-    """Show what is in it; a broker may be running."""
+    """Show its content; a broker may be running."""
     from ..brokers.journal.journal_summary import count_damaged, read_summary
 
     path = chosen.path()
@@ -67,7 +68,7 @@ def show(chosen: JournalOptions) -> None:
 
 @commands.command()
 def compact(chosen: JournalOptions) -> None:
-    """Return the room that collected results have left back to the disk. The broker must not be running."""
+    """Free the disk space of collected results. The broker must not be running."""
     from ..brokers.journal.journal import Journal
     from ..brokers.journal.journal_summary import size_of
 
@@ -111,16 +112,11 @@ def summary_tables(summary: JournalSummary, damaged: int, now: float) -> Group:
     facts.add_row("results", f"{summary.results} uncollected{_age(summary.oldest_result_at, now)}, {blocks}")
     if damaged:
         facts.add_row("damaged", f"{damaged} of these; their clients hear that they are lost")
-    table = Table(title="sessions", title_justify="left")
-    table.add_column("session", overflow="fold")
-    for phase in Phase:
-        table.add_column(f"{phase.upper()} queued", justify="right")
-        table.add_column("held", justify="right")
-    table.add_column("results", overflow="fold")
-    for one in summary.sessions[:SESSIONS_SHOWN]:
-        table.add_row(*_session_cells(one))
+    counts = [header for phase in Phase for header in (f">{phase.upper()} queued", ">held")]
+    cells = map(_session_cells, summary.sessions[:SESSIONS_SHOWN])
+    sessions = [table("session", *counts, "results", rows=cells, title="sessions")] if summary.sessions else []
     more = len(summary.sessions) - SESSIONS_SHOWN
-    return Group(facts, *([table] if summary.sessions else []), *([f"and {more} more sessions"] if more > 0 else []))
+    return Group(facts, *sessions, *([f"and {more} more sessions"] if more > 0 else []))
 
 
 def _session_cells(one: SessionSummary) -> list[str]:

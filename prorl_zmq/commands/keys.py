@@ -1,4 +1,4 @@
-"""`prorl keys`: key pairs of our own, and the list of those that the service lets in."""
+"""`prorl keys`: own key pairs, and the list of keys that the service allows."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Column, Table
-from rich.text import Text
 
 from ..security.keys import PUBLIC, KeyFolder, default_folder
 from ..wire.messages.base import KeyRole
-from .options import columns, console
+from .tables import print_table, text
 
 commands = typer.Typer(
-    help="Make keys for connections over TCP, and say which ones the service lets in. The folder is --keys, or "
-    "$PRORL_KEYS, or ~/.config/prorl/keys; only this user may be able to read it.",
+    help="Make keys for connections over TCP, and allow or revoke keys of others. The folder is --keys, or "
+    "$PRORL_KEYS, or ~/.config/prorl/keys; it must be private to this user.",
     rich_markup_mode=None,
 )
 
@@ -47,7 +45,7 @@ def bearer(
     role: Role,
     folder: Folder = None,
 ) -> None:
-    """Make a bearer token for `prorl gateway`, let it in, and print it: only its SHA-256 is kept."""
+    """Make a bearer token for `prorl gateway`, allow it, and print it: only its SHA-256 is stored."""
     print(_folder(folder).new_bearer(name, role))
 
 
@@ -57,7 +55,7 @@ def allow(
     role: Role,
     folder: Folder = None,
 ) -> None:
-    """Let a key in, in this role, not in the one that its file claims. Takes effect at once."""
+    """Allow a key in this role, whatever role its file claims. Takes effect at once."""
     key = _folder(folder).allow(file, role)
     print(f"the key {key.name} is let in as {key.role}: {key.public_key}")
 
@@ -67,24 +65,20 @@ def revoke(
     name: Annotated[str, typer.Argument(metavar="NAME", help="As `prorl keys list` shows it.")],
     folder: Folder = None,
 ) -> None:
-    """Let a key in no longer. Takes effect within a second or two, on connections that are open too."""
+    """Revoke a key or a bearer token. Takes effect within two seconds, also on open connections."""
     _folder(folder).revoke(name)
     print(f"the key {name} is let in no longer")
 
 
 @commands.command("list")
 def list_(folder: Folder = None) -> None:
-    """List the keys of our own, those of services we know, and those that the service lets in."""
+    """List own keys, known services' keys, and the keys and tokens that the service allows."""
     place = _folder(folder)
     own, known, allowed = place.listing()
-    headers = (*columns("name", "role", "this key is", overflow="fold"), Column("public key", no_wrap=True))
-    table = Table(*headers, title=Text(str(place.path)), title_justify="left")
-    for what, keys in (("ours", own), ("known", known), ("let in", allowed)):
-        for key in keys:
-            table.add_row(key.name, str(key.role), what, Text(key.public_key))  # its brackets are no markup
-    for bearer in place.bearers():
-        table.add_row(bearer.name, str(bearer.role), "let in", Text("a bearer token"))
-    console().print(table)
+    kinds = (("ours", own), ("known", known), ("let in", allowed))
+    rows = [(key.name, key.role, what, key.public_key) for what, keys in kinds for key in keys]
+    rows += [(bearer.name, bearer.role, "let in", "a bearer token") for bearer in place.bearers()]
+    print_table("name", "role", "this key is", "=public key", rows=rows, title=text(place.path))
 
 
 def _folder(folder: Path | None) -> KeyFolder:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Column, Table
 from rich.text import Text
 
 from ..errors import ConfigError
 from . import options
-from .options import console
+from .tables import console, print_table
 
 if TYPE_CHECKING:
     from ..wire.messages.backends import ToolCallFormatName
@@ -41,15 +40,11 @@ def doctor(
         raise ConfigError("--tool-calls and --template-argument are about a model: name it with --model", key="model")
     from ..service.doctor import examine
 
-    detail = Column("detail", overflow="fold")
-    table = Table("subject", "state", detail, title="this machine", title_justify="left")
-    findings = []
     screen = console()
     with screen.status("looking at this machine"):
-        for finding in examine():
-            findings.append(finding)
-            table.add_row(finding.subject, Text(finding.state, STYLES[finding.state]), Text(finding.detail))
-    screen.print(table)
+        findings = list(examine())
+    rows = ((one.subject, Text(one.state, STYLES[one.state]), one.detail) for one in findings)
+    print_table("subject", "=state", "detail", rows=rows, title="this machine")
     missing = [finding.subject for finding in findings if finding.state == "missing"]
     if missing:
         screen.print(f"The default service needs: {', '.join(missing)}.")
@@ -64,18 +59,9 @@ def _show_model(model: str, tool_calls: ToolCallFormatName, arguments: dict[str,
 
     settings = ChatSettings("transformers", model, tool_calls).with_arguments(arguments)
     found = report(TransformersChatFormat.load(settings))
-    screen = console()
-    table = Table(
-        "property", Column("value", overflow="fold"), title=f"the chat format of {model}", title_justify="left"
-    )
-    for name, value in found.rows:
-        table.add_row(name, Text(value))
-    screen.print(table)
-    example = Table("who", Column("text", overflow="fold"), title="an example conversation", title_justify="left")
-    for who, text in found.conversation:
-        example.add_row(who, Text(text))
-    screen.print(example)
+    print_table("property", "value", rows=found.rows, title=f"the chat format of {model}")
+    print_table("who", "text", rows=found.conversation, title="an example conversation")
     for warning in found.warnings:
-        screen.print(Text(f"Warning: {warning}", "yellow"))
+        console().print(Text(f"Warning: {warning}", "yellow"))
     if found.warnings:
         raise typer.Exit(1)

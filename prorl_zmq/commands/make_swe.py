@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from ..errors import ConfigError, ProrlError
 from ..system.installation import how_to_install
 from .images import build_progress
-from .options import Images, columns, console
+from .options import Images, Verbose
+from .tables import console, table
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from ..make_swe.recipe import Order
     from ..make_swe.search import Made
 
@@ -57,7 +58,7 @@ def make_swe(
     most_failing: Annotated[float, typer.Option(min=0.001, max=0.9, help="Share of tests a bug may break.")] = 0.2,
     limit: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="How long all tests may take.")] = 300.0,
     images: Images = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all that building programs say.")] = False,
+    verbose: Verbose = False,
 ) -> None:
     """Make software-engineering instances from Python projects with tests, each verified by running them.
 
@@ -118,7 +119,7 @@ def _conclude(
             raise ConfigError(f"{out}: {error.strerror}; what was made is kept in {parts}", key="out") from error
         print(out)
         folder = f" --image-folder {images}" if images is not None else ""
-        console(stderr=True).print(f"next: prorl eval {escape(str(out))} --sandbox apptainer{escape(folder)}")
+        console(stderr=True).print(f"next: prorl eval {out} --sandbox apptainer{folder}")
     if errors and len(orders) == 1:
         raise errors[0]
     if errors:
@@ -150,12 +151,13 @@ def _orders(
 
 
 def _table(made: list[Made]) -> Table:
-    project, dropped_column = columns("project", "mutations dropped", overflow="fold")
-    counts = columns("instances", "tests", "unreliable", "tried", "busy s", justify="right")
-    table = Table(project, *counts, dropped_column, title="what became of each project", title_justify="left")
-    for each in made:
-        numbers = (len(each.instances), each.tests, each.unreliable + each.flaky, each.tried, round(each.busy_s))
-        reasons = sorted(each.dropped.items(), key=lambda item: -item[1])
-        dropped = "; ".join(f"{number} {reason}" for reason, number in reasons)
-        table.add_row(escape(each.label), *map(str, numbers), escape(dropped))
-    return table
+    rows = (
+        (
+            *(each.label, len(each.instances), each.tests, each.unreliable + each.flaky, each.tried),
+            round(each.busy_s),
+            "; ".join(f"{n} {reason}" for reason, n in sorted(each.dropped.items(), key=lambda item: -item[1])),
+        )
+        for each in made
+    )
+    headers = ("project", ">instances", ">tests", ">unreliable", ">tried", ">busy s", "mutations dropped")
+    return table(*headers, rows=rows, title="what became of each project")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import socket
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +14,6 @@ from msgspec.structs import replace
 
 from ..config import StageSettings, Topology
 from ..errors import ConfigError
-from ..service.node_drain import DrainRequests
 from ..service.preloading import begun_fork_server
 from ..service.service_folder import NODES, ServiceFolder
 from ..system.logs import say, start_logging
@@ -23,14 +21,15 @@ from ..system.node_name import allocation, short_id
 from ..wire.messages.base import Identifier
 from ..wire.messages.jobs import Phase
 from . import options
-from .option_groups import ProcessOptions
-from .service import check_sandboxes, node_topology, supervise, with_metrics
+from .option_groups import LogOptions
+from .service import check_sandboxes, drain_of, node_topology, supervise, with_metrics
 
 NodeName = Annotated[Identifier, msgspec.Meta(max_length=100)]
 """The names of its stage processes begin with it."""
 
 
 def node(
+    process: LogOptions,
     service: Annotated[
         Path, typer.Option(metavar="DIR", envvar="PRORL_SERVICE", help="The folder that `prorl serve --service` made.")
     ],
@@ -47,19 +46,13 @@ def node(
     drain_s: options.DrainTime = options.DRAIN_S,
     address: options.Address = "",
     metrics: options.Metrics = None,
-    run_dir: Annotated[
-        Path | None,
-        typer.Option(help="Private folder of sockets and sandboxes, of this machine. [default: per allocation]"),
-    ] = None,
     log_dir: options.LogDir = None,
-    log_format: options.LogFormatOption = None,
-    log_level: options.LogLevelOption = None,
 ) -> None:
     """Start and supervise the stage processes and engines of one node of a service.
 
-    What it starts stands in the service's topology.toml. SIGTERM, SIGUSR1, Ctrl-C and `prorl drain` drain it: it takes
-    nothing new, ends what it can within --drain-s, returns the rest, no attempt spent, and ends with code 0; a second
-    signal ends it at once. Brokers that were restarted elsewhere are found again. Exit codes: as of `prorl serve`.
+    The service's topology.toml says what it starts. SIGTERM, SIGUSR1, Ctrl-C and `prorl drain` drain it: it accepts no
+    new jobs, finishes what it can within --drain-s, returns the rest without spending an attempt, and exits with code
+    0; a second signal ends it at once. It finds brokers that were restarted elsewhere. Exit codes: as of `prorl serve`.
     """
     from ..service.broker_places import announced_places
     from ..service.child_plans import plan_node
@@ -70,7 +63,6 @@ def node(
         words = f"the brokers have prorl-zmq {other}, and this node has {version('prorl-zmq')}"
         say("prorl node", f"{words}: install the same version on all machines", logging.WARNING)
     own = name or (f"{socket.gethostname()}-{allocation()}" if allocation() else short_id(str(folder.path)))
-    process = ProcessOptions(run_dir=run_dir, log_format=log_format, log_level=log_level)
     topology = with_metrics(node_topology(folder, process, own), metrics)
     topology = replace(
         topology,
@@ -86,10 +78,8 @@ def node(
     plans = plan_node(topology, folder, options.checked_address(address))
     places = announced_places(folder, topology.node, of_ours=False)
     with begun_fork_server() as server:
-        requests = DrainRequests(folder.path / NODES)
-        requests.withdraw(topology.node)  # of an earlier life
-        leaving = partial(requests.withdraw, topology.node)
-        supervisor = Supervisor(topology, plans, places, server, log_dir, drain_s=drain_s, is_dismissed=leaving)
+        drain = drain_of(topology, folder.path / NODES, drain_s, ends=True)
+        supervisor = Supervisor(topology, plans, places, server, log_dir, drain=drain)
         supervise(supervisor, "prorl node", f"ready: {topology.node}")
 
 

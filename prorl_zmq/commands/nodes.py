@@ -1,27 +1,25 @@
-"""`prorl nodes`: the nodes of a service, and what became of those that were lost."""
+"""`prorl nodes`: the nodes of a service, and what became of the jobs of lost nodes."""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-import msgspec
 import typer
 from rich.console import Group
-from rich.table import Column, Table
-from rich.text import Text
 
 from ..errors import SlurmFailed
 from ..service.node_rows import NodeRow, losses, node_rows
 from ..system.duration import duration
-from ..system.logs import one_line
 from ..wire.messages.jobs import Phase
-from .backend_tables import GIB, NOTHING, show
-from .options import columns
+from . import options
+from .tables import GIB, NOTHING, end_with, print_json, show, table, text
 from .target import Target
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from rich.table import Table
 
     from ..service.rollout_brokers import RolloutBrokers
     from ..wire.messages.nodes import LostNode
@@ -41,24 +39,23 @@ def nodes(
         bool,
         typer.Option("--details", "-d", help="Show allocations, images, sandboxes, memory, disk and versions too."),
     ] = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep the tables up to date until Ctrl-C.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
+    watch: options.Watch = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Show the nodes of a service: slots, jobs, last report and state, and what became of the jobs of lost ones.
 
     Slots are those in use and all, of INIT, RUN and EVAL, summed up over the rollout brokers. States: `ready`;
-    `draining`: it ends what it has; `silent`: it has not reported for a while, and gets nothing new; `lost`: its lease
-    is over, and its jobs were restarted. On Slurm, Slurm's own state and the time left are there too. The exit code is
+    `draining`: it finishes its jobs; `silent`: it has not reported for a while, and gets no new jobs; `lost`: its lease
+    expired, and its jobs were restarted. On Slurm, Slurm's own state and the time left are there too. The exit code is
     1 if a broker, or Slurm, did not answer; what others say is shown all the same.
     """
     with target.brokers() as brokers:
         if as_json:
             seen = _look(brokers, target.folder)
-            print(msgspec.json.encode({"nodes": seen.rows, "lost": seen.lost, "problems": seen.problems}).decode())
+            print_json({"nodes": seen.rows, "lost": seen.lost, "problems": seen.problems})
         else:
             seen = show(lambda: _look(brokers, target.folder), lambda seen: layout(seen, details=details), watch=watch)
-    if seen.problems:
-        raise typer.Exit(1)
+    end_with(seen.problems)
 
 
 def _look(brokers: RolloutBrokers, service: Path | None) -> Seen:
@@ -77,39 +74,38 @@ def _look(brokers: RolloutBrokers, service: Path | None) -> Seen:
         allocations = [one for each in started.fleet.allocations().values() for one in each]
     except SlurmFailed as error:
         return Seen(rows, lost, [*answers.silent(), error.message], caption)
-    rows = with_slurm(rows, allocations, started.records(), wanted.leaving)
+    rows = with_slurm(rows, allocations, wanted.leaving)
     return Seen(rows, lost, answers.silent(), caption, on_slurm=True)
 
 
 def layout(seen: Seen, *, details: bool) -> Group:
     """Lay out what is known of nodes, in 80 columns."""
-    slurm = ["slurm", "left"] if seen.on_slurm else []
-    names = columns("node", "host", overflow="fold")
-    numbers = columns("slots\ninit run eval", "held", "heard", justify="right", no_wrap=True)
-    table = Table(*names, Column("state"), *numbers, *slurm, caption=seen.caption or None, caption_justify="left")
-    for row in seen.rows:
-        cells = [row.node, row.host, _state(row), _slots(row), str(row.held) if row.state else "", _time(row.silent_s)]
-        cells += [f"{row.slurm_job} {row.slurm_state}".strip(), _time(row.left_s)] if seen.on_slurm else []
-        table.add_row(*(Text(one_line(cell)) for cell in cells))
-    if not seen.rows and not seen.caption:
-        table.caption = "there are none yet; `prorl node` joins one"
+    slurm = ("slurm", "left") if seen.on_slurm else ()
+    rows = (
+        (row.node, row.host, _state(row), _slots(row), row.held if row.state else None, _time(row.silent_s))
+        + ((f"{row.slurm_job} {row.slurm_state}".strip(), _time(row.left_s)) if seen.on_slurm else ())
+        for row in seen.rows
+    )
+    none = "there are none yet; `prorl node` joins one" if not seen.rows else None
+    headers = ("node", "host", "state", ">slots\ninit run eval", ">held", ">heard", *slurm)
+    nodes = table(*headers, rows=rows, caption=seen.caption or none)
     lines = [_loss(lost) for lost in seen.lost] + _versions(seen.rows) + seen.problems
-    return Group(table, *([_details(seen.rows)] if details else []), *(Text(one_line(line)) for line in lines))
+    return Group(nodes, *([_details(seen.rows)] if details else []), *map(text, lines))
 
 
 def _details(rows: list[NodeRow]) -> Table:
-    names = columns("node", "allocation", "images", overflow="fold")
-    numbers = columns("sand-\nboxes", "memory\nfree", "disk\nfree", justify="right")
-    table = Table(*names, *numbers, "version", title="details")
-    table.title_justify = "left"
-    for row in (row for row in rows if row.node):
-        facts = row.facts
-        memory = _share(facts.memory_free_bytes, facts.memory_total_bytes)
-        disk = _share(facts.disk_free_bytes, facts.disk_total_bytes)
-        told = (row.node, row.allocation, "\n".join(facts.images) or NOTHING)
-        cells = (*told, str(facts.sandboxes), memory, disk, facts.version or NOTHING)
-        table.add_row(*(Text("\n".join(map(one_line, cell.split("\n")))) for cell in cells))
-    return table
+    cells = (
+        (
+            *(row.node, row.allocation, "\n".join(row.facts.images) or NOTHING, row.facts.sandboxes),
+            _share(row.facts.memory_free_bytes, row.facts.memory_total_bytes),
+            _share(row.facts.disk_free_bytes, row.facts.disk_total_bytes),
+            row.facts.version or NOTHING,
+        )
+        for row in rows
+        if row.node
+    )
+    headers = ("node", "allocation", "images", ">sand-\nboxes", ">memory\nfree", ">disk\nfree", "version")
+    return table(*headers, rows=cells, title="details")
 
 
 def _state(row: NodeRow) -> str:

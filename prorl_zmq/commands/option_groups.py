@@ -1,4 +1,4 @@
-"""Options that several commands share: a class whose fields are options, as one parameter of a command."""
+"""Groups of options: a class whose fields are options, as one parameter of a command."""
 
 from __future__ import annotations
 
@@ -56,35 +56,43 @@ def flat(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessOptions(OptionGroup):
-    """Those of each process that a command starts."""
+class LogOptions(OptionGroup):
+    """Where a process keeps its files, and how it logs."""
 
     run_dir: options.RunDir = None
-    insecure: options.Insecure = False
-    keys: options.Keys = None
     log_format: options.LogFormatOption = None
     log_level: options.LogLevelOption = None
+
+    def applied(self, topology: Topology) -> Topology:
+        """Return a topology with these settings in place of its own."""
+        given: dict[str, Any] = {"log_format": self.log_format, "log_level": self.log_level}
+        if self.run_dir is not None:
+            given |= {"run_dir": str(self.run_dir), "name": ""}
+        named = {name: value for name, value in given.items() if value is not None}
+        return replace(topology, service=replace(topology.service, **named))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessOptions(LogOptions):
+    """Options of each process that a command starts."""
+
+    insecure: options.Insecure = False
+    keys: options.Keys = None
 
     def topology(self, config: Path | None = None) -> Topology:
         """Read a topology file (None: the defaults) and apply the flags that override it."""
         return self.applied(load_topology(config))
 
     def applied(self, topology: Topology) -> Topology:
-        given = {
-            "run_dir": str(self.run_dir) if self.run_dir is not None else None,
-            "name": "" if self.run_dir is not None else None,
-            "insecure": self.insecure or None,
-            "log_format": self.log_format,
-            "log_level": self.log_level,
-        }
-        named = {name: value for name, value in given.items() if value is not None}
+        topology = LogOptions.applied(self, topology)
+        service = replace(topology.service, insecure=self.insecure or topology.service.insecure)
         security = SecuritySettings(str(self.keys)) if self.keys is not None else topology.security
-        return replace(topology, service=replace(topology.service, **named), security=security)
+        return replace(topology, service=service, security=security)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxOptions(OptionGroup):
-    """What a service's sandboxes are, in place of the topology's."""
+    """The kind and image of sandboxes, in place of the topology's."""
 
     sandbox: options.Sandbox = None
     image: options.Image = None

@@ -1,12 +1,10 @@
-"""Options that several commands share, and what they make of them."""
+"""Options that several commands share, and the functions that read them."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -18,16 +16,15 @@ from ..system.run_places import checked_name
 from ..wire.messages.backends import ToolCallFormatName
 from ..wire.sockets import is_own_address, own_address
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Column
-
 Config = Annotated[
     Path | None,
     typer.Option("--config", "-c", metavar="TOPOLOGY.toml", help="Topology file; `prorl init` writes one."),
 ]
 RunDir = Annotated[
-    Path | None, typer.Option(help="Private folder of sockets, logs and sandboxes. [default: per user, in /tmp]")
+    Path | None,
+    typer.Option(
+        help="Private folder of sockets, logs and sandboxes. [default: per user, of a node per allocation, in /tmp]"
+    ),
 ]
 TlsCert = Annotated[str, typer.Option(metavar="FILE", help="Certificate and its chain, PEM.")]
 TlsKey = Annotated[str, typer.Option(metavar="FILE", help="The certificate's private key, PEM.")]
@@ -42,7 +39,7 @@ Name = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="The service's name, so that it has a run folder of its own. [default: the topology's; $PRORL_NAME; none]",
+        help="The service's name, for a run folder of its own. [default: the topology's; $PRORL_NAME; none]",
     ),
 ]
 Connect = Annotated[
@@ -90,6 +87,20 @@ Runs = Annotated[
     typer.Option(metavar="DIR", help="The folder with those of `prorl eval` that the dashboard compares."),
 ]
 
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")]
+Watch = Annotated[bool, typer.Option("--watch", "-w", help="Keep the tables up to date until Ctrl-C.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show all that building programs say.")]
+
+URL_LIMIT_S, ENGINE_LIMIT_S = 30.0, 900.0
+StartLimit = Annotated[
+    float | None,
+    typer.Option(
+        min=1,
+        metavar="SECONDS",
+        help="How long the engines may take to start. [default: 900; with --url 30]",
+        show_default=False,
+    ),
+]
 DRAIN_S = 30.0
 DrainTime = Annotated[
     float,
@@ -98,7 +109,7 @@ DrainTime = Annotated[
         min=0,
         max=86_400,
         metavar="SECONDS",
-        help="How long jobs have to end, once a node is to drain; 0: not at all.",
+        help="How long jobs may take to finish once a node drains; 0: no time.",
     ),
 ]
 LogDir = Annotated[Path | None, typer.Option(help="For one log file per process. [default: stderr]")]
@@ -213,27 +224,9 @@ Log = Annotated[
 ]
 
 
-def console(*, stderr: bool = False) -> Console:
-    """Return the console that commands print to; into a pipe or a file it cuts, breaks and colours nothing."""
-    from rich.console import Console
-
-    seen = (sys.stderr if stderr else sys.stdout).isatty()
-    forced = None if seen else False  # variables such as FORCE_COLOR would put escape codes into logs
-    return Console(
-        stderr=stderr,
-        width=None if seen else 200,
-        force_terminal=forced,
-        highlight=seen,
-        markup=False,
-        emoji=False,
-    )
-
-
-def columns(*names: str, **how: Any) -> Iterator[Column]:
-    """Return columns of a table that look the same, such as `justify="right"` for numbers."""
-    from rich.table import Column
-
-    return (Column(name, **how) for name in names)
+def start_limit_s(given: float | None, *, url: bool) -> float:
+    """Return the value of `--start-limit`; `url`: the engine is a server that runs already."""
+    return given or (URL_LIMIT_S if url else ENGINE_LIMIT_S)
 
 
 def checked_address(address: str) -> str:

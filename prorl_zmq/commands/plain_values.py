@@ -1,7 +1,6 @@
-"""Values of options without pydantic, whose import takes longer than most commands: typer needs it for every option.
+"""Values of options without pydantic, which typer needs for every option and whose import outlasts most commands.
 
-Text, numbers, paths and choices are converted here. What does not fit, and every other type, is left to typer, with its
-messages; so is all of it where a version of typer has no such place.
+Text, numbers, paths and choices are converted here; other types and values that do not fit are left to typer.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Progress of commands that take minutes, on standard error: drawn on a terminal, else one line now and then.
 
-Lines go to logs of CI and of schedulers, so they hold no escape codes, whatever the environment asks for.
+Lines hold no escape codes, whatever the environment asks for: they go to logs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from ..system.duration import duration
 from ..system.logs import one_line, say
-from .options import console
+from .tables import console
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,68 +68,67 @@ class ProgressLines:
                 return
 
 
-class RolloutProgress:
-    """Progress of many rollouts: a bar on a terminal; else lines, and one at the end."""
+class Progress:
+    """Progress of work that takes minutes.
 
-    def __init__(self, program: str, total: int | None, completed: int = 0) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    On a terminal it is a spinner, or a bar once the length is known; else lines, and one at the end of counted work.
 
+    Args:
+        program: begins each line.
+        text: what is done; `update` replaces it.
+        counted: what is counted, such as `rollouts`; empty: nothing.
+        total: how many there are; None: unknown.
+        completed: how many were there before.
+    """
+
+    def __init__(
+        self, program: str, text: str = "working", *, counted: str = "", total: int | None = None, completed: int = 0
+    ) -> None:
         self._program = program
+        self._text = text
+        self._counted = counted
         self._total = total
         self._completed = completed
-        self._note = ""
-        self._lines = None if sys.stderr.isatty() else ProgressLines(program, self._text)
+        self._lines = None if sys.stderr.isatty() else ProgressLines(program, self._words)
         if self._lines is None:
-            columns = (TextColumn("rollouts"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-            self._bar = Progress(*columns, TextColumn("{task.fields[note]}"), console=console(stderr=True))
-            self._task = self._bar.add_task("rollouts", total=total, completed=completed, note="")
+            from rich.progress import (
+                BarColumn,
+                MofNCompleteColumn,
+                Progress,
+                SpinnerColumn,
+                TextColumn,
+                TimeElapsedColumn,
+            )
+
+            count = (TextColumn(counted), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+            note = TextColumn("{task.description}", markup=False)
+            columns = (*(count if counted else (SpinnerColumn(),)), note)
+            self._bar = Progress(*columns, console=console(stderr=True), transient=not counted)
+            self._task = self._bar.add_task(self._note(), total=total, completed=completed)
 
     def __enter__(self) -> Self:
         (self._lines or self._bar).__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._lines is not None:
-            self._lines.__exit__()
-            say(self._program, self._lines.line())
-        else:
+        if self._lines is None:
             self._bar.stop()
+            return
+        self._lines.__exit__()
+        if self._counted:
+            say(self._program, self._lines.line())
 
-    def update(self, note: str, advance: int = 0) -> None:
+    def update(self, text: str, advance: int = 0) -> None:
+        """Say what is done now, and that so many more are completed."""
         self._completed += advance
-        self._note = note
+        self._text = text
         if self._lines is None:
-            self._bar.update(self._task, advance=advance, note=note)
+            self._bar.update(self._task, advance=advance, description=self._note())
 
-    def _text(self) -> str:
+    def _note(self) -> str:
+        return one_line(self._text, SHOWN_TEXT)
+
+    def _words(self) -> str:
         of = f" of {self._total}" if self._total else ""
-        return f"{self._completed}{of} rollouts" + (f", {self._note}" if self._note else "")
-
-
-class WorkProgress:
-    """Progress of work whose length is unknown: a spinner with its last words on a terminal, else lines."""
-
-    def __init__(self, program: str, text: str = "working") -> None:
-        self._words = text
-        self._lines = None if sys.stderr.isatty() else ProgressLines(program, lambda: self._words)
-        if self._lines is None:
-            self._screen = console(stderr=True)
-            self._status = self._screen.status("")
-            self.update(text)
-
-    def __enter__(self) -> Self:
-        (self._lines or self._status).__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._lines is not None:
-            self._lines.__exit__()
-        else:
-            self._status.stop()
-
-    def update(self, text: str) -> None:
-        self._words = text
-        if self._lines is None:
-            from rich.text import Text
-
-            self._status.update(Text(one_line(text, max(20, self._screen.width - 4))))
+        count = (f"{self._completed}{of} {self._counted}",) if self._counted else ()
+        return ", ".join(filter(None, (*count, self._text)))

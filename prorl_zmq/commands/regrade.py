@@ -1,4 +1,4 @@
-"""`prorl regrade` and `prorl cheats`: stored runs, looked at again."""
+"""`prorl regrade` and `prorl cheats`: grade a stored run again, and find rollouts that may have cheated."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from ..config import SandboxSettings
 from ..errors import ConfigError
 from ..system.logs import one_line, say
 from . import options
-from .progress_display import WorkProgress
+from .progress_display import Progress
+from .tables import NOTHING, print_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,7 +80,7 @@ def regrade(
     counting = Counting(default_ks(plan.settings.samples), threshold)
     with RunFolder(out, msgspec.structs.replace(plan, version=version("prorl-zmq"))) as folder:
         work = Regrading(samples, run, folder, problems, handlers, sandbox or SandboxSettings().kind, image or "")
-        with WorkProgress("prorl regrade", f"grading {len(samples)} rollouts"):
+        with Progress("prorl regrade", f"grading {len(samples)} rollouts"):
             work.run()
         summary = summarise(folder.plan, folder.samples, counting)
         write_reports(folder, summary)
@@ -112,13 +111,15 @@ def _problems(
 
 
 def _show(work: Regrading, out: Path) -> None:
-    console = options.console()
     if work.differences:
-        table = Table("job", "problem", "before", "now", title="rewards that differ", title_justify="left")
-        for one in work.differences[:SHOWN_DIFFERENCES]:
-            before = "–" if one.before is None else f"{one.before:g}"
-            table.add_row(Text(one.job_id), Text(one_line(one.problem, SHOWN_TEXT)), before, f"{one.after:g}")
-        console.print(table)
+        rows = (
+            (
+                *(one.job_id, one_line(one.problem, SHOWN_TEXT)),
+                *(NOTHING if one.before is None else f"{one.before:g}", f"{one.after:g}"),
+            )
+            for one in work.differences[:SHOWN_DIFFERENCES]
+        )
+        print_table("job", "problem", "before", "now", rows=rows, title="rewards that differ")
     judged = len(work.differences) + work.same
     say("prorl regrade", f"{len(work.differences)} of {judged} rewards differ; all are in {out}")
     if work.not_stored:
@@ -155,8 +156,8 @@ def cheats(
     if not signs:
         say("prorl cheats", "no signs")
         return
-    table = Table("sign", "about", "rollouts", "some of them", title="signs of cheating", title_justify="left")
-    for sign in signs:
-        some = " ".join(sign.job_ids[:SHOWN_IDS])
-        table.add_row(sign.name, Text(one_line(sign.about, SHOWN_TEXT)), str(len(sign.job_ids)), Text(one_line(some)))
-    options.console().print(table)
+    rows = (
+        (sign.name, one_line(sign.about, SHOWN_TEXT), len(sign.job_ids), " ".join(sign.job_ids[:SHOWN_IDS]))
+        for sign in signs
+    )
+    print_table("sign", "about", "rollouts", "some of them", rows=rows, title="signs of cheating")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from ..config import Topology, http_address, own_run_dir
+from ..config import SecuritySettings, Topology, http_address, own_run_dir
 from ..errors import ConfigError, SandboxUnavailable
 from ..service.preloading import begun_fork_server
 from ..service.run_dir import LOCK
@@ -27,14 +27,15 @@ from ..system.node_name import short_id
 from ..system.run_places import shared_run_dir
 from . import options
 from .earlier_training import Journals, continue_training, training_of
-from .option_groups import ProcessOptions, SandboxOptions
+from .option_groups import LogOptions, ProcessOptions, SandboxOptions
+from .tables import console
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rich.progress import Progress
 
-    from ..service.supervisor import Dismissal, Startup, Supervisor
+    from ..service.supervisor import Drain, Startup, Supervisor
 
 
 class StartupLine:
@@ -48,7 +49,7 @@ class StartupLine:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
             columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-            self._progress = Progress(*columns, console=options.console(stderr=True), transient=True)
+            self._progress = Progress(*columns, console=console(stderr=True), transient=True)
             self._task = self._progress.add_task("starting", total=None)
             self._progress.start()
 
@@ -93,22 +94,21 @@ def serve(
 ) -> None:
     """Start and supervise all processes of a service on this node, until SIGTERM or Ctrl-C.
 
-    It stays in the foreground, restarts what dies, and ends its processes in order; a second signal kills those that
-    are still there. An engine that is never ready is started three times; then this command, `prorl status` and `prorl
-    backends list` say why it failed. With systemd (`Type=notify`) it reports when it is ready, what it waits for, and,
-    with `WatchdogSec`, that it lives. Exit codes: 0 stopped on request; 1 it could not do its work; 2 a wrong flag,
-    file or setting, its own or that of a process that it starts.
+    It stays in the foreground, restarts processes that die, and ends them in order; a second signal kills those that
+    remain. An engine that is never ready is started three times; then this command, `prorl status` and `prorl backends
+    list` report why it failed. It notifies systemd (`Type=notify`, `WatchdogSec`). Exit codes: 0 stopped on request; 1
+    it could not do its work; 2 a wrong flag, file or setting, its own or that of a process that it starts.
 
-    With --name NAME, a service has a run folder of its own, so that several of one user do not meet. Its clients and
-    commands find it by --name NAME, `RolloutClient("NAME")` or PRORL_NAME; `prorl services` lists what runs here.
+    With --name NAME, a service has a run folder of its own. Its clients and commands find it by --name NAME,
+    `RolloutClient("NAME")` or PRORL_NAME; `prorl services` lists the services of this machine.
 
     A service that is started again continues the training before it: engines of older weights than were announced load
     them again, or get no jobs. On a terminal this command asks whether it is a new training instead. Elsewhere it ends
     with code 2 if the training was of another model, or, in the run folder that services without a name share, of
     another topology file.
 
-    With --service DIR, the brokers take free ports, and all other nodes, trainers and commands find them and their keys
-    in that folder, which is made if it is not there; --config is then copied into it.
+    With --service DIR, the brokers bind free ports, and all other nodes, trainers and commands find them and their keys
+    in that folder, which is made if it is missing; --config is then copied into it.
     """
     if service is not None:
         if name is not None:
@@ -156,9 +156,9 @@ def _serve_alone(
             continue_training(journals, training, forget=new_training)
             _say_resumed(topology.journal)
         door = topology.endpoint(topology.rollout_broker.front_door)
-        leaving = _dismissal(topology.run_dir, topology, drain_s)
+        drain = drain_of(topology, topology.run_dir, drain_s, ends=False)
         plans, places = plan_children(topology), fixed_places(topology)
-        supervisor = Supervisor(topology, plans, places, server, log_dir, dismissal=leaving)
+        supervisor = Supervisor(topology, plans, places, server, log_dir, drain=drain)
         supervise(supervisor, "prorl serve", f"ready at {door}")
 
 
@@ -186,21 +186,21 @@ def _serve_folder(
             _say_resumed(folder.journal(name))
         plans = [*plan_brokers(topology, folder, address), *plan_node(topology, folder, address)]
         places = announced_places(folder, topology.node, of_ours=True)
-        leaving = _dismissal(folder.path / NODES, topology, drain_s)
-        supervisor = Supervisor(topology, plans, places, server, log_dir, is_lost=lock.is_lost, dismissal=leaving)
+        drain = drain_of(topology, folder.path / NODES, drain_s, ends=False)
+        supervisor = Supervisor(topology, plans, places, server, log_dir, is_lost=lock.is_lost, drain=drain)
         supervise(supervisor, "prorl serve", f"ready; clients and nodes find it with --service {folder.path}")
 
 
-def _dismissal(folder: Path, topology: Topology, drain_s: float) -> Dismissal | None:
-    """Return how `prorl drain` reaches the node of this service; None: it has none."""
+def drain_of(topology: Topology, folder: Path, limit_s: float, *, ends: bool) -> Drain | None:
+    """Return how `prorl drain` reaches the node of this command, by files in a folder; None: it has no node."""
     from ..service.node_drain import DrainRequests
-    from ..service.supervisor import Dismissal
+    from ..service.supervisor import Drain
 
     if not topology.stage and not topology.backends:
         return None
-    requests = DrainRequests(folder)
-    requests.withdraw(topology.node)  # of an earlier life
-    return Dismissal(partial(requests.withdraw, topology.node), drain_s)
+    is_asked = partial(DrainRequests(folder).withdraw, topology.node)
+    is_asked()  # in an earlier life
+    return Drain(is_asked, limit_s, ends)
 
 
 def _folder_of(path: Path, config: Path | None) -> ServiceFolder:
@@ -215,11 +215,11 @@ def _folder_of(path: Path, config: Path | None) -> ServiceFolder:
     return folder
 
 
-def node_topology(folder: ServiceFolder, process: ProcessOptions, name: str) -> Topology:
+def node_topology(folder: ServiceFolder, process: LogOptions, name: str) -> Topology:
     """Return the topology of a service's folder for one node, whose run folder has a name of its own by default."""
     place = process.run_dir or Path(tempfile.gettempdir(), f"prorl-{os.getuid()}-{name}")
-    options = replace(process, run_dir=place, keys=folder.keys("node"))
-    return options.applied(folder.topology())
+    topology = replace(process, run_dir=place).applied(folder.topology())
+    return msgspec.structs.replace(topology, security=SecuritySettings(str(folder.keys("node"))))
 
 
 def with_metrics(topology: Topology, bind: str | None) -> Topology:

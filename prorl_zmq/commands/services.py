@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import msgspec
-import typer
-from rich.table import Column, Table
-from rich.text import Text
 
 from ..service.run_dir import LOCK
 from ..system.held_file import holder
 from ..system.run_places import base_run_dir
 from . import options
 from .earlier_training import Journals, announced_version, training_before
+from .tables import print_json, print_table
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+STATES = {True: "running", False: "ended"}
 BACKENDS, ROLLOUTS = "backends.journal", "rollout.journal"
 
 
@@ -35,7 +34,7 @@ class ServiceRow(msgspec.Struct, frozen=True):
 
 
 def services(
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """List the services of this account on this machine: those that run, and those that left a journal.
 
@@ -47,14 +46,21 @@ def services(
     folders = dict.fromkeys(filter(_is_service, usual_run_folders()))
     rows = [_row(folder) for folder in folders]
     if as_json:
-        print(msgspec.json.encode({"services": rows}).decode())
-        return
-    table = Table("name", "state", Column("weights", justify="right"), Column("models", overflow="fold"), "run folder")
-    for row in rows:
-        state = "running" if row.running else "ended"
-        models = Text(", ".join(row.models))
-        table.add_row(Text(row.name or "(none)"), state, str(row.weights), models, Text(row.run_dir))
-    options.console().print(table) if rows else print("no service of this account is here")
+        print_json({"services": rows})
+    elif rows:
+        cells = (
+            (
+                row.name or "(none)",
+                "running" if row.running else "ended",
+                row.weights,
+                ", ".join(row.models),
+                row.run_dir,
+            )
+            for row in rows
+        )
+        print_table("name", "=state", ">weights", "models", "run folder", rows=cells)
+    else:
+        print("no service of this account is here")
 
 
 def _is_service(folder: Path) -> bool:

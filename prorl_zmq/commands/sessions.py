@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import logging
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
-from rich.table import Column, Table
 
 from ..errors import UnknownSession
 from ..system.duration import duration
-from ..system.logs import say
 from ..wire.messages.base import Identifier
-from .options import columns, console
+from . import options
+from .tables import end_with, print_json, print_table
 from .target import Target
+
+if TYPE_CHECKING:
+    from ..wire.messages.front_door import SessionRow
 
 commands = typer.Typer(
     help="List the sessions of a service, and end one. A session is the name under which jobs, results and batches are "
@@ -26,7 +27,7 @@ commands = typer.Typer(
 @commands.command("list")
 def list_(
     target: Target,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """List the sessions that hold something: jobs that wait or run, results that were not collected, batches.
 
@@ -36,32 +37,33 @@ def list_(
     with target.brokers() as brokers:
         answers = brokers.ask(lambda client: client.views.sessions())
     answers.check()
-    rows = [row for listed in answers.found.values() for row in listed.sessions]
+    rows = [row for listed in answers.found.values() for row in listed.sessions if any(_counts(row))]
     left_out = sum(listed.left_out for listed in answers.found.values())
     if as_json:
         whole = [msgspec.structs.asdict(row) for row in rows]
-        print(msgspec.json.encode({"sessions": whole, "left_out": left_out, "problems": answers.silent()}).decode())
-    else:
-        numbers = columns("queued", "running", "results", "batches", "carried", "ends in", justify="right")
-        table = Table(Column("session", overflow="fold"), *numbers)
-        for row in rows:
-            ends = duration(max(0.0, row.lease_s - (row.silent_s or 0.0))) if row.lease_s is not None else ""
-            counts = (row.queued, row.running, row.results, row.batches, row.carried_groups)
-            table.add_row(row.session, *map(str, counts), ends)
-        console().print(table)
-        if left_out:
-            print(f"and {left_out} more")
-        for problem in answers.silent():
-            say("prorl sessions list", problem, logging.ERROR)
-    if answers.problems:
-        raise typer.Exit(1)
+        print_json({"sessions": whole, "left_out": left_out, "problems": answers.silent()})
+        end_with(answers.silent())
+        return
+    cells = ((row.session, *_counts(row), _ends_in(row)) for row in rows)
+    print_table("session", ">queued", ">running", ">results", ">batches", ">carried", ">ends in", rows=cells)
+    if left_out:
+        print(f"and {left_out} more")
+    end_with(answers.silent(), "prorl sessions list")
+
+
+def _counts(row: SessionRow) -> tuple[int, ...]:
+    return row.queued, row.running, row.results, row.batches, row.carried_groups
+
+
+def _ends_in(row: SessionRow) -> str:
+    return duration(max(0.0, row.lease_s - (row.silent_s or 0.0))) if row.lease_s is not None else ""
 
 
 @commands.command()
 def end(
     target: Target,
     session: Annotated[str, typer.Argument(metavar="NAME", help="As `prorl sessions list` shows it.")],
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """End a session: cancel its jobs, close its batches, and drop its results for good.
 
@@ -82,6 +84,6 @@ def end(
         sum(getattr(stopped, what) for stopped in answers.found.values()) for what in ("jobs", "results", "batches")
     )
     if as_json:
-        print(msgspec.json.encode({"session": session, "jobs": jobs, "results": results, "batches": batches}).decode())
+        print_json({"session": session, "jobs": jobs, "results": results, "batches": batches})
     else:
         print(f"{session}: {jobs} jobs cancelled, {results} results dropped, {batches} batches closed")

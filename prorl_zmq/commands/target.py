@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..client.blocking.client import RolloutClient
 from ..config import Topology, load_topology
 from ..errors import RequestTimeout
 from ..security.keyring import CLIENT, Keyring
-from ..service.rollout_brokers import EachBroker, RolloutBrokers, clients_of, sessions_of
+from ..service.rollout_brokers import EachBroker, RolloutBrokers, sessions_of
 from ..system.held_file import holder
 from ..system.run_places import is_name
 from ..wire.sockets import check_endpoint, is_listening
@@ -21,8 +21,9 @@ from .option_groups import OptionGroup
 if TYPE_CHECKING:
     from ..client.asynchronous.client import AsyncRolloutClient
 
+Client = TypeVar("Client", RolloutClient, "AsyncRolloutClient")
 QUICK_S = 10.0
-"""How long commands that only ask something wait for the service."""
+"""How long commands that only ask something wait for a reply."""
 AWAY_S = 3.0
 """How long they wait for a process to listen over TCP: a broker elsewhere may be restarted."""
 LOOK_S = 0.1
@@ -70,17 +71,13 @@ class Target(OptionGroup):
             RequestTimeout: the service does not run.
         """
         self.check_running()
-        if self.folder is not None:
-            return RolloutClient(service=self.folder, keys=self.keys, timeout_s=QUICK_S)
-        return RolloutClient(self.front_door, keys=self._keys(), timeout_s=QUICK_S)
+        return self._client(RolloutClient, timeout_s=QUICK_S)
 
     def async_client(self, session: str | None = None) -> AsyncRolloutClient:
         """Return the client of a command that submits jobs."""
         from ..client.asynchronous.client import AsyncRolloutClient
 
-        if self.folder is not None:
-            return AsyncRolloutClient(service=self.folder, session=session, keys=self.keys)
-        return AsyncRolloutClient(self.front_door, session=session, keys=self._keys())
+        return self._client(AsyncRolloutClient, session)
 
     def clients(self) -> dict[str, AsyncRolloutClient]:
         """Return a client of each rollout broker, by the broker's name.
@@ -88,28 +85,27 @@ class Target(OptionGroup):
         Raises:
             RequestTimeout: the service does not run.
         """
-        self.check_running()
-        if self.folder is not None:
-            return clients_of(self.folder, QUICK_S, self.keys)
         from ..client.asynchronous.client import AsyncRolloutClient
 
-        return {self.front_door: AsyncRolloutClient(self.front_door, keys=self._keys(), timeout_s=QUICK_S)}
+        return self._clients(AsyncRolloutClient)
 
     def brokers(self) -> RolloutBrokers:
-        """Return the rollout brokers, as `clients` does."""
+        """Return the rollout brokers; raises as `clients`."""
         return RolloutBrokers(self.clients())
 
     def each_broker(self) -> EachBroker:
-        """Return the rollout brokers for a command without an event loop."""
-        if self.folder is None:
-            return EachBroker({self.front_door: self.client()})
+        """Return the rollout brokers for a command without an event loop; raises as `clients`."""
+        return EachBroker(self._clients(RolloutClient))
+
+    def _client(self, kind: type[Client], session: str | None = None, **options: Any) -> Client:
+        if self.folder is not None:
+            return kind(service=self.folder, session=session, keys=self.keys, **options)
+        return kind(self.front_door, session=session, keys=self._keys(), **options)
+
+    def _clients(self, kind: type[Client]) -> dict[str, Client]:
         self.check_running()
-        return EachBroker(
-            {
-                name: RolloutClient(service=self.folder, session=session, keys=self.keys, timeout_s=QUICK_S)
-                for name, session in sessions_of(self.folder).items()
-            }
-        )
+        sessions = sessions_of(self.folder) if self.folder is not None else {self.front_door: None}
+        return {name: self._client(kind, session, timeout_s=QUICK_S) for name, session in sessions.items()}
 
     def check_running(self) -> None:
         """Raise `RequestTimeout` if no service runs, before a command waits `QUICK_S` for its reply.

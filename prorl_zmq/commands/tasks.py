@@ -1,4 +1,4 @@
-"""`prorl tasks`: which data files can be used, what is wrong with one, and the images that it needs."""
+"""`prorl tasks`: known row formats, errors in a data file, and the images that it needs."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Column, Table
-from rich.text import Text
 
 from ..errors import ConfigError, InvalidJob, InvalidRecord, ProrlError
 from ..system.logs import one_line, say
 from .images import image_store
 from .make_swe import make_swe
-from .options import Images, RowFormatName, TaskModule, TaskName, columns, console
+from .options import Images, RowFormatName, TaskModule, TaskName
+from .tables import console, print_table, text
 from .try_task import show_task, try_task
 
 if TYPE_CHECKING:
@@ -52,11 +51,10 @@ def list_row_formats() -> None:
     from ..stages.handler import load_handlers
     from ..stages.known_row_formats import known_row_formats
 
-    headers = columns("task", "row format", "data sets", "recognised by its columns", overflow="fold")
-    table = Table(*headers, title="row formats, the first that fits is taken", title_justify="left")
-    for each in known_row_formats(load_handlers(warn=partial(say, "prorl tasks"))):
-        table.add_row(each.task, each.name, each.about, ", ".join(sorted(each.required)))
-    console().print(table)
+    known = known_row_formats(load_handlers(warn=partial(say, "prorl tasks")))
+    rows = ((each.task, each.name, each.about, ", ".join(sorted(each.required))) for each in known)
+    headers = ("task", "row format", "data sets", "recognised by its columns")
+    print_table(*headers, rows=rows, title="row formats, the first that fits is taken")
 
 
 @commands.command()
@@ -87,18 +85,12 @@ def validate(
                 named_again.append(f"{one_line(row.name)} in lines {before} and {number}")
     if wrong > SHOWN and not every:
         print(f"… and {wrong - SHOWN} more wrong rows: --all shows them")
-    rows = Column("rows", justify="right")
-    table = Table("task", "row format", rows, title=one_line(str(file)), title_justify="left")
-    for (task_name, format_name), count in sorted(counts.items()):
-        table.add_row(task_name, format_name, str(count))
-    if wrong:
-        table.add_row("", "wrong", str(wrong))
-    console().print(table)
+    rows = [(*of, count) for of, count in sorted(counts.items())] + ([("", "wrong", wrong)] if wrong else [])
+    print_table("task", "row format", ">rows", rows=rows, title=one_line(str(file)))
     if len({task_name for task_name, _ in counts}) > 1:
-        console().print(Text("no error: the rows are of several tasks; --task or --row-format chooses one"))
+        print("no error: the rows are of several tasks; --task or --row-format chooses one")
     if named_again:
-        again = f"no error: {len(named_again)} rows have a name that is there already, such as {named_again[0]}"
-        console().print(Text(again))
+        print(f"no error: {len(named_again)} rows have a name that is there already, such as {named_again[0]}")
     if wrong:
         raise typer.Exit(1)
 
@@ -125,21 +117,19 @@ def images_of(
         print(f"{wrong} rows are wrong, and their images are left out: prorl tasks validate {file}")
     if not needed and not wrong:
         raise ConfigError(f"{file} has no rows of the swe task", key="file")
-    headers = columns("image", "state", "source", overflow="fold")
-    table = Table(*headers, title=f"images of {one_line(str(file))}", title_justify="left")
-    missing = 0
+    rows, missing = [], 0
     for name, source in sorted(needed.items()):
         state = _state(store, name)
         if state == "missing" and build and source:
             try:
-                console(stderr=True).print(Text(f"building {one_line(name)} from {one_line(source)}"))
+                console(stderr=True).print(text(f"building {name} from {source}"))
                 store.build(source, name)
                 state = "built"
             except ProrlError as error:
-                state = f"missing: {one_line(error.message)}"
+                state = f"missing: {error.message}"
         missing += state.startswith("missing")
-        table.add_row(Text(one_line(name)), Text(state), Text(one_line(source)))
-    console().print(table)
+        rows.append((name, state, source))
+    print_table("image", "state", "source", rows=rows, title=f"images of {one_line(str(file))}")
     if missing or wrong:
         raise typer.Exit(1)
 

@@ -1,8 +1,4 @@
-"""`prorl top`: the state of a service in the terminal, live. Keys choose the view.
-
-`Top` applies the updates of a `Watcher` and the keys; `frame` returns what the terminal shows. Names from other
-machines (jobs, tasks, nodes, errors) are shown as one line of text without markup.
-"""
+"""`prorl top`: the state of a service in the terminal, live. Keys choose the view."""
 
 from __future__ import annotations
 
@@ -16,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.segment import SegmentLines
-from rich.table import Table
 from rich.text import Text
 
 from ..errors import ConfigError, ProrlError
@@ -27,14 +22,15 @@ from ..wire.messages.jobs import Outcome
 from ..wire.messages.watching import ENDED_INTERVAL_S
 from .backend_tables import backend_table, detail_tables
 from .nodes import Seen, layout
-from .options import columns, console
 from .status import batch_table, status_tables
+from .tables import console, table
 from .target import Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from rich.console import Console, RenderableType
+    from rich.table import Table
 
     from ..client.asynchronous.client import AsyncRolloutClient
     from ..watching.overview import Overview, Update
@@ -242,10 +238,8 @@ class Top:
         title = f"{len(newest)} of {len(found)} jobs, the last to change   which: {self._kind}"
         title += f"   with: {self._wanted}" if self._wanted else ""
         shown = len(HEADERS) if width >= ALL_COLUMNS_WIDTH else FIRST
-        table = Table(*columns(*HEADERS[:shown], overflow="fold"), box=None, pad_edge=False)
-        for row in newest:
-            table.add_row(*cells(row, at)[:shown])
-        return Group(Text(one_line(title)), table)
+        rows = (cells(row, at)[:shown] for row in newest)
+        return Group(Text(one_line(title)), table(*HEADERS[:shown], rows=rows, box=None, pad_edge=False))
 
     def _batch_tables(self) -> RenderableType:
         batches = self._batches()
@@ -281,13 +275,11 @@ def _bars(seen: Overview) -> list[int]:
 
 
 def _last_ended(rows: list[JobRow], at: float) -> Table:
-    table = Table(*columns(*HEADERS[:FIRST], no_wrap=True), title="ended last", title_justify="left")
-    for row in rows:
-        name, *others = cells(row, at)[:FIRST]
+    shown = [cells(row, at)[:FIRST] for row in rows]
+    for name, *_ in shown:
         if len(name) > SHORT_ID:  # the jobs of a batch differ at the end
-            name = Text(f"{name.plain[:4]}…{name.plain[5 - SHORT_ID :]}", name.style)
-        table.add_row(name, *others)
-    return table
+            name.plain = f"{name.plain[:4]}…{name.plain[5 - SHORT_ID :]}"
+    return table(*(f"={name}" for name in HEADERS[:FIRST]), rows=shown, title="ended last")
 
 
 def cells(row: JobRow, at: float) -> list[Text]:

@@ -1,4 +1,4 @@
-"""`prorl tasks try` and `prorl tasks show`: one task, of a file or installed, looked at and tried."""
+"""`prorl tasks show` and `prorl tasks try`: describe a task, and run one rollout of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from ..config import BackendSettings, SandboxSettings
@@ -23,6 +22,7 @@ from ..system.pauses import blocked_log
 from ..wire.messages.jobs import Job, Outcome
 from . import options
 from .option_groups import OptionGroup, SandboxOptions, flag_of
+from .tables import console, print_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     Kinds = dict[str, type[AgentHandler[Any]]]
 
 LIMIT_S = 60.0
-URL_LIMIT_S = 30.0
-ENGINE_LIMIT_S = 900.0
 SHOWN_DATA = 2_000
 SHOWN_ROW = 300
 JOB_ID = "try"
@@ -88,15 +86,7 @@ class TalkOptions(OptionGroup):
     ] = ""
     api: options.Api = "auto"
     tokenizer: options.Tokenizer = ""
-    start_limit: Annotated[
-        float | None,
-        typer.Option(
-            min=1,
-            metavar="SECONDS",
-            help="How long the engine may take to start. [default: 900; with --url 30]",
-            show_default=False,
-        ),
-    ] = None
+    start_limit: options.StartLimit = None
 
     @property
     def name(self) -> str:
@@ -105,7 +95,7 @@ class TalkOptions(OptionGroup):
 
     @property
     def limit_s(self) -> float:
-        return self.start_limit or (URL_LIMIT_S if self.url else ENGINE_LIMIT_S)
+        return options.start_limit_s(self.start_limit, url=bool(self.url))
 
     def starter(self) -> Any:
         """Return what starts the engine, or the script."""
@@ -189,18 +179,17 @@ def show_task(task_or_file: TaskOrFile) -> None:
 
     _, handlers, own = _handlers(task_or_file)
     shown = own or [task_or_file]
-    screen = options.console()
+    screen = console()
     for name in shown:
         handler = handlers[name]
         kind = handler.instance_type
         about = one_line((kind.__doc__ or "").strip().partition("\n")[0])
         screen.print(Text(f"task {name}: {about}" if about else f"task {name}"))
-        table = Table(*options.columns("field", "type", "default", "about", overflow="fold"), title_justify="left")
-        for field in instance_fields(kind):
-            default = "required" if field.default is None else field.default
-            about = " ".join(field.about.split())
-            table.add_row(*(Text(one_line(each)) for each in (field.name, field.type, default, about)))
-        screen.print(table)
+        rows = (
+            (one.name, one.type, "required" if one.default is None else one.default, " ".join(one.about.split()))
+            for one in instance_fields(kind)
+        )
+        print_table("field", "type", "default", "about", rows=rows)
         formats = [each for each in known_row_formats(handlers, own) if each.task == name and each.name != name]
         for each in formats:
             screen.print(Text(f"rows of {each.about}: {', '.join(sorted(each.required))} ({each.name})"))
@@ -288,7 +277,7 @@ def _script(turns: list[str]) -> Any:
 
 
 def _show_phase(seen: PhaseSeen) -> None:
-    screen = options.console()
+    screen = console()
     head = Text(f"{seen.phase.upper()} {seen.took_s:.2f} s", style="bold")
     if seen.raised is None:
         screen.print(head.append(f"  {_said(seen.returned)}", style="not bold"))
@@ -319,7 +308,7 @@ def _show_result(trajectory: Trajectory, backends: tuple[Backend, ...]) -> None:
     from ..evaluation.transcript import TextReader, make_transcript
     from ..inference.chat.loading import load_chat_format
 
-    screen, reader = options.console(), None
+    screen, reader = console(), None
     for backend in backends:
         reader = TextReader(load_chat_format(backend.chat), backend.chat, backend.model)
     transcript = make_transcript(trajectory.job_id, trajectory, reader)

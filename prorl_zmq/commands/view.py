@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ..errors import ConfigError
 from ..wire.messages.backends import ChatSettings, ToolCallFormatName
-from .options import console
+from .tables import console
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -1,9 +1,8 @@
 """The list of allowed keys, checked at each handshake and again for each message. Owns no socket.
 
-On the service's own node the list is the key folder's `allowed/`, read again when it has changed; elsewhere it is what
-the backend broker sends (`KeyList`). Handshakes always use the current list. Messages on existing connections see a
-change within `REREAD_S`, so revoking a key also cuts off its open connections. If the list cannot be read, the last one
-stays in force.
+On the service's node it is the key folder's `allowed/`, reread when it changed; elsewhere the backend broker sends it
+(`KeyList`). A revoked key loses its open connections within `REREAD_S`. If the list cannot be read, the last one stays
+in force.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ log = logging.getLogger("prorl.security")
 
 
 class Verdict(NamedTuple):
-    """What becomes of a connection."""
+    """The decision on a connection."""
 
     user_id: str | None
     """The key that it proved, empty without one; None: it is refused."""
@@ -108,7 +107,7 @@ class AllowList:
             log.error("the list of keys stays as it was: %s", error.message)  # noqa: TRY400 - it says it all
 
     def learn(self, keys: Iterable[AllowedKey], state: str) -> None:
-        """Take the list that the backend broker gave, which names it `state`."""
+        """Replace the list by the one that the backend broker sent as `state`."""
         self._learn([PublicKey(key.name, key.role, key.public_key) for key in keys if key.role != KeyRole.SERVICE])
         self.list_state = state
 

@@ -1,4 +1,4 @@
-"""The list of allowed bearer tokens, for HTTP requests. Owns no socket; rereads the key folder's `allowed/` on change.
+"""The list of allowed bearer tokens, for HTTP requests, reread when the key folder's `allowed/` changed.
 
 A revoked token is refused after at most `REREAD_S`. If the list cannot be read, the last one stays in force.
 """

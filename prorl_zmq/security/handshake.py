@@ -1,7 +1,7 @@
 """`Handshake`: a socket that connects to another process, and libzmq's events about its connection, in words.
 
-libzmq gives a connection up when the other side refuses our key, or when only one side has keys; after other failures
-it tries again. `renew` begins again. Over `ipc://` no handshake fails for want of a key.
+libzmq gives a connection up if the other side refuses our key, or if only one side has keys; `renew` begins again.
+After other failures it retries by itself.
 """
 
 from __future__ import annotations

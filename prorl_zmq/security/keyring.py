@@ -1,8 +1,7 @@
 """A process's own CURVE key, and how it connects to the service and to peers that the service named.
 
-Every TCP connection is made here. `ipc://` needs no keys: its sockets are in a folder of mode 0700. The service's
-public key comes from the key folder; that of a stage process or engine host comes from the service, which received it
-over a connection authenticated by a key (`curve_key` of `StageReport` and `Backend`).
+Every TCP connection is made here; `ipc://` needs no keys. The service's public key is in the key folder; the key of a
+stage process or engine host comes from the service (`curve_key` of `StageReport` and `Backend`).
 """
 
 from __future__ import annotations

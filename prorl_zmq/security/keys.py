@@ -46,13 +46,9 @@ class PublicKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     role: KeyRole
     public_key: CurveKey
 
-    def text(self) -> str:
-        """Return the content of its file."""
-        return f'name = "{self.name}"\nrole = "{self.role}"\npublic_key = "{self.public_key}"\n'
-
 
 class KeyPair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A key of ours. Its secret half is in no text of the object."""
+    """An own key. No text of the object contains its secret half."""
 
     name: Identifier
     role: KeyRole
@@ -69,7 +65,7 @@ class KeyPair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class BearerKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who has a bearer token. The token itself is kept nowhere."""
+    """The owner of a bearer token. The token itself is not stored."""
 
     name: JobIdentifier
     role: KeyRole
@@ -77,7 +73,7 @@ class BearerKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def token_digest(token: str) -> str:
-    """Return what is kept of a bearer token: it has 256 random bits, so a plain digest gives nothing away."""
+    """Return the stored form of a bearer token; with 256 random bits, a plain digest discloses nothing."""
     import hashlib  # later: it loads OpenSSL, which no client needs
 
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
@@ -157,26 +153,24 @@ class KeyFolder:
         """Make a key pair and its two files."""
         public, secret = (half.decode() for half in zmq.curve_keypair())
         pair = KeyPair(check_name(name), role, public, secret)
-        self._make_folder(self.path)
-        said = "# Keep this file to yourself.\n" + pair.public.text()
+        self._make_folder()
         secret_path, public_path = self.path / f"{name}{SECRET}", self.path / f"{name}{PUBLIC}"
         if public_path.exists():
             raise _wrong(f"{public_path} is there already, and keys are never overwritten; choose another name")
-        _create(secret_path, f'{said}secret_key = "{secret}"\n', 0o600)
-        _create(public_path, pair.public.text(), 0o644)
+        _create(secret_path, pair, 0o600, "# Keep this file to yourself.\n")
+        _create(public_path, pair.public, 0o644)
         return pair.public
 
     def allow(self, file: Path, role: KeyRole) -> PublicKey:
-        """Let a key in, in this role."""
+        """Allow a key in this role."""
         key = msgspec.structs.replace(_read(file, PublicKey), role=role)
         if role == KeyRole.SERVICE:
             raise _wrong("a service is not let in but is what lets in; copy its .secret file to where its brokers run")
-        self._make_folder(self.path)
-        self._make_folder(self.path / ALLOWED)
+        self._make_folder(ALLOWED)
         for other in self.allowed():
             if other.public_key == key.public_key:
                 raise _wrong(f"this key is let in already, as {other.name} ({other.role}); revoke that first")
-        _create(self.path / ALLOWED / f"{key.name}{PUBLIC}", key.text(), 0o644)
+        _create(self.path / ALLOWED / f"{key.name}{PUBLIC}", key, 0o644)
         return key
 
     def new_bearer(self, name: str, role: KeyRole) -> str:
@@ -190,14 +184,12 @@ class KeyFolder:
             key = msgspec.convert({"name": name, "role": role, "sha256": token_digest(token)}, BearerKey)
         except msgspec.ValidationError:
             raise _wrong(f"{name!r} cannot be a token's name: letters, digits and . _ - only, 64 at most") from None
-        self._make_folder(self.path)
-        self._make_folder(self.path / ALLOWED)
-        text = f'name = "{key.name}"\nrole = "{key.role}"\nsha256 = "{key.sha256}"\n'
-        _create(self.path / ALLOWED / f"{key.name}{BEARER}", text, 0o600)
+        self._make_folder(ALLOWED)
+        _create(self.path / ALLOWED / f"{key.name}{BEARER}", key, 0o600)
         return token
 
     def revoke(self, name: str) -> None:
-        """Let a key, or a bearer token, in no longer."""
+        """Revoke a key or a bearer token."""
         paths = [self.path / ALLOWED / f"{check_name(name)}{suffix}" for suffix in (PUBLIC, BEARER)]
         there = [path for path in paths if path.exists()]
         for path in there:
@@ -250,12 +242,13 @@ class KeyFolder:
         if state.st_mode & 0o022:
             raise _wrong(f"others can change files of the key folder {self.path}: chmod 700 {self.path}")
 
-    def _make_folder(self, path: Path) -> None:
-        try:
-            path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except OSError as error:
-            raise _wrong(f"{path} cannot be made: {error.strerror}") from error
-        self._check_folder()
+    def _make_folder(self, below: str = "") -> None:
+        for path in dict.fromkeys((self.path, self.path / below)):
+            try:
+                path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            except OSError as error:
+                raise _wrong(f"{path} cannot be made: {error.strerror}") from error
+            self._check_folder()
 
 
 def default_folder() -> Path:
@@ -269,8 +262,9 @@ def named_folder(keys: Path | str | None = None) -> Path | None:
     return Path(named).expanduser() if named else None
 
 
-def _create(path: Path, text: str, mode: int) -> None:
-    """Write a new file whose mode is right from the start and which is complete once it has its name."""
+def _create(path: Path, key: msgspec.Struct, mode: int, comment: str = "") -> None:
+    """Write a new key file whose mode is right from the start and which is complete once it has its name."""
+    text = comment + "".join(f'{name} = "{value}"\n' for name, value in msgspec.structs.asdict(key).items())
     part = path.with_name(f".{path.name}.part")
     try:
         part.unlink(missing_ok=True)  # of a command that was killed

@@ -1,7 +1,6 @@
-"""A line to another process on an asyncio loop: an `AsyncSocket` that connects, says why it cannot, and keeps trying.
+"""`PeerConnection`: an `AsyncSocket` that connects to another process, reports why it cannot, and keeps trying.
 
-libzmq gives a connection up once the other side has refused its key; this one is begun anew after `RENEW_S`, so that a
-process whose key is let in later, or again, need not be started anew.
+A refused connection is begun again after `RENEW_S`, so a key that is allowed later needs no restart.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rights: which roles of keys may connect to each listener (bound socket), and who sent a message.
 
-What a connected role may ask is said by each request's own class (`Request.roles`). The service's own key may do
-everything. Keys of one role trust each other: there are no rights by session or by stage process.
+Each request's class says which roles may send it (`Request.roles`). The service's own key may do everything. There are
+no rights by session or by stage process.
 """
 
 from __future__ import annotations

@@ -2,10 +2,9 @@
 
     ROUTER, inproc://zeromq.zap.01, bound in the process's context with the first TCP socket
 
-Every TCP socket has the name of its `Listener` as ZAP domain, and the domain is enforced: libzmq refuses a connection
-that gets no answer. That also refuses peers that do not speak ZeroMQ, whose bytes a plain socket would accept as
-messages of ZMTP 1.0. The process's own loop answers, so no thread has to end before the context does. (`zmq.auth` uses
-a thread, has no roles, and requires an address list for CURVE as well as for plaintext.)
+A TCP socket's ZAP domain is the name of its `Listener`. The domain is enforced, so libzmq refuses a connection without
+an answer, and peers that do not speak ZeroMQ. The process's own loop answers. (`zmq.auth` uses a thread, has no roles,
+and requires an address list for CURVE as well as for plaintext.)
 """
 
 from __future__ import annotations

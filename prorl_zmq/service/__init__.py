@@ -1,1 +1,1 @@
-"""Starting and supervising the processes of a service, and looking at the machine they run on."""
+"""Start and supervise the processes of a service, and examine the machine they run on."""

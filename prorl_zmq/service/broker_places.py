@@ -1,4 +1,4 @@
-"""`BrokerPlaces`: where a supervisor finds the brokers, and with which keys; fixed, or as a service's folder says."""
+"""`BrokerPlaces`: where a supervisor finds the brokers, and with which keys."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""What a broker of a service's folder binds, and in which order it tries: where it was before, then any free port.
+"""Which addresses a broker of a service's folder tries to bind: its previous one, then any free port.
 
-Peers that know the old place need not look for a new one. Within one life of the service the backend broker takes no
-other port at all: the rollout brokers know it by the one that it had when they started.
+Within one life of the service the backend broker keeps its port, since the rollout brokers know it by that.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `prorl serve` checks before it starts a process: errors that each child would otherwise report for itself."""
+"""Checks of `prorl serve` before it starts a process: each child would report the same error."""
 
 from __future__ import annotations
 

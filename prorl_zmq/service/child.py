@@ -1,7 +1,7 @@
-"""A service as another program's child: `prorl serve` with a topology of that program's own, and what goes with it.
+"""A service, or a module of this package, as a child of another program.
 
-The program owns its children and the run folder: both are gone when the context ends, and the kernel ends the children
-if the program is killed. They are in sessions of their own, so a terminal's ^C ends them by way of the program only.
+The context ends the child and removes its run folder; the kernel ends it if the program is killed. It leads a session
+of its own, so Ctrl-C in a terminal reaches only the program.
 """
 
 from __future__ import annotations

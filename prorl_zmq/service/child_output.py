@@ -1,4 +1,4 @@
-"""Where a child of `prorl serve` writes to, and what its last lines say of why it ended."""
+"""The output of a child of `prorl serve`: where it goes, and the reason in it why the child ended."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CAUSE = re.compile(r"(?:prorl-engine: )?cannot start: (.+)")
 
 
 class ChildOutput:
-    """A child's log file, or a pipe whose lines are copied to our standard error."""
+    """A child's log file, or a pipe whose lines are copied to this process's standard error."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path

@@ -1,7 +1,7 @@
-"""Which processes `prorl serve` and `prorl node` start. Pure: nothing is started here.
+"""Which processes `prorl serve` and `prorl node` start. Pure: it starts nothing.
 
-A service without a folder is one node, whose processes meet in its run folder or at fixed endpoints. With a folder, the
-brokers take free TCP ports and announce them there; a node's stage processes meet its own broker in the run folder.
+Without a folder, a service is one node, whose processes meet in its run folder or at fixed endpoints. With one, brokers
+announce free TCP ports there, and a node's stage processes meet the node's broker in its run folder.
 """
 
 from __future__ import annotations

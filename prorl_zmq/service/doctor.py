@@ -1,4 +1,4 @@
-"""What a machine has and lacks for prorl_zmq, found by trying rather than by looking at names."""
+"""`examine`: what this machine offers to prorl_zmq and what is missing, found by trying it."""
 
 from __future__ import annotations
 

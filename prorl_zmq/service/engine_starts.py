@@ -1,4 +1,4 @@
-"""Which engines of this node are starting, ready or failed: the decisions of `prorl serve`, without I/O.
+"""`EngineStarts`: which engines of this node are starting, ready or failed. Pure.
 
     starting   listed by the backend broker                      ready
     starting   ended; never ready before, fewer than MAX_STARTS  starting, after a pause

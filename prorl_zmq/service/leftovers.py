@@ -1,7 +1,7 @@
-"""What prorl_zmq leaves on a machine's disk: which of it this account may remove, and the removal.
+"""Files that prorl_zmq leaves on a machine's disk, which of them this account may remove, and their removal.
 
-Nothing is removed that a live process uses, that another account owns, or that lies behind a link. Run folders are held
-while they are emptied, so that no service starts in one meanwhile. Files on other file systems are left alone.
+It keeps what a live process uses, what another account owns, what a link leads to, and files of other file systems. A
+run folder is held while it is emptied, so no service can start in it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Leftover:
 
 
 class Wanted(NamedTuple):
-    """What may be removed that is not made again by itself."""
+    """Which files may be removed that are not made again automatically."""
 
     journals: bool = False
     """With services' folders."""
@@ -61,10 +61,10 @@ class Wanted(NamedTuple):
 def find_leftovers(
     folders: Sequence[Path], images: Path, unpacked: Path, programs: Path, wanted: Wanted
 ) -> list[Leftover]:
-    """Return what there is of this account in the usual places, and in folders that are named.
+    """Return what there is of this account in the usual places; or, if folders are named, in these.
 
     Args:
-        folders: run folders and services' folders elsewhere.
+        folders: run folders and services' folders; images and programs are looked at besides if they are wanted.
         images: the folder of `prorl image`.
         unpacked: that of unpacked images, which are unpacked again when they are needed.
         programs: that of `prorl harness`.
@@ -74,14 +74,14 @@ def find_leftovers(
         ConfigError: a folder that is named is neither.
     """
     found: list[Leftover] = []
-    run_folders = dict.fromkeys((*usual_run_folders(), *filter(_is_run_folder, folders)))
+    run_folders = dict.fromkeys(filter(_is_run_folder, folders) if folders else usual_run_folders())
     for folder in run_folders:
         found += _in_run_folder(folder, journals=wanted.journals)
     for folder in folders:
         if folder not in run_folders:
             found.append(_service_folder(folder, journals=wanted.journals))
     used = USED if any(one.kept == USED for one in found) else ""
-    if images.is_symlink() or images.is_dir():
+    if (wanted.images or not folders) and (images.is_symlink() or images.is_dir()):
         reason, store = _foreign(images), ImageStore(images)
         if reason:
             found.append(Leftover(images, "images", 0, reason, _nothing))
@@ -90,7 +90,9 @@ def find_leftovers(
             reason = used or _why_used(image) or ("" if wanted.images else DEAR.format(flag="--images"))
             found.append(Leftover(images / image.name, "image", image.manifest.size_bytes, reason, delete))
     dear = "" if wanted.programs else DEAR.format(flag="--programs")
-    for folder, what, why in ((unpacked, "unpacked images", ""), (programs, "agent programs", dear)):
+    kinds = [(unpacked, "unpacked images", "")] if not folders else []
+    kinds += [(programs, "agent programs", dear)] if wanted.programs or not folders else []
+    for folder, what, why in kinds:
         if folder.is_symlink() or folder.is_dir():
             reason = _foreign(folder)
             size = 0 if reason else size_bytes(folder)

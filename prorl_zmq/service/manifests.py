@@ -1,12 +1,8 @@
-"""Kubernetes manifests of a service: text from options and a topology, without a look at any cluster.
+"""Kubernetes manifests of a service, as text from options and a topology; no cluster is asked.
 
-Pods share no folder, so each makes its service folder when it starts: the keys from a Secret (a tar file, which keeps
-the files' modes), the topology and where the brokers are from ConfigMaps. The latter is written here: the DNS name of
-the brokers' pod and fixed ports, so that brokers that move are found under the same name. The brokers' folder, with the
-journals, is on a volume that one pod at a time may mount; a node's is in its container and goes with it.
-
-SIGTERM ends a pod's `prorl serve` or `prorl node`; a node drains first, and Kubernetes waits for as long as `--drain-s`
-says and `STOP_S` more. Left out on purpose: an autoscaler, which reads a metric that something outside has to serve.
+Pods share no folder, so each makes its own at its start: keys from a Secret (a tar file, which keeps modes), the
+topology and the brokers' DNS name and fixed ports from ConfigMaps. The brokers' folder is on a volume that one pod at a
+time may mount. A node drains on SIGTERM; Kubernetes waits for `--drain-s` and `STOP_S` more.
 """
 
 from __future__ import annotations

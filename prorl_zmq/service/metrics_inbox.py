@@ -1,10 +1,10 @@
-"""The metrics of one run folder: takes what its processes report, and tells all of it to who asks on this machine.
+"""`MetricsInbox`: collects the metrics of one run folder's processes and hands them to its gateways.
 
     metrics.in   Unix datagrams  ← every process of the run folder, once a second
-    metrics.out  Unix stream     → the gateways of the run folder: Prometheus' text, whole, to each that connects
+    metrics.out  Unix stream     → the gateways: Prometheus' text, whole, to each that connects
 
-The supervisor has it, since it outlives its children, and knows when one has ended. It reads no more than the kernel
-keeps, and answers a bounded number of askers; whatever fails here ends no process and is logged once.
+The supervisor owns it, since it outlives its children and sees them end. Its failures end no process and are logged
+once.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""`prorl drain` of nodes that `prorl node` or `prorl serve` runs: a request for each as a file, which the node takes.
+"""Requests of `prorl drain`: a file for each node, which the node removes as it takes the request.
 
-The files are in `nodes/` of a service's folder; a service without a folder is one node, whose run folder has the file.
+They are in `nodes/` of a service's folder, or in the run folder of a service without one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`NodeRow`: a node as all rollout brokers together see it, for a table or a program. Pure.
+"""`NodeRow`: a node as all rollout brokers together see it. Pure.
 
-The brokers share a node, so its slots and jobs are the sums over them. Where they do not agree on its state, the worst
-one is told, with who says so: then it is a link that is broken, or a broker that has not seen the node again yet.
+Its slots and jobs are sums over the brokers. If they disagree about its state, the row has the worst state and who
+reports it: a link is broken, or a broker has not seen the node again yet.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""systemd's notifications: one datagram per state to the socket that `$NOTIFY_SOCKET` names. Without one, nothing.
+"""`Notifier`: sends the supervisor's state to systemd (`sd_notify(3)`); without `$NOTIFY_SOCKET` it does nothing.
 
-The supervisor says READY=1, STATUS=, STOPPING=1 and, as often as `$WATCHDOG_USEC` asks, WATCHDOG=1. A datagram that
-cannot be delivered is dropped: a service must not fail or wait for want of a listener. `sd_notify(3)` describes it all.
+It is written here since it is one datagram, and no dependency sends it. A datagram that cannot be delivered is dropped.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Notifier:
-    """Tells the service manager how the service is."""
+    """Reports the state of the service to systemd."""
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         named = os.environ if environment is None else environment

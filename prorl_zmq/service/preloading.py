@@ -1,4 +1,4 @@
-"""What the fork server imports for each kind of process of a service, so that its forks need not."""
+"""Which modules the fork server imports for each kind of process of a service."""
 
 from __future__ import annotations
 

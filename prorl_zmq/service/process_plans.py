@@ -1,6 +1,6 @@
-"""`ProcessPlan`: all that a process of a service starts with. A topology and the flags of a command fill the same plan.
+"""`ProcessPlan`: everything that a process of a service starts with, filled from a topology or a command's flags.
 
-A process that the supervisor starts reads its plan from a JSON file in the run folder, which only its user can read.
+The supervisor passes it as a JSON file in the run folder, which only its user can read.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""All rollout brokers of a service, asked together, and what they say as one. One that does not answer is named.
+"""Ask all rollout brokers of a service at once; a broker that does not answer is named.
 
-A service without a folder has one broker, and so has many a service with one: then an error is that of the service.
-`RolloutBrokers` is for commands, `EachBroker` for those without an event loop; a program with one asks with `ask_all`.
+`RolloutBrokers` is for commands, `EachBroker` for commands without an event loop, `ask_all` for programs with one.
 """
 
 from __future__ import annotations
@@ -26,23 +25,23 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Broker = TypeVar("Broker")
 FATES = ("unknown", "finished", "cancelled")
-"""What a broker says of a job that is to be cancelled; a later one says more of it."""
+"""What a broker reports of a job to be cancelled, the least informative first."""
 
 
 class Answers(NamedTuple, Generic[T]):
-    """What the brokers have answered, by name."""
+    """The answers of the brokers, by name."""
 
     found: dict[str, T]
     problems: dict[str, ProrlError]
-    """Why others have not."""
+    """The errors of the others."""
 
     def check(self, *, every: bool = False) -> None:
-        """Raise why, if none has; or, where every one must, if one has not."""
+        """Raise a broker's error if none answered; with `every`, if any did not."""
         if self.problems and (every or not self.found):
             raise next(iter(self.problems.values()))
 
     def silent(self) -> list[str]:
-        """Return a line for each that has not."""
+        """Return a line for each broker that did not answer."""
         return [f"{name} does not answer: {error.message}" for name, error in self.problems.items()]
 
 

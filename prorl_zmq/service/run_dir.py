@@ -1,14 +1,14 @@
-"""The run folder of a service: private to this user, held by one service at a time, and swept before and after it."""
+"""The run folder of a service: private to this user, held by one service at a time, and emptied before and after it."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import shutil
 from typing import TYPE_CHECKING
 
 from ..config import own_run_dir
 from ..errors import ConfigError, EndpointInUse
+from ..system.held_file import held
 from .process_plans import PLANS
 
 if TYPE_CHECKING:
@@ -33,20 +33,17 @@ async def held_run_dir(path: Path) -> AsyncIterator[None]:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    try:
-        own_run_dir(path)
-        lock = (path / LOCK).open("w")
-    except OSError as error:
-        raise ConfigError(f"the run folder {path} cannot be used: {error.strerror}", key="run_dir") from error
-    with lock:
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            stack.enter_context(held(own_run_dir(path) / LOCK))
+        except EndpointInUse as error:
             raise EndpointInUse(
-                f"another service or node runs in {path}; stop it, or give this service a name (`prorl serve --name "
-                "NAME`), or name another folder with --run-dir",
+                f"another service or node runs in {path} ({error.message}); stop it, or give this service a name "
+                "(`prorl serve --name NAME`), or name another folder with --run-dir",
                 endpoint=str(path),
             ) from None
+        except OSError as error:
+            raise ConfigError(f"the run folder {path} cannot be used: {error.strerror}", key="run_dir") from error
         yield
 
 

@@ -1,17 +1,17 @@
-"""`ServiceFolder`: the one folder of a service, on a file system that all nodes share, where everybody finds it.
+"""`ServiceFolder`: the folder of a service, on a file system that all nodes share.
 
     DIR/.prorl-service           marker: schema, the number of rollout brokers, who made it
     DIR/topology.toml            as for `prorl serve`; `[[stage]]`, `[[backends]]`, `[sandbox]` say what one node runs
     DIR/keys/service, node, client, operator     a key folder for each kind of process; `service` has the list of keys
-    DIR/brokers/NAME.json        where a broker is bound, written by itself once it is
+    DIR/brokers/NAME.json        where a broker is bound, written by the broker
     DIR/journals/NAME.journal
-    DIR/tasks/…                  task modules that the topology names by paths from where it was
+    DIR/tasks/…                  task modules that the topology names by relative paths
     DIR/nodes/NAME.drain         asks a node to drain; the node removes it as it begins to
-    DIR/lock                     held by `prorl serve` as long as it lives: the host and process are in it
+    DIR/lock                     held by `prorl serve` while it lives, with its host and process
 
-All is of mode 0700 and this user's alone: who can read it can be the service. A broker that was restarted is announced
-at its new place; who gets no answer reads its file again. When a broker dies its file stays, and so does its name: the
-names are fixed when the folder is made, as a session belongs to one of them by its own name alone.
+All files are private to this user (0700). A broker that restarts announces its new place; clients without an answer
+read its file again. The brokers' names are fixed when the folder is made, since a session's name decides which of them
+it belongs to.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ KEYS = {"node": KeyRole.STAGE, "client": KeyRole.TRAINER, "operator": KeyRole.OP
 """The keys that the service lets in, each in a folder of this name."""
 FOLDERS, TASKS = ("brokers", "journals"), "tasks"
 BEFORE = {TOPOLOGY, "slurm", LOCK, MARKER, "keys", TASKS, *FOLDERS}
-"""What may be in a folder before it is made a service's: what others put there for it, or who makes it just now."""
+"""Names that a folder may contain before it is made a service's."""
 LOOK_S = 0.1
 WAIT_S = 60.0
 """How long a process that is started waits for the brokers that it needs."""
@@ -161,7 +161,7 @@ class ServiceFolder:
     # Where brokers are ------------------------------------------------------------------------------------------------
 
     def announce(self, kind: Literal["rollout", "backend"], name: str, endpoints: dict[str, str]) -> None:
-        """Say where a broker of this process is bound."""
+        """Write where a broker of this process is bound."""
         from importlib.metadata import version
 
         life, ours = os.environ.get(SERVICE_VARIABLE, ""), version("prorl-zmq")
@@ -222,7 +222,7 @@ class ServiceFolder:
         return max(self.rollout_brokers, key=lambda name: hashlib.blake2b(f"{name} {session}".encode()).digest())
 
     def session_of(self, broker: str) -> str:
-        """Return a session that belongs to a rollout broker, for who has only something to ask."""
+        """Return a session that belongs to a rollout broker, for a client that only asks."""
         names = (f"look-{number}" for number in itertools.count())
         return next(name for name in names if self.broker_of(name) == broker)
 
@@ -262,7 +262,7 @@ class ServiceFolder:
         """Hold the folder for a service.
 
         Args:
-            take_over: do so though another one holds it, which ends if it lives and sees that.
+            take_over: do so although another service holds it; that one ends when it notices.
 
         Raises:
             EndpointInUse: another service does.

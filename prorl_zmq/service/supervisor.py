@@ -1,12 +1,9 @@
-"""`Supervisor`: starts the planned processes of a run folder, restarts those that die, and ends them in order.
+"""`Supervisor`: starts the planned processes of a run folder, restarts those that end, and ends them in order.
 
 It owns the run folder (private, locked) and its children, which the kernel ends if it dies. A child that ends with exit
 code 2 before the service was ready ends the service. An engine that was never ready is started at most `MAX_STARTS`
-times (see `engine_starts`). Other children are restarted after a pause, which doubles up to `MAX_PAUSE_S` while they
-die young. While an engine is not ready, `ReportStarts` says so to the backend broker every `REPORT_S`.
-
-SIGTERM and SIGINT end stages first and brokers last, each rank within its `STOP_S`; a second signal kills at once. A
-node drains first, also on SIGUSR1. systemd is notified (see `notify`).
+times; other children are restarted after a pause, which doubles up to `MAX_PAUSE_S` while they die young. On SIGTERM or
+SIGINT, stages end first and brokers last, each rank within its `STOP_S`; a second signal kills at once.
 """
 
 from __future__ import annotations
@@ -66,7 +63,7 @@ GROWN_UP_S = 30.0
 REPORT_S = 1.0
 LOSS_S = 5.0
 """How often to look whether another supervisor has taken over."""
-DISMISSAL_S = 1.0
+DRAIN_LOOK_S = 1.0
 REPORT_TIMEOUT_S = 5.0
 REASON_LENGTH = 500
 """Most characters of an engine's last line; the log has all of it."""
@@ -91,13 +88,15 @@ class Startup(NamedTuple):
     """What is waited for, for people."""
 
 
-class Dismissal(NamedTuple):
-    """How `prorl drain` reaches the node of a supervisor that has brokers too, which live on."""
+class Drain(NamedTuple):
+    """How a node is drained: by `prorl drain`, and, if it is all that the supervisor runs, by signals."""
 
     is_asked: Callable[[], bool]
-    """Asked every second."""
-    drain_s: float
-    """How long the node's jobs have to end."""
+    """Called every second."""
+    limit_s: float
+    """How long the node's jobs may take to end."""
+    ends: bool
+    """The supervisor ends with its node; else brokers and HTTP servers stay."""
 
 
 class Supervisor:
@@ -109,11 +108,8 @@ class Supervisor:
         server: forks the processes that can be forks; closed when `run` ends.
         places: where the brokers are.
         log_dir: for one log file per process; None: our standard error.
-        drain_s: how long stage processes may take to end what they have, once told to stop, by SIGUSR1 too; None: they
-            are ended at once.
-        is_lost: says every now and then whether another supervisor has taken over what this one holds.
-        is_dismissed: says every second whether this one is to end in good order, as on SIGUSR1.
-        dismissal: how the node alone is ended in good order; None: it is not.
+        is_lost: returns whether another supervisor has taken over what this one holds; called every `LOSS_S`.
+        drain: how its node is drained; None: there is none.
     """
 
     def __init__(
@@ -124,20 +120,17 @@ class Supervisor:
         server: ForkServer,
         log_dir: Path | None = None,
         *,
-        drain_s: float | None = None,
         is_lost: Callable[[], bool] | None = None,
-        is_dismissed: Callable[[], bool] | None = None,
-        dismissal: Dismissal | None = None,
+        drain: Drain | None = None,
     ) -> None:
         self._topology = topology
         self._plans = plans
         self._places = places
-        self._drain_s = drain_s
         self._is_lost = is_lost
-        self._is_dismissed = is_dismissed
-        self._dismissal = dismissal
+        self._node_drain = drain
+        self._drains_on_stop = drain is not None and drain.ends
         self._keeping: dict[str, asyncio.Task[None]] = {}
-        """What restarts each child."""
+        """The task that restarts each child."""
         self._log_dir = log_dir
         self._stopping = asyncio.Event()
         self._hurrying = asyncio.Event()
@@ -150,7 +143,7 @@ class Supervisor:
         self._backend_ids: set[str] = set()
         """As the backend broker listed them last."""
         self._failure: BaseException | None = None
-        """What ended a task of ours that only a stop should end."""
+        """The error of a task that only a stop should end."""
         self._notifier = Notifier()
         self._metrics: MetricsInbox | None = None
         if topology.gateway.bind or topology.metrics.bind:
@@ -167,7 +160,7 @@ class Supervisor:
         async with self._starter, held_run_dir(self._topology.run_dir), metrics:
             for python in {plan.python for plan in self._plans} - {sys.executable}:
                 await check_python(python)
-            with stop_signals(self.stop, *((signal.SIGUSR1,) if self._drain_s is not None else ())):
+            with stop_signals(self.stop, *((signal.SIGUSR1,) if self._drains_on_stop else ())):
                 await self._serve(on_startup, on_ready)
         if self._failure is not None:
             raise self._failure
@@ -184,10 +177,8 @@ class Supervisor:
             tasks.append(asyncio.create_task(self._report_starts()))
         if self._is_lost is not None:
             tasks.append(asyncio.create_task(self._watch_loss(self._is_lost)))
-        if self._is_dismissed is not None:
-            tasks.append(asyncio.create_task(self._watch_dismissal(self._is_dismissed)))
-        if self._dismissal is not None:
-            tasks.append(asyncio.create_task(self._dismiss_node(self._dismissal)))
+        if self._node_drain is not None:
+            tasks.append(asyncio.create_task(self._watch_drain(self._node_drain)))
         for task in tasks:
             task.add_done_callback(self._note_failure)
         try:
@@ -199,7 +190,7 @@ class Supervisor:
             await self._starter.close()
             await asyncio.gather(*tasks, return_exceptions=True)
             if self._failure is None and not self._usage_error:
-                await self._drain(self._drain_s or 0.0)
+                await self._drain(self._node_drain.limit_s if self._node_drain and self._drains_on_stop else 0.0)
             await self._end_children(self._plans)
             watchdog.cancel()
 
@@ -218,21 +209,16 @@ class Supervisor:
             await asyncio.sleep(self._notifier.watchdog_s)
 
     async def _watch_loss(self, is_lost: Callable[[], bool]) -> None:
-        while not await asyncio.to_thread(is_lost):  # noqa: ASYNC110 - a file has no event
-            await asyncio.sleep(LOSS_S)
+        await _until(is_lost, LOSS_S)
         raise EndpointInUse("another `prorl serve` has taken this service's folder over, or removed it; this one ends")
 
-    async def _watch_dismissal(self, is_dismissed: Callable[[], bool]) -> None:
-        while not await asyncio.to_thread(is_dismissed):  # noqa: ASYNC110 - a file has no event
-            await asyncio.sleep(DISMISSAL_S)
+    async def _watch_drain(self, drain: Drain) -> None:
+        """Wait until the node is asked to drain, and end its processes, or the supervisor."""
+        await _until(drain.is_asked, DRAIN_LOOK_S)
         log.info("asked to drain")
-        self.stop()
-
-    async def _dismiss_node(self, dismissal: Dismissal) -> None:
-        """Wait until the node is asked to drain, and end its processes; brokers and HTTP servers stay."""
-        while not await asyncio.to_thread(dismissal.is_asked):  # noqa: ASYNC110 - a file has no event
-            await asyncio.sleep(DISMISSAL_S)
-        log.info("asked to drain")
+        if drain.ends:
+            self.stop()
+            return
         leaving = [plan for plan in self._plans if plan.of_node]
         keeping = [self._keeping.pop(plan.name) for plan in leaving]
         for task in keeping:
@@ -240,7 +226,7 @@ class Supervisor:
         await asyncio.gather(*keeping, return_exceptions=True)
         self._engines.forget()
         self._engines_changed.set()
-        await self._drain(dismissal.drain_s)
+        await self._drain(drain.limit_s)
         await self._end_children(leaving)
         log.info("the node has drained and ended; the brokers live on. Restart this command to have it back")
         self._notifier.status("the node has drained")
@@ -356,7 +342,7 @@ class Supervisor:
             on_ready()
 
     async def _startup(self) -> AsyncIterator[Startup]:
-        """Say what is missing, whenever that changes, until every process has reported to its broker, or listens."""
+        """Yield what is missing, when that changes, until every process has reported to its broker or listens."""
         said = nothing = Startup(0, len(self._plans), "the brokers")
         yield said
         clients: list[AsyncRolloutClient] = []
@@ -408,7 +394,7 @@ class Supervisor:
         return count if there else 0
 
     async def _drain(self, limit_s: float) -> None:
-        """Have stage processes end what they hold: EVAL last, since what RUN ends goes on there."""
+        """Have stage processes finish their jobs: EVAL last, since it continues those of RUN."""
         until = asyncio.get_running_loop().time() + limit_s
         for roles in ({"init", "run"}, {"eval"}):
             living = {plan.name for plan in self._living(STAGE_RANK) if plan.stage_role in roles}
@@ -472,3 +458,9 @@ class Supervisor:
             "waiting for %s to end, to be killed in %.0f s; a second signal kills now", ", ".join(names), left_s
         )
         self._notifier.status(f"stopping, waiting for {', '.join(names)}")
+
+
+async def _until(is_so: Callable[[], bool], look_s: float) -> None:
+    """Wait until a file says so: files have no events on network file systems."""
+    while not await asyncio.to_thread(is_so):  # noqa: ASYNC110
+        await asyncio.sleep(look_s)

@@ -7,7 +7,7 @@ import stat
 
 
 def open_regular(path: str, flags: int) -> int:
-    """Open a file without waiting for a peer, as a FIFO would have it; refuse what is not a regular file."""
+    """Open a regular file; refuse others, and never wait for the peer of a FIFO."""
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

@@ -1,7 +1,6 @@
-"""Read how much memory this process may still use: the machine's, or what its control groups leave.
+"""How much memory this process may still use: the machine's, or what its control groups leave.
 
-All groups above the process count, since a scheduler gives each allocation its own group. A group's file cache counts
-as free, as it does in the machine's own figure.
+All groups above the process count, and file caches count as free. `psutil` reads no control groups.
 """
 
 from __future__ import annotations

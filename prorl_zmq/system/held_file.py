@@ -1,7 +1,7 @@
 """A lock file that one process at a time holds, and that names its holder: `process 7 on login1`.
 
-The lock is a `flock`: the kernel drops it with the process, on shared file systems for other hosts too. It belongs to
-the file, not to the name: a process that takes over removes the name, and the former holder notices.
+The lock is a `flock`, which the kernel drops with the process, on shared file systems for other hosts too. A process
+that takes over removes the name, and the former holder notices; lock libraries offer neither.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Logging of all programs: one line per event on standard error, as text for people or as JSON for programs.
 
-Loggers are the standard library's. A line about a job has its id, attempt and phase as fields, passed with the call
-(`extra=of_job(…)`) or for everything logged within a task (`with about_job(…)`). The formatters escape control
-characters and line breaks, cut long texts, and omit secrets registered with `keep_secret`, so no caller has to. In
-text, the lines of a traceback follow behind a mark of their own. Files, rotation and shipping are left to systemd and
-others; vLLM's own loggers are not formatted here.
+A line about a job has its id, attempt and phase as fields (`extra=of_job(…)`, or `with about_job(…)`). The formatters
+escape control characters and line breaks, cut long texts and omit secrets registered with `keep_secret`, so callers
+need not. Lines of a traceback follow behind a mark. vLLM's own loggers are not formatted here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Return freed memory to the system, by glibc allocator settings for long-lived processes.
 
-By default glibc raises its mmap threshold to the largest block ever freed, up to 32 MiB. After a few large messages all
-blocks come from heaps, where small live blocks keep large free ones resident: ten thousand hostile messages cost a
-broker 95 to 150 MiB, and 15 MiB with a fixed threshold (bench/hostile.py).
+By default glibc raises its mmap threshold up to 32 MiB, and small live blocks then keep large free ones resident: ten
+thousand hostile messages cost a broker 95 to 150 MiB, and 15 MiB with a fixed threshold (bench/hostile.py).
 """
 
 from __future__ import annotations

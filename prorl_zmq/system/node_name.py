@@ -1,8 +1,7 @@
 """Default names of nodes and run folders, distinct for two machines and for two allocations.
 
-A node is one run folder, since the phases of a job share a sandbox's folder in it. So all processes of one run folder
-must get the same name, and processes of two run folders two names. `place_of` identifies machine and folder, so that a
-broker can refuse a second node of the same name.
+All processes of one run folder get the same name: the phases of a job share a sandbox's folder in it. `place_of`
+identifies machine and folder, so that a broker can refuse a second node of the same name.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Limits of open files: raised for our processes, unchanged for the programs of others; and waiting for free ones.
+"""Limits of open files: raised for our processes, unchanged for other programs; and waiting for free descriptors.
 
-Our processes use at least one descriptor per connection. Programs of agents, tasks and graders keep their original
-limit: `select` breaks beyond 1,024, and some programs loop over all numbers up to the limit. A process that fails fast
-for lack of descriptors would attract ever more work, so it waits (`wait_for_descriptors`).
+Programs of agents, tasks and graders keep their limit, since `select` fails beyond 1,024 and some programs loop up to
+the limit. A process without descriptors waits instead of failing fast, which would attract more work.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Pauses of this process: it or its machine was stopped, or one task blocked it.
 
-A process that judges others by their silence must exclude its own pauses: their messages wait unread in its sockets.
+A process that expires silent peers must exclude its own pauses, during which their messages wait unread.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class RunningClock:
         late = ours - self._due
         if late >= PAUSE_S:
             self.lost_s += late
-            log.warning("this process was stopped, or busy with one thing, for %.1f s; nobody is late for that", late)
+            log.warning(
+                "this process was stopped, or busy with one thing, for %.1f s; deadlines are extended by that", late
+            )
         self._due = ours
         return ours - self.lost_s
 

@@ -1,7 +1,4 @@
-"""Entry points of installed packages: classes and functions by group and name, loaded on first use.
-
-A broken plug-in affects only callers that load it: `offered` loads nothing.
-"""
+"""Entry points of installed packages: classes and functions by group and name, loaded on first use."""
 
 from __future__ import annotations
 
@@ -19,10 +16,8 @@ def offered(group: str) -> dict[str, EntryPoint]:
     return {point.name: point for point in sorted(all_offered(group))}
 
 
-def all_offered(group: str, *, fresh: bool = False) -> list[EntryPoint]:
-    """Return the entry points of a group, also those of the same name; `fresh` looks whether packages have changed."""
-    if fresh:
-        _installed.cache_clear()
+def all_offered(group: str) -> list[EntryPoint]:
+    """Return the entry points of a group, also those of the same name."""
     return list(_installed(*sys.path).select(group=group))
 
 

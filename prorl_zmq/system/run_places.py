@@ -1,7 +1,7 @@
-"""Where a service's run folder is: one per user, or one per name, so that two services of a user do not share one.
+"""Where a service's run folder is: one per user, or one per name.
 
 `PRORL_RUN_DIR` sets the folder of services without a name, and `PRORL_NAME` the name if no flag, argument or topology
-file sets one. The service `math` uses the folder of nameless services with `-math` appended.
+file sets one. A named service appends `-NAME` to the folder.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Work that a stop signal ends: the first signal ends the work, the second one its cleanup."""
+"""`Stopping`: the first stop signal ends the work, the second one its cleanup."""
 
 from __future__ import annotations
 

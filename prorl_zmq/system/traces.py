@@ -3,11 +3,10 @@
     with tracing("stage", stage_id):                        the process's main
         with span("turn", parent=command.traceparent):      and within it `current_traceparent()`, for messages
 
-Tracing is on if the standard variables name a collector (`is_wanted`). If it is off, nothing of OpenTelemetry is
-imported, and each call site costs one `if`. A span continues a sampled trace and never begins one: the rollout broker
-begins and samples traces. The SDK's thread exports. If the collector is unreachable or slow, spans are dropped,
-reported once and counted at the end, which waits at most `CLOSE_S`. Texts of prompts, tools and errors are not
-exported; OTLP over gRPC is not supported.
+It is on if the standard variables name a collector (`is_wanted`); otherwise nothing of OpenTelemetry is imported. A
+span continues a sampled trace and never begins one: the rollout broker does. If the collector is unreachable or slow,
+spans are dropped, reported once and counted at the end, which waits at most `CLOSE_S`. Texts of prompts, tools and
+errors are not exported.
 """
 
 from __future__ import annotations

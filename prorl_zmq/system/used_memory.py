@@ -1,4 +1,4 @@
-"""Read the memory of a process and its descendants: an engine's weights may be in a child process."""
+"""Memory of a process and its descendants, read from /proc: an engine's weights may be in a child."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rollout broker and the backend broker, each in a thread of this process."""
+"""`BrokerThreads`: the rollout broker and the backend broker, each in a thread of this process."""
 
 from __future__ import annotations
 

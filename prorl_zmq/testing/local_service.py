@@ -1,9 +1,8 @@
 """`LocalService`: a whole service in one process, for tests.
 
-The rollout broker and the backend broker run in threads of their own; the INIT, RUN and EVAL stage processes and the
-engine host share one asyncio loop in a third. They are the service's own classes and use its own sockets. Sandboxes and
-graders are processes, as always. Differences: signals are left to the caller's process; a handler that blocks the loop
-blocks all stages; and the journal is in memory.
+The brokers run in threads of their own; the stage processes and the engine host share one asyncio loop in a third. They
+are the service's own classes on its own sockets; sandboxes and graders are processes. Differences: signals are left to
+the caller's process, a handler that blocks the loop blocks all stages, and the journal is in memory.
 """
 
 from __future__ import annotations

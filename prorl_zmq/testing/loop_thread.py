@@ -1,4 +1,4 @@
-"""An asyncio loop in a thread, which ends within a limit whatever its tasks do."""
+"""`LoopThread`: an asyncio loop in a thread, which ends within a limit whatever its tasks do."""
 
 from __future__ import annotations
 

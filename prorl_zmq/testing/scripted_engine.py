@@ -1,8 +1,4 @@
-"""`say`: an inference engine that returns what a test wants, token by token.
-
-It uses the embedded chat format (`inference.chat.embedded_chat`): ChatML, and tool calls in the hermes form, which
-`tool_call` writes.
-"""
+"""`say`: an inference engine that returns what a test wants, in the embedded chat format; `tool_call` writes a call."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Run one rollout of a task phase by phase (`prorl tasks try`).
+"""`TaskTrial`: one rollout of a task, phase by phase, in a `LocalService` (`prorl tasks try`).
 
-The job runs in a `LocalService` whose handlers report what each phase returned or raised. A handler that blocks the
-loop is noticed by its silence, and the end of the service names its line.
+A handler that blocks the loop is noticed by its silence; the end of the service names its line.
 """
 
 from __future__ import annotations

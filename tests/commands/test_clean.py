@@ -179,6 +179,19 @@ def test_a_service_that_is_named_goes_with_its_journals_only(machine: Machine) -
     assert not folder.path.exists()
 
 
+def test_a_folder_that_is_named_is_cleaned_alone(machine: Machine) -> None:
+    usual = machine.run_folder(f"prorl-{os.getuid()}")
+    (machine.cache / "unpacked" / "one").mkdir(parents=True)
+    (machine.cache / "harnesses" / "codex").mkdir(parents=True)
+    named = machine.run_folder("elsewhere")
+    assert str(usual) not in machine.clean(named).stdout
+    assert machine.clean(named, "--yes", "--programs").returncode == 0
+    assert not named.exists()
+    assert not (machine.cache / "harnesses").exists()  # an option named them
+    assert (usual / "sandboxes" / "one" / "file").exists()
+    assert (machine.cache / "unpacked" / "one").exists()
+
+
 def test_any_other_folder_is_refused(machine: Machine) -> None:
     done = machine.clean(machine.cache, "--yes", "--journals")
     assert done.returncode == 2

@@ -248,6 +248,17 @@ def test_a_service_that_is_not_there_is_said_soon(tmp_path: Path) -> None:
     assert "is the service running?" in done.stderr
 
 
+def test_a_server_that_takes_no_connections_is_named_before_anything_starts(tmp_path: Path) -> None:
+    url = "http://127.0.0.1:9"
+    arguments = ("--out", str(tmp_path / "run"), "--engine", "http", "--url", url, "--start-limit", "1")
+    done = evaluate(str(data_file(tmp_path, 1)), *arguments, "--sandbox", "process")
+    assert done.returncode == 2
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith(f"prorl: {url} takes no connections within 1 s (Connection refused); is the server up?")
+    assert said.endswith("--start-limit SECONDS waits longer")
+    assert not (tmp_path / "run" / "service" / "logs").exists()
+
+
 @pytest.mark.proof
 @pytest.mark.timeout(400)
 def test_a_model_behind_a_server_that_runs_already_is_evaluated(tmp_path: Path) -> None:

@@ -486,6 +486,22 @@ def test_rows_are_validated_with_a_module(write: Write, tmp_path: Path) -> None:
     assert re.search(r"echo +│ echo +│ +1", done.stdout)
 
 
+def test_an_evaluation_without_the_module_says_how_to_name_it(tmp_path: Path) -> None:
+    hint = "; --task-module FILE.py names the file of a task of your own"
+
+    def said(file: Path) -> str:
+        done = prorl("eval", file, "--sandbox", "process")
+        assert done.returncode == 2
+        return done.stderr.splitlines()[-1]
+
+    unrecognised = said(rows(tmp_path, {"word": "be"}))
+    assert "no known row format" in unrecognised
+    assert unrecognised.endswith(hint)
+    unknown = said(rows(tmp_path, {"task": "echo", "instance": {"word": "be"}}))
+    assert f"line 1: no installed package has the task echo{hint}" in unknown
+    assert "--task-module" not in said(tmp_path / "none.jsonl")
+
+
 @pytest.mark.proof
 def test_an_evaluation_names_the_line_that_blocks_a_stage_process(write: Write, tmp_path: Path) -> None:
     module = write(run="BUSY.wait(8)")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 from support.waiting import until
 
-from prorl_zmq.commands.options import console
-from prorl_zmq.commands.progress_display import ProgressLines, RolloutProgress, WorkProgress, pause_after
+from prorl_zmq.commands.progress_display import Progress, ProgressLines, pause_after
+from prorl_zmq.commands.tables import console
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,7 +45,7 @@ def lines(log: Log) -> list[str]:
     return re.sub(r"after \d+ s", "after N s", log.getvalue()).splitlines()
 
 
-def fail(progress: RolloutProgress) -> None:
+def fail(progress: Progress) -> None:
     progress.update("pass@1 0.5", advance=2)
     raise RuntimeError
 
@@ -74,7 +74,7 @@ def test_a_closed_log_ends_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_error_of_the_work_ends_its_lines(log: Log) -> None:
-    progress = RolloutProgress("prorl eval", 4)
+    progress = Progress("prorl eval", "", counted="rollouts", total=4)
     with pytest.raises(RuntimeError), progress:
         fail(progress)
     assert lines(log) == ["prorl eval: 2 of 4 rollouts, pass@1 0.5, after N s"]
@@ -82,17 +82,17 @@ def test_an_error_of_the_work_ends_its_lines(log: Log) -> None:
 
 
 def test_rollouts_are_counted_from_those_that_were_there(log: Log) -> None:
-    with RolloutProgress("prorl eval", 4, 1) as progress:
+    with Progress("prorl eval", "", counted="rollouts", total=4, completed=1) as progress:
         progress.update("waiting for the engine")
         progress.update(HOSTILE, advance=1)
     assert log.getvalue().startswith("prorl eval: 2 of 4 rollouts, \\x1b[2J")
-    with RolloutProgress("prorl submit", None) as progress:
+    with Progress("prorl submit", "", counted="rollouts") as progress:
         progress.update("", advance=3)
     assert lines(log)[-1] == "prorl submit: 3 rollouts, after N s"
 
 
 def test_short_work_prints_nothing_into_a_log(log: Log) -> None:
-    with WorkProgress("prorl image") as work:
+    with Progress("prorl image") as work:
         work.update(HOSTILE)
     assert log.getvalue() == ""
 

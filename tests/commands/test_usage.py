@@ -11,7 +11,7 @@ import pytest
 from support.commands import complaint, run
 from support.ports import free_port
 
-from prorl_zmq.commands import options, target
+from prorl_zmq.commands import tables, target
 from prorl_zmq.commands.target import Target
 from prorl_zmq.config import Topology, parse_topology
 from prorl_zmq.errors import RequestTimeout
@@ -189,5 +189,5 @@ def test_doctor_names_what_it_found() -> None:
 
 
 def test_text_of_others_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    options.console().print("served: [red]math[/red] :smile: 12")
+    tables.console().print("served: [red]math[/red] :smile: 12")
     assert capsys.readouterr().out == "served: [red]math[/red] :smile: 12\n"

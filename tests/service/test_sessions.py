@@ -55,6 +55,7 @@ def test_an_operator_ends_a_session(shared_service: LocalService) -> None:
         with shared_service.client(session="mine") as another:
             another.submit(scripted())
             assert [one.outcome for one in another.stream(timeout_s=20)] == ["completed"]
+            assert "mine" not in listed(shared_service)  # it lives, and holds nothing
 
 
 def test_a_session_that_is_ended_ends_the_wait_for_its_batch(shared_service: LocalService) -> None:
