@@ -1,8 +1,8 @@
-"""Finished jobs on their way to the trainer: each stays until its holder acknowledges it. Pure: no sockets, no clock.
+"""`ResultStore`: results of ended jobs, each until its holder acknowledges it. Pure: no sockets, no clock.
 
-A result is given to one client of the session at a time. It is given again to that client if it asks for more without
-having acknowledged it (the reply was lost), and to any client of the holder once `redeliver_s` have passed (the client
-died). A live client, which knows the ids it has seen, so gets each result exactly once.
+A result is delivered to one client of the session at a time: again to that client if it asks for more without having
+acknowledged it (the reply was lost), and to any client of the holder after `REDELIVER_S` (the client died). A live
+client remembers the ids it has seen, so it gets each result exactly once.
 """
 
 from __future__ import annotations
