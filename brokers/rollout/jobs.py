@@ -123,11 +123,18 @@ class Jobs:
 
     def take_block(self, finished: Finished, block: Frame) -> None:
         """Become the keeper of a result's block, which its node has sent."""
-        result = replace(finished.result, kept=None)
-        here = finished._replace(result=result, block=block, packed=b"")
+        self._change(finished, replace(finished.result, kept=None), block)
+
+    def give_up(self, finished: Finished) -> None:
+        """Deliver the loss of a result's block as an error, since its job cannot run again."""
+        self._change(finished, lost_result(finished.result.job_id, finished.result.task), None)
+
+    def _change(self, finished: Finished, result: Result, block: Frame | None) -> None:
+        """Write a result anew whose block its node need not keep any more."""
+        changed = finished._replace(result=result, block=block, packed=b"")
         self.quota.collected([finished])
-        self.quota.recovered(here)
-        self.writes.replace(here)
+        self.quota.recovered(changed)
+        self.writes.replace(changed)
         self.blocks.release(result.job_id)
 
     def cancel(self, job_id: str, now: float) -> bool:

@@ -71,7 +71,7 @@ class ResultStore:
         return counts
 
     def hold_back(self, finished: Finished) -> None:
-        """Keep an ended job that no client may see before it is `put`."""
+        """Add a result, or hold back one that is here; no client gets it before it is `put`."""
         self.put(finished)
         self._held_back.add(finished.result.job_id)
 
@@ -83,11 +83,6 @@ class ResultStore:
         self.memory_bytes += _in_memory(finished) - _in_memory(results.get(job_id))
         results[job_id] = finished
         self._holder_of[job_id] = finished.holder
-
-    def withhold(self, job_id: str) -> None:
-        """Hold back a result until it is `put` again."""
-        self._held_back.add(job_id)
-        self._deliveries.pop(job_id, None)
 
     def is_held_back(self, job_id: str) -> bool:
         return job_id in self._held_back

@@ -55,7 +55,6 @@ from ...wire.messages.stages import (
     TurnsShown,
 )
 from ...wire.sockets import CONTROL_FRAME_BYTES, NOBLOCK, NODE_PING_S, open_socket, receive, send
-from ..journal.journal_rows import lost_result
 from ..loop import Loop
 from .action_queue import perform_queue
 from .actions import Action, Close, Start, Stop, Unassign
@@ -332,7 +331,7 @@ class RolloutBroker:
             except JournalFailed:
                 self._jobs.blocks.lose([job_id])  # again, with the next tick
             except MalformedMessage:
-                self._jobs.writes.replace(finished._replace(result=lost_result(job_id, finished.result.task)))
+                self._jobs.give_up(finished)
 
     def _note_backend(self, job_id: str, attempt: int, backend: str) -> None:
         if backend:
