@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from ..data.trajectory import TokenArrays, Trajectory
     from ..wire.messages.jobs import Result
 
-    Received = bytes | zmq.Frame | "MappedBlock"
-    """A frame of a reply."""
-
 JOBS_PER_REQUEST = 512
 IDS_PER_REQUEST = 10_000
 REQUEST_BYTES = 32 * 2**20
@@ -48,6 +45,11 @@ class MappedBlock(NamedTuple):
 
     def __len__(self) -> int:
         return len(self.buffer)
+
+
+if TYPE_CHECKING:
+    Received = bytes | zmq.Frame | MappedBlock
+    """A frame of a reply."""
 
 
 def submissions(
