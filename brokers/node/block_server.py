@@ -1,10 +1,10 @@
-"""Gives the node's blocks to clients that know their ids.
+"""`BlockServer`: serves a node's blocks to clients that know their ids.
 
     ROUTER, bound beside the node's inbox   ⇄ clients anywhere, over CURVE: `FetchBlock`
     Unix socket in the run folder (SEQPACKET) ⇄ clients on this machine: an id, answered with a file descriptor
 
-The id is random, and only the broker and those it gave the result to know it: it is the right to the block. A program
-that reaches the Unix socket is of the node's own account, for its folder is private.
+The id is a capability: it is random, and the broker discloses it only with the result. The Unix socket lies in a
+private folder, so only programs of the node's own account reach it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .block_store import BlockStore
 
 WAITING_BLOCKS = 64
-"""Most blocks that wait for one client that does not read; what it asks beyond them gets no answer."""
+"""Most blocks that wait for one client that does not read; its further requests get no reply."""
 LOCAL_CLIENTS = 256
 ID_BYTES = 64
 FOUND, LOST = b"+", b"-"
@@ -44,7 +44,7 @@ log = logging.getLogger("prorl.node_broker")
 
 
 class BlockServer:
-    """Bound; `register` has a loop serve.
+    """Is bound when it is made; `register` starts serving on a loop.
 
     Raises:
         EndpointInUse, InvalidEndpoint: it could not bind.

@@ -1,12 +1,12 @@
-"""The blocks of trajectories that stay on this node until their clients have them: one file each, on the node's disk.
+"""`BlockStore`: the trajectory blocks that this node keeps until their clients have them, one file each.
 
     blocks/<boot>/<rollout broker>/<block id>
 
-A node ends a few jobs a second, so a file each costs little; there is no index to lose, a file is gone when it is not
-wanted, and whoever is given one block's descriptor sees no other block. The page cache has them, and no disk is waited
-for: what a machine finds after its restart may be empty or torn, so it is removed, and those jobs run again.
+A file each needs no index, and its descriptor, which a client is sent, opens no other block; a node ends only a few
+jobs a second, so the files cost little. Nothing waits for the disk: files from before the machine's restart may be
+torn, so they are removed, and their jobs run again.
 
-A block whose event the broker has not noted stays, whatever the broker says of it: that was said before it knew.
+A block whose event the broker has not noted stays, even if the broker asks to forget it: it asked before the event.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BLOCKS_LIMIT = 30_000
-"""Most blocks that a node keeps for one broker: it names all of them in one report."""
+"""Most blocks that a node keeps for one broker: one report names all of them."""
 FREE_BYTES = 2**30
-"""So much of the disk stays free for sandboxes."""
+"""Disk space that stays free for sandboxes."""
 OURS = re.compile(r"[0-9a-f]{32}")
-"""Block ids. A network file system has other names for files that are removed while somebody maps them."""
+"""A block id. A network file system renames files that are removed while they are mapped."""
 
 log = logging.getLogger("prorl.node_broker")
 
 
 class BlockStore:
-    """Takes up what an earlier process of this node has left in `folder`."""
+    """Continues with the blocks that an earlier process of this node left in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / short_id(boot_id())
@@ -57,9 +57,9 @@ class BlockStore:
                     self._sizes[file.parent.name][file.name] = state.st_size
 
     def keep(self, broker: str, number: int, block: memoryview) -> str | None:
-        """Return the id under which a block is kept; None: there is no room, so the broker gets it.
+        """Write a block and return its id; None if there is no room.
 
-        The event of a number may come again, and brings the same block.
+        A number that is not noted yet returns the same id again: its event was resent.
         """
         known = self._unnoted.get((broker, number))
         if known is not None:
@@ -84,12 +84,12 @@ class BlockStore:
         return block_id
 
     def noted(self, broker: str, numbers: Iterable[int]) -> None:
-        """The broker has noted events, or they are not sent again."""
+        """Let the blocks of these events be forgotten: they are noted, or not sent again."""
         for number in numbers:
             self._unnoted.pop((broker, number), None)
 
     def forget(self, broker: str, block_ids: Iterable[str]) -> None:
-        """Remove blocks that a broker does not want."""
+        """Remove blocks that a broker no longer needs."""
         unnoted = set(self._unnoted.values())
         for block_id in block_ids:
             if block_id in self._sizes[broker] and block_id not in unnoted:
@@ -100,12 +100,12 @@ class BlockStore:
         return tuple(self._sizes[broker])
 
     def kept(self) -> tuple[int, int]:
-        """Return how many blocks are here, and how many bytes they are."""
+        """Return the number of blocks and their size in bytes."""
         sizes = [size for blocks in self._sizes.values() for size in blocks.values()]
         return len(sizes), sum(sizes)
 
     def open(self, block_id: str) -> int | None:
-        """Return a descriptor to read a block with; None if it is not here whole."""
+        """Return a read-only descriptor of a block; None if it is missing or truncated."""
         broker = next((broker for broker, sizes in self._sizes.items() if block_id in sizes), None)
         if broker is None:
             return None
@@ -119,7 +119,7 @@ class BlockStore:
         return None
 
     def read(self, block_id: str) -> bytes | None:
-        """Return a block; None if it is not here whole."""
+        """Return a block; None if it is missing or truncated."""
         file = self.open(block_id)
         if file is None:
             return None

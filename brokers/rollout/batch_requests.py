@@ -1,8 +1,8 @@
-"""What trainers ask about batches, answered; holds the replies of long polls.
+"""`BatchRequestHandler`: answers what trainers ask about batches, and holds long polls. It owns no socket.
 
-Owns no socket: the front door hands it requests and sends what it answers. A group is sent to one client at a time, and
-again to that client if it asks for more without having acknowledged it, and to any client of the session once
-`redeliver_s` have passed. A live client, which knows the groups it has seen, so gets each exactly once.
+A group is delivered to one client at a time: again to that client if it asks for more without having acknowledged it,
+and to any client of the session after `REDELIVER_S`. A live client remembers the groups it has seen, so it gets each
+exactly once.
 """
 
 from __future__ import annotations

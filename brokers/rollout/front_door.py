@@ -1,9 +1,8 @@
-"""What trainers ask, answered: checks each request, changes the job table, and holds the replies of long polls.
+"""`FrontDoor`: checks and answers the requests of trainers and operators, and holds long polls. It owns no socket.
 
-Owns no socket: the rollout broker hands it what its ROUTER received and sends what it answers. Every request may come
-twice (a client that lost a reply asks again) and then gets the same answer: jobs carry their own ids, and results stay
-until they are acknowledged. A client that dies before its reply costs nothing: a newer `Collect` of the same client
-takes the place of the one that is held, and the results in a lost reply are given again.
+Every request may come twice, because a client that lost a reply asks again; it then gets the same answer: jobs carry
+their own ids, and results stay until they are acknowledged. A newer `Collect` of the same client replaces the held one,
+and the results in a lost reply are delivered again.
 """
 
 from __future__ import annotations
@@ -331,7 +330,7 @@ class FrontDoor:
         for job_id in request.job_ids:
             finished = results.get(job_id)
             if finished is not None and finished.session == request.session and finished.result.kept is not None:
-                results.withhold(job_id)
+                results.hold_back(finished)
                 wanted.append(job_id)
         self._jobs.blocks.relay(wanted)
 

@@ -5,7 +5,7 @@
     transitions  the log of every job's changes
     quota        how much each session may hold
     writes       what waits for the journal; nothing is sent before it is written
-    blocks       the trajectories' blocks that nodes keep
+    blocks       the handles of trajectory blocks that nodes keep
     recent       the results that were acknowledged last, for viewers
 
 Requests, stage events and time change the table, and their actions are appended to `queue`. The broker performs them in
@@ -98,11 +98,11 @@ class Jobs:
             self.queue.extend(self.table.submit(session, job, packed, now, in_batch=in_batch))
 
     def run_again(self, finished: Finished, now: float) -> None:
-        """Run an ended job of a client's again: its trajectory was lost before the client had it.
+        """Run a job again whose trajectory was lost before its client had it.
 
         Raises:
-            JournalFailed: it did not take it; nothing has changed.
-            MalformedMessage: the job cannot be read any more.
+            JournalFailed: the journal cannot be written; nothing has changed.
+            MalformedMessage: the packed job is damaged.
         """
         packed, number = finished.packed, self.table.last_sequence + 1
         job: Job = codec.decode(packed, Job, limit_bytes=len(packed))
@@ -122,12 +122,19 @@ class Jobs:
         return record.task, record.decoded.group_id if record.decoded is not None else ""
 
     def take_block(self, finished: Finished, block: Frame) -> None:
-        """Have the block of a result here that its node kept until now."""
-        result = replace(finished.result, kept=None)
-        here = finished._replace(result=result, block=block, packed=b"")
+        """Become the keeper of a result's block, which its node has sent."""
+        self._change(finished, replace(finished.result, kept=None), block)
+
+    def give_up(self, finished: Finished) -> None:
+        """Deliver the loss of a result's block as an error, since its job cannot run again."""
+        self._change(finished, lost_result(finished.result.job_id, finished.result.task), None)
+
+    def _change(self, finished: Finished, result: Result, block: Frame | None) -> None:
+        """Write a result anew whose block its node need not keep any more."""
+        changed = finished._replace(result=result, block=block, packed=b"")
         self.quota.collected([finished])
-        self.quota.recovered(here)
-        self.writes.replace(here)
+        self.quota.recovered(changed)
+        self.writes.replace(changed)
         self.blocks.release(result.job_id)
 
     def cancel(self, job_id: str, now: float) -> bool:
@@ -152,20 +159,20 @@ class Jobs:
         self._collected(dropped)
 
     def block(self, finished: Finished) -> Frame:
-        """Return a result's trajectory, from memory or from the journal.
+        """Return a result's block, from memory or from the journal.
 
         Raises:
-            JournalFailed: it cannot be read now.
-            BlockLost: nor ever.
+            JournalFailed: the journal cannot be read now.
+            BlockLost: the block is damaged or missing.
         """
         block: Frame | StoredBlock = finished.block
         return self.writes.block(block) if isinstance(block, StoredBlock) else block
 
     def delivery(self, finished: Finished) -> tuple[Result, list[Frame]]:
-        """Return what a client is sent: a result, and its trajectory if it has one; or that this is lost.
+        """Return a result, and its block if the broker keeps one. If that is lost, the result says so.
 
         Raises:
-            JournalFailed: it cannot be read now.
+            JournalFailed: the journal cannot be read now.
         """
         result = finished.result
         try:

@@ -1,8 +1,8 @@
-"""Finished jobs on their way to the trainer: each stays until its holder acknowledges it. Pure: no sockets, no clock.
+"""`ResultStore`: results of ended jobs, each until its holder acknowledges it. Pure: no sockets, no clock.
 
-A result is given to one client of the session at a time. It is given again to that client if it asks for more without
-having acknowledged it (the reply was lost), and to any client of the holder once `redeliver_s` have passed (the client
-died). A live client, which knows the ids it has seen, so gets each result exactly once.
+A result is delivered to one client of the session at a time: again to that client if it asks for more without having
+acknowledged it (the reply was lost), and to any client of the holder after `REDELIVER_S` (the client died). A live
+client remembers the ids it has seen, so it gets each result exactly once.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ResultStore:
         return counts
 
     def hold_back(self, finished: Finished) -> None:
-        """Keep an ended job that no client may see before it is `put`."""
+        """Add a result, or hold back one that is here; no client gets it before it is `put`."""
         self.put(finished)
         self._held_back.add(finished.result.job_id)
 
@@ -83,11 +83,6 @@ class ResultStore:
         self.memory_bytes += _in_memory(finished) - _in_memory(results.get(job_id))
         results[job_id] = finished
         self._holder_of[job_id] = finished.holder
-
-    def withhold(self, job_id: str) -> None:
-        """Hold back a result until it is `put` again."""
-        self._held_back.add(job_id)
-        self._deliveries.pop(job_id, None)
 
     def is_held_back(self, job_id: str) -> bool:
         return job_id in self._held_back

@@ -55,7 +55,6 @@ from ...wire.messages.stages import (
     TurnsShown,
 )
 from ...wire.sockets import CONTROL_FRAME_BYTES, NOBLOCK, NODE_PING_S, open_socket, receive, send
-from ..journal.journal_rows import lost_result
 from ..loop import Loop
 from .action_queue import perform_queue
 from .actions import Action, Close, Start, Stop, Unassign
@@ -176,12 +175,11 @@ class RolloutBroker:
             jobs.results.put(finished)
             jobs.quota.recovered(finished)
             jobs.transitions.restore_ended(finished.result.job_id, finished.history)
-            if finished.result.kept is not None:
-                jobs.blocks.restore(finished.result.job_id, finished.result.kept, now)
+            jobs.blocks.restore(finished.result.job_id, finished.result.kept, now)
         self._requests.remember(recovered.submissions)
         for state in recovered.unfinished:
             _restore(jobs, state, at)
-            if state.run is not None and state.run.kept is not None:
+            if state.run is not None:
                 jobs.blocks.restore(state.job_id, state.run.kept, now)
         jobs.table.restore(recovered.unfinished, recovered.last_sequence, now)
         notes = self._requests.sessions.restore(recovered.notes, now)
@@ -297,34 +295,32 @@ class RolloutBroker:
         self._jobs.queue.extend(self._jobs.table.stage_reported(report, now))
 
     def _note_kept(self, job_id: str, handle: BlockHandle) -> None:
-        """A phase has ended whose trajectory's block its node keeps: as the job's, or for nobody if that was stale."""
+        """Note the handle of a phase that has ended; if that end was stale, have the node forget the block."""
         ended = self._jobs.results.get(job_id)
         if handle in (self._jobs.table.kept(job_id), ended.result.kept if ended is not None else None):
             self._jobs.blocks.add(job_id, handle)
-        elif handle.block_id not in self._jobs.blocks:
+        elif self._jobs.blocks.job_of(handle.node, handle.block_id) is None:
             self._jobs.blocks.release_block(handle)
 
     def _take_block(self, event: BlockSent, block: Frame | None) -> None:
-        """A node has sent a block that it kept: a client cannot fetch it, or the node leaves."""
-        job_id = self._jobs.blocks.job_of(event.block_id)
+        """Become the keeper of a block that its node has sent: a client cannot fetch it, or the node leaves."""
+        stage = self._jobs.table.stages.get(event.stage_id)
+        job_id = self._jobs.blocks.job_of(stage.node, event.block_id) if stage is not None else None
         finished = self._jobs.results.get(job_id) if job_id is not None else None
         if job_id is None or finished is None:
             return  # it is not wanted; a job that has not ended goes with its sandbox if the node leaves
         result = finished.result
         size_bytes, handle = block_bytes(result.tokens, result.turns), result.kept
         if block is None or handle is None or len(block) != size_bytes or block_checksum(block) != handle.checksum:
-            self._jobs.blocks.lose([event.block_id])
+            self._jobs.blocks.lose([job_id])
             return
         self._jobs.take_block(finished, block)
         self._jobs.writes.then(lambda: self._stages.send(event.stage_id, ForgetBlocks((event.block_id,))))
 
     def _run_lost_again(self, now: float) -> None:
-        results = self._jobs.results
-        for job_id in self._jobs.blocks.take_lost(lambda job_id: results.get(job_id) is not None):
-            finished = results.get(job_id)
-            if finished is None or finished.result.kept is None:
-                continue
-            where = f"the trajectory was lost with node {finished.result.kept.node} before it was fetched"
+        for finished, handle in self._jobs.blocks.take_lost(self._jobs.results.get):
+            job_id = finished.result.job_id
+            where = f"the trajectory was lost with node {handle.node} before it was fetched"
             log.warning("%s; the job runs again", where, extra=of_job(job_id, finished.result.attempt))
             try:
                 if finished.in_batch:
@@ -333,9 +329,9 @@ class RolloutBroker:
                     self._jobs.run_again(finished, now)
                 self._jobs.blocks.lost += 1
             except JournalFailed:
-                self._jobs.blocks.lose([finished.result.kept.block_id])  # again, with the next tick
+                self._jobs.blocks.lose([job_id])  # again, with the next tick
             except MalformedMessage:
-                self._jobs.writes.replace(finished._replace(result=lost_result(job_id, finished.result.task)))
+                self._jobs.give_up(finished)
 
     def _note_backend(self, job_id: str, attempt: int, backend: str) -> None:
         if backend:

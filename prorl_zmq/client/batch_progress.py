@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
-from ..errors import BatchFailed, InvalidBatch, MalformedMessage
-from ..wire import codec
+from ..errors import BatchFailed, InvalidBatch
 from ..wire.messages.base import new_id
 from ..wire.messages.batches import (
     BatchClosed,
@@ -25,22 +24,20 @@ from ..wire.messages.batches import (
     Fed,
     Feed,
     GroupFilter,
-    GroupGiven,
     NextGroup,
     OpenBatch,
 )
-from ..wire.messages.jobs import Job, Result
+from ..wire.messages.jobs import Job
 from .current_trace import in_current_trace
-from .requests import pack_job, read_reply, read_trajectory
+from .requests import pack_job
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from ..data.group import Group
-    from ..data.trajectory import Trajectory
     from ..errors import ProrlError
     from ..wire.messages.batches import BatchStatus
-    from .requests import Received
+    from .delivery import Delivery
 
 FEED_LIMIT = 512
 """Most prompts of one request."""
@@ -216,20 +213,17 @@ class BatchProgress:
             wait_s=min(wait_s, PAUSE_S) if pause else wait_s,
         )
 
-    def receive(self, request: NextGroup, frames: Sequence[Received]) -> Group | None:
-        reply = read_reply(frames)
-        if not isinstance(reply, GroupGiven):
-            raise MalformedMessage(f"the service answered a request for a group with {type(reply).__name__}")
+    def receive(self, request: NextGroup, delivery: Delivery) -> Group | None:
+        reply = delivery.reply
         acknowledged = set(request.acknowledge)
         self._handed_over = [group_id for group_id in self._handed_over if group_id not in acknowledged]
         self.status, self.wanted = reply.batch, reply.wanted
         self.report, self.has_ended = reply.report, reply.ended
         if not reply.group_id:
             return None
-        rest = iter(frames[1:])
         from ..data.group import Group  # with numpy, which commands without batches can do without
 
-        group = Group(reply.group_id, reply.prompt_id, tuple(_trajectory(rest) for _ in range(reply.rollouts)))
+        group = Group(reply.group_id, reply.prompt_id, tuple(one for one, _ in delivery.trajectories()))
         self._handed_over.append(group.group_id)
         if group.group_id in self._seen:
             return None
@@ -249,11 +243,3 @@ class BatchProgress:
 
     def _drawn_bytes(self) -> int:
         return sum(len(packed) for _, packed in self._drawn)
-
-
-def _trajectory(frames: Iterator[Received]) -> Trajectory:
-    packed = next(frames, None)
-    if packed is None:
-        raise MalformedMessage("a rollout of the group is missing from the reply")
-    result: Result = codec.decode(packed if isinstance(packed, bytes) else packed.bytes, Result)
-    return read_trajectory(result, frames)

@@ -1,8 +1,8 @@
-"""Fetches trajectories' blocks from the nodes that keep them (`keep = "node"`): mapped on this machine, else over TCP.
+"""`BlockFetcher`: fetches trajectory blocks from the nodes that keep them (`keep = "node"`); blocks the calling thread.
 
-Both clients use it and wait in their own thread, the asyncio one in a helper thread. Blocks that cannot be fetched, or
-whose checksum is not their node's, are left out, and the client asks the broker for them (`RelayBlocks`). For the same
-reason nothing is resent, so no `Requester` is needed; all nodes have one limit, which each block that arrives extends.
+A block of a node on this machine is mapped from its file; others come over TCP. Blocks that cannot be fetched, or whose
+checksum differs from the handle's, are left out, and the client asks the broker for them (`RelayBlocks`). So nothing is
+resent, and no `Requester` is needed. All nodes share one time limit, which each arriving block extends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..wire import codec
 from ..wire.messages.base import Refused, new_id
 from ..wire.messages.blocks import BlockGiven, FetchBlock, block_checksum
 from ..wire.sockets import open_socket, receive
-from .mapped_block import MappedBlock
+from .requests import MappedBlock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,26 +35,26 @@ if TYPE_CHECKING:
     from .requests import Received
 
 STALL_S = 5.0
-"""A node from which nothing comes for so long cannot be reached."""
+"""How long nodes may send nothing before they count as unreachable."""
 LOOK_MS = 100
 LOCAL_S = 1.0
 AT_ONCE = 8
-"""Blocks that a node is asked for at one time."""
+"""Most requests to one node that wait for their replies."""
 CONNECTIONS = 256
-"""Nodes that stay connected; beyond them, the one that was used the longest ago is not."""
+"""Most nodes that stay connected; the least recently used connection is closed first."""
 FOUND = b"+"
 
 log = logging.getLogger("prorl.client")
 
 
 class BlockFetcher:
-    """May be used by several threads, which take turns."""
+    """Threads that share it take turns."""
 
     def __init__(self, keyring: Keyring | None) -> None:
         self._keyring = keyring
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._remote: dict[str, zmq.Socket[bytes]] = {}
-        """By endpoint; the one that was used last is the last."""
+        """By endpoint, the least recently used first."""
         self._local: dict[str, socket.socket] = {}
         self._turn = threading.Lock()
         self._closed = False
@@ -84,7 +84,7 @@ class BlockFetcher:
     # On this machine --------------------------------------------------------------------------------------------------
 
     def _mapped(self, handle: BlockHandle) -> MappedBlock | None:
-        """Return a block of a node on this machine; None: the node is elsewhere, or has it no more."""
+        """Return a block of a node on this machine; None if the node is elsewhere or no longer has it."""
         if not handle.socket or (handle.socket not in self._local and not os.path.exists(handle.socket)):  # noqa: PTH110 - on the way of each block
             return None
         try:
@@ -158,7 +158,7 @@ class BlockFetcher:
 
 
 class _Node:
-    """What is asked of one node."""
+    """The requests to one node."""
 
     def __init__(self, endpoint: str, sock: zmq.Socket[bytes], handles: Mapping[str, BlockHandle]) -> None:
         self.endpoint = endpoint
@@ -175,7 +175,7 @@ class _Node:
         return bool(self._asked)
 
     def receive(self) -> bool:
-        """Take a reply; False: it was none of these."""
+        """Receive one message; return whether it answers one of these requests."""
         with suppress(zmq.Again, MalformedMessage):
             frames = receive(self._socket, copied=2)
             reply: BlockGiven | Refused = codec.decode(frames[1], BlockGiven | Refused)  # type: ignore[arg-type]

@@ -1,22 +1,17 @@
-"""Cuts jobs into requests, reads replies, and remembers what must be acknowledged; no sockets, no clock.
-
-`CollectState` makes delivery exactly-once for a live client: it drops results that it has seen, and acknowledges a
-result only with the next request, after the caller has had it.
-"""
+"""Cuts jobs into requests, and reads replies. No sockets, no clock."""
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from ..errors import JobsLost, JobTooLarge, MalformedMessage, UnknownJob, from_info, shortened
+from ..errors import JobTooLarge, MalformedMessage, UnknownJob, from_info, shortened
 from ..wire import codec
 from ..wire.messages.backends import AnyBackendReply
 from ..wire.messages.base import JobIdentifier, Refused, new_id
 from ..wire.messages.engines import AnyEngineReply
-from ..wire.messages.front_door import Collect, Collected, FrontDoorReply, Submit
+from ..wire.messages.front_door import FrontDoorReply, Submit
 from ..wire.messages.jobs import Job
 
 if TYPE_CHECKING:
@@ -26,23 +21,35 @@ if TYPE_CHECKING:
 
     from ..data.trajectory import TokenArrays, Trajectory
     from ..wire.messages.jobs import Result
-    from .mapped_block import MappedBlock
-
-    Received = bytes | zmq.Frame | MappedBlock
-    """A frame of a reply."""
 
 JOBS_PER_REQUEST = 512
 IDS_PER_REQUEST = 10_000
 REQUEST_BYTES = 32 * 2**20
 """Packed jobs in one request, about."""
-SEEN_LIMIT = 20_000
-"""Ids of received results that a client remembers: many more than can be unacknowledged."""
 POLL_S = 10.0
 """Longest that one `Collect` is held by the broker; a longer wait is several of them."""
 NAMELESS_S = 600.0
 """How long the jobs and results of a session without a name stay when its client is gone."""
 
 REPLIES: Any = FrontDoorReply | AnyBackendReply | AnyEngineReply
+
+
+class MappedBlock(NamedTuple):
+    """A trajectory's block on the disk of a node on this machine, mapped; with a frame's attributes."""
+
+    buffer: memoryview
+
+    @property
+    def bytes(self) -> bytes:
+        return bytes(self.buffer)
+
+    def __len__(self) -> int:
+        return len(self.buffer)
+
+
+if TYPE_CHECKING:
+    Received = bytes | zmq.Frame | MappedBlock
+    """A frame of a reply."""
 
 
 def submissions(
@@ -114,121 +121,7 @@ def read_reply(frames: Sequence[Received]) -> Any:
     return reply
 
 
-class CollectState:
-    """What one client has received, handed to its caller, and acknowledged."""
-
-    def __init__(self, session: str, client_id: str) -> None:
-        self.session = session
-        self._client_id = client_id
-        self._received: deque[Trajectory] = deque()
-        self._handed_over: list[str] = []
-        self._seen: OrderedDict[str, None] = OrderedDict()
-        self._expected: dict[str, str] = {}
-        self._lost: list[str] = []
-        self._aside: dict[str, Trajectory | None] = {}
-        """Those that have a receiver of their own, by job, once they are here."""
-        self._journal_id = ""
-        self.remaining = 0
-        """Jobs of the session whose results this client did not have at the last reply."""
-
-    @property
-    def waiting(self) -> int:
-        """Trajectories received and not handed over; no request is made while there are any."""
-        return len(self._received)
-
-    def begin(self, job_ids: Iterable[str]) -> list[str]:
-        """Forget results of jobs that are about to be submitted: the id of an ended job may be reused. Return those."""
-        return [job_id for job_id in job_ids if self._seen.pop(job_id, "") is None]
-
-    def refused(self, begun: Iterable[str]) -> None:
-        """Take `begin` back."""
-        self._seen.update(dict.fromkeys(begun))
-
-    def expect(self, job_ids: Iterable[str], journal_id: str) -> None:
-        """Note jobs that were accepted, and the journal that has them; some may be here, if the reply was lost."""
-        for job_id in job_ids:
-            if job_id not in self._seen:
-                self._expected[job_id] = journal_id
-        self._journal_id = ""  # so that the next reply is compared with all of `_expected`
-
-    def set_aside(self, job_id: str) -> None:
-        """Keep this job's trajectory for who asks for it by name."""
-        self._aside[job_id] = None
-
-    def aside(self, job_id: str) -> Trajectory | None:
-        """Return what was kept, if it is here."""
-        return self._aside.get(job_id)
-
-    def forget_aside(self, job_id: str) -> None:
-        """Its receiver has it, or wants it no more."""
-        self._aside.pop(job_id, None)
-        self._expected.pop(job_id, None)
-        self._lost = [each for each in self._lost if each != job_id]
-        self._seen[job_id] = None  # what was on its way is acknowledged
-
-    def is_lost(self, job_id: str) -> bool:
-        """Return whether the journal is gone that had this job."""
-        return job_id in self._lost
-
-    def check_lost(self) -> None:
-        """Raise `JobsLost` once for jobs whose journal is gone, after all results have been handed over."""
-        if self._lost and not self._received:
-            lost, self._lost = self._lost, []
-            raise JobsLost(
-                f"{len(lost)} accepted jobs are gone: the rollout broker was restarted without the journal that had "
-                "them (cleared, or in memory); submit them again if they are still wanted",
-                count=len(lost),
-                job_ids=" ".join(lost),
-            )
-
-    def take(self, most: int) -> list[Trajectory]:
-        taken = [self._received.popleft() for _ in range(min(most, len(self._received)))]
-        self._handed_over += [trajectory.job_id for trajectory in taken]
-        return taken
-
-    def request(self, max_results: int, wait_s: float, *, goodbye: bool = False) -> Collect:
-        """Return the next request; it acknowledges all that was handed over."""
-        return Collect(
-            new_id(),
-            self.session,
-            self._client_id,
-            tuple(self._handed_over),
-            max_results=max_results,
-            wait_s=wait_s,
-            goodbye=goodbye,
-        )
-
-    def receive(self, request: Collect, frames: Sequence[Received]) -> None:
-        reply = read_reply(frames)
-        if not isinstance(reply, Collected):
-            raise MalformedMessage(f"the service answered a collect with {type(reply).__name__}")
-        blocks = iter(frames[1:])
-        new = [read_trajectory(result, blocks) for result in reply.results]
-        acknowledged = set(request.acknowledge)
-        self._handed_over = [job_id for job_id in self._handed_over if job_id not in acknowledged]
-        self.remaining = reply.remaining
-        if reply.journal_id != self._journal_id:
-            self._journal_id = reply.journal_id
-            self._lost += [job_id for job_id, journal_id in self._expected.items() if journal_id != reply.journal_id]
-            self._expected = {key: value for key, value in self._expected.items() if value == reply.journal_id}
-        for trajectory in new:
-            self._expected.pop(trajectory.job_id, None)
-            if trajectory.job_id in self._aside:
-                self._aside[trajectory.job_id] = trajectory
-            elif trajectory.job_id in self._seen:
-                self._handed_over.append(trajectory.job_id)  # a second delivery: its acknowledgement was lost
-            else:
-                self._seen[trajectory.job_id] = None
-                self._received.append(trajectory)
-        while len(self._seen) > SEEN_LIMIT:
-            self._seen.popitem(last=False)
-
-
-def read_trajectory(result: Result, blocks: Iterator[Received]) -> Trajectory:
-    """Make a trajectory of a result and, if it has tokens, the next block."""
-    block = next(blocks, None) if result.tokens else b""
-    if block is None:
-        raise MalformedMessage(f"the trajectory of job {result.job_id} is missing from the reply")
+def read_trajectory(result: Result, block: Received) -> Trajectory:
     from ..data.trajectory import Trajectory  # with numpy, which commands without results can do without
 
     return Trajectory.from_frame(result, block if isinstance(block, bytes) else block.buffer)

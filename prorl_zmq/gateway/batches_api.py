@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING
 
 from ..client.batch_progress import batch_options
 from ..client.current_trace import in_trace
-from ..client.requests import pack_job, read_trajectory
+from ..client.requests import pack_job
 from ..errors import UnknownBatch
-from ..wire import codec
 from ..wire.messages.base import new_id
-from ..wire.messages.batches import BatchClosed, CloseBatch, Fed, Feed, GroupGiven, NextGroup, OpenBatch, SessionAlive
+from ..wire.messages.batches import BatchClosed, CloseBatch, Fed, Feed, NextGroup, OpenBatch, SessionAlive
 from ..wire.messages.front_door import ServiceStatus, Status
-from ..wire.messages.jobs import Result
 from .bodies import (
     Acknowledged,
     Batches,
@@ -28,10 +26,7 @@ from .connection import session_of
 from .endpoint import Endpoint, WaitQuery, json_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ..client.requests import Received
-    from ..data.trajectory import Trajectory
+    from ..wire.messages.batches import GroupGiven
     from .connection import GatewayConnection
     from .endpoint import Call
 
@@ -93,10 +88,9 @@ class BatchesApi:
             feeds=body.feeds,
             wait_s=call.query.wait_s,
         )
-        reply: GroupGiven
-        reply, frames = await self._connection.ask_held(call.sender, request)
-        rest = iter(frames)
-        found = [_rollout(rest) for _ in range(reply.rollouts)]
+        delivery = await self._connection.ask_results(call.sender, request)
+        reply: GroupGiven = delivery.reply
+        found = [trajectory for trajectory, _ in delivery.trajectories()]
 
         def written() -> GroupBody:
             return GroupBody(
@@ -121,12 +115,6 @@ class BatchesApi:
         """Renew the lease of this token's batches."""
         await self._connection.ask(call.sender, SessionAlive(new_id(), session_of(call.sender)))
         return Health()
-
-
-def _rollout(frames: Iterator[Received]) -> Trajectory:
-    packed = next(frames, b"")
-    result: Result = codec.decode(packed if isinstance(packed, bytes) else packed.bytes, Result)
-    return read_trajectory(result, frames)
 
 
 def _batch_id(call: Call) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from ..client.asynchronous.connection import AsyncServiceConnection
-from ..client.requests import POLL_S, check_job_ids, read_reply
+from ..client.requests import POLL_S, check_job_ids
 from ..errors import NotAllowed, UnknownJob
 from ..security.rights import ANYBODY
 from ..service.rollout_brokers import ask_all, trace_in
@@ -23,7 +23,7 @@ from ..wire.messages.front_door import Collected, Trace
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ..client.requests import Received
+    from ..client.delivery import Delivery
     from ..security.keyring import Keyring
     from ..security.rights import Sender
     from ..service.rollout_brokers import Answers
@@ -56,10 +56,12 @@ class GatewayConnection:
 
     async def ask(self, sender: Sender, request: Any, payload: Sequence[bytes] = ()) -> Any:
         """Ask the rollout broker of the sender's session, and return its reply."""
-        return read_reply(await self._ask_frames(sender, request, payload))
+        sender.check(request)
+        broker = self._own(sender)
+        return await broker.ask(request, broker.until(), payload)
 
-    async def ask_held(self, sender: Sender, request: Collect | NextGroup) -> tuple[Any, Sequence[Received]]:
-        """Ask the session's broker, which may hold the reply for `wait_s`; return the reply and the frames behind it.
+    async def ask_results(self, sender: Sender, request: Collect | NextGroup) -> Delivery:
+        """Ask the session's broker for results, which it may hold back for `wait_s`.
 
         The wait is split into several requests, since a broker that dies or moves loses the requests that it holds.
         """
@@ -68,10 +70,11 @@ class GatewayConnection:
             wait_s = max(0.0, min(POLL_S, until - time.monotonic()))
             asked_until = time.monotonic() + wait_s
             part = replace(request, request_id=new_id(), wait_s=wait_s)
-            frames = await self._ask_frames(sender, part, held_s=wait_s)
-            reply = read_reply(frames)
-            if _has_something(reply) or not asked_until <= time.monotonic() < until:
-                return reply, frames[1:]
+            sender.check(part)
+            broker = self._own(sender)
+            delivery = await broker.ask_results(part, broker.until())
+            if _has_something(delivery.reply) or not asked_until <= time.monotonic() < until:
+                return delivery
 
     async def ask_all(self, sender: Sender, request: Any) -> Answers[Any]:
         sender.check(request)
@@ -114,13 +117,6 @@ class GatewayConnection:
     def close(self) -> None:
         for broker in self._brokers.values():
             broker.close()
-
-    async def _ask_frames(
-        self, sender: Sender, request: Any, payload: Sequence[bytes] = (), held_s: float = 0.0
-    ) -> Sequence[Received]:
-        sender.check(request)
-        broker = self._own(sender)
-        return await broker.ask_frames(request, broker.until() + held_s, payload, held_s)
 
     def _own(self, sender: Sender) -> AsyncServiceConnection:
         return self._brokers[self._broker_of(session_of(sender))]

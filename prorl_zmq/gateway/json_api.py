@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..client.current_trace import in_trace
-from ..client.requests import check_job_ids, pack_job, read_trajectory
+from ..client.requests import check_job_ids, pack_job
 from ..security.rights import ANYBODY
 from ..service.rollout_brokers import fates, summed
 from ..wire.messages.backends import BackendList, DrainBackend, ListBackends, RemoveBackend
@@ -170,13 +170,8 @@ class JsonApi:
         return Collect(new_id(), session, names, max_results=max_results, wait_s=wait_s, **more)
 
     async def _collected(self, call: Call, request: Collect) -> tuple[Collected, list[tuple[Trajectory, Received]]]:
-        reply, frames = await self._connection.ask_held(call.sender, request)
-        blocks = iter(frames)
-        found: list[tuple[Trajectory, Received]] = []
-        for result in reply.results:
-            block = next(blocks, b"") if result.tokens else b""
-            found.append((read_trajectory(result, iter([block])), block))
-        return reply, found
+        delivery = await self._connection.ask_results(call.sender, request)
+        return delivery.reply, delivery.trajectories()
 
     async def _counts(self, call: Call, acknowledge: Sequence[str]) -> JobCounts:
         request = self._collect(call, 0, 0.0, acknowledge=tuple(acknowledge))

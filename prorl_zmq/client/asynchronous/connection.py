@@ -12,11 +12,10 @@ import zmq
 
 from ...errors import Closed, RequestTimeout
 from ...wire.messages.base import new_id
-from ...wire.messages.batches import NextGroup
-from ...wire.messages.front_door import Collect, Hello, RelayBlocks
+from ...wire.messages.front_door import Hello, RelayBlocks
 from ...wire.sockets import check_endpoint
 from ..block_fetcher import BlockFetcher
-from ..kept_reply import completed, handles_in
+from ..delivery import Delivery
 from ..requests import read_reply
 from .transport import AsyncRequestConnection, in_thread, sleep
 
@@ -25,7 +24,8 @@ if TYPE_CHECKING:
 
     from ...security.keyring import Keyring
     from ...service.service_folder import ServiceFolder
-    from ...wire.messages.front_door import Welcome
+    from ...wire.messages.batches import NextGroup
+    from ...wire.messages.front_door import Collect, Welcome
     from ..requests import Received
 
 FIND_S = 0.2
@@ -88,8 +88,20 @@ class AsyncServiceConnection:
     ) -> Sequence[Received]:
         """Send a request to the front door; see `AsyncRequestConnection.ask_frames`."""
         await self.hello(until)
-        frames = await self._front_door().ask_frames(request, until, payload, held_s)
-        return await self._with_blocks(request, frames, until) if isinstance(request, Collect | NextGroup) else frames
+        return await self._front_door().ask_frames(request, until, payload, held_s)
+
+    async def ask_results(self, request: Collect | NextGroup, until: float) -> Delivery:
+        """Send a request for results, which the front door may hold for its `wait_s`; return them with their blocks.
+
+        Blocks that nodes keep are fetched. Results whose blocks cannot be fetched are left out, and given later: the
+        broker takes over their blocks.
+        """
+        delivery = Delivery(request, await self.ask_frames(request, until + request.wait_s, held_s=request.wait_s))
+        if handles := delivery.handles:
+            lacking = delivery.fill(await in_thread(self._fetcher.fetch, handles))
+            if lacking:
+                await self.ask(RelayBlocks(new_id(), request.session, tuple(lacking)), until + request.wait_s)
+        return delivery
 
     async def ask_backend_broker(self, request: Any, until: float) -> Any:
         """Send a request to the backend broker and return the reply; see `AsyncRequestConnection.ask_frames`."""
@@ -104,20 +116,6 @@ class AsyncServiceConnection:
     def close(self) -> None:
         self._dropped.detach()
         _close(self._context, self._connections, self._fetcher)
-
-    async def _with_blocks(
-        self, request: Collect | NextGroup, frames: Sequence[Received], until: float
-    ) -> Sequence[Received]:
-        """Add the blocks that nodes keep; have the broker fetch those that we cannot, and give their results later."""
-        handles = handles_in(request, frames)
-        if not handles:
-            return frames
-        blocks = await in_thread(self._fetcher.fetch, handles)
-        whole, lacking = completed(frames, blocks)
-        if lacking:
-            relay = RelayBlocks(new_id(), request.session, tuple(lacking))
-            read_reply(await self._front_door().ask_frames(relay, until))
-        return whole
 
     def _front_door(self) -> AsyncRequestConnection:
         return self._connection(self.endpoint, self.find)

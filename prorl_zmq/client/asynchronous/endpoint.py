@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ...data.trajectory import Trajectory
     from ...wire.messages.front_door import JobTrace
     from ...wire.messages.jobs import Job, TrainOn
-    from ..requests import CollectState
+    from ..delivery import CollectState
     from .connection import AsyncServiceConnection
 
 
@@ -148,8 +148,7 @@ class AsyncEndpoint:
         """Ask for the trajectory; a `collect` of the same client may have got it, and put it aside."""
         names = (self._collecting.session, self._client_id)
         request = Collect(new_id(), *names, max_results=1, wait_s=wait_s, job_ids=(self.job_id,))
-        frames = await self._service.ask_frames(request, self._service.until() + wait_s, held_s=wait_s)
-        self._collecting.receive(request, frames)
+        self._collecting.receive(request, await self._service.ask_results(request, self._service.until()))
         self._trajectory = self._collecting.aside(self.job_id)
         if self._trajectory is None and self._collecting.is_lost(self.job_id):
             raise JobsLost(

@@ -92,8 +92,7 @@ class Batch:
                 self._feed_wanted()
                 wait_s = max(0.0, min(POLL_S, until - time.monotonic()))
                 request = progress.group_request(wait_s)
-                frames = self._service.ask_frames(request, self._service.until() + wait_s, held_s=wait_s)
-                group = progress.receive(request, frames)
+                group = progress.receive(request, self._service.ask_results(request, self._service.until()))
                 if group is not None:
                     return group
                 progress.check_fed()

@@ -30,8 +30,9 @@ from ...wire.messages.jobs import Job, TrainOn
 from ...wire.messages.nodes import ListNodes, NodeList
 from ..batch_progress import BatchProgress, batch_options
 from ..current_trace import in_current_trace, submit_span
+from ..delivery import CollectState
 from ..keep_alive import KeepAlive
-from ..requests import IDS_PER_REQUEST, NAMELESS_S, POLL_S, CollectState, check_job_ids, submissions
+from ..requests import IDS_PER_REQUEST, NAMELESS_S, POLL_S, check_job_ids, submissions
 from .backends import Backends
 from .batch import Batch
 from .connection import ServiceConnection
@@ -374,5 +375,4 @@ class RolloutClient(WeightUpdates):
             if self._collecting.waiting and max_results:
                 return
             request = self._collecting.request(max_results, wait_s, goodbye=goodbye)
-            until = self._service.until(timeout_s) + wait_s
-            self._collecting.receive(request, self._service.ask_frames(request, until, held_s=wait_s))
+            self._collecting.receive(request, self._service.ask_results(request, self._service.until(timeout_s)))

@@ -13,11 +13,10 @@ import zmq
 
 from ...errors import Closed, RequestTimeout
 from ...wire.messages.base import new_id
-from ...wire.messages.batches import NextGroup
-from ...wire.messages.front_door import Collect, Hello, RelayBlocks
+from ...wire.messages.front_door import Hello, RelayBlocks
 from ...wire.sockets import check_endpoint
 from ..block_fetcher import BlockFetcher
-from ..kept_reply import completed, handles_in
+from ..delivery import Delivery
 from ..requests import read_reply
 from .transport import RequestConnection, in_thread, sleep
 
@@ -26,7 +25,8 @@ if TYPE_CHECKING:
 
     from ...security.keyring import Keyring
     from ...service.service_folder import ServiceFolder
-    from ...wire.messages.front_door import Welcome
+    from ...wire.messages.batches import NextGroup
+    from ...wire.messages.front_door import Collect, Welcome
     from ..requests import Received
 
 FIND_S = 0.2
@@ -89,8 +89,20 @@ class ServiceConnection:
     ) -> Sequence[Received]:
         """Send a request to the front door; see `RequestConnection.ask_frames`."""
         self.hello(until)
-        frames = self._front_door().ask_frames(request, until, payload, held_s)
-        return self._with_blocks(request, frames, until) if isinstance(request, Collect | NextGroup) else frames
+        return self._front_door().ask_frames(request, until, payload, held_s)
+
+    def ask_results(self, request: Collect | NextGroup, until: float) -> Delivery:
+        """Send a request for results, which the front door may hold for its `wait_s`; return them with their blocks.
+
+        Blocks that nodes keep are fetched. Results whose blocks cannot be fetched are left out, and given later: the
+        broker takes over their blocks.
+        """
+        delivery = Delivery(request, self.ask_frames(request, until + request.wait_s, held_s=request.wait_s))
+        if handles := delivery.handles:
+            lacking = delivery.fill(in_thread(self._fetcher.fetch, handles))
+            if lacking:
+                self.ask(RelayBlocks(new_id(), request.session, tuple(lacking)), until + request.wait_s)
+        return delivery
 
     def ask_backend_broker(self, request: Any, until: float) -> Any:
         """Send a request to the backend broker and return the reply; see `RequestConnection.ask_frames`."""
@@ -105,20 +117,6 @@ class ServiceConnection:
     def close(self) -> None:
         self._dropped.detach()
         _close(self._context, self._connections, self._fetcher)
-
-    def _with_blocks(
-        self, request: Collect | NextGroup, frames: Sequence[Received], until: float
-    ) -> Sequence[Received]:
-        """Add the blocks that nodes keep; have the broker fetch those that we cannot, and give their results later."""
-        handles = handles_in(request, frames)
-        if not handles:
-            return frames
-        blocks = in_thread(self._fetcher.fetch, handles)
-        whole, lacking = completed(frames, blocks)
-        if lacking:
-            relay = RelayBlocks(new_id(), request.session, tuple(lacking))
-            read_reply(self._front_door().ask_frames(relay, until))
-        return whole
 
     def _front_door(self) -> RequestConnection:
         return self._connection(self.endpoint, self.find)

@@ -57,7 +57,7 @@ class Views:
         reply: Peeked = read_reply(frames)
         if reply.result.tokens and not reply.has_block:
             return reply.result, None
-        return reply.result, read_trajectory(reply.result, iter(frames[1:]))
+        return reply.result, read_trajectory(reply.result, frames[1] if reply.has_block else b"")
 
     def turns(
         self, job_id: str, *, known_attempt: int = 0, known_tokens: int = 0, timeout_s: float | None = None

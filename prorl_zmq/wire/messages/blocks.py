@@ -1,4 +1,4 @@
-"""Clients and a node's broker: the blocks of trajectories that stay on the node (`keep = "node"`)."""
+"""Messages between clients and a node's broker: trajectory blocks that the node keeps (`keep = "node"`)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from .base import FOR_ALL, JobIdentifier, Reply, Request, Roles
 
 
 class FetchBlock(Request, frozen=True):
-    """Give a block; its id is the right to it."""
+    """Return a block. Its id is a capability."""
 
     roles: ClassVar[Roles] = FOR_ALL
     block_id: JobIdentifier
 
 
 class BlockGiven(Reply, frozen=True):
-    """Answer to `FetchBlock`. Further frame: the block; none if it is not there."""
+    """Answer to `FetchBlock`. Further frame: the block, unless it is missing."""
 
 
 def block_checksum(block: Any) -> int:

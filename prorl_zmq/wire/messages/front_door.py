@@ -79,7 +79,10 @@ class Collect(Request, frozen=True):
 
 
 class RelayBlocks(Request, frozen=True):
-    """These results' blocks cannot be fetched from their nodes: give the results again when the broker has them."""
+    """Make the broker the keeper of these results' blocks, which cannot be fetched from their nodes.
+
+    The results are delivered again once it has them.
+    """
 
     roles: ClassVar[Roles] = FOR_TRAINERS
     session: Identifier

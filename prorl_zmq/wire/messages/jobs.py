@@ -188,18 +188,18 @@ and min-p, or the model's own at temperature 1, before all of them; SGLang's are
 
 
 class BlockHandle(Part, frozen=True, kw_only=True):
-    """Where a trajectory's block is that stayed on its node (`keep = "node"`); who has this may fetch it."""
+    """Where a trajectory's block is that its node keeps (`keep = "node"`). The handle is a capability."""
 
     node: Identifier
     block_id: JobIdentifier
-    """A random name, which only the broker and its clients are told."""
+    """A random name, disclosed only with the result."""
     checksum: Annotated[int, Meta(ge=0, le=2**32 - 1)]
     """CRC-32 of the block."""
     endpoint: PathText
-    """Where the node's broker gives blocks."""
+    """Where the node's broker serves blocks."""
     curve_key: AnnouncedKey = ""
     socket: PathText = ""
-    """The Unix socket at which it gives them to programs of its machine."""
+    """The Unix socket at which it serves them to programs of its machine."""
     oldest_version: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = -1
     """The oldest weight version of a token; -1: nothing was generated."""
 
@@ -257,4 +257,4 @@ class Result(Part, frozen=True, kw_only=True):
     logprobs_mode: LogprobsMode | Literal[""] = ""
     """Which distribution the log-probs are of; empty if nothing was generated."""
     kept: BlockHandle | None = None
-    """Where the block is; None: it is here, or there is none."""
+    """The block's keeper, if that is a node; None: the broker keeps it, or there is none."""

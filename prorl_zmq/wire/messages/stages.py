@@ -177,12 +177,15 @@ class PhaseFailed(PhaseEnd, frozen=True, kw_only=True):
 
 
 class BlockSent(Message, frozen=True, kw_only=True):
-    """Answer to `SendBlocks`, and what a node says of each block when it leaves. Further frame: the block."""
+    """Makes the broker the keeper of a block: the answer to `SendBlocks`, and sent for each block by a node that ends.
+
+    Further frame: the block, unless it is `lost`.
+    """
 
     stage_id: Identifier
     block_id: JobIdentifier
     lost: bool = False
-    """It is not there; no further frame."""
+    """The node no longer has it."""
 
 
 class TurnsShown(Message, frozen=True, kw_only=True):
@@ -274,13 +277,13 @@ class CloseSandbox(Message, frozen=True):
 
 
 class ForgetBlocks(Message, frozen=True):
-    """Nobody wants these blocks any more."""
+    """Delete these blocks, which are no longer needed."""
 
     block_ids: tuple[JobIdentifier, ...]
 
 
 class SendBlocks(Message, frozen=True):
-    """Send these blocks to the broker: their clients cannot fetch them."""
+    """Send these blocks to the broker, which becomes their keeper: clients cannot fetch them."""
 
     block_ids: tuple[JobIdentifier, ...]
 

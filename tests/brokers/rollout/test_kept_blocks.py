@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+from prorl_zmq.brokers.journal.records import Finished
 from prorl_zmq.brokers.rollout.kept_blocks import ASK_AGAIN_S, KeptBlocks
-from prorl_zmq.wire.messages.jobs import BlockHandle, Phase
+from prorl_zmq.wire.messages.jobs import BlockHandle, Outcome, Phase, Result
 from prorl_zmq.wire.messages.stages import ForgetBlocks, SendBlocks, StageReport
 
 LEASE_S = 10.0
@@ -17,8 +18,12 @@ def report(*kept: str, stage_id: str = "run-n", node: str = "n") -> StageReport:
     )
 
 
+def ended(job_id: str) -> Finished:
+    return Finished("s", Result(job_id=job_id, task="t", outcome=Outcome.COMPLETED), None)
+
+
 def lost(blocks: KeptBlocks) -> list[str]:
-    return blocks.take_lost(lambda _: True)
+    return [finished.result.job_id for finished, _ in blocks.take_lost(ended)]
 
 
 def made(*block_ids: str) -> KeptBlocks:
@@ -37,8 +42,7 @@ def test_what_nobody_needs_is_forgotten_with_the_second_tick() -> None:
     assert blocks.tick(1.0) == [("run-n", ForgetBlocks(("a",)))]
     assert blocks.tick(2.0) == []
     blocks.release("job-a")  # again
-    assert "b" in blocks
-    assert "a" not in blocks
+    assert (blocks.job_of("n", "a"), blocks.job_of("n", "b")) == (None, "job-b")
 
 
 def test_a_node_forgets_what_it_has_beyond_ours_and_what_it_lacks_is_lost() -> None:
@@ -67,7 +71,7 @@ def test_a_jobs_block_is_lost_with_its_node_and_only_with_the_life_that_spoke_la
 def test_a_job_that_has_not_ended_waits_with_its_loss_and_one_that_began_anew_has_none() -> None:
     blocks = made("a", "b")
     blocks.gone(["run-n"])
-    assert blocks.take_lost(lambda _: False) == []
+    assert blocks.take_lost(lambda _: None) == []
     blocks.release("job-a")
     assert lost(blocks) == ["job-b"]
     assert lost(blocks) == []
@@ -89,7 +93,7 @@ def test_a_relay_is_asked_for_again_until_the_block_has_come() -> None:
     assert blocks.tick(0.0) == [("run-n", SendBlocks(("a",)))]
     assert blocks.tick(1.0) == []
     assert blocks.tick(ASK_AGAIN_S) == [("run-n", SendBlocks(("a",)))]
-    assert blocks.job_of("a") == "job-a"
+    assert blocks.job_of("n", "a") == "job-a"
     blocks.release("job-a")
     assert blocks.tick(2 * ASK_AGAIN_S) == []
 

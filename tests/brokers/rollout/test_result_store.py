@@ -17,7 +17,7 @@ from support.machines import few_and_many
 from prorl_zmq.brokers.journal.records import Finished, job_digest
 from prorl_zmq.brokers.rollout import result_store
 from prorl_zmq.brokers.rollout.result_store import REDELIVER_S, ResultStore, size_bound
-from prorl_zmq.client.requests import CollectState
+from prorl_zmq.client.delivery import CollectState, Delivery
 from prorl_zmq.errors import ErrorInfo
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.front_door import Collected, FrontDoorReply
@@ -176,7 +176,7 @@ class LossyDelivery(RuleBasedStateMachine):
         results = self.outbox.take(request.session, request.client_id, request.max_results, self.now)
         if fate == "arrives":
             reply = Collected(request.request_id, tuple(item.result for item in results))
-            state.receive(request, [codec.encode(reply)])
+            state.receive(request, Delivery(request, [codec.encode(reply)]))
 
     @precondition(lambda self: any(state.waiting for state in self.clients.values()))
     @rule(most=st.integers(1, 3))
