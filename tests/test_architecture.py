@@ -106,7 +106,7 @@ BUDGET = {
     "inference.http": 1900,
     "inference.tool_calls": 1900,
     "inference.vllm": 750,
-    "integrations": 3900,
+    "integrations": 3650,
     "make_swe": 2650,
     "metrics": 550,
     "model_proxy": 2550,
@@ -129,7 +129,7 @@ BUDGET = {
     "tools.sessions": 2300,
     "trackers": 1000,
     "watching": 750,
-    "weights_publisher": 400,
+    "weights_publisher": 350,
     "wire": 3450,
 }
 """Lines that the files of a room may have together; lowered as it shrinks."""
