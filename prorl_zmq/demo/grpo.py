@@ -157,7 +157,8 @@ class Grpo:
         reference = np.exp(log_softmax(self._reference.logits(tokens.contexts), settings.temperature))
         for _ in range(settings.epochs):
             for rows in np.array_split(self._random.permutation(count), min(settings.minibatches, count)):
-                batch = _Tokens(*(array[rows] for array in tokens))
+                taken: list[Any] = [array[rows] for array in tokens]
+                batch = _Tokens(*taken)
                 forward = self.policy.forward(batch.contexts)
                 logprobs = log_softmax(forward.logits, settings.temperature)
                 ratio = np.exp(logprobs[np.arange(len(rows)), batch.token_ids] - batch.logprobs)
