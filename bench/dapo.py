@@ -204,7 +204,10 @@ def measure(quick: bool) -> list[Row]:
     rows += simulation_rows(*SIMULATED[quick])
     if not quick:
         draw(picture_path("dapo"), ways, (CARRIED, TRIPLE, PLAIN), cancels)
-        rows += training_rows()
+        try:
+            rows += training_rows()
+        except Incomplete as error:
+            missing.append(str(error))
     if missing:
         raise Incomplete("; ".join(missing), rows)
     return rows

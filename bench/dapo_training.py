@@ -1,19 +1,24 @@
 """Whether rollouts and learning overlap in the real training of `prorl demo --overlap`: for bench/dapo.py.
 
 The trainer runs as the demo runs it: its service, its engine, a policy that learns, here from each rollout so often
-that learning takes about as long as rollouts do. It times its steps, all but the first two, while rollouts of the next
-batch run beside the learning; after that, each side alone: batches of rollouts with no learning, and learning from the
-last batches again with the service down. A step should take no longer than the longer of the two.
+that learning takes about as long as rollouts do. Each side has cores of its own, as trainers and engines have: the
+learner the first core, the service the others. Otherwise both share two cores, and the figure is the machine's, not the
+trainer's. It times its steps, all but the first two, while rollouts of the next batch run beside the learning; after
+that, each side alone: batches of rollouts with no learning, and learning from the last batches again with the service
+down. A step should take no longer than the longer of the two.
 """
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
+from harness import Incomplete
 from rich.console import Console
 
 from prorl_zmq.demo.display import Display
@@ -24,10 +29,11 @@ from prorl_zmq.trackers import open_tracker
 if TYPE_CHECKING:
     from prorl_zmq import RolloutClient
     from prorl_zmq.client.blocking.batch import Batch
-    from prorl_zmq.demo.records import Collected
+    from prorl_zmq.demo.records import Collected, Summary
     from prorl_zmq.service.child import ChildService
+    from prorl_zmq.trackers import Tracker
 
-SETTINGS = Settings(steps=14, groups=8, epochs=150, minibatches=1, learning_rate=5e-5)
+SETTINGS = Settings(steps=14, groups=8, epochs=270, minibatches=1, learning_rate=3e-5)
 MEASURED = 4
 """Batches with which each side is timed alone."""
 FIRST = 2
@@ -58,12 +64,18 @@ class _Measured(Trainer):
 
     def __init__(self, out: Path) -> None:
         super().__init__(out, SETTINGS, 0, "process", overlap=True)
+        self._learner_core, *self._service_cores = sorted(os.sched_getaffinity(0))
         self.alone: list[Collected] = []
         self.last: list[Collected] = []
+
+    def run(self, display: Display, tracker: Tracker) -> Summary:
+        os.sched_setaffinity(0, self._service_cores)  # the service's processes inherit it
+        return super().run(display, tracker)
 
     def _train(
         self, service: ChildService, client: RolloutClient, pusher: RolloutClient, display: Display, *more: object
     ) -> None:
+        os.sched_setaffinity(0, {self._learner_core})
         super()._train(service, client, pusher, display, *more)
         for _ in range(MEASURED):
             self.alone.append(super()._collect(service, client, self._open(client), display))
@@ -74,7 +86,10 @@ class _Measured(Trainer):
 
 
 def train() -> Overlap:
-    """Run the training and time its parts."""
+    """Run the training and time its parts; raise `Incomplete` on a machine with one core."""
+    cores = os.sched_getaffinity(0)
+    if len(cores) == 1:
+        raise Incomplete("rollouts and learning need a core each", [])
     with tempfile.TemporaryDirectory(prefix="prorl-bench-") as folder, open_tracker() as tracker:
         trainer = _Measured(Path(folder))
         trainer.run(Display(SETTINGS.steps, Console(quiet=True)), tracker)
@@ -83,7 +98,8 @@ def train() -> Overlap:
             began = time.monotonic()
             trainer.learner.step(batch.groups)
             learning.append(time.monotonic() - began)
-    steps = list(zip(trainer.steps, trainer.steps[1:], strict=False))[FIRST:]
+        os.sched_setaffinity(0, cores)
+    steps = list(pairwise(trainer.records.steps))[FIRST:]
     # From one batch's opening to the next one's: when this batch is full and the learning beside it is done.
     step_s = fmean(later.opened_s - step.opened_s for step, later in steps)
     per_rollout_s = sum(batch.met_s - batch.opened_s for batch in trainer.alone) / sum(

@@ -73,6 +73,11 @@ class Published(NamedTuple):
     update_s: float
     """Seconds until all engines served them."""
 
+    @property
+    def seconds(self) -> dict[str, float]:
+        """How long each part took: `gather`, `write`, `update`."""
+        return {"gather": self.gather_s, "write": self.write_s, "update": self.update_s}
+
 
 class WeightsPublisher:
     """Writes a trainer's weights into a new folder, as the served model has them, and has all engines load it.
@@ -85,7 +90,8 @@ class WeightsPublisher:
     (`DTensor`, as FSDP 2 has them) are gathered by all ranks; rank 0 writes, and what fails there is raised on each.
 
     Args:
-        client: of rank 0; None on the others.
+        client: of rank 0; None on the others. Or a function that opens it, on all ranks: rank 0 calls it, and `close`
+            closes the client.
         served: the folder of the model that the engines were started with: its safetensors files say which tensors
             there are, their shapes and dtypes.
         folder: where the folders of weights go; all engine hosts see it under this path. Made if it is not there.
@@ -103,7 +109,7 @@ class WeightsPublisher:
 
     def __init__(
         self,
-        client: RolloutClient | None,
+        client: RolloutClient | Callable[[], RolloutClient] | None,
         served: str | Path,
         folder: str | Path,
         *,
@@ -115,20 +121,20 @@ class WeightsPublisher:
     ) -> None:
         if keep < 1:
             raise ConfigError("keep is at least 1: engines read the newest folder", key="keep")
-        if (client is not None) != (rank() == 0):
+        if (client is not None) != (rank() == 0) and not callable(client):
             raise ConfigError(f"rank 0 has the client, all others None; this is rank {rank()}", key="client")
-        self._client = client
+        self._owned: RolloutClient | None = client() if callable(client) and rank() == 0 else None
+        """A client that `close` closes."""
+        self._client = self._owned if callable(client) else client
         self._folder = Path(folder).absolute()
         self._keep = keep
         self._rename = rename
         self._mode = mode
         self._part_bytes = part_bytes
         self._all_ranks = all_ranks
-        self._last: int | None = None
-        """The last version that was published."""
         self._served: dict[str, TensorKind] = {}
         self._lock: int | None = None
-        if client is None:
+        if self._client is None:
             return
         self._served = read_tensors(Path(served))
         self._tied = _tied_names(Path(served))
@@ -157,7 +163,6 @@ class WeightsPublisher:
         Raises:
             InvalidWeights: they are not the served model's by name or shape, or hold values that are no finite numbers;
                 no engine has seen them. Or an engine refused them.
-            ConfigError: the engines serve weights of another trainer.
             ProrlError: as `RolloutClient.update_weights`; the folder stays.
             OSError: the folder cannot be written.
         """
@@ -193,10 +198,12 @@ class WeightsPublisher:
         return published
 
     def close(self) -> None:
-        """Let others publish in this folder."""
+        """Let others publish in this folder, and close a client that was opened here."""
         lock, self._lock = self._lock, None
         if lock is not None:
             os.close(lock)
+        if self._owned is not None:
+            self._owned.close()
 
     def __enter__(self) -> Self:
         return self
@@ -226,7 +233,6 @@ class WeightsPublisher:
         while True:
             left_s = until - time.monotonic()
             try:
-                self._check_alone(weight_version)
                 try:
                     self._client.update_weights(path, weight_version, mode=self._mode, timeout_s=max(1.0, left_s))
                 except (NoBackend, EngineFailed, RequestTimeout) as error:
@@ -239,18 +245,6 @@ class WeightsPublisher:
                     raise
                 log.warning("%s; again in a second", error.message)
                 time.sleep(RETRY_S)
-        self._last = weight_version
-
-    def _check_alone(self, weight_version: int) -> None:
-        assert self._client is not None, "rank 0 updates"
-        served = {one.backend.weight_version for one in self._client.backends.list() if one.state == "ready"}
-        served.discard(0)  # of a service that was started again
-        if self._last is not None and served and not served & {self._last, weight_version}:
-            raise ConfigError(
-                f"this trainer gave the engines the weights {self._last}, and they serve {sorted(served)}: does "
-                "another trainer use this service?",
-                key="client",
-            )
 
 
 class _Writer:

@@ -129,7 +129,7 @@ BUDGET = {
     "tools.sessions": 2300,
     "trackers": 1000,
     "watching": 750,
-    "weights_publisher": 400,
+    "weights_publisher": 350,
     "wire": 3450,
 }
 """Lines that the files of a room may have together; lowered as it shrinks."""

@@ -90,10 +90,10 @@ def demo(
         with open_tracker(*log or (), run=f"demo-{trainer.session}", folder=out / TRACKERS, config=config) as tracker:
             summary = trainer.run(Display(settings.steps, screen), tracker)
     except KeyboardInterrupt:
-        if trainer.steps or resume:
+        if trainer.records.steps or resume:
             screen.print(f"stopped; --out {out} --resume continues from the last whole step", soft_wrap=True)
         raise
-    draw(summary.rewards, trainer.steps, out / "reward.png")
+    draw(summary.rewards, trainer.records.steps, out / "reward.png")
     screen.print(Text.from_ansi(reward_curve(summary.rewards, settings.steps, screen.width)))
     _conclude(screen, summary, out)
     say_where("prorl demo", tracker)

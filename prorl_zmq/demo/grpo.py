@@ -1,9 +1,7 @@
-"""The learner of `prorl demo`: GRPO on groups of rollouts, in numpy.
+"""The learner of `prorl demo`: GRPO (Shao et al., 2024) on groups of rollouts, in numpy.
 
-A rollout's advantage is its reward minus its group's mean, in standard deviations of the group (Shao et al., 2024). The
-objective is PPO's clipped one (Schulman et al., 2017) over the tokens that the policy generated, against the log-probs
-that the engine reported when it drew them, so rollouts of older weights need no other correction. A group whose rewards
-are all equal has no gradient. A pull towards the base policy preserves its syntax and its curiosity.
+PPO's clipped ratio is taken against the engine's log-probs, which also corrects for rollouts of older weights. A pull
+towards the base policy preserves its syntax and its curiosity.
 """
 
 from __future__ import annotations
@@ -72,19 +70,14 @@ class StepStats:
 
 
 class _Tokens(NamedTuple):
-    """Generated tokens of many rollouts, side by side: arrays of length N."""
+    """The generated tokens of many rollouts: arrays of length N; `logprobs` and `versions` are the engine's."""
 
     contexts: NDArray[np.int32]
     """int32 [N, window]."""
     token_ids: NDArray[np.int32]
     logprobs: NDArray[np.float32]
-    """The engine's."""
     versions: NDArray[np.int32]
     advantages: NDArray[np.float32]
-
-    def take(self, rows: NDArray[np.intp]) -> _Tokens:
-        arrays: list[Any] = [array[rows] for array in self]
-        return _Tokens(*arrays)
 
 
 class Grpo:
@@ -149,16 +142,9 @@ class Grpo:
         # Groups come in any order; sorted, the same groups give the same weights.
         for group in sorted(groups, key=lambda group: group.prompt_id):
             for rollout, advantage in zip(group.trajectories, advantages_of(group), strict=True):
-                mask = rollout.loss_mask
-                parts.append(
-                    _Tokens(
-                        self.policy.contexts(rollout.token_ids)[mask],
-                        rollout.token_ids[mask],
-                        rollout.logprobs[mask],
-                        rollout.weight_versions[mask],
-                        np.full(int(mask.sum()), advantage, np.float32),
-                    )
-                )
+                ids, advantages = rollout.token_ids, np.full(len(rollout.token_ids), advantage)
+                arrays = (self.policy.contexts(ids), ids, rollout.logprobs, rollout.weight_versions, advantages)
+                parts.append([array[rollout.loss_mask] for array in arrays])
         return _Tokens(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
     def _learn(self, tokens: _Tokens, reference_pull: float) -> tuple[list[float], list[float]]:
@@ -171,7 +157,8 @@ class Grpo:
         reference = np.exp(log_softmax(self._reference.logits(tokens.contexts), settings.temperature))
         for _ in range(settings.epochs):
             for rows in np.array_split(self._random.permutation(count), min(settings.minibatches, count)):
-                batch = tokens.take(rows)
+                taken: list[Any] = [array[rows] for array in tokens]
+                batch = _Tokens(*taken)
                 forward = self.policy.forward(batch.contexts)
                 logprobs = log_softmax(forward.logits, settings.temperature)
                 ratio = np.exp(logprobs[np.arange(len(rows)), batch.token_ids] - batch.logprobs)

@@ -1,15 +1,8 @@
 """The trainer of `prorl demo`: collect a batch, learn from it, have the engine serve the new weights.
 
-    service   ├── batch 1 ──────────┤├── batch 2 ──────────┤├── batch 3 …
-    learner                          ├── batch 1 ──┤ push   ├── batch 2 ──┤ push
-
-With `overlap` the next batch is collected while the learner works on this one: the service keeps groups whose rewards
-differ (DAPO's sampling), running generations continue with new weights, and a batch's unfinished rollouts continue into
-the next. Without it, one follows the other, and all rollouts are of the newest weights.
-
-The main thread opens batches and collects them; a second thread learns, writes the checkpoint and updates the engine.
-To train a model of your own, replace `Grpo`. The trainer uses its `weight_version`, `save`, `state`, `load_state` and
-`step`.
+With `overlap`, the main thread collects the next batch while a second thread learns from this one, writes the
+checkpoint and updates the engine. To train a model of your own, replace `Grpo`: the trainer uses its `weight_version`,
+`save`, `state`, `load_state` and `step`.
 """
 
 from __future__ import annotations
@@ -18,7 +11,6 @@ import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -28,12 +20,10 @@ from ..client.blocking.client import RolloutClient
 from ..errors import ConfigError, RequestTimeout
 from ..inference.embedded.base_policy import base_policy
 from ..inference.policy import save_arrays
-from ..inference.tokenizer import decode
 from ..service.child import ChildService
-from ..trackers import batch_values, rollout_values, sample_conversations
 from ..wire.messages.base import new_id
 from .grpo import Grpo, Settings
-from .records import Collected, Step, Summary
+from .records import Collected, Records, Step, Summary
 from .tasks import make_prompts
 
 if TYPE_CHECKING:
@@ -43,7 +33,6 @@ if TYPE_CHECKING:
 
     from ..client.blocking.batch import Batch
     from ..data.group import Group
-    from ..data.trajectory import Trajectory
     from ..trackers import Tracker
     from ..wire.messages.jobs import Job
     from .display import Display
@@ -59,14 +48,11 @@ journal = "{journal}"
 [sandbox]
 kind = "{sandbox}"
 """
-CHECKPOINT, JOURNAL, STEPS, SUMMARY = "checkpoint.npz", "rollout.journal", "steps.jsonl", "summary.json"
-TRAJECTORIES = "trajectories.jsonl"
+CHECKPOINT, JOURNAL = "checkpoint.npz", "rollout.journal"
 MAX_STALENESS = 4
 """Rollouts with tokens of older weights are dropped."""
 PROMPTS_PER_GROUP = 8
 """Prompts that a batch may try for each group that it is to keep: a policy that solves all tasks agrees with itself."""
-SAMPLES_EVERY = 5
-"""Steps between two tables of conversations for the trackers."""
 POLL_S = 0.25
 STALL_S = 120.0
 """Longest time in which no rollout ends."""
@@ -82,7 +68,7 @@ class Trainer:
         settings: how to train.
         seed: of the prompts, the sampling and the training; None: 0, or the checkpoint's.
         sandbox: what the agent's bash runs in.
-        overlap: collect the next batch while learning.
+        overlap: collect the next batch while learning, of groups whose rewards differ.
         resume: continue from the checkpoint in `out`; False: start from the beginning, whatever is there.
 
     Raises:
@@ -100,7 +86,6 @@ class Trainer:
         resume: bool = False,
     ) -> None:
         self.settings = settings
-        self.steps: list[Step] = []
         self.session, self._position = new_id(), 0
         self.learner = Grpo(base_policy(), settings, seed or 0)
         self._out, self._seed, self._sandbox, self._overlap = out, seed or 0, sandbox, overlap
@@ -109,12 +94,11 @@ class Trainer:
         else:
             for left in (*out.glob(f"{JOURNAL}*"), out / CHECKPOINT):
                 left.unlink(missing_ok=True)
-        self._earlier = _rewards_before(out / STEPS, self.learner.weight_version)
-        _rewards_before(out / TRAJECTORIES, self.learner.weight_version)
+        self.records = Records(out, self.learner.weight_version)
         self._began = time.monotonic()
 
     def run(self, display: Display, tracker: Tracker) -> Summary:
-        """Train until all steps are made, and write `summary.json`."""
+        """Train until all steps are made, and return the run's figures."""
         weights = self._out / "weights"
         weights.mkdir(exist_ok=True)
         self._served = self.learner.save(weights)
@@ -122,33 +106,14 @@ class Trainer:
         with ExitStack() as stack:
             service = ChildService(self._out, TOPOLOGY.format(sandbox=self._sandbox, **topology), NICE)
             stack.enter_context(service)
-            client, pusher = (
-                stack.enter_context(RolloutClient(service.front_door, session=session))
-                for session in (self.session, None)
-            )
+            client = stack.enter_context(RolloutClient(service.front_door, session=self.session))
+            pusher = stack.enter_context(RolloutClient(service.front_door))
             service.wait_ready(client)
             pusher.set_weight_version(self.learner.weight_version)
             stack.enter_context(display)
             self._began = time.monotonic()
             self._train(service, client, pusher, display, tracker)
-        summary = self.summary()
-        (self._out / SUMMARY).write_text(json.dumps(asdict(summary), indent=2) + "\n", encoding="utf-8")
-        return summary
-
-    def summary(self) -> Summary:
-        """Return the figures of the steps so far, those before `resume` included."""
-        rewards = [*self._earlier, *(step.reward for step in self.steps)]
-        return Summary(
-            self._seed,
-            self._sandbox,
-            reward_first=rewards[0] if rewards else 0.0,
-            reward_last=sum(rewards[-3:]) / max(len(rewards[-3:]), 1),
-            rollouts=sum(step.rollouts for step in self.steps),
-            failed=sum(step.failed for step in self.steps),
-            seconds=self.steps[-1].pushed_s if self.steps else 0.0,
-            logprob_gap=max((step.stats.logprob_gap for step in self.steps), default=0.0),
-            rewards=rewards,
-        )
+        return self.records.summarize(self._seed, self._sandbox)
 
     def _train(
         self, service: ChildService, client: RolloutClient, pusher: RolloutClient, display: Display, tracker: Tracker
@@ -166,7 +131,7 @@ class Trainer:
                 more = self._overlap and number + 1 < self.settings.steps
                 batch = self._open(client) if more else None
                 learning = thread.submit(self._learn, pusher, number, collected, display, tracker)
-                if not self._overlap or not more:
+                if not more:
                     learning.result()
 
     def _open(self, client: RolloutClient) -> Batch:
@@ -212,7 +177,7 @@ class Trainer:
         return Collected(groups, batch.report, opened_s, met_s)
 
     def _learn(self, client: RolloutClient, number: int, batch: Collected, display: Display, tracker: Tracker) -> None:
-        """Make a step, in the learner's thread; the checkpoint is written before any rollout has the new weights."""
+        """Make a step; the checkpoint is written before any rollout has the new weights."""
         position, learn_from_s = self._position, self._clock()
         stats = self.learner.step(batch.groups)
         served, self._served = self._served, self.learner.save(self._served.parent)
@@ -221,31 +186,10 @@ class Trainer:
         learned_s = self._clock()
         client.update_weights(self._served.absolute(), self.learner.weight_version)
         served.unlink(missing_ok=True)
-        step = Step(
-            step=number,
-            reward=batch.reward,
-            rollouts=batch.report.completed,
-            failed=batch.report.failed,
-            kept_groups=batch.report.kept_groups,
-            dropped_groups=batch.report.dropped_groups,
-            opened_s=batch.opened_s,
-            met_s=batch.met_s,
-            learn_from_s=learn_from_s,
-            learned_s=learned_s,
-            pushed_s=self._clock(),
-            stats=stats,
-        )
-        self.steps.append(step)
-        _append(self._out / STEPS, [asdict(step)])
-        _append(self._out / TRAJECTORIES, [_row(number, trajectory) for trajectory in batch.trajectories])
+        times = (batch.opened_s, batch.met_s, learn_from_s, learned_s, self._clock())
+        step = Step.of(number, batch, times, stats)
+        self.records.add(step, batch, tracker)
         display.stepped(step)
-        if tracker.is_on:
-            values = {f"learn/{name}": float(value) for name, value in asdict(stats).items()}
-            values |= batch_values(batch.report) | rollout_values(batch.trajectories, number)
-            tracker.log({**values, "seconds/step": step.pushed_s - step.opened_s}, number)
-            if number % SAMPLES_EVERY == 0:
-                texts = sample_conversations(batch.trajectories, lambda ids: decode(np.array(ids, np.int32)))
-                tracker.samples(texts, number)
 
     def _resume(self, seed: int | None) -> None:
         path = self._out / CHECKPOINT
@@ -261,36 +205,8 @@ class Trainer:
             raise ConfigError(f"{path} is not a checkpoint of this program: {error}", key="resume") from error
         if seed not in (None, self._seed):
             raise ConfigError(f"the run in {self._out} has seed {self._seed}, not {seed}; leave out --seed", key="seed")
-        if self.learner.weight_version >= self.settings.steps:
-            made = self.learner.weight_version
+        if (made := self.learner.weight_version) >= self.settings.steps:
             raise ConfigError(f"the run in {self._out} has made {made} steps; give it more --steps", key="steps")
 
     def _clock(self) -> float:
         return time.monotonic() - self._began
-
-
-def _rewards_before(path: Path, step: int) -> list[float]:
-    """Drop the lines of a file from a step on, which the run will make again; return the rewards of those before."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
-    kept = [(line, record) for line in lines if (record := json.loads(line))["step"] < step]
-    path.write_text("".join(line for line, _ in kept), encoding="utf-8")
-    return [record["reward"] for _, record in kept]
-
-
-def _append(path: Path, records: list[dict[str, Any]]) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(record) + "\n" for record in records)
-
-
-def _row(step: int, trajectory: Trajectory) -> dict[str, Any]:
-    return {
-        "step": step,
-        "job_id": trajectory.job_id,
-        "group_id": trajectory.group_id,
-        "reward": trajectory.reward,
-        "stop_reason": trajectory.result.stop_reason,
-        "weight_version": int(trajectory.weight_versions.max(initial=-1)),
-        "tokens": trajectory.result.tokens,
-        "timings": trajectory.result.timings,
-        "text": decode(trajectory.token_ids),
-    }

@@ -1,16 +1,9 @@
-"""A rollout service inside a Ray cluster, beside the trainer that runs there: `start` returns it.
+"""A rollout service inside a Ray cluster, next to the trainer that runs there: `start` returns it.
 
 Ray places the processes, restarts them and ends them; all data goes over the service's own sockets, with keys. The
-brokers are one actor on the driver's machine. Each node is an actor in a placement group that runs `prorl node`.
-A program dies with its actor (PR_SET_PDEATHSIG), an actor whose program died is started again by Ray, and all actors
-end with the driver.
-
-The service's folder is on the driver's machine. No file system has to be shared: a node's actor gets a copy of what a
-node needs (its key, the topology, the brokers' endpoints) among the arguments of the actor, so Ray's own connections
-carry the key. Whoever can start actors in a Ray cluster can run programs as its user anyway.
-
-When a machine is lost, the broker restarts its jobs on other nodes, and Ray starts the actor on another machine as soon
-as one has room. Left out on purpose: brokers that survive the driver's machine, on which the trainer dies too.
+brokers are one actor on the driver's machine. Each node is an actor in a placement group that runs `prorl node`, and
+gets what it needs of the service's folder among the actor's arguments. A program dies with its actor
+(PR_SET_PDEATHSIG), Ray restarts an actor whose program died, and all actors end with the driver.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What every adapter does between a framework's trainer and the service.
+"""The base of all adapters: groups from the service, and the samples that a framework trains on.
 
-`Places` replaces the prompts that get no group, `Outage` waits for a service that is away, `Counts` collects a step's
-figures, and `response_room` drops or cuts rollouts that are longer than the framework trains on. All are plain objects
-without I/O, for blocking and asyncio adapters alike. Frameworks' own names stay in the adapters.
+`TrainerSession` collects groups, waits for a service that is away, and replaces prompts that cannot be rolled out.
+`Sample` is a rollout's prompt and response as numpy columns. `WeightsPublisher` hands the weights over. Frameworks' own
+names stay in the adapters.
 """
 
 from __future__ import annotations
@@ -12,17 +12,23 @@ import threading
 import time
 import warnings
 from collections import Counter
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from ..errors import ConfigError, NotTrainable
+from ..client.blocking.client import RolloutClient
+from ..errors import Closed, ConfigError, NotTrainable, RequestTimeout, UnknownBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ..client.blocking.batch import Batch
     from ..data.group import Group
-    from ..errors import ProrlError
+    from ..data.rows import Row
     from ..wire.messages.batches import BatchReport
     from ..wire.messages.jobs import Job
 
@@ -33,77 +39,177 @@ log = logging.getLogger("prorl.trainer")
 ROUNDS = 3
 """How often a place is tried: with its own prompt, then with others."""
 PAUSE_S = 1.0
+POLL_S = 1.0
+"""Longest time until `stop` takes effect."""
 
 
-class Places:
-    """The prompts of a step, the groups that came for them, and the prompts that replace those without a group.
+class TrainerSession:
+    """Collects a trainer's groups over one client. All methods but `stop` are for one thread.
 
     Args:
-        jobs: one for each place.
-        spare: makes the job of another prompt; None: no prompt is replaced.
+        connect: opens the client, at its first use.
+        away_s: how long the service may be away before an error ends the collection, in seconds.
     """
 
-    def __init__(self, jobs: Sequence[Job], spare: Callable[[], Job] | None = None) -> None:
-        self._jobs = list(jobs)
-        self._spare = spare
-        self._rounds = ROUNDS if spare is not None else 1
-        self._found: dict[str, Group] = {}
+    def __init__(self, connect: Callable[[], RolloutClient] = RolloutClient, away_s: float = 0.0) -> None:
+        self._connect = connect
+        self._away_s = away_s
+        self._client: RolloutClient | None = None
+        self.stopped = threading.Event()
+        """Set by `stop`."""
+        self.batch: Batch | None = None
+        """The last batch."""
         self.replaced = 0
-        """How many prompts were replaced."""
+        """Prompts that `fill` has replaced."""
 
     @property
-    def wanted(self) -> list[Job]:
-        """The jobs without a group, for the next batch."""
-        return [job for job in self._jobs if job.job_id not in self._found]
+    def report(self) -> BatchReport | None:
+        """What the last batch took so far."""
+        return self.batch.report if self.batch is not None else None
 
-    @property
-    def groups(self) -> list[Group]:
-        """The groups, by place; all of them, once `filled` has returned true."""
-        return [self._found[job.job_id] for job in self._jobs]
+    def groups(self, wanted: Callable[[], tuple[int, Iterable[Job]]], size: int, **options: Any) -> Iterator[Group]:
+        """Yield the groups of a batch, and, after an outage, of further batches.
 
-    def add(self, group: Group) -> None:
-        """Take a group that a batch returned."""
-        self._found[group.prompt_id] = group
-
-    def filled(self, report: BatchReport | None) -> bool:
-        """Return whether each place has a group, when a batch has ended; if not, replace the prompts without one.
+        Args:
+            wanted: returns how many groups a batch needs, and its prompts; called for each batch.
+            size: rollouts of a group.
+            options: of `RolloutClient.open_batch`.
 
         Raises:
-            NotTrainable: there is no replacement, or replacements had no group either.
+            Closed: `stop` was called.
+            RequestTimeout, UnknownBatch: the service was away for longer than `away_s`.
+            ProrlError: as `open_batch` and `Batch.next_group`.
         """
-        missing = self.wanted
-        if not missing:
-            return True
-        self._rounds -= 1
-        what = f"{len(missing)} of {len(self._jobs)} prompts could not be rolled out ({why_given_up(report)})"
-        if self._spare is None or not self._rounds:
-            names = " ".join(job.job_id for job in missing)
-            raise NotTrainable(f"{what}; `prorl job JOB` shows one's way", prompts=names)
-        log.warning("%s; others take their places", what)
-        self._jobs = [job if job.job_id in self._found else self._spare() for job in self._jobs]
-        self.replaced += len(missing)
-        return False
+        away_since_s: float | None = None
+        self._client = self._client or self._connect()
+        while not self.stopped.is_set():
+            number, prompts = wanted()
+            if not number:
+                return
+            try:
+                with self._client.open_batch(number, size, **options) as self.batch:
+                    away_since_s = None
+                    self.batch.feed(prompts)
+                    while (group := self._next(self.batch)) is not None:
+                        yield group
+            except (RequestTimeout, UnknownBatch) as error:
+                away_since_s = away_since_s if away_since_s is not None else time.monotonic()
+                if time.monotonic() - away_since_s >= self._away_s:
+                    raise
+                log.warning("%s; again in a second", error.message)
+                self.stopped.wait(PAUSE_S)
+            else:
+                return
+        raise Closed("the rollouts were stopped")
+
+    def fill(
+        self, jobs: Sequence[Job], size: int, spare: Callable[[], Job] | None = None, **options: Any
+    ) -> list[Group]:
+        """Return a group for each job, in order.
+
+        Args:
+            jobs: one for each place.
+            size: rollouts of a group.
+            spare: makes the job of another prompt, which takes the place of one that cannot be rolled out, twice at
+                most; None: no prompt is replaced.
+            options: of `RolloutClient.open_batch`.
+
+        Raises:
+            NotTrainable: a prompt could not be rolled out, nor could its replacements.
+            ProrlError: as `groups`.
+        """
+        places = list(jobs)
+        found: dict[str, Group] = {}
+
+        def missing() -> list[Job]:
+            return [job for job in places if job.job_id not in found]
+
+        for rounds_left in range(ROUNDS if spare is not None else 1)[::-1]:
+            for group in self.groups(lambda: (len(missing()), missing()), size, **options):
+                found[group.prompt_id] = group
+            lost = missing()
+            if not lost:
+                break
+            what = f"{len(lost)} of {len(places)} prompts could not be rolled out ({why_given_up(self.report)})"
+            if spare is None or not rounds_left:
+                names = " ".join(job.job_id for job in lost)
+                raise NotTrainable(f"{what}; `prorl job JOB` shows one's way", prompts=names)
+            log.warning("%s; others take their places", what)
+            places = [job if job.job_id in found else spare() for job in places]
+            self.replaced += len(lost)
+        return [found[job.job_id] for job in places]
+
+    def stop(self) -> None:
+        """End the collection within a second; for any thread."""
+        self.stopped.set()
+
+    def close(self) -> None:
+        """Close the client."""
+        if self._client is not None:
+            self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _next(self, batch: Batch) -> Group | None:
+        while not self.stopped.is_set():
+            before = batch.status
+            try:
+                return batch.next_group(POLL_S)
+            except RequestTimeout:
+                if batch.status is before:
+                    raise  # no reply; otherwise the service has answered, and there is no group yet
+        raise Closed("the rollouts were stopped")
 
 
-class Outage:
-    """Counts how long the service has been away; `limit_s` is the longest."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """A row as a framework trains on it: its prompt and its response, the latter up to the framework's limit."""
 
-    def __init__(self, limit_s: float) -> None:
-        self._limit_s = limit_s
-        self._since_s: float | None = None
+    row: Row
+    length: int
+    """R: tokens of the response; 0: it is dropped since it is too long."""
 
-    def pause_s(self, error: ProrlError) -> float:
-        """Return how many seconds to wait before the next try; raise the error if it was away for too long."""
-        now = time.monotonic()
-        self._since_s = self._since_s if self._since_s is not None else now
-        if now - self._since_s > self._limit_s:
-            raise error
-        log.warning("%s; again in a second", error.message)
-        return PAUSE_S
+    @classmethod
+    def of(cls, row: Row, most: int | None = None, too_long: TooLong = "drop") -> Sample:
+        """Make the sample of a row whose response may have `most` tokens; None: any number."""
+        tokens = len(row) - row.prompt_tokens
+        if most is None or tokens <= most:
+            return cls(row, tokens)
+        return cls(row, max(most, 0) if too_long == "truncate" else 0)
 
-    def end(self) -> None:
-        """Note that the service has answered."""
-        self._since_s = None
+    @property
+    def is_cut(self) -> bool:
+        """It is shorter than the rollout."""
+        return self.length < len(self.row) - self.row.prompt_tokens
+
+    @property
+    def prompt_ids(self) -> NDArray[np.int32]:
+        """The prompt's tokens, int32 [P]."""
+        return self.row.arrays.token_ids[: self.row.prompt_tokens]
+
+    @property
+    def response_ids(self) -> NDArray[np.int32]:
+        """The response's tokens, int32 [R]."""
+        return self.row.arrays.token_ids[self._response]
+
+    @property
+    def response_mask(self) -> NDArray[np.int64]:
+        """1 where the policy generated the token, else 0; int64 [R]."""
+        mask: NDArray[np.int64] = self.row.arrays.loss_mask[self._response].astype("int64")
+        return mask
+
+    @property
+    def logprobs(self) -> NDArray[np.float32]:
+        """The engine's, float32 [R]; 0 where the policy did not generate the token."""
+        return self.row.arrays.logprobs[self._response]
+
+    @property
+    def _response(self) -> slice:
+        return slice(self.row.prompt_tokens, self.row.prompt_tokens + self.length)
 
 
 class Counts:
@@ -131,13 +237,6 @@ def why_given_up(report: BatchReport | None) -> str:
     for group in report.given_up if report is not None else ():
         counts.update(group.failures)
     return ", ".join(f"{code} {count} times" for code, count in counts.most_common()) or "no reason was given"
-
-
-def response_room(tokens: int, most: int | None, too_long: TooLong) -> int:
-    """Return how many of a response's tokens are trained on: all, at most `most`, or 0 if it is dropped."""
-    if most is None or tokens <= most:
-        return tokens
-    return max(most, 0) if too_long == "truncate" else 0
 
 
 def check_too_long(too_long: str) -> None:

@@ -1,27 +1,12 @@
-r"""slime: a rollout function that lets this service collect the groups (after slime's `rollout/sglang_rollout.py`).
+r"""slime: a rollout function that lets this service collect the groups, and hooks for rewards and weights.
 
     train.py --rollout-function-path prorl_zmq.integrations.slime.generate_rollout --custom-config-path prorl.yaml \
         --custom-reward-post-process-path prorl_zmq.integrations.slime.post_process_rewards \
         --update-weight-mode full --update-weight-transport disk --update-weight-disk-dir /shared/weights \
         --custom-update-weight-post-write-path prorl_zmq.integrations.slime.update_weights …
 
-Its own settings are attributes of slime's `args`, for instance from that YAML file:
-
-| attribute | meaning |
-|---|---|
-| `prorl_endpoint` | the service's front door; else that of `prorl serve` without a topology file |
-| `prorl_keys` | the folder of keys, if the service requires them |
-| `prorl_make_job` | path of a function `(args, sample) -> Job`; else `sample.metadata` has `task` and `instance` |
-| `prorl_batch` | further options of `open_batch`, such as `keep`, `carry`, `max_staleness` |
-| `prorl_eval_samples` | path of a function `(args) -> {dataset: [Sample, …]}`, for evaluation |
-
-Prompts are drawn from slime's data source as the service wants them, and their `Sample`s are filled in. Without `keep`,
-`--dynamic-sampling-filter-path` decides: not set, all groups are kept; slime's own zero-std check is `informative`;
-another filter is refused. The service carries over what is under way at a batch's end, so the data source's buffer
-stays empty. `response`, a text for the log, stays empty too, for want of a tokenizer.
-
-One client per process is kept between calls, since what is carried over belongs to its session; it is closed with the
-process, or by `close`. If slime dies, the service stops the session's jobs when its lease expires.
+The page Training lists the settings `prorl_…`, which are attributes of slime's `args`. One client per process is kept
+between calls, since what is carried over belongs to its session; `close` closes it, or the process's end.
 """
 
 from __future__ import annotations
@@ -30,6 +15,7 @@ import atexit
 import copy
 import re
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,10 +28,10 @@ from ..errors import ConfigError, InvalidJob, NotTrainable
 from ..wire.messages.base import new_id
 from ..wire.messages.jobs import Job, Sampling
 from .sampling import sampling_of
-from .session import load_function
+from .session import Sample, TrainerSession, load_function
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ..data.group import Group
     from ..data.rows import Row
@@ -71,9 +57,9 @@ SAMPLING = {
 
 @dataclass(slots=True)
 class _Prompts:
-    """A client, and the samples of the prompts that were fed to its session."""
+    """A session, and the samples of the prompts that were fed to it."""
 
-    client: RolloutClient
+    session: TrainerSession
     fed: dict[str, tuple[int, list[Any]]] = field(default_factory=dict)
     """By prompt id: the call that fed it, and slime's samples of it."""
     calls: int = 0
@@ -129,18 +115,18 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
     options = {"keep": _keep(args), "carry": "running", **_options(args)}
     prompts = _prompts(args)
     prompts.next_call()
-    with prompts.client.open_batch(args.rollout_batch_size, size, **options) as batch:
-        batch.feed(prompts.draw(args, data_source))
-        groups = list(batch)
-    if batch.state != "met":
+    session, number = prompts.session, args.rollout_batch_size
+    groups = list(session.groups(lambda: (number, prompts.draw(args, data_source)), size, **options))
+    assert session.batch is not None, "it was opened"
+    if session.batch.state != "met":
         raise NotTrainable(
-            f"the batch ended {batch.state} with {len(groups)} of {args.rollout_batch_size} groups: {batch.report}"
+            f"the batch ended {session.batch.state} with {len(groups)} of {number} groups: {session.report}"
         )
     filled = fill_samples(groups, [prompts.take(group.prompt_id) for group in groups], size)
     filled.sort(key=lambda group: _segments(group)[0].index)
     if path := getattr(args, "rollout_sample_filter_path", None):
         load_function(path)(args, filled)
-    return RolloutFnTrainOutput(samples=filled, metrics=_metrics(batch.report))
+    return RolloutFnTrainOutput(samples=filled, metrics=_metrics(session.report))
 
 
 def fill_samples(groups: Sequence[Group], samples: Sequence[list[Any]], size: int) -> list[list[Any]]:
@@ -205,7 +191,7 @@ def update_weights(args: Any, version_dir: str, rollout_engines: object) -> None
         number = re.search(r"(\d+)$", Path(version_dir).name)
         if number is None:
             raise ConfigError(f"{version_dir} does not end with a number, which is the version", key="version_dir")
-        with _client(args) as client:
+        with _connect(args)() as client:
             client.update_weights(Path(version_dir).absolute(), int(number[1]), timeout_s=UPDATE_S)
         return [None] * ranks()
 
@@ -215,7 +201,7 @@ def update_weights(args: Any, version_dir: str, rollout_engines: object) -> None
 def close() -> None:
     """Close this process's clients."""
     while _open:
-        _open.popitem()[1].client.close()
+        _open.popitem()[1].session.close()
 
 
 def _rollout_of(sample: Any) -> Any:
@@ -243,11 +229,11 @@ def _filled(pairs: list[tuple[Row, Any]]) -> Any:
 
 
 def _fill(row: Row, sample: Any) -> Any:
-    start = row.prompt_tokens
+    ours = Sample.of(row)
     sample.tokens = row.arrays.token_ids.tolist()
-    sample.response_length = len(row) - start
-    sample.loss_mask = row.arrays.loss_mask[start:].astype(int).tolist()
-    sample.rollout_log_probs = row.arrays.logprobs[start:].tolist()
+    sample.response_length = ours.length
+    sample.loss_mask = ours.response_mask.tolist()
+    sample.rollout_log_probs = ours.logprobs.tolist()
     sample.weight_versions = [str(version) for version in row.versions]
     sample.reward = row.reward
     sample.status = type(sample).Status.TRUNCATED if row.truncated else type(sample).Status.COMPLETED
@@ -265,14 +251,12 @@ def _evaluate(args: Any) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
         )
     data: dict[str, dict[str, Any]] = {}
     metrics: dict[str, float] = {}
-    with _client(args) as client:
+    with TrainerSession(_connect(args)) as session:
         for name, samples in load_function(path)(args).items():
-            jobs = [_job(args, sample) for sample in samples]
-            by_prompt = {job.job_id: sample for job, sample in zip(jobs, samples, strict=True)}
-            with client.open_batch(len(jobs), 1, keep="all", carry="nothing") as batch:
-                batch.feed(jobs)
-                groups = list(batch)
-            done = fill_samples(groups, [[by_prompt[group.prompt_id]] for group in groups], 1)
+            asked = {job.job_id: (job, sample) for sample in samples for job in [_job(args, sample)]}
+            jobs = [job for job, _ in asked.values()]
+            groups = list(session.groups(lambda: (len(jobs), jobs), 1, keep="all", carry="nothing"))  # noqa: B023
+            done = fill_samples(groups, [[asked[group.prompt_id][1]] for group in groups], 1)
             ended = sorted((_segments(group)[-1] for group in done), key=lambda sample: sample.index)
             truncated = [sample.status == type(sample).Status.TRUNCATED for sample in ended]
             rewards = [sample.reward for sample in ended]
@@ -305,8 +289,8 @@ def _options(args: Any) -> dict[str, Any]:
     return dict(getattr(args, "prorl_batch", None) or {})
 
 
-def _client(args: Any) -> RolloutClient:
-    return RolloutClient(getattr(args, "prorl_endpoint", None), keys=getattr(args, "prorl_keys", None))
+def _connect(args: Any) -> Callable[[], RolloutClient]:
+    return partial(RolloutClient, getattr(args, "prorl_endpoint", None), keys=getattr(args, "prorl_keys", None))
 
 
 def _prompts(args: Any) -> _Prompts:
@@ -314,7 +298,7 @@ def _prompts(args: Any) -> _Prompts:
     if key not in _open:
         if not _open:
             atexit.register(close)
-        _open[key] = _Prompts(_client(args))
+        _open[key] = _Prompts(TrainerSession(_connect(args)))
     return _open[key]
 
 

@@ -1,76 +1,101 @@
 from __future__ import annotations
 
-import pytest
-from finished_groups import chat
+from typing import TYPE_CHECKING, Any
 
-from prorl_zmq import Group, Job
-from prorl_zmq.errors import ConfigError, NotTrainable, RequestTimeout
+import msgspec
+import numpy as np
+import pytest
+from finished_groups import group, with_tool
+
+from prorl_zmq import EpisodeLimits, Job, RolloutClient, Sampling
+from prorl_zmq.data.rows import rows_of
+from prorl_zmq.errors import Closed, ConfigError, NotTrainable, RequestTimeout
 from prorl_zmq.integrations import session
-from prorl_zmq.integrations.session import Counts, Outage, Places, check_too_long, load_function, response_room
-from prorl_zmq.wire.messages.batches import BatchReport, GivenUpGroup
+from prorl_zmq.integrations.session import Counts, Sample, TrainerSession, check_too_long, load_function
+from prorl_zmq.wire.messages.base import new_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from support.services import SharedService
+
+WHOLE: dict[str, Any] = {"keep": "all", "carry": "nothing", "max_replacements": 0}
 
 
 def job(name: str) -> Job:
-    return Job(task="math", instance={}, job_id=name)
+    instance = {"problem": name, "ground_truth": "1"}
+    return Job(task="math", instance=instance, job_id=name, sampling=Sampling(max_tokens=4))
 
 
-def group(prompt_id: str) -> Group:
-    return Group(f"group of {prompt_id}", prompt_id, (chat([1], [2]),))
+def failing(job: Job) -> Job:
+    """Make a job whose prompt alone is longer than it may be."""
+    return msgspec.structs.replace(job, episode=EpisodeLimits(max_tokens=4))
 
 
-def given_up(*failures: str) -> BatchReport:
-    groups = [GivenUpGroup("p", {failure: 2}) for failure in failures]
-    return BatchReport(given_up=tuple(groups))
+@pytest.fixture
+def trainer(served: SharedService) -> Iterator[TrainerSession]:
+    with TrainerSession(lambda: RolloutClient(served.front_door)) as trainer:
+        yield trainer
 
 
-class TestPlaces:
-    def test_groups_are_in_the_order_of_the_places(self) -> None:
-        places = Places([job("a"), job("b"), job("c")])
-        for name in "cab":
-            places.add(group(name))
-        assert places.filled(None)
-        assert [one.prompt_id for one in places.groups] == ["a", "b", "c"]
-        assert places.replaced == 0
-
-    def test_another_prompt_takes_the_place_of_one_without_a_group(self) -> None:
-        spares = [job("y"), job("x")]
-        places = Places([job("a"), job("b")], spares.pop)
-        places.add(group("b"))
-        assert not places.filled(given_up("timeout"))
-        assert [one.job_id for one in places.wanted] == ["x"]
-        assert not places.filled(given_up("timeout"))
-        places.add(group("y"))
-        assert places.filled(BatchReport())
-        assert [one.prompt_id for one in places.groups] == ["y", "b"]
-        assert places.replaced == 2
-
-    def test_no_place_is_tried_without_end(self) -> None:
-        places = Places([job("a"), job("b")], lambda: job("spare"))
-        places.add(group("b"))
-        for _ in range(session.ROUNDS - 1):
-            assert not places.filled(None)
-        with pytest.raises(NotTrainable, match=r"1 of 2 prompts could not be rolled out \(timeout 2 times\)") as error:
-            places.filled(given_up("timeout"))
-        assert error.value.fields["prompts"] == "spare"
-
-    def test_without_a_spare_a_missing_group_is_an_error_at_once(self) -> None:
-        with pytest.raises(NotTrainable, match="no reason was given"):
-            Places([job("a")]).filled(None)
+def test_groups_are_in_the_order_of_the_jobs(trainer: TrainerSession) -> None:
+    jobs = [job(name) for name in ("a", "b", "c", "d")]
+    groups = trainer.fill(jobs, 2, **WHOLE)
+    assert [one.prompt_id for one in groups] == ["a", "b", "c", "d"]
+    assert [len(one) for one in groups] == [2] * 4
+    assert trainer.replaced == 0
 
 
-def test_an_outage_is_waited_for_until_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    monkeypatch.setattr(session.time, "monotonic", lambda: now)
-    outage, error = Outage(10.0), RequestTimeout("no answer")
-    assert outage.pause_s(error) == session.PAUSE_S
-    now = 110.0
-    assert outage.pause_s(error) == session.PAUSE_S
-    outage.end()
-    now = 130.0
-    assert outage.pause_s(error) == session.PAUSE_S, "it has answered meanwhile"
-    now = 140.1
-    with pytest.raises(RequestTimeout):
-        outage.pause_s(error)
+def test_another_prompt_takes_the_place_of_one_without_a_group(trainer: TrainerSession) -> None:
+    spares = [job("good"), failing(job("no-better"))]
+    groups = trainer.fill([job("a"), failing(job("bad")), job("c")], 2, spares.pop, **WHOLE)
+    assert [one.prompt_id for one in groups] == ["a", "good", "c"]
+    assert trainer.replaced == 2
+
+
+def test_no_place_is_tried_without_end(trainer: TrainerSession) -> None:
+    names = iter("xyz")
+    with pytest.raises(NotTrainable, match=r"1 of 2 prompts could not be rolled out \(invalid_job \d times\)") as error:
+        trainer.fill([failing(job("a")), job("b")], 2, lambda: failing(job(next(names))), **WHOLE)
+    assert error.value.fields["prompts"] == "y"
+    assert trainer.replaced == session.ROUNDS - 1
+
+
+def test_without_a_spare_a_missing_group_is_an_error_at_once(trainer: TrainerSession) -> None:
+    with pytest.raises(NotTrainable, match="1 of 1 prompts"):
+        trainer.fill([failing(job("a"))], 2, **WHOLE)
+
+
+def test_the_collection_is_stopped_from_another_thread(trainer: TrainerSession) -> None:
+    def prompts() -> Iterator[Job]:
+        yield job("a")
+        trainer.stop()
+        while True:
+            yield job(new_id())
+
+    with pytest.raises(Closed):
+        list(trainer.groups(lambda: (10_000, prompts()), 2, **WHOLE))
+
+
+def test_a_service_that_is_away_is_waited_for_until_the_limit(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def wanted() -> tuple[int, list[Job]]:
+        asked.append(1)
+        return 1, [job("a")]
+
+    for away_s, batches in ((0.0, 1), (1.2, 2)):
+        asked.clear()
+        with TrainerSession(lambda: RolloutClient(f"ipc://{tmp_path}/nobody", timeout_s=0.3), away_s) as trainer:
+            with pytest.raises(RequestTimeout):
+                list(trainer.groups(wanted, 2))
+            assert len(asked) >= batches
+
+
+def test_a_batch_of_no_groups_is_not_opened(tmp_path: Path) -> None:
+    with TrainerSession(lambda: RolloutClient(f"ipc://{tmp_path}/nobody", timeout_s=0.3)) as trainer:
+        assert list(trainer.groups(lambda: (0, []), 2)) == []
 
 
 def test_counts_begin_anew_when_they_are_taken() -> None:
@@ -82,8 +107,15 @@ def test_counts_begin_anew_when_they_are_taken() -> None:
 
 
 def test_rollouts_that_are_too_long() -> None:
-    assert [response_room(9, most, "drop") for most in (None, 9, 8)] == [9, 9, 0]
-    assert [response_room(9, most, "truncate") for most in (None, 9, 8, -1)] == [9, 9, 8, 0]
+    (row,) = rows_of([group("a", with_tool(1.0))])
+    assert [Sample.of(row, most, "drop").length for most in (None, 7, 6)] == [7, 7, 0]
+    assert [Sample.of(row, most, "truncate").length for most in (None, 7, 6, -1)] == [7, 7, 6, 0]
+    cut = Sample.of(row, 3, "truncate")
+    assert cut.is_cut
+    assert not Sample.of(row, 7).is_cut
+    assert cut.prompt_ids.tolist() == [1, 2, 3, 9]
+    assert (cut.response_ids.tolist(), cut.response_mask.tolist()) == ([10, 11, 8], [1, 1, 0])
+    assert (cut.response_mask.dtype, cut.logprobs.tolist()) == (np.int64, [-0.25, -0.5, 0.0])
     with pytest.raises(ConfigError, match="not 'cut'"):
         check_too_long("cut")
 

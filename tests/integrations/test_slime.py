@@ -136,7 +136,7 @@ def test_a_function_of_the_users_makes_the_job(path: str, check: Callable[[Job],
 
 
 def test_prompts_of_long_ago_are_forgotten() -> None:
-    prompts = slime._Prompts(client=None)  # type: ignore[arg-type]
+    prompts = slime._Prompts(session=None)  # type: ignore[arg-type]
     metadata = {"task": "math", "instance": {}}
     old = next(prompts.draw(arguments(), slime_types.DataSource(2, [metadata])))
     for _ in range(slime.REMEMBERED_ROLLOUTS):

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import slime_types
 
-from prorl_zmq import AsyncRolloutClient, EpisodeLimits, Job, Sampling
+from prorl_zmq import AsyncRolloutClient, EpisodeLimits, Job, RolloutClient, Sampling
 from prorl_zmq.errors import InvalidJob, NotTrainable
 from prorl_zmq.integrations import slime
 from prorl_zmq.integrations.single_jobs import SingleJobs
@@ -63,7 +63,7 @@ def test_skyrls_generator_answers_in_the_order_of_its_input(door: str) -> None:
     problems = ["1" * length for length in (9, 1, 6, 3)]
 
     async def main() -> list[dict[str, Any]]:
-        generator = Generator(from_skyrl, connect=lambda: AsyncRolloutClient(door))
+        generator = Generator(from_skyrl, connect=lambda: RolloutClient(door))
         first, second = generator_input(problems, 3), generator_input(problems[::-1], 1)
         return await asyncio.gather(generator.generate(first), generator.generate(second))
 
@@ -89,7 +89,7 @@ def test_skyrls_generator_answers_in_the_order_of_its_input(door: str) -> None:
     ],
 )
 def test_what_skyrls_generator_refuses(door: str, more: dict[str, Any], error: type[Exception], problem: str) -> None:
-    generator = Generator(from_skyrl, connect=lambda: AsyncRolloutClient(door))
+    generator = Generator(from_skyrl, connect=lambda: RolloutClient(door))
     with pytest.raises(error, match=problem):
         asyncio.run(generator.generate(generator_input(["1", "2"], 2, **more)))
 
@@ -100,7 +100,7 @@ def test_a_rollout_that_brings_no_reward_is_no_output(door: str) -> None:
         bad = EpisodeLimits(max_tokens=8)  # the prompt alone is longer
         return msgspec.structs.replace(job, episode=bad) if prompt[0]["content"] == "bad" else job
 
-    generator = Generator(failing, connect=lambda: AsyncRolloutClient(door), options={"max_replacements": 1})
+    generator = Generator(failing, connect=lambda: RolloutClient(door), options={"max_replacements": 1})
     with pytest.raises(NotTrainable, match=r"1 of 2 prompts could not be rolled out.*invalid_job"):
         asyncio.run(generator.generate(generator_input(["1", "bad"], 2)))
 
@@ -113,7 +113,7 @@ def test_a_prompt_that_brings_no_reward_is_replaced_in_training_only(door: str) 
     spares = [failing([{"content": "spare"}], "gsm8k", {"bad": bad}) for bad in (False, True)]
     generator = Generator(
         failing,
-        connect=lambda: AsyncRolloutClient(door),
+        connect=lambda: RolloutClient(door),
         spare=spares.pop,  # the first of them is no better
         options={"max_replacements": 0},
     )

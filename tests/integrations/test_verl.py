@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections import defaultdict
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 import pytest
+from documents import blocks
 from finished_groups import chat, group, groups, rewritten, with_tool
 from framework_python import framework_python
 from framework_source import lifted
@@ -15,7 +18,7 @@ from hypothesis import given
 from vllm_python import environment
 
 from prorl_zmq.errors import NotTrainable
-from prorl_zmq.integrations.verl import agent_loop_outputs, rollout_batch
+from prorl_zmq.integrations.verl import agent_loop_outputs
 
 if TYPE_CHECKING:
     from prorl_zmq import Group
@@ -25,8 +28,26 @@ PAD = 77
 BATCH = [group("a", chat([1, 2], [3, 4], 0.25), with_tool(1.0)), group("b", chat([1], [2, 3, 4], version=7))]
 
 
+def recipe(verl: Any = None) -> Any:
+    """Return `data_proto` of docs/other-trainers.md, with verl's class or what the test gives for it."""
+    defined: dict[str, Any] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, attribute in (("verl", "DataProto"), ("tensordict", "TensorDict")):
+            module = ModuleType(name)
+            setattr(module, attribute, verl if name == "verl" else lambda tensors, _: tensors)
+            patch.setitem(sys.modules, name, module)
+        exec(RECIPE, defined)
+    return defined["data_proto"]
+
+
+(RECIPE,) = [block for block in blocks("python") if "def data_proto" in block]
+LENGTHS = {"prompt_length": 5, "response_length": 8, "pad_token_id": PAD}
+
+
 def test_the_batch_of_a_rollout() -> None:
-    batch, non_tensor, meta = rollout_batch(BATCH, prompt_length=5, response_length=8, pad_token_id=PAD)
+    pytest.importorskip("torch", reason="the tensors need torch: install the extra `train`")
+    proto = recipe(SimpleNamespace)(BATCH, **LENGTHS)
+    batch, non_tensor, meta = proto.batch, proto.non_tensor_batch, proto.meta_info
     assert batch["prompts"].tolist() == [[PAD, PAD, 1, 2, 9], [PAD, 1, 2, 3, 9], [PAD, PAD, PAD, 1, 9]]
     assert batch["responses"].tolist() == [
         [3, 4, *[PAD] * 6],
@@ -34,13 +55,13 @@ def test_the_batch_of_a_rollout() -> None:
         [2, 3, 4, *[PAD] * 5],
     ]
     assert batch["input_ids"].tolist() == np.hstack([batch["prompts"], batch["responses"]]).tolist()
-    assert batch["attention_mask"].tolist() == (batch["input_ids"] != PAD).astype(int).tolist()
+    assert batch["attention_mask"].tolist() == (batch["input_ids"] != PAD).int().tolist()
     assert batch["response_mask"][1].tolist() == [1, 1, 0, 0, 0, 0, 1, 0]
     assert batch["position_ids"][0].tolist() == [0, 0, 0, 1, 2, 3, 4, 4, 4, 4, 4, 4, 4]
     assert batch["rollout_log_probs"][1].tolist() == [-0.25, -0.5, 0, 0, 0, 0, -1, 0]
-    assert np.argwhere(batch["rm_scores"]).tolist() == [[0, 1], [1, 6], [2, 2]]
+    assert np.argwhere(batch["rm_scores"].numpy()).tolist() == [[0, 1], [1, 6], [2, 2]]
     assert batch["rm_scores"].sum(1).tolist() == [0.25, 1.0, 1.0]
-    assert {key: (array.dtype.name, array.shape) for key, array in batch.items()} == {
+    assert {key: (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) for key, tensor in batch.items()} == {
         "prompts": ("int64", (3, 5)),
         "responses": ("int64", (3, 8)),
         "response_mask": ("int64", (3, 8)),
@@ -60,17 +81,17 @@ def test_the_batch_of_a_rollout() -> None:
 
 
 def test_nothing_is_cut() -> None:
-    with pytest.raises(NotTrainable, match=r"a prompt of 4 tokens, and rollout\.prompt_length is 3"):
-        rollout_batch(BATCH, prompt_length=3, response_length=8, pad_token_id=PAD)
-    with pytest.raises(NotTrainable, match=r"a response of 7 tokens, and rollout\.response_length is 6"):
-        rollout_batch(BATCH, prompt_length=5, response_length=6, pad_token_id=PAD)
+    pytest.importorskip("torch", reason="the tensors need torch: install the extra `train`")
+    for lengths in ({"prompt_length": 3}, {"response_length": 6}):
+        with pytest.raises(NotTrainable, match="is longer than prompt_length or response_length"):
+            recipe()(BATCH, **{**LENGTHS, **lengths})
+    with pytest.raises(NotTrainable, match=r"job x has several segments.*V1 trainer"):
+        recipe()([group("a", rewritten(job_id="x"))], **LENGTHS)
 
 
 def test_several_segments_are_several_outputs() -> None:
     timings = {"engine": 2.0, "tool.bash": 0.5, "tool.ipython": 0.25, "eval": 1.0, "run": 3.0}
     batch = [group("a", chat([1], [2], 0.0), rewritten(1.0, job_id="x", timings=timings))]
-    with pytest.raises(NotTrainable, match=r"job x has several segments.*agent_loop_outputs"):
-        rollout_batch(batch, prompt_length=9, response_length=9, pad_token_id=PAD)
     outputs = agent_loop_outputs(batch)
     assert [len(segments) for segments in outputs] == [1, 2]
     assert outputs[1][1] == {
@@ -137,16 +158,14 @@ def test_verl_finds_the_groups_by_uid() -> None:
     }
     name = "compute_grpo_outcome_advantage"
     advantage = lifted("verl", VERSION, "verl/trainer/ppo/core_algos.py", (name,), known)[name]
-    batch, non_tensor, _ = rollout_batch(BATCH[:1], prompt_length=5, response_length=8, pad_token_id=PAD)
-    scores, mask = torch.from_numpy(batch["rm_scores"]), torch.from_numpy(batch["response_mask"])
-    advantages, _ = advantage(scores, mask, non_tensor["uid"])
+    proto = recipe(SimpleNamespace)(BATCH[:1], **LENGTHS)
+    advantages, _ = advantage(proto.batch["rm_scores"], proto.batch["response_mask"], proto.non_tensor_batch["uid"])
     expected = (np.array([0.25, 1.0]) - 0.625) / (np.std([0.25, 1.0], ddof=1) + 1e-6)
-    assert np.allclose(advantages.numpy(), expected[:, None] * batch["response_mask"])
+    assert np.allclose(advantages.numpy(), expected[:, None] * proto.batch["response_mask"].numpy())
 
 
 WHOLE_BATCH = """
 from finished_groups import chat, group, with_tool
-from prorl_zmq.integrations.verl import data_proto
 
 batch = [group("a", chat([1, 2], [3, 4], 0.25), with_tool(1.0)), group("b", chat([1], [2, 3, 4], version=7))]
 proto = data_proto(batch, prompt_length=5, response_length=8, pad_token_id=77)
@@ -158,6 +177,6 @@ print(len(proto), proto.batch["responses"][1].tolist(), proto[[1, 2]].non_tensor
 def test_verl_takes_the_whole_batch(tmp_path: Path) -> None:
     found = environment(tmp_path)
     found["PYTHONPATH"] += f"{os.pathsep}{Path(__file__).parents[1]}"
-    command = [framework_python("trainers"), "-c", WHOLE_BATCH]
+    command = [framework_python("trainers"), "-c", RECIPE + WHOLE_BATCH]
     done = subprocess.run(command, env=found, capture_output=True, text=True, check=False, timeout=100)
     assert done.stdout.splitlines()[-1] == "3 [10, 11, 8, 20, 21, 9, 12, 77] ['a', 'b']", done.stderr

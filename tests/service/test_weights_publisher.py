@@ -14,7 +14,7 @@ import pytest
 from beside import beside
 
 from prorl_zmq import EpisodeLimits, Job, RolloutClient, Sampling
-from prorl_zmq.errors import ConfigError, InvalidWeights, NoBackend, ProrlError
+from prorl_zmq.errors import Closed, ConfigError, InvalidWeights, NoBackend, ProrlError, WeightsHeld
 from prorl_zmq.integrations import slime
 from prorl_zmq.service.child import ChildService
 
@@ -69,7 +69,9 @@ def client(service: ChildService) -> Iterator[RolloutClient]:
 
 
 @pytest.mark.timeout(120)
-def test_engines_get_a_modules_weights_as_they_serve_them(client: RolloutClient, served: Path, tmp_path: Path) -> None:
+def test_engines_get_a_modules_weights_as_they_serve_them(
+    service: ChildService, client: RolloutClient, served: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "weights"
     model = Model()
     with WeightsPublisher(client, served, folder, part_bytes=40) as publisher:
@@ -90,13 +92,24 @@ def test_engines_get_a_modules_weights_as_they_serve_them(client: RolloutClient,
             WeightsPublisher(client, served, folder)
         renamed = [(f"policy.{name}", tensor) for name, tensor in model.state_dict().items()]
         publisher.close()
-    with WeightsPublisher(client, served, folder, rename=lambda name: name.removeprefix("policy.")) as publisher:
+    client.close()  # it holds the weights
+    opened: list[RolloutClient] = []
+
+    def connect() -> RolloutClient:
+        opened.append(RolloutClient(service.front_door, timeout_s=60))
+        return opened[-1]
+
+    with WeightsPublisher(connect, served, folder, rename=lambda name: name.removeprefix("policy.")) as publisher:
         publisher.publish(renamed, 6)
-        client.update_weights(folder / "weights-00000006", 99)
-        with pytest.raises(ConfigError, match=r"the weights 6, and they serve \[99\]: does another trainer"):
-            publisher.publish(renamed, 7)
-        client.update_weights(folder / "weights-00000006", 6)
-    assert [one.backend.weight_version for one in client.backends.list()] == [6]
+        with RolloutClient(service.front_door) as other:
+            other.update_weights(folder / "weights-00000006", 99, take_over=True)
+            with pytest.raises(WeightsHeld):
+                publisher.publish(renamed, 7)
+            other.update_weights(folder / "weights-00000006", 6)
+    with pytest.raises(Closed):
+        opened[0].status()
+    with RolloutClient(service.front_door) as other:
+        assert [one.backend.weight_version for one in other.backends.list()] == [6]
 
 
 @pytest.mark.timeout(120)

@@ -79,6 +79,7 @@ OF_PATH = {
     "tests/integrations/test_nemo_gym.py": PROCESS,
     "tests/integrations/test_ray.py": PROOF,
     "tests/integrations/test_recipes.py": PROCESS,
+    "tests/integrations/test_session.py": SYSTEM,
     "tests/integrations/test_single_jobs.py": PROCESS,
     "tests/integrations/test_skyrl_training.py": PROOF,
     "tests/integrations/test_trainers.py": SYSTEM,

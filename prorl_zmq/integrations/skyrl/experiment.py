@@ -1,20 +1,24 @@
-"""`ProrlExp`: SkyRL's experiment whose rollouts are made by this service. Needs SkyRL (0.3) and the extra `[train]`.
+"""`ProrlExp`: SkyRL's experiment with rollouts by this service. Needs SkyRL (0.3) and the extra `[train]`.
 
-`main` is what `trainer.override_entrypoint=prorl_zmq.integrations.skyrl.experiment` calls. The service's part of the
-configuration is the section `prorl` (`ProrlConfig`); all else is SkyRL's own. The service's engines have GPUs of their
-own, so `trainer.placement.colocate_all=false`.
+`trainer.override_entrypoint=prorl_zmq.integrations.skyrl.experiment` calls `main`. The service's part of the
+configuration is the section `prorl` (`ProrlConfig`).
 """
 
 # No `from __future__ import annotations`: SkyRL reads the types of the configuration's fields.
 
+import asyncio
 import random
+import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from ...client.asynchronous.client import AsyncRolloutClient
+from safetensors import safe_open
+
 from ...client.blocking.client import RolloutClient
 from ...errors import ConfigError
 from ...weights_publisher import WeightsPublisher
@@ -23,7 +27,6 @@ from ...wire.messages.jobs import EpisodeLimits, Job
 from ..dataset_rows import job_maker
 from ..session import check_version
 from .generator import Generator
-from .weights import ServedWeights
 
 TESTED = "0.3"
 """The version of SkyRL that this was run with."""
@@ -68,7 +71,7 @@ class ProrlConfig(BaseConfig):  # type: ignore[misc]
     keep_weights: int = 2
     """How many folders of weights stay."""
     update_mode: UpdateMode = "keep"
-    """What becomes of running generations; see `RolloutClient.begin_weights`."""
+    """What happens to running generations; see `RolloutClient.begin_weights`."""
     batch: dict[str, Any] = field(default_factory=dict)
     """More options of `open_batch`, such as `max_replacements` and `weight`."""
 
@@ -81,10 +84,7 @@ class ProrlTrainConfig(SkyRLTrainConfig):  # type: ignore[misc]
 
 
 class InferenceClient:
-    """Stands for SkyRL's client of its engines: what is called of it without `ServedWeights`, in a simulated training.
-
-    The service pauses its engines itself while they load weights.
-    """
+    """Stands for SkyRL's client of its engines, which a simulated training calls: the service pauses its engines."""
 
     def __init__(self) -> None:
         self.weight_version = 0
@@ -100,15 +100,69 @@ class InferenceClient:
         self.weight_version += 1
 
 
+class ServedWeights:
+    """Publishes a trainer's weights before its first step and after each; the version is its global step.
+
+    SkyRL's workers gather and save the model by their own means, whatever their sharding; its tensors are then cast to
+    the served model's dtypes.
+
+    Args:
+        trainer: SkyRL's `RayPPOTrainer` or `FullyAsyncRayPPOTrainer`, before its `train`.
+        publisher: of this process alone.
+        folder: the publisher's folder. The trainer's machines see it under this path too.
+    """
+
+    def __init__(self, trainer: Any, publisher: WeightsPublisher, folder: Path) -> None:
+        self._trainer = trainer
+        self._publisher = publisher
+        self._saved = folder / ".saved"
+        trainer.init_weight_sync_state = self._begin
+
+    def _begin(self) -> None:
+        """Replace the step in which SkyRL's workers connect to SkyRL's engines."""
+        self._trainer.dispatch.save_weights_for_sampler = self.save_weights_for_sampler
+
+    async def save_weights_for_sampler(self, model_id: str | None = None) -> None:  # noqa: ARG002 - as SkyRL's
+        """Have all engines load the trainer's weights, while rollouts continue.
+
+        Raises:
+            ConfigError: the workers' files are missing here.
+            ProrlError: as `WeightsPublisher.publish`.
+        """
+        await asyncio.to_thread(self._publish, self._trainer.global_step)
+
+    def _publish(self, step: int) -> None:
+        shutil.rmtree(self._saved, ignore_errors=True)  # of a run that was killed
+        try:
+            self._trainer.dispatch.save_hf_model("policy", str(self._saved), self._trainer.tokenizer)
+            done = self._publisher.publish(self._tensors(), step)
+        finally:
+            shutil.rmtree(self._saved, ignore_errors=True)
+        seconds = done.seconds if done is not None else {}
+        self._trainer.all_metrics |= {f"weights/{part}_s": value for part, value in seconds.items()}
+        self._trainer.all_metrics["weights/version"] = step
+
+    def _tensors(self) -> Iterator[tuple[str, Any]]:
+        files = sorted(self._saved.glob("*.safetensors"))
+        if not files:
+            raise ConfigError(
+                f"SkyRL's workers have saved the model, and nothing is in {self._saved} here: weights_folder must be "
+                "seen under one path by all machines of the trainer and by all engine hosts",
+                key="prorl.weights_folder",
+            )
+        with ExitStack() as stack:  # all stay open: the publisher tells tensors apart by their addresses
+            for file in files:
+                opened = stack.enter_context(safe_open(file, framework="pt"))
+                for name in opened.keys():  # noqa: SIM118 - it is no mapping
+                    yield name, opened.get_tensor(name)
+
+
 class ProrlExp(BasePPOExp):  # type: ignore[misc]
     """A SkyRL experiment with rollouts by this service, and weights for its engines.
 
-    The data sets have the columns `prompt`, `task` and `instance` (`dataset_rows` makes them of jobs). Turns are
-    limited by `generator.max_turns`, a turn's tokens by `sampling_params.max_generate_length`, and a conversation's by
-    that and `max_input_length` together. With `trainer.fully_async.enabled` the trainer is SkyRL's fully asynchronous
-    one. Where a prompt cannot be rolled out, another of the training data takes its place, twice at most.
-
-    To make jobs of other columns, override `make_job`.
+    The data sets have the columns `prompt`, `task` and `instance` (`dataset_rows` makes them of jobs); for others,
+    override `make_job`. `generator.max_turns` limits turns, `sampling_params.max_generate_length` a turn's tokens, and
+    that and `max_input_length` together a conversation's.
 
     Args:
         cfg: the configuration.
@@ -126,9 +180,9 @@ class ProrlExp(BasePPOExp):  # type: ignore[misc]
         episode = EpisodeLimits(max_turns=generator.max_turns, max_tokens=generator.max_input_length + length)
         self._job_of_row = job_maker(episode, max_tokens=length)
         self._random = random.Random(cfg.trainer.seed)  # noqa: S311 - the order of prompts is no secret
-        self._client: RolloutClient | None = None
+        ours = cfg.prorl
+        self._connect = partial(RolloutClient, ours.endpoint, keys=ours.keys, timeout_s=ours.timeout_s)
         self._publisher: WeightsPublisher | None = None
-        self.weights: ServedWeights | None = None
         self._generator: Generator | None = None
         super().__init__(cfg)
 
@@ -152,7 +206,7 @@ class ProrlExp(BasePPOExp):  # type: ignore[misc]
         """Return the generator that rolls out by the service."""
         self._generator = Generator(
             self.make_job,
-            connect=partial(AsyncRolloutClient, cfg.prorl.endpoint, keys=cfg.prorl.keys, timeout_s=cfg.prorl.timeout_s),
+            connect=self._connect,
             step_wise=cfg.generator.step_wise_trajectories,
             spare=self._spare,
             away_s=cfg.prorl.away_s,
@@ -172,15 +226,15 @@ class ProrlExp(BasePPOExp):  # type: ignore[misc]
             return FullyAsyncTrainerSim(cfg=cfg, **parts)  # it has no model, so no weights
         kind = FullyAsyncRayPPOTrainer if cfg.trainer.fully_async.enabled else RayPPOTrainer
         trainer = kind(cfg=cfg, **parts)
+        with self._connect() as client:
+            client.status()  # before SkyRL loads models for minutes
         ours = cfg.prorl
-        self._client = RolloutClient(ours.endpoint, keys=ours.keys, timeout_s=ours.timeout_s)
-        self._client.status()  # before SkyRL loads models for minutes
         folder = Path(ours.weights_folder or Path(cfg.trainer.export_path, "weights")).absolute()
         served = ours.served_model or cfg.trainer.policy.model.path
         self._publisher = WeightsPublisher(
-            self._client, served, folder, keep=ours.keep_weights, mode=ours.update_mode, all_ranks=False
+            self._connect, served, folder, keep=ours.keep_weights, mode=ours.update_mode, all_ranks=False
         )
-        self.weights = ServedWeights(trainer, self._publisher, folder)
+        ServedWeights(trainer, self._publisher, folder)
         return trainer
 
     def run(self) -> None:
@@ -192,8 +246,6 @@ class ProrlExp(BasePPOExp):  # type: ignore[misc]
         finally:
             if self._publisher is not None:
                 self._publisher.close()
-            if self._client is not None:
-                self._client.close()
 
     def _spare(self) -> Job:
         prompt, env_class, extras, _ = self.train_dataset[self._random.randrange(len(self.train_dataset))]

@@ -1,37 +1,37 @@
-"""SkyRL's `GeneratorOutput`, and a generator on top of this service (after SkyRL 0.3.0, `train/generators/base.py`).
+"""SkyRL's `GeneratorOutput`, and a generator that rolls out by this service (after SkyRL 0.3.0).
 
     generator = Generator(make_job, step_wise=cfg.generator.step_wise_trajectories)
     trainer = RayPPOTrainer(..., generator=generator)
 
-Its batch is the one SkyRL asks for, rollout by rollout; the service replaces jobs that bring no reward, and never fills
-up with copies. To sample until enough groups are informative, collect them with `open_batch` and convert them with
-`generator_output`. SkyRL cuts, pads and re-aligns the rows itself.
+The service replaces jobs without a reward, and never returns copies. To sample until enough groups are informative,
+collect them with `open_batch` and convert them with `generator_output`. SkyRL cuts, pads and re-aligns the rows itself.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
-from ...client.asynchronous.client import AsyncRolloutClient
+from ...client.blocking.client import RolloutClient
 from ...data.reward_curve import RewardCurve
 from ...data.rows import rows_of, single_rows_of
-from ...errors import InvalidJob, RequestTimeout, UnknownBatch
+from ...errors import InvalidJob
 from ...wire.messages.base import new_id
 from ..sampling import sampling_of
-from ..session import Outage, Places
+from ..session import Sample, TrainerSession
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ...data.group import Group
     from ...data.rows import Row
-    from ...wire.messages.batches import BatchReport
     from ...wire.messages.jobs import Job
 
 
@@ -65,14 +65,15 @@ def generator_output(
     ids = trajectory_ids or [
         TrajectoryID(group.group_id, place) for group in groups for place in range(len(group.trajectories))
     ]
+    samples = [Sample.of(row) for row in rows]
     return {
-        "prompt_token_ids": [row.arrays.token_ids[: row.prompt_tokens].tolist() for row in rows],
-        "response_ids": [row.arrays.token_ids[row.prompt_tokens :].tolist() for row in rows],
+        "prompt_token_ids": [sample.prompt_ids.tolist() for sample in samples],
+        "response_ids": [sample.response_ids.tolist() for sample in samples],
         "rewards": [row.reward for row in rows],
-        "loss_masks": [row.arrays.loss_mask[row.prompt_tokens :].astype(int).tolist() for row in rows],
+        "loss_masks": [sample.response_mask.tolist() for sample in samples],
         "stop_reasons": ["length" if row.truncated else "stop" for row in rows],
         "rollout_metrics": _metrics(rows),
-        "rollout_logprobs": [row.arrays.logprobs[row.prompt_tokens :].tolist() for row in rows],
+        "rollout_logprobs": [sample.logprobs.tolist() for sample in samples],
         "trajectory_ids": [ids[row.index] for row in rows],
         "trajectory_generation_times": [row.seconds for row in rows],
         "rollout_expert_indices": None,
@@ -82,7 +83,7 @@ def generator_output(
 
 
 class Generator:
-    """SkyRL's `GeneratorInterface` on top of a service.
+    """SkyRL's `GeneratorInterface` by a service.
 
     Each call has a client and session of its own: SkyRL's fully asynchronous trainer makes many calls at once, and
     batches of one session share their prompts.
@@ -90,10 +91,10 @@ class Generator:
     Args:
         make_job: makes the job of a prompt from its messages, its `env_class` and its `env_extras`. The generator sets
             its `job_id` and, where SkyRL passes sampling parameters, its `sampling`.
-        connect: opens a client; by default that of `prorl serve` without a topology file.
+        connect: opens a client, in a thread; by default that of `prorl serve` without a topology file.
         step_wise: as in `generator_output`.
-        spare: gives the job of another prompt of the training data. In training it takes the place of a prompt that
-            cannot be rolled out: the group in that place is then of the other prompt. None: there is no replacement.
+        spare: makes the job of another prompt of the training data, which in training takes the place of a prompt that
+            cannot be rolled out; None: no prompt is replaced.
         away_s: how long the service may be away, in seconds.
         options: more options of `open_batch`, such as `weight` and `max_replacements`.
     """
@@ -102,7 +103,7 @@ class Generator:
         self,
         make_job: Callable[[Any, str, dict[str, Any]], Job],
         *,
-        connect: Callable[[], AsyncRolloutClient] = AsyncRolloutClient,
+        connect: Callable[[], RolloutClient] = RolloutClient,
         step_wise: bool = False,
         spare: Callable[[], Job] | None = None,
         away_s: float = 600.0,
@@ -113,7 +114,7 @@ class Generator:
         self._step_wise = step_wise
         self._spare = spare
         self._away_s = away_s
-        self._options = {"carry": "nothing", **(options or {})}
+        self._options = {"carry": "nothing", **(options or {}), "keep": "all"}
         self.curve = RewardCurve()
         """The rewards of the training's batches; each prints a line."""
 
@@ -123,8 +124,8 @@ class Generator:
         Its metric `generate/replaced_prompts` counts the prompts in whose place another one was rolled out.
 
         Raises:
-            InvalidJob: the prompts do not repeat as SkyRL repeats them, or a sampling parameter is not known.
-            NotTrainable: prompts brought no reward, however often they were replaced. In an evaluation none is
+            InvalidJob: the prompts do not repeat as SkyRL repeats them, or a sampling parameter is unknown.
+            NotTrainable: prompts could not be rolled out, nor could their replacements. In an evaluation none is
                 replaced: its score is of these prompts.
         """
         given = input_batch.get("sampling_params")
@@ -133,39 +134,20 @@ class Generator:
         def prompt_of(job: Job) -> Job:
             return msgspec.structs.replace(job, job_id=new_id(), **drawn)
 
-        size, jobs = self._jobs(input_batch)
-        metadata = input_batch.get("batch_metadata")
-        spare = self._spare if getattr(metadata, "training_phase", "train") == "train" else None
-        places = Places([prompt_of(job) for job in jobs], None if spare is None else lambda: prompt_of(spare()))
-        while not places.filled(await self._roll_out(places, size)):
-            pass
-        ordered = places.groups
+        size, made = self._jobs(input_batch)
+        jobs = [prompt_of(job) for job in made]
+        phase = getattr(input_batch.get("batch_metadata"), "training_phase", "train")
+        spare = self._spare if phase == "train" else None
+        more = None if spare is None else lambda: prompt_of(spare())
+        session = TrainerSession(self._connect, self._away_s)
+        groups = await _in_thread(session, lambda: session.fill(jobs, size, more, **self._options))
         if spare is not None:
-            line = self.curve.add([reward for group in ordered for reward in group.rewards.tolist()])
+            line = self.curve.add([reward for group in groups for reward in group.rewards.tolist()])
             print(f"batch {len(self.curve.means)}: {line}", flush=True)
         ids = input_batch.get("trajectory_ids")
-        output = generator_output(ordered, step_wise=self._step_wise, trajectory_ids=ids)
-        output["rollout_metrics"]["generate/replaced_prompts"] = float(places.replaced)
+        output = generator_output(groups, step_wise=self._step_wise, trajectory_ids=ids)
+        output["rollout_metrics"]["generate/replaced_prompts"] = float(session.replaced)
         return output
-
-    async def _roll_out(self, places: Places, size: int) -> BatchReport | None:
-        """Add the groups that are wanted, as far as they can be rolled out."""
-        outage = Outage(self._away_s)
-        while wanted := places.wanted:
-            try:
-                async with (
-                    self._connect() as client,
-                    await client.open_batch(len(wanted), size, keep="all", **self._options) as batch,
-                ):
-                    outage.end()
-                    batch.feed(wanted)
-                    async for group in batch:
-                        places.add(group)
-            except (RequestTimeout, UnknownBatch) as error:
-                await asyncio.sleep(outage.pause_s(error))
-            else:
-                return batch.report
-        return None
 
     def _jobs(self, batch: Mapping[str, Any]) -> tuple[int, list[Job]]:
         """Return the number of rollouts per prompt, and one job per prompt."""
@@ -180,6 +162,26 @@ class Generator:
             )
         firsts = range(0, len(prompts), size)
         return size, [self._make_job(prompts[first], batch["env_classes"][first], extras[first]) for first in firsts]
+
+
+async def _in_thread(session: TrainerSession, collect: Callable[[], list[Group]]) -> list[Group]:
+    """Collect groups in a thread of their own; if the caller is cancelled, so is what is under way."""
+    collected: Future[list[Group]] = Future()
+    collected.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            with session:
+                collected.set_result(collect())
+        except BaseException as error:  # noqa: BLE001 - raised in the caller
+            collected.set_exception(error)
+
+    threading.Thread(target=run, name="rollouts", daemon=True).start()
+    try:
+        return await asyncio.wrap_future(collected)
+    except asyncio.CancelledError:
+        session.stop()
+        raise
 
 
 def _metrics(rows: list[Row]) -> dict[str, float]:

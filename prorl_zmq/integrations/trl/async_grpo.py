@@ -1,49 +1,39 @@
-"""`RolloutWorker` and `WeightTransfer`: what TRL's `AsyncGRPOTrainer` is given in place of its own.
+"""`RolloutWorker` and `WeightTransfer`: what TRL's `AsyncGRPOTrainer` gets in place of its own.
 
-    service   ├── rollouts, without a pause ───────────────────────────────────────────
-    worker       groups → advantages → samples into the trainer's queue
-    trainer            ├── step 1 ──┤ weights ├── step 2 ──┤ weights ├── step 3 …
-
-The worker is at most `ahead` steps' samples ahead of the trainer, beside the batch that is being collected.
+Rollouts continue while the trainer learns. The worker is at most `ahead` steps' samples ahead of the trainer, not
+counting the batch that is being collected.
 """
 
 from __future__ import annotations
 
-import logging
 import queue
 import random
 import threading
 import time
 from collections import deque
 from itertools import count
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...client.blocking.client import RolloutClient
 from ...data.rows import rows_of
-from ...errors import ConfigError, InternalError, NotTrainable, RequestTimeout, UnknownBatch
+from ...errors import Closed, ConfigError, InternalError, NotTrainable, RequestTimeout
 from ...weights_publisher import WeightsPublisher
 from ..dataset_rows import job_maker, of_prompt
-from ..session import check_too_long, check_version, response_room
-from .samples import TESTED, sampling_of_args
+from ..session import Sample, TrainerSession, check_too_long, check_version
+from .grpo import TESTED, sampling_of_args
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from ...client.blocking.batch import Batch
     from ...data.group import Group
-    from ...data.rows import Row
-    from ...weights_publisher import Published
     from ...wire.messages.jobs import Job
     from ..dataset_rows import JobMaker
     from ..session import TooLong
 
-log = logging.getLogger("prorl.trainer")
-
-POLL_S = 1.0
-"""How often the worker looks whether it is to stop."""
 NO_SPREAD = 1e-8
 
 
@@ -52,15 +42,16 @@ class RolloutWorker:
 
     Each segment of a trajectory becomes a sample; all samples of one trajectory have its advantage, which is that of
     GRPO: (reward - mean) / standard deviation, over the group. A sample's `model_version` is that of its oldest token.
-    In a distributed trainer every process makes one, and only the main process's is started.
+    A service that is away is waited for; `check_health` has the limit. In a distributed trainer every process makes a
+    worker, and the main process's alone is started.
 
     Args:
         rows: the data set, such as a `datasets.Dataset`; its prompts are taken at random.
         args: the trainer's `AsyncGRPOConfig`: group size, staleness, and how tokens are drawn.
         connect: opens the client, in a thread of the worker; by default that of `prorl serve` without a topology file.
         make_job: makes a row's job, by default from its columns `task` and `instance`.
-        too_long: what becomes of a sample whose response has more than `max_completion_length` tokens: it is `drop`ped
-            (and counted as `rollouts/dropped_total`), or `truncate`d.
+        too_long: what happens to a sample whose response has more than `max_completion_length` tokens: `drop` (counted
+            as `rollouts/dropped_total`), or `truncate`.
         ahead: steps' worth of samples that may wait for the trainer.
         seed: of the order of prompts.
         batch_options: options of `open_batch`, such as `keep="all"` (by default groups whose rewards are all equal
@@ -68,7 +59,7 @@ class RolloutWorker:
 
     Raises:
         ImportError: TRL is not installed.
-        ConfigError: the data set is empty, a batch is no whole number of groups, or an option cannot be used.
+        ConfigError: the data set is empty, a step is no whole number of groups, or an option has an invalid value.
         InvalidJob: the first row makes no job.
     """
 
@@ -100,15 +91,14 @@ class RolloutWorker:
         self._rows = rows
         self._args = args
         self._sampling = sampling_of_args(args)
-        self._connect = connect
         self._make_job = make_job or job_maker()
         self._make_job(rows[0])
         self._too_long: TooLong = too_long
         self._ahead = ahead * self._samples_per_step
         self._random = random.Random(seed)  # noqa: S311 - the order of prompts is no secret
         self._options = {"max_staleness": args.max_staleness, **(batch_options or {})}
+        self._session = TrainerSession(connect, away_s=inf)
         self._group_ids = count()
-        self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._rewards: deque[float] = deque()
@@ -124,7 +114,7 @@ class RolloutWorker:
 
     def stop(self) -> None:
         """End the thread; the service stops what is under way, at the latest when the session's lease ends."""
-        self._stop.set()
+        self._session.stop()
         if self._thread is not None:
             self._thread.join()
 
@@ -147,45 +137,30 @@ class RolloutWorker:
 
     def _run(self) -> None:
         try:
-            with self._connect() as client:
-                while not self._stop.is_set():
-                    try:
-                        self._fill(client)
-                    except (RequestTimeout, UnknownBatch) as error:  # the service is being started again, or was
-                        log.warning("%s; the next batch is opened in a second", error.message)
-                        self._stop.wait(POLL_S)
+            with self._session:
+                while True:
+                    self._fill()
+        except Closed:
+            pass  # by `stop`
         except BaseException as error:  # noqa: BLE001 - raised by check_health, in the trainer's thread
             self._failure = error
 
-    def _fill(self, client: RolloutClient) -> None:
+    def _fill(self) -> None:
         """Collect the groups of one step."""
-        while self.rollout_buffer.qsize() >= self._ahead:
+        while self.rollout_buffer.qsize() >= self._ahead and not self._session.stopped.wait(0.01):
             self._last_s = time.monotonic()
-            if self._stop.wait(0.01):
-                return
-        groups = self._samples_per_step // self._args.num_generations
+        size = self._args.num_generations
+        put: list[int] = []
         began = time.monotonic()
-        with client.open_batch(groups, self._args.num_generations, **self._options) as batch:
-            batch.feed(self._jobs())
-            samples = [self._put(group) for group in self._collected(batch)]
-            report = batch.report
-        if samples and not any(samples):
+        wanted = self._samples_per_step // size
+        for group in self._session.groups(lambda: (wanted - len(put), self._jobs()), size, **self._options):
+            put.append(self._put(group))  # noqa: PERF401 - `wanted` is asked meanwhile
+        if put and not any(put):
             most = self._args.max_completion_length
             raise NotTrainable(f"all rollouts of a batch have more than max_completion_length = {most} tokens")
-        metrics = {"rollouts/batch_s": time.monotonic() - began}
-        if report is not None:
-            metrics["rollouts/given_up_total"] = float(len(report.given_up))
-        self.metrics_queue.put(metrics)
-
-    def _collected(self, batch: Batch) -> Iterator[Group]:
-        while not self._stop.is_set():
-            try:
-                group = batch.next_group(POLL_S)
-            except RequestTimeout:  # none yet, or the service is away: check_health has the limit
-                continue
-            if group is None:
-                return
-            yield group
+        report = self._session.report
+        given_up = float(len(report.given_up)) if report is not None else 0.0
+        self.metrics_queue.put({"rollouts/batch_s": time.monotonic() - began, "rollouts/given_up_total": given_up})
 
     def _jobs(self) -> Iterator[Job]:
         while True:
@@ -193,48 +168,41 @@ class RolloutWorker:
 
     def _put(self, group: Group) -> int:
         """Give the trainer a group's samples; return how many were not dropped."""
-        rewards = group.rewards
-        advantages = (rewards - rewards.mean()) / (rewards.std() + NO_SPREAD)
-        group_id = next(self._group_ids)
-        dropped = 0
-        rows = rows_of([group])
-        for row in rows:
-            room = response_room(len(row) - row.prompt_tokens, self._args.max_completion_length, self._too_long)
-            if not room:
-                dropped += 1
-                continue
-            metrics = {"reward": row.reward, "reward_std": float(rewards.std()), "truncated": float(row.truncated)}
-            self._rewards.append(metrics["reward"])
-            self.rollout_buffer.put(self._sample(row, room, float(advantages[row.place]), group_id, metrics))
-            self._last_s = time.monotonic()
-        if dropped:
-            self.metrics_queue.put({"rollouts/dropped_total": float(dropped)})
-        return len(rows) - dropped
-
-    def _sample(self, row: Row, room: int, advantage: float, group_id: int, metrics: dict[str, float]) -> Any:
         from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
-        arrays = row.arrays
-        kept = slice(0, row.prompt_tokens + room)
-        return RolloutSample(
-            prompt=[],
-            completion=[],
-            input_ids=arrays.token_ids[kept].astype(np.int64),
-            completion_mask=arrays.loss_mask[kept].astype(np.int64),
-            old_log_probs=arrays.logprobs[kept].astype(np.float32),
-            advantage=advantage,
-            model_version=row.versions[0],
-            group_id=group_id,
-            metrics=metrics,
-            enqueued_at=time.time(),
-        )
+        spread = float(group.rewards.std())
+        advantages = (group.rewards - group.rewards.mean()) / (spread + NO_SPREAD)
+        group_id = next(self._group_ids)
+        samples = [Sample.of(row, self._args.max_completion_length, self._too_long) for row in rows_of([group])]
+        kept = [sample for sample in samples if sample.length]
+        for sample in kept:
+            row, shown = sample.row, slice(sample.row.prompt_tokens + sample.length)
+            self._rewards.append(row.reward)
+            self.rollout_buffer.put(
+                RolloutSample(
+                    prompt=[],
+                    completion=[],
+                    input_ids=row.arrays.token_ids[shown].astype(np.int64),
+                    completion_mask=row.arrays.loss_mask[shown].astype(np.int64),
+                    old_log_probs=row.arrays.logprobs[shown].astype(np.float32),
+                    advantage=float(advantages[row.place]),
+                    model_version=row.versions[0],
+                    group_id=group_id,
+                    metrics={"reward": row.reward, "reward_std": spread, "truncated": float(row.truncated)},
+                    enqueued_at=time.time(),
+                )
+            )
+            self._last_s = time.monotonic()
+        if dropped := len(samples) - len(kept):
+            self.metrics_queue.put({"rollouts/dropped_total": float(dropped)})
+        return len(kept)
 
 
 class WeightTransfer:
-    """Gives the engines the weights of TRL's `AsyncGRPOTrainer`; pass it as `weight_transfer`.
+    """Publishes the weights of TRL's `AsyncGRPOTrainer` to the engines; pass it as `weight_transfer`.
 
     The versions are the trainer's own: 1 before the first step, one more after each synchronization; a resumed trainer
-    continues them (`continue_from`). Generations go on between two tokens with the new weights, unless `mode` says
+    continues them (`continue_from`). Generations continue between two tokens with the new weights, unless `mode` says
     otherwise.
 
     Args:
@@ -252,26 +220,18 @@ class WeightTransfer:
         connect: Callable[[], RolloutClient] = RolloutClient,
         publisher_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self._served = served
-        self._weights_folder = weights_folder
-        self._connect = connect
-        self._options = dict(publisher_options or {})
-        self._client: RolloutClient | None = None
+        self._arguments = (connect, served, weights_folder)
+        self._options = {"all_ranks": False, **(publisher_options or {})}
         self._publisher: WeightsPublisher | None = None
         self.version = 0
         """Of the weights that were sent last."""
-        self.published: list[Published] = []
-        """What each synchronization took."""
 
     def init_weight_transfer(self) -> None:
         """Connect; TRL calls it on the main process only, and gathers sharded tensors itself."""
-        self._client = self._connect()
-        self._publisher = WeightsPublisher(
-            self._client, self._served, self._weights_folder, all_ranks=False, **self._options
-        )
+        self._publisher = WeightsPublisher(*self._arguments, **self._options)
 
     def pause(self) -> None:
-        """Nothing: `send_weights` has the engines pause, as its mode says."""
+        """Nothing: `send_weights` pauses the engines, as its mode says."""
 
     def send_weights(self, iterator: Iterator[tuple[str, Any]]) -> None:
         """Have all engines serve these tensors.
@@ -280,17 +240,13 @@ class WeightTransfer:
             ProrlError: as `WeightsPublisher.publish`.
         """
         assert self._publisher is not None, "TRL calls init_weight_transfer first"
-        published = self._publisher.publish(iterator, self.version + 1)
-        assert published is not None, "the main process writes"
+        self._publisher.publish(iterator, self.version + 1)
         self.version += 1
-        self.published.append(published)
 
     def resume(self) -> None:
-        """Nothing: the engines go on when they have the weights."""
+        """Nothing: the engines continue when they have the weights."""
 
     def destroy(self) -> None:
         """Close the client, and let others publish in the folder."""
         if self._publisher is not None:
             self._publisher.close()
-        if self._client is not None:
-            self._client.close()

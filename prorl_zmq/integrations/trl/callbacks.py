@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from transformers import Trainer, TrainerCallback
 
@@ -10,22 +10,17 @@ from ...client.blocking.client import RolloutClient
 from ...data.reward_curve import RewardCurve, standard_error
 from ...errors import ConfigError
 from ..dataset_rows import job_maker, of_prompt
-from .samples import sampling_of_args
+from .grpo import sampling_of_args
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from ..dataset_rows import JobMaker
+    from .async_grpo import RolloutWorker
+    from .grpo import GrpoRollouts
 
 EVALUATION_S = 600.0
 """Longest wait for the next rollout of an evaluation."""
-
-
-class RewardSource(Protocol):
-    """What collects rollouts: `GrpoRollouts` or `RolloutWorker`."""
-
-    def take_rewards(self) -> list[float]:
-        """Return the rewards of the step that ends."""
 
 
 class RewardLines(TrainerCallback):
@@ -35,7 +30,7 @@ class RewardLines(TrainerCallback):
         source: `GrpoRollouts` or `RolloutWorker`.
     """
 
-    def __init__(self, source: RewardSource) -> None:
+    def __init__(self, source: GrpoRollouts | RolloutWorker) -> None:
         self._source = source
         self._curve = RewardCurve()
 

@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 from contextlib import contextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from ...client.blocking.client import RolloutClient
 from ...data.rows import check_sizes, single_rows_of
 from ...errors import ConfigError, InvalidJob, NotTrainable
-from ...system.ranks import gather, rank, scatter
+from ...system.ranks import gather, scatter
 from ...weights_publisher import WeightsPublisher
 from ..dataset_rows import job_maker, of_prompt
-from ..session import Places, check_too_long, check_version, response_room
-from .samples import TESTED, sampling_of_args
+from ..sampling import sampling_of
+from ..session import Sample, TrainerSession, check_too_long, check_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
-    from typing import Self
 
     from ...data.group import Group
     from ...data.rows import Row
-    from ...weights_publisher import Published
     from ...wire.messages.jobs import Job, Sampling
     from ..dataset_rows import JobMaker
     from ..session import TooLong
+
+log = logging.getLogger("prorl.trainer")
+
+TESTED = "1.16"
 
 
 def rollout_reward(
@@ -36,9 +38,9 @@ def rollout_reward(
     log_metric: Callable[[str, float], None] | None = None,
     **more: Any,
 ) -> list[float | None]:
-    """Return the rewards that the service gave: a reward function for `GRPOTrainer`.
+    """Return the service's rewards: a reward function for `GRPOTrainer`.
 
-    None for a rollout that was dropped since it was too long: TRL leaves it out of its group's mean.
+    None for a rollout that was dropped because of its length: TRL leaves it out of its group's mean.
     """
     if log_metric is not None:
         log_metric("rollouts/truncated", sum(more["truncated"]) / len(completions))
@@ -46,30 +48,42 @@ def rollout_reward(
     return reward
 
 
-class GrpoRollouts:
-    """Rolls out the prompts of TRL's `GRPOTrainer` by the service, and gives the engines its weights.
+def sampling_of_args(args: Any) -> Sampling:
+    """Return how tokens are drawn, by a `GRPOConfig` or `AsyncGRPOConfig`.
 
-    Pass it as `rollout_func`, with `rollout_reward` as reward function. With each new step's first call all engines get
-    the model's weights, with `global_step` as their version. TRL's correction of the log-probs (`vllm_importance_…` in
-    its configuration) is switched on, and used with those of the engine. In a distributed trainer every process makes
-    one; only the main process talks to the service.
+    Raises:
+        InvalidJob: a parameter is not supported; `field` names it.
+    """
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    sampling = sampling_of({name: getattr(args, name) for name in names})
+    if sampling.top_p < 1 or sampling.top_k or sampling.min_p:
+        log.warning("top_p, top_k and min_p make importance ratios too small: TRL's log-probs are of all tokens")
+    return sampling
+
+
+class GrpoRollouts:
+    """Rolls out the prompts of TRL's `GRPOTrainer` by the service, and publishes its weights to the engines.
+
+    Pass it as `rollout_func`, with `rollout_reward` as reward function. The first call of each step publishes the
+    model's weights as version `global_step`. TRL corrects the loss by the engine's log-probs (`vllm_importance_…` in
+    its configuration). In a distributed trainer every process makes one; only the main process talks to the service.
 
     Args:
         served: folder of the model that the engines were started with; see `WeightsPublisher`.
         weights_folder: where the weights are written; all engine hosts see it under this path.
-        connect: opens the client; by default that of `prorl serve` without a topology file.
-        make_job: makes the job of a row of the data set, by default from its columns `task` and `instance`. How its
-            tokens are drawn is the trainer's: `temperature`, `top_p`, `top_k` and `min_p` of its configuration.
-        too_long: what becomes of a rollout whose response has more than `max_completion_length` tokens: it is `drop`ped
-            (not trained on, without a reward, counted as `rollouts/dropped`), or `truncate`d (trained on up to there,
-            with its reward).
-        batch_options: options of `open_batch`, such as `keep="informative"` for DAPO's sampling: then prompts that TRL
-            did not ask for are rolled out too, at random from its data set.
+        connect: opens a client; by default that of `prorl serve` without a topology file.
+        make_job: makes the job of a row of the data set, by default from its columns `task` and `instance`. The
+            trainer's `temperature`, `top_p`, `top_k` and `min_p` replace the job's.
+        too_long: what happens to a rollout whose response has more than `max_completion_length` tokens: `drop` (not
+            trained on, without a reward, counted as `rollouts/dropped`), or `truncate` (trained on up to there, with
+            its reward).
+        batch_options: options of `open_batch`, such as `keep="informative"` for DAPO's sampling: then random prompts of
+            TRL's data set are rolled out too.
         publisher_options: options of `WeightsPublisher`, such as `rename`, `mode` and `keep`.
 
     Raises:
         ImportError: TRL is not installed.
-        ConfigError: an option cannot be used.
+        ConfigError: an option has an invalid value.
     """
 
     def __init__(
@@ -86,28 +100,24 @@ class GrpoRollouts:
         check_version("trl", TESTED)
         check_too_long(too_long)
         self.__name__ = "prorl_rollouts"
-        self._served = served
-        self._weights_folder = weights_folder
         self._connect = connect
+        self._weights = (served, weights_folder, dict(publisher_options or {}))
         self._make_job = make_job or job_maker()
         self._too_long: TooLong = too_long
         self._rewards: list[float] = []
-        self._batch_options = dict(batch_options or {})
-        self._publisher_options = dict(publisher_options or {})
-        self._client: RolloutClient | None = None
+        self._options = {"keep": "all", **(batch_options or {})}
+        self._session = TrainerSession(connect)
         self._publisher: WeightsPublisher | None = None
         self._trainer: Any = None
         self._rows: dict[str, Mapping[str, Any]] = {}
         """The data sets' rows by their prompts."""
         self._random = random.Random(0)  # noqa: S311 - the order of prompts is no secret
-        self.published: list[Published | None] = []
-        """What each step's weights took; None on all but the main process."""
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
         """Roll out this process's prompts: lists of one entry per prompt, as `GRPOTrainer` wants them.
 
         Raises:
-            ConfigError: the prompts are no whole groups, or cannot be looked up in the data set.
+            ConfigError: the prompts are no whole groups, or are not in the data set.
             InvalidJob: a row of the data set makes no job.
             NotTrainable: prompts could not be rolled out, or a rollout has several segments.
         """
@@ -117,11 +127,11 @@ class GrpoRollouts:
         return scatter(lambda: self._parts(everyone, trainer))
 
     def sync_weights(self) -> None:
-        """Give the engines the model's weights; TRL calls it on all processes at the first rollouts of a step."""
+        """Publish the model's weights; TRL calls it on all processes at the first rollouts of a step."""
         assert self._publisher is not None, "the first call made it"
         trainer = self._trainer
         with _plain_weights(trainer.accelerator.unwrap_model(trainer.model)) as weights:
-            self.published.append(self._publisher.publish(weights, trainer.state.global_step))
+            self._publisher.publish(weights, trainer.state.global_step)
 
     def take_rewards(self) -> list[float]:
         """Return the rewards of the training's rollouts since the last call; none on other processes than the main."""
@@ -129,11 +139,10 @@ class GrpoRollouts:
         return taken
 
     def close(self) -> None:
-        """Close the client, and let others publish in the folder."""
+        """Close the clients, and let others publish in the folder."""
         if self._publisher is not None:
             self._publisher.close()
-        if self._client is not None:
-            self._client.close()
+        self._session.close()
 
     def __enter__(self) -> Self:
         return self
@@ -142,24 +151,21 @@ class GrpoRollouts:
         self.close()
 
     def _begin(self, trainer: Any) -> None:
-        if (
-            getattr(trainer, "is_deepspeed_enabled", False)
-            and trainer.accelerator.state.deepspeed_plugin.zero_stage == 3
-        ):
+        sharded = getattr(trainer, "is_deepspeed_enabled", False)
+        if sharded and trainer.accelerator.state.deepspeed_plugin.zero_stage == 3:
             raise ConfigError("DeepSpeed's ZeRO 3 shards weights in a way that is not read here; use FSDP 2")
-        if rank() == 0:
-            self._client = self._connect()
-        self._publisher = WeightsPublisher(self._client, self._served, self._weights_folder, **self._publisher_options)
+        served, folder, options = self._weights
+        self._publisher = WeightsPublisher(self._connect, served, folder, **options)
         self._trainer = trainer
         self.sync_weights()
-        # TRL uses the engine's log-probs, and says when weights are due, only where it knows an engine of its own.
+        # TRL uses the engine's log-probs, and calls `sync_weights`, only where it finds an engine of its own.
         trainer.use_vllm = True
         trainer.vllm_generation = self
         trainer._last_loaded_step = trainer.state.global_step  # noqa: SLF001 - TRL has no other place for it
 
     def _parts(self, everyone: list[list[Any]], trainer: Any) -> list[dict[str, list[Any]]]:
         """Return each process's part of what all of them asked for."""
-        training = trainer.model.training
+        training, most = trainer.model.training, trainer.args.max_completion_length
         size = trainer.num_generations if training else trainer.num_generations_eval
         prompts = [prompt for mine in everyone for prompt in mine]
         keys = [_key(prompt) for prompt in prompts]
@@ -169,73 +175,54 @@ class GrpoRollouts:
                 "processes a multiple of num_generations",
                 key="num_generations",
             )
-        sampling = sampling_of_args(trainer.args)
-        groups = self._groups([self._job(prompt, sampling) for prompt in prompts[::size]], size, sampling, training)
+        groups = self._groups(keys[::size], size, sampling_of_args(trainer.args), training)
         check_sizes(groups, size, "TRL")
         rows = single_rows_of(groups, "GRPOTrainer", "train with AsyncGRPOTrainer, or serve with history = append")
         if training:
             self._rewards += [row.reward for row in rows]
-        rolled = [self._entry(row, trainer.args.max_completion_length) for row in rows]
+        rolled = [self._entry(row, most) for row in rows]
         if all(entry["reward"] is None for entry in rolled):
-            most = trainer.args.max_completion_length
             raise NotTrainable(f"all {len(rolled)} rollouts have more than max_completion_length = {most} tokens")
-        parts, start = [], 0
-        for mine in everyone:
-            part = rolled[start : start + len(mine)]
-            parts.append({name: [entry[name] for entry in part] for name in rolled[0]})
-            start += len(mine)
-        return parts
+        ended = iter(rolled)
+        parts = [[next(ended) for _ in mine] for mine in everyone]
+        return [{name: [entry[name] for entry in part] for name in rolled[0]} for part in parts]
 
-    def _groups(self, jobs: list[Job], size: int, sampling: Sampling, training: bool) -> list[Group]:
-        """Return a group for each job; of those that could not be rolled out, groups of other prompts."""
-        assert self._client is not None, "rank 0 collects"
-        options = {"keep": "all", **self._batch_options}
+    def _groups(self, keys: list[str], size: int, sampling: Sampling, training: bool) -> list[Group]:
+        """Return a group for each prompt; of those that could not be rolled out, groups of other prompts."""
+        jobs = [of_prompt(self._make_job(self._row(key)), sampling) for key in keys]
+        rows = self._trainer.train_dataset
+
+        def more() -> Job:
+            return of_prompt(self._make_job(rows[self._random.randrange(len(rows))]), sampling)
+
+        def endless() -> Iterator[Job]:
+            yield from jobs
+            while True:
+                yield more()
+
         if not training:
-            options = {"keep": "all", "adopt": False, "carry": "nothing"}
-        if options["keep"] != "all":
-            with self._client.open_batch(len(jobs), size, **options) as batch:
-                batch.feed(self._with_more(jobs, sampling))
-                return list(batch)
-        options["carry"] = "nothing"
-        places = Places(jobs, partial(next, self._more(sampling)))
-        while True:
-            with self._client.open_batch(len(places.wanted), size, **options) as batch:
-                batch.feed(places.wanted)
-                for group in batch:
-                    places.add(group)
-            if places.filled(batch.report):
-                return places.groups
+            return self._session.fill(jobs, size, more, keep="all", adopt=False, carry="nothing")
+        if self._options["keep"] == "all":
+            return self._session.fill(jobs, size, more, **{**self._options, "carry": "nothing"})
+        return list(self._session.groups(lambda: (len(jobs), endless()), size, **self._options))
 
-    def _with_more(self, jobs: list[Job], sampling: Sampling) -> Iterator[Job]:
-        yield from jobs
-        yield from self._more(sampling)
-
-    def _more(self, sampling: Sampling) -> Iterator[Job]:
-        """Yield further prompts of the training data, at random, without end."""
-        while True:
-            row = self._trainer.train_dataset[self._random.randrange(len(self._trainer.train_dataset))]
-            yield of_prompt(self._make_job(row), sampling)
-
-    def _job(self, prompt: Any, sampling: Sampling) -> Job:
-        key = _key(prompt)
+    def _row(self, key: str) -> Mapping[str, Any]:
         if key not in self._rows:
             self._look_up()
         if key not in self._rows:
             raise ConfigError(
                 "a prompt is not in the trainer's data set: leave its column `prompt` as it is", key="train_dataset"
             )
-        return of_prompt(self._make_job(self._rows[key]), sampling)
+        return self._rows[key]
 
     def _look_up(self) -> None:
-        """Learn the rows of the data sets by their prompts: a rollout function is given prompts only."""
-        trainer = self._trainer
-        evaluation = trainer.eval_dataset
-        for rows in (trainer.train_dataset, *(evaluation.values() if isinstance(evaluation, dict) else [evaluation])):
-            if rows is None:
-                continue
-            if not hasattr(rows, "__len__"):
+        """Index the data sets' rows by their prompts: a rollout function gets prompts only."""
+        evaluation = self._trainer.eval_dataset
+        more = evaluation.values() if isinstance(evaluation, dict) else [evaluation]
+        for rows in (self._trainer.train_dataset, *more):
+            if rows is not None and not hasattr(rows, "__len__"):
                 raise ConfigError("rows of an IterableDataset cannot be looked up; use a Dataset", key="train_dataset")
-            for row in rows:
+            for row in rows if rows is not None else ():
                 other = self._rows.setdefault(_key(row["prompt"]), row)
                 if {**other, "prompt": None} != {**row, "prompt": None}:
                     raise InvalidJob(
@@ -244,17 +231,17 @@ class GrpoRollouts:
                     )
 
     def _entry(self, row: Row, most: int | None) -> dict[str, Any]:
-        """Return what TRL is given of a rollout; one that is not trained on keeps a single token, which is masked."""
-        room = response_room(len(row) - row.prompt_tokens, most, self._too_long)
-        response = slice(row.prompt_tokens, row.prompt_tokens + max(room, 1))
-        arrays = row.arrays
+        """Return TRL's fields of a rollout; a dropped one keeps a single token, which is masked."""
+        sample = Sample.of(row, most, self._too_long)
+        dropped = not sample.length
+        shown = Sample(row, 1) if dropped else sample
         return {
-            "prompt_ids": arrays.token_ids[: row.prompt_tokens].tolist(),
-            "completion_ids": arrays.token_ids[response].tolist(),
-            "logprobs": arrays.logprobs[response].tolist(),
-            "env_mask": (arrays.loss_mask[response] & (room > 0)).astype(int).tolist(),
-            "reward": row.reward if room else None,
-            "truncated": row.truncated or room < len(row) - row.prompt_tokens,
+            "prompt_ids": shown.prompt_ids.tolist(),
+            "completion_ids": shown.response_ids.tolist(),
+            "logprobs": shown.logprobs.tolist(),
+            "env_mask": [0] if dropped else shown.response_mask.tolist(),
+            "reward": None if dropped else row.reward,
+            "truncated": row.truncated or sample.is_cut,
             "job_id": row.trajectory.job_id,
             "weight_versions": row.versions,
         }
@@ -272,12 +259,10 @@ def _plain_weights(model: Any) -> Iterator[Iterable[tuple[str, Any]]]:
         return
     model.merge_adapter()
     try:
-        yield _base_weights(model.base_model.model.state_dict(), model.prefix)
+        yield (
+            (name.replace(".base_layer", "").replace("modules_to_save.default.", ""), tensor)
+            for name, tensor in model.base_model.model.state_dict().items()
+            if model.prefix not in name and "original_module" not in name
+        )
     finally:
         model.unmerge_adapter()
-
-
-def _base_weights(state: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for name, tensor in state.items():
-        if prefix not in name and "original_module" not in name:
-            yield name.replace(".base_layer", "").replace("modules_to_save.default.", ""), tensor

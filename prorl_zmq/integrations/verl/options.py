@@ -1,4 +1,4 @@
-"""The keys of verl's configuration that are ours, read from its `DictConfig` with an error that names a wrong one."""
+"""Our keys of verl's configuration, read from its `DictConfig`; an invalid one is named in the error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ TESTED = "0.9"
 NAME = "prorl"
 SERVICE_KEYS = f"actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.{NAME}"
 ROLLOUT_KEYS = f"trainer.v1.{NAME}"
-
 BATCH = frozenset({"weight", "max_staleness", "max_replacements", "stop_early", "lease_s"})
 SAMPLED = BATCH | {"carry", "max_given_up"}
 
@@ -40,7 +39,7 @@ class ServiceOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     keep: int = 2
     """Folders of weights that stay."""
     mode: Literal["keep", "drain", "abort"] = "keep"
-    """What becomes of running generations; see `RolloutClient.begin_weights`."""
+    """What happens to running generations; see `RolloutClient.begin_weights`."""
 
 
 class RolloutOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -49,17 +48,17 @@ class RolloutOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     parameter_sync_step: Annotated[int, Meta(ge=1, le=1)] = 1
     """verl's: weights are published after each step."""
     num_warmup_batches: Annotated[float, Meta(ge=0)] = 0
-    """verl's: batches of rollouts that are under way while the policy learns; 0: none. It says nothing with another
-    `keep` than `all`: what is under way at a batch's end goes on then."""
+    """verl's: batches of rollouts that are under way while the policy learns; 0: none. Ignored with another `keep` than
+    `all`, where rollouts always continue."""
     make_job: str | None = None
     """`package.module.function` that makes the job of a row; None: the columns `task` and `instance` are the job."""
     turn_tokens: Annotated[int, Meta(ge=1)] | None = None
-    """Most tokens of one turn; None: `response_length`. It says nothing where `make_job` is given."""
+    """Most tokens of one turn; None: `response_length`. Ignored with `make_job`."""
     too_long: TooLong = "drop"
-    """What becomes of a row of more than `prompt_length + response_length` tokens."""
+    """What happens to a row of more than `prompt_length + response_length` tokens."""
     keep: str = "all"
     """Which groups are trained on: `all` of the prompts that verl asks for, or the groups of `open_batch(keep=…)`, such
-    as `informative`, for as many prompts as that takes."""
+    as `informative`, of as many prompts as that takes."""
     batch: dict[str, Any] = {}
     """More options of `open_batch`, such as `max_replacements` and `weight`; of `BATCH` or, with another `keep` than
     `all`, of `SAMPLED`."""
@@ -71,14 +70,14 @@ def service_options(config: Any) -> ServiceOptions:
     """Read the keys of `ServiceOptions` of a whole configuration.
 
     Raises:
-        ConfigError: a key is unknown or lacks, or its value has a wrong type.
+        ConfigError: a key is unknown or missing, or its value is invalid.
     """
-    given = config.actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs
-    return checked(_read(given.get(NAME), ServiceOptions, SERVICE_KEYS))
+    return read_service(config.actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.get(NAME))
 
 
-def checked(options: ServiceOptions) -> ServiceOptions:
-    """Return options that have all that is needed."""
+def read_service(given: Any) -> ServiceOptions:
+    """Read the section of `ServiceOptions`; raise `ConfigError` as `service_options` does."""
+    options = _read(given, ServiceOptions, SERVICE_KEYS)
     for name in ("served", "folder"):
         if not getattr(options, name):
             raise ConfigError(f"{SERVICE_KEYS}.{name} is not set", key=f"{SERVICE_KEYS}.{name}")
@@ -89,7 +88,7 @@ def rollout_options(config: Any) -> RolloutOptions:
     """Read the keys of `RolloutOptions` of a whole configuration.
 
     Raises:
-        ConfigError: a key is unknown, or its value has a wrong type.
+        ConfigError: a key is unknown, or its value is invalid.
     """
     options = _read(config.trainer.v1.get(NAME), RolloutOptions, ROLLOUT_KEYS)
     known = BATCH if options.keep == "all" else SAMPLED

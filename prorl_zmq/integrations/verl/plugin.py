@@ -1,21 +1,20 @@
 """What `import verl` loads by the entry point `verl.plugins`, in each of its processes: it registers our parts.
 
-verl says nothing of a plugin that fails, so this one says it itself.
+verl ignores a plugin that fails; this one logs the reason as a warning.
 """
 
 from __future__ import annotations
 
 import logging
+from importlib.metadata import version
 
 from .options import NAME, TESTED
 
 try:
     from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 
-    from . import trainer, weights  # noqa: F401 - they register themselves
+    from . import trainer  # noqa: F401 - it registers itself
 except Exception as error:
-    from importlib.metadata import version
-
     logging.getLogger("prorl.trainer").warning(
         "prorl_zmq's part of verl cannot be used: %s: %s (verl %s is installed; tested with %s)",
         type(error).__name__,
@@ -24,6 +23,5 @@ except Exception as error:
         TESTED,
     )
     raise
-else:
-    # Resolved, and never made: the trainer's processes have no engines.
-    RolloutReplicaRegistry.register(NAME, lambda: RolloutReplica)
+# Resolved, and never made: the trainer's processes have no engines.
+RolloutReplicaRegistry.register(NAME, lambda: RolloutReplica)

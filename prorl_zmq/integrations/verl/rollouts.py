@@ -1,32 +1,37 @@
 """`RolloutManager`: verl's agent-loop manager, whose rollouts are the service's.
 
-It lives in verl's `TaskRunner` actor, beside the trainer, and has a thread with an asyncio loop; a call of
-`generate_sequences` is a task there, with a client of its own, for each size of groups. The service replaces jobs that
-bring no reward. A prompt that still has none is reported as verl's `failure`, never as a reward of 0.
-
-If the service is away, its prompts wait for it, up to `away_s`. What cannot get better (a job that the service refuses,
-batches of which nothing came) ends the training: `wait` raises it in the trainer's thread.
+It lives in verl's `TaskRunner` actor, next to the trainer. Each call of `generate_sequences` rolls out its prompts in a
+thread, with a client of its own. A prompt that cannot be rolled out is reported as verl's `failure`, never as a reward
+of 0. What cannot get better (an invalid job, batches without any group, a service that is away for longer than
+`away_s`) ends the training: `wait` raises it in the trainer's thread.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
-from collections import deque
+from collections import Counter, deque
+from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import torch
+import transfer_queue as tq
+from tensordict import NonTensorData, NonTensorStack
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
+from verl.utils.tensordict_utils import get_non_tensor_data, list_of_dict_to_tensordict
 
-from ...client.asynchronous.client import AsyncRolloutClient
-from ...errors import ConfigError, NotTrainable, RequestTimeout, UnknownBatch
+from ...client.blocking.client import RolloutClient
+from ...data.rows import rows_of
+from ...errors import Closed, ConfigError, NotTrainable
 from ...wire.messages.jobs import Sampling
 from ..dataset_rows import of_prompt
 from ..sampling import sampling_of
-from ..session import Counts, Outage, why_given_up
+from ..session import Counts, Sample, TrainerSession, why_given_up
 from .options import job_maker_of, rollout_options, service_options
-from .prompts import Prompt, prompts_of
+from .rows import output_of
 
 if TYPE_CHECKING:
     from ...data.group import Group
@@ -37,6 +42,21 @@ log = logging.getLogger("prorl.trainer")
 GIVEN_UP = 32
 """So many prompts that fail, or whose rollouts are too long, with none between them that does not, are no accident."""
 CLOSE_S = 60.0
+NEVER = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A row of verl's data set that is to be rolled out; its key in verl's TransferQueue is its `uid`."""
+
+    uid: str
+    partition: str
+    """`train` or `val`."""
+    columns: dict[str, Any]
+
+    def set_status(self, status: str) -> None:
+        """Report `running`, `finished`, or `failure`: there are no rows that can be trained on."""
+        tq.kv_put(key=self.uid, partition_id=self.partition, tag={"status": status})
 
 
 class RolloutManager(Counts):
@@ -46,28 +66,26 @@ class RolloutManager(Counts):
         config: verl's whole configuration; `options` lists our keys.
 
     Raises:
-        ConfigError: a key of ours is unknown or has a wrong value.
+        ConfigError: a key of ours is unknown or has an invalid value.
     """
 
     def __init__(self, config: Any) -> None:
         super().__init__()
         self.options = rollout_options(config)
-        self.service = service_options(config)
+        service = service_options(config)
+        self._connect = partial(RolloutClient, service.endpoint, keys=service.keys)
         self._rollout = config.actor_rollout_ref.rollout
         self._most_tokens = self._rollout.prompt_length + self._rollout.response_length
         self._make_job = job_maker_of(config)
         self.waiting: deque[Prompt] = deque()
         """Prompts for a `DynamicReplayBuffer`, which rolls them out itself."""
+        self._running: dict[threading.Thread, TrainerSession] = {}
         self._failure: Exception | None = None
-        self._why = ""
         self._given_up = 0
-        """Since the last batch of which something came."""
+        """Prompts since the last batch of which something came."""
         self._untrainable = 0
         """Groups since the last one with enough rollouts that are short enough."""
         self._changed = threading.Event()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True)
-        self._thread.start()
 
     @classmethod
     def create(
@@ -80,11 +98,20 @@ class RolloutManager(Counts):
         """Make one; verl's clients of its own engines are not used.
 
         Raises:
-            ConfigError: a key of ours is wrong, or distillation is on: teachers need verl's own agent loops.
+            ConfigError: a key of ours is invalid, or distillation is on: teachers need verl's own agent loops.
         """
         if teacher_client is not None:
             raise ConfigError("distillation is not done here: set distillation.enabled=False", key="distillation")
         return cls(config)
+
+    @property
+    def group_size(self) -> int:
+        """Rollouts of a prompt in training."""
+        return int(self._rollout.n)
+
+    def session(self) -> TrainerSession:
+        """Return a new session of the service."""
+        return TrainerSession(self._connect, self.options.away_s)
 
     def generate_sequences(self, prompts: Any) -> None:
         """Begin to roll out a `TensorDict` of prompts, and return; their rows come into verl's TransferQueue.
@@ -92,16 +119,25 @@ class RolloutManager(Counts):
         Raises:
             InvalidJob: a row of the data set makes no job.
         """
-        found = prompts_of(prompts)
+        validate = get_non_tensor_data(prompts, "validate", default=False)
+        columns = {name: value for name, value in prompts.items() if name != "validate"}
+        found = []
+        for index in range(len(prompts)):
+            row = {name: _value(value, index) for name, value in columns.items()}
+            found.append(Prompt(row["uid"], "val" if validate else "train", row))
         jobs = [self.job(prompt) for prompt in found]
-        if self.options.keep != "all" and found[0].partition == "train":
+        if self.options.keep != "all" and not validate:
             self.waiting.extend(found)
             return
-        sizes = [self._size(prompt) for prompt in found]
+        usual = self._rollout.val_kwargs.n if validate else self.group_size
+        sizes = [int(prompt.columns.get("__rollout_n__", usual)) for prompt in found]
         by_size = sorted(zip(sizes, found, jobs, strict=True), key=lambda entry: entry[0])
         for size, entries in groupby(by_size, lambda entry: entry[0]):
             asked = {job.job_id: (prompt, job) for _, prompt, job in entries}
-            asyncio.run_coroutine_threadsafe(self._roll_out(asked, size), self._loop)
+            session = self.session()
+            thread = threading.Thread(target=self._run, args=(session, asked, size), name="rollouts", daemon=True)
+            self._running[thread] = session
+            thread.start()
 
     def job(self, prompt: Prompt) -> Job:
         """Make a prompt's job, whose id is the prompt's `uid`; how tokens are drawn is verl's configuration."""
@@ -112,25 +148,35 @@ class RolloutManager(Counts):
         return msgspec.structs.replace(of_prompt(self._make_job(prompt.columns), sampling), job_id=prompt.uid)
 
     def put(self, prompt: Prompt, group: Group) -> dict[str, dict[str, Any]]:
-        """Put a prompt's rows into the queue; return their tags by their keys: none, if they are too long.
+        """Put a prompt's rows into verl's queue; return their tags by their keys: none, if they are too long.
 
-        In an evaluation no row is too long: its score is of all.
+        Keys are `{uid}_{place in the group}_{segment}`, as in verl's `AgentLoopWorkerTQ`. In an evaluation no row is
+        too long. Rows of a single rollout of several are not put: it would have no baseline.
 
         Raises:
             NotTrainable: so were the rows of too many prompts before it.
         """
-        if prompt.partition == "val":
-            return prompt.put(group, None, self.options.too_long).tags
-        rows = prompt.put(group, self._most_tokens, self.options.too_long)
-        for what, number in rows.counts.items():
-            self.count(what, number)
-        with self._lock:
-            self._untrainable = untrainable = 0 if rows.tags else self._untrainable + 1
-        if not rows.tags:
-            log.warning("of prompt %s too few rollouts have at most %d tokens", prompt.uid, self._most_tokens)
-        if untrainable >= GIVEN_UP:
-            raise NotTrainable(f"of the last {untrainable} groups each has too few rollouts that are short enough")
-        return rows.tags
+        training = prompt.partition == "train"
+        segments: Counter[int] = Counter()
+        fields, tags, counts = [], {}, Counter[str]()
+        for row in rows_of([group]):
+            most = self._most_tokens - row.prompt_tokens if training else None
+            sample = Sample.of(row, most, self.options.too_long)
+            key = f"{prompt.uid}_{row.place}_{segments[row.place]}"
+            segments[row.place] += 1
+            counts["dropped" if not sample.length else "truncated" if sample.is_cut else "rows"] += 1
+            if sample.length:
+                fields.append({**_fields(sample), **prompt.columns, "session_id": row.place})
+                tags[key] = _tag(sample, prompt)
+        if len({row["session_id"] for row in fields}) < min(2, len(group)):
+            tags.clear()
+            counts = Counter(dropped=counts.total())
+        if tags:
+            rows = list_of_dict_to_tensordict(fields)
+            tq.kv_batch_put(keys=list(tags), fields=rows, tags=list(tags.values()), partition_id=prompt.partition)
+        if training:
+            self._note(prompt, counts, bool(tags))
+        return tags
 
     def wait(self, timeout_s: float) -> None:
         """Wait until a prompt has ended.
@@ -144,79 +190,96 @@ class RolloutManager(Counts):
             raise self._failure
 
     def close(self) -> None:
-        """Cancel what is under way, and end the thread; verl's TransferQueue must still be open."""
+        """Cancel what is under way, and end the threads; verl's TransferQueue must still be open."""
+        for session in self._running.values():
+            session.stop()
+        for thread in [*self._running]:
+            thread.join(CLOSE_S)
+            if thread.is_alive():
+                log.warning("rollouts that are under way could not be cancelled within %.0f s", CLOSE_S)
+
+    def _note(self, prompt: Prompt, counts: Counter[str], is_trainable: bool) -> None:
+        for what, number in counts.items():
+            self.count(what, number)
+        with self._lock:
+            self._untrainable = untrainable = 0 if is_trainable else self._untrainable + 1
+        if not is_trainable:
+            log.warning("of prompt %s too few rollouts have at most %d tokens", prompt.uid, self._most_tokens)
+        if untrainable >= GIVEN_UP:
+            raise NotTrainable(f"of the last {untrainable} groups each has too few rollouts that are short enough")
+
+    def _run(self, session: TrainerSession, asked: dict[str, tuple[Prompt, Job]], size: int) -> None:
         try:
-            asyncio.run_coroutine_threadsafe(self._cancel(), self._loop).result(CLOSE_S)
-        except TimeoutError:
-            log.warning("rollouts that are under way could not be cancelled within %.0f s", CLOSE_S)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(CLOSE_S)
-
-    @property
-    def group_size(self) -> int:
-        """Rollouts of a prompt in training."""
-        return int(self._rollout.n)
-
-    def _size(self, prompt: Prompt) -> int:
-        size = self._rollout.val_kwargs.n if prompt.partition == "val" else self.group_size
-        return int(prompt.columns.get("__rollout_n__", size))
-
-    async def _roll_out(self, asked: dict[str, tuple[Prompt, Job]], size: int) -> None:
-        """Roll out prompts, each of which is reported as `finished` or `failure`."""
-        try:
-            outage = Outage(self.options.away_s)
-            for prompt, _ in asked.values():
-                await asyncio.to_thread(prompt.set_status, "running")
-            number = len(asked)
-            while asked:
-                try:
-                    came = await self._one_batch(asked, size, outage)
-                except (RequestTimeout, UnknownBatch) as error:
-                    await asyncio.sleep(outage.pause_s(error))
-                    continue
-                self._given_up = 0 if came else self._given_up + number
-                if self._given_up >= GIVEN_UP:
-                    raise NotTrainable(f"none of {self._given_up} prompts could be rolled out ({self._why})")
+            with session:
+                self._roll_out(session, asked, size)
+        except Closed:
+            pass  # by `close`
         except Exception as error:  # noqa: BLE001 - raised by `wait`, in the trainer's thread
             self._failure = self._failure or error
             self._changed.set()
+        finally:
+            self._running.pop(threading.current_thread(), None)
 
-    async def _cancel(self) -> None:
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        # Its threads would be waited for at the process's end, when the queue no longer answers them.
-        await asyncio.get_running_loop().shutdown_default_executor()
+    def _roll_out(self, session: TrainerSession, asked: dict[str, tuple[Prompt, Job]], size: int) -> None:
+        """Take prompts out of `asked` as they end, each as `finished` or `failure`."""
+        number = len(asked)
+        for prompt, _ in asked.values():
+            prompt.set_status("running")
 
-    async def _one_batch(self, asked: dict[str, tuple[Prompt, Job]], size: int, outage: Outage) -> bool:
-        """Take prompts out of `asked` as they end; return whether a group came."""
-        options = {**self.options.batch, "keep": "all", "carry": "nothing", "adopt": False, "max_given_up": 2**31 - 1}
+        def give_up(prompt_ids: set[str]) -> None:
+            for prompt_id in prompt_ids & asked.keys():
+                prompt, _ = asked.pop(prompt_id)
+                log.warning("prompt %s could not be rolled out; `prorl job` shows a job's way", prompt.uid)
+                if prompt.partition == "train":
+                    self.count("given_up")
+                self._end(prompt, "failure")
+
+        options = {**self.options.batch, "keep": "all", "carry": "nothing", "adopt": False, "max_given_up": NEVER}
         came = False
-        async with (
-            AsyncRolloutClient(self.service.endpoint, keys=self.service.keys) as client,
-            await client.open_batch(len(asked), size, **options) as batch,
-        ):
-            outage.end()
-            batch.feed([job for _, job in asked.values()])
-            async for group in batch:
-                came = True
-                prompt, _ = asked.pop(group.prompt_id)
-                trainable = await asyncio.to_thread(self.put, prompt, group)
-                await self._end(prompt, "finished" if trainable else "failure")
-                await self._give_up(asked, {one.prompt_id for one in batch.report.given_up} if batch.report else set())
-            self._why = why_given_up(batch.report)
-        await self._give_up(asked, set(asked))
-        return came
+        for group in session.groups(lambda: (len(asked), [job for _, job in asked.values()]), size, **options):
+            came = True
+            prompt, _ = asked.pop(group.prompt_id)
+            self._end(prompt, "finished" if self.put(prompt, group) else "failure")
+            report = session.report
+            give_up({one.prompt_id for one in report.given_up} if report is not None else set())
+        give_up(set(asked))
+        with self._lock:
+            self._given_up = given_up = 0 if came else self._given_up + number
+        if given_up >= GIVEN_UP:
+            raise NotTrainable(f"none of {given_up} prompts could be rolled out ({why_given_up(session.report)})")
 
-    async def _give_up(self, asked: dict[str, tuple[Prompt, Job]], prompt_ids: set[str]) -> None:
-        for prompt_id in prompt_ids & asked.keys():
-            prompt, _ = asked.pop(prompt_id)
-            log.warning("prompt %s could not be rolled out; `prorl job` shows a job's way", prompt.uid)
-            if prompt.partition == "train":
-                self.count("given_up")
-            await self._end(prompt, "failure")
-
-    async def _end(self, prompt: Prompt, status: str) -> None:
-        await asyncio.to_thread(prompt.set_status, status)
+    def _end(self, prompt: Prompt, status: str) -> None:
+        prompt.set_status(status)
         self._changed.set()
+
+
+def _value(column: Any, index: int) -> Any:
+    if isinstance(column, NonTensorStack):
+        return column[index].data
+    return column.data if isinstance(column, NonTensorData) else column[index]
+
+
+def _fields(sample: Sample) -> dict[str, Any]:
+    """Return what verl's own agent loops put for a row of text."""
+    fields = AgentLoopOutput(**output_of(sample)).as_dict()
+    input_ids = torch.cat([fields["prompts"], fields["responses"]])
+    return {
+        **fields,
+        "loss_mask": fields["response_mask"],
+        "input_ids": input_ids,
+        "position_ids": torch.arange(len(input_ids)),
+        "multi_modal_inputs": {},
+    }
+
+
+def _tag(sample: Sample, prompt: Prompt) -> dict[str, Any]:
+    tokens, versions = sample.row.prompt_tokens, sample.row.versions
+    return {
+        "status": "success",
+        "prompt_len": tokens,
+        "response_len": sample.length,
+        "seq_len": tokens + sample.length,
+        "global_steps": prompt.columns["global_steps"],
+        "min_global_steps": versions[0],
+        "max_global_steps": versions[-1],
+    }

@@ -1,26 +1,32 @@
-"""`ServiceTrainer`: verl's V1 trainer with `trainer.v1.trainer_mode=prorl`. Its processes have no inference engines.
+"""`ServiceTrainer`: verl's V1 trainer with `trainer.v1.trainer_mode=prorl`, and the hand-over of its weights.
 
-    step n   ├ wait for rows ┤ old log-probs, advantages, update ┤ weights n to the engines ┤
-    service  ├── rollouts of step n ──┤ …and with num_warmup_batches, of step n + 1 ──────────
-
-Loss, advantages, rollout correction, checkpoints, metrics: all verl's own.
+Loss, advantages, rollout correction, checkpoints, metrics: all verl's own. Its processes have no inference engines.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import ray
 import transfer_queue
 from omegaconf import open_dict
+from verl.checkpoint_engine import CheckpointEngineRegistry, ColocatedCheckpointEngine
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.utils.debug import marked_timer
 
+from ...client.blocking.client import RolloutClient
 from ...data.reward_curve import RewardCurve
 from ...errors import ConfigError
+from ...weights_publisher import WeightsPublisher
 from ..session import check_version
-from .options import NAME, TESTED, job_maker_of, rollout_options, service_options
-from .replay import DynamicReplayBuffer, ServiceReplayBuffer
+from .buffers import DynamicReplayBuffer, ServiceReplayBuffer
+from .options import NAME, TESTED, job_maker_of, read_service, rollout_options, service_options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import torch
 
 MANAGER = "prorl_zmq.integrations.verl.rollouts.RolloutManager"
 
@@ -33,7 +39,7 @@ class ServiceTrainer(PPOTrainer):  # type: ignore[misc]
         config: verl's whole configuration.
 
     Raises:
-        ConfigError: a key of ours is unknown or has a wrong value, or one of verl's cannot be used here.
+        ConfigError: a key of ours is unknown or invalid, or one of verl's cannot be used here.
         InvalidJob: the first row of a data set makes no job.
     """
 
@@ -43,17 +49,16 @@ class ServiceTrainer(PPOTrainer):  # type: ignore[misc]
         check_version("verl", TESTED)
         service_options(config)
         options = rollout_options(config)
-        dynamic = options.keep != "all"
+        wanted = ServiceReplayBuffer if options.keep == "all" else DynamicReplayBuffer
         _check(config)
         sampler = config.trainer.v1.sampler
         if not sampler.custom_sampler.path:
             with open_dict(config):
-                sampler.custom_sampler.path = "pkg://prorl_zmq.integrations.verl.replay"
-                sampler.custom_sampler.name = "DynamicReplayBuffer" if dynamic else "ServiceReplayBuffer"
+                sampler.custom_sampler.path = f"pkg://{wanted.__module__}"
+                sampler.custom_sampler.name = wanted.__name__
         self._curve = RewardCurve()
-        self._warmup_batches = 0 if dynamic else options.num_warmup_batches
+        self._warmup_batches = options.num_warmup_batches if options.keep == "all" else 0
         super().__init__(config)
-        wanted = DynamicReplayBuffer if dynamic else ServiceReplayBuffer
         if not isinstance(self.replay_buffer, wanted):
             raise ConfigError(
                 f"trainer.v1.sampler.custom_sampler: {type(self.replay_buffer).__name__} is no subclass of "
@@ -86,7 +91,7 @@ class ServiceTrainer(PPOTrainer):  # type: ignore[misc]
         self._add_async_warmup_batches(self._warmup_batches)
 
     def on_sample_end(self) -> None:
-        """Nothing: the engines go on."""
+        """Nothing: the engines continue."""
 
     def on_step_end(self) -> None:
         with marked_timer("update_weights", self.timing_raw, color="red"):
@@ -104,9 +109,41 @@ class ServiceTrainer(PPOTrainer):  # type: ignore[misc]
         print(f"step {global_steps}: {line}", flush=True)
 
     def _publish(self) -> dict[str, float]:
-        """Give the engines the actor's weights; return what it took."""
+        """Publish the actor's weights; return the seconds of each part."""
         found = ray.get(self.actor_rollout_wg.update_weights(global_steps=self.global_steps, mode=NAME))
         return next((metrics for metrics in found if metrics), {})
+
+
+@CheckpointEngineRegistry.register(NAME)
+class ServiceCheckpointEngine(ColocatedCheckpointEngine):  # type: ignore[misc]
+    """Publishes the actor's weights as version `global_steps`; verl makes one on each of the actor's ranks.
+
+    Args:
+        bucket_size: verl's; not used, since tensors go through files.
+        is_master: this is rank 0.
+        options: `engine_kwargs.prorl`; see `ServiceOptions`.
+
+    Raises:
+        ConfigError: an option is unknown, missing or invalid, or another trainer publishes in the folder.
+        InvalidWeights: the served model cannot be read.
+    """
+
+    def __init__(self, bucket_size: int, is_master: bool = False, **options: Any) -> None:
+        super().__init__(bucket_size, is_master)
+        given = read_service(options)
+        connect = partial(RolloutClient, given.endpoint, keys=given.keys)
+        self._publisher = WeightsPublisher(connect, given.served, given.folder, keep=given.keep, mode=given.mode)
+
+    async def send_weights(
+        self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None
+    ) -> dict[str, float]:
+        """Have all engines serve these weights; return the seconds of each part on rank 0, elsewhere nothing.
+
+        Raises:
+            ProrlError: as `WeightsPublisher.publish`.
+        """
+        published = self._publisher.publish(weights, global_steps or 0)
+        return {f"timing_s/weights/{part}": s for part, s in published.seconds.items()} if published else {}
 
 
 def _check(config: Any) -> None:
