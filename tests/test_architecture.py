@@ -120,7 +120,7 @@ BUDGET = {
     "testing": 850,
     "tools": 900,
     "tools.containers": 2300,
-    "tools.editor": 1150,
+    "tools.editor": 1000,
     "tools.execution": 1750,
     "tools.images": 1650,
     "tools.kinds": 350,

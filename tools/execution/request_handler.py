@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ...errors import SandboxFailed, ToolSessionLost
 from ..containers import files
 from ..editor.editing import apply
-from ..editor.history import EditHistory
-from ..editor.outcome import EditOutcome
+from ..editor.outcome import EditHistory, EditOutcome
 from ..processes.child import to_the_end
 from ..sessions.bash_session import BashSession
 from ..sessions.cell_session import CellSession
