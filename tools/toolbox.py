@@ -15,7 +15,7 @@ from .think_and_finish import FinishTool, ThinkTool
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from .execution.remote import RemoteSession
+    from .execution.client import RemoteSession
     from .sandbox.sandbox import Sandbox
     from .tool import Tool
 
