@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from sandbox_sides import Side
 
-    from prorl_zmq.tools.execution.remote import RemoteBash
+    from prorl_zmq.tools.execution.client import RemoteBash
     from prorl_zmq.tools.sandbox.sandbox import Sandbox
 
 STARTERS = 8

@@ -110,7 +110,7 @@ class BashTool(Tool[BashArguments]):
 
 
 def typed(text: str) -> bytes:
-    """Return the bytes that a terminal sends for a text with keys in it; other angle brackets stand for themselves."""
+    """Return the bytes that a terminal sends for a text with keys in it; other angle brackets are literal."""
     pieces = _WRITTEN.split(text)
     # Every second piece is the name of a key.
     return b"".join(
@@ -119,7 +119,7 @@ def typed(text: str) -> bytes:
 
 
 def render(result: BashResult, timeout_s: float) -> str:
-    """Return a result as the model reads it: the output, then a line in brackets for each thing to know."""
+    """Return a result as the model reads it: the output, then a line in brackets for each notice."""
     notes = []
     if result.running:
         notes.append(

@@ -1,4 +1,4 @@
-"""The editor as the model sees it; the edits are done where the files are, by the job's execution server."""
+"""The editor as the model sees it; the job's execution server performs the edits, where the files are."""
 
 from __future__ import annotations
 
@@ -13,11 +13,7 @@ if TYPE_CHECKING:
 
 class Editor(Protocol):
     async def edit(self, arguments: EditorArguments, timeout_s: float) -> EditOutcome:
-        """Do one call of the editor.
-
-        Raises:
-            ProrlError: the sandbox is lost.
-        """
+        """Perform one call of the editor; raise `ProrlError` if the sandbox is lost."""
 
 
 class EditorTool(Tool[EditorArguments]):

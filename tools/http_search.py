@@ -4,9 +4,10 @@
     {"query": …, "max_results": 5, "search_depth": "basic", "topic": "general", "include_answer": false}
     200 {"results": [{"title": …, "url": …, "content": …, "score": …}, …], "answer": …}
 
-The key comes from the environment, goes into that header only, and never into a text, a log or another address:
-redirections are not followed. An answer's size and time are bounded; one of another form is a failed search. On 429 it
-waits as long as the service asks for, if that is short, and tries again; nothing else is tried again.
+The key comes from the environment and is sent only in that header, never in a text, a log or to another address:
+redirects are not followed. An answer's size and time are bounded; an answer of another form is a failed search. Only
+429 is retried, after the wait that the service asks for, if that is short. Tavily's own client is not a dependency: it
+bounds no answer's size.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ log = logging.getLogger("prorl.search")
 TAVILY = "https://api.tavily.com"
 ANSWER_LIMIT_BYTES = 2 * 2**20
 RETRY_AFTER_LIMIT_S = 10.0
-"""Longest wait before another try; a service that asks for more is not tried again."""
+"""Longest wait before a retry; if the service asks for more, there is none."""
 TRIES = 3
 
 NO_MORE = "Searching will not work in this session; go on without it."
@@ -111,7 +112,7 @@ class HttpSearchProvider(SearchProvider):
             self._session = None
 
     async def _try(self, content: dict[str, Any]) -> SearchAnswer | float:
-        """Ask once; return the answer, or how many seconds to wait before the next try."""
+        """Send one request; return the answer, or how many seconds to wait before a retry."""
         if self._session is None:
             self._session = aiohttp.ClientSession(headers=self._headers, auto_decompress=False)
         async with self._session.post(self._url, json=content, allow_redirects=False) as response:
@@ -134,11 +135,7 @@ class HttpSearchProvider(SearchProvider):
 
 
 def _retry_after_s(response: aiohttp.ClientResponse) -> float:
-    """Return how long the service asks us to wait, 1 s if it does not say.
-
-    Raises:
-        SearchFailed: too long.
-    """
+    """Return how long the service asks us to wait, 1 s by default; raise `SearchFailed` if that is too long."""
     said = response.headers.get("Retry-After", "1").strip()
     if said.isdecimal() and len(said) < 10 and (wait_s := float(said)) <= RETRY_AFTER_LIMIT_S:
         return wait_s

@@ -22,7 +22,7 @@ class JupyterArguments(IPythonArguments, frozen=True):
 
 
 class Cells(Protocol):
-    """What runs the cells: a session, or the way to one in another process."""
+    """A session that runs cells, in this process or another one."""
 
     async def run(self, code: str, timeout_s: float) -> CellResult: ...
 
@@ -65,7 +65,7 @@ class JupyterTool(IPythonTool):
 
 
 def render(result: CellResult, timeout_s: float, runs: str = IPythonTool.runs) -> str:
-    """Return a result as the model reads it: the text, then a line in brackets for each thing to know."""
+    """Return a result as the model reads it: the text, then a line in brackets for each notice."""
     notes = []
     for image in result.images:
         width, height = png_dimensions(image) or (0, 0)

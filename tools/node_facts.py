@@ -1,4 +1,4 @@
-"""What a node says of its machine, read where it is: host, allocation, version, images, sandboxes, memory, and disk."""
+"""The facts that a node reports about its machine: host, allocation, version, images, sandboxes, memory, and disk."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ TEXT_LIMIT = 128
 
 
 class NodeFactsReader:
-    """Reads the facts of a node when it is made, and now and then.
+    """Reads the facts of a node when it is made, and at intervals.
 
-    That is done in a thread: a folder may be on a file system that hangs, and who reports must not.
+    That is done in a thread: a folder may be on a file system that hangs, which must not stop the reports.
 
     Args:
         run_dir: the node's run folder.
@@ -46,7 +46,7 @@ class NodeFactsReader:
         self._look()
 
     def read(self) -> NodeFacts:
-        """Return the facts as they were last read, and have them read again if that is due."""
+        """Return the facts as last read; start reading them again if that is due."""
         if time.monotonic() >= self._next and (self._reading is None or not self._reading.is_alive()):
             self._reading = threading.Thread(target=self._look, name="node-facts", daemon=True)
             self._reading.start()
@@ -57,7 +57,7 @@ class NodeFactsReader:
         self._next = time.monotonic() + READ_S
 
     def _seen(self) -> NodeFacts:
-        """Read the facts; what cannot be read is left out."""
+        """Read the facts; unreadable ones are omitted."""
         memory_free, memory_total = free_memory()
         disk_free = disk_total = 0
         with suppress(OSError):

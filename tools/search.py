@@ -1,4 +1,4 @@
-"""The search tool, and the providers that it asks.
+"""The search tool, and the interface of the providers that it asks.
 
 A failed search does not fail the job: the model reads the reason and continues without the result.
 """
@@ -35,7 +35,7 @@ class SearchResult(msgspec.Struct, frozen=True):
 
 
 class SearchAnswer(msgspec.Struct, frozen=True):
-    """What a search found, the best first."""
+    """The results of a search, the best first."""
 
     results: list[SearchResult]
     answer: str | None = None

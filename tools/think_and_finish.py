@@ -1,7 +1,7 @@
-"""The tools that act on nothing but the episode.
+"""The tools that act only on the episode.
 
 think: a place for a thought between two actions, which stays in the trajectory and has no other effect. finish: the
-policy says that its work is done, and the episode ends with that call.
+policy declares its work done, and the episode ends with that call.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A tool: a function that the policy calls by name with checked arguments, and that returns a text.
 
-A tool declares its arguments as a msgspec Struct, which gives the JSON schema that the model sees and the check of the
-model's arguments. The model can correct a wrong argument, so that error's text addresses the model; all other errors
-belong to the service.
+A tool declares its arguments as a msgspec Struct, from which come the JSON schema that the model sees and the check of
+the model's arguments. A wrong argument is an error whose text addresses the model, which can correct it; all other
+errors belong to the service.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import msgspec
 
 
 class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of what tools take; `Annotated[…, Meta(description=…)]` on a field tells the model what it is."""
+    """Base of tools' arguments; `Annotated[…, Meta(description=…)]` on a field describes it to the model."""
 
 
 A = TypeVar("A", bound=msgspec.Struct)
 
 REFERENCE = "#/$defs/"
 USAGE_DEPTH = 3
-"""How deep arguments within arguments are spelt out for a model that got them wrong."""
+"""How many levels of nested arguments are spelt out for a model that got them wrong."""
 
 
 class ToolArgumentsInvalid(ValueError):
-    """The model called a tool with arguments that it does not take; the text tells it what to change."""
+    """The model called a tool with invalid arguments; the text says what to change."""
 
 
 class Tool(ABC, Generic[A]):
@@ -35,7 +35,7 @@ class Tool(ABC, Generic[A]):
     name: ClassVar[str]
     """What the model calls."""
     description: ClassVar[str]
-    """What the model reads of it."""
+    """What the model reads about it."""
     takes: type[A]
     """The arguments."""
     ends_episode: ClassVar[bool] = False
@@ -60,7 +60,7 @@ class Tool(ABC, Generic[A]):
         }
 
     async def __call__(self, arguments: dict[str, Any], timeout_s: float) -> str:
-        """Do what the model asked, and give the text for it.
+        """Call the tool; return the text for the model.
 
         Args:
             arguments: as the model wrote them, parsed from JSON.
@@ -80,11 +80,7 @@ class Tool(ABC, Generic[A]):
         return text
 
     def check(self, arguments: dict[str, Any]) -> A:
-        """Return the arguments as the Struct that the tool takes.
-
-        Raises:
-            ToolArgumentsInvalid: they are not.
-        """
+        """Return the arguments as the tool's Struct, or raise `ToolArgumentsInvalid`."""
         try:
             return msgspec.convert(arguments, self.takes)
         except (msgspec.ValidationError, UnicodeError, RecursionError) as error:
@@ -92,7 +88,7 @@ class Tool(ABC, Generic[A]):
 
     @abstractmethod
     async def call(self, arguments: A, timeout_s: float) -> str:
-        """Do it; see `__call__`."""
+        """Do the work; see `__call__`."""
 
     async def close(self) -> None:
         """End what the tool holds; may be called again."""
@@ -105,8 +101,7 @@ class Tool(ABC, Generic[A]):
 def _for_model(about: dict[str, Any]) -> dict[str, Any]:
     """Describe an argument as chat templates expect it.
 
-    The null that stands for an argument left out goes, since models would write it; and each choice of texts says that
-    it is text.
+    The null of an omitted argument is removed, since models would write it; each choice of texts gets the type of text.
     """
     if "enum" in about and all(isinstance(value, str) for value in about["enum"]):
         return {"type": "string", **about}
@@ -118,7 +113,7 @@ def _for_model(about: dict[str, Any]) -> dict[str, Any]:
 
 
 def _words(about: dict[str, Any], components: dict[str, Any], depth: int = 0) -> str:
-    """Put a JSON schema into few words, such as `{"path": string, "lines"?: [integer, …]}`."""
+    """Write a JSON schema in few words, such as `{"path": string, "lines"?: [integer, …]}`."""
     if "$ref" in about and depth < USAGE_DEPTH:
         return _words(components[about["$ref"].removeprefix(REFERENCE)], components, depth + 1)
     if "enum" in about:

@@ -15,7 +15,7 @@ from .think_and_finish import FinishTool, ThinkTool
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from .execution.remote import RemoteSession
+    from .execution.client import RemoteSession
     from .sandbox.sandbox import Sandbox
     from .tool import Tool
 
@@ -62,7 +62,7 @@ class Toolbox:
         return {name: session.number for name, session in zip(wanted, sessions, strict=True)}
 
     def tools(self, sessions: Mapping[str, int]) -> list[Tool[Any]]:
-        """Make the tools on sessions that `start` gave, in this process or another one."""
+        """Make the tools on sessions that `start` returned, in this process or another one."""
         return [self._tool(name, sessions) for name in self._names]
 
     def _tool(self, name: ToolName, sessions: Mapping[str, int]) -> Tool[Any]:

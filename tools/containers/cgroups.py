@@ -1,8 +1,8 @@
 """The kernel's own limits on a sandbox as a whole, where cgroups can be made: by root, or where one is delegated to us.
 
-What looks at processes at intervals (`execution.watch`) is too late for a fork bomb that takes the node's last
-processor, and does not see all memory; and many busy processes of one sandbox take the time of all others. Cgroups
-bound and weigh all that joins them. Where none can be made, the watch and priorities are all there is.
+The watch (`execution.watch`) polls: it is too late for a fork bomb and does not see all memory, and many busy processes
+of one sandbox slow all others. Cgroups bound and weigh all that joins them. Where none can be made, the watch and
+priorities are all there is.
 
     CGROUP/prorl-PID-NUMBER/    CGROUP: where this process is itself; PID: the execution server that made it
 """
@@ -24,9 +24,9 @@ CONTROLLERS = ("pids", "memory", "cpu", "")
 """Version 1 has a hierarchy for each controller, mounted below its name; version 2 one for all."""
 PREFIX = "prorl-"
 SLACK = 64
-"""Processes beyond a sandbox's limit: the threads of its runtime, and room for the watch to see that it is exceeded."""
+"""Processes beyond a sandbox's limit: its runtime's threads, and room for the watch to see the excess."""
 SLACK_BYTES = 256 * 2**20
-"""Memory beyond the limit, for the same: the watch ends a sandbox and says why, the kernel kills a process of it."""
+"""Memory beyond the limit, for the same: the watch ends a sandbox and says why, the kernel only kills a process."""
 
 
 class Cgroups:
@@ -40,7 +40,7 @@ class Cgroups:
         """What is bounded or weighed: `pids`, `memory`, `cpu`."""
 
     def make(self, own: Path, name: str, settings: dict[str, dict[str, str]]) -> None:
-        """Make one below `own`, with those of the settings, by controller, that it takes."""
+        """Make one below `own`, with those of the settings, by controller, that it accepts."""
         folder = own / name
         if not (own / "cgroup.procs").exists():
             return  # no cgroup at all: anybody can make folders there
@@ -76,7 +76,7 @@ class Cgroups:
 
 
 def make_cgroups(number: int, limits: Limits) -> Cgroups:
-    """Make what the node allows; those that killed servers left are removed."""
+    """Make what the node allows; remove those that killed servers left."""
     memory = str(limits.memory_bytes + SLACK_BYTES)
     settings = {
         "pids": {"pids.max": str(limits.processes + SLACK)},

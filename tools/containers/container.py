@@ -1,11 +1,11 @@
 """A container: where a sandbox's commands run, as its execution server sees it. A sandbox kind is a `Container` class.
 
 A container is started once. Processes then join it by fork, `setns` and `exec` (about 5 ms), so it needs nothing of the
-image, and their descriptors, terminals included, are the server's own. The server adopts all orphans below it, so
-everything that was started is found, and has no threads, so that it may fork.
+image, and their descriptors, terminals included, are the server's own. The server adopts all orphans below it, so every
+process is found, and has no threads, so that it may fork.
 
-When the server dies, the kernel kills the container's runtime and with it all that runs inside. When the container
-dies (its limits were exceeded, or the host killed its runtime), `ensure_running` starts it again over the same files.
+When the server dies, the kernel kills the container's runtime and with it all that runs inside. When the container dies
+(its limits were exceeded, or the host killed its runtime), `ensure_running` starts it again over the same files.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ BACKLOG = 128
 KILL_LIMIT_S = 10.0
 """Longest time that a killed process may take to end."""
 KILL_ROUNDS = 20
-"""How often processes are listed and killed: others may be started meanwhile."""
+"""How often processes are listed and killed, since others may start meanwhile."""
 STANDARD_ENVIRONMENT = {
     "PATH": SEARCH_PATH,
     "USER": "agent",
@@ -66,8 +66,8 @@ STANDARD_ENVIRONMENT = {
 class Container(ABC):
     """Where a sandbox's commands run: the base class of every sandbox kind (see `kinds` for how one is registered).
 
-    A kind of Linux namespaces that a program makes derives from `namespaced.NamespacedContainer` and says only how the
-    program is called; others implement the abstract methods below. All instance methods run in the execution server.
+    A kind of Linux namespaces derives from `namespaced.NamespacedContainer` and only says how its program is called;
+    others implement the abstract methods below. All instance methods run in the execution server.
     """
 
     kind: ClassVar[str]
@@ -82,7 +82,7 @@ class Container(ABC):
     @classmethod
     @abstractmethod
     def problem(cls) -> str | None:
-        """Return why this machine cannot make the kind and what to do about it; None if it can. May block for 10 s."""
+        """Return why this machine cannot make the kind and what to do; None if it can. May block for 10 s."""
 
     @classmethod
     def version(cls) -> str:
@@ -100,17 +100,13 @@ class Container(ABC):
 
     @abstractmethod
     async def start(self) -> None:
-        """Start it.
-
-        Raises:
-            SandboxFailed: it did not start; the message has the runtime's words.
-        """
+        """Start it, or raise a `SandboxFailed` that has the runtime's words."""
 
     async def ensure_running(self) -> None:  # noqa: B027 - the default for what cannot end
         """Start it again if it ended."""
 
     async def restart(self, number: int) -> None:  # noqa: B027 - see above
-        """Start it again if `starts` is still `number`: else another call has done so."""
+        """Start it again unless `starts` has changed from `number`: then another call has done so."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -122,7 +118,7 @@ class Container(ABC):
 
     @abstractmethod
     def processes(self, at_most: float = math.inf) -> list[int]:
-        """Return all processes of the sandbox's commands, in the host's numbers; of more than `at_most`, some."""
+        """Return all processes of the sandbox's commands, as host pids; of more than `at_most`, some."""
 
     def holding(self) -> list[int]:
         """Return the host pids of the processes that keep the container open; commands are not among them."""
@@ -218,13 +214,10 @@ class Container(ABC):
             raise
 
     async def begin(self, start: Callable[[], Awaitable[T]], disturbed: Collection[str] = frozenset({"join"})) -> T:
-        """Do something that starts a process inside; if it is disturbed there, once more in a new container.
+        """Run `start`, which starts a process inside; if it is disturbed there, once more in a new container.
 
-        The new container is free of the processes that may have caused the failure.
-
-        Args:
-            start: what to do.
-            disturbed: the reasons of a `SandboxFailed` after which to do it again.
+        The new container is free of the processes that may have caused the failure. `disturbed` are the reasons of a
+        `SandboxFailed` after which to retry; too many processes inside are one too.
         """
         await self.ensure_running()
         number = self.starts
@@ -286,7 +279,7 @@ class Container(ABC):
     def listening_socket(self, port: int) -> socket.socket:
         """Return a socket that listens on the 127.0.0.1 that commands see; the caller closes it.
 
-        On `port` where they have a network of their own; else on a free port of the host's.
+        It is on `port` where they have a network of their own; else on a free port of the host's.
 
         Raises:
             SandboxFailed: a program inside has the port (`reason` is `port`), or the container is gone.
@@ -328,14 +321,14 @@ class Container(ABC):
             self._spawned.pop(child.pid, None)
 
     def reap_orphans(self) -> None:
-        """Reap the ended processes that this one adopted; for the owner of SIGCHLD to call."""
+        """Reap ended processes that this one adopted."""
         for pid in children(os.getpid()):
             if pid not in self._spawned and pid not in self._runtime_pids():
                 with suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
 
     def unlock(self) -> None:
-        """Restore the owner's access to the workspace: a command may have taken it, with `chmod 000 .`.
+        """Restore the owner's access to the workspace: a command may have removed it, with `chmod 000 .`.
 
         Raises:
             SandboxBroken: a command has given it to another user.
@@ -356,11 +349,11 @@ class Container(ABC):
         return frozenset()
 
     def _kept_descriptors(self) -> tuple[int, ...]:
-        """Return what `_join` needs in a forked child."""
+        """Return the descriptors that `_join` needs in a forked child."""
         return ()
 
     def _forked(self, run: Callable[[int], None], kept: Sequence[int]) -> Child:
-        """Fork, and run `run` in the child until it executes a program or closes the report; return what it became."""
+        """Fork, and call `run` in the child until it executes a program or closes the report; return the child."""
         self.unlock()
         ours, report = os.pipe()
         pid = os.fork()
@@ -396,7 +389,7 @@ class Container(ABC):
         os.chdir("/")
 
     def _limit(self, pid: int, *, address_space: bool, processes: bool = True) -> None:
-        """Put the limits on a process; 0 is this one, a forked child."""
+        """Set the limits of a process; 0 is this one, a forked child."""
         limits = self.spec.limits
         wanted = {resource.RLIMIT_FSIZE: limits.file_bytes, resource.RLIMIT_CORE: 0}
         if processes:
@@ -423,7 +416,7 @@ def listen(new: socket.socket, port: int) -> socket.socket:
 
 
 def _answer(function: Callable[[], Any], result: int) -> None:
-    """In a forked child: write what a function returns, or the error that it raises."""
+    """In a forked child: write a function's result, or the error that it raises."""
     try:
         content = b"V" + msgspec.msgpack.encode(function())
     except ProrlError as error:

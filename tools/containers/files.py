@@ -1,10 +1,9 @@
 """Single files of a sandbox, read and written by a process that has joined its container.
 
 A relative path is one of the workspace. It is opened component by component, relative to the folder before it, and
-symbolic links are refused, so that a planted link names no other file. The open itself refuses: there is no check
-before it that a link could outrun. An absolute path may lead through links: it cannot leave the container. Without
-isolation an absolute path must be below the workspace, and is treated as if it were relative. Only regular files are
-opened: a FIFO would block for ever.
+symbolic links are refused by the open itself, so a planted link cannot redirect it. An absolute path may lead through
+links: it cannot leave the container. Without isolation an absolute path must be below the workspace, and is treated as
+if it were relative. Only regular files are opened: a FIFO would block for ever.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 EXTRACTION: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
-"""Python before 3.11.4 has no filter; the process that unpacks has no more rights than a command in any case."""
+"""Python before 3.11.4 has no filter; the process that unpacks has only a command's rights in any case."""
 FILE_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -85,7 +84,7 @@ def split_path(path: str) -> list[str]:
 
 @contextmanager
 def _parent(root: str, home: str, path: str, *, create: bool = False) -> Iterator[tuple[int, str, bool]]:
-    """Open the folder that a path's last component is in; return it, that name, and whether links are followed."""
+    """Open the folder of a path's last component; yield it, that name, and whether links are followed."""
     absolute = path.startswith("/")
     if absolute and root != "/" and not path.startswith(f"{root}/"):
         message = f"{path!r} is not a path inside the sandbox; give one relative to the workspace, or below {root}"

@@ -39,7 +39,7 @@ RESET_SIGNALS = (
     signal.SIGTTOU,
     signal.SIGXFSZ,
 )
-"""Python ignores SIGPIPE, and a service in the background SIGINT; what is ignored at exec stays so in all children."""
+"""Python ignores SIGPIPE, and a background service SIGINT; children inherit what is ignored at exec."""
 
 
 class Report(NamedTuple):
@@ -71,7 +71,7 @@ def child(run: Callable[[], None], report: int, kept: Iterable[int]) -> NoReturn
 
 
 def be_killed_first() -> None:
-    """If the node runs out of memory, have the kernel kill this process and its children before others."""
+    """Let the kernel kill this process and its children first if the node runs out of memory."""
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:  # noqa: PTH123 - between fork and exec
         score.write("500")
 
@@ -122,7 +122,7 @@ def read_report(pipe: int) -> Report:
 
 
 def tell_inner(report: int, pid: int) -> None:
-    """Tell the number of the process that continues for this one; that one may have written something already."""
+    """Report the process that continues for this one; that one may have written something already."""
     os.write(report, b"P%d\n" % pid)
 
 

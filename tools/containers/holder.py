@@ -1,8 +1,8 @@
-"""Process 1 of a container: it keeps the namespaces open, reaps orphans, and nothing inside can touch it.
+"""Process 1 of a container: it keeps the namespaces open, reaps orphans, and is out of the commands' reach.
 
-A program of the host or of the image would be the commands' to look at through `/proc/1`: where the service runs as
-root, they could change the mode of the host's file, and as any user take the process over and work unseen. This one is
-a file in memory, of which each container has its own, and it closes itself to all but the service.
+Commands could reach a program of the host or the image through `/proc/1`: as root they could change the mode of the
+host's file, as any user trace the process and work unseen. This one is a file in memory, one per container, and it
+closes itself to all but the service.
 
     _start:  sigaction(SIGCHLD, ignore)     the kernel reaps what is orphaned
              prctl(PR_SET_NAME, "prorl-holder")
@@ -51,11 +51,7 @@ _F_SEAL_EXEC = 0x20
 
 
 def program(machine: str) -> bytes:
-    """Return the holder as an ELF file.
-
-    Raises:
-        KeyError: there is none for the machine.
-    """
+    """Return the holder as an ELF file; raise `KeyError` for an unknown machine."""
     content = CODE[machine] + READY + NAME + b"\0"
     size = _HEADERS_BYTES + len(content)
     identity = b"\x7fELF\2\1\1" + bytes(9)

@@ -3,9 +3,9 @@
     execution server ── runtime ── holder, process 1 of the namespaces
                     └── commands, which have joined
 
-The holder's input is a pipe from this process, the kernel signals the runtime when this process dies, and the runtime's
-end is seen here: either way the holder ends, and with it, by the kernel, all others. Limits are those of each process;
-for all of them together see `execution.watch`. Commands can neither signal the holder nor trace it (see `holder`).
+The holder's input is a pipe from this process, the kernel signals the runtime when this process dies, and this process
+sees the runtime's end: in each case the holder ends, and with it, by the kernel, all others. Limits are those of each
+process; for all of them together see `execution.watch`. Commands can neither signal the holder nor trace it.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 
 START_LIMIT_S = 60.0
 NICENESS = 10
-"""Of commands: the service itself, and whatever else is on the node, comes first."""
+"""Of commands: the service itself, and other programs of the node, come first."""
 REAP_EVERY_S = 0.02
 WORDS_BYTES = 4096
-"""How much of the runtime's words an error has."""
+"""How much of the runtime's output an error has."""
 RUNTIME_VARIABLES = frozenset(
     {"PATH", "HOME", "TMPDIR", "APPTAINER_TMPDIR", "APPTAINER_CACHEDIR", "APPTAINER_CONFIGDIR", "XDG_RUNTIME_DIR"}
 )
-"""All that a runtime sees of this process's environment. A part of it lives inside, where commands can read that."""
+"""All that a runtime sees of this process's environment: commands can read a part of it."""
 DROPPED_PREFIXES = ("APPTAINER", "SINGULARITY", "PROMPT_COMMAND", "PS1", "PWD", "OLDPWD", "SHLVL", "LD_")
 """Variables of the holder that are the runtime's, not the image's."""
 
@@ -57,7 +57,7 @@ class NamespacedContainer(Container):
     """A container whose commands join namespaces that a runtime made."""
 
     death_signal: ClassVar[int] = signal.SIGKILL
-    """What the kernel sends the runtime when this process dies; 0: the runtime sees to that itself."""
+    """What the kernel sends the runtime when this process dies; 0: the runtime handles that itself."""
 
     def __init__(self, path: Path, spec: SandboxSpec) -> None:
         super().__init__(path, spec)
@@ -76,18 +76,18 @@ class NamespacedContainer(Container):
 
     @abstractmethod
     def _runtime_argv(self, image: Path | None, passed: list[int]) -> list[str]:
-        """Return the host command line that runs a program inside, the program left out.
+        """Return the host command line that runs a program inside, without the program.
 
         Raises:
             SandboxFailed: the image or the spec does not suit the kind.
         """
 
     def _explained(self, words: str) -> str:
-        """Return what the runtime said as it failed to start, with what to do about it."""
+        """Return the runtime's words at a failed start, with what to do about it."""
         return words
 
     def environment(self) -> dict[str, str]:
-        """Return the environment of commands: the image's, the standard one but for PATH, the task's over both."""
+        """Return the environment of commands: the image's, the standard one except PATH, the task's over both."""
         path = self._environment.get("PATH", SEARCH_PATH)
         return {**self._environment, **super().environment(), "PATH": path, **self.spec.environment}
 
@@ -322,7 +322,7 @@ def _in_a_child(change: Callable[[], None], kept: tuple[int, ...]) -> str:
 
 
 def _find_holder(runtime: int) -> int:
-    """Return the holder below a runtime, which may have other helpers there, such as those that serve FUSE mounts."""
+    """Return the holder below a runtime, which may have other helpers, such as those that serve FUSE mounts."""
     for pid in descendants(runtime):
         with suppress(OSError):
             if (PROC / str(pid) / "comm").read_bytes().strip() == holder.NAME:

@@ -1,8 +1,8 @@
-"""Enters a container's namespaces and drops privileges, by system calls that Python does not offer.
+"""Enters a container's namespaces and drops privileges, by system calls that Python 3.11 does not offer.
 
-All of this happens in a forked child between `fork` and `exec`, where only plain calls are safe. The namespaces are
-opened once, before the first command runs: a command could trace the process that they are taken from, and have it
-move to others.
+This happens in a forked child between `fork` and `exec`, where only plain calls are safe. The namespaces are opened
+once, before the first command runs: a command could trace the process that they are taken from, and have it move to
+others.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KINDS = {
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 """What every container has of the host's own devices."""
 INOTIFY_INSTANCES = 16
-"""Of a sandbox; its user has 128 for all that he runs, by default."""
+"""Of a sandbox; its user has 128 in all, by default."""
 _NS_GET_USERNS = 0xB701
 _PR_SET_DUMPABLE = 4
 _PR_CAPBSET_DROP = 24
@@ -41,10 +41,10 @@ _PR_SET_NO_NEW_PRIVS = 38
 _CAPABILITY_VERSION_3 = 0x20080522
 _MS_RDONLY, _MS_REMOUNT, _MS_BIND = 1, 32, 4096
 _KEPT_FLAGS = os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC | os.ST_NOATIME | os.ST_NODIRATIME | os.ST_RELATIME
-"""Of a mount: those that nobody may take away in a user namespace. Most have the same numbers for `mount`."""
+"""Flags of a mount that nobody may clear in a user namespace. Most have the same numbers for `mount`."""
 ROOTS_OWN = (0, 1, 3, 4, 5, 6, 7, 8, 10, 18, 29, 31)
-"""The capabilities that package managers need of root, by their numbers in `capabilities(7)`: over files, owners,
-users and signals. None that mounts, traces, makes devices, or changes networks."""
+"""The capabilities that package managers need of root, by their numbers in `capabilities(7)`: over files, owners, users
+and signals. None that mounts, traces, makes devices, or changes networks."""
 
 
 class Namespaces:
@@ -83,10 +83,7 @@ class Namespaces:
                 _check(_libc.setns(descriptor, flag))
 
     def close_devices(self) -> None:
-        """In a forked child: let no command write to /dev itself, nor, as root, change a device's mode.
-
-        What is written there is memory, and nobody can tell whose.
-        """
+        """In a forked child: make /dev, which is memory without an owner, and for root its devices read-only."""
         root = os.geteuid() == 0
         for descriptor, flag in self._opened:
             if flag == KINDS["mnt"] or (flag == USER and not root):
@@ -103,7 +100,7 @@ class Namespaces:
                     _check(_libc.mount(None, bytes(path), None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY, None))
 
     def limit_inotify(self) -> None:
-        """In a forked child: leave the user some of his inotify instances, where the container has users of its own."""
+        """In a forked child: leave the user some inotify instances, where the container has users of its own."""
         users = [descriptor for descriptor, flag in self._opened if flag == USER]
         for descriptor in users:
             _check(_libc.setns(descriptor, USER))

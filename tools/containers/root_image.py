@@ -1,11 +1,11 @@
 """The root filesystem that a sandbox names: a path, or the name of an image that `prorl image build` made.
 
-The operator of the service may name any (`find_image`). A job comes from a trainer, who is to see nothing of the host,
-and an image is shown whole: so a job may name only what is offered (`find_offered`). Neither may be the host's own
-root, or have the service's private folders below it.
+The operator of the service may name any (`find_image`). A job comes from a trainer, which must see nothing of the host,
+and an image is shown whole: so a job may name only offered images (`find_offered`). Neither may be the host's own root,
+or have the service's private folders below it.
 
-What is wrong with a name or an image is the task's fault (`reason` is `image`). An image that is not there, or cannot
-be read, may be so on this machine alone: that is the infrastructure's, and the job is tried again.
+A wrong name or image is the task's fault (`reason` is `image`). An image that is missing or unreadable on this machine
+is the infrastructure's, and the job is retried.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def find_image(image: str) -> Path:
 
 
 def find_offered(image: str, folders: Iterable[Path]) -> Path:
-    """Return the path of an image that a job names: one of those that `prorl image build` made, or below a folder.
+    """Return the path of an image that a job names: one that `prorl image build` made, or one below a folder.
 
-    The name must begin with one of the folders, and lead to one. The returned path has no link that a sandbox could
-    have written, and change afterwards: only the link `FOLDER/NAME` stays, which `lock_image` follows.
+    The name must begin with one of the folders, and lead to one. The path has no link that a sandbox could have
+    written, and change afterwards: only the link `FOLDER/NAME` stays, which `lock_image` follows.
 
     Raises:
         SandboxFailed: it is not offered (`reason` is `image`), or not on this machine (`no_image`).
@@ -92,7 +92,7 @@ def check_folder(folder: Path, private: Iterable[Path]) -> Path:
 
 
 def check_private(image: Path, private: Iterable[Path]) -> None:
-    """Refuse an image that would show sandboxes what is the host's, also where the operator named it."""
+    """Refuse an image that would show sandboxes private files of the host, also where the operator named it."""
     if problem := _exposes(image, private):
         message = f"{image} cannot be an image: {problem}; build one with: prorl image build"
         raise SandboxFailed(message, reason="image")

@@ -1,14 +1,14 @@
 """System calls that commands in a container may not make: namespaces, mounts, keyrings, leases, tracing of strangers.
 
 Where the service runs as root, a command is root to the kernel although it has no capability. A user namespace would
-give it capabilities over mounts of its own, cgroup file systems among them, whose files root owns; root's keyrings are
-one for all sandboxes; and a lease on a file of the host makes others that open it wait, for most of a minute. What one
-command leaves behind could trace the next, and answer in its place; a debugger may still trace what it starts. Mounts
-of memory would have no limit, what io_uring holds would not be seen, and the contexts for asynchronous I/O are a few
-for all of the machine. What is forbidden is the same for every user, so that an image behaves alike everywhere.
+give it capabilities over mounts of its own, cgroup file systems among them; root's keyrings are shared by all
+sandboxes; and a lease on a host's file blocks others that open it for up to a minute. A process that one command leaves
+could trace the next, and answer in its place; a debugger may still trace what it starts. Mounts of memory would have no
+limit, io_uring hides what it holds, and contexts for asynchronous I/O are few for the whole machine. The rules are the
+same for every user, so that an image behaves alike everywhere.
 
-There are two forms of it: a filter that a process installs for itself before it executes a command, and a profile in
-the form that container runtimes read, for the process that holds the container.
+There are two forms: a filter that a process installs before it executes a command, and a profile for the container
+runtime. The filter is assembled here because not every machine has libseccomp.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FORBIDDEN = (
 )
 FORBIDDEN_WITH_NEWUSER = ("unshare", "clone")
 UNKNOWN = ("clone3",)
-"""Answered as if the kernel did not know it: its flags lie in memory, where no filter looks. Libc then uses clone."""
+"""Answered as unknown calls: their flags lie in memory, which no filter can read. Libc then uses clone."""
 NUMBERS = {
     "x86_64": {
         "keyctl": 250, "add_key": 248, "request_key": 249, "unshare": 272, "clone": 56, "clone3": 435, "fcntl": 72,
@@ -60,7 +60,7 @@ class _Program(ctypes.Structure):
 
 
 def filter_program(machine: str) -> bytes:
-    """Return the filter as classic BPF; empty for a machine whose numbers are not known here."""
+    """Return the filter as classic BPF; empty for a machine whose numbers are unknown."""
     if machine not in NUMBERS:
         return b""
     numbers = NUMBERS[machine]
@@ -108,7 +108,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def install() -> None:
-    """Install the filter in this process; it must not be able to gain privileges any more."""
+    """Install the filter in this process, which must be unable to gain privileges."""
     if _PROGRAM:
         program = _Program(len(_PROGRAM) // 8, _PROGRAM)
         if _libc.prctl(_PR_SET_SECCOMP, _FILTER_MODE, ctypes.byref(program), 0, 0) != 0:
@@ -117,7 +117,7 @@ def install() -> None:
 
 
 def opened() -> int | None:
-    """Return the filter as a descriptor for a runtime to read, which the caller closes; None if there is no filter."""
+    """Return the filter as a descriptor for a runtime to read, which the caller closes; None without a filter."""
     if not _PROGRAM:
         return None
     descriptor = os.memfd_create("seccomp")
@@ -126,7 +126,7 @@ def opened() -> int | None:
 
 
 def profile() -> dict[str, Any]:
-    """Return the same as a profile of the Open Container Initiative's form, but for `UNKNOWN`.
+    """Return the same rules, except `UNKNOWN`, as a profile of the Open Container Initiative's form.
 
     Apptainer answers EPERM to all that a profile forbids, and with that its own runtime starts no thread.
     """

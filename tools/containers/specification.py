@@ -68,9 +68,9 @@ class SandboxSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     is no user namespace, and this root has no capabilities: it may change root's files, but neither other users' nor
     owners."""
     writable: Literal["disk", "no"] = "no"
-    """What changes to the image's own files (kind `apptainer`) go to: a folder of the sandbox, or nowhere: it is
-    read-only, and only the workspace and /tmp can be written. What a user may not change of a directory image outside,
-    such as root's files, no command may inside, `fakeroot` or not."""
+    """Where changes to the image's own files go (kind `apptainer`): a folder of the sandbox, or nowhere: it is
+    read-only, and only the workspace and /tmp can be written. Files of a directory image that a user may not change
+    outside, such as root's, no command may change inside, `fakeroot` or not."""
     output_limit_bytes: OutputLimit = OUTPUT_LIMIT_BYTES
     """How much of the output of one bash command or one IPython or kernel cell is kept, 1 KiB to 16 MiB. Of a longer
     one the agent sees the first and the last half, and between them how many bytes were left out."""

@@ -1,12 +1,12 @@
-"""Whole folder trees that a hostile process wrote: copied and removed, with all that it left there.
+"""Whole folder trees that a hostile process wrote: copied and removed, with everything in them.
 
-Both walks go over descriptors and take constant time and descriptors for each step, so that neither a planted link, nor
-a tree deeper than Python's stack or the longest path, nor a folder without permissions stops them. The copy goes depth
-first and comes back by `..`, which it checks to be the folder it came from; the removal flattens. Both have a time
-limit. They block: call them in threads.
+Both walks go over descriptors and take constant time and descriptors for each step, so neither a planted link, nor a
+tree deeper than Python's stack or the longest path, nor a folder without permissions stops them; `shutil` fails at the
+last three. The copy goes depth first and returns by `..`, which it checks to be the folder it came from; the removal
+flattens. Both have a time limit. They block: call them in threads.
 
-A tree that cannot be copied because of what is in it is its writer's fault, not the machine's: the error's `reason` is
-`tree` then, and only then.
+If the content of a tree is why it cannot be copied, its writer is at fault, not the machine: then, and only then, the
+error's `reason` is `tree`.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 PATH = "/usr/bin:/bin:/usr/sbin:/sbin"
 CHUNK_BYTES = 16 * 2**20
 BATCH = 1024
-"""Entries of a folder that are looked at between two reads of it while it is being emptied."""
+"""Entries of a folder that are read at a time while it is being emptied."""
 DEPTH_LIMIT = 1000
-"""Most levels of folders that are copied; more than the longest path of Linux can name with sensible names."""
+"""Most levels of folders that are copied; the longest path of Linux has fewer with sensible names."""
 ENTRY_LIMIT = 200_000
-"""Most entries that are copied: what fits into the time limit with room for a busy machine."""
+"""Most entries that are copied, which fit into the time limit on a busy machine."""
 LARGE_SHARE = 0.25
-"""A tree of so much of either limit is itself the reason if there is no time to copy it."""
+"""A tree of this share of either limit is itself the reason if the time is over."""
 TREE_ERRORS = frozenset(
     {
         errno.EACCES,
@@ -62,8 +62,8 @@ def copy_tree(source: Path, target: Path, limit_bytes: int, timeout_s: float) ->
     """Copy the content of `source` into the empty folder `target`.
 
     Holes in files stay holes; modes and times of files are kept, hard links and owners are not. FIFOs, sockets and
-    devices are left out: no check can want them, and opening one may block. Symbolic links stay links if they lead
-    nowhere but into the tree, and are left out if not: of a link to /proc/self/cmdline, a check would read itself.
+    devices are omitted, since opening one may block. Symbolic links stay links if they lead only into the tree, and are
+    omitted if not: through a link to /proc/self/cmdline a check would read itself.
 
     Raises:
         SandboxFailed: it holds more than `limit_bytes` of data in all or than `ENTRY_LIMIT` entries, is deeper than
@@ -92,7 +92,7 @@ def copy_tree(source: Path, target: Path, limit_bytes: int, timeout_s: float) ->
 
 
 def remove_tree(path: Path, timeout_s: float) -> None:
-    """Remove a folder and all below it. It is gone under its name at once; a call after a failed one continues.
+    """Remove a folder and all below it. Its name is free at once; a call after a failed one continues.
 
     Several processes may remove one folder at a time.
 
@@ -126,7 +126,7 @@ def remove_tree(path: Path, timeout_s: float) -> None:
 
 
 def _take_over(rest: Path, timeout_s: float) -> bool:
-    """Take what belongs to this user's subordinate ids (commands of a `fakeroot` sandbox may give files to them)."""
+    """Take over what belongs to this user's subordinate ids, as commands of a `fakeroot` sandbox may leave it."""
     with suppress(OSError, subprocess.SubprocessError):
         command = ["unshare", "--user", "--map-root-user", "--map-auto", "chown", "-hR", "0:0", "--", str(rest)]
         subprocess.run(
@@ -214,7 +214,7 @@ class _Budget:
 
 
 class _FolderPair:
-    """One folder of the source and its copy: owns a descriptor of each, and the way back up, which needs none."""
+    """One folder of the source and its copy: owns a descriptor of each; the way back up needs none."""
 
     def __init__(self, source: Path, target: Path) -> None:
         self.origin = os.open(source, FOLDER_FLAGS)
@@ -230,7 +230,7 @@ class _FolderPair:
         return len(self._above)
 
     def enter(self, name: str) -> None:
-        """Go into a folder of the source, and make its copy."""
+        """Enter a folder of the source, and make its copy."""
         mode = grant(name, self.origin, 0o700)
         with _opened(name, self.origin) as origin:
             os.mkdir(name, 0o700, dir_fd=self.copy)
@@ -239,7 +239,7 @@ class _FolderPair:
                 self._move(origin, copy)
 
     def leave(self) -> None:
-        """Go back up, and give the finished copy its mode, with which it may be closed even to us."""
+        """Return to the parents, and give the finished copy its mode, which may exclude even us."""
         origin_above, copy_above, mode = self._above.pop()
         with _opened("..", self.origin) as origin, _opened("..", self.copy) as copy:
             if not (os.path.samestat(os.fstat(origin), origin_above) and os.path.samestat(os.fstat(copy), copy_above)):
@@ -275,7 +275,7 @@ def _copy_folders(pair: _FolderPair, budget: _Budget) -> None:
 
 
 def _copy_entries(pair: _FolderPair, budget: _Budget) -> list[str]:
-    """Copy all of a folder but the folders in it, whose names are returned."""
+    """Copy all of a folder except the folders in it, whose names are returned."""
     folders: list[str] = []
     with os.scandir(pair.origin) as found:
         for entry in found:
@@ -296,7 +296,7 @@ def _copy_entries(pair: _FolderPair, budget: _Budget) -> list[str]:
 def _stays_inside(link: str, depth: int) -> bool:
     """Return whether a link in a folder of that depth leads into the tree, whatever the other links are.
 
-    Behind a name, which may be a link's, `..` could lead anywhere; at the beginning it is the folder's own.
+    After a name, which may be a link's, `..` could lead anywhere; at the beginning it is the folder's own parent.
     """
     steps = [step for step in link.split("/") if step not in ("", ".")]
     up = next((number for number, step in enumerate(steps) if step != ".."), len(steps))
@@ -323,7 +323,7 @@ def _copy_file(name: str, pair: _FolderPair, budget: _Budget) -> None:
 
 
 def _copy_data(source: int, target: int, size: int, budget: _Budget) -> None:
-    """Copy what is data, up to `size`; what is not stays a hole, or an agent could blow a small file up to any size."""
+    """Copy the data up to `size`; holes stay holes, or an agent could blow up a small file to any size."""
     end = 0
     while end < size:
         try:

@@ -1,9 +1,9 @@
-"""`find_entry`: the directory entry that a path leads to, found without ever leaving a root directory.
+"""`find_entry`: the directory entry that a path leads to, found without leaving a root directory.
 
 The path is walked component by component, each opened relative to the one before without following links; a symbolic
-link is read, and the walk restarts from the root with what it says. So a link planted between a check and its use
-changes nothing: there is no check, only the walk. Links that stay below the root are followed, absolute ones too, which
-`openat2` cannot do. Where the root is `/`, in a container, links may point anywhere in it.
+link is read, and the walk restarts from the root with its target. So a link planted during the walk leads nowhere else.
+Links that stay below the root are followed, absolute ones too, which `openat2` cannot do. Where the root is `/`, in a
+container, links may point anywhere in it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 RESTART_LIMIT = 100
-"""Most symbolic links on a path, and steps up in what they say, together; Linux allows 40 links."""
+"""Most symbolic links on a path and `..` in their targets, together; Linux allows 40 links."""
 FOLDER_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
 class DirectoryEntry:
-    """An entry of a directory that may not be there yet, and is no symbolic link."""
+    """An entry of a directory, which may be missing and is not a symbolic link."""
 
     path: str
     """As the model gave it."""
@@ -39,7 +39,7 @@ class DirectoryEntry:
 
 @contextmanager
 def find_entry(path: str, root: str, directory: str, *, create: bool = False) -> Iterator[DirectoryEntry]:
-    """Find where a path leads; what is opened for it is closed at the end.
+    """Find where a path leads; the folder is closed at the end. `create` makes missing folders on the way.
 
     Raises:
         Refused: the path leads out of the root.
@@ -64,7 +64,7 @@ class _Walk:
     def __init__(self, path: str, root: str, *, create: bool) -> None:
         self._path = path
         self._create = create
-        # Programs name the root by either of the two.
+        # Programs use either name of the root.
         self._roots = {_split(root.encode()), _split(os.path.realpath(root).encode())} if root != "/" else {()}
 
     def below_root(self, path: bytes) -> list[bytes]:
@@ -78,8 +78,7 @@ class _Walk:
     def step_down(self, folder: int, parts: Sequence[bytes]) -> list[bytes] | None:
         """Move `folder`, which is the root, to the directory that holds the last component.
 
-        A `..` can only come from a link. If there is one, or a link, nothing is found, and the components to walk
-        instead are given back.
+        At a link, or a `..`, which only a link can bring, return the components to walk instead.
         """
         for index, part in enumerate(parts):
             rest = parts[index + 1 :]
@@ -117,7 +116,7 @@ def _split(path: bytes) -> tuple[bytes, ...]:
 
 
 def _link_target(folder: int, name: bytes) -> bytes | None:
-    """Return what a symbolic link says; None for what is no link, or is not there."""
+    """Return the target of a symbolic link; None for another entry, or none."""
     try:
         return os.readlink(name, dir_fd=folder)
     except OSError as error:

@@ -1,7 +1,6 @@
-"""What the model is shown: lines of a text file, numbered as `cat -n` does, and listings of directories.
+"""Excerpts for the model: numbered lines of a text file, as `cat -n` prints them, and listings of directories.
 
-Each excerpt has a limit and says what it leaves out. A listing is two levels deep, without hidden entries, and follows
-no links.
+Each excerpt has a limit and states what it omits.
 """
 
 from __future__ import annotations
@@ -21,12 +20,11 @@ if TYPE_CHECKING:
 VIEW_LIMIT = 64 * 1024
 """Most characters of one view."""
 SNIPPET_LIMIT = 8 * 1024
-"""Most characters that show what an edit did."""
+"""Most characters that show an edit."""
 SNIPPET_LINES = 4
-"""Lines before and after an edit that are shown with it."""
+"""Lines shown before and after an edit."""
 COUNT_LIMIT_BYTES = 16 * 2**20
 """Largest file whose lines are counted for the model."""
-
 SEARCH_LIMIT_BYTES = 2**20
 """Largest file that is searched for near misses."""
 WORD_LIMIT = 2000
@@ -34,7 +32,7 @@ WORD_LIMIT = 2000
 ENTRY_LIMIT = 1000
 """Most entries that are listed."""
 SCAN_LIMIT = 20_000
-"""Most entries of one directory that are looked at, and so sorted."""
+"""Most entries of one directory that are read and sorted."""
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NUMBERED = re.compile(r"^ *\d+\t", re.MULTILINE)
 
@@ -65,13 +63,13 @@ def view(file: TextFile, view_range: Sequence[int] | None) -> str:
     """Show a range of lines, or the whole file as far as it fits.
 
     Raises:
-        Refused: the range begins after the end of the file, or there is something in it that is no text.
+        Refused: the range begins after the end of the file, or a part of it is not text.
     """
     first, last = view_range or (1, -1)
     path = file.entry.path
     offset = file.line_start(first)
     limit_bytes = VIEW_LIMIT * file.encoding.unit
-    data = file.read(offset, limit_bytes + file.encoding.unit)
+    data = file.data[offset : offset + limit_bytes + file.encoding.unit]
     if not data:
         if first == 1:
             return f"{path} is empty."
@@ -79,7 +77,7 @@ def view(file: TextFile, view_range: Sequence[int] | None) -> str:
     at_end = len(data) <= limit_bytes
     encoding = _shown_as(file, data, at_end=at_end)
     available = encoding.decode(data).split("\n")
-    # What comes after the last line end is no line, or not a whole one, which is shown only if it is the first.
+    # What follows the last line end is an incomplete line; it is shown only if it is the first.
     partial = len(available) == 1 and not at_end
     if len(available) > 1 and not (at_end and available[-1]):
         available.pop()
@@ -96,14 +94,16 @@ def view(file: TextFile, view_range: Sequence[int] | None) -> str:
         notes.append(f"line {rows.following - 1} is cut, as it is too long to be shown whole; see more of it with bash")
     if not ended:
         notes.append(f"see more with view_range [{rows.following}, {rows.following + 199}]")
-    return f"{text}[{'; '.join([*notes, _whole(file)])}]\n"
+    size = file.stamp.size
+    notes.append(f"the file has {f'{size} bytes' if size > COUNT_LIMIT_BYTES else f'{file.line_count()} lines'}")
+    return f"{text}[{'; '.join(notes)}]\n"
 
 
 def snippet(file: TextFile, offset: int, line: int, old: bytes, new: bytes) -> str:
     """Show the lines around an edit that puts `new` in the place of `old`; `file` is as it was before."""
     reach = SNIPPET_LIMIT * file.encoding.unit
-    begin = max(file.start, offset - reach)
-    before, after = file.read(begin, offset - begin), file.read(offset + len(old), reach)
+    begin, end = max(file.start, offset - reach), offset + len(old)
+    before, after = file.data[begin:offset], file.data[end : end + reach]
     at_end = len(after) < reach
     encoding = _shown_as(file, before + new + after, at_end=at_end)
     head = encoding.decode(before).split("\n")
@@ -120,10 +120,10 @@ def snippet(file: TextFile, offset: int, line: int, old: bytes, new: bytes) -> s
 
 
 def near_miss(file: TextFile, wanted: str) -> str:
-    """Say what is nearly a text that is not in a file: one without view's line numbers, or with other whitespace."""
+    """Describe what nearly matches a missing text: it without view's line numbers, or with other whitespace."""
     if file.stamp.size > SEARCH_LIMIT_BYTES:
         return ""
-    text = file.encoding.decode(file.read(file.start, SEARCH_LIMIT_BYTES)).replace("\r\n", "\n")
+    text = file.encoding.decode(file.data[file.start :]).replace("\r\n", "\n")
     plain = NUMBERED.sub("", wanted)
     if plain.strip() and plain != wanted and plain in text:
         return " It is there without the line numbers that view puts before each line: leave them out."
@@ -140,16 +140,12 @@ def near_miss(file: TextFile, wanted: str) -> str:
 
 
 def listing(path: str, folder: int, name: bytes) -> str:
-    """List the directory `name` in `folder`.
+    """List the directory `name` in `folder`, two levels deep, without hidden entries; follow no links.
 
     Raises:
-        OSError: it is no directory, or may not be read.
+        OSError: it is not a directory, or may not be read.
     """
-    top = os.open(name, FOLDER_FLAGS, dir_fd=folder)
-    try:
-        rows, hidden = _entries(top, path.rstrip("/") + "/", levels=2)
-    finally:
-        os.close(top)
+    rows, hidden = _entries(folder, name, path.rstrip("/") + "/", levels=2)
     notes = [f"[{hidden} hidden entries of {path} are not shown]"] if hidden else []
     if len(rows) > ENTRY_LIMIT:
         notes.append(f"[only the first {ENTRY_LIMIT} entries are shown; see more with view of a directory in it]")
@@ -161,39 +157,30 @@ def _shown_as(file: TextFile, data: bytes, *, at_end: bool) -> Encoding:
     return LATIN_1 if file.encoding is UTF_8 and is_latin_1(data, at_end=at_end) else file.encoding
 
 
-def _whole(file: TextFile) -> str:
-    if file.stamp.size > COUNT_LIMIT_BYTES:
-        return f"the file has {file.stamp.size} bytes"
-    return f"the file has {file.lines_from(file.start)} lines"
-
-
-def _entries(folder: int, prefix: str, levels: int) -> tuple[list[str], int]:
-    with os.scandir(folder) as found:
-        entries = sorted(islice(found, SCAN_LIMIT), key=lambda entry: entry.name)
-    shown = [entry for entry in entries if not entry.name.startswith(".")]
-    rows: list[str] = []
-    for entry in shown[: ENTRY_LIMIT + 1]:
-        # A name need not be text; what is shown must be.
-        row = prefix + os.fsencode(entry.name).decode(errors="replace")
-        if entry.is_symlink():
-            rows.append(f"{row} (a symbolic link)")
-        elif not entry.is_dir(follow_symlinks=False):
-            rows.append(row)
-        else:
-            rows.append(f"{row}/")
-            if levels > 1:
-                rows += _below(folder, entry.name, f"{row}/", levels - 1)
-        if len(rows) > ENTRY_LIMIT:
-            break
-    return rows, len(entries) - len(shown)
-
-
-def _below(folder: int, name: str, prefix: str, levels: int) -> list[str]:
+def _entries(parent: int, name: bytes, prefix: str, levels: int) -> tuple[list[str], int]:
+    """Return a row for each entry of a directory, and how many are hidden."""
+    folder = os.open(name, FOLDER_FLAGS, dir_fd=parent)
     try:
-        inner = os.open(name, FOLDER_FLAGS, dir_fd=folder)
-    except OSError as error:
-        return [f"{prefix} ({error.strerror})"]
-    try:
-        return _entries(inner, prefix, levels)[0]
+        with os.scandir(folder) as found:
+            entries = sorted(islice(found, SCAN_LIMIT), key=lambda entry: entry.name)
+        shown = [entry for entry in entries if not entry.name.startswith(".")]
+        rows: list[str] = []
+        for entry in shown[: ENTRY_LIMIT + 1]:
+            # A name need not be text; a row must be.
+            row = prefix + os.fsencode(entry.name).decode(errors="replace")
+            if entry.is_symlink():
+                rows.append(f"{row} (a symbolic link)")
+            elif not entry.is_dir(follow_symlinks=False):
+                rows.append(row)
+            else:
+                rows.append(f"{row}/")
+                if levels > 1:
+                    try:
+                        rows += _entries(folder, os.fsencode(entry.name), f"{row}/", levels - 1)[0]
+                    except OSError as error:
+                        rows.append(f"{row}/ ({error.strerror})")
+            if len(rows) > ENTRY_LIMIT:
+                break
+        return rows, len(entries) - len(shown)
     finally:
-        os.close(inner)
+        os.close(folder)

@@ -1,8 +1,8 @@
-"""Replaces a part of a file of any size: writes a new file in the same folder, then renames it over the old one.
+"""Replaces a part of a file of any size by a new file in the same folder, which is renamed over the old one.
 
-A full disk or a kill leaves the old file unchanged, and no reader sees half an edit. Where the file system allows it,
+A full disk or a kill leaves the old file unchanged, and no reader sees half an edit. Where the file system permits it,
 the new file has no name until it is complete, so a kill leaves nothing behind. The mode and, where permitted, the owner
-are kept; the rename breaks hard links, and extended attributes are lost.
+are kept; hard links break, and extended attributes are lost.
 """
 
 from __future__ import annotations
@@ -26,14 +26,11 @@ COPY_BYTES = 2**26
 
 
 def replace(file: TextFile, offset: int, old: bytes, new: bytes) -> Undo:
-    """Put `new` in the place of `old`, which is at `offset`.
-
-    Returns:
-        What takes it back.
+    """Put `new` in the place of `old`, which is at `offset`; return how to undo that.
 
     Raises:
         Refused: another process changed the file meanwhile.
-        OSError: the disk refuses it. The file is as it was in both cases.
+        OSError: the disk refuses it. The file is unchanged in both cases.
     """
     entry, source = file.entry, file.descriptor
     with _sibling(entry.folder) as (target, name):
@@ -54,11 +51,7 @@ def replace(file: TextFile, offset: int, old: bytes, new: bytes) -> Undo:
 
 
 def create(entry: DirectoryEntry, content: bytes) -> Undo:
-    """Make a new file.
-
-    Raises:
-        OSError: it exists, or the disk refuses it; then there is none.
-    """
+    """Make a new file; on an `OSError`, such as a full disk, there is none."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     target = os.open(entry.name, flags, 0o666, dir_fd=entry.folder)
     try:
@@ -72,14 +65,11 @@ def create(entry: DirectoryEntry, content: bytes) -> Undo:
 
 
 def take_back(file: TextFile, undo: Undo) -> Stamp | None:
-    """Undo an edit.
-
-    Returns:
-        The file after that; None if it is removed.
+    """Undo an edit; return the file after that, None if it is removed.
 
     Raises:
-        Refused: the file was changed since the edit.
-        OSError: the disk refuses it. The file is as it was in both cases.
+        Refused: the file has changed since the edit.
+        OSError: the disk refuses it. The file is unchanged in both cases.
     """
     if file.stamp != undo.after:
         raise Refused(
@@ -89,12 +79,12 @@ def take_back(file: TextFile, undo: Undo) -> Stamp | None:
     if undo.before is None:
         os.unlink(file.entry.name, dir_fd=file.entry.folder)
         return None
-    return replace(file, undo.offset, file.read(undo.offset, undo.new_bytes), undo.old).after
+    return replace(file, undo.offset, file.data[undo.offset : undo.offset + undo.new_bytes], undo.old).after
 
 
 @contextmanager
 def _sibling(folder: int) -> Iterator[tuple[int, str]]:
-    """Return a new empty file, and the name that it has or can get; nothing of that name stays behind."""
+    """Yield a new empty file, and the name that it has or can get; nothing of that name remains."""
     name = f".edit-{secrets.token_hex(8)}"
     try:
         if not os.access("/proc/self/fd", os.X_OK):

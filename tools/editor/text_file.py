@@ -1,19 +1,18 @@
-"""`TextFile`: an open regular file of any size, read in pieces: its lines, its encoding, and where a text is in it.
+"""An open text file of any size: its encoding, its lines, and where a text is in it.
 
-It is read with `pread` and not mapped: another process may cut the file at any time, and a mapped page that is gone
-kills its reader. It is searched and changed as bytes; only what is shown is decoded.
+A small file is read at once and a large one mapped. If another process cuts a mapped file, the kernel kills the reader,
+which is a child that has changed nothing yet. The file is searched and edited as bytes; only what is shown is decoded.
 """
 
 from __future__ import annotations
 
 import codecs
+import mmap
 import os
 import stat
+import sys
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .outcome import Refused, Stamp
 
@@ -23,30 +22,21 @@ if TYPE_CHECKING:
     from .entry import DirectoryEntry
 
 CHUNK_BYTES = 2**20
+"""Files up to this size are read at once; larger ones are counted and checked in pieces of it."""
 HEAD_BYTES = 2**16
-"""The part of a file that tells how it ends its lines."""
+"""The part of a file that shows how it ends its lines."""
 OPEN_FLAGS = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
 
 
-@dataclass(frozen=True, slots=True)
-class Encoding:
+class Encoding(NamedTuple):
     name: str
     codec: codecs.CodecInfo
-    """Looked up here: in the sandbox's child there is no library to load it from."""
+    """Looked up here: the child in the sandbox has no library to load it from."""
     bom: bytes = b""
     unit: int = 1
-    """Bytes of one code unit: a match at another offset is none."""
-
-    @property
-    def newline(self) -> bytes:
-        return self.encode("\n")
+    """Bytes of one code unit; a match must begin at a multiple of it."""
 
     def encode(self, text: str) -> bytes:
-        """Return text as the file has it.
-
-        Raises:
-            Refused: the encoding has no such character.
-        """
         try:
             return self.codec.encode(text)[0]
         except UnicodeEncodeError as error:
@@ -54,28 +44,8 @@ class Encoding:
             raise Refused(f"The file is in {self.name}, which has no {missing!r}; use other characters.") from None
 
     def decode(self, data: bytes) -> str:
-        """Return bytes as text, with U+FFFD for what is none."""
+        """Return bytes as text, with U+FFFD for what is invalid."""
         return self.codec.decode(data, "replace")[0]
-
-    def find(self, data: bytes, pattern: bytes, start: int) -> int:
-        """Return where `pattern` is in `data`, which begins with a whole code unit; -1 if it is not there."""
-        at = data.find(pattern, start)
-        while at % self.unit and at >= 0:
-            at = data.find(pattern, at + 1)
-        return at
-
-    def newlines(self, data: bytes, start: int, end: int) -> int:
-        """Count the line feeds from `start` to `end`, both between two code units."""
-        if self.unit == 1:
-            return data.count(b"\n", start, end)
-        return self.decode(data[start:end]).count("\n")
-
-    def line_starts(self, data: bytes) -> Iterator[int]:
-        """Return where lines begin in `data`, besides its start."""
-        newline, after = self.newline, 0
-        while (at := self.find(data, newline, after)) >= 0:
-            after = at + self.unit
-            yield after
 
 
 UTF_8 = Encoding("UTF-8", codecs.lookup("utf-8"))
@@ -87,27 +57,18 @@ WITH_BOM = (
 )
 
 
-def encoding_of_bom(head: bytes) -> Encoding:
-    """Return the encoding that the first bytes of a file name; UTF-8 if they name none."""
-    return next((encoding for encoding in WITH_BOM if head.startswith(encoding.bom)), UTF_8)
-
-
 def is_latin_1(data: bytes, *, at_end: bool) -> bool:
-    """Say if a piece of a file without BOM is rather Latin-1 than UTF-8 with some damage.
+    """Return whether a piece of a file without BOM is Latin-1 rather than damaged UTF-8.
 
-    It is if more of its bytes that are not ASCII are out of place in UTF-8 than there are characters made of them.
-    Unless the piece is `at_end` of the file, the character that it ends with may be cut, which tells nothing.
+    It is if more of its bytes beyond ASCII are invalid in UTF-8 than there are valid characters made of them. Unless
+    the piece is `at_end` of the file, a character cut at its end counts for neither.
     """
-    if data.isascii():
-        return False
     text = codecs.utf_8_decode(data, "surrogateescape", at_end)[0]
     clean = text.encode("utf-8", "ignore").decode()
-    characters = len(clean) - len(clean.encode("ascii", "ignore"))
-    return len(text) - len(clean) > characters
+    return len(text) - len(clean) > len(clean) - len(clean.encode("ascii", "ignore"))
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     offset: int
     line: int
     """Counted from 1."""
@@ -115,13 +76,13 @@ class Match:
 
 @contextmanager
 def open_text(entry: DirectoryEntry, *, write: bool = False) -> Iterator[TextFile]:
-    """Open the text file that an entry is, and close it at the end.
+    """Open the text file at an entry, and close it at the end.
 
     Raises:
-        Refused: it is no regular file, or no text.
-        OSError: it is not there, or may not be opened.
+        Refused: it is not a regular file, or not text.
+        OSError: it is missing, or may not be opened.
     """
-    # Looked at first: to open a device can do things.
+    # Checked first: opening a device can have effects.
     _check_kind(os.stat(entry.name, dir_fd=entry.folder, follow_symlinks=False).st_mode, entry.path)
     descriptor = os.open(entry.name, OPEN_FLAGS | (os.O_RDWR if write else os.O_RDONLY), dir_fd=entry.folder)
     try:
@@ -133,83 +94,62 @@ def open_text(entry: DirectoryEntry, *, write: bool = False) -> Iterator[TextFil
 
 
 class TextFile:
-    """An open text file. Offsets are in bytes from the start of the file, and so count its BOM."""
+    """Offsets are in bytes from the start of the file, its BOM included.
+
+    Raises:
+        Refused: it is not text; the methods raise it too, as they read on.
+    """
 
     def __init__(self, entry: DirectoryEntry, descriptor: int, status: os.stat_result) -> None:
         self.entry = entry
         self.descriptor = descriptor
         self.status = status
-        self._head = os.pread(descriptor, HEAD_BYTES, 0)
-        self.encoding = encoding_of_bom(self._head)
-        self._check_text(self._head if self.encoding.unit == 1 else b"")
-        if self.encoding.unit > 1 and (status.st_size % 2 or "\0" in self.encoding.decode(self._head)):
+        self.stamp = stamp_of(status)
+        """The file as it was when it was opened."""
+        self.data = _content(descriptor)
+        head = self.data[:HEAD_BYTES]
+        self.encoding = next((encoding for encoding in WITH_BOM if head.startswith(encoding.bom)), UTF_8)
+        self.start = len(self.encoding.bom)
+        """Where the text begins."""
+        if "\0" in self.encoding.decode(head) or len(self.data) % self.encoding.unit:
             raise self._binary()
-
-    @property
-    def stamp(self) -> Stamp:
-        """What the file was when it was opened."""
-        return stamp_of(self.status)
-
-    @property
-    def start(self) -> int:
-        """Where the text begins: after the BOM."""
-        return len(self.encoding.bom)
-
-    @cached_property
-    def crlf(self) -> bool:
-        """Whether the file ends its lines with CR and LF; its first line decides."""
-        first = self.encoding.find(self._head, self.encoding.newline, 0)
-        return first >= 0 and self._head[:first].endswith(self.encoding.encode("\r"))
+        self.newline = self.encoding.encode("\n")
+        first = self.index(self.newline, 0, HEAD_BYTES)
+        self._crlf = first >= 0 and head[:first].endswith(self.encoding.encode("\r"))
 
     def translated(self, text: str) -> str:
-        return text.replace("\r\n", "\n").replace("\n", "\r\n") if self.crlf else text
+        """Return text with the line ends of the file, as its first line has them."""
+        return text.replace("\r\n", "\n").replace("\n", "\r\n") if self._crlf else text
 
     def settle_encoding(self) -> None:
-        """Tell Latin-1 from UTF-8 by the first piece that is not plain ASCII; a BOM says it anyway."""
-        if self.encoding is UTF_8:
-            for _, chunk in self.chunks():
-                if not chunk.isascii():
-                    self.encoding = LATIN_1 if is_latin_1(chunk, at_end=len(chunk) < CHUNK_BYTES) else UTF_8
-                    return
+        """Distinguish Latin-1 from UTF-8, where no BOM does, by the first piece that is not plain ASCII."""
+        for _, chunk in self._chunks(0) if self.encoding is UTF_8 else ():
+            if not chunk.isascii():
+                self.encoding = LATIN_1 if is_latin_1(chunk, at_end=len(chunk) < CHUNK_BYTES) else UTF_8
+                return
 
-    def read(self, offset: int, count: int) -> bytes:
-        """Read up to `count` bytes; fewer only at the end of the file."""
-        data = os.pread(self.descriptor, count, offset)
-        while data and len(data) < count and (more := os.pread(self.descriptor, count - len(data), offset + len(data))):
-            data += more
-        return data
-
-    def chunks(self, offset: int = 0) -> Iterator[tuple[int, bytes]]:
-        """Read the file from `offset` on, in pieces with where they are.
-
-        Raises:
-            Refused: a piece is no text.
-        """
-        while chunk := self.read(offset, CHUNK_BYTES):
-            self._check_text(chunk)
-            yield offset, chunk
-            offset += len(chunk)
+    def index(self, pattern: bytes, start: int, end: int = sys.maxsize) -> int:
+        """Return the offset of the next match that begins at a whole code unit; -1 if there is none."""
+        at = self.data.find(pattern, start, end)
+        while at % self.encoding.unit and at >= 0:
+            at = self.data.find(pattern, at + 1, end)
+        return at
 
     def find(self, pattern: bytes, limit: int) -> list[Match]:
-        """Find a text, as `bytes.count` counts it: the next match begins after the one before."""
+        """Return up to `limit` matches that do not overlap, as `bytes.count` counts them."""
+        if self.encoding.unit == 1 and self.data.find(b"\0") >= 0:
+            raise self._binary()
         matches: list[Match] = []
-        window, base, line = b"", self.start, 1
-        for _, chunk in self.chunks(self.start):
-            window += chunk
-            after = counted = 0
-            while (at := self.encoding.find(window, pattern, after)) >= 0:
-                line += self.encoding.newlines(window, counted, at)
-                counted = at
-                matches.append(Match(base + at, line))
-                if len(matches) == limit:
-                    return matches
-                after = at + len(pattern)
-            # A match may begin in what stays; a code unit stays whole.
-            kept = max(after, len(window) - len(pattern) + 1, 0)
-            kept -= kept % self.encoding.unit
-            line += self.encoding.newlines(window, counted, kept)
-            window, base = window[kept:], base + kept
+        line, counted, after = 1, self.start, self.start
+        while len(matches) < limit and (at := self.index(pattern, after)) >= 0:
+            line, counted = line + self.newlines(counted, at), at
+            matches.append(Match(at, line))
+            after = at + len(pattern)
         return matches
+
+    def newlines(self, start: int, end: int) -> int:
+        """Count the line feeds between two offsets."""
+        return sum(self._count(chunk) for _, chunk in self._chunks(start, end))
 
     def line_start(self, line: int) -> int:
         """Return where a line begins, counted from 1; the line after the last begins at the end of the file.
@@ -217,42 +157,39 @@ class TextFile:
         Raises:
             Refused: the file has fewer lines.
         """
-        missing, offset, ended = line - 1, self.start, True
-        if not missing:
-            return offset
-        for begin, chunk in self.chunks(offset):
-            found = self.encoding.newlines(chunk, 0, len(chunk))
-            if found >= missing:
-                return begin + next(islice(self.encoding.line_starts(chunk), missing - 1, None))
+        missing = line - 1
+        for offset, chunk in self._chunks(self.start) if missing else ():
+            if (found := self._count(chunk)) >= missing:
+                at = offset
+                for _ in range(missing):
+                    at = self.index(self.newline, at) + self.encoding.unit
+                return at
             missing -= found
-            offset, ended = begin + len(chunk), chunk.endswith(self.encoding.newline)
-        if missing == 1 and not ended:
-            return offset
-        raise self.no_line_after(line - 1 - missing + (not ended))
+        if missing > self._has_partial_line:
+            raise self.no_line_after(line - 1 - missing + self._has_partial_line)
+        return len(self.data) if missing else self.start
 
-    def line_of(self, offset: int) -> int:
-        """Return the line, counted from 1, that an offset is in."""
-        line = 1
-        for begin, chunk in self.chunks(self.start):
-            line += self.encoding.newlines(chunk, 0, max(min(len(chunk), offset - begin), 0))
-            if begin + len(chunk) >= offset:
-                break
-        return line
-
-    def lines_from(self, offset: int) -> int:
-        """Count the lines from `offset`, the start of one, to the end of the file."""
-        count, ended = 0, True
-        for _, chunk in self.chunks(offset):
-            count += self.encoding.newlines(chunk, 0, len(chunk))
-            ended = chunk.endswith(self.encoding.newline)
-        return count + (not ended)
+    def line_count(self) -> int:
+        return self.newlines(self.start, len(self.data)) + self._has_partial_line
 
     def no_line_after(self, last: int) -> Refused:
         return Refused(f"{self.entry.path} has no line after line {last}.")
 
-    def _check_text(self, chunk: bytes) -> None:
-        if self.encoding.unit == 1 and b"\0" in chunk:
-            raise self._binary()
+    @property
+    def _has_partial_line(self) -> bool:
+        """Whether the last line has no line end."""
+        return len(self.data) > self.start and self.data[-self.encoding.unit :] != self.newline
+
+    def _count(self, chunk: bytes) -> int:
+        return chunk.count(b"\n") if self.encoding.unit == 1 else self.encoding.decode(chunk).count("\n")
+
+    def _chunks(self, start: int, end: int | None = None) -> Iterator[tuple[int, bytes]]:
+        end = len(self.data) if end is None else end
+        for offset in range(start, end, CHUNK_BYTES):
+            chunk = self.data[offset : min(offset + CHUNK_BYTES, end)]
+            if self.encoding.unit == 1 and b"\0" in chunk:
+                raise self._binary()
+            yield offset, chunk
 
     def _binary(self) -> Refused:
         return Refused(
@@ -262,6 +199,18 @@ class TextFile:
 
 def stamp_of(status: os.stat_result) -> Stamp:
     return Stamp(status.st_size, status.st_mtime_ns)
+
+
+def _content(descriptor: int) -> bytes | mmap.mmap:
+    data = b""
+    while more := os.pread(descriptor, CHUNK_BYTES, len(data)):
+        data += more
+        if len(data) > CHUNK_BYTES:
+            try:
+                return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+            except (OSError, ValueError):  # a file system that maps no files, or a file of /proc
+                continue
+    return data
 
 
 def _check_kind(mode: int, path: str) -> None:

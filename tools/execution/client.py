@@ -1,42 +1,48 @@
 """The connection from a stage process to one execution server: numbered requests, any at a time, each answered once.
 
-When the server dies, every request that waits gets `SandboxFailed`, and so do all later ones. A cancelled request ends
-on the server first, as far as that answers in time.
+When the server dies, every request that waits gets `SandboxFailed`, and so do all later ones. A cancelled request first
+ends on the server, if that answers in time.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
-from ...errors import InternalError, SandboxFailed, from_info
+from ...errors import ErrorInfo, InternalError, InvalidToolCall, SandboxFailed, from_info
 from ...system.unix_peers import peer_problem
 from . import messages
+from .calls import REQUESTS, RESULTS, SandboxCalls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
+
+    from ..sessions.bash_session import BashResult
+    from ..sessions.cell_session import CellResult
 
 CONNECT_LIMIT_S = 10.0
 CANCEL_LIMIT_S = 10.0
 """How long a cancelled request may take to end on the server."""
+P = ParamSpec("P")
+T = TypeVar("T")
+Method = Callable[Concatenate[SandboxCalls, P], Coroutine[Any, Any, T]]
 
 
-class ExecutionClient:
+class ExecutionClient(messages.Line):
     """A connection; made by `connect`, ended by `close`."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        super().__init__()
+        self._gone = f"the execution server of the sandbox {name} is gone"
         self._loop = asyncio.get_running_loop()
         self._number = 0
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
         self._lost: Callable[[], None] | None = None
-        self._transport: asyncio.Transport | None = None
         self._disconnected: asyncio.Future[None] = self._loop.create_future()
 
     @classmethod
@@ -49,45 +55,44 @@ class ExecutionClient:
         client = cls(path.name)
         loop = asyncio.get_running_loop()
         try:
-            folder = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            connection = socket.socket(socket.AF_UNIX)
-            try:
-                connection.setblocking(False)
-                # The path may be longer than a socket allows.
-                async with asyncio.timeout(CONNECT_LIMIT_S):
-                    await loop.sock_connect(connection, f"/proc/self/fd/{folder}/{messages.SOCKET}")
-                    if problem := peer_problem(connection):
-                        raise SandboxFailed(f"the sandbox {path.name} is not ours: {problem}")
-                    await loop.create_unix_connection(lambda: _Protocol(client), sock=connection)
-            except BaseException:
-                connection.close()
-                raise
-            finally:
-                os.close(folder)
+            with messages.short_path(path) as address:
+                connection = socket.socket(socket.AF_UNIX)
+                try:
+                    connection.setblocking(False)
+                    async with asyncio.timeout(CONNECT_LIMIT_S):
+                        await loop.sock_connect(connection, address)
+                        if problem := peer_problem(connection):
+                            raise SandboxFailed(f"the sandbox {path.name} is not ours: {problem}")
+                        await loop.create_unix_connection(lambda: client, sock=connection)
+                except BaseException:
+                    connection.close()
+                    raise
         except (OSError, TimeoutError) as error:
             raise SandboxFailed(f"the sandbox {path.name} is gone: {error}") from error
         return client
-
-    @property
-    def closed(self) -> bool:
-        return self._transport is None or self._transport.is_closing()
 
     def when_lost(self, callback: Callable[[], None]) -> None:
         """Call back once when the server closes the connection, or dies."""
         self._lost = callback
 
-    async def ask(self, request: messages.Request) -> Any:
-        """Send a request and return its answer.
+    async def call(self, method: Method[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a method of the server's `SandboxCalls`.
 
         Raises:
             SandboxFailed: the server is gone.
-            ProrlError: the server's.
+            ProrlError: the method raised it; an `InvalidToolCall` for a `ValueError`.
         """
-        number, reply = self._send(request)
+        name = method.__name__
+        result: T = await self.ask(REQUESTS[name](*args, **kwargs), RESULTS[name])
+        return result
+
+    async def ask(self, request: msgspec.Struct, returns: Any = None) -> Any:
+        """Send a request; return its result, which is of the type `returns` (see `call`)."""
+        number, reply = self._request(request)
         try:
             packed = await asyncio.shield(reply)
         except asyncio.CancelledError:
-            self._write(messages.frame(number, messages.Cancel()))
+            self.send(number, messages.encode(messages.Cancel()))
             with suppress(asyncio.CancelledError):
                 await asyncio.wait((reply,), timeout=CANCEL_LIMIT_S)
             raise
@@ -95,79 +100,90 @@ class ExecutionClient:
             self._waiting.pop(number, None)
             if reply.done() and not reply.cancelled():
                 reply.exception()  # seen
+        failed = packed.startswith(messages.ERROR)
         try:
-            answer = messages.reply_of(packed, request.answer)
+            result = msgspec.msgpack.decode(memoryview(packed)[1:], type=ErrorInfo if failed else returns)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise InternalError(f"an execution server's reply cannot be read: {error}") from error
-        if isinstance(answer, messages.Failed):
-            raise from_info(answer.error)
-        return answer
+        if failed:
+            raise from_info(result)
+        return result
 
-    def tell(self, request: messages.Request) -> None:
+    def tell(self, request: msgspec.Struct) -> None:
         with suppress(SandboxFailed):
-            _, reply = self._send(request)
+            _, reply = self._request(request)
             reply.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def close(self) -> None:
         self._lost = None
-        if self._transport is not None:
-            self._transport.abort()
+        self.drop()
 
     async def wait_closed(self) -> None:
         """Wait until the connection is closed and its descriptor free."""
         if self._transport is not None:
             await asyncio.shield(self._disconnected)
 
-    def _send(self, request: messages.Request) -> tuple[int, asyncio.Future[bytes]]:
+    def _request(self, request: msgspec.Struct) -> tuple[int, asyncio.Future[bytes]]:
         if self.closed:
-            raise SandboxFailed(f"the execution server of the sandbox {self.name} is gone")
+            raise SandboxFailed(self._gone)
         self._number += 1
-        packed = messages.frame(self._number, request)
+        packed = messages.encode(request)
         if len(packed) > messages.FRAME_LIMIT_BYTES:
             limit = messages.UPLOAD_LIMIT_BYTES
             raise SandboxFailed(f"a request has {len(packed)} bytes; at most {limit} are taken", reason="size")
         reply = self._waiting[self._number] = self._loop.create_future()
-        self._write(packed)
+        self.send(self._number, packed)
         return self._number, reply
 
-    def _write(self, packed: bytes) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(packed)
-
-    def connected(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-
-    def replied(self, number: int, packed: bytes) -> None:
+    def received(self, number: int, content: bytes) -> None:
         reply = self._waiting.pop(number, None)
         if reply is not None and not reply.done():
-            reply.set_result(packed)
+            reply.set_result(content)
 
-    def disconnected(self) -> None:
+    def connection_lost(self, error: Exception | None) -> None:
+        del error
         if not self._disconnected.done():
             self._disconnected.set_result(None)
-        error = SandboxFailed(f"the execution server of the sandbox {self.name} is gone")
         for reply in self._waiting.values():
             if not reply.done():
-                reply.set_exception(error)
+                reply.set_exception(SandboxFailed(self._gone))
         self._waiting.clear()
         lost, self._lost = self._lost, None
         if lost is not None:
             lost()
 
 
-class _Protocol(asyncio.Protocol):
-    def __init__(self, client: ExecutionClient) -> None:
+class RemoteSession:
+    """A tool session of the server. The caller that started it closes it, or the sandbox does."""
+
+    def __init__(self, client: ExecutionClient, number: int) -> None:
         self._client = client
-        self._received = bytearray()
+        self.number = number
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._client.connected(cast("asyncio.Transport", transport))  # uvloop's is none by inheritance
+    async def _call(self, method: Method[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return await self._client.call(method, *args, **kwargs)
+        except InvalidToolCall as error:
+            raise ValueError(error.message) from error
 
-    def data_received(self, data: bytes) -> None:
-        self._received += data
-        for number, packed in messages.take_frames(self._received):
-            self._client.replied(number, packed)
+    async def close(self) -> None:
+        """End it with all that it started; may be called again."""
+        with suppress(SandboxFailed):  # it ended with its sandbox
+            await self._client.call(SandboxCalls.close_session, self.number)
 
-    def connection_lost(self, error: Exception | None) -> None:
-        del error
-        self._client.disconnected()
+
+class RemoteBash(RemoteSession):
+    """A bash (see `bash_session.BashSession`)."""
+
+    async def run(self, command: str, timeout_s: float, wait_s: float | None = None) -> BashResult:
+        return await self._call(SandboxCalls.run_bash, self.number, command, timeout_s, wait_s)
+
+    async def send(self, data: bytes, timeout_s: float, wait_s: float | None = None) -> BashResult:
+        return await self._call(SandboxCalls.send_bash, self.number, data, timeout_s, wait_s)
+
+
+class RemoteCells(RemoteSession):
+    """A Python, or another kernel (see `cell_session.CellSession`)."""
+
+    async def run(self, code: str, timeout_s: float) -> CellResult:
+        return await self._call(SandboxCalls.run_cell, self.number, code, timeout_s)

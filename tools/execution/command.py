@@ -1,7 +1,8 @@
-"""One command run to its end over pipes: input, output in bounded memory, a time limit, and nothing left behind.
+"""Runs one command to its end over pipes: bounded output, a time limit, and nothing left behind.
 
-`execute` ends when the command's own process ends, not when its pipes close: a job that it left in the background
-cannot hold the caller. What was written before the end is in the pipes by then, so reading them empty is exact.
+`execute` ends when the command's own process ends, not when its pipes close: a job in the background cannot delay it.
+What was written before the end is in the pipes by then, so reading them empty is exact. asyncio's own subprocesses are
+not used: the command must be forked into its container.
 """
 
 from __future__ import annotations
@@ -16,32 +17,41 @@ from ..processes.output import HeadTail
 from .messages import ExecResult
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from ..containers.container import Container
     from ..processes.child import Child
-    from .messages import Exec
 
 READ_BYTES = 64 * 1024
 DRAIN_BYTES = 2 * 2**20
-"""More than a pipe ever holds: a background job that writes for ever must not keep us reading for ever."""
+"""More than a pipe holds: a background job that writes without end must not keep the reader busy."""
 
 
-async def execute(container: Container, request: Exec) -> ExecResult:
+async def execute(
+    container: Container,
+    command: Sequence[str],
+    timeout_s: float,
+    stdin: bytes,
+    output_limit_bytes: int,
+    environment: Mapping[str, str],
+    directory: str,
+) -> ExecResult:
     """Run a command inside, in a process session of its own; see `Sandbox.exec`.
 
     Raises:
         SandboxFailed: it could not be started, or did not end when killed.
     """
-    stdin_end, writer = _pipe("w") if request.stdin else (os.open(os.devnull, os.O_RDONLY), None)
+    stdin_end, writer = _pipe("w") if stdin else (os.open(os.devnull, os.O_RDONLY), None)
     stdout_end, stdout = _pipe("r")
     stderr_end, stderr = _pipe("r")
     try:
         child = container.spawn(
-            request.command,
+            command,
             stdin=stdin_end,
             stdout=stdout_end,
             stderr=stderr_end,
-            environment=request.environment,
-            directory=request.directory,
+            environment=environment,
+            directory=directory,
         )
     except (OSError, SandboxFailed) as error:
         for pipe in (writer, stdout, stderr):
@@ -50,15 +60,15 @@ async def execute(container: Container, request: Exec) -> ExecResult:
         if isinstance(error, SandboxFailed):
             raise
         missing = isinstance(error, FileNotFoundError)
-        problem = f"{request.command[0]}: {'no such program' if missing else error.strerror}\n"
+        problem = f"{command[0]}: {'no such program' if missing else error.strerror}\n"
         return ExecResult(127 if missing else 126, b"", problem.encode(), timed_out=False)
     finally:
         for descriptor in (stdin_end, stdout_end, stderr_end):
             os.close(descriptor)
-    readers = tuple(_Reader(pipe, request.output_limit_bytes) for pipe in (stdout, stderr))
-    pipes = [*readers, *([_Writer(writer, request.stdin)] if writer is not None else [])]
+    readers = tuple(_Reader(pipe, output_limit_bytes) for pipe in (stdout, stderr))
+    pipes = [*readers, *([_Writer(writer, stdin)] if writer is not None else [])]
     try:
-        timed_out, code = await _run(container, child, request.timeout_s)
+        timed_out, code = await _run(container, child, timeout_s)
         for reader in readers:
             reader.drain()
     finally:
@@ -86,8 +96,6 @@ def _pipe(ours: str) -> tuple[int, IO[bytes]]:
 
 
 class _Pipe:
-    """One pipe to the command: owns it, and is called when it is ready."""
-
     def __init__(self, pipe: IO[bytes]) -> None:
         self._pipe = pipe
         self._descriptor = pipe.fileno()
@@ -123,7 +131,7 @@ class _Reader(_Pipe):
 
 
 class _Writer(_Pipe):
-    """Writes the command's input as it is read, then closes the pipe."""
+    """Writes the command's input as fast as the command reads it, then closes the pipe."""
 
     def __init__(self, pipe: IO[bytes], data: bytes) -> None:
         super().__init__(pipe)

@@ -1,7 +1,7 @@
-"""What happens when the sandboxes' disk is nearly full: the largest sandbox is ended, and its files go at once.
+"""Frees a nearly full disk of sandboxes: the largest sandbox is ended and its files are removed.
 
-Each server looks at the disk with its watch. When little is left, one of them (that which gets the lock on the folder
-of all sandboxes) forks a child that adds up what each sandbox holds, and tells the server of the largest one.
+Each server looks at the disk with its watch. When little is left, the one that gets the lock on the folder of all
+sandboxes forks a child, which adds up what each sandbox holds and sends `FreeDisk` to the server of the largest.
 """
 
 from __future__ import annotations
@@ -23,22 +23,20 @@ if TYPE_CHECKING:
 LOOK_S = 1.0
 LOW_BYTES = 256 * 2**20
 LOW_SHARE = 0.02
-"""Of the disk, or of its inodes. A disk has little left when it has less than both."""
+"""Of the disk, or of its inodes. A disk is low when it has less than both."""
 LEAST_BYTES = 32 * 2**20
-"""Smaller ones are not looked at: there is no room for sandboxes, ended or not."""
+"""Smaller disks are not checked."""
 OWN_SHARE = 0.05
-"""A sandbox that holds more than this of the disk, and more than any other, has filled it itself."""
+"""The largest sandbox has filled the disk itself if it holds more than this share."""
 WORTH_SHARE = 0.01
-"""No sandbox is ended that holds less."""
+"""A sandbox that holds less is not ended."""
 COUNT_LIMIT_S = 20.0
 ANSWER_LIMIT_S = 40.0
 MUCH = 2**62
-"""What a folder holds that cannot be added up in time."""
+"""Stands for a folder that cannot be added up in time."""
 
 
 class FullDisk:
-    """Looks at the disk of one sandbox's folder."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
         self._next = 0.0
@@ -68,7 +66,6 @@ class Held(NamedTuple):
     entries: int
 
     def is_over(self, share: float, disk: os.statvfs_result) -> bool:
-        """Return whether it is more than a share of the disk, or of its inodes."""
         return self.size_bytes > share * disk.f_blocks * disk.f_frsize or 0 < disk.f_files * share < self.entries
 
 
@@ -81,7 +78,7 @@ def is_low(folder: Path) -> bool:
 
 
 def fills_disk(folder: Path) -> bool:
-    """Return whether a folder holds so much that its owner has filled the disk."""
+    """Return whether a folder holds more than `OWN_SHARE` of its disk."""
     with suppress(OSError):
         return _held(str(folder), time.monotonic() + COUNT_LIMIT_S).is_over(OWN_SHARE, os.statvfs(folder))
     return False
@@ -135,13 +132,9 @@ def _added_up(path: str, unit: str, until: float) -> int:
 
 def _tell(path: Path, request: messages.FreeDisk) -> bool:
     """Send a request to a sandbox's server; return whether it was answered."""
-    with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
-        folder = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            connection.settimeout(ANSWER_LIMIT_S)
-            connection.connect(f"/proc/self/fd/{folder}/{messages.SOCKET}")
-            connection.sendall(messages.frame(0, request))
-            return bool(connection.recv(1))
-        finally:
-            os.close(folder)
+    with suppress(OSError), socket.socket(socket.AF_UNIX) as connection, messages.short_path(path) as address:
+        connection.settimeout(ANSWER_LIMIT_S)
+        connection.connect(address)
+        connection.sendall(messages.frame(0, messages.encode(request)))
+        return bool(connection.recv(1))
     return False

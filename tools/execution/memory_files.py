@@ -1,14 +1,12 @@
-"""Memory files: memory that belongs to no process, because it is only open, and that no limit of the kernel's covers.
+"""Adds up memory files (`memfd_create`), which belong to no process and count for no limit of the kernel's.
 
-`memfd_create` makes them. They are found through the descriptors of a sandbox's processes; the threads of one share
-their table of descriptors unless they take pains not to, so the kernel is asked which ones do. A process may close its
-folder in /proc to all but root (`PR_SET_DUMPABLE`); then copies of its descriptors are taken, as the owner of its
-user namespace may.
+They are found through the descriptors of a sandbox's processes. Threads usually share one descriptor table; the kernel
+is asked which do not. Where a process has closed its folder in /proc to all but root (`PR_SET_DUMPABLE`), its
+descriptors are copied, as the owner of its user namespace may.
 
-Left out, since nothing says how large they are: a file on its way through a socket, one that was closed while it is
-mapped and not touched, one that only io_uring holds, or only one thread of such a closed process; and a segment of
-System V that nobody has attached. Each is at most `file_bytes`, or a process's address space, and their number has
-limits, but all together may be more than a sandbox's memory.
+Not counted, since nothing reports their size: a file in transit through a socket, one that is closed but mapped and not
+yet touched, one that only io_uring or one thread of a closed process holds, and an unattached System V segment. Each is
+at most `file_bytes` or an address space.
 """
 
 from __future__ import annotations
@@ -23,13 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 LINK_PREFIX = "/memfd:"
-"""What the links in `/proc/PID/fd` begin with for such files, and hardly any other."""
+"""What the links in `/proc/PID/fd` of such files begin with."""
 DESCRIPTORS = 50_000
-"""Most descriptors that are looked at, about 0.1 s; more than any honest sandbox's processes have."""
+"""Most descriptors that are read, in about 0.1 s; more than any honest sandbox has."""
 BLOCK_BYTES = 512
 """Of `st_blocks`; see `stat(2)`."""
 KCMP_NUMBERS = {"x86_64": 312, "aarch64": 272}
-"""Of the system call `kcmp`, by the kernel's name for the machine."""
+"""The number of the system call `kcmp`, by machine."""
 _KCMP_FILES = 2
 _PIDFD_GETFD = 438
 """The same number on every machine."""
@@ -41,12 +39,12 @@ class TooManyDescriptors(Exception): ...
 
 
 def memory_files_bytes(processes: Iterable[tuple[int, int]]) -> int:
-    """Return the memory of all memory files that processes have open, each counted once.
+    """Return the memory of all memory files that processes, given as (pid, threads), have open, each counted once.
 
-    What cannot be looked at is passed over: a process that has ended, or that no command can have made.
+    Processes that ended are skipped.
 
     Raises:
-        TooManyDescriptors: they have more descriptors than are looked at.
+        TooManyDescriptors: they have more descriptors than are read.
     """
     sizes: dict[tuple[int, int], int] = {}
     left = DESCRIPTORS
@@ -66,7 +64,6 @@ def memory_files_bytes(processes: Iterable[tuple[int, int]]) -> int:
 
 
 def _take_size(descriptor: str, sizes: dict[tuple[int, int], int]) -> None:
-    """Note the size of what a link in /proc stands for, if that is a memory file."""
     with suppress(OSError):
         # The link first: to look at a file itself may block, if a file system of the agent's has it.
         if os.readlink(descriptor).startswith(LINK_PREFIX):  # noqa: PTH115 - called often
@@ -75,7 +72,7 @@ def _take_size(descriptor: str, sizes: dict[tuple[int, int], int]) -> None:
 
 
 def _take_closed(pid: int, sizes: dict[tuple[int, int], int], left: int) -> int:
-    """Look at copies of a process's descriptors; return how many more may be looked at."""
+    """Read copies of a process's descriptors; return how many more may be read."""
     pidfd = os.pidfd_open(pid)
     try:
         with open(f"/proc/{pid}/status", "rb") as status:  # noqa: PTH123
@@ -100,7 +97,7 @@ def _less(left: int) -> int:
 
 
 def _tables(pid: int, threads: int) -> list[str]:
-    """Return the folders of a process's tables of descriptors: one, unless its threads have some of their own."""
+    """Return the folders of a process's descriptor tables: one, unless some threads have their own."""
     folders = [f"/proc/{pid}/fd"]
     if threads > 1:
         with suppress(OSError):

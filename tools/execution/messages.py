@@ -1,27 +1,29 @@
-"""The protocol between a sandbox's client and its execution server: one class per request.
+"""The protocol between a sandbox's client and its execution server: frames, and the requests about the whole sandbox.
 
-A frame is 4 bytes of length, 8 of a number that the client counts up, and one MessagePack map. Every request has one
-reply of the same number: the answer that its class names, or `Failed`. `Cancel` is none: the request of its number ends
-at once, and that one's reply says so.
+A frame is 4 bytes of length, 8 of a number that the client counts up, and a content: of a request one MessagePack map
+(`calls` has the other requests), of its one reply, which has the same number, `V` and the result, or `E` and an
+`ErrorInfo`. `Cancel` has no reply: the request of its number ends at once, and that one's reply says so.
 
 Both sides are of one user and one release, and the socket lies in the sandbox's own folder, which is 0700.
 """
 
 from __future__ import annotations
 
+import asyncio
+import math
+import os
 import struct
-from typing import Any, ClassVar
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from ...errors import ErrorInfo
 from ...wire.messages.jobs import SandboxKind
 from ..containers.specification import SandboxSpec
-from ..editor.arguments import EditorArguments
-from ..editor.outcome import EditOutcome
-from ..sessions.bash_session import BashResult
-from ..sessions.cell_session import CellResult
-from ..sessions.ipython_session import IPythonChoice
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 SOCKET = "server.sock"
 """In the sandbox's folder."""
@@ -30,30 +32,16 @@ UPLOAD_LIMIT_BYTES = 256 * 2**20
 ORDER_LIMIT_BYTES = 128 * 1024
 """What a datagram between two processes may hold, with room to spare."""
 FRAME_LIMIT_BYTES = UPLOAD_LIMIT_BYTES + 2**20
+"""Largest request."""
+RESULT, ERROR = b"V", b"E"
+
+encode = msgspec.msgpack.Encoder().encode
 
 
 class ServerOrder(msgspec.Struct, frozen=True):
     path: str
     kind: SandboxKind
     spec: SandboxSpec
-
-
-class Failed(msgspec.Struct, frozen=True):
-    """The request was not done, or not to its end."""
-
-    error: ErrorInfo
-
-
-class Done(msgspec.Struct, frozen=True):
-    """The request was done."""
-
-
-class Content(msgspec.Struct, frozen=True):
-    data: bytes
-
-
-class Opened(msgspec.Struct, frozen=True):
-    session: int
 
 
 class ExecResult(msgspec.Struct, frozen=True):
@@ -68,115 +56,18 @@ class ExecResult(msgspec.Struct, frozen=True):
     """Bytes of both outputs that were left out."""
 
 
-class Request(msgspec.Struct, frozen=True, tag=True):
-    answer: ClassVar[type[Any]] = Done
-
-
-class Take(Request, frozen=True):
+class Take(msgspec.Struct, frozen=True, tag=True):
     """Hold the sandbox from now on; the previous holder is disconnected."""
 
     lease_s: float
     """The server ends the sandbox after so long without a renewal."""
 
 
-class Renew(Request, frozen=True):
+class Renew(msgspec.Struct, frozen=True, tag=True):
     """Renew the lease; the reply is an error if the container was ended for good, but the lease is renewed."""
 
 
-class Exec(Request, frozen=True):
-    """Run one command to its end (see `Sandbox.exec`)."""
-
-    answer = ExecResult
-    command: tuple[str, ...]
-    timeout_s: float
-    stdin: bytes
-    output_limit_bytes: int
-    environment: dict[str, str]
-    directory: str
-
-
-class ReadFile(Request, frozen=True):
-    answer = Content
-    path: str
-    limit_bytes: int
-
-
-class WriteFiles(Request, frozen=True):
-    files: dict[str, bytes]
-    mode: int
-
-
-class Upload(Request, frozen=True):
-    """Unpack a tar archive below a folder."""
-
-    path: str
-    archive: bytes
-
-
-class StartBash(Request, frozen=True):
-    answer = Opened
-
-
-class RunBash(Request, frozen=True):
-    answer = BashResult
-    session: int
-    command: str
-    timeout_s: float
-    wait_s: float | None
-
-
-class SendBash(Request, frozen=True):
-    """Type on the terminal of a bash whose command is running."""
-
-    answer = BashResult
-    session: int
-    data: bytes
-    timeout_s: float
-    wait_s: float | None
-
-
-class StartIPython(Request, frozen=True):
-    answer = Opened
-    python: str
-    ipython: IPythonChoice
-
-
-class StartKernel(Request, frozen=True):
-    answer = Opened
-    argv: tuple[str, ...]
-    """Its command line; empty: ipykernel's."""
-
-
-class RunCell(Request, frozen=True):
-    answer = CellResult
-    session: int
-    code: str
-    timeout_s: float
-
-
-class Edit(Request, frozen=True):
-    answer = EditOutcome
-    arguments: EditorArguments
-    timeout_s: float
-
-
-class Listen(Request, frozen=True):
-    """Pass a socket that listens on the 127.0.0.1 that commands see (see `Sandbox.listen`)."""
-
-    port: int
-    receiver: str
-    """Who gets it (see `passed_socket`)."""
-
-
-class CloseSession(Request, frozen=True):
-    session: int
-
-
-class EndProcesses(Request, frozen=True):
-    """Kill all that runs inside (see `Sandbox.end_processes`)."""
-
-
-class FreeDisk(Request, frozen=True):
+class FreeDisk(msgspec.Struct, frozen=True, tag=True):
     """End what runs for good, and remove all files: the disk is full, and this sandbox holds most of it."""
 
     size_bytes: int
@@ -185,73 +76,67 @@ class FreeDisk(Request, frozen=True):
     """It has filled the disk itself."""
 
 
-class Close(Request, frozen=True):
+class Close(msgspec.Struct, frozen=True, tag=True):
     """End the sandbox; the reply comes when all of it is gone."""
 
 
-class Cancel(Request, frozen=True):
+class Cancel(msgspec.Struct, frozen=True, tag=True):
     """End the request of the same number."""
 
 
-AnyRequest = (
-    Take
-    | Renew
-    | Exec
-    | ReadFile
-    | WriteFiles
-    | Upload
-    | StartBash
-    | RunBash
-    | SendBash
-    | StartIPython
-    | StartKernel
-    | RunCell
-    | Edit
-    | Listen
-    | CloseSession
-    | EndProcesses
-    | FreeDisk
-    | Close
-    | Cancel
-)
-
-_encoder = msgspec.msgpack.Encoder()
-requests: msgspec.msgpack.Decoder[AnyRequest] = msgspec.msgpack.Decoder(AnyRequest)
+def frame(number: int, content: bytes) -> bytes:
+    return FRAME.pack(len(content), number) + content
 
 
-def frame(number: int, content: msgspec.Struct) -> bytes:
-    packed = _encoder.encode(content)
-    return FRAME.pack(len(packed), number) + packed
+class Line(asyncio.Protocol):
+    """One end of a connection: calls `received` with each frame. Asyncio calls `connection_lost` at its end."""
+
+    limit_bytes: float = math.inf
+    """Largest frame; the connection of a process that sends a larger one is dropped."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._transport: asyncio.Transport | None = None
+
+    def received(self, number: int, content: bytes) -> None:
+        raise NotImplementedError
+
+    @property
+    def closed(self) -> bool:
+        return self._transport is None or self._transport.is_closing()
+
+    def send(self, number: int, content: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(frame(number, content))
+
+    def drop(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        start = 0
+        while len(self._buffer) - start >= FRAME.size:
+            length, number = FRAME.unpack_from(self._buffer, start)
+            if length > self.limit_bytes:
+                self.drop()
+                break
+            end = start + FRAME.size + length
+            if len(self._buffer) < end:
+                break
+            self.received(number, bytes(self._buffer[start + FRAME.size : end]))
+            start = end
+        del self._buffer[:start]
 
 
-def reply_frame(number: int, reply: msgspec.Struct) -> bytes:
-    """Pack a reply into a frame; its first byte tells `Failed` from an answer."""
-    packed = (b"E" if isinstance(reply, Failed) else b"V") + _encoder.encode(reply)
-    return FRAME.pack(len(packed), number) + packed
-
-
-def reply_of(packed: bytes, answer: type[Any]) -> Any:
-    """Unpack the reply to a request with that `answer`; a `Failed` where it was not done.
-
-    Raises:
-        msgspec.MsgspecError: it is neither.
-    """
-    return msgspec.msgpack.decode(memoryview(packed)[1:], type=Failed if packed[:1] == b"E" else answer)
-
-
-def take_frames(received: bytearray) -> list[tuple[int, bytes]]:
-    frames = []
-    start = 0
-    while len(received) - start >= FRAME.size:
-        length, number = FRAME.unpack_from(received, start)
-        end = start + FRAME.size + length
-        if len(received) < end:
-            break
-        frames.append((number, bytes(received[start + FRAME.size : end])))
-        start = end
-    del received[:start]
-    return frames
-
-
-def too_large(received: bytearray) -> bool:
-    return len(received) >= FRAME.size and FRAME.unpack_from(received)[0] > FRAME_LIMIT_BYTES
+@contextmanager
+def short_path(folder: Path, name: str = SOCKET) -> Iterator[str]:
+    """Yield a path to a name in a folder whose own path may be longer than a Unix socket allows."""
+    descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{descriptor}/{name}"
+    finally:
+        os.close(descriptor)

@@ -1,16 +1,16 @@
 """The execution server: one small process per sandbox that owns its container and tool sessions.
 
-It is outside the container. Inside, it would need an interpreter in every image, and the model could stop it, trace it
-and read what it holds; outside, it needs only `/bin/sh` in the image, and the model cannot see it. A terminal's program
-joins the container on its own (see `containers.container`), so being outside costs nothing per action.
+It runs outside the container: inside, it would need an interpreter in every image, and the model could stop, trace and
+read it. Outside it needs only `/bin/sh` in the image, and it costs nothing per action, since programs join the
+container on their own (see `containers.container`).
 
     Unix stream socket SANDBOX/server.sock    clients: the stage processes of the node that work with the sandbox
 
 One client holds the sandbox, by `Take`, and renews its lease. When the lease expires, since its holder died or hangs,
 the server ends the container, removes the sandbox's folder and ends. When the server itself is killed, the kernel kills
-the container's runtime (`namespaced`), and the spawner removes what is left.
+the container's runtime (`namespaced`), and the spawner removes the rest.
 
-It has one thread and starts no other, since it forks. It keeps nothing on disk.
+It has one thread and starts no other, since it forks. It stores nothing on disk.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import os
 import signal
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -41,7 +41,7 @@ from ..containers import tree
 from ..containers.kinds import container_class
 from ..containers.specification import SPEC
 from . import messages
-from .request_handler import SandboxRequestHandler
+from .calls import SandboxCalls, decode_request
 from .watch import Watch
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class ExecutionServer:
     def __init__(self, path: Path, kind: SandboxKind, spec: SandboxSpec) -> None:
         self._path = path
         self._container = container_class(kind)(path, spec)
-        self._handler = SandboxRequestHandler(self._container)
+        self._calls = SandboxCalls(self._container)
         self._tasks: dict[tuple[_Connection, int], asyncio.Task[None]] = {}
         self._holder: _Connection | None = None
         self._connections: set[_Connection] = set()
@@ -81,7 +81,7 @@ class ExecutionServer:
         return self._path.name
 
     async def run(self, on_ready: Callable[[], None]) -> None:
-        """Start the container, serve until the lease expires, a client closes the sandbox, or SIGTERM; then end it all.
+        """Serve until the lease expires, a client closes the sandbox, or SIGTERM; then end all of it.
 
         Raises:
             EndpointInUse: another server serves this sandbox.
@@ -185,65 +185,63 @@ class ExecutionServer:
 
     def requested(self, connection: _Connection, number: int, packed: bytes) -> None:
         try:
-            request = messages.requests.decode(packed)
+            request = decode_request(packed)
         except msgspec.MsgspecError as error:
-            failure = MalformedMessage(f"a call of the sandbox has an argument of a wrong type: {error}")
-            connection.reply(number, messages.Failed(failure.info()))
+            words = f"a call of the sandbox has an argument of a wrong type: {error}"
+            connection.reply(number, MalformedMessage(words))
             return
         key = (connection, number)
-        if isinstance(request, messages.Cancel):
-            if key in self._tasks:
-                self._tasks[key].cancel()
-            return
-        if isinstance(request, messages.Close):
-            connection.finish_with(number, messages.Done())
-            self._end()
-            return
-        if isinstance(request, messages.Renew):
-            if connection is self._holder:
-                self._renew()
-            connection.reply(number, messages.Failed(self._broken.info()) if self._broken else messages.Done())
-            return
-        task = self._tasks[key] = asyncio.get_running_loop().create_task(self._answer(connection, number, request))
-        task.add_done_callback(lambda done: self._done(key, done))
-        if len(self._tasks) == 1:
-            self._watch.hurry()
+        match request:
+            case messages.Cancel():
+                if key in self._tasks:
+                    self._tasks[key].cancel()
+            case messages.Close():
+                connection.last = number
+                self._end()
+            case messages.Renew():
+                if connection is self._holder:
+                    self._renew()
+                connection.reply(number, self._broken)
+            case _:
+                work = self._answer(connection, number, request)
+                task = self._tasks[key] = asyncio.get_running_loop().create_task(work)
+                task.add_done_callback(lambda done: self._done(key, done))
+                if len(self._tasks) == 1:
+                    self._watch.hurry()
 
     def _done(self, key: tuple[_Connection, int], task: asyncio.Task[None]) -> None:
         self._tasks.pop(key, None)
         if task.cancelled():  # before its first step
             connection, number = key
-            connection.reply(number, messages.Failed(Cancelled("the call was stopped").info()))
+            connection.reply(number, Cancelled("the call was stopped"))
 
-    async def _answer(self, connection: _Connection, number: int, request: messages.AnyRequest) -> None:
-        reply: msgspec.Struct
+    async def _answer(self, connection: _Connection, number: int, request: msgspec.Struct) -> None:
+        reply: Any
         try:
             reply = await self._do(connection, request)
         except asyncio.CancelledError:
-            reply = messages.Failed(Cancelled("the call was stopped").info())
+            reply = Cancelled("the call was stopped")
         except ProrlError as error:
-            reply = messages.Failed((self._broken or error).info())
+            reply = self._broken or error
         except ValueError as error:
-            reply = messages.Failed(InvalidToolCall(str(error)).info())
+            reply = InvalidToolCall(str(error))
         except Exception as error:
             log.exception("sandbox %s: %s", self._path.name, type(request).__name__)
-            message = f"the execution server met {type(error).__name__}: {error}"
-            reply = messages.Failed(InternalError(message).info())
+            reply = InternalError(f"the execution server met {type(error).__name__}: {error}")
         connection.reply(number, reply)
 
-    async def _do(self, connection: _Connection, request: messages.AnyRequest) -> msgspec.Struct:
-        if isinstance(request, messages.Take):
-            self._take(connection, request.lease_s)
-            return messages.Done()
-        if isinstance(request, messages.FreeDisk):
-            self._free_disk(request)
-            return messages.Done()
+    async def _do(self, connection: _Connection, request: msgspec.Struct) -> Any:
+        match request:
+            case messages.Take(lease_s):
+                return self._take(connection, lease_s)
+            case messages.FreeDisk():
+                return self._free_disk(request)
         if self._broken is not None:
             raise self._broken
-        answer = await self._handler.do(request)
+        result = await getattr(self._calls, type(request).__name__)(*msgspec.structs.astuple(request))
         if self._broken is not None:
-            raise self._broken  # what it answered was the end of its container
-        return answer
+            raise self._broken  # the call ended with its container
+        return result
 
     def _take(self, connection: _Connection, lease_s: float) -> None:
         before, self._holder = self._holder, connection
@@ -253,38 +251,34 @@ class ExecutionServer:
         self._renew()
 
 
-class _Connection(asyncio.Protocol):
+class _Connection(messages.Line):
+    limit_bytes = messages.FRAME_LIMIT_BYTES
+    last: int | None = None
+    """The `Close` to answer when all is done; nothing else is answered after it."""
+
     def __init__(self, server: ExecutionServer) -> None:
+        super().__init__()
         self._server = server
-        self._received = bytearray()
-        self._last: bytes = b""
-        """The reply to send when all is done."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
+        super().connection_made(transport)
         self._server.connected(self)
 
     def connection_lost(self, error: Exception | None) -> None:
         del error
         self._server.disconnected(self)
 
-    def data_received(self, data: bytes) -> None:
-        self._received += data
-        for number, packed in messages.take_frames(self._received):
-            self._server.requested(self, number, packed)
-        if messages.too_large(self._received):
-            self.drop()
+    def received(self, number: int, content: bytes) -> None:
+        self._server.requested(self, number, content)
 
-    def reply(self, number: int, reply: msgspec.Struct) -> None:
-        if not self._last and not self._transport.is_closing():
-            self._transport.write(messages.reply_frame(number, reply))
-
-    def finish_with(self, number: int, reply: msgspec.Struct) -> None:
-        self._last = messages.reply_frame(number, reply)
+    def reply(self, number: int, result: Any) -> None:
+        if self.last is None:
+            failed = isinstance(result, ProrlError)
+            content = messages.encode(result.info() if failed else result)
+            self.send(number, (messages.ERROR if failed else messages.RESULT) + content)
 
     def finish(self) -> None:
-        self._transport.write(self._last)
-        self._transport.close()
-
-    def drop(self) -> None:
-        self._transport.abort()
+        if self.last is not None:
+            self.send(self.last, messages.RESULT + messages.encode(None))
+        if self._transport is not None:
+            self._transport.close()

@@ -1,10 +1,10 @@
-"""Starts execution servers by forking a process that has everything imported: 3 ms instead of 200, and shared memory.
+"""Starts execution servers by forking a process that has imported everything: 3 ms instead of 200, with shared memory.
 
-    SEQPACKET socket, inherited    ← a stage process: what to serve, and a pipe for the report that it is ready
+    SEQPACKET socket, inherited    ← a stage process: a `ServerOrder`, and a pipe for the report that it is ready
 
-A server outlives the stage process that asked for it until its lease expires; this process outlives its last server.
-It adopts the processes that a killed server leaves behind, kills them and removes the folder.
-It has one thread and no event loop before the fork.
+A server outlives the stage process that asked for it until its lease expires; the spawner outlives its last server. It
+adopts the processes that a killed server leaves behind, kills them and removes the folder. It has one thread and no
+event loop before the fork. `multiprocessing`'s fork server is not used: it ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Spawner:
 
 
 def _serve(order: ServerOrder, report: int) -> NoReturn:
-    """In a forked child: be an execution server, and tell `report` an empty line when ready, else what was wrong."""
+    """In a forked child: be an execution server; report an empty line when ready, else the error."""
     code = 1
     try:
         forked()
@@ -137,7 +137,7 @@ def _tell(report: int, error: ErrorInfo) -> None:
 
 
 def main() -> None:
-    """Serve the connection whose descriptor is the first argument, and start the log as the other arguments say."""
+    """Serve the connection whose descriptor is the first argument; the other arguments configure the log."""
     process, log_format, level = msgspec.convert(sys.argv[2:], tuple[str, LogFormat, LogLevel])
     start_logging(f"{process}.sandboxes", log_format, level)
     with socket.socket(fileno=int(sys.argv[1])) as connection:

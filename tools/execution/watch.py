@@ -1,14 +1,12 @@
-"""Watches what all processes of a sandbox use together, since a limit of the kernel's is for each of them alone.
+"""Watches what all processes of a sandbox use together, and ends a sandbox that exceeds its limits.
 
-Memory that is shared counts for each process that has touched it, and once more if it is an open memory file. The
-processes that hold the container count too, since a command can trace them and have them work for it: Apptainer's have
-some seven threads and 6 MB, those of others next to nothing.
+The kernel's own limits are per process, and cgroups (see `containers.cgroups`) exist only on some nodes, so the watch
+polls: the kernel reports no allocations. Between two looks a sandbox can take at most what its processes allocate in
+one interval. Shared memory counts for each process that has touched it, and once more if it is an open memory file. The
+processes that hold the container count too, since a command can trace them and have them work for it.
 
-Many busy processes must not take the time of other sandboxes, so they are let run only when nothing else does.
-
-It looks at them at intervals, since nothing tells us of an allocation. A sandbox that is over a limit is ended; what
-the node may lose until then is what a process can take in one interval. At the same times it reaps what the server has
-adopted: the event loop keeps the signal of a child's end to itself.
+Many busy processes get the scheduling class idle, so that other sandboxes run first. Each look also reaps the orphans
+that the server adopted.
 """
 
 from __future__ import annotations
@@ -40,9 +38,9 @@ COUNTED = (b"RssAnon", b"RssShmem", b"VmSwap")
 
 
 FAILURES = 4
-"""Looks that fail in a row, after which the sandbox is ended."""
+"""After so many failed looks in a row the sandbox is ended."""
 CROWD = 4
-"""Threads for each of the node's cores from which on a sandbox may be taking the time of others."""
+"""Threads per core of the node from which on a sandbox may be slowing others."""
 
 
 log = logging.getLogger("prorl.sandbox")
@@ -54,7 +52,7 @@ class Usage(NamedTuple):
 
 
 class Watch:
-    """Looks at a container's processes until it is stopped."""
+    """Looks at a container's processes from `start` to `stop`."""
 
     def __init__(
         self,
@@ -72,7 +70,7 @@ class Watch:
         self._idle = True
         self._failures = 0
         self._used: tuple[float, float] | None = None
-        """When its processes' time was last added up, and the sum in seconds; None: they are few."""
+        """When its processes' CPU time was last added up, and the sum in seconds; None: they are few."""
 
     def start(self) -> None:
         self._idle = not self._busy()
@@ -109,10 +107,7 @@ class Watch:
             self._on_exceeded(error)
 
     def _give_way(self, pids: list[int], threads: int) -> None:
-        """Let processes run only when nothing else does, if they are many and take most of the node's time.
-
-        Where a cgroup weighs the sandbox as a whole, that changes nothing between it and others.
-        """
+        """Set the scheduling class idle for many processes that take most of the node's CPU time."""
         cores = os.cpu_count() or 1
         if threads <= CROWD * cores:
             self._used = None

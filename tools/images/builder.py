@@ -1,14 +1,12 @@
 """Builds a source into a folder or a SIF file, by other programs: apptainer, debootstrap, cp.
 
-A folder or a debootstrap first becomes a raw root filesystem, without what is in /dev, /proc and /sys: an unprivileged
-user may not copy device nodes, and every container brings its own. Then Apptainer puts its own files into a copy of it
-(without them it starts no instances) or packs it. Where Apptainer is not installed the raw one is the image, which is
-all that bubblewrap needs.
+A folder or a debootstrap first becomes a raw root filesystem, without the content of /dev, /proc and /sys: an
+unprivileged user may not copy device nodes, and every container brings its own. Then Apptainer adds its own files to a
+copy of it (without them it starts no instances) or packs it. Where Apptainer is not installed the raw one is the image,
+which is all that bubblewrap needs.
 
-Apptainer's command line is used, not spython's `build`: that calls sudo by default and returns None on failure.
-
-Left out on purpose: fakeroot for debootstrap, which is slow and needs packages of its own; a power failure between the
-end of a build and the disk's writing it.
+Apptainer's command line is used, not spython's `build`: that calls sudo by default and returns None on failure. Not
+supported: fakeroot for debootstrap, which is slow and needs packages of its own.
 """
 
 from __future__ import annotations
@@ -26,23 +24,23 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ...errors import ConfigError, SandboxFailed, SandboxUnavailable
+from .definition import Definition
 from .fingerprint import NOT_PART, file_digest
 from .guard import root_lacks_capabilities
 from .image import apptainer_program, read_manifest
 from .kept_folder import remove
 from .program import run_program
-from .sources import DebootstrapSource, DefinitionSource, DirectorySource, RegistrySource, SifSource
+from .sources import DebootstrapSource, DirectorySource, RegistrySource, SifSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from .definition import Definition
     from .guard import Namespaces
     from .image import Format
     from .sources import Source
 
 RECIPE_VERSION = 1
-"""Raise it when images are built in another way, so that those that are there are built again."""
+"""Raised when images are built in another way, so that existing ones are rebuilt."""
 FILE_NAMES: dict[Format, str] = {"directory": "rootfs", "sif": "image.sif"}
 COMPRESSION = ("--mksquashfs-args", "-comp zstd -Xcompression-level 3")
 """4 s for 170 MB, where gzip, the default, takes 26 to 39 s (measured)."""
@@ -57,7 +55,7 @@ APT_LIMIT_S = 30.0
 @dataclass
 class Builder:
     folder: Path
-    """Empty; the image will be in it, and all that is temporary."""
+    """Empty; the image and all temporary files go there."""
     lock: int
     """A descriptor that programs inherit (see `kept_folder`)."""
     timeout_s: float
@@ -76,10 +74,10 @@ class Builder:
                 self._pack(self._copy(path), target, format_)
             case DebootstrapSource():
                 self._pack(self._debootstrap(source), target, format_)
-            case DefinitionSource(definition):
+            case Definition():
                 file = self.folder / "image.def"
-                file.write_text(definition.text)
-                self._apptainer(target, format_, str(file), _namespaces(definition), definition.path.parent)
+                file.write_text(source.text)
+                self._apptainer(target, format_, str(file), _namespaces(source), source.path.parent)
             case SifSource(path):
                 self._from_sif(path, target, format_)
             case RegistrySource(reference):
@@ -221,9 +219,9 @@ def apptainer() -> str:
 
 
 def check_sif_content(sif: Path, run: Callable[[list[str]], Sequence[str]]) -> Sequence[str]:
-    """Check that a SIF file did not change since it was built, as far as known; return its table of contents.
+    """Check that a SIF file is unchanged since it was built, as far as known; return its table of contents.
 
-    A file without such a table Apptainer would take for a definition, and run it.
+    Apptainer would run a file without such a table as a definition.
     """
     with suppress(OSError, msgspec.MsgspecError):  # without a manifest it is not ours
         wanted = read_manifest(sif).sif_digest
@@ -244,7 +242,7 @@ def _namespaces(definition: Definition) -> Namespaces:
 
 
 def _configured_mirror(suite: str) -> str:
-    """Return the mirror that apt has for a suite; empty if none, and then debootstrap has one of its own."""
+    """Return the mirror that apt has for a suite; empty if none: debootstrap then uses its own."""
     lines: list[str] = []
     listing = ["apt-get", "indextargets", "--format", "$(RELEASE) $(CODENAME) $(SUITE) $(REPO_URI)"]
     with suppress(SandboxFailed):  # a machine without apt has none

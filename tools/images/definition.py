@@ -1,10 +1,10 @@
 """Apptainer definition files (`.def`), and Jinja2 templates of them (`.def.j2`).
 
-Only the header of each stage is read here, for the base image's identity and for an early, clear error; all else is
-Apptainer's. spython's parser cannot be used: it refuses every header but Docker's and puts image names into lower case.
+Only the header of each stage is read here, for the base image's identity and for an early, clear error; the rest is
+Apptainer's. spython's parser cannot be used: it rejects every header but Docker's and lower-cases image names.
 
-Paths in a definition are relative to its own folder, for Apptainer runs there. Files that it copies (`%files`) are not
-looked at: after a change of one, build with mode scratch, or name it in a lock file.
+Paths in a definition are relative to its own folder. Changes of files that it copies (`%files`) are not detected: build
+with mode scratch then, or name one in a lock file.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import jinja2
 from jinja2 import meta
 
 from ...errors import ConfigError
+from .fingerprint import digest, file_digest, tree_digest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,12 +36,19 @@ class Definition:
     bases: tuple[tuple[str, str], ...]
     """The base image of each stage, as (bootstrap agent, reference or path)."""
 
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def base(self) -> str:
+        """Identify the base images: local ones by content, others by reference."""
+        return digest(repr((self.bases, [_identity(path) for path in self.local_bases()])).encode())
+
     def local_bases(self) -> list[Path]:
         return [self.path.parent / base for agent, base in self.bases if agent in LOCAL_AGENTS and base]
 
 
 def load_definition(path: Path, variables: Mapping[str, str], lock_file: Path | None = None) -> Definition:
-    """Read a definition, and fill it in if it is a template, with the path of the lock file as `lock_file`."""
+    """Read a definition; render it if it is a template, with the path of the lock file as `lock_file`."""
     text = _read(path)
     if path.name.endswith(TEMPLATE_SUFFIX):
         given = {"lock_file": str(lock_file.absolute())} if lock_file is not None else {}
@@ -117,3 +125,10 @@ def _bases(path: Path, text: str) -> tuple[tuple[str, str], ...]:
     if not bases:
         raise ConfigError(f"{path} is no definition: it has no line 'Bootstrap: …'", key="source")
     return tuple((base["bootstrap"].lower(), base.get("from", "")) for base in bases)
+
+
+def _identity(path: Path) -> str:
+    try:
+        return tree_digest(path) if path.is_dir() else file_digest(path)
+    except OSError as error:
+        raise ConfigError(f"the base image {path} cannot be read: {error.strerror}", key="source") from error

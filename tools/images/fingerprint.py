@@ -1,8 +1,7 @@
 """Identities of files and folders: two with the same identity have the same content.
 
 A file's is the digest of its bytes. A folder's is the digest of its entries' metadata (path, mode, owner, inode, size,
-time of change), where reading the bytes would take seconds: a file that is written to gets another time, one that is
-put in its place another inode. A folder that was copied elsewhere is another one.
+time of change), since reading the bytes would take seconds; a copy of a folder elsewhere has another identity.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NOT_PART = frozenset({"dev", "proc", "sys"})
-"""Folders at the top of a root filesystem that every container brings itself; their content is never in an image."""
+"""Folders at the top of a root filesystem that every container brings itself; images omit their content."""
 
 
 def digest(data: bytes) -> str:
@@ -48,7 +47,7 @@ def tree_digest(root: Path) -> str:
 
 
 def size_bytes(path: Path) -> int:
-    """Return how many bytes a file, or all files in a folder, hold; folders that cannot be read are left out."""
+    """Return how many bytes a file, or all files in a folder, hold; unreadable folders are omitted."""
     if not path.is_dir():
         return path.stat().st_size
     return sum(

@@ -1,22 +1,17 @@
 """Runs a program and leaves none of its processes behind: `guard NAMESPACES [DESCRIPTOR …] -- PROGRAM …`, a process.
 
-Building programs start others (debootstrap starts dpkg, Apptainer a package manager), which outlive a parent that is
-killed. So this process stands between the builder and them: orphans become its children, and it kills all of them when
-the program ends, or when its standard input closes, which happens however the builder ends. It exits with the
-program's exit code.
+Building programs start others (debootstrap starts dpkg, Apptainer a package manager), which outlive a killed parent. So
+this process stands between the builder and them: it adopts orphans, and kills all of them when the program ends, or
+when its standard input closes, which happens however the builder ends. It exits with the program's exit code. If the
+guard itself is killed, the program dies with it, and orphans keep the build's lock, which they inherited.
 
-Building programs of root get namespaces, so that they leave no mounts on the host and have what they need:
+Building programs of root get namespaces, so that they leave no mounts on the host and have the rights they need:
 
-- `mount`: what they mount is theirs, and gone when they are. A build that is killed in the middle of debootstrap would
-  leave /proc mounted in a folder that is removed next.
-- `user`: that, and a user namespace in which the first 65,536 users and groups are themselves. Root of a container
-  often lacks a few capabilities, and Apptainer then refuses to run `%post`; in a namespace of its own it has all.
-  Not all works there (making devices does not), so it is only for where it is needed (`root_lacks_capabilities`).
-
-A map of all 2³² users would do too, but Apptainer would take itself for the real root then and mount what it may not.
-
-Left out on purpose: being killed itself. Then the program dies with it, and orphans keep the build's lock, which they
-inherited, so that no other builder touches the folder they write to until they end.
+- `mount`: their mounts end with them. A build killed in debootstrap would leave /proc mounted in a folder that is
+removed next. - `user`: also a user namespace in which the first 65,536 users and groups are themselves. Root of a
+container often lacks capabilities, without which Apptainer does not run `%post`; in its own namespace it has all. It
+cannot make devices there, so this is used only where needed (`root_lacks_capabilities`). With a map of all 2³² users
+Apptainer would take itself for the real root and mount what it may not.
 """
 
 from __future__ import annotations
@@ -37,7 +32,6 @@ Namespaces = Literal["none", "mount", "user"]
 CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
 MS_REC, MS_PRIVATE = 0x4000, 1 << 18
 IDS = 65536
-"""No more, see above."""
 NOT_STARTED = 127
 
 

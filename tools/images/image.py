@@ -1,16 +1,12 @@
 """An image: a root filesystem in a folder or a SIF file, with the manifest that says what it was built from.
 
-An image that is there is used again by one of three modes, after the ProRL Agent paper: `scratch` always builds,
-`versioned` while the base image and the version of this package are unchanged, `lock` while the dependency lock file
-is the same byte for byte, since what it pins is what the tasks depend on. In each mode another source, format or
-definition (its template filled in) is another image.
+An existing image is reused by one of three modes, after the ProRL Agent paper: `scratch` always builds; `versioned`
+reuses while the base image and the version of this package are unchanged; `lock` while the dependency lock file is
+unchanged. In each mode another source, format or definition (its template rendered) is another image.
 
 A sandbox locks its image (`lock_image`): a shared lock on the folder or file, which the kernel frees when the last
-process that inherited it ends, however it ends. An image that was replaced or removed keeps its files while it is
-locked, so a running sandbox never loses files. Other machines that share the folder do not see the lock unless the file
-system carries it: do not build there what runs here.
-
-Left out on purpose: any check of what is inside. An image without a shell is an image.
+process that inherited it ends. A locked image keeps its files when it is replaced or removed. Other machines that share
+the folder do not see the lock unless the file system carries it: do not build there what runs here.
 """
 
 from __future__ import annotations
@@ -29,9 +25,9 @@ import msgspec
 from ...errors import ConfigError, SandboxFailed
 
 Format = Literal["directory", "sif"]
-"""A root filesystem in a folder, which starts fastest; or one compressed file, which is moved most easily."""
+"""A root filesystem in a folder, which starts fastest; or one compressed file, which is easiest to move."""
 Mode = Literal["scratch", "versioned", "lock"]
-"""When an image that is there is used again (see above)."""
+"""When an existing image is reused (see above)."""
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 MANIFEST = "manifest.json"
@@ -39,28 +35,21 @@ LOCK_ATTEMPTS = 10
 """How often an image may be replaced while it is being locked."""
 SIF_MAGIC = b"SIF_MAGIC"
 SIF_MAGIC_OFFSET_BYTES = 32
-"""Where a SIF file says what it is, behind the line that runs it."""
+"""Where a SIF file has its type, after the line that runs it."""
 APPTAINER_PROGRAMS = ("apptainer", "singularity")
-ASKED_FOR = ("source", "format", "definition")
-FIELDS: dict[Mode, tuple[str, ...]] = {
-    "scratch": (),
-    "versioned": (*ASKED_FOR, "base", "version", "recipe_version", "maker"),
-    "lock": (*ASKED_FOR, "lock"),
+VERSIONED: tuple[Mode, ...] = ("versioned",)
+BOTH: tuple[Mode, ...] = ("versioned", "lock")
+CHANGES: dict[str, tuple[str, tuple[Mode, ...]]] = {
+    "source": ("the source is another ({old} → {new})", BOTH),
+    "format": ("the format is another ({old} → {new})", BOTH),
+    "definition": ("the definition changed", BOTH),
+    "base": ("the base image changed", VERSIONED),
+    "version": ("the version of prorl-zmq changed ({old} → {new})", VERSIONED),
+    "recipe_version": ("the way in which prorl-zmq builds images changed ({old} → {new})", VERSIONED),
+    "maker": ("it was put together by another program ({old} → {new})", VERSIONED),
+    "lock": ("the lock file changed", ("lock",)),
 }
-"""What must be unchanged."""
-ALL_FIELDS = tuple(dict.fromkeys(field for fields in FIELDS.values() for field in fields))
-WORDS = {
-    "source": "the source is another",
-    "format": "the format is another",
-    "definition": "the definition changed",
-    "base": "the base image changed",
-    "version": "the version of prorl-zmq changed",
-    "recipe_version": "the way in which prorl-zmq builds images changed",
-    "maker": "it was put together by another program",
-    "lock": "the lock file changed",
-}
-SHOWN = frozenset({"source", "format", "version", "recipe_version", "maker"})
-"""Fields short enough to be shown; digests say nothing to a person."""
+"""By field of a recipe: what a change of it is called, and the modes that build again then."""
 UNCHANGED: dict[Mode, str] = {
     "scratch": "",
     "versioned": "source, base image and version are unchanged",
@@ -72,10 +61,10 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What an image is made from: two builds of the same recipe give the same image. Digests are of SHA-256."""
 
     source: str
-    """As it was asked for, paths made absolute; without the mirror, whose address may hold a password."""
+    """As it was requested, paths made absolute; without the mirror, whose address may hold a password."""
     format: Format
     definition: str = ""
-    """Digest of the definition, its template filled in; empty without one."""
+    """Digest of the definition, its template rendered; empty without one."""
     base: str = ""
     """Identity of the base image: of a folder its tree's digest, of a file its digest, else its reference."""
     lock: str = ""
@@ -83,9 +72,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     maker: str = "apptainer"
     """What puts it together: `apptainer`, or `copy` where Apptainer is not installed."""
     version: str = ""
-    """Version of this package."""
     recipe_version: int = 1
-    """Number of the way in which this package builds images."""
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -100,7 +87,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     size_bytes: int
     """What its files hold; the disk may need more or less."""
     sif_digest: str = ""
-    """Digest of a SIF file: its compression has no checksum, so that nothing else would notice damage."""
+    """Digest of a SIF file: its compression has no checksum, so nothing else would reveal damage."""
 
 
 def default_root() -> Path:
@@ -137,33 +124,29 @@ class Verdict(NamedTuple):
 
 
 def decide(mode: Mode, wanted: Recipe, there: Manifest | None, *, waited: bool = False) -> Verdict:
-    """Decide whether the image that is there is used again.
+    """Decide whether the existing image is reused.
 
-    `waited`: another process built it while this one waited for it to finish. Then it is used in mode `scratch` too, if
-    it is the same in everything: both asked for it at the same time.
+    `waited`: another process built it while this one waited for it. Then it is reused in mode `scratch` too, if the
+    whole recipe is the same: both asked for it at the same time.
     """
     if there is None:
         return Verdict(reuse=False, reason="there is no image of this name yet")
-    if waited and not _changes(ALL_FIELDS, wanted, there.recipe):
+    if waited and wanted == there.recipe:
         return Verdict(reuse=True, reason="another process built it just now")
     if mode == "scratch":
         return Verdict(reuse=False, reason="mode scratch always builds")
-    changed = _changes(FIELDS[mode], wanted, there.recipe)
-    if changed:
+    if changed := _changes(mode, wanted, there.recipe):
         return Verdict(reuse=False, reason="; ".join(changed))
     return Verdict(reuse=True, reason=UNCHANGED[mode])
 
 
-def _changes(fields: tuple[str, ...], wanted: Recipe, there: Recipe) -> list[str]:
+def _changes(mode: Mode, wanted: Recipe, there: Recipe) -> list[str]:
     found = []
-    for field in fields:
+    for field, (words, modes) in CHANGES.items():
         new, old = getattr(wanted, field), getattr(there, field)
-        if new == old:
-            continue
-        if field == "lock" and not old:
-            found.append("it was built without a lock file")
-        else:
-            found.append(f"{WORDS[field]} ({old} → {new})" if field in SHOWN else WORDS[field])
+        if mode in modes and new != old:
+            missing = field == "lock" and not old
+            found.append("it was built without a lock file" if missing else words.format(old=old, new=new))
     return found
 
 

@@ -1,16 +1,14 @@
 """A folder of images: built, found, listed, shown, removed.
 
-    ROOT/NAME                             link to the image; replaced in one step, so it is always absent or complete
+    ROOT/NAME                             link to the image; replaced atomically, so it is always absent or complete
     ROOT/.NAME/                           its versions (see `kept_folder`)
     ROOT/.NAME/ID/rootfs or image.sif     the image
     ROOT/.NAME/ID/manifest.json           what it was built from
-    ROOT/.NAME/ID/image.def               the definition, its template filled in, if there was one
+    ROOT/.NAME/ID/image.def               the definition, its template rendered, if there was one
 
-An image that is replaced or removed loses its name at once. Its files go when no sandbox has locked it
-(`image.lock_image`): now, or at the next build or removal of that name.
-
-A builder may be killed at any moment: what it had started ends with it, the name keeps its old image or none, and the
-next build of the name removes what is left.
+An image that is replaced or removed loses its name at once. Its files are removed when no sandbox has locked it
+(`image.lock_image`): now, or at the next build or removal of that name. A builder may be killed at any moment: what it
+started ends with it, the name keeps its old image or none, and the next build of the name removes the rest.
 """
 
 from __future__ import annotations
@@ -24,10 +22,11 @@ import msgspec
 
 from ...errors import ConfigError, SandboxFailed
 from .builder import RECIPE_VERSION, Builder, check_possible, ignore_line
+from .definition import Definition
 from .fingerprint import digest, file_digest, size_bytes
 from .image import MANIFEST, Format, Image, Manifest, Mode, Recipe, check_name, decide, read_manifest
 from .kept_folder import BUILDING, locked
-from .sources import DefinitionSource, Source, parse_source
+from .sources import Source, parse_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -42,9 +41,9 @@ WAIT_LIMIT_S = 3600.0
 class Built(NamedTuple):
     image: Image
     reused: bool
-    """Nothing was built: the image that was there is used."""
+    """Nothing was built: the existing image is used."""
     reason: str
-    """Why it was built or used again."""
+    """Why it was built or reused."""
 
 
 class ImageStore:
@@ -68,7 +67,7 @@ class ImageStore:
         say: Callable[[str], None] = ignore_line,
         heard: Callable[[str], None] = ignore_line,
     ) -> Built:
-        """Build an image, or find that the one of that name can be used again (see `image` for `mode`).
+        """Build an image, or reuse the one of that name (see `image` for `mode`).
 
         `variables` are for a template, `mirror` is for debootstrap, `lock_file` for mode `lock`. `timeout_s` limits the
         build, `wait_s` the wait for another process that builds the same name. `say` is called with lines for a person,
@@ -117,7 +116,7 @@ class ImageStore:
                 return Built(Image(name, complete / built.name, manifest), reused=False, reason=verdict.reason)
 
     def find(self, name: str) -> Image | None:
-        """Return the image of a name; None if there is none, or none that is complete."""
+        """Return the image of a name; None if it is missing or incomplete."""
         link = self.root / check_name(name)
         with suppress(OSError, msgspec.MsgspecError):
             path = link.resolve(strict=True)
@@ -181,7 +180,7 @@ def make_recipe(source: Source, format_: Format, lock_file: Path | None) -> Reci
     return Recipe(
         source=str(source),
         format=format_,
-        definition=digest(source.definition.text.encode()) if isinstance(source, DefinitionSource) else "",
+        definition=digest(source.text.encode()) if isinstance(source, Definition) else "",
         base=base,
         lock=lock,
         maker=maker,

@@ -6,7 +6,7 @@
     FOLDER/VERSION/       a complete version
 
 The lock is `flock` on a file: the kernel frees it when the last process that has it open ends, which is the builder or,
-if that was killed, what it had started. `rm --one-file-system` removes, since it never follows what is mounted below.
+if that was killed, a program it started. `rm --one-file-system` removes, since it never enters mounts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PID_BYTES = 32
 
 
 class KeptFolder:
-    """A locked folder; `locked` makes it."""
+    """A locked folder; made by `locked`."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
@@ -40,14 +40,14 @@ class KeptFolder:
         """The lock; programs that write to the folder inherit it."""
 
     def clear(self) -> None:
-        """Remove what interrupted builds and removals left."""
+        """Remove leftovers of interrupted builds and removals."""
         for each in list(self.path.iterdir()):
             if each.name.startswith((BUILDING, TRASH)):
                 remove(each)
 
     @contextmanager
     def building(self) -> Iterator[Path]:
-        """Make a folder to build in, and remove it at the end unless the caller has renamed it."""
+        """Make a folder to build in; remove it at the end unless the caller has renamed it."""
         path = self.path / f"{BUILDING}{secrets.token_hex(4)}"
         path.mkdir(0o755)
         try:
@@ -62,7 +62,7 @@ class KeptFolder:
         return [each for each in self.path.iterdir() if each.is_dir() and not each.name.startswith(unfinished)]
 
     def publish(self, link: Path, target: Path) -> None:
-        """Point the link `link`, in the parent folder, to a path in a version; an older link is replaced atomically."""
+        """Point `link`, in the parent folder, to a path in a version; an older link is replaced atomically."""
         fresh = self.path / f"{BUILDING}{secrets.token_hex(4)}"
         fresh.symlink_to(target.relative_to(link.parent))  # relative to where it is moved, not to where it is made
         fresh.rename(link)

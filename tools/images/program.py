@@ -1,7 +1,7 @@
 """Runs a building program under a guard: reads its output line by line and limits its time.
 
-The program has no terminal and no input. It inherits the build's lock, which is therefore free only after the program
-and all that it started have ended (see `guard`). ^C of the terminal reaches only the builder, which stops it.
+The program has no terminal and no input. It inherits the build's lock, which is free only after the program and all
+that it started have ended (see `guard`). ^C of the terminal reaches only the builder, which stops the program.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CHUNK_BYTES = 64 * 1024
 LINE_LIMIT = 400
 """Most characters of a line that are kept; a broken tool may print megabytes without an end of line."""
 LAST_LINES = 12
-"""How many of a failed program's last lines its error carries."""
+"""How many of a failed program's last lines its error has."""
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 CHATTER = re.compile(r"INFO: |WARNING: (Skipping mount|Error changing the container working directory)|\+ |I: ")
 """Lines that explain no failure."""
@@ -48,10 +48,10 @@ def run_program(
     inherited: Sequence[int] = (),
     namespaces: Namespaces = "none",
 ) -> None:
-    """Run a program to its end; call `heard` with each line that it prints, standard output and error as one.
+    """Run a program to its end; call `heard` with each line that it prints to standard output or error.
 
-    It is killed with all that it started after `timeout_s`. `environment` is all of its environment; `inherited` are
-    descriptors that it and its children get.
+    It is killed with all that it started after `timeout_s`. `environment` is its whole environment; it and its children
+    inherit the descriptors `inherited`.
     """
     name = os.path.basename(argv[0])  # noqa: PTH119 - of an argument
     last: deque[str] = deque(maxlen=LAST_LINES)

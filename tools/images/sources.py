@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 from ...errors import ConfigError
 from .definition import SUFFIX, TEMPLATE_SUFFIX, Definition, load_definition
-from .fingerprint import digest, file_digest, tree_digest
+from .fingerprint import file_digest, tree_digest
 from .image import is_sif
 
 if TYPE_CHECKING:
@@ -51,19 +51,6 @@ class SifSource(_PathSource):
 
 
 @dataclass(frozen=True)
-class DefinitionSource:
-    definition: Definition
-
-    def __str__(self) -> str:
-        return str(self.definition.path)
-
-    def base(self) -> str:
-        """Identify the base images: those of this machine by content, others by reference."""
-        local = [_identity(path) for path in self.definition.local_bases()]
-        return digest(repr((self.definition.bases, local)).encode())
-
-
-@dataclass(frozen=True)
 class RegistrySource:
     reference: str
 
@@ -71,7 +58,7 @@ class RegistrySource:
         return self.reference
 
     def base(self) -> str:
-        """Identify the base image by its reference: a tag that is moved is not noticed; a digest is."""
+        """Identify the base image by its reference: a moved tag is not detected; a digest is."""
         return self.reference
 
 
@@ -88,12 +75,12 @@ class DebootstrapSource:
         return f"{DEBOOTSTRAP}{self.suite}?{include}variant={self.variant}"
 
     def base(self) -> str:
-        """Identify the base image by what was asked for: new versions of packages are not noticed."""
+        """Identify the base image by the request: new versions of packages are not detected."""
         return str(self)
 
 
 # The identity of a source's base image is its `base()`.
-Source = DirectorySource | SifSource | DefinitionSource | RegistrySource | DebootstrapSource
+Source = DirectorySource | SifSource | Definition | RegistrySource | DebootstrapSource
 
 
 def parse_source(
@@ -102,7 +89,7 @@ def parse_source(
     path = Path(text)
     if path.name.endswith((SUFFIX, TEMPLATE_SUFFIX)) and "://" not in text:
         _none_for_others(text, mirror=mirror)
-        return DefinitionSource(load_definition(path, variables or {}, lock_file))
+        return load_definition(path, variables or {}, lock_file)
     _none_for_others(text, variables=variables)
     if text.startswith(DEBOOTSTRAP):
         return _parse_debootstrap(text, mirror)
@@ -118,7 +105,7 @@ def parse_source(
 
 
 def check_sif(path: Path) -> None:
-    """Check that a file is a SIF file by its first bytes. Apptainer takes any other for a definition, and runs it."""
+    """Check that a file is a SIF file by its first bytes: Apptainer would run any other as a definition."""
     try:
         known = is_sif(path)
     except OSError as error:
@@ -168,10 +155,3 @@ def _none_for_others(text: str, *, variables: Mapping[str, str] | None = None, m
         raise ConfigError(f"{text} is no template (NAME{TEMPLATE_SUFFIX}), so there is nothing to set", key="set")
     if mirror:
         raise ConfigError(f"{text} needs no mirror; only {DEBOOTSTRAP}… has one", key="mirror")
-
-
-def _identity(path: Path) -> str:
-    try:
-        return tree_digest(path) if path.is_dir() else file_digest(path)
-    except OSError as error:
-        raise ConfigError(f"the base image {path} cannot be read: {error.strerror}", key="source") from error

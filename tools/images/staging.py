@@ -1,10 +1,10 @@
 """Copies of images on a host's own disk: one copy per image and host, which is complete or absent.
 
-    FOLDER/NAME                   link to the copy; replaced in one step
-    FOLDER/.NAME/VERSION/NAME     the copy; VERSION is size and time of the image that it is of (see `kept_folder`)
+    FOLDER/NAME                   link to the copy; replaced atomically
+    FOLDER/.NAME/VERSION/NAME     the copy; VERSION is size and time of its image (see `kept_folder`)
 
-A sandbox locks the copy that it runs from (`image.lock_image`), so one that was replaced goes when no sandbox has it.
-The copies stay when the host's allocation ends: the next one on this host finds them.
+A sandbox locks the copy that it runs from (`image.lock_image`), so a replaced copy is removed when no sandbox uses it.
+Copies outlast the host's allocation: the next one on this host finds them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def stage_image(source: Path, folder: Path, say: Callable[[str], None]) -> Path:
     `say` is called with a line for a person if another process copies it at the moment.
 
     Raises:
-        ConfigError: the folder is not this user's alone, or there is no such image.
+        ConfigError: the folder is not this user's alone, or the image is missing.
         SandboxFailed: the copy cannot be made; on a full disk nothing of it is left.
     """
     name = check_name(source.name)
@@ -60,7 +60,7 @@ def stage_image(source: Path, folder: Path, say: Callable[[str], None]) -> Path:
 
 
 def images_in(folder: Path) -> list[str]:
-    """Return the names of the complete images in a folder that this module, or an `ImageStore`, keeps."""
+    """Return the names of the complete images in a folder that this module, or an `ImageStore`, fills."""
     return [each.name for each in folder.iterdir() if each.name[0] != "." and each.is_symlink() and each.exists()]
 
 

@@ -1,16 +1,11 @@
-"""A SIF file unpacked into a folder, once, for where Apptainer cannot mount it.
-
-A user who cannot open /dev/fuse can start a SIF file only by unpacking it, and `apptainer exec --unsquash` does that
-for every container. Here it is done once for each file: the folder's name is the file's identity (path, inode, size,
-time of change), so a file that is replaced is unpacked again. Many processes that ask at one time get one unpacking.
+"""A SIF file unpacked into a folder, once, for machines where Apptainer cannot mount it (a user without /dev/fuse).
 
     ROOT/IDENTITY                  the root filesystem, made by one rename: absent or complete
     ROOT/.IDENTITY/                its lock and what is unfinished (see `kept_folder`)
 
-A damaged file is detected by the digest in its manifest. Without a manifest only Apptainer or the decompression can
-detect it, since the format has no checksums.
-
-Left out on purpose: removing what was unpacked. The folder is a cache, whose owner may empty it when no sandbox runs.
+The identity is of the file's path, inode, size and time of change, so a replaced file is unpacked again. Concurrent
+calls share one unpacking. A damaged file is detected by the digest in its manifest; without a manifest only Apptainer
+or the decompression can detect it. The owner may empty the folder, a cache, when no sandbox runs.
 """
 
 from __future__ import annotations
@@ -33,7 +28,7 @@ def unpacked(sif: Path, root: Path, *, timeout_s: float = UNPACK_LIMIT_S) -> Pat
     """Return a SIF file's root filesystem as a folder below `root`, the cache, which is made for its owner alone.
 
     Blocks: 4 s for 170 MB the first time, 1 ms after that. `timeout_s` limits the unpacking, and as long again the wait
-    for another process that does it.
+    for another process that does it. Raises `SandboxFailed`.
     """
     try:
         path = sif.resolve(strict=True)

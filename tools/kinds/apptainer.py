@@ -1,11 +1,11 @@
-"""Containers made by Apptainer (or Singularity, as it was called): rootless, from directory images or SIF files.
+"""Containers made by Apptainer (or Singularity, its former name): rootless, from directory images or SIF files.
 
-`exec` with a process namespace of its own, not an instance: an instance outlives the process that started it, and takes
-more than a second to stop. `spython` only says whether the program runs; its `execute` has no time limit, no input, and
-splits command lines at spaces.
+They are made by `apptainer exec` with a process namespace of its own. An instance would outlive the process that
+started it, and takes more than a second to stop. `spython` only reports whether the program runs: its `execute` has no
+time limit and no input, and splits command lines at spaces.
 
-Where the service runs as root, Apptainer makes no user namespace, so commands are root to the kernel: without any
-capability, but as the owner of what root owns. Hence parts of /proc are read-only for them, and there is no /sys.
+Where the service runs as root, Apptainer makes no user namespace: commands have no capability, but are root to the
+kernel as the owner of files. So parts of /proc are read-only for them, and there is no /sys.
 
 Cgroups are not used: Apptainer sets them through systemd only. See `Limits` for what there is.
 """

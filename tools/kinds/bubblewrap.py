@@ -1,9 +1,8 @@
 """Containers made by bubblewrap: without root, without an image if need be, in about 10 ms.
 
-Inside there are an image's directory or the host's /usr, read-only, a /tmp and the workspace, and nothing else of the
-host; no network unless asked for, no capabilities, processes of its own.
-
-Left out on purpose: changes to the image (bubblewrap before 0.11 has no overlays), SIF files, and being root inside.
+Inside are an image's directory or the host's /usr, read-only, a /tmp and the workspace, and nothing else of the host;
+no network unless the spec asks for it, no capabilities, and a process namespace. Not supported: changes to the image
+(bubblewrap before 0.11 has no overlays), SIF files, and being root inside.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ if TYPE_CHECKING:
 
 PROGRAM = "bwrap"
 LINKED_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-"""Where they are links into /usr they are so inside; where they are folders they are bound."""
+"""Links into /usr stay links inside; folders are bound."""
 BOUND_READ_ONLY = ("/etc/alternatives", "/etc/ld.so.cache")
 """Debian's `awk` and others are links through /etc/alternatives."""
 NETWORK_FILES = ("/etc/resolv.conf", "/etc/ssl", "/etc/nsswitch.conf")
 OWN_FOLDERS = frozenset({"proc", "dev", "sys", "tmp", "run", "workspace"})
-"""Folders of an image that are not shown: the sandbox has its own."""
+"""Folders of an image that the sandbox's own replace."""
 USER_ID = "1000"
 ETC = {
     "passwd": f"root:x:0:0::/:/usr/sbin/nologin\nagent:x:{USER_ID}:{USER_ID}::{WORKSPACE}:/bin/bash\n",
@@ -111,13 +110,13 @@ _FIXED = (
     *("--uid", USER_ID, "--gid", USER_ID, "--hostname", "sandbox"),
 )
 _OWN = ("--proc", "/proc", "--remount-ro", "/proc", "--dev", "/dev")
-"""Where the service runs as root, the command's user is root to the kernel and may write /proc/sys, namespaces or not:
-a command could set core_pattern and so run a program on the host. A read-only /proc stops that."""
+"""Where the service runs as root, the command's user is root to the kernel and may write /proc/sys: with core_pattern
+it could run a program on the host. A read-only /proc prevents that."""
 
 
 @cache
 def _host_arguments() -> tuple[str, ...]:
-    """Return what shows the host's own programs."""
+    """Return the arguments that show the host's own programs."""
     arguments = ["--ro-bind", "/usr", "/usr"]
     for folder in map(Path, LINKED_FOLDERS):
         if folder.is_symlink():
@@ -130,13 +129,13 @@ def _host_arguments() -> tuple[str, ...]:
 
 
 def _image_arguments(image: Path, bound: Sequence[Path]) -> list[str]:
-    """Return what shows an image's entries, one by one: in a read-only root no folder for the workspace can be made."""
+    """Return those that show an image entry by entry: in a read-only root no folder for the workspace can be made."""
     entries = sorted(each for each in image.iterdir() if each.name not in OWN_FOLDERS)
     return [word for entry in entries for word in _shown(entry, Path("/", entry.name), bound)]
 
 
 def _shown(entry: Path, path: Path, bound: Sequence[Path]) -> list[str]:
-    """Return what shows an entry; a folder in which a place for what is bound is missing is shown entry by entry."""
+    """Return those that show an entry, or, where it lacks a place for a bind, what is in it."""
     if entry.is_symlink():
         return ["--symlink", str(entry.readlink()), str(path)]
     below = [target.relative_to(path) for target in bound if target.is_relative_to(path)]

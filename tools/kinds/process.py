@@ -1,8 +1,8 @@
 """Sandboxes without isolation: plain processes of the service's own user in a folder.
 
-For machines without namespaces, and only where the operator asked for it by name: a command can read and write all that
-the service can. The environment is still a clean one, and the execution server adopts what leaves its session, so
-nothing outlives the sandbox.
+For machines without namespaces, and only if the operator names the kind: a command can read and write all that the
+service can. The environment is still a clean one, and the execution server adopts what leaves its session, so no
+process outlives the sandbox.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class ProcessContainer(Container):
     isolated = False
     image_formats = frozenset()
     _others: frozenset[int] = frozenset()
-    """Children that this process had before: an execution server has none, but a program that embeds one may."""
+    """Children that this process had before: an execution server has none; a program that embeds one may have."""
 
     @classmethod
     def problem(cls) -> str | None:

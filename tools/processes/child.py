@@ -1,7 +1,8 @@
-"""A direct child whose end is an event, and cleaning up after one that no cancellation cuts short.
+"""A child process whose end is an event, and clean-up that no cancellation interrupts.
 
-A `Child` learns of its end from a pidfd on the event loop, so nothing polls and no signal handler is shared. Its
-owner reaps it, and not before what it left behind was killed: until then the system cannot give its number away.
+A `Child` learns of its end from a pidfd on the event loop: nothing polls, and no signal handler is shared. asyncio's
+own child watchers are not used: they reap a child at once, and its number could be another process's before what it
+left behind is killed.
 """
 
 from __future__ import annotations
@@ -47,10 +48,7 @@ class Child:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def reap(self) -> int:
-        """Take the ended child's exit code, 128 + the signal's number if one ended it, as a shell counts.
-
-        May be called again.
-        """
+        """Return the exit code of the ended child; 128 + the signal's number if one ended it. May be called again."""
         if not self.reaped:
             _, status = os.waitpid(self.pid, 0)
             self.reaped = True
@@ -72,7 +70,7 @@ class Child:
 
 
 async def to_the_end(work: Coroutine[object, object, T]) -> T:
-    """Run cleaning up that has its own time limit to its end, and let a cancellation take effect only then."""
+    """Run clean-up that has its own time limit to its end; a cancellation takes effect only then."""
     task = asyncio.ensure_future(work)
     cancelled = False
     while not task.done():

@@ -1,4 +1,4 @@
-"""What a process with one thread needs that forks others and waits for orders meanwhile."""
+"""Signals and orphans of a process with one thread that forks others and waits for orders."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ ENDING = (signal.SIGINT, signal.SIGTERM)
 class ForkWatch:
     """Wakes `select` when a child has ended, and adopts what a child leaves behind.
 
-    Made once in a process, which from then on ends with the line that its orders come from, and by no polite signal.
+    Made once in a process, which from then on ends with the connection that its orders come from, and ignores polite
+    signals.
     """
 
     def __init__(self) -> None:
@@ -35,13 +36,13 @@ class ForkWatch:
         return self._wake
 
     def clear(self) -> None:
-        """Take note of what has woken us; the children are to be reaped after it."""
+        """Reset the wake-up; call it before the children are reaped."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake, 4096)
 
 
 def forked() -> None:
-    """In a child: take signals as any process does, in a session of its own."""
+    """In a child: restore the default signal handlers, and lead a session of its own."""
     signal.set_wakeup_fd(-1)
     os.setsid()
     for number in (*ENDING, signal.SIGCHLD):
@@ -49,5 +50,5 @@ def forked() -> None:
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
-    """Have SIGCHLD wake `select`, which an ignored signal would not."""
+    """A handler, since an ignored SIGCHLD would not wake `select`."""
     del number, frame

@@ -44,9 +44,9 @@ class HeadTail:
         self._total = 0
 
     def take(self, *, more: bool) -> tuple[str, int]:
-        """Forget everything, and give it as text, and how many bytes are left out of that.
+        """Return everything as text, and how many bytes it leaves out; forget it.
 
-        Bytes that are not UTF-8 are replaced, and so is a character that the cut has split.
+        Invalid UTF-8 is replaced. With `more`, an incomplete character at the end is kept for the next call.
         """
         dropped = self.dropped_bytes
         decoder = codecs.getincrementaldecoder("utf-8")("replace")

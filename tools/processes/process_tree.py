@@ -1,6 +1,7 @@
-"""Processes as the host sees them: the tree below a process, and signals to what is in it.
+"""The process tree below a process, as the host sees it, and signals to processes in it.
 
-Nothing here needs asyncio, which takes longer to import than the rest of a program that only starts another.
+It reads /proc itself: `psutil` needs a scan of all processes for one list of children. It does not import asyncio,
+which would dominate the start of small programs.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from typing import BinaryIO, NamedTuple
 
 PROC = Path("/proc")
 READ_BYTES = 4096
-"""Of a list of children at a time."""
 FIRST_LINE_LIMIT_S = 10.0
 
 
@@ -46,7 +46,7 @@ def children(pid: int, at_most: float = math.inf) -> list[int]:
 
 
 def _read_words(file: BinaryIO, at_most: float) -> list[bytes]:
-    """Read words, each with a blank behind it; no more than needed, since the kernel takes n² steps for n children."""
+    """Read up to `at_most` words, and no more: the kernel takes n² steps for n children."""
     words: list[bytes] = []
     rest = b""
     while len(words) < at_most and (data := file.read(READ_BYTES)):
@@ -56,7 +56,7 @@ def _read_words(file: BinaryIO, at_most: float) -> list[bytes]:
 
 
 def descendants(pid: int, at_most: float = math.inf, others: frozenset[int] = frozenset()) -> list[int]:
-    """Return the processes below a process, parents before their children, without some children and those below."""
+    """Return the processes below a process, parents before children, without the trees of the children in `others`."""
     found = [child for child in children(pid, at_most + len(others)) if child not in others]
     for each in found:
         if len(found) >= at_most:
@@ -66,7 +66,7 @@ def descendants(pid: int, at_most: float = math.inf, others: frozenset[int] = fr
 
 
 def process_table() -> list[ProcessEntry]:
-    """Read the whole process table, zombies left out."""
+    """Read the whole process table without zombies."""
     table = []
     for folder in PROC.iterdir():
         if folder.name.isdigit():
@@ -79,10 +79,10 @@ def process_table() -> list[ProcessEntry]:
 
 
 def kill(*pids: int, number: int = signal.SIGKILL) -> None:
-    """Signal processes below this one; those that are gone, or not ours to signal, are passed over.
+    """Signal processes below this one; those that are gone, or may not be signalled, are skipped.
 
-    A number that was read a moment ago may be a stranger's by now, where processes come and go by the thousand. So each
-    is held by a pidfd, and signalled only if it is then below this process.
+    A pid may have been reused since it was read. So each is held by a pidfd, and signalled only if it is then below
+    this process.
     """
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):

@@ -5,9 +5,9 @@
     ROOT/NAME/tmp/          what they see as /tmp
     ROOT/NAME/server.sock   the execution server's
 
-The process that made or attached to a sandbox holds it: it renews the lease as long as its loop runs, until it hands
-the sandbox on (`release`), closes it, or another process attaches. If no process holds it, the server ends it, and all
-in it. A command may do anything to its workspace: the host's side never follows a link that it planted.
+The process that made or attached to a sandbox holds it: it renews the lease while its loop runs, until it hands the
+sandbox on (`release`), closes it, or another process attaches. A sandbox that no process holds is ended by its server.
+Commands may do anything to their workspace: the host's side never follows a link in it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from ...errors import SandboxFailed
 from ..containers import tree
 from ..containers.container import WORKSPACE
 from ..execution import messages
-from ..execution.passed_socket import receiving
-from ..execution.remote import RemoteBash, RemoteCells
+from ..execution.calls import SandboxCalls
+from ..execution.client import RemoteBash, RemoteCells
+from ..execution.passed_socket import receive_socket
 from ..execution.server import LOCK
 from ..processes.child import to_the_end
 from ..processes.output import OUTPUT_LIMIT_BYTES
@@ -74,12 +75,10 @@ CHECK_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
 )
 """For `Sandbox.exec` of a program that judges a workspace which an agent wrote.
 
-A home in the workspace would let its writer choose what the judge's own programs load: `usercustomize.py` below
-`~/.local`, `.gitconfig`, `.bashrc`. So there is none; Python imports nothing from the working directory or a script's
-folder, nor cached bytecode (a planted one need not match its source); and git runs no program that a repository's
-configuration names as a hook or monitor. A judge that wants to import from the workspace says so: `PYTHONPATH=.`.
-Programs that read their configuration from the working directory itself (`conftest.py`, `Makefile`, git's filters) are
-not covered: such a judge would still trust files that the agent can change.
+There is no home, where the agent could have left `usercustomize.py`, `.gitconfig` or `.bashrc`; Python imports nothing
+from the working directory or a script's folder, nor cached bytecode; git runs no hook or monitor. A judge that imports
+from the workspace sets `PYTHONPATH=.`. Programs that read their configuration from the working directory
+(`conftest.py`, `Makefile`) are not covered: such a judge would still trust files the agent can change.
 """
 
 
@@ -119,7 +118,7 @@ class Sandbox:
         self._lost: Callable[[], None] | None = None
         self.spec = spec
         self.handle = handle
-        """Enough for another process of the node to attach to this sandbox."""
+        """Enough for another process of the node to attach."""
         self.path = Path(handle.path)
         self.workspace = self.path / "workspace"
         """The host's folder that commands see as the workspace."""
@@ -131,7 +130,7 @@ class Sandbox:
 
     @property
     def isolated(self) -> bool:
-        """Whether commands are apart from the host's files and processes; see `Container.isolated`."""
+        """Whether commands are isolated from the host's files and processes; see `Container.isolated`."""
         return self._container.isolated
 
     @property
@@ -160,11 +159,7 @@ class Sandbox:
         return not self._client.closed
 
     async def take(self) -> None:
-        """Hold it, and renew its lease from now on.
-
-        Raises:
-            SandboxFailed: it is gone.
-        """
+        """Hold it, and renew its lease from now on; a `SandboxFailed` says that it is gone."""
         await self._client.ask(messages.Take(self._lease_s))
         self._client.when_lost(self._on_lost)
         self._renew_later()
@@ -185,14 +180,14 @@ class Sandbox:
         """Run one command to its end, with pipes for its input and outputs.
 
         Its process session is killed at the end, at the time limit, and when the call is cancelled. Other processes in
-        the sandbox can interfere with it: what judges an agent's work runs in a `copy`.
+        the sandbox can interfere with it: a program that judges an agent's work runs in a `copy`.
 
         Args:
             command: the program, by path or as found in PATH, and its arguments.
             timeout_s: after that it is killed.
             stdin: its whole input.
             output_limit_bytes: how much is kept of each of its two outputs.
-            environment: variables that are added to the sandbox's, or replace its own.
+            environment: variables added to the sandbox's, or replacing them.
             directory: where it starts; empty: where all commands start.
 
         Raises:
@@ -202,9 +197,9 @@ class Sandbox:
         if isinstance(command, str):
             raise TypeError("the command is a list of words; for a line of shell give ['bash', '-c', line]")
         variables = dict(environment or {})
-        request = messages.Exec(tuple(command), timeout_s, stdin, output_limit_bytes, variables, directory)
-        result: ExecResult = await self._client.ask(request)
-        return result
+        return await self._client.call(
+            SandboxCalls.exec, tuple(command), timeout_s, stdin, output_limit_bytes, variables, directory
+        )
 
     async def bash(self) -> RemoteBash:
         """Start a bash; the caller closes it, or the sandbox does.
@@ -212,8 +207,7 @@ class Sandbox:
         Raises:
             SandboxFailed: it did not come to its prompt, or the image has none; the message has its words.
         """
-        opened: messages.Opened = await self._client.ask(messages.StartBash())
-        return self.bash_session(opened.session)
+        return self.bash_session(await self._client.call(SandboxCalls.start_bash))
 
     def bash_session(self, number: int) -> RemoteBash:
         """Return the bash of that number, which this or another process started."""
@@ -229,8 +223,7 @@ class Sandbox:
         Raises:
             SandboxFailed: the image has no Python, or not what is required.
         """
-        opened: messages.Opened = await self._client.ask(messages.StartIPython(python, ipython))
-        return self.cell_session(opened.session)
+        return self.cell_session(await self._client.call(SandboxCalls.start_ipython, python, ipython))
 
     async def kernel(self, argv: Sequence[str] = ()) -> RemoteCells:
         """Start a Jupyter kernel of any language (see `kernel_session.KernelSession`).
@@ -241,8 +234,7 @@ class Sandbox:
         Raises:
             SandboxFailed: the image does not have it; the message has its words.
         """
-        opened: messages.Opened = await self._client.ask(messages.StartKernel(tuple(argv)))
-        return self.cell_session(opened.session)
+        return self.cell_session(await self._client.call(SandboxCalls.start_kernel, tuple(argv)))
 
     def cell_session(self, number: int) -> RemoteCells:
         """Return the session of that number, which this or another process started."""
@@ -254,8 +246,7 @@ class Sandbox:
         Raises:
             SandboxFailed: the sandbox is gone, or the time is over.
         """
-        outcome: EditOutcome = await self._client.ask(messages.Edit(arguments, timeout_s))
-        return outcome
+        return await self._client.call(SandboxCalls.edit, arguments, timeout_s)
 
     async def read_file(self, path: str, limit_bytes: int = READ_LIMIT_BYTES) -> bytes:
         """Read a regular file; a relative path is one of the workspace (see `files.read`).
@@ -264,8 +255,7 @@ class Sandbox:
             SandboxFailed: the path has `..` or leads through a symbolic link; or the file is missing (`reason` is
                 `missing`), not regular, or larger than `limit_bytes`.
         """
-        content: messages.Content = await self._client.ask(messages.ReadFile(path, limit_bytes))
-        return content.data
+        return await self._client.call(SandboxCalls.read_file, path, limit_bytes)
 
     async def write_file(self, path: str, data: bytes, mode: int = 0o644) -> None:
         """Write a regular file, with the folders that lead to it (see `read_file`).
@@ -281,7 +271,7 @@ class Sandbox:
             if not isinstance(data, bytes | bytearray | memoryview):
                 kind = type(data).__name__
                 raise TypeError(f"{path}: the content must be bytes, such as text.encode(), and not {kind}")
-        await self._client.ask(messages.WriteFiles(dict(files), mode))
+        await self._client.call(SandboxCalls.write_files, dict(files), mode)
 
     async def upload(self, source: Path, path: str = ".") -> None:
         """Copy a file, or what is in a folder, of the host into the folder `path`; `.` is the workspace.
@@ -292,15 +282,14 @@ class Sandbox:
             SandboxFailed: the source is missing or larger than `messages.UPLOAD_LIMIT_BYTES`; or as for `write_file`.
         """
         archive = await asyncio.to_thread(_archive, Path(source))
-        await self._client.ask(messages.Upload(path, archive))
+        await self._client.call(SandboxCalls.upload, path, archive)
 
     async def listen(self, port: int = 8000) -> ListeningSocket:
         """Listen on the 127.0.0.1 that commands see, so that they can reach this process, and nothing else.
 
-        The socket is in the sandbox's own network: only commands of this sandbox can connect to it, and each sandbox
-        has the port for itself. It stops accepting connections at `end_processes` and when the container ends. A
-        sandbox that shares the host's network (kind `process`, or `SandboxSpec.network`) gets a free port of the
-        host's 127.0.0.1 instead.
+        Only commands of this sandbox can connect, and each sandbox has the port for itself. The socket accepts no more
+        connections after `end_processes` and the container's end. A sandbox that shares the host's network (kind
+        `process`, or `SandboxSpec.network`) gets a free port of the host's 127.0.0.1 instead.
 
         Args:
             port: on which, where the network is the sandbox's own.
@@ -308,35 +297,32 @@ class Sandbox:
         Raises:
             SandboxFailed: a program inside listens there already (`reason` is `port`), or the sandbox is gone.
         """
-        with receiving(self.path) as receiver:
-            await self._client.ask(messages.Listen(port, receiver.name))
-            passed = receiver.take()
+        passed = await receive_socket(self.path, lambda name: self._client.call(SandboxCalls.listen, port, name))
         return ListeningSocket(passed, f"http://127.0.0.1:{passed.getsockname()[1]}")
 
     async def copy(self, name: str, timeout_s: float = COPY_LIMIT_S) -> Sandbox:
         """Make a new sandbox like this one under that name, with a copy of the workspace (see `tree.copy_tree`).
 
-        What was changed elsewhere, such as in the image, is not copied. Copying takes `timeout_s` at the most.
+        Changes elsewhere, such as in the image, are not copied. Copying takes at most `timeout_s`.
 
         Raises:
             SandboxFailed: the name is not one or is taken; or the workspace cannot be copied, where `reason` is `tree`
-                if that is the fault of what commands left in it (too large, too deep), and `time` or `system` if not.
+                if what commands left in it is the cause (too large, too deep), else `time` or `system`.
         """
         return await self._copy(self, name, min(timeout_s, COPY_LIMIT_S))
 
     async def end_processes(self) -> None:
-        """Kill all that runs inside; what is run next finds the files, and no process of before.
+        """Kill all that runs inside; files stay, and tool sessions restart at their next call.
 
         Call it before a program judges an agent's work: a process that the agent left could change or kill the judge.
-        Tool sessions restart at their next call.
 
         Raises:
             SandboxFailed: the sandbox is gone, or something did not end.
         """
-        await self._client.ask(messages.EndProcesses())
+        await self._client.call(SandboxCalls.end_processes)
 
     async def check(self) -> None:
-        """Ask whether it is whole.
+        """Check that it still runs.
 
         Raises:
             SandboxFailed: it is gone, or it was ended and its files removed, since the disk was full.
@@ -345,12 +331,12 @@ class Sandbox:
         await self._client.ask(messages.Renew())
 
     def release(self) -> None:
-        """Stop holding it: another process attaches to it within its lease, or it ends."""
+        """Stop holding it: it ends unless another process attaches to it within its lease."""
         self._stop_renewing()
         self._client.close()
 
     async def close(self) -> None:
-        """End all that runs in the sandbox, and remove it with its content; may be called more than once.
+        """End all that runs in it, and remove it with its content; may be called more than once.
 
         Raises:
             SandboxFailed: it is not done within `CLOSE_LIMIT_S`.

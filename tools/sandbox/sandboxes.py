@@ -46,7 +46,7 @@ REPORT_BYTES = 64 * 1024
 
 
 def sandboxes_in(root: Path) -> int:
-    """Return how many sandboxes there are below a folder; raise `OSError` if it is not there."""
+    """Return how many sandboxes are below a folder; raise `OSError` if it is missing."""
     with os.scandir(root) as entries:
         return sum(not entry.name.startswith(".") for entry in entries)
 
@@ -56,16 +56,16 @@ class Sandboxes:
 
     Args:
         kind: such as `apptainer`, `bubblewrap`, or `process` for no isolation at all; see `kinds` for others.
-        root: the folder that holds the sandboxes; made private (0700) if it is not there.
+        root: the folder that holds the sandboxes; made private (0700) if it is missing.
         node: the node's name, as in sandbox handles.
         image: the root filesystem of sandboxes that name none.
         lease_s: how long a sandbox outlives a holder that died.
-        image_folders: folders that may hold the images of specs, besides that of `prorl image build`. None: any folder,
-            for a caller that writes all specs itself and takes none from jobs.
+        image_folders: folders whose images specs may name, besides that of `prorl image build`. None: any folder, for a
+            caller that takes no specs from jobs.
         keys: the service's key folder, which no image may have below it. None: that of `$PRORL_KEYS`, or none.
 
     Raises:
-        ConfigError: there is no such kind, or one of `image_folders` is unfit.
+        ConfigError: the kind is unknown, or one of `image_folders` is unfit.
     """
 
     def __init__(
@@ -93,15 +93,15 @@ class Sandboxes:
         self._spawner: socket.socket | None = None
         self._reaper: threading.Thread | None = None
         self._new_folders: dict[Path, IO[str]] = {}
-        """The locks on folders that have no execution server yet: they tell others whether this process lives."""
+        """The locks on folders that have no execution server yet: they show others that this process lives."""
 
     @property
     def isolated(self) -> bool:
-        """Whether commands are apart from the host's files and processes; see `Container.isolated`."""
+        """Whether commands are isolated from the host's files and processes; see `Container.isolated`."""
         return self._container.isolated
 
     def check(self) -> None:
-        """Try whether this machine can make the kind, from the default image. Blocks briefly.
+        """Check that this machine can make the kind, from the default image. Blocks briefly.
 
         Raises:
             SandboxUnavailable: it cannot; the message says what to do (`kind`).
@@ -158,10 +158,7 @@ class Sandboxes:
         return await self._connected(path, spec)
 
     def close(self, wait_s: float = 0.0) -> None:
-        """Close the connection to the process that starts execution servers, and wait up to `wait_s` for its end.
-
-        It ends with the last of its servers.
-        """
+        """Disconnect from the spawner, which ends with the last of its servers; wait up to `wait_s` for that."""
         if self._spawner is not None:
             self._spawner.close()
             self._spawner = None
@@ -253,7 +250,6 @@ class Sandboxes:
             self.unlock_folder(path)
 
     def _find(self, named: str) -> Path:
-        """Return the path of the image that a spec names, or of the default one."""
         if named and self._folders is not None:
             image = find_offered(named, self._folders)
         else:
@@ -304,7 +300,7 @@ class Sandboxes:
             raise from_info(msgspec.json.decode(words, type=ErrorInfo))
 
     def _send(self, order: bytes, report: int) -> None:
-        """Send an order to the spawner, which is started first if there is none, or it died."""
+        """Send an order to the spawner; start one first if there is none, or it died."""
         if self._spawner is not None:
             with contextlib.suppress(OSError):
                 socket.send_fds(self._spawner, [order], [report])
@@ -324,7 +320,7 @@ class Sandboxes:
 
 
 def _open_workspace(sandbox: Sandbox) -> None:
-    """Open a workspace that a command may have closed to us."""
+    """Restore the owner's access to a workspace."""
     try:
         tree.grant(str(sandbox.workspace), None, 0o700)
     except PermissionError as error:
@@ -341,7 +337,7 @@ def _reap(pid: int) -> None:
 
 
 def _homes() -> tuple[Path, ...]:
-    """Return this user's home, where keys are unless they are elsewhere; none for a user without."""
+    """Return this user's home, where keys are by default; a user may have none."""
     with contextlib.suppress(RuntimeError):
         return (Path.home(),)
     return ()

@@ -26,7 +26,7 @@ async def sweep(root: Path) -> None:
 
 
 def sweep_abandoned(root: Path) -> None:
-    """Remove what is neither served nor being made: its maker was killed half-way, and its job gets another one."""
+    """Remove what is neither served nor being made: its maker was killed half-way, and its job gets another sandbox."""
     with contextlib.suppress(OSError):
         for name in os.listdir(root):  # noqa: PTH208 - a name is all that is needed
             if not name.startswith(".") or (root / name / MAKER_LOCK).exists():  # without a lock, it is just being made

@@ -1,24 +1,21 @@
 """A persistent bash in a sandbox, for an agent's tool calls.
 
-Directory, variables, functions, aliases and `$?` stay from one call to the next, as at a terminal. The session owns one
-`ShellProcess` at a time (see `tool_session` for its end). No call lasts much longer than its limit.
+Directory, variables, functions, aliases and `$?` are kept from one call to the next, as at a terminal. The session owns
+one `ShellProcess` at a time (see `tool_session` for its end). One command runs at a time, and no call lasts much longer
+than its limit.
 
 An interactive command is `run` with a `wait_s`: the call returns the output so far, and the command continues; `send`
-types on its terminal, or waits. No output is returned twice. One command runs at a time.
-
-What background jobs write while no command runs comes with the next command's result, apart from its output. While a
-command runs, a terminal does not tell who wrote what.
+types on its terminal, or waits. No output is returned twice. What background jobs write between two commands is
+returned apart from the next one's output; what they write during a command is part of its output.
 """
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from ...errors import ToolSessionLost
-from ..processes.child import to_the_end
 from ..processes.output import OUTPUT_LIMIT_BYTES, HeadTail
 from .shell_process import END_LIMIT_S, ShellProcess
 from .tool_session import ToolSession
@@ -37,7 +34,7 @@ INTERRUPT_LIMIT_S = 1.0
 INTERRUPTS = 8
 """How often in that time the foreground is interrupted, for programs that came to it since."""
 KILL_LIMIT_S = 0.5
-"""How long bash may take to reach its prompt after its new children were killed."""
+"""How long bash may take to its prompt after its new children were killed."""
 SETTLE_LIMIT_S = 0.5
 SETTLE_ROUNDS = 4
 
@@ -46,8 +43,8 @@ class BashResult(msgspec.Struct, frozen=True):
     """The result of one command, or of a running one so far."""
 
     output: str
-    """What the terminal showed, stdout and stderr as they came, since the last call; the head and tail of it if it was
-    longer than the limit, with a note between them; bytes that are not UTF-8 are replaced."""
+    """What the terminal showed since the last call, stdout and stderr interleaved; of more than the limit the head and
+    tail, with a note between them. Invalid UTF-8 is replaced."""
     exit_code: int
     """0 to 255; 128 + the signal's number if one ended it; 0 while it runs."""
     timed_out: bool = False
@@ -60,10 +57,9 @@ class BashResult(msgspec.Struct, frozen=True):
     running: bool = False
     """It has not ended; continue it with `BashSession.send`."""
     not_sent: bool = False
-    """It had ended before what was to be sent to it."""
+    """It had ended before the input could be sent."""
     background: str = ""
-    """What the terminal showed between the commands before and this one: jobs in the background wrote it. Cut as
-    `output` is."""
+    """What background jobs wrote between the command before and this one; cut as `output` is."""
 
 
 class BashSession(ToolSession[ShellProcess, BashResult]):
@@ -75,7 +71,7 @@ class BashSession(ToolSession[ShellProcess, BashResult]):
         super().__init__(container, output_limit_bytes, container.directory)
         self._background = HeadTail(BACKGROUND_LIMIT_BYTES)
         self._running = False
-        """A command has begun, and its end was not returned yet."""
+        """A command has begun, and its end has not been returned."""
 
     async def run(self, command: str, timeout_s: float, wait_s: float | None = None) -> BashResult:
         """Run one command, of any number of lines, and wait for its end; background jobs may continue.
@@ -129,30 +125,26 @@ class BashSession(ToolSession[ShellProcess, BashResult]):
             not_sent = bool(data) and shell.done
             if not shell.done:
                 shell.type(data)
-            return await self._wait(shell, timeout_s, wait_s, not_sent=not_sent)
+            result = await self._wait(shell, timeout_s, wait_s)
+            return msgspec.structs.replace(result, not_sent=True) if not_sent else result
 
     def _new_process(self) -> ShellProcess:
         return ShellProcess(self._container, self._output, self._directory)
 
-    async def _wait(
-        self, shell: ShellProcess, timeout_s: float, wait_s: float | None, *, not_sent: bool = False
-    ) -> BashResult:
-        gives_back = wait_s is not None and wait_s < timeout_s
-        try:
-            ended = await shell.wait(wait_s if gives_back and wait_s is not None else timeout_s)
-            if not ended and gives_back:
-                shell.read()
-                output, dropped = self._output.take(more=True)
-                return self._with_background(BashResult(output, 0, dropped_bytes=dropped, running=True))
-            if not ended:
-                await self._stop(shell)
-        except asyncio.CancelledError:
-            await to_the_end(self._abandon(shell))
-            raise
-        return await to_the_end(self._result(shell, timed_out=not ended, not_sent=not_sent))
+    async def _wait(self, shell: ShellProcess, timeout_s: float, wait_s: float | None) -> BashResult:
+        if wait_s is not None and wait_s < timeout_s:
+            result = await self._finish(shell, wait_s, stop=False)
+        else:
+            result = await self._finish(shell, timeout_s)
+        if result is None:
+            shell.read()
+            output, dropped = self._output.take(more=True)
+            result = BashResult(output, 0, dropped_bytes=dropped, running=True)
+        background, _ = self._background.take(more=False)
+        return msgspec.structs.replace(result, background=background) if background else result
 
     async def _stop(self, process: ShellProcess) -> None:
-        """End the running command and all that it started: by ^C, else by killing, else by killing bash as well."""
+        """End the command and all that it started: by ^C, else by killing, else by killing bash as well."""
         stopped = await process.wait(0)
         for _ in range(INTERRUPTS):
             if not stopped:
@@ -178,7 +170,7 @@ class BashSession(ToolSession[ShellProcess, BashResult]):
             process.kill()
             await process.wait(END_LIMIT_S)
 
-    async def _result(self, process: ShellProcess, *, timed_out: bool, not_sent: bool = False) -> BashResult:
+    async def _result(self, process: ShellProcess, *, timed_out: bool) -> BashResult:
         status = process.outcome()
         exit_word = False
         if status is None:
@@ -194,17 +186,6 @@ class BashSession(ToolSession[ShellProcess, BashResult]):
         output, dropped = self._output.take(more=False)
         if exit_word:
             output = output.removesuffix("exit\n")  # an interactive bash's own word at `exit`
-        result = BashResult(
-            output,
-            code,
-            timed_out,
-            restarted=status is None or self._restarted,
-            dropped_bytes=dropped,
-            not_sent=not_sent,
-        )
+        restarted = status is None or self._restarted
         self._restarted = False
-        return self._with_background(result)
-
-    def _with_background(self, result: BashResult) -> BashResult:
-        background, _ = self._background.take(more=False)
-        return msgspec.structs.replace(result, background=background) if background else result
+        return BashResult(output, code, timed_out, restarted, dropped_bytes=dropped)

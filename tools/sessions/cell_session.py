@@ -1,14 +1,12 @@
-"""A persistent interpreter in a sandbox that runs the cells of an agent: the base of Python and of Jupyter kernels.
+"""A persistent interpreter in a sandbox that runs an agent's cells: the base of Python sessions and Jupyter kernels.
 
-State stays from one cell to the next. The session owns one `CellProcess` at a time (see `tool_session` for its end). No
-call lasts much longer than its limit.
-
-What a background thread or process writes belongs to the cell that runs at that time; between cells it is dropped.
+State is kept from one cell to the next. The session owns one `CellProcess` at a time (see `tool_session` for its end).
+No call lasts much longer than its limit. Output of a background thread or process belongs to the cell that runs at that
+time; between cells it is dropped.
 """
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import struct
 from abc import abstractmethod
@@ -18,7 +16,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from ...errors import ToolSessionLost
-from ..processes.child import to_the_end
 from ..processes.output import OUTPUT_LIMIT_BYTES
 from ..processes.process_tree import descendants, kill
 from .tool_session import SessionProcess, ToolSession
@@ -35,12 +32,12 @@ IMAGES_LIMIT_BYTES = 32 * 2**20
 """Most bytes of one cell's images together that are kept."""
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 START_LIMIT_S = 60.0
-"""How long an interpreter may take to its first cell; a first IPython import from a cold disk takes seconds."""
+"""How long an interpreter may take to its first cell; IPython's first import from a cold disk takes seconds."""
 INTERRUPT_LIMIT_S = 1.0
 """How long a cell may take to end after an interrupt."""
 KILL_LIMIT_S = 2.0
-"""How long it may take after its new children were killed. On a busy machine a traceback alone takes a second, and an
-interpreter that is killed has lost the agent's state."""
+"""How long it may take after its new children were killed. On a busy machine a traceback alone takes a second, and a
+killed interpreter loses the agent's state."""
 KILL_ROUNDS = 2
 END_LIMIT_S = 10.0
 """Longest time that a killed interpreter may take to end."""
@@ -48,10 +45,10 @@ END_LIMIT_S = 10.0
 
 class CellResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     text: str
-    """What it wrote and what its last expression gave, in the order they came; tracebacks are in it. The head and tail
-    of it if it was longer than the limit, with a note between them; bytes that are not UTF-8 are replaced."""
+    """What it wrote, its last expression's value and tracebacks, in order; of more than the limit the head and tail,
+    with a note between them. Invalid UTF-8 is replaced."""
     images: tuple[bytes, ...] = ()
-    """PNG files, in their order."""
+    """PNG files, in order."""
     error: str = ""
     """The name of the exception that ended the cell; empty if none did."""
     timed_out: bool = False
@@ -79,7 +76,7 @@ class Images:
         """How many were left out."""
 
     def append(self, image: bytes) -> None:
-        """Take another one; what is no PNG file, or too much, is left out."""
+        """Add one; omit it if it is not a PNG file, or too much."""
         fits = len(self._kept) < IMAGES and self._size + len(image) <= IMAGES_LIMIT_BYTES
         if fits and png_dimensions(image):
             self._kept.append(image)
@@ -105,16 +102,16 @@ def png_dimensions(image: bytes) -> tuple[int, int] | None:
 
 class CellOutcome(NamedTuple):
     error: str
-    """The exception's name, or nothing."""
+    """The exception's name, or empty."""
     directory: str
-    """Its working directory; empty if it has none, or did not say."""
+    """Its working directory; empty if unknown."""
 
 
 class CellProcess(SessionProcess[CellOutcome]):
     def __init__(self, container: Container, output: HeadTail, images: Images) -> None:
         super().__init__(container, output)
         self.fault = ""
-        """Why it was ended from this side, if it was: it did what it must not."""
+        """Why it was ended from this side, if it was."""
         self._images = images
         self._before: frozenset[int] = frozenset()
         """The processes below it before the cell began."""
@@ -183,14 +180,9 @@ class CellSession(ToolSession[CellProcess, CellResult]):
         async with self._one_at_a_time:
             process = await self._process_for_call()
             process.begin(code)
-            try:
-                timed_out = not await process.wait(timeout_s)
-                if timed_out:
-                    await self._stop(process)
-            except asyncio.CancelledError:
-                await to_the_end(self._abandon(process))
-                raise
-            return await to_the_end(self._result(process, timed_out=timed_out))
+            result = await self._finish(process, timeout_s)
+            assert result is not None
+            return result
 
     async def _stop(self, process: CellProcess) -> None:
         process.interrupt()

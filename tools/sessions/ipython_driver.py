@@ -1,19 +1,19 @@
 """The program that runs an agent's cells inside a sandbox. It is passed in as text, never loaded from the image.
 
-It needs nothing but Python 3.8 and its standard library, and uses IPython's `InteractiveShell` where the image has it;
-without IPython cells run by plain `exec`: no magics, no `!command`. Its other side is `ipython_session.PythonProcess`.
+It needs only Python 3.8 and its standard library, and uses IPython's `InteractiveShell` where the image has it; without
+IPython cells run by plain `exec`: no magics, no `!command`. Its other side is `ipython_session.PythonProcess`.
 
     control socket   frames of a header (length of the rest, number of the cell, kind) and a content:
                      to us    C  the cell's code, UTF-8
                      from us  R  ready, F  cannot start, I  an image (PNG), D  the cell is done; all but I hold JSON
     descriptor 1, 2  one pipe, for all that the cell and its children write
 
-All text goes through the pipe, in its order; only images take the other way. When a cell's D is sent, all that its main
-thread wrote is in the pipe. sys.stdout, sys.stderr and both descriptors are put back before each cell, so a cell cannot
-leave the session mute. Interrupts count only while a cell runs.
+All text goes through the pipe, in order; only images use the socket. When a cell's D is sent, all that its main thread
+wrote is in the pipe. sys.stdout, sys.stderr and both descriptors are restored before each cell. Interrupts count only
+while a cell runs.
 
-A process that a cell forks cannot answer: the socket is closed in it, and it ends when it returns here. What cannot be
-put right (the socket closed, IPython itself damaged) ends this process; the other side then starts a new one.
+A process that a cell forks cannot answer: the socket is closed in it, and it ends when it returns here. Damage beyond
+repair (the socket closed, IPython itself broken) ends this process; the other side starts a new one.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ HEADER = struct.Struct("!IIc")
 CELL, READY, FAILED, IMAGE, DONE = b"C", b"R", b"F", b"I", b"D"
 IMAGE_LIMIT_BYTES = 8 * 2**20
 IMAGES = 64
-"""Most images of one cell that are sent; the other side keeps fewer. An empty one stands for each that is not."""
+"""Most images of one cell that are sent; the other side keeps fewer. An empty one stands for each omitted one."""
 NAME_LIMIT, WORDS_LIMIT = 200, 4000
 CANCEL_LIMIT_S = 0.5
 """How long an interrupted coroutine may take to end."""
 PRIVATE_DESCRIPTORS = 500
-"""Ours are numbered from here, out of the way of code that closes all it finds beyond 2."""
+"""Ours are numbered from here, out of reach of code that closes all it finds beyond 2."""
 RICH = ("text/markdown", "text/latex", "text/html", "application/json")
 """Forms that say more than a text that only names the object's class, best first."""
 HTML = ((r"(?is)<(script|style)\b.*?</\1>", ""), (r"(?i)<(br|tr|p|div|li)\b", "\n<"), (r"<[^>]*>", " "))
-"""What becomes of HTML, in this order, until it is text."""
+"""Substitutions that turn HTML into text, in this order."""
 NO_MAGICS = "(IPython is not installed here, so there are no %magics and no !commands; use subprocess instead)"
 
 
@@ -76,7 +76,7 @@ class Control:
         return None if content is None else (number, content)
 
     def send(self, number: int, kind: bytes, content: bytes | dict[str, str]) -> None:
-        """Send a frame: bytes as they are, all else as JSON."""
+        """Send a frame: bytes as they are, anything else as JSON."""
         if not isinstance(content, bytes):
             content = json.dumps(content).encode()
         view = memoryview(HEADER.pack(len(content), number, kind) + content)
@@ -94,7 +94,7 @@ class Control:
 
 
 class Stream(io.TextIOWrapper):
-    """What sys.stdout and sys.stderr are: nothing stays in them, so the order of all that is written is kept."""
+    """What sys.stdout and sys.stderr are: unbuffered, so all output keeps its order."""
 
     def write(self, text: str) -> int:
         written = super().write(text)
@@ -224,7 +224,7 @@ class PlainShell:
         os.environ.setdefault("MPLBACKEND", "Agg")
 
     def warm(self) -> None:
-        """Have done once what all cells do."""
+        """Run once what all cells run."""
         self.run("None")
 
     def run(self, code: str) -> BaseException | None:
@@ -284,7 +284,7 @@ class PlainShell:
 
 
 def ipython_shell(driver: Driver) -> Any:
-    """Make IPython's shell, without what only people at a terminal need: history file, completion, tips, a profile."""
+    """Make IPython's shell without history file, completion, tips and profile."""
     hidden = {"jedi"} - sys.modules.keys()
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # it takes 0.1 s, and nothing here completes
     try:
@@ -399,7 +399,7 @@ def _display_classes(driver: Driver) -> tuple[Any, Any]:
 
 
 def _private(descriptor: int, *, keep: bool = False) -> int:
-    """Return a descriptor a number that no other code comes across, and hide it from programs that cells start."""
+    """Move a descriptor to a high number, and hide it from programs that cells start."""
     try:
         ours = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, PRIVATE_DESCRIPTORS)
     except OSError:  # fewer descriptors than that are allowed
@@ -410,13 +410,13 @@ def _private(descriptor: int, *, keep: bool = False) -> int:
 
 
 def _stream(descriptor: int) -> Stream:
-    """Make a text stream that takes any text in any locale."""
+    """Make a text stream that accepts any text in any locale."""
     raw = io.FileIO(descriptor, "w", closefd=False)
     return Stream(io.BufferedWriter(raw), "utf-8", "backslashreplace", line_buffering=True)
 
 
 def _c_flush() -> Callable[[], Any]:
-    """Make C's stdout write whole lines at once, and give a function that flushes it."""
+    """Make C's stdout write whole lines at once; return a function that flushes it."""
     try:
         import ctypes
 
@@ -429,7 +429,7 @@ def _c_flush() -> Callable[[], Any]:
 
 
 def _pass_over(number: int, frame: types.FrameType | None) -> None:
-    """Take an interrupt that comes when no cell runs."""
+    """Ignore an interrupt that comes when no cell runs."""
 
 
 def _no_input(prompt: object = "", **_: object) -> str:
@@ -444,12 +444,12 @@ def _directory() -> str:
 
 
 def _only_names(text: str) -> bool:
-    """Say whether a text is no more than `<package.Class object>`."""
+    """Return whether a text is no more than `<package.Class object>`."""
     return not text or (text.startswith("<") and text.endswith(">") and " object" in text and "\n" not in text)
 
 
 def best_text(bundle: dict[str, Any]) -> str:
-    """Return the text of an object's forms, by their kind, that says most to a reader."""
+    """Return the most informative text of an object's forms, given by their kind."""
     text = str(bundle.get("text/plain") or "")
     if not bundle.get("image/png") and _only_names(text):
         for kind in RICH:

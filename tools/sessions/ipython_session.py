@@ -1,12 +1,12 @@
 """A persistent Python in a sandbox, driven directly: IPython's shell in a child process, over a Unix socket.
 
-Jupyter's messaging would cost several times the cell (`bench/tools.py`). The other side, and what goes over the socket
-and the pipe, is in `ipython_driver`; its text is handed to the image's own interpreter through a descriptor, so the
-image needs Python 3.8 and nothing else. Nothing of IPython is imported on this side.
+Jupyter's messaging would cost several times the cell (`bench/tools.py`). `ipython_driver` is the other side, and
+describes the socket and the pipe; its text is passed to the image's own interpreter through a descriptor, so the image
+needs Python 3.8 and nothing else. This side imports nothing of IPython.
 
-A D says that a cell is done, not that the pipe was read; what is in the pipe at that moment was written before it, so
-exactly that much is read. The cell's code can write anything to the socket: a frame with another number is ignored, one
-with its own number spoils its own result, and for what is no frame the interpreter is ended.
+After a D exactly what is in the pipe at that moment is read: it was written before. A cell can write anything to the
+socket: a frame with another number is ignored, one with its own number spoils only its own result, and for anything but
+a frame the interpreter is ended.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ CELL, READY, FAILED, IMAGE, DONE = b"C", b"R", b"F", b"I", b"D"
 FRAME_LIMIT_BYTES = 9 * 2**20
 """Longest frame from the driver: an image; it sends none longer than 8 MiB."""
 NAME_LIMIT, WORDS_LIMIT, PATH_LIMIT = 200, 4000, 4096
-"""Most characters of what else it says, which goes on to other processes: a cell may speak in the driver's name."""
+"""Most characters of other contents, which are passed on to other processes: a cell may write in the driver's name."""
 READ_BYTES = 256 * 1024
 READS = 16
-"""Most reads before the loop's other callbacks get their turn."""
+"""Most reads before the loop's other callbacks."""
 NUMBERS = 2**32
 _BOOTSTRAP = (
     "import sys; sys.version_info >= (3, 8) or sys.exit('Python 3.8 or newer is needed; this is ' + sys.version); "
@@ -72,8 +72,6 @@ class Ready(msgspec.Struct, frozen=True):
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """The content of an F."""
-
     words: Annotated[str, Meta(max_length=WORDS_LIMIT)]
 
 
@@ -143,7 +141,7 @@ class PythonProcess(CellProcess):
         """Wait until the shell is ready and warm.
 
         Raises:
-            SandboxFailed: there is no Python, or it is too old, or IPython is required and missing (`reason`).
+            SandboxFailed: Python is missing or too old, or IPython is required and missing (`reason`).
         """
         if not await self.wait(START_LIMIT_S):
             raise SandboxFailed(f"{self._python} did not get ready within {START_LIMIT_S:g} s", reason="time")
@@ -191,7 +189,7 @@ class PythonProcess(CellProcess):
             self._output.append(data)
 
     def _drain(self) -> None:
-        """Read what is in the pipe now, and no more: something in the background may write for ever."""
+        """Read what is in the pipe now, and no more: background processes may write without end."""
         size = bytearray(4)
         fcntl.ioctl(self._pipe, termios.FIONREAD, size)
         left = int.from_bytes(size, sys.byteorder)

@@ -1,16 +1,16 @@
 """A persistent Jupyter kernel in a sandbox, of any language: the session behind the tool `jupyter`.
 
-`jupyter_client` speaks to it over Unix sockets; there is no TCP port. The kernel binds the sockets in a folder of the
-sandbox's own /tmp. An agent may put links there, so no socket is opened by its path: when inotify reports a socket, it
-is opened without following links, and `jupyter_client` connects to that descriptor. That is why `KernelManager`, which
-connects by path before the kernel has bound, is not used; `Container` and `CellSession` start, watch, interrupt and
-restart the process: a kernel's end is an event, not a missed heartbeat.
+`jupyter_client` connects to it over Unix sockets, which the kernel binds in a folder of the sandbox's own /tmp; there
+is no TCP port. An agent may put links there, so no socket is opened by its path: when inotify reports a socket, it is
+opened without following links, and `jupyter_client` connects to that descriptor. `KernelManager`, which connects by
+path before the kernel has bound, is therefore not used; `Container` and `CellSession` start, watch, interrupt and
+restart the process.
 
 No Python thread is started: no heartbeat channel, and no message is sent without a copy. libzmq has two threads of its
 own, which run no Python and hold none of its locks, so this process may still fork.
 
 A cell is done when the kernel has replied and reports idle. ipykernel may send what a child process wrote a little
-later; what comes with another cell's number is dropped.
+later; messages with another cell's number are dropped.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def connect(self):
 iostream.IOPubThread._setup_pipe_in, iostream.IOPubThread._setup_pipe_out = listen, connect
 kernelapp.launch_new_instance()
 """
-"""What forked children print goes through a TCP port of ipykernel's own (7.4, iostream.py); here through a socket."""
+"""ipykernel sends what forked children print through a TCP port of its own (7.4, iostream.py); here it is a socket."""
 IPYKERNEL = ("python3", "-c", _LAUNCH, "-f", "{connection_file}")
 CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 USED_CHANNELS = ("shell", "iopub")
@@ -71,13 +71,13 @@ MESSAGE_LIMIT_BYTES = 2 * IMAGES_LIMIT_BYTES
 NAME_LIMIT = 200
 """Most characters of an error's name."""
 WORDS_LIMIT_BYTES = 8 * 1024
-"""How much is kept of what the kernel's process itself writes."""
+"""How much of the kernel process's own output is kept."""
 ASK_AGAIN_S = 0.5
-"""A kernel's first answers are lost if they come before our subscription did; it is asked again."""
+"""A kernel's first answers are lost if they precede our subscription; it is asked again."""
 IDLE_LIMIT_S = 2.0
 """How far apart a kernel's reply and its idle message may come. Heavy output can make us miss that message."""
 NO_COPY_BYTES = 2**62
-"""Messages larger than that are sent without a copy, which starts a thread."""
+"""Larger messages are sent without a copy, which starts a thread."""
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _IN_CREATE, _IN_FLAGS = 0x100, os.O_NONBLOCK | os.O_CLOEXEC
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -101,11 +101,11 @@ class KernelProcess(CellProcess):
         """The running cell's message; those that ask whether it is ready."""
         self._error = ""
         self._missing = {"idle"}
-        """What the kernel has yet to say of the running cell: `reply`, `idle`."""
+        """What the kernel has yet to report of the running cell: `reply`, `idle`."""
         self._words = HeadTail(WORDS_LIMIT_BYTES)
         self._sockets: dict[str, int] = {}
         self._bound: asyncio.Future[None] = self._loop.create_future()
-        """All sockets are there, or the process ended."""
+        """All sockets exist, or the process ended."""
         self._readers: list[asyncio.Task[None]] = []
         with ExitStack() as resources:
             self._open(resources, argv, directory)
@@ -170,7 +170,7 @@ class KernelProcess(CellProcess):
         """Wait until it has run an empty cell.
 
         Raises:
-            SandboxFailed: there is no such kernel, or it did not get ready in time (`reason`).
+            SandboxFailed: the kernel is missing, or did not get ready in time (`reason`).
         """
         try:
             async with asyncio.timeout(START_LIMIT_S):

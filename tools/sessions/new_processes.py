@@ -1,7 +1,7 @@
-"""Finds the processes that were started inside a container since a mark, except those that older processes started.
+"""Finds the processes started inside a container since a mark, except those that older processes started.
 
-A process is a descendant of the shell or, if orphaned, of the process that adopts the container's orphans: the first
-process of its namespaces, else this one. So a mark is two lists of children that the kernel keeps; reading them takes
+Such a process descends from the shell or, if orphaned, from the process that adopts the container's orphans: the first
+one of its namespaces, else this one. So a mark is two lists of children, which the kernel keeps: they are read in
 microseconds, while a scan of all processes would dominate a small command.
 """
 
@@ -23,11 +23,11 @@ class NewProcesses:
         self._before: set[int] = set()
 
     def mark(self) -> None:
-        """Take all that runs now as old."""
+        """Count all that runs now as old."""
         self._before = self._children()
 
     def find(self) -> list[int]:
-        """Return all processes that came since `mark`, but not those that older ones started."""
+        """Return all processes since `mark`, without those that older ones started."""
         new = [pid for pid in self._children() - self._before if pid not in self._lists]
         return [*new, *(each for pid in new for each in descendants(pid))]
 

@@ -1,37 +1,34 @@
-r"""One interactive bash on a terminal of its own, with two private descriptors beside it.
+r"""One interactive bash on a terminal of its own, with two private descriptors.
 
     terminal        what the commands read and write; ECHO and ONLCR are off, so their output comes as they wrote it
     control socket  lines that bash reads at its prompt, from us; `[TRAP] \0 NUMBER STATUS FLAGS DIRECTORY \0` at each
                     prompt, to us: the ERR trap, if there is one, `$?`, `$-`
     command file    a memory file: `\n COMMAND \0 NUMBER \0`, written by us, read by bash
 
-At its prompt bash's standard input is the control socket, and while a command runs it is the terminal. So no command is
-ever typed or quoted, none can end the line early, no output can be taken for a prompt, what a command left unread of
-its input is never run, and nobody else who reads the terminal can take bash's line. The one line per action, fixed but
-for the action's number, reads the command file, restores `$?`, and evals the command. Nobody polls: the terminal, the
-socket and the process's end are events.
+At its prompt bash's standard input is the control socket, and during a command it is the terminal. So no command is
+typed or quoted, none can end the line early, no output can be taken for a prompt, input that a command left unread is
+never run, and no other reader of the terminal can take bash's line. The one line per action, fixed but for the action's
+number, reads the command file, restores `$?`, and evals the command. The terminal, the socket and the process's end are
+events; nothing polls.
 
-An interrupt may come at any moment: it may take the line with it, or come before bash has read it. So it withdraws the
-command as well, by emptying the file, and a line runs only the whole command of its own action. A status with a minus
-before the number says that nothing of the action was run. An action without a command, `settle`, ends when nothing is
-left of those before it.
+An interrupt may take the line with it, or come before bash has read it. So it withdraws the command as well, by
+emptying the file, and a line runs only the whole command of its own action. A status with a minus before the number
+says that nothing of the action was run. An action without a command, `settle`, ends when nothing of those before it is
+left.
 
 Both private descriptors are closed when bash executes a program. A socket cannot be opened through /proc, and the
 kernel stamps each write to it with the writer's number: only bash itself is heard, and only with its action's number.
+After a status the terminal is read until it is empty, which is exact: a read of a Linux terminal first flushes what its
+other side has written.
 
-A status says that bash is done, not that the terminal was read; reading it until it is empty is exact, because a read
-of a Linux terminal first flushes what its other side has written.
+`shell_text` has what bash is given. Where bash is beyond repair no status comes, and the time limit ends the action.
 
-What bash is given to do this is in `shell_text`. Where bash is beyond repair no status comes, so that the time limit
-replaces it.
-
-Its limits: `exec bash` loses the session until the next restart; standard input is the terminal again at each command;
-`set -x` and a DEBUG trap also show the `eval`; and a command that calls the plumbing itself can say that it is done,
-with any status: never take a reward from the agent's own shell. Of jobs in the background bash still says `[1] PID`,
-and `[1]+ Done` if one ends while a foreground program of the command runs. No way to silence it leaves all else as it
-is: `source` (`return` is taken), PROMPT_COMMAND, a trap and `bash -i FILE` (`Killed` is lost, and a failed `exec` ends
-bash), a SIGCHLD trap (it runs after the notice, and `trap` shows it), bash without `-i` (`Killed` has a line number,
-and an error in an expansion ends bash).
+Limits: `exec bash` loses the session until the next restart; standard input is the terminal again at each command; `set
+-x` and a DEBUG trap also show the `eval`; and a command that calls the plumbing itself can report any status: never
+take a reward from the agent's own shell. Of background jobs bash still prints `[1] PID`, and `[1]+ Done` if one ends
+while a foreground program runs: each known way to silence it (`source`, PROMPT_COMMAND, `bash -i FILE`, a SIGCHLD trap,
+bash without `-i`) changes something else. `pexpect` is not used: it finds the end of a command by a prompt in the
+output.
 """
 
 from __future__ import annotations
@@ -59,7 +56,7 @@ if TYPE_CHECKING:
     from ..processes.output import HeadTail
 
 BASH = ("/bin/sh", "-c", 'exec "$@"', "sh", "bash", "--norc", "--noprofile", "--noediting", "-i")
-"""Bash is looked for along the PATH: not every image has it in /bin."""
+"""Found along the PATH: not every image has bash in /bin."""
 NOT_FOUND = 127
 INTERRUPTED = 128 + signal.SIGINT
 DIMENSIONS = (50, 120)
@@ -69,14 +66,14 @@ END_LIMIT_S = 10.0
 """Longest time that a killed shell may take to end."""
 READ_BYTES = 64 * 1024
 READS = 16
-"""Most reads of the terminal before the loop's other callbacks get their turn; each gives up to 4 KiB."""
+"""Most reads of the terminal before the loop's other callbacks; each returns up to 4 KiB."""
 DRAIN_READS = 64
-"""More than a terminal holds: a background job that writes for ever must not keep us reading for ever."""
+"""More than a terminal holds: a background job that writes without end must not keep the reader busy."""
 KILLED_AT_ONCE = 4096
 STATUS_LIMIT_BYTES = 64 * 1024
-"""A status is a number, a code and a path; what is longer without an end is not bash's."""
+"""A status is a number, a code and a path; longer data without an end is not bash's."""
 PRIVATE_FROM = 900
-"""Bash's private descriptors have numbers from here, where no script picks its own; at most half the limit on them."""
+"""Bash's private descriptors have numbers from here, which no script picks; at most half the limit on them."""
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -98,7 +95,7 @@ class ShellProcess(SessionProcess[Status]):
         self._withdrawn = False
         """The action has no command, or none any more."""
         self._traps_errors = self._minds_status = False
-        """What a failing command sets off, as of the last prompt."""
+        """What a failing command triggers, as of the last prompt."""
         self._pending = b""
         self._input = bytearray()
         """Waits for room in the terminal."""
@@ -143,7 +140,7 @@ class ShellProcess(SessionProcess[Status]):
         resources.callback(self._close_terminal)
 
     async def _get_ready(self) -> None:
-        """Start bash in its directory, or in the workspace if that is gone; what it says before is forgotten."""
+        """Start bash in its directory, or in the workspace if that is gone; drop its output before the prompt."""
         self._write_command_file(self._directory.encode("utf-8", "surrogateescape") + b"\0")
         with suppress(OSError):  # it has ended already: that is an event of its own
             os.write(self._terminal, self._opening)
@@ -166,11 +163,11 @@ class ShellProcess(SessionProcess[Status]):
         self._begin(command_file(text, self._action + 1), INTERRUPTED)
 
     def settle(self, code: int) -> None:
-        """Start an action that just sets `$?`; at its end nothing is left of those before."""
+        """Start an action that only sets `$?`; at its end nothing of those before is left."""
         self._begin(b"", code)
 
     def _begin(self, content: bytes, code: int) -> None:
-        """Start an action, with an exit code for it if nothing is there to run."""
+        """Start an action, with an exit code for it if there is nothing to run."""
         self._action += 1
         self._interrupted.clear()
         self._withdrawn = not content
@@ -186,7 +183,7 @@ class ShellProcess(SessionProcess[Status]):
             self._control.send(self._line(self._action, code, content))
 
     def type(self, data: bytes) -> None:
-        """Type on the terminal, for the running command; what it has no room for waits until there is some."""
+        """Type on the terminal, for the running command; data that does not fit waits for room."""
         self._typed = True
         if data and not self._input:
             self._loop.add_writer(self._terminal, self._on_room)
@@ -197,16 +194,16 @@ class ShellProcess(SessionProcess[Status]):
 
     @property
     def is_bash(self) -> bool:
-        """Whether the ended process, not yet reaped, was bash to its end: it may have executed another program."""
+        """Whether the ended process, not yet reaped, was still bash and had not executed another program."""
         with suppress(OSError):
             return (PROC / str(self._child.pid) / "comm").read_bytes() == b"bash\n"
         return False
 
     def interrupt(self) -> None:
-        """Do what ^C does, in any mode of the terminal; what of the action has not begun never will.
+        """Do what ^C does, in any mode of the terminal; a command of the action that has not begun never will.
 
-        Called again, it interrupts only what has come to the terminal's foreground since: a child of bash's that has
-        not yet executed its program forgets an interrupt, and so does bash while it starts one.
+        Called again, it interrupts only programs that came to the foreground since: a child of bash's that has not yet
+        executed its program loses an interrupt, and so does bash while it starts one.
         """
         self._withdrawn = True
         self._write_command_file(b"")
@@ -221,7 +218,7 @@ class ShellProcess(SessionProcess[Status]):
                 os.killpg(group, signal.SIGINT)
 
     def kill_new(self, *, interrupt: bool) -> None:
-        """Kill what was started inside since the action began, but for what older jobs started."""
+        """Kill what was started inside since the action began, except by older jobs."""
         if self._child.ended:
             return
         killed: set[int] = set()
@@ -242,7 +239,7 @@ class ShellProcess(SessionProcess[Status]):
         os.lseek(self._command_end, 0, os.SEEK_SET)
 
     def _forget_input(self) -> None:
-        """Drop what was typed for the command before and not read: it is not meant for the next one."""
+        """Drop what was typed for the command before and not read."""
         if self._input:
             self._loop.remove_writer(self._terminal)
             self._input.clear()
@@ -310,7 +307,7 @@ class ShellProcess(SessionProcess[Status]):
             self._done.set_result(Status(int(code) & 0xFF, directory))
 
     def _at_prompt(self) -> bool:
-        """Say whether bash's standard input is the control socket: a command that is running may write a status too."""
+        """Return whether bash's standard input is the control socket: a running command may write a status too."""
         with suppress(OSError):
             return os.readlink(f"/proc/{self._child.pid}/fd/0") == self._prompt_input  # noqa: PTH115 - for each action
         return False
@@ -328,7 +325,7 @@ class ShellProcess(SessionProcess[Status]):
 
 
 def _words(pid: int) -> bytes:
-    """Return what a process was executed with; nothing once it has ended."""
+    """Return the command line of a process; empty once it has ended."""
     with suppress(OSError):
         return (PROC / str(pid) / "cmdline").read_bytes()
     return b""

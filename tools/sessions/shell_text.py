@@ -1,14 +1,14 @@
-r"""The bash side of `shell_process`: the words that bash is given, and nothing of files or processes.
+r"""The text that `shell_process` gives to bash; no files and no processes.
 
-`__prorl_next` takes the command of its action from the command file, and none where the file is not whole or another
-action's; the action's number then has a minus. `__prorl_prompt` says the status: at the end of the action's line, and,
-where an error or an interrupt ended that line early, as PROMPT_COMMAND; `__prorl_mend` does so after a command has
-closed its output. Their calls stand in groups whose output is covered, which neither `set -x` nor a DEBUG trap shows;
+`__prorl_next` takes the command of its action from the command file, and none where the file is incomplete or another
+action's; the action's number then has a minus. `__prorl_prompt` reports the status: at the end of the action's line,
+and, where an error or an interrupt ended that line early, as PROMPT_COMMAND; `__prorl_mend` does so after a command has
+closed its output. Their calls stand in groups whose output is covered, so neither `set -x` nor a DEBUG trap shows them;
 only `eval` stands alone.
 
-The functions are readonly, so no later alias changes them, and call what they use of bash through `builtin`, past the
-agent's functions; the prompt undoes aliases of reserved words, functions called `builtin` or `exec`, and what
-`enable -n` took away.
+The functions are readonly, so no later alias changes them, and call bash's own through `builtin`, past the agent's
+functions. The prompt removes aliases of reserved words and functions called `builtin` or `exec`, and restores what
+`enable -n` disabled.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import re
 from typing import NamedTuple
 
 _NEEDED = "enable eval exec jobs mapfile printf read return trap unalias unset"
-"""What the plumbing uses of bash."""
+"""The builtins that the plumbing uses."""
 _OPENING = (
     # Bash moves what a redirection covers to descriptor 10, to be closed at exec, and its copies are closed then, too.
     "{{ exec {f.control}>&10; }} {f.control_end}>&-; {{ exec {f.command}<&10; }} {f.command_end}<&-; "
@@ -61,16 +61,16 @@ _PROMPT_COMMAND = "{noted}; {{ \\__prorl_prompt; }} {covered} || \\__prorl_mend"
 _NOTED = "{{ __prorl_last=$?; \\builtin trap -p ERR >&{f.control} || [[ 1 ]]; }} >/dev/null 2>&1"
 """In a function there is no ERR trap."""
 _COVERED = "10>&1 11>&2 >/dev/null 2>&1"
-"""Fails where one of the two is closed. The numbers are below any limit that one can work with."""
+"""Fails where one of the two is closed. The numbers are below any usable limit."""
 _STATUS_KEPT = b"\n{ __prorl_code=$?; } >/dev/null 2>&1"
 _ASKS_OF_JOBS = re.compile(rb"\b(?:jobs|wait|fg|bg|disown)\b|%")
-"""What may need to hear of jobs that have ended: bash forgets those that it has told of."""
+"""What may need reports of ended jobs: bash drops a job once it has reported its end."""
 _MINDS_STATUS = re.compile(rb"\bset\s+-|errexit|\bERR\b")
-"""What may put them on in the command itself."""
+"""What may enable `errexit` or an ERR trap in the command itself."""
 _GOES_ON = re.compile(
     rb"(?:\\|[|&(]|\(\s*\)|\bfunction\s+\S+|\b(?:for|select)\s+\w+(?:\s+in\b[^;\n]*)?;?)\s*(?:#[^\n]*\s*)*\Z"
 )
-"""The end of a command that would take what comes behind it as its own."""
+"""The end of a command that would absorb text after it."""
 _HERE = re.compile(rb"(?<!<)<<(?!<)")
 _HERE_DOCUMENT = re.compile(rb"(?<!<)<<(?!<)-?[ \t]*(['\"\\]?)([\w.]+)\1")
 
@@ -92,7 +92,7 @@ def opening_line(files: PrivateFiles) -> bytes:
 
 
 def action_line(files: PrivateFiles, number: int, code: int, command: bytes) -> bytes:
-    """Return the line that makes bash, at its prompt, run what the command file holds for an action."""
+    """Return the line that makes bash, at its prompt, run the command that the command file holds for an action."""
     asks_of_jobs = 1 if _ASKS_OF_JOBS.search(command) else "''"
     return _LINE.format(
         number=number, code=code, asks_of_jobs=asks_of_jobs, noted=_NOTED.format(f=files), covered=_COVERED
@@ -102,7 +102,7 @@ def action_line(files: PrivateFiles, number: int, code: int, command: bytes) -> 
 def command_file(command: bytes, number: int) -> bytes:
     """Return the command file's content for an action.
 
-    The empty line is for `mapfile`; the number is at the end, so that what was read in part is nobody's.
+    `mapfile` takes the empty line; the number is at the end, so that content read in part belongs to no action.
     """
     return b"\n%b\0%d\0" % (command, number)
 
@@ -110,9 +110,9 @@ def command_file(command: bytes, number: int) -> bytes:
 def evaluated(command: bytes, *, minds_status: bool) -> bytes:
     """Return the text to `eval` for a command.
 
-    A last status other than 0 is that of `eval`, too, and so trips `set -e` where the command alone does not (as
-    `false && true`), and an ERR trap twice. There the text goes on to keep the status and end well, unless the command
-    might take that in.
+    A last status other than 0 is that of `eval`, too: it trips `set -e` where the command alone does not (`false &&
+    true`), and an ERR trap twice. The text then stores the status and ends with 0, unless the command might absorb
+    that.
     """
     if not minds_status and not _MINDS_STATUS.search(command):
         return command

@@ -1,4 +1,4 @@
-"""The base of bash sessions and cell sessions: one process at a time, one call at a time, and how both end.
+"""The base of bash and cell sessions: one process at a time, one call at a time, and how both end.
 
 If the process ends between two calls, the next call starts another one in the same directory and reports it. A
 cancelled call first ends what it runs, then raises the cancellation.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 DISTURBED = frozenset({"join", "start", "time", "python", "kernel"})
-"""Why a process does not start that started before: others in the sandbox may be the reason."""
+"""Why a process that started before does not start now: others in the sandbox may be the reason."""
 
 
 class SessionResult(Protocol):
@@ -46,17 +46,13 @@ class SessionProcess(ABC, Generic[Outcome]):
         """Its descriptors."""
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[Outcome | None] = self._loop.create_future()
-        """What it said at the end of what it runs; None if the process ended."""
+        """Its outcome at the end of what it runs; None if the process ended."""
         self._freed = False
         """Its descriptors are closed; others may have their numbers by now."""
 
     @abstractmethod
     async def _get_ready(self) -> None:
-        """Wait for its first prompt.
-
-        Raises:
-            SandboxFailed: it did not come; the message says what to do.
-        """
+        """Wait for its first prompt, or raise a `SandboxFailed` that says what to do."""
 
     async def get_ready(self) -> None:
         """Wait until it can run something; end it if it cannot."""
@@ -71,19 +67,19 @@ class SessionProcess(ABC, Generic[Outcome]):
         return self._child.ended
 
     async def wait(self, timeout_s: float) -> bool:
-        """Wait at most so long for the end of what it runs; return whether that came."""
+        """Wait at most `timeout_s` for the end of what it runs; return whether that came."""
         return await wait_running(self._done, timeout_s)
 
     def outcome(self) -> Outcome | None:
         return self._done.result()
 
     def kill(self) -> None:
-        """Kill it and all that it started, at once; `close` waits for their end."""
+        """Kill it and all that it started; `close` waits for their end."""
         if not self._child.reaped:
             self._container.kill(self._child.pid)
 
     async def close(self) -> int:
-        """Kill what still runs, wait for its end, free the descriptors; return the exit code.
+        """Kill what still runs, wait for its end, close the descriptors; return the exit code.
 
         Raises:
             SandboxFailed: it did not end (see `Container.end`).
@@ -100,8 +96,6 @@ R = TypeVar("R", bound=SessionResult)
 
 
 class ToolSession(ABC, Generic[P, R]):
-    """`start` it, run one thing at a time, `close` it."""
-
     name: str
     """What error messages call it."""
 
@@ -112,17 +106,13 @@ class ToolSession(ABC, Generic[P, R]):
         self._directory = directory
         self._started_before = False
         self._restarted = False
-        """The process ended in a cancelled call, or between two calls; the next result says it."""
+        """The process ended in a cancelled call, or between two calls; the next result reports it."""
         self._closed = False
         self._one_at_a_time = asyncio.Lock()
 
     @abstractmethod
     def _new_process(self) -> P:
-        """Start a process in `self._directory`.
-
-        Raises:
-            SandboxFailed: it could not; the message says what to do.
-        """
+        """Start a process in `self._directory`, or raise a `SandboxFailed` that says what to do."""
 
     @abstractmethod
     async def _stop(self, process: P) -> None:
@@ -130,7 +120,7 @@ class ToolSession(ABC, Generic[P, R]):
 
     @abstractmethod
     async def _result(self, process: P, *, timed_out: bool) -> R:
-        """Return what became of the call, once `_stop` or its own end has ended it."""
+        """Return the result of a call that has ended."""
 
     async def start(self) -> None:
         """Start the process. Without it, the first `run` does.
@@ -182,8 +172,24 @@ class ToolSession(ABC, Generic[P, R]):
         await process.get_ready()
         return process
 
+    async def _finish(self, process: P, timeout_s: float, *, stop: bool = True) -> R | None:
+        """Wait for the end of what runs, stop it at the limit, and return its result.
+
+        Without `stop`, leave it running at the limit and return None.
+        """
+        try:
+            ended = await process.wait(timeout_s)
+            if not ended:
+                if not stop:
+                    return None
+                await self._stop(process)
+        except asyncio.CancelledError:
+            await to_the_end(self._abandon(process))
+            raise
+        return await to_the_end(self._result(process, timed_out=not ended))
+
     async def _abandon(self, process: P) -> None:
-        """Stop what a cancelled call ran, and keep for the next result whether the process was lost with it."""
+        """Stop what a cancelled call ran; the next result reports whether the process was lost."""
         await self._stop(process)
         with suppress(ToolSessionLost):
             self._restarted = (await self._result(process, timed_out=False)).restarted

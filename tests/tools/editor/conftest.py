@@ -9,8 +9,7 @@ import pytest
 
 from prorl_zmq.tools.editor.arguments import EditorArguments
 from prorl_zmq.tools.editor.editing import apply
-from prorl_zmq.tools.editor.history import EditHistory
-from prorl_zmq.tools.editor.outcome import EditOutcome
+from prorl_zmq.tools.editor.outcome import EditHistory, EditOutcome
 
 if TYPE_CHECKING:
     from pathlib import Path

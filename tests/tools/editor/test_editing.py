@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -366,6 +367,28 @@ def test_a_large_file_takes_little_memory(workspace: Any) -> None:
     with path.open("rb") as file:
         file.seek(-25, os.SEEK_END)
         assert file.read() == b"0039999\none more\nthe end\n"
+
+
+CUT = """
+import os, sys
+from prorl_zmq.tools.editor.arguments import EditorArguments
+from prorl_zmq.tools.editor.editing import apply
+from prorl_zmq.tools.editor.text_file import TextFile
+find = TextFile.find
+def cut_and_find(file, pattern, limit):
+    os.truncate("file", 0)
+    return find(file, pattern, limit)
+TextFile.find = cut_and_find
+apply(EditorArguments("str_replace", "file", old_str="end", new_str="x"), None, "/", sys.argv[1])
+"""
+
+
+def test_a_large_file_that_is_cut_during_an_edit_costs_only_the_child(workspace: Any) -> None:
+    workspace.write(b"line\n" * 600_000 + b"end\n")
+    command = [sys.executable, "-P", "-c", CUT, workspace.root]
+    result = subprocess.run(command, check=False, cwd=workspace.root)
+    assert result.returncode == -signal.SIGBUS
+    assert workspace.content() == {"file": b""}
 
 
 def test_view_of_a_directory(workspace: Any) -> None:

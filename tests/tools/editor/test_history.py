@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from prorl_zmq.tools.editor.history import EDITS_PER_PATH, OVERHEAD_BYTES, EditHistory
-from prorl_zmq.tools.editor.outcome import EditOutcome, Stamp, Undo
+from prorl_zmq.tools.editor.outcome import EDITS_PER_PATH, OVERHEAD_BYTES, EditHistory, EditOutcome, Stamp, Undo
 
 
 def edit(path: str, number: int, old: bytes = b"") -> EditOutcome:

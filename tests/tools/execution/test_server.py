@@ -12,6 +12,7 @@ import sys
 import uuid
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from served import LIMIT_S, gone, server_pid, use
 from support.sandboxes import on_each_kind, on_isolated_kinds
@@ -258,6 +259,23 @@ def test_garbage_on_the_socket_harms_nobody(sandboxes_of: SharedSandboxes, garba
             line.sendall(garbage)
             assert (await sandbox.exec(["echo", "on"], LIMIT_S)).stdout == b"on\n"
         assert (await sandbox.exec(["echo", "on"], LIMIT_S)).stdout == b"on\n"
+
+    use(sandboxes_of("process"), body)
+
+
+@pytest.mark.parametrize("name", ["_open", "__init__", "end_everything"])
+def test_only_public_calls_are_requests(sandboxes_of: SharedSandboxes, name: str) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        with socket.socket(socket.AF_UNIX) as line, messages.short_path(sandbox.path) as address:
+            line.settimeout(LIMIT_S)
+            line.connect(address)
+            line.sendall(messages.frame(7, msgspec.msgpack.encode({"type": name})))
+            header = line.recv(messages.FRAME.size, socket.MSG_WAITALL)
+            length, number = messages.FRAME.unpack(header)
+            reply = line.recv(length, socket.MSG_WAITALL)
+        assert number == 7
+        assert reply.startswith(messages.ERROR)
+        assert b"malformed_message" in reply
 
     use(sandboxes_of("process"), body)
 
