@@ -89,8 +89,8 @@ class Delivery:
         Raises:
             MalformedMessage: a block is not of the size that its result says.
         """
-        pairs = [(result, self._blocks.get(result.job_id, b"")) for result in self._results]
-        return [(read_trajectory(result, block), block) for result, block in pairs]
+        blocks = self._blocks
+        return [(read_trajectory(one, block := blocks.get(one.job_id, b"")), block) for one in self._results]
 
 
 def _rollouts(given: GroupGiven, rest: Iterator[Received]) -> Iterator[Result]:
