@@ -1,7 +1,6 @@
 """How a supervisor starts its processes: those of this package as forks, others as fresh interpreters.
 
-A process that is restarted is always a fresh interpreter: it runs the code that is installed then, and no module of a
-task, which the fork server may have imported, can delay it.
+A fork that is started again, after its process ended, takes the code that is installed then.
 """
 
 from __future__ import annotations
@@ -14,10 +13,12 @@ import subprocess
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
+from ..errors import ConfigError
 from ..system.fork_server import ServerLost
 from ..system.processes import ISOLATED, begin_session
 from ..system.threads import run_aside
 from .preloading import preloaded_for
+from .process_plans import BROKER_RANK
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -105,10 +106,7 @@ class ProcessStarter:
 
     async def _start(self, plan: AnyPlan, output: int | None) -> ServiceProcess:
         plan.write()
-        process = None
-        if plan.forked and plan.name not in self.processes:
-            async with self._ordering:
-                process = await run_aside(self._fork, plan, output)
+        process = await self._fork(plan, output) if plan.forked else None
         if process is None:
             process = self._execute(plan, output)
         try:
@@ -119,22 +117,39 @@ class ProcessStarter:
             raise
         return self.processes[plan.name]
 
-    def _fork(self, plan: AnyPlan, output: int | None) -> subprocess.Popen[Any] | None:
-        """Order a fork, in a thread; return None if the fork server is lost."""
-        try:
-            self._server.preload(preloaded_for(plan))
-            return self._server.start(
-                plan.arguments,
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-            )
-        except ServerLost as error:
-            if self._closed:
-                raise
-            log.warning("%s; starting a fresh interpreter for %s", error, plan.name)
-            return None
+    async def _fork(self, plan: AnyPlan, output: int | None) -> subprocess.Popen[Any] | None:
+        """Return None if there is no fork server, or it is not to be used."""
+        restarted = plan.name in self.processes
+        if restarted and plan.rank == BROKER_RANK:
+            return None  # no module of a task may delay the restart of a broker, or be in it
+        async with self._ordering:
+            try:
+                return await run_aside(self._order, plan, output)
+            except ServerLost as error:
+                if self._closed:
+                    raise
+                log.warning("%s; starting a fresh interpreter for %s", error, plan.name)
+                return None
+            except ConfigError as error:
+                if not restarted:
+                    raise
+                # A package that was installed meanwhile must not end a service that runs.
+                log.warning("%s; starting a fresh interpreter for %s", error, plan.name)
+                return None
+
+    def _order(self, plan: AnyPlan, output: int | None) -> subprocess.Popen[Any]:
+        """Order a fork, in a thread."""
+        if plan.name in self.processes:
+            for change in self._server.renew_if_changed():
+                log.warning("%s: processes that are started from now on run the new code", change)
+        self._server.preload(preloaded_for(plan))
+        return self._server.start(
+            plan.arguments,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        )
 
     def _execute(self, plan: AnyPlan, output: int | None) -> subprocess.Popen[Any]:
         # In this thread: what starts in another one would end with that.

@@ -2,7 +2,7 @@
 
     SEQPACKET socket, inherited     ← server: its protocol and pid
                                     → server: what to import, as JSON; or `fork`, with a line and more descriptors
-                                    ← server: why it refuses a module; empty: all are imported
+                                    ← server: what it has imported, or why it refuses a module
     stream socket, one per process  ← the forked process: its pid; after the order, nothing or an error
                                     → the forked process: the order (see `forked_program`)
 
@@ -26,7 +26,9 @@ import threading
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from ..errors import ConfigError
+from .installed import Installed, changes, installed, modified
 from .open_files import first_open_files
+from .plugins import all_offered
 from .processes import ISOLATED, adopting_orphans
 
 if TYPE_CHECKING:
@@ -85,6 +87,9 @@ class ForkServer:
         self._pid = 0
         self._asked: list[Preload] = []
         """What it was asked to import and has not answered for."""
+        self._installed: dict[str, Installed] = {}
+        self._files: dict[str, int] = {}
+        """What the server has imported: packages, and files of entry points with the time of their modification."""
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -156,6 +161,24 @@ class ForkServer:
             "open_files": first_open_files(),
         }
         return ForkedProcess(self, order, tuple(pass_fds), stdin=stdin, stdout=stdout, stderr=stderr, text=text)
+
+    def renew_if_changed(self) -> list[str]:
+        """End the server if what it has imported was changed, for the next order to start another; return the changes.
+
+        That are packages that were upgraded, installed or removed, prorl-zmq and those of entry points, and edited
+        files of the latter.
+        """
+        with self._ordering:
+            if not self._installed:
+                return []
+            groups = [each.group for each in self._preloaded if each.group]
+            points = (point for group in groups for point in all_offered(group, fresh=True))
+            found = changes(self._installed, installed(points))
+            times = modified(self._files)
+            found += [f"{file} was changed" for file, time_ns in self._files.items() if times.get(file) != time_ns]
+            if found:
+                self._end()
+            return found
 
     def close(self) -> None:
         """End the server; an order under way in another thread fails. Running processes live on."""
@@ -272,12 +295,14 @@ class ForkServer:
         assert self._control is not None
         self._control.settimeout(IMPORT_LIMIT_S)
         try:
-            refused = self._message()
+            answer = self._message()
         except TimeoutError:
             raise self._lost(f"has not imported its modules within {IMPORT_LIMIT_S:g} s") from None
-        if refused:
+        if refused := answer["refused"]:
             self._end()
             raise ConfigError(refused, key="task")
+        self._installed.update({name: Installed(*one) for name, one in answer["installed"].items()})
+        self._files.update(answer["files"])
         self._preloaded.update(dict.fromkeys(self._asked, True))
         self._asked = []
 
@@ -331,6 +356,7 @@ class ForkServer:
         self._control, self._starter, self._pid = None, None, 0
         self._preloaded = dict.fromkeys(self._preloaded, False)
         self._asked = []
+        self._installed, self._files = {}, {}
 
     def _kill(self) -> None:
         control = self._control

@@ -15,29 +15,36 @@ import sys
 import threading
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from .fork_server import FORK, MESSAGE_BYTES, PROTOCOL
 from .forked_program import become, report, set_title
+from .installed import installed, modified
 from .open_files import raise_open_files
 from .plugins import all_offered, package_of
 from .processes import die_with_parent, wait_adopted
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 DESCRIPTORS = 250
 """Most that one message may carry is 253."""
 TASKS = Path("/proc/self/task")
 
 
-def imported(preload: list[list[str]]) -> str:
-    """Import what a client asks for; return why no process can be forked then, if so."""
+def imported(preload: list[list[str]]) -> dict[str, Any]:
+    """Import what a client asks for; return its answer."""
+    points: list[EntryPoint] = []
     refused = ""
     for module, group, what in preload:
         if module:
             refused = refused or _import(module, module)
         for point in sorted(all_offered(group)) if group else ():
-            refused = refused or _import(
-                point.module, f"the {what} {point.name} ({point.value}, of {package_of(point)})"
-            )
-    return refused
+            points.append(point)
+            subject = f"the {what} {point.name} ({point.value}, of {package_of(point)})"
+            refused = refused or _import(point.module, subject)
+    files = [str(getattr(sys.modules.get(point.module), "__file__", "")) for point in points]
+    return {"refused": refused, "installed": installed(points), "files": modified(files)}
 
 
 def _import(module: str, subject: str) -> str:

@@ -16,8 +16,10 @@ def offered(group: str) -> dict[str, EntryPoint]:
     return {point.name: point for point in sorted(all_offered(group))}
 
 
-def all_offered(group: str) -> list[EntryPoint]:
-    """Return the entry points of a group, also those of the same name."""
+def all_offered(group: str, *, fresh: bool = False) -> list[EntryPoint]:
+    """Return the entry points of a group, also those of the same name; `fresh` looks whether packages have changed."""
+    if fresh:
+        _installed.cache_clear()
     return list(_installed(*sys.path).select(group=group))
 
 

@@ -88,9 +88,13 @@ def test_processes_live_on_without_the_fork_server_and_restart_with_the_code_of_
         os.kill(server, signal.SIGKILL)
         assert replaced(served, "stage_eval.json") not in stages
         assert all(is_running(pid) for pid in (*stages[:2], *others))
-        install(served.folder, "2", "import sys\nprint('the new code', file=sys.stderr, flush=True)\n")
+        second = served.child("fork_server_process")
+        assert second != server
+        install(served.folder, "2")
         replaced(served, "stage_init.json")
-        served.wait_line("the new code")
+        served.wait_line("own-tasks was upgraded from 1 to 2: processes that are started from now on run the new code")
+        assert served.child("fork_server_process") != second
+        assert not is_running(second)
         left = [one.pid for one in served.children()]
         served.process.kill()
         served.process.wait(LIMIT_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -485,6 +486,37 @@ def test_more_can_be_imported_later(own_server: ForkServer, folder: Path) -> Non
     assert said(own_server, folder / "s.py", script) == [str(own_server.pid)]
     os.kill(own_server.pid, signal.SIGKILL)
     assert said(own_server, folder / "s.py", script) == [str(own_server.pid)]
+
+
+def test_a_server_whose_packages_were_upgraded_is_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(folder))
+    install(folder, "1")
+    module = folder / "own_handler.py"
+    module.write_text("value = 1\n")
+    script = "import own_handler; print(own_handler.value)"
+    with ForkServer([PLUGINS]) as server:
+        assert server.renew_if_changed() == []
+        assert said(server, folder / "s.py", script) == ["1"]
+        pid = server.pid
+        assert server.renew_if_changed() == []
+        module.write_text("value = 22\n")
+        assert said(server, folder / "s.py", script) == ["1"]
+        assert server.pid == pid
+        assert server.renew_if_changed() == [f"{module} was changed"]
+        assert said(server, folder / "s.py", script) == ["22"]
+        assert ended(pid)
+        for version, digest, change in (
+            ("1", "other", "own-package 1 was installed again"),
+            ("2", "other", "own-package was upgraded from 1 to 2"),
+        ):
+            install(folder, version, digest)
+            assert server.renew_if_changed() == [change]
+            server.preload()
+        shutil.rmtree(folder / "own_package.dist-info")
+        assert server.renew_if_changed() == ["own-package was removed"]
+        server.preload()
+        install(folder, "3")
+        assert server.renew_if_changed() == ["own-package 3 was installed"]
 
 
 def test_orphans_are_adopted_only_while_a_block_runs() -> None:
