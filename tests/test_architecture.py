@@ -115,7 +115,7 @@ BUDGET = {
     "service": 2700,
     "service_folder": 400,
     "stages": 9450,
-    "system": 2550,
+    "system": 2650,
     "tasks": 2000,
     "testing": 800,
     "tools": 850,
