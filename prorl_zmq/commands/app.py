@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -94,4 +95,12 @@ def run_program(program: str, app: typer.Typer, arguments: list[str]) -> int:
 
 def _usage_message(error: typer.TyperException) -> str:
     format_message = getattr(error, "format_message", error.__str__)
-    return str(format_message()).replace("Value error, ", "").rstrip(".")
+    message = str(format_message()).replace("Value error, ", "").rstrip(".")
+    return f"{message}{_near_command(message)}"
+
+
+def _near_command(message: str) -> str:
+    """Return what to add to an error about a command of `prorl` that there is not."""
+    _, _, named = message.partition("No such command ")
+    near = get_close_matches(named.strip("'"), COMMANDS, 1)
+    return f"; did you mean `{near[0]}`?" if near else ""

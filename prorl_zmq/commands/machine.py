@@ -49,7 +49,17 @@ def doctor(
     if missing:
         screen.print(f"The default service needs: {', '.join(missing)}.")
         raise typer.Exit(1)
-    screen.print("The default service can run here. Try: prorl demo")
+    screen.print(f"The default service can run here. {_first_step()}")
+
+
+def _first_step() -> str:
+    from importlib.util import find_spec
+
+    from ..system.installation import how_to_install
+
+    if find_spec("matplotlib") is None:
+        return f"Try: prorl serve. For prorl demo: {how_to_install('eval')}"
+    return "Try: prorl demo"
 
 
 def _show_model(model: str, tool_calls: ToolCallFormatName, arguments: dict[str, Any]) -> None:

@@ -251,7 +251,7 @@ def check_sandboxes(topology: Topology, program: str) -> None:
     folders = tuple(map(Path, topology.sandbox.image_folders))
     keys_named = Path(topology.security.keys) if topology.security.keys else None
     place = (topology.run_dir / "sandboxes", topology.node)
-    sandboxes = Sandboxes(kind, *place, image_folders=folders, keys=keys_named)
+    sandboxes = Sandboxes(kind, *place, topology.sandbox.image, image_folders=folders, keys=keys_named)
     sandboxes.check()
     _say_isolation(program, isolated=sandboxes.isolated)
 

@@ -142,6 +142,8 @@ def _rollout(collection: Collection, rollout: Sample, *, tokens: bool, token_tab
     transcript = collection.transcript(rollout)
     yield display.head(rollout)
     yield display.turns_text(transcript)
+    if transcript.tokens is None:
+        yield Text("no texts were kept: --tokenizer DIR of the model, or `embedded`, reads the tokens", style="dim")
     if tokens:
         yield ""
         yield display.legend()

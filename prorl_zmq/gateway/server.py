@@ -151,7 +151,8 @@ class Gateway:
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise EndpointInUse(
-                    f"{options.settings.bind} is in use; name another with --bind", endpoint=options.settings.bind
+                    f"{options.settings.bind} is in use; name another with --bind, or as `bind` in the topology file",
+                    endpoint=options.settings.bind,
                 ) from None
             raise InvalidEndpoint(
                 f"{options.settings.bind} cannot be bound: {error.strerror}", endpoint=options.settings.bind

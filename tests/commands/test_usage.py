@@ -49,9 +49,11 @@ def test_topology_file_that_is_not_there(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (("prorl", "serve", "--sandbox", "docker"), "'docker' is not one of 'apptainer', 'bubblewrap', 'process'"),
+        (("prorl", "serve", "--sandbox", "process", "--image", "nothere"), "there is no image nothere"),
         (("prorl", "serve", "--metrics", "99999"), "--metrics '99999' is not HOST:PORT"),
         (("prorl", "serve", "--metrics", "127.0.0.1:99999"), "(ports: 1 to 65535)"),
         (("prorl", "train"), "No such command 'train'"),
+        (("prorl", "sevre"), "No such command 'sevre'; did you mean `serve`?"),
         (("prorl", "status", "--wach"), "No such option"),
         (("prorl", "submit"), "Missing argument 'TASKS.jsonl'"),
         (("prorl", "submit", "--session", "a b"), "a session's name is 1 to 128 letters"),

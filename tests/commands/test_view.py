@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from support.commands import complaint, prorl
 
@@ -67,6 +68,16 @@ def test_a_rollout_is_shown_with_its_turns_tokens_and_result(tmp_path: Path) -> 
     (header,) = (number for number, line in enumerate(lines) if line.split()[:3] == ["#", "token", "id"])
     assert lines[header + 1].split()[0] == "0"
     assert any("not generated   generated, by probability:" in line for line in lines)
+
+
+def test_a_rollout_without_texts_says_how_to_read_its_tokens(tmp_path: Path) -> None:
+    write_run(tmp_path, problems=1, samples=1)
+    assert "--tokenizer" not in prorl("view", tmp_path, "--job", "problem-0").stdout
+    (file,) = (tmp_path / "trajectories").glob("*.json")
+    transcript = msgspec.json.decode(file.read_bytes())
+    del transcript["tokens"]
+    file.write_bytes(msgspec.json.encode(transcript))
+    assert "--tokenizer DIR of the model" in prorl("view", tmp_path, "--job", "problem-0").stdout
 
 
 def test_a_damaged_rollout_is_named(tmp_path: Path) -> None:
