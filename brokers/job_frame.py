@@ -1,4 +1,4 @@
-"""A packed job as a client sent it: checked, and read."""
+"""Decode and check a packed job as a client sent it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from ..wire.messages.jobs import Job
 
 
 def read_job(frame: bytes, limit_bytes: int) -> Job:
-    """Return the job in a frame.
+    """Decode a job.
 
     Raises:
-        JobTooLarge: the frame is over the limit.
+        JobTooLarge: the frame is larger than `limit_bytes`.
         InvalidJob: a field is missing, unknown, or of a wrong type.
-        MalformedMessage: it is no MessagePack.
+        MalformedMessage: the frame is not MessagePack.
     """
     if len(frame) > limit_bytes:
         raise JobTooLarge(
@@ -24,7 +24,7 @@ def read_job(frame: bytes, limit_bytes: int) -> Job:
     try:
         job: Job = codec.decode(frame, Job, limit_bytes)
     except MalformedMessage as error:
-        content = codec.unpack(frame, limit_bytes)  # raises for what is not MessagePack
+        content = codec.unpack(frame, limit_bytes)  # raises if the frame is not MessagePack
         job_id = content.get("job_id") if isinstance(content, dict) else None
         name = job_id if isinstance(job_id, str) else ""
         raise InvalidJob(f"job {name}: {error.message}", job_id=name, field=error.field) from error

@@ -1,8 +1,6 @@
-"""Which of many is least loaded, and of equals, for longest: a heap whose stale entries drop out late.
+"""A heap of keys by load that removes stale entries lazily; a change and a look-up cost O(log n) amortised.
 
-A change of load pushes a new entry and leaves the old one in the heap; an entry counts only while it is its key's
-newest. So a change costs O(log n), and the answer O(log n) amortised. Keyed by load alone, a heap would give every
-idle assignment to the same key; the sequence number behind it passes the turn around.
+Of equal loads, the key that changed longest ago is first, so idle keys take turns.
 """
 
 from __future__ import annotations
@@ -16,11 +14,11 @@ if TYPE_CHECKING:
 Key = TypeVar("Key", bound=str)
 
 COMPACT_FROM = 64
-"""Stale entries are cleared out when the heap is larger than this and mostly stale."""
+"""The heap is compacted once it is larger than this and more than three quarters of it is stale."""
 
 
 class LeastLoaded(Generic[Key]):
-    """Keys with a load each; knows the one with the smallest load, ties going to the one that changed longest ago."""
+    """Keys with a tier and a load each."""
 
     def __init__(self) -> None:
         self._entries: dict[Key, tuple[int, float, int, Key]] = {}
@@ -48,7 +46,7 @@ class LeastLoaded(Generic[Key]):
         return self._entries[key][1]
 
     def first(self) -> Key | None:
-        """Return the least loaded key of the lowest tier; None if there are none."""
+        """Return the least loaded key of the lowest tier, or None if there are no keys."""
         while self._heap:
             entry = self._heap[0]
             key = entry[3]
@@ -58,6 +56,6 @@ class LeastLoaded(Generic[Key]):
         return None
 
     def first_but(self, is_excluded: Callable[[Key], bool]) -> Key | None:
-        """As `first`, of those that are not excluded; O(n)."""
+        """Return the first key, as `first` does, that is not excluded; costs O(n)."""
         entry = min((entry for key, entry in self._entries.items() if not is_excluded(key)), default=None)
         return entry[3] if entry is not None else None

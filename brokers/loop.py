@@ -1,7 +1,7 @@
-"""The loop of a broker's process: wait for sockets, a deadline or a signal; drain what is ready; do what time demands.
+"""The event loop of a broker's process: poll sockets, drain ready ones, and do housekeeping.
 
-A plain `zmq.Poller` (measured: `zmq.asyncio` reaches a fifth of its throughput). A signal, or `stop` from another
-thread, wakes it through a socket pair, so it never polls.
+The loop uses a plain `zmq.Poller`, since `zmq.asyncio` reached a fifth of its throughput. A signal, or `stop` from
+another thread, wakes the loop through a socket pair.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BATCH = 256
-"""Messages taken from one socket before the other gets its turn."""
+"""Most messages that are read from one socket before the next socket is served."""
 MAX_WAIT_S = 60.0
 MAX_SOCKETS = 65_535
-"""A rollout broker has one socket per stage process; libzmq's own default is 1,023."""
+"""Limit of sockets per context: a rollout broker has one per stage process, and libzmq's default is 1,023."""
 
 
 class Loop:
-    """Owns a ZeroMQ context and the sockets opened in it; runs in one thread until stopped."""
+    """A loop that owns a ZeroMQ context and its sockets, and runs in one thread until `stop`."""
 
     def __init__(self) -> None:
         give_memory_back()
@@ -47,13 +47,13 @@ class Loop:
         self._poller.register(self._wake_receiver.fileno(), zmq.POLLIN)
         self._stopped = False
         self.has_read_all = True
-        """No socket had messages left after the last round, so silence of a peer is not caused by unread messages."""
+        """Whether the last round left no messages unread, so a peer's silence is not caused by unread messages."""
         self.clock = RunningClock()
         self._unread_rounds = 0
         self._reporter: MetricsReporter | None = None
 
     def report_metrics(self, run_dir: Path, process: str, set_gauges: Callable[[], None]) -> None:
-        """Report once a second, while this runs, what the process counts (see `MetricsReporter`)."""
+        """Report the metrics of the process once a second while the loop runs (see `MetricsReporter`)."""
 
         def set_all() -> None:
             set_gauges()
@@ -63,30 +63,30 @@ class Loop:
         self._reporter = MetricsReporter(run_dir, process, set_all)
 
     def register(self, zmq_socket: zmq.Socket[bytes], drain: Callable[[], None]) -> None:
-        """Call `drain` whenever the socket has messages; it may leave some for the next round."""
+        """Call `drain` whenever the socket has messages; `drain` may leave some for the next round."""
         self._poller.register(zmq_socket, zmq.POLLIN)
         self._drains[id(zmq_socket)] = (zmq_socket, drain)
 
     def unregister(self, zmq_socket: zmq.Socket[bytes]) -> None:
-        """Forget a socket that is about to be closed; may be called while messages are drained."""
+        """Remove a socket before it is closed; may be called while messages are drained."""
         self._poller.unregister(zmq_socket)
         del self._drains[id(zmq_socket)]
 
     def register_file(self, file: socket.socket, ready: Callable[[], None]) -> None:
-        """Call `ready` once in each round in which a plain socket can be read, or accepts."""
+        """Call `ready` once in each round in which a plain socket is readable or accepts a connection."""
         self._poller.register(file.fileno(), zmq.POLLIN)
         self._files[file.fileno()] = ready
 
     def unregister_file(self, file: socket.socket) -> None:
-        """Forget a plain socket that is about to be closed."""
+        """Remove a plain socket before it is closed."""
         self._poller.unregister(file.fileno())
         del self._files[file.fileno()]
 
     def run(self, housekeep: Callable[[], float], on_ready: Callable[[], None]) -> None:
-        """Serve until `stop`, or in the main thread SIGTERM or SIGINT.
+        """Serve until `stop`, or until SIGTERM or SIGINT in the main thread.
 
-        `on_ready` is called once, when a signal would end the loop in good order; `housekeep` after each round, and
-        returns the seconds until it must be called again.
+        `on_ready` is called once, after the signal handlers are installed; `housekeep` after each round, and returns
+        the seconds until its next call is due.
         """
         restore = self._handle_signals() if threading.current_thread() is threading.main_thread() else None
         try:
@@ -115,13 +115,13 @@ class Loop:
                 restore()
 
     def stop(self) -> None:
-        """End `run` soon; may be called from any thread or a signal handler, more than once."""
-        with suppress(OSError):  # it is awake already, or closed
+        """Make `run` return soon; may be called repeatedly, from any thread or signal handler."""
+        with suppress(OSError):  # the loop is already awake, or closed
             self._wake_sender.send(b"\0")
         self._stopped = True  # after the byte, which `resume` reads
 
     def resume(self) -> None:
-        """Let `run` be called once more after `stop`."""
+        """Allow another `run` after `stop`."""
         self._wake_receiver.recv(64)
         self._stopped = False
 

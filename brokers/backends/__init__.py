@@ -1,1 +1,1 @@
-"""The backend broker: inference backends and their assignments."""
+"""The backend broker: inference backends and their assignments to jobs."""

@@ -1,10 +1,10 @@
-"""The backend broker's process: a ROUTER that says which inference backend each job talks to.
+"""The backend broker's process: a ROUTER that assigns an inference backend to each job.
 
-Stage processes ask for assignments and release them, engine hosts register and send heartbeats, trainers list and
-change backends and give them new weights, which the broker has the engine hosts take (`EngineConnections`). The tokens
-themselves never pass here. When this process dies, running jobs keep the backend that they know; its successor reads in
-its journal which backends there are, and learns of the assignments from the heartbeats of the stage processes. A
-change is in the journal before anything is sent that follows from it, to clients or to engine hosts.
+Stage processes request and release assignments. Engine hosts register and send heartbeats. Trainers list and change
+backends and publish weights, which the broker has the engine hosts load (`EngineConnections`). Tokens never pass
+through the broker. After a crash, running jobs keep their backends; the next process reads the backends from the
+journal and the assignments from the stage processes' heartbeats. Each change is written to the journal before any
+message that depends on it is sent.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
     from .weight_requests import EngineAddress
 
 BATCH = 256
-"""Requests answered before timers get their turn."""
+"""Most requests answered before timers are served."""
 
 log = logging.getLogger("prorl.backend_broker")
 
 
 class BackendBroker:
-    """The broker, bound and ready to `run`; what its journal holds is restored."""
+    """The broker, bound, with its journal's content restored, and ready to `run`."""
 
     def __init__(self, topology: Topology, journal: BackendJournal | None = None) -> None:
         self._run_dir = topology.run_dir
@@ -64,7 +64,7 @@ class BackendBroker:
         self._next_tick = self._loop.clock.now()
         self._journal = journal
         self._unwritten: dict[str, BackendRecord | None] = {}
-        """Changes that the journal could not take yet."""
+        """Changes that the journal has not accepted yet."""
         self._unwritten_weights: WeightsRecord | None = None
         try:
             endpoint = topology.endpoint(topology.backend_broker.endpoint)
@@ -87,7 +87,7 @@ class BackendBroker:
             self._close()
 
     def stop(self) -> None:
-        """End `run`; may be called from another thread or a signal handler."""
+        """Make `run` return; may be called from another thread or a signal handler."""
         self._loop.stop()
 
     def _close(self) -> None:
@@ -111,7 +111,7 @@ class BackendBroker:
             except zmq.Again:
                 return
             except MalformedMessage:
-                continue  # without a delimiter there is no telling where an answer would go
+                continue  # without a delimiter, the sender's envelope is unknown
             self._carry_out(self._answers(envelope, message, sender))  # type: ignore[arg-type]
 
     def _answers(self, envelope: Sequence[Frame], message: Sequence[bytes], sender: Sender) -> list[Answer]:
@@ -161,7 +161,7 @@ class BackendBroker:
             self._engines.keep_only(self._handler.weights.addresses())
 
     def _note(self, *, tick: bool) -> None:
-        """Write changes to the journal. One that fails stops no job: the changes are written with a later tick."""
+        """Write changes to the journal; after a failure, the next change or tick retries."""
         changes, weights = self._handler.take_changes(), self._handler.take_weights()
         unwritten = self._unwritten or self._unwritten_weights
         if self._journal is not None and (changes or weights or (tick and unwritten)):

@@ -1,4 +1,4 @@
-"""The gauges of the backend broker, set once a second from its list of backends."""
+"""The gauges of the backend broker, set once a second."""
 
 from __future__ import annotations
 

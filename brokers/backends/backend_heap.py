@@ -1,20 +1,18 @@
-"""Which backend a job talks to: assignments that stick, on backends ranked by their load. Pure: no sockets, no clock.
+"""`BackendHeap`: sticky assignments of jobs to backends, which are ranked by load. Pure: no sockets, no clock.
 
-- The load of a backend is its assignments in flight over its weight. (The ProRL Agent paper, arXiv 2603.18815, §3.3,
-  keys its heap by assignments ever made, which cannot see long jobs; here a release lowers the load again.)
-- A job keeps its backend for as long as it holds the assignment, so that its next turn finds the prefix cache warm. A
-  newer attempt keeps it too, unless the backend takes no more jobs.
-- With affinity `group`, a job goes to the backend that its group has been on: of several the earliest that has room.
-- Otherwise it goes to the best of the ranking (see `backend_ranking`): one with room on its node, one with room, the
-  least loaded one.
-- A job that cannot go on with its backend gets another one, and the same only where there is no other.
-- A backend that drains, is behind (it serves other weights than are wanted), or is unwell takes no jobs; those that
-  hold it keep it.
-- While weights are on their way (see `wanted_weights`), a backend that does not serve exactly these takes no jobs.
-- A backend on probation takes one job each time that it is offered for a trial (`backend_probation` says when): the
-  next job that has no backend yet; or, if there is no other backend, one that leaves another.
+- The load of a backend is its number of assignments in flight divided by its weight. (The ProRL Agent paper, arXiv
+  2603.18815, §3.3, counts all assignments ever made.)
+- A job keeps its backend while it holds the assignment, so its next turn finds a warm prefix cache. A newer attempt
+  keeps the backend too if that is ready.
+- With affinity `group`, a job goes to a backend that its group has used: the earliest one with room.
+- Otherwise a job goes to the first of the ranking (see `backend_ranking`).
+- A job that leaves its backend gets another one; it gets the same one only if there is no other.
+- Draining, behind (serving other weights than wanted) and unwell backends accept no jobs; their jobs keep them.
+- During a weight update (see `wanted_weights`), only backends that serve exactly the new weights accept jobs.
+- A backend on probation accepts one job per trial (see `backend_probation`): the next job without a backend, or, if no
+  other backend is ready, a job that leaves another one.
 
-Assignments belong to an owner (a stage process): when the owner is dropped, so are they.
+Assignments belong to an owner (a stage process) and are dropped with that owner.
 """
 
 from __future__ import annotations
@@ -35,13 +33,13 @@ if TYPE_CHECKING:
     from ...wire.messages.backends import Assign, Backend, HeldAssignment
 
 Affinity = Literal["job", "group"]
-"""What sticks to a backend."""
+"""What sticks to a backend: a single job or its group."""
 
 
 class Served(NamedTuple):
     backend_id: str
     trial: bool
-    """It was for a job that tries it."""
+    """Whether the job was the backend's trial."""
 
 
 class BackendHeap:
@@ -60,14 +58,14 @@ class BackendHeap:
         self._assignments: dict[str, Assignment] = {}
         self._owned: dict[str, Owned] = {}
         self.wanted_version = 0
-        """Backends of older weights take no jobs; for reading."""
+        """Backends with older weights accept no jobs; read-only for callers."""
         self._begun: int | None = None
-        """The weights that are on their way."""
+        """Weight version of the update in progress."""
 
     def add(self, backend: Backend, needed_version: int = 0) -> None:
-        """Register a backend, or update a known one, which ends its draining or probation.
+        """Register a backend, or update a known one at the same endpoint and end its draining or probation.
 
-        While its weights are older than `needed_version`, or than the wanted ones, it is behind.
+        The backend is behind while its weights are older than `needed_version` or the wanted version.
         """
         member = self._members.get(backend.backend_id)
         if member is not None and member.backend.endpoint != backend.endpoint:
@@ -98,7 +96,7 @@ class BackendHeap:
             self._rank(member)
 
     def suspend(self, backend_id: str, failure: str) -> None:
-        """Put a backend on probation, or note what failed there last."""
+        """Put a backend on probation, or record its latest failure."""
         member = self.member(backend_id)
         fresh = not member.failure
         member.failure = failure
@@ -117,7 +115,7 @@ class BackendHeap:
             self._rank(member)
 
     def remove(self, backend_id: str) -> None:
-        """Forget a backend and its assignments; a job that held one gets another at its next `assign`."""
+        """Remove a backend and its assignments; their jobs get another backend at their next `assign`."""
         for job_id in tuple(self.member(backend_id).jobs):
             self._release(job_id)
         self._offers.pop(backend_id, None)
@@ -127,10 +125,10 @@ class BackendHeap:
     def set_weight_version(
         self, weight_version: int, backend_id: str | None = None, *, as_wanted: bool = False
     ) -> None:
-        """Note which weights a backend (None: each) serves from now on; one that has caught up takes jobs again.
+        """Record the weights that a backend (None: each) serves now; one that has caught up accepts jobs again.
 
-        With `as_wanted` a trainer says so: the backend need not catch up with what it has served, and if it is of each,
-        these are the wanted weights.
+        `as_wanted` marks a trainer's statement: the backend need not catch up with its earlier weights, and, for all
+        backends, the version becomes the wanted one.
         """
         if as_wanted and backend_id is None:
             self.wanted_version = weight_version
@@ -156,18 +154,18 @@ class BackendHeap:
         return any(member.backend.weight_version == weight_version for member in self._members.values())
 
     def want_version(self, weight_version: int) -> None:
-        """Let backends that are added from now on take jobs only with these weights or newer ones."""
+        """Set the wanted version for backends that are added later."""
         self.wanted_version = weight_version
 
     def begin_update(self, weight_version: int) -> None:
-        """From now on only backends that serve exactly these weights take jobs."""
+        """Allow only backends that serve exactly this version to accept jobs."""
         self._begun = weight_version
         for member in self._members.values():
             self._weigh(member)
             self._rank(member)
 
     def end_update(self, weight_version: int) -> None:
-        """From now on a backend that serves other weights takes no jobs."""
+        """End the update: backends that serve another version accept no jobs."""
         self._begun = None
         self.wanted_version = weight_version
         for member in self._members.values():
@@ -177,13 +175,13 @@ class BackendHeap:
             self._rank(member)
 
     def hold_back(self, backend_id: str, needed_version: int) -> None:
-        """Let a backend take no jobs until it gets these weights or newer ones, even if it serves them now."""
+        """Stop a backend from accepting jobs until it gets this version or a newer one, even if it serves it now."""
         member = self.member(backend_id)
         member.needed_version = needed_version
         self._rank(member)
 
     def give_up_update(self, note: str = "") -> None:
-        """End an update without new weights; backends that waited show `note` until they get other ones."""
+        """End an update without new weights; backends that waited show `note` until their next weights."""
         self._begun = None
         for member in self._members.values():
             waited = member.awaited is not None
@@ -192,19 +190,19 @@ class BackendHeap:
             self._rank(member)
 
     def note_catch_up(self, backend_id: str, note: str) -> None:
-        """Note how a backend that is behind gets the wanted weights, or why it did not."""
+        """Record how a backend that is behind gets the wanted weights, or why that failed."""
         self.member(backend_id).catch_up = note
 
     def known_version(self, backend_id: str) -> int:
-        """Return the weights that a backend last served, or should have caught up with."""
+        """Return the newest version that a backend has served or must catch up with."""
         member = self.member(backend_id)
         return max(member.backend.weight_version, member.needed_version)
 
     def assign(self, request: Assign, *, anyhow: bool = False) -> Backend | None:
-        """Return the backend that the job holds, or choose one by the rules above; None if no backend takes jobs.
+        """Return the backend that the job holds, or choose one by the rules above; None if no backend accepts jobs.
 
-        An older attempt gets what the newer one holds and changes nothing; nor does a request that is sent again. With
-        `anyhow`, the least loaded backend on probation is better than none.
+        An older attempt or a resent request gets the held backend and changes nothing. With `anyhow`, the job may get
+        the least loaded backend on probation.
         """
         job_id = request.job_id
         held = self._assignments.get(job_id)
@@ -228,13 +226,13 @@ class BackendHeap:
         return bool(self.member(backend_id).failure)
 
     def adopt(self, owner: str, job_id: str, held: HeldAssignment) -> None:
-        """Note an assignment that was made before this heap was; a known one changes nothing."""
+        """Record an assignment made by an earlier broker process; a known job is left unchanged."""
         backend_id = held.backend_id
         if backend_id is not None and backend_id in self._members and job_id not in self._assignments:
             self._hold(job_id, Assignment(backend_id, held.attempt, owner, "", served=held.served))
 
     def note_served(self, job_id: str, attempt: int, served: int) -> Served | None:
-        """Note how many generations a job's backend has completed for it; return the backend if there are more."""
+        """Record how many generations a job's backend has completed; return the backend if the number grew."""
         held = self._assignments.get(job_id)
         if held is None or held.attempt != attempt or held.served >= served:
             return None
@@ -258,7 +256,7 @@ class BackendHeap:
         self.keep_only(owner, {})
 
     def digest(self, owner: str) -> int:
-        """Return the digest of what an owner has, as in `OwnerAlive`."""
+        """Return the digest of an owner's assignments, as in `OwnerAlive`."""
         return self._owned[owner].digest if owner in self._owned else 0
 
     def owners(self) -> Iterable[str]:
@@ -321,7 +319,7 @@ class BackendHeap:
             for backend_id in self._groups.backends(request.group_id):
                 member = self._members.get(backend_id)
                 if member is not None and member.state == "updating":
-                    continue  # it will be back in a moment
+                    continue  # the update ends soon
                 if member is None or member.state != "ready" or backend_id == request.leaving:
                     self._groups.forget(request.group_id, backend_id)
                 elif member.has_room:

@@ -1,7 +1,7 @@
-"""What the backend broker remembers beyond its own life: one row per backend in an SQLite file (see `journal_file`).
+"""`BackendJournal`: one row per backend in an SQLite file (see `journal_file`), and one row for the wanted weights.
 
-One more row says which weights are wanted, or on their way. The file is written only when a registration, a drained
-flag or a weight version changes, never for an assignment: stage processes report those to a broker that was restarted.
+The file is written when a registration, a drained flag or a weight version changes, but not for assignments, which
+stage processes report to a restarted broker.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TABLES = (
     "CREATE TABLE weights (record BLOB NOT NULL)",
 )
 LIMIT_BYTES = 2**28
-"""Largest size: far more than the backends that a broker remembers take."""
+"""Largest file size, far above what the remembered backends need."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _record = msgspec.msgpack.Decoder(BackendRecord).decode
@@ -46,7 +46,7 @@ class BackendJournal:
         self._file.close()
 
     def load(self) -> list[BackendRecord]:
-        """Return all backends, in the order in which they first came."""
+        """Return all backends in the order of their first registration."""
         problem = "holds a backend that cannot be read ({}); remove the file, and add again what was added by hand"
         return self._read("SELECT record FROM backends ORDER BY number", _record, problem)
 
@@ -64,7 +64,7 @@ class BackendJournal:
             raise ConfigError(f"{self._file.path} {problem.format(error)}", key="journal") from error
 
     def begin_service(self, service_id: str) -> bool:
-        """Note which life of `prorl serve` this is (empty: none); return whether an earlier one had the file."""
+        """Record the id of this run of `prorl serve` (may be empty); return whether an earlier run used the file."""
         with self._file.transaction() as connection:
             before = connection.execute("SELECT service_id FROM services").fetchone()
             connection.execute("DELETE FROM services")
@@ -72,7 +72,7 @@ class BackendJournal:
         return before is not None and before[0] != service_id
 
     def write(self, changes: Mapping[str, BackendRecord | None], weights: WeightsRecord | None = None) -> None:
-        """Write changed backends (None: forget it) and wanted weights (None: as before), all or none."""
+        """Write changed backends (None: delete) and wanted weights (None: unchanged), all or nothing."""
         with self._file.transaction() as connection:
             if weights is not None:
                 connection.execute("DELETE FROM weights")

@@ -1,7 +1,4 @@
-"""`Member`: a backend in the heap, and the state that follows from what is known of it; what jobs and owners have.
-
-Records without rules, but for the order in which one trouble hides another; the heap changes them.
-"""
+"""Records of the backend heap: `Member` (a backend and its state), `Owned` and `Assignment`."""
 
 from __future__ import annotations
 
@@ -16,19 +13,19 @@ if TYPE_CHECKING:
 class Member:
     backend: Backend
     draining: bool = False
-    """It was asked to take no more jobs."""
+    """Whether the backend was asked to accept no more jobs."""
     needed_version: int = 0
-    """It takes no jobs until it has got weights of this version, or newer ones; 0 once it has."""
+    """The backend accepts no jobs until it serves this version or a newer one; 0: no requirement."""
     awaited: int | None = None
-    """The weights that are on their way, and that it does not serve yet."""
+    """Version of the update in progress that the backend does not serve yet."""
     catch_up: str = ""
-    """How it gets the weights that it needs, or why it did not; empty: nothing has been tried."""
+    """How the backend gets the needed weights, or why that failed; empty: not tried."""
     note: str = ""
-    """What people should know of it, though it takes jobs."""
+    """A remark shown for a backend that accepts jobs."""
     failure: str = ""
-    """Why it is on probation: what its last failed generation met."""
+    """Why the backend is on probation: the error of its last failed generation."""
     problem: str = ""
-    """Why its engine cannot serve now, as its host says."""
+    """Why the engine cannot serve now, as reported by its host."""
     assigned: int = 0
     jobs: set[str] = field(default_factory=set)
 
@@ -79,8 +76,8 @@ class Assignment:
     attempt: int
     owner: str
     request_id: str
-    """The request that it answers; that one sent again changes nothing."""
+    """The request that this assignment answers; a resent request changes nothing."""
     trial: bool = False
-    """The backend was on probation when the job got it."""
+    """Whether the backend was on probation when the job got it."""
     served: int = 0
-    """Generations that it has done for the job, as last heard."""
+    """Generations completed for the job, as last reported."""

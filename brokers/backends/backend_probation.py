@@ -1,10 +1,9 @@
-"""Backends on which a generation failed: when each is tried again, with one job at a time. Pure.
+"""`Probation`: when backends on which a generation failed are tried again, one job at a time. Pure.
 
-A backend is on probation from its first failure on. After `FIRST_PAUSE_S` it is offered to one job, and as long as
-none was served, to one more each time a pause has passed that doubles up to `MAX_PAUSE_S`: so a broken one costs few
-jobs a try, and one that fails once in a while is back in a second. Failures during a probation are of the same trouble
-and prolong nothing. A generation that succeeded ends it, unless it may have been over before the failure: a job that
-had the backend already counts its generations, but says so with its process's next heartbeat only.
+Probation begins with the first failure. After `FIRST_PAUSE_S` one job may try the backend, then one more after each
+pause, which doubles up to `MAX_PAUSE_S`. Further failures do not extend probation. A successful generation ends it,
+unless that may have completed before the failure: jobs that had the backend already report their counts only with their
+process's next heartbeat.
 """
 
 from __future__ import annotations
@@ -12,18 +11,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
-"""Between a failure and the first try, and between two tries at most."""
+"""Seconds between a failure and the first trial, and the longest pause between two trials."""
 STALE_S = 2.0
-"""What a job that is no try says was served may have been served before: so much earlier at most."""
+"""Largest age in seconds of a success that a job which is no trial reports."""
 
 
 @dataclass(slots=True)
 class _Case:
     since: float
     due: float
-    """When the next job may try it."""
+    """When the next job may try the backend."""
     pause_s: float
-    """How long after that try the one behind it is due."""
+    """Pause after that trial."""
     offered: bool = False
 
 
@@ -47,7 +46,7 @@ class Probation:
         self._look()
 
     def served(self, backend_id: str, now: float, *, trial: bool) -> bool:
-        """Return whether a success, heard of `now`, ends a probation; `trial`: of a job that tried the backend."""
+        """Return whether a success reported `now` ends the probation; `trial`: the job was the backend's trial."""
         case = self._cases.get(backend_id)
         if case is None or not (trial or case.since + STALE_S <= now):
             return False
@@ -59,7 +58,7 @@ class Probation:
             self._look()
 
     def take_due(self, now: float) -> list[str]:
-        """Return the backends that a job may try from now on; each once until it was tried."""
+        """Return the backends that a job may try from now on, each once per trial."""
         if self._next_due is None or self._next_due > now:
             return []
         due = [backend_id for backend_id, case in self._cases.items() if case.due <= now and not case.offered]
@@ -72,7 +71,7 @@ class Probation:
         return self._next_due
 
     def next_try_s(self, backend_id: str, now: float) -> float | None:
-        """Return the seconds until a backend may be tried, 0 if the next job will; None: it is not on probation."""
+        """Return the seconds until the next trial, 0 if the next job is one; None if not on probation."""
         case = self._cases.get(backend_id)
         return max(0.0, case.due - now) if case is not None else None
 

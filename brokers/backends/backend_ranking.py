@@ -1,9 +1,8 @@
-"""Which backend is best for a job that has none: tier, then load, then how long ago that changed; the job's node first.
+"""Ranking of backends for jobs without one: by tier, load, and time of the last change; the job's node first. Pure.
 
-The tiers: backends with room, full ones (a soft limit: a job never waits for room). A backend on the job's node is
-preferred if it has room and, without its newest assignment, would be no more loaded than the least loaded one of all:
-so being near never makes an imbalance of more than the assignment that is being made and one other. Pure, and O(log n)
-per change and answer.
+Backends with room come before full ones; room is a soft limit, for which no job waits. A backend on the job's node is
+preferred if it has room and, without its newest assignment, its load is at most that of the least loaded backend.
+Locality thus costs an imbalance of at most two assignments. A change and a look-up cost O(log n).
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ if TYPE_CHECKING:
     from ...wire.messages.backends import Backend
 
 ROOM, FULL = range(2)
-"""The tiers: backends of a lower one get a job before any of a higher one."""
+"""The tiers: backends of a lower tier get jobs first."""
 
 
 class BackendRanking:
     def __init__(self) -> None:
         self._all: LeastLoaded[str] = LeastLoaded()
         self._on_node: dict[str, LeastLoaded[str]] = {}
-        """Of each node, the backends with room."""
+        """The backends with room, by node."""
         self._with_room: dict[str, tuple[Backend, int]] = {}
-        """Those with room, and the assignments in flight on them."""
+        """The backends with room, and their assignments in flight."""
 
     def place(self, backend: Backend, in_flight: int) -> None:
-        """Add a backend, or move it to where its load belongs, behind its equals."""
+        """Add a backend, or update its load, which ranks it after backends of equal load."""
         backend_id = backend.backend_id
         tier = FULL if in_flight >= backend.max_in_flight else ROOM
         load = in_flight / backend.weight

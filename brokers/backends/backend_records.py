@@ -1,4 +1,4 @@
-"""What is remembered beyond the life of the backend broker's process: each backend, and which weights are wanted."""
+"""The records of the backend broker's journal: backends and the wanted weights."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from ...wire.messages.backends import Backend  # noqa: TC001 - msgspec reads the
 from ...wire.messages.base import Part, PathText, Seconds, WeightVersion
 
 Fate = Literal["listed", "lost", "dismissed"]
-"""`lost`: its host fell silent. `dismissed`: it was removed on request, and its host may not know."""
+"""`lost`: its host fell silent. `dismissed`: it was removed on request, which its host may not have learned."""
 
 
 class BackendRecord(Part, frozen=True, kw_only=True):
     fate: Fate
     backend: Backend
-    """As it was registered, with the weights that it serves now, or last served."""
+    """The registration, with the weights that the backend serves now or served last."""
     draining: bool = False
-    """It was asked to take no more jobs."""
+    """Whether the backend was asked to accept no more jobs."""
     needed_version: WeightVersion = 0
-    """While its weights are older than these it takes no jobs."""
+    """The backend accepts no jobs while its weights are older than this version."""
     heartbeats: bool = False
-    """It promised them."""
+    """Whether its host promised heartbeats."""
     reported: WeightVersion | None = None
-    """The weight version of its host's last message; None: its next one counts, even the same."""
+    """Weight version of the host's last message; None: the next message counts even if the version is the same."""
     of_before: bool = False
-    """It was of a service that has ended, and was not heard of since."""
+    """Whether its host belonged to an earlier service and has not been heard since."""
 
 
 class WeightsRecord(Part, frozen=True):
     wanted: WeightVersion = 0
-    """Those that serve older ones get no jobs."""
+    """Backends with older weights get no jobs."""
     begun: WeightVersion | None = None
-    """The weights that are on their way; None: none are."""
+    """Weight version of the update in progress; None if there is none."""
     limit_s: Seconds = 1.0
-    """How long they may be."""
+    """Time limit of that update in seconds."""
     path: PathText = ""
-    """Where engines can load the wanted ones; empty: they came by other means."""
+    """Where engines can load the wanted weights; empty if they were not loaded from a path."""

@@ -1,12 +1,11 @@
-"""Which backends are registered, and what is remembered of those that are gone. Pure: no sockets, no clock, no file.
+"""`BackendRegistry`: the registered backends, and records of those that are gone. Pure: no sockets, no clock, no file.
 
-An engine host that promised heartbeats and falls silent is removed, but its weight version is remembered, and that it
-was drained: one that comes back with older weights (a new process under the old name) is behind until it has caught up.
-Of a host's version and a trainer's, the one that changed last counts. A host that was removed on request stays removed
-until it is added again.
+A silent engine host that promised heartbeats is removed, but the registry stores its weight version and draining flag:
+a host that returns with older weights is behind until it has caught up. Of a host's version and a trainer's, the later
+change counts. A host that was removed on request stays removed until it is added again.
 
-All this outlives the broker's process: `take_changes` returns what a journal has to note, `restore` takes it back.
-Restored hosts have a lease's time for their next heartbeat, as if the broker had never been away.
+`take_changes` returns changes for the journal, and `restore` reads them back. Restored hosts have one lease to send
+their next heartbeat.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ if TYPE_CHECKING:
     from .backend_records import Fate
 
 SILENT_SHARE = 0.3
-"""Of the lease: a host that is silent for so long is gone if another one of its name comes."""
+"""Share of the lease after which a silent host is replaced by a new one of the same name."""
 LOST_LIMIT = 10_000
-"""Most hosts that are gone and remembered; beyond it, the first that went is forgotten."""
+"""Most records of lost hosts, and of dismissed ones; the oldest is deleted first."""
 
 log = logging.getLogger("prorl.backend_broker")
 
@@ -41,23 +40,23 @@ log = logging.getLogger("prorl.backend_broker")
 class _Host:
     heard: float
     reported: int | None
-    """The weight version of its last message; None: its next one counts, even the same."""
+    """Weight version of the last message; None: the next message counts even if the version is the same."""
     load: EngineLoad
     of_before: bool = False
-    """It was of a service that has ended, and was not heard of in this one."""
+    """Whether the host belonged to an earlier service and has not been heard in this one."""
 
 
 class BackendRegistry:
-    """Adds backends to a heap and removes them; a silent engine host keeps its registration for the lease."""
+    """Adds backends to a heap and removes them; a silent engine host keeps its registration for one lease."""
 
     def __init__(self, heap: BackendHeap, lease_s: float) -> None:
         self._heap = heap
         self._lease_s = lease_s
         self._hosts: dict[str, _Host] = {}
         self._lost: dict[str, BackendRecord] = {}
-        """The hosts that fell silent; none of them is in the heap."""
+        """Hosts that fell silent; they are not in the heap."""
         self._dismissed: dict[str, BackendRecord] = {}
-        """The hosts that were removed on request, in that order."""
+        """Hosts that were removed on request, in order of removal."""
         self._changed: dict[str, None] = {}
 
     def add(self, request: AddBackend, now: float) -> None:
@@ -70,28 +69,28 @@ class BackendRegistry:
         if backend_id in self._heap:
             of_before = backend_id in self._hosts and self._hosts[backend_id].of_before
             known = 0 if of_before else self._heap.known_version(backend_id)
-        # A host that registers says what its process was started with; anyone else says what is wanted.
+        # A host reports what its process was started with; other clients state what is wanted.
         self._heap.add(backend, needed_version=known if request.heartbeats else 0)
         for gone in (self._lost, self._dismissed):
             gone.pop(backend_id, None)
         self._changed[backend_id] = None
         if request.heartbeats:
             self._end_earlier_lives(backend)
-            if lost is not None and lost.draining:  # that it fell silent meanwhile does not undo what it was asked
+            if lost is not None and lost.draining:  # falling silent does not undo the drain request
                 self._heap.drain(backend_id)
             self._hosts[backend_id] = _Host(now, backend.weight_version, EngineLoad())
         elif backend_id in self._hosts:
             self._hosts[backend_id].reported = None
 
     def _end_earlier_lives(self, backend: Backend) -> None:
-        """Note that hosts which answered at this endpoint are gone: another one does now, under another name."""
+        """Remove hosts of other names at this backend's endpoint."""
         for other_id in [key for key in self._hosts if key != backend.backend_id]:
             if self._heap.member(other_id).backend.endpoint == backend.endpoint:
                 log.warning("backend %s is gone: %s answers at its endpoint", other_id, backend.backend_id)
                 self._lose(other_id)
 
     def _end_silent_namesake(self, request: AddBackend, now: float) -> None:
-        """Note that a host is gone that was restarted elsewhere, such as at another port."""
+        """Remove a silent host that was restarted at another endpoint."""
         backend_id = request.backend.backend_id
         host = self._hosts.get(backend_id)
         if host is None or not request.heartbeats or host.heard + SILENT_SHARE * self._lease_s > now:
@@ -108,7 +107,7 @@ class BackendRegistry:
         self._changed[backend_id] = None
 
     def host_alive(self, alive: BackendAlive, now: float) -> None:
-        """Renew a registration; raise `UnknownBackend` if the host has to register."""
+        """Renew a registration; raise `UnknownBackend` if the host must register."""
         backend_id = alive.backend_id
         host = self._hosts.get(backend_id)
         if host is not None:
@@ -118,7 +117,7 @@ class BackendRegistry:
                 self._changed[backend_id] = None
             host.load = alive.load
             self._heap.set_problem(backend_id, alive.problem)
-            if host.reported != alive.weight_version:  # the same again does not undo what a trainer has set since
+            if host.reported != alive.weight_version:  # a repeated version must not undo a trainer's change
                 host.reported = alive.weight_version
                 self._heap.set_weight_version(alive.weight_version, backend_id)
                 self._changed[backend_id] = None
@@ -158,7 +157,7 @@ class BackendRegistry:
                 self._changed[first] = None
 
     def with_host(self, status: BackendStatus, now: float) -> BackendStatus:
-        """Return the status of a backend with what is known of its host."""
+        """Return a backend's status with its host's load, silence and lease."""
         host = self._hosts.get(status.backend.backend_id)
         if host is None:
             return status
@@ -174,10 +173,10 @@ class BackendRegistry:
         return {backend_id: self._known(backend_id) for backend_id in changed}
 
     def restore(self, records: Iterable[BackendRecord], now: float, *, of_before: bool = False) -> None:
-        """Take over what an earlier process knew; for a new registry.
+        """Restore the records of an earlier process in a new registry.
 
-        With `of_before` that was of a service that has ended. Hosts that register now are not held to what each of them
-        served, but to the wanted weights, as all are.
+        With `of_before` the records are of an earlier service: hosts that register need only the wanted weights, not
+        the version that each of them served.
         """
         for record in records:
             backend_id = record.backend.backend_id
@@ -189,7 +188,7 @@ class BackendRegistry:
                 self._dismissed[backend_id] = record
             else:
                 self._heap.add(record.backend)
-                if not of_before:  # it may serve newer weights than those that it has to go back to
+                if not of_before:  # its weights may be newer than those it must return to
                     self._heap.hold_back(backend_id, record.needed_version)
                 if record.draining:
                     self._heap.drain(backend_id)

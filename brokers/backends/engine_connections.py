@@ -1,11 +1,10 @@
-"""`EngineConnections`: the backend broker's connections to engine hosts, for requests about weights only.
+"""`EngineConnections`: the backend broker's connections to engine hosts, for weight requests only.
 
-    DEALER, one per host that has been asked and has not answered; CURVE with the key that the host announced
+    DEALER, one per host with unanswered requests; CURVE with the key that the host announced
 
-A host that was restarted under another key gets a new socket. A connection that is refused for good fails its calls at
-once; one that was lost and is back has them sent again. There is no `Requester`: one deadline covers the calls to all
-hosts, which `WeightRequests` (pure) decides. The sockets have a ZeroMQ context of their own, since libzmq looks up
-hosts' names in its own thread, and each context has one.
+A host that restarts with another key gets a new socket. A rejected connection fails its calls at once; after a lost
+connection returns, its calls are resent. `WeightRequests` decides deadlines. The sockets have their own ZeroMQ context,
+since libzmq resolves host names in the context's I/O thread.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from .weight_requests import EngineAddress, EngineCall
 
 BATCH = 256
-"""Replies of one host that are read before other sockets get their turn."""
+"""Most replies read from one host before other sockets are served."""
 
 
 class EngineConnections:
@@ -46,11 +45,11 @@ class EngineConnections:
         self._loop = loop
         self._keyring = keyring
         self._on_answer = on_answer
-        """Gets a request's id, and None or why it was not done."""
+        """Called with the request's id, and None or the error."""
         self._on_refused = on_refused
-        """No connection will come about."""
+        """Called when a connection is permanently rejected."""
         self._on_return = on_return
-        """A connection that was lost is there again."""
+        """Called when a lost connection is back."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, min(MAX_SOCKETS, self._context.get(zmq.SOCKET_LIMIT)))
         self._connections: dict[EngineAddress, Handshake] = {}

@@ -1,7 +1,7 @@
-"""Engines that are not backends yet, as those who start them report. Pure: the time is an argument.
+"""`EngineStarts`: engines that are starting or failed to start, as reported by their owners. Pure.
 
-While one is starting, no job's wait for a backend runs out: the waits begin when none is. An engine that is registered
-is not starting, and one whose owner fell silent is not either.
+While an engine is starting, no job's wait for a backend expires; the waits begin when none is starting. Registered
+engines, and engines whose owner fell silent, do not count.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class EngineStarts:
         self._lease_s = lease_s
         self._reports: dict[str, _Report] = {}
         self.last = -math.inf
-        """When an engine was starting last, as of the last `look`."""
+        """When an engine was last starting, as of the last `look`."""
 
     @property
     def is_starting(self) -> bool:
         return any(engine.state == "starting" for engine in self)
 
     def look(self, now: float) -> None:
-        """Note whether an engine is starting; to be called before anything changes."""
+        """Record whether an engine is starting; call this before any change."""
         if self.is_starting:
             self.last = now
 

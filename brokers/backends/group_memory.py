@@ -1,7 +1,6 @@
-"""Which backends have seen the prompt of which group, and so may have it in their caches. Pure.
+"""`GroupMemory`: the backends that have seen each group's prompt, and so may have it cached. Pure.
 
-Rollouts of one prompt may also come one after the other, so a group outlives its last assignment: what bounds the
-memory is the number of groups, not of live ones.
+A group is remembered after its last assignment, since rollouts of one prompt may run one after the other.
 """
 
 from __future__ import annotations
@@ -9,9 +8,9 @@ from __future__ import annotations
 from collections import OrderedDict
 
 GROUP_LIMIT = 10_000
-"""Groups that are remembered; beyond it, the one that was used longest ago is forgotten."""
+"""Most groups remembered; the least recently used one is evicted."""
 SPREAD_LIMIT = 16
-"""Backends that are remembered of one group: looking for room among them must not depend on the group's size."""
+"""Most backends remembered per group, so a search for room does not depend on the group's size."""
 
 
 class GroupMemory:

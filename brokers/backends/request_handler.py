@@ -1,11 +1,8 @@
-"""The backend broker's requests and replies: assignments that wait, leases on owners, and probation. Pure.
+"""`BackendRequestHandler`: the backend broker's requests and replies, waiting jobs, owners' leases, probation. Pure.
 
-Owns the `BackendHeap`, the jobs that wait for it, and which backends are tried when (`Probation`); hosts and what is
-remembered of them are the `BackendRegistry`'s, requests to engine hosts those of `WeightRequests`. An owner (a stage
-process) that falls silent loses its assignments. While weights are on their way jobs wait for backends that have them
-(`WantedWeights`). While an engine is starting no wait runs out (`EngineStarts`). While all backends are on probation,
-jobs wait as if there were none, and are the ones that try them; one whose wait is over gets such a backend rather
-than none.
+An owner (a stage process) that falls silent loses its assignments. During a weight update, jobs wait for backends with
+the new weights (`WantedWeights`). While an engine is starting, no wait expires (`EngineStarts`). While all backends are
+on probation, jobs wait and serve as trials; a job whose wait expires gets such a backend rather than an error.
 """
 
 from __future__ import annotations
@@ -79,7 +76,7 @@ class BackendRequestHandler:
 
     @property
     def waiting(self) -> int:
-        """How many jobs wait for a backend."""
+        """Number of jobs that wait for a backend."""
         return len(self._waiting)
 
     def handle(self, envelope: Sequence[Frame], request: AnyBackendRequest, now: float) -> list[Answer]:
@@ -101,13 +98,13 @@ class BackendRequestHandler:
         return self._ready_answers(now)
 
     def tick(self, now: float) -> list[Answer]:
-        """Time has passed: drop what fell silent, let jobs try backends, and end the waits that are over."""
+        """Drop silent owners and hosts, offer backends on probation, and answer waits that have expired."""
         self._starts.look(now)
         for owner in [owner for owner in self.heap.owners() if self._owners[owner] + self._lease_s <= now]:
             self.heap.drop_owner(owner)
         self._owners = {owner: heard for owner, heard in self._owners.items() if heard + self._lease_s > now}
         self._registry.tick(now)
-        self.weights.tick(now)  # first: what has reached some engines in time is no update that was given up
+        self.weights.tick(now)  # first: an update that reached some engines in time is not given up
         if self._update.tick(now):
             self._registry.note_all()
         self._starts.tick(now)
@@ -147,7 +144,7 @@ class BackendRequestHandler:
         of_before: bool = False,
         weights: WeightsRecord | None = None,
     ) -> None:
-        """See `BackendRegistry.restore`; before the first request."""
+        """Restore the journal before the first request; see `BackendRegistry.restore`."""
         if weights is not None:
             self.heap.want_version(weights.wanted)
         self._registry.restore(records, now, of_before=of_before)
@@ -237,7 +234,7 @@ class BackendRequestHandler:
         self._owners[request.owner] = now
         waiting = self._waiting.get(request.job_id)
         if waiting is not None:
-            if waiting.request.attempt == request.attempt:  # the job has waited since the first time
+            if waiting.request.attempt == request.attempt:  # the wait counts from the first request
                 self._waiting[request.job_id] = _Waiting(envelope, _settled(request), waiting.since)
                 return self._wait_longer(request)
             if waiting.request.attempt > request.attempt:
@@ -279,7 +276,7 @@ class BackendRequestHandler:
             if assigned is None:
                 break
             del self._waiting[request.job_id]
-            self._owners.setdefault(request.owner, now)  # it may have fallen silent while the job waited
+            self._owners.setdefault(request.owner, now)  # the owner may have fallen silent meanwhile
             answers.append(Answer(waiting.envelope, assigned))
         return answers
 
@@ -307,5 +304,5 @@ class BackendRequestHandler:
 
 
 def _settled(request: Assign) -> Assign:
-    """Return a request that keeps waiting: by then the backend that the job left is as good as any."""
+    """Return a request that keeps waiting, which may get the backend that the job left."""
     return msgspec.structs.replace(request, leaving="") if request.leaving else request

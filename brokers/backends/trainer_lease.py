@@ -1,9 +1,8 @@
-"""`TrainerLease`: which trainer's weights the engines serve. Pure.
+"""`TrainerLease`: the lease of the one trainer that publishes weights to the engines. Pure.
 
-The first trainer that asks for something about weights holds them from then on, and another one that asks is refused,
-unless it says that it takes over. A trainer is a session's name. Its client renews the lease while it lives, and ends
-it when it is closed; a trainer that was killed loses it within `LEASE_S`. The lease is not in the journal: a trainer
-that lives renews it at a broker that was restarted.
+The first trainer (a session's name) that sends a weight request gets the lease; another trainer is refused unless it
+takes over. The client renews the lease and ends it when closed; a killed trainer loses the lease within `LEASE_S`
+seconds. The lease is not in the journal: a live trainer renews it at a restarted broker.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ class TrainerLease:
         self._heard_at = 0.0
 
     def holder(self, now: float) -> str:
-        """Return which trainer holds the weights; empty: none."""
+        """Return the trainer that holds the lease; empty if none does."""
         return self._trainer if self._trainer and now < self._heard_at + LEASE_S else ""
 
     def check(self, request: WeightUpdate, now: float) -> None:
-        """Raise `WeightsHeld` if another trainer holds the weights that one asks something about."""
+        """Raise `WeightsHeld` if another trainer holds the lease and the request does not take over."""
         holder = self.holder(now)
         if holder in ("", request.trainer) or request.take_over:
             return
@@ -46,13 +45,13 @@ class TrainerLease:
         )
 
     def begin(self, request: WeightUpdate, now: float) -> None:
-        """Give the weights to the trainer whose request was accepted; one that is no trainer takes them from all."""
+        """Give the lease to the trainer of an accepted request; a request without a trainer clears the lease."""
         holder, trainer = self.holder(now), request.trainer
         if holder not in ("", trainer):
             log.warning("session %s takes over the weights from session %s", trainer or "(none)", holder)
         self._trainer, self._heard_at = trainer, now
 
     def renew(self, request: HoldWeights, now: float) -> None:
-        """Renew the lease of a trainer, or end it; a trainer that holds nothing gets what no other one holds."""
+        """Renew or end a trainer's lease; a trainer without one gets it if it is free."""
         if self.holder(now) in ("", request.trainer):
             self._trainer, self._heard_at = ("" if request.goodbye else request.trainer), now

@@ -1,11 +1,11 @@
-"""`WantedWeights`: the weights that backends must serve to get jobs, and the update that was begun, if any. Pure.
+"""`WantedWeights`: the weight version that backends must serve to get jobs, and the update in progress. Pure.
 
-From `begin` on, only backends that report the new version get jobs. `end` makes that version the wanted one: backends
-with older weights get no jobs. An update that is not ended within its limit is given up, and any backend gets jobs
-again. One update at a time.
+After `begin`, only backends that serve the new version get jobs. `end` makes that version the wanted one: backends that
+then serve another version, or later an older one, get no jobs. An update that does not end within its limit is given
+up, and all backends get jobs again. There is one update at a time.
 
-The wanted version survives the process and the service (`take_change`, `restore`); an update that was begun survives
-the process, with its whole limit again.
+The wanted version survives the process and the service (`take_change`, `restore`); an update in progress survives the
+process, and its limit starts over.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ class WantedWeights:
         self._heap = heap
         self._begun: _Begun | None = None
         self._loaded: tuple[int, str] = (0, "")
-        """The last weights that engines loaded from a path, and that path."""
+        """The version that engines last loaded from a path, and that path."""
         self._noted = WeightsRecord()
 
     @property
     def version(self) -> int | None:
-        """The weights that are on their way; None: none are."""
+        """The version of the update in progress; None if there is none."""
         return self._begun.version if self._begun is not None else None
 
     @property
     def path(self) -> str:
-        """Where engines can load the wanted weights; empty: they came by other means."""
+        """Where engines can load the wanted weights; empty if they were not loaded from a path."""
         version, path = self._loaded
         return path if version == self._heap.wanted_version else ""
 
     def begin(self, version: int, limit_s: float, now: float) -> None:
-        """Begin an update; of the same version begun twice, only the limit starts over."""
+        """Begin an update; a second `begin` of the same version restarts only the limit."""
         self.check_none_but(version)
         if self._begun is None:
             self._heap.begin_update(version)
@@ -60,9 +60,10 @@ class WantedWeights:
         self._begun = _Begun(version, limit_s, now + limit_s)
 
     def end(self, version: int, path: str = "") -> bool:
-        """Want these weights from now on, loaded from `path`; return whether that changes anything.
+        """Make this version, loaded from `path`, the wanted one; return whether that changes anything.
 
-        Without a begin it does if a backend serves them: then the end came late, or twice.
+        Without a `begin`, raise `UpdateNotBegun` unless a backend serves the version and it is not older than the
+        wanted one.
         """
         self.check_none_but(version)
         wanted = self._heap.wanted_version
@@ -81,7 +82,7 @@ class WantedWeights:
         return True
 
     def cancel(self, version: int) -> bool:
-        """End an update without new weights; return whether that changes anything."""
+        """End an update without new weights; return whether there was one."""
         self.check_none_but(version)
         if self._begun is None:
             return False
@@ -115,7 +116,7 @@ class WantedWeights:
     # What outlives the process ----------------------------------------------------------------------------------------
 
     def take_change(self) -> WeightsRecord | None:
-        """Return what a journal has to note since the last call; None: nothing."""
+        """Return the record for the journal if it changed since the last call."""
         record = WeightsRecord(self._heap.wanted_version, path=self.path)
         if self._begun is not None:
             record = msgspec.structs.replace(record, begun=self._begun.version, limit_s=self._begun.limit_s)
@@ -125,9 +126,9 @@ class WantedWeights:
         return record
 
     def restore(self, record: WeightsRecord, now: float, *, of_before: bool = False) -> None:
-        """Take over what an earlier process knew, once the heap wants its weights and has its backends.
+        """Restore an earlier process's record, after the heap has its wanted version and backends.
 
-        With `of_before` that was of a service that has ended: the update that it had begun is given up.
+        With `of_before` the record is of an earlier service, whose update in progress is given up.
         """
         self._noted = record
         self._loaded = (record.wanted, record.path)

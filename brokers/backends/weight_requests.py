@@ -1,4 +1,4 @@
-"""`WeightRequests`: passes each `WeightUpdate` on to every engine host, and acts on their answers. Pure.
+"""`WeightRequests`: forwards each `WeightUpdate` to every engine host and acts on the answers. Pure.
 
     step     before every host is asked   after all have answered
     begin    update.begin                 one failed: send every host `cancel`, then update.cancel
@@ -8,10 +8,10 @@
     set      note the version
 
 All hosts of a request share one deadline. The reply is `Done` if all did the step, else the error that explains the
-failure. A request that arrives again joins the one under way; one that has ended gets the same reply again. Hosts are
-asked once, and again after a lost connection. If the broker dies, the limits of hosts and broker end the update.
+failure. A resent request joins the one in progress; a completed one gets the same reply again. Calls are resent after a
+lost connection. If the broker dies, the limits of hosts and broker end the update.
 
-A backend that registers with older weights than the wanted ones is asked to load them from the path of the last load.
+A backend that registers with older weights than wanted is asked to load them from the path of the last load.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ if TYPE_CHECKING:
 log = logging.getLogger("prorl.backend_broker")
 
 CATCH_UP_S = 600.0
-"""How long one backend may take to load the wanted weights when it comes late."""
+"""How many seconds a late backend may take to load the wanted weights."""
 REQUESTS_LIMIT = 256
-"""Most requests under way, and most that have ended whose replies are remembered."""
+"""Most requests in progress, and most replies of completed requests that are remembered."""
 LIMIT_MOST_S = 7 * 86400.0
 
 
 class Answer(NamedTuple):
-    """A reply, and the envelope behind which its client is."""
+    """A reply, and the envelope that routes it to its client."""
 
     envelope: Sequence[Frame]
     reply: AnyBackendReply
 
 
 class EngineAddress(NamedTuple):
-    """Where an engine host listens, and the key that it proves there; empty: none."""
+    """Where an engine host listens, and its CURVE key; empty if it has none."""
 
     endpoint: str
     curve_key: str
@@ -81,24 +81,24 @@ class EngineCall(NamedTuple):
 class _UnderWay:
     request: WeightUpdate
     envelope: Sequence[Frame] | None
-    """None: no request, a backend catches up."""
+    """None for a backend's catch-up, which has no client."""
     since: float
     until: float
     outcomes: dict[str, ProrlError | None]
-    """Of each backend; None: it did its part, if it is not missing."""
+    """Per backend, the error or None; None means success unless the answer is missing."""
     missing: dict[str, str] = field(default_factory=dict)
-    """The backends whose hosts have not answered, by the ids of the calls."""
+    """Backends whose hosts have not answered, by call id."""
     failure: ProrlError | None = None
-    """Why a begin is being taken back."""
+    """Why a `begin` is being cancelled."""
 
     def done(self) -> list[str]:
         return [backend_id for backend_id, error in self.outcomes.items() if error is None]
 
     def error(self) -> ProrlError | None:
-        """Return the first error that explains the failure; that a host had begun nothing explains the least.
+        """Return the first error, preferring any other to `UpdateNotBegun`.
 
-        Where others have ended an update, a backend that came too late for its begin is no failure: it is behind, and
-        gets no jobs until it serves the version.
+        For an `end` that some backends completed, `UpdateNotBegun` of a late backend is ignored: that backend is behind
+        and gets no jobs until it serves the version.
         """
         errors = [error for error in self.outcomes.values() if error is not None]
         if self.request.step == "end" and self.done():
@@ -115,14 +115,14 @@ class WeightRequests:
         self._under_way: dict[WeightUpdate, _UnderWay] = {}
         self._ended: dict[WeightUpdate, AnyBackendReply] = {}
         self._calls: dict[str, tuple[EngineCall, _UnderWay]] = {}
-        """Those without an answer, by their request's id."""
+        """Unanswered calls, by request id."""
         self._unsent: list[EngineCall] = []
         self._answers: list[Answer] = []
 
     def handle(
         self, envelope: Sequence[Frame], request: WeightUpdate | HoldWeights, now: float
     ) -> AnyBackendReply | None:
-        """Begin a request; None: the reply comes later, by `take_answers`."""
+        """Begin a request; None: the reply follows through `take_answers`."""
         if isinstance(request, HoldWeights):
             self._trainer.renew(request, now)
             return Done(request.request_id)
@@ -161,18 +161,18 @@ class WeightRequests:
                 self._follow(under_way, now)
 
     def unreachable(self, address: EngineAddress, error: ProrlError, now: float) -> None:
-        """No connection to an address will come about: the calls there have failed."""
+        """Fail all calls to an address to which no connection is possible."""
         for request_id in [key for key, (call, _) in self._calls.items() if call.address == address]:
             self.engine_answered(request_id, type(error)(error.message, **error.fields), now)
 
     def reconnected(self, address: EngineAddress) -> None:
-        """A connection was lost, and is there again: what was sent may be lost too, and is sent again."""
+        """Resend the calls to an address whose lost connection is back."""
         self._unsent += [call for call, _ in self._calls.values() if call.address == address]
 
     def registered(self, backend: Backend, now: float) -> None:
-        """A backend has registered: its host may be another process, to which its calls go from now on.
+        """Redirect a registered backend's calls to its new address, and repeat completed steps if its weights differ.
 
-        What its earlier life has done, one of other weights has not.
+        The host may be a new process, in which the earlier steps did not happen.
         """
         address, backend_id = _address(backend), backend.backend_id
         for request_id, (call, under_way) in self._calls.items():
@@ -242,7 +242,7 @@ class WeightRequests:
         self._unsent.append(call)
 
     def _catch_up(self, backend_id: str, now: float) -> None:
-        """Have a backend load the wanted weights, if it has older ones and none are on their way."""
+        """Ask a backend with older weights than wanted to load them, unless an update is in progress."""
         wanted, path = self._heap.wanted_version, self._update.path
         is_asked = any(backend_id in under_way.missing.values() for under_way in self._under_way.values())
         is_behind = self._heap.member(backend_id).backend.weight_version < wanted
@@ -278,7 +278,7 @@ class WeightRequests:
             self._ask(under_way)
             if under_way.missing:
                 return
-            self._follow(under_way, now)  # all backends have left
+            self._follow(under_way, now)  # no backend is left
             return
         else:
             try:
@@ -295,15 +295,15 @@ class WeightRequests:
         self._answers.append(Answer(under_way.envelope, reply))
         for backend_id in [*self._heap]:
             if not isinstance(under_way.outcomes.get(backend_id), InvalidWeights):
-                self._catch_up(backend_id, now)  # it came meanwhile, or died meanwhile and came again
+                self._catch_up(backend_id, now)  # the backend came or restarted meanwhile
 
     def _conclude(self, under_way: _UnderWay) -> None:
         request, version, done = under_way.request, under_way.request.weight_version, under_way.done()
         match request.step:
             case "end" | "load" if done:
                 self._update.check_none_but(version)
-                for backend_id in done:  # heartbeats would say it too, in a second
-                    with suppress(UnknownBackend):  # it has left meanwhile
+                for backend_id in done:  # heartbeats would report it a second later
+                    with suppress(UnknownBackend):  # the backend has left meanwhile
                         self._registry.set_weight_version(version, backend_id)
                 if self._update.end(version, request.path):
                     self._registry.note_all()

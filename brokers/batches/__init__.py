@@ -1,1 +1,1 @@
-"""Batches of groups: the sampler and what runs it."""
+"""Batches of groups: the sampler and its journal notes."""

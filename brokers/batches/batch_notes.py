@@ -1,13 +1,13 @@
-"""What the batches keep in the journal, one note each, so that a restarted broker continues with them.
+"""The batches' notes in the journal, with which a restarted broker continues them.
 
-    session:NAME     its lease, and the last answers to requests that closed its batches
-    batch:ID         its options, state and stats
-    group:ID         which of its rollouts are in, which jobs run, what failed
-    prompt:NUMBER    the prompt as it was fed; those that no group has wait, in their order
+    session:NAME     the lease, and the last replies to requests that closed its batches
+    batch:ID         options, state and stats
+    group:ID         its rollouts, running jobs and failures
+    prompt:NUMBER    the prompt as fed; prompts without a group wait, in order
     weights          the current weight version
 
-A note that cannot be read costs what it was of, and nothing else: what a group without its note had running is
-cancelled, and its prompt is run again.
+A damaged note affects only its subject: without its note, a group's running jobs are cancelled and its prompt runs
+again.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class _Group(msgspec.Struct, array_like=True):
 class _Prompt(msgspec.Struct, array_like=True):
     session: Identifier
     batch_id: str
-    """Which was fed it."""
+    """The batch that was fed the prompt."""
     packed: bytes
 
 
@@ -116,7 +116,7 @@ def prompt_note(prompt: Prompt, batch_id: str, packed: bytes) -> tuple[str, byte
 
 
 def notes_of(changes: Changes) -> dict[str, bytes | None]:
-    """Return what a journal must keep of changes; prompts were noted when they were fed."""
+    """Return the notes to write for changes, None to delete; prompts are written when they are fed."""
     notes: dict[str, bytes | None] = {}
     notes.update((f"session:{name}", None) for name in changes.gone_sessions)
     notes.update((f"batch:{name}", None) for name in changes.gone_batches)
@@ -135,7 +135,7 @@ class Restored:
     groups: list[RolloutGroup] = field(default_factory=list)
     prompts: dict[int, Prompt] = field(default_factory=dict)
     fed_to: dict[int, str] = field(default_factory=dict)
-    """The batch of each prompt's number."""
+    """Batch id by prompt number."""
     weight_version: int = 0
 
 

@@ -1,4 +1,4 @@
-"""What the batch sampler keeps of sessions and batches, and what it decides: the actions that its events give."""
+"""Records of the batch sampler: sessions, batches, changes, and the actions that it returns."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 CLOSED_LIMIT = 4
-"""Answers of a session that are kept: its clients close no more batches at one time."""
+"""Most replies stored per session; its clients close no more batches at one time."""
 NAMED_FAILURES = 3
-"""Reasons that a status names."""
+"""Most failure reasons that a status lists."""
 
 
 class Launch(NamedTuple):
@@ -36,7 +36,7 @@ class Launch(NamedTuple):
 
 
 class CancelJobs(NamedTuple):
-    """Cancel running jobs; the sampler knows them no longer."""
+    """Cancel running jobs, which the sampler has already removed."""
 
     job_ids: tuple[str, ...]
     why: DiscardReason
@@ -50,14 +50,14 @@ class Discard(NamedTuple):
 
 
 class Deliver(NamedTuple):
-    """A group is kept: its batch's client may have it (see `BatchSampler.ready`)."""
+    """A group is kept and ready for its batch's client."""
 
     batch_id: str
     group: RolloutGroup
 
 
 class GiveUp(NamedTuple):
-    """A group cannot be completed; the batch's stats say why."""
+    """A group cannot be completed; the batch's stats have the reasons."""
 
     batch_id: str
     group: RolloutGroup
@@ -72,13 +72,13 @@ SamplerAction = Launch | CancelJobs | Discard | Deliver | GiveUp | Ended
 
 
 class StartJobs(NamedTuple):
-    """Submit jobs together: one transaction of the journal."""
+    """Submit jobs together, in one journal transaction."""
 
     launches: tuple[Launch, ...]
 
 
 BatchAction = StartJobs | CancelJobs | Discard
-"""What of it the rollout broker performs, in its queue of actions."""
+"""The actions that the rollout broker performs, in its action queue."""
 
 
 @dataclass(slots=True)
@@ -87,22 +87,22 @@ class SessionRecord:
     heard_at: float
     lease_s: float
     prompts: deque[Any] = field(default_factory=deque)
-    """What earlier batches were fed and did not use."""
+    """Prompts that earlier batches were fed and did not use."""
     carried: dict[str, RolloutGroup] = field(default_factory=dict)
-    """Groups that belong to no batch now, oldest first."""
+    """Groups without a batch, oldest first."""
     batches: set[str] = field(default_factory=set)
     closed: dict[str, BatchClosed] = field(default_factory=dict)
-    """What was answered to the last requests that closed a batch, by the request's id."""
+    """The last replies to requests that closed a batch, by request id."""
 
     def note_closed(self, reply: BatchClosed) -> None:
-        """Keep an answer for the case that it is lost on the way."""
+        """Store a reply in case it is lost on the way."""
         self.closed[reply.request_id] = reply
         while len(self.closed) > CLOSED_LIMIT:
             del self.closed[next(iter(self.closed))]
 
 
 class RememberedBatch(NamedTuple):
-    """What is still known of a batch that was closed, or whose session is gone."""
+    """Summary of a batch that was closed or whose session is gone."""
 
     status: BatchStatus
     report: BatchReport
@@ -120,54 +120,54 @@ class BatchRecord:
     options: BatchOptions
     group_filter: KeepPolicy
     key: str
-    """The ids of its groups and jobs begin with it."""
+    """Prefix of the ids of its groups and jobs."""
     state: BatchState = "open"
     problem: str = ""
     fed: int = 0
-    """Prompts that it was fed."""
+    """Number of prompts fed."""
     stream_ended: bool = False
-    """It will be fed no more."""
+    """Whether no more prompts will be fed."""
     opened_at: float | None = None
-    """None: a process before this one has opened it."""
+    """None if an earlier process opened the batch."""
     ended_at: float | None = None
-    """When it was met, short or failed, and so needed no more jobs."""
+    """When the batch became met, short or failed."""
     began_at: float | None = None
-    """When it had its first prompt, or a group of an earlier batch."""
+    """When the batch got its first prompt, or a group of an earlier batch."""
     served_at: float | None = None
-    """When its client was sent the last group."""
+    """When the last group was sent to its client."""
     taken_over: list[str] = field(default_factory=list)
-    """Groups that earlier batches had begun."""
+    """Ids of groups that earlier batches had begun."""
     taken_running: int = 0
-    """Jobs that ran as it took them over."""
+    """Jobs of those groups that were running then."""
     opened: int = 0
-    """Groups that it has opened; numbers them."""
+    """Number of groups opened, which numbers them."""
     in_flight: int = 0
     stats: BatchStats = field(default_factory=BatchStats)
     prompts: deque[Any] = field(default_factory=deque)
-    """Those that wait."""
+    """Waiting prompts."""
     groups: dict[str, RolloutGroup] = field(default_factory=dict)
-    """Those under way."""
+    """Groups in progress."""
     ready: dict[str, RolloutGroup] = field(default_factory=dict)
-    """Those that are kept, until its client acknowledges them."""
+    """Kept groups that the client has not acknowledged."""
     due: list[tuple[bool, int, str]] = field(default_factory=list)
-    """Groups that may have places to start jobs for: a heap with those to be kept first, then by age."""
+    """Heap of groups that may need jobs: groups decided to be kept first, then by age."""
 
     @property
     def share(self) -> float:
-        """Jobs in flight for its weight: the batch of the smallest share starts the next one."""
+        """Jobs in flight divided by the weight; the batch with the smallest share launches next."""
         return self.in_flight / self.options.weight
 
     def is_too_old(self, version: int, now: int) -> bool:
-        """Return whether tokens of a weight version are too old for it where `now` is the current one."""
+        """Return whether tokens of `version` are too old for the batch when `now` is the current version."""
         return self.options.max_staleness is not None and version < now - self.options.max_staleness
 
     def stale(self, version: int) -> Unusable:
-        """Say which rollouts are too old beside the current weights."""
+        """Return the test for rollouts that are too old at weight version `version`."""
         limit = self.options.max_staleness
         return Unusable(lambda one: limit is not None and one.version < version - limit, DiscardReason.STALE)
 
     def take_up(self, group: RolloutGroup) -> None:
-        """Go on with a group that an earlier process had."""
+        """Continue a group of an earlier process."""
         if not group.group_id.startswith(f"{self.key}."):
             self.taken_over.append(group.group_id)
         if group.is_complete:
@@ -178,7 +178,7 @@ class BatchRecord:
             self.put_due(group)
 
     def take_over(self, group: RolloutGroup) -> None:
-        """Have a group that the session carries."""
+        """Move one of the session's carried groups into this batch."""
         group.batch_id = self.batch_id
         group.verdict = Verdict.OPEN
         self.groups[group.group_id] = group
@@ -193,10 +193,10 @@ class BatchRecord:
             record.prompts.clear()
 
     def leave_prompts(self, record: SessionRecord, fresh: list[Any], name_of: Callable[[Any], str]) -> list[Any]:
-        """Return the prompts that were not used to the session, for its next batch, those of begun groups first.
+        """Return unused prompts to the session for its next batch, those of begun groups first.
 
-        A batch that stands alone (it carries nothing and adopts nothing) leaves none to others: it names them in its
-        report, and they are returned here, to be forgotten.
+        A batch that carries nothing and adopts nothing lists its unused prompts in its report instead; these are
+        returned here, to be deleted.
         """
         unused = [*fresh, *self.prompts]
         self.prompts.clear()
@@ -220,7 +220,7 @@ class BatchRecord:
         return group
 
     def put_due(self, group: RolloutGroup) -> None:
-        """Note that a group may have places to start jobs for, or that its verdict has changed."""
+        """Queue a group that may need jobs or whose verdict changed."""
         if group.missing:
             heapq.heappush(self.due, (group.verdict != Verdict.KEEP, group.number, group.group_id))
 
@@ -234,18 +234,18 @@ class BatchRecord:
         return None
 
     def wanted_prompts(self, room: int) -> int:
-        """Return how many more prompts it could use if there were room for so many jobs."""
+        """Return how many more prompts the batch could use with room for `room` jobs."""
         if self.state != "open" or self.stream_ended:
             return 0
         return max(0, -(-room // self.options.group_size) - len(self.prompts))
 
     @property
     def rollouts(self) -> int:
-        """How many jobs ran for it."""
+        """Number of jobs that ran for the batch."""
         return self.stats.launched + self.taken_running
 
     def remembered(self, now: float) -> RememberedBatch:
-        """Return what stays of it when it is closed."""
+        """Return the summary of a batch that is being closed."""
         return RememberedBatch(
             replace(self.status(), under_way=0, in_flight=0, prompts=0),
             self.stats.report(),
@@ -276,7 +276,7 @@ class BatchRecord:
 
 
 class Unusable(NamedTuple):
-    """Which rollouts are not used, and why."""
+    """A test for unusable rollouts, and the reason."""
 
     test: Callable[[Rollout], bool]
     why: DiscardReason
@@ -302,7 +302,7 @@ class Changes:
         self.groups[group.group_id] = group
 
     def forget_session(self, record: SessionRecord) -> None:
-        """A session is gone, with the prompts that wait."""
+        """Record that a session is gone, with its waiting prompts."""
         self.sessions.pop(record.session, None)
         self.gone_sessions.append(record.session)
         self.gone_prompts += record.prompts

@@ -1,6 +1,6 @@
-"""The batches that are open, and their sessions: who they are, and whose lease still runs. Pure.
+"""`BatchRegistry`: the open batches and their sessions with leases. Pure.
 
-Of batches that were closed it remembers the last ones, for who looks at them: in memory only.
+The last closed batches are remembered in memory, for viewers.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from .batch_records import BatchRecord, RememberedBatch, SessionRecord
 
 REMEMBERED_LIMIT = 256
-"""Closed batches."""
+"""Most closed batches remembered."""
 MATCHES = 4
-"""Most ids that an ambiguous request is answered with."""
+"""Most ids listed for an ambiguous request."""
 
 
 class BatchRegistry:
     def __init__(self) -> None:
         self.sessions: dict[str, SessionRecord] = {}
-        """By name; those too that have no batch now, and carry groups."""
+        """By name, including sessions that only carry groups."""
         self.batches: dict[str, BatchRecord] = {}
-        """By id, in the order in which they were opened."""
+        """By id, in order of opening."""
         self.steps = TrainingSteps()
         self._remembered: OrderedDict[str, RememberedBatch] = OrderedDict()
 
@@ -47,10 +47,10 @@ class BatchRegistry:
         return self.batches.get(batch_id)
 
     def batch(self, batch_id: str, session: str | None = None) -> BatchRecord:
-        """Return a batch.
+        """Return an open batch.
 
         Raises:
-            UnknownBatch: there is none of that id, or not in that session.
+            UnknownBatch: no open batch has this id, or it is of another session.
         """
         batch = self.batches.get(batch_id)
         if batch is None or session not in (None, batch.session):
@@ -62,7 +62,7 @@ class BatchRegistry:
         return batch
 
     def remove(self, batch_id: str, now: float) -> BatchRecord:
-        """Forget an open batch, but for what may be looked at."""
+        """Remove an open batch and remember its summary."""
         batch = self.batches.pop(batch_id)
         self.steps.closed(batch, now)
         self._remembered[batch_id] = batch.remembered(now)
@@ -72,10 +72,10 @@ class BatchRegistry:
         return batch
 
     def look_for(self, beginning: str) -> BatchRecord | RememberedBatch:
-        """Return the one batch whose id is `beginning`, or begins so, open or closed.
+        """Return the one batch, open or closed, whose id is `beginning` or begins with it.
 
         Raises:
-            UnknownBatch: there is none, or more than one.
+            UnknownBatch: no batch or several batches match.
         """
         known = self._remembered | self.batches
         found = [beginning] if beginning in known else [name for name in known if name.startswith(beginning)]
@@ -92,12 +92,12 @@ class BatchRegistry:
         raise UnknownBatch(message, batch_id=beginning, matches=len(found))
 
     def closed(self, session: str, request_id: str) -> BatchClosed | None:
-        """Return what a request was answered that has closed a batch; None if it has not."""
+        """Return the reply to a request that closed a batch, or None."""
         record = self.sessions.get(session)
         return record.closed.get(request_id) if record is not None else None
 
     def weights(self) -> dict[str, float]:
-        """Return the weight of the open batches of each session that has some, together."""
+        """Return the total weight of the open batches, by session."""
         weights: dict[str, float] = {}
         for batch in self.batches.values():
             if batch.state == "open":

@@ -1,18 +1,18 @@
-"""Batches of groups: which jobs to run next so that k groups that a policy keeps are there soon, and nothing is wasted.
+"""`BatchSampler`: chooses which jobs to run so that each batch soon has k groups that its policy keeps. Pure.
 
-Pure: no sockets, clock or files. Events and the time go in, actions come out. A session feeds prompts; a batch takes
-them in order, and each becomes a group of `group_size` jobs.
+Events and the time go in, actions come out. A session feeds prompts; a batch takes them in order, and each prompt
+becomes a group of `group_size` jobs.
 
-- **Replenishment**: `launch` fills all room there is, as jobs end one by one; it never waits for a round to end.
-  Places of groups that are decided to be kept come first, then those of the oldest group, then a new prompt.
-- **Early termination**: once `target_groups` are kept, the batch is met, and what it has under way is not needed by it.
-- **Carry-over**: what is not needed is carried into the session's next batch of that group size: finished rollouts, and
-  with `carry="running"` those that run. A group so carried is the oldest there, so long ones are late, never left out.
-  With `carry="nothing"` its prompt alone is, so that none is lost (see `BatchRecord.leave_prompts`).
-- **Staleness**: rollouts with tokens of weights older than `max_staleness` versions are dropped, and made again. If
-  they were too old already when they began, their engine never had the weights that were announced: a failure.
-- **Failures**: a job without a reward is replaced, up to `max_replacements` a group; then the group is given up, with
-  its reasons. A place is never filled by a copy.
+- **Replenishment**: `launch` fills free room whenever a job ends. Groups decided to be kept come first, then the oldest
+  group, then a new prompt.
+- **Early termination**: once `target_groups` are kept, the batch is met and no longer needs its other groups.
+- **Carry-over**: the session's next batch of that group size continues them: finished rollouts, and with
+  `carry="running"` running jobs too. Carried groups are the oldest, so long ones are late but never left out. With
+  `carry="nothing"` only the prompt is carried (see `BatchRecord.leave_prompts`).
+- **Staleness**: rollouts with tokens older than `max_staleness` weight versions are dropped and replaced. If they were
+  too old when they began, their engine never had the announced weights: a failure.
+- **Failures**: a job without a reward is replaced, up to `max_replacements` per group; then the group is given up. No
+  rollout is duplicated to fill a place.
 
 Of several batches, the one with the fewest jobs in flight for its weight launches next.
 
@@ -26,8 +26,8 @@ Of several batches, the one with the fewest jobs in flight for its weight launch
     close                          Cancel or carry its jobs; forgotten     forgotten; groups not fetched are carried
     lease over                     Cancel, Discard; its session forgotten  its session forgotten
 
-`take_changes` returns what a journal must keep, and `restore` takes it up in a new sampler. Left out on purpose: where
-rollouts lie, and what a prompt is; the broker knows both.
+`take_changes` returns changes for the journal, and `restore` reads them back into a new sampler. The sampler does not
+know where rollouts are stored or what a prompt contains.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
 
 PROBLEM_LIMIT = 500
-"""Most characters of what a policy says when it raises."""
+"""Most characters of a policy's error message."""
 
 
 class BatchSampler:
@@ -76,10 +76,10 @@ class BatchSampler:
         self._sessions = self.registry.sessions
         self._batches = self.registry.batches
         self._owners: dict[str, RolloutGroup] = {}
-        """The group of each job that runs."""
+        """The group of each running job."""
         self._number = 0
         self.version = 0
-        """The current weights'."""
+        """The current weight version."""
         self._now = 0.0
         self._actions: list[SamplerAction] = []
         self._changes = Changes()
@@ -104,7 +104,7 @@ class BatchSampler:
         version: int,
         now: float,
     ) -> list[SamplerAction]:
-        """Take up what an earlier sampler left, before any event; leases start over."""
+        """Restore an earlier sampler's state before any event; leases start over."""
         self.version, self._now = version, now
         self.registry.restore(sessions, batches)
         for group in sorted(groups, key=lambda group: group.number):
@@ -128,10 +128,10 @@ class BatchSampler:
     def open(
         self, session: str, batch_id: str, options: BatchOptions, group_filter: KeepPolicy, now: float, key: str = ""
     ) -> list[SamplerAction]:
-        """Open a batch; it takes over what the session carries of its group size.
+        """Open a batch, which takes over the session's carried groups of its group size.
 
         Raises:
-            InvalidBatch: there is one of that id, or the policy can keep no group of that size.
+            InvalidBatch: the id is in use, or the policy can keep no group of that size.
         """
         if batch_id in self._batches:
             raise InvalidBatch(f"a batch {batch_id} is open already; ids must be unique", field="batch_id")
@@ -149,7 +149,7 @@ class BatchSampler:
         return self._take_actions()
 
     def feed(self, batch_id: str, prompts: Iterable[Any], now: float, *, last: bool = False) -> list[SamplerAction]:
-        """Take prompts for a batch, and perhaps the end of its stream.
+        """Add prompts to a batch; `last` ends its stream.
 
         Raises:
             UnknownBatch: the batch is not open.
@@ -223,7 +223,7 @@ class BatchSampler:
         return self._take_actions()
 
     def set_version(self, version: int, now: float) -> list[SamplerAction]:
-        """The trainer has new weights: drop what is too old for its batch."""
+        """Record new weights and drop rollouts that are now too old."""
         self._now = now
         self.version = version
         for batch in self._batches.values():
@@ -232,7 +232,7 @@ class BatchSampler:
         return self._take_actions()
 
     def rollout_lost(self, job_id: str, now: float) -> list[SamplerAction]:
-        """A rollout's trajectory is lost before its client had it: another job takes its place."""
+        """Replace a rollout whose trajectory was lost before its client received it."""
         self._now = now
         lost = Unusable(lambda rollout: rollout.job_id == job_id, DiscardReason.LOST)
         for batch in self._batches.values():
@@ -240,7 +240,7 @@ class BatchSampler:
         return self._take_actions()
 
     def acknowledge(self, batch_id: str, group_ids: Iterable[str]) -> list[RolloutGroup]:
-        """A batch's client has these groups; return those that it did not have before."""
+        """Remove acknowledged groups of a batch; return those not acknowledged before."""
         batch = self.registry.batch(batch_id)
         groups = [batch.ready.pop(group_id) for group_id in dict.fromkeys(group_ids) if group_id in batch.ready]
         for group in groups:
@@ -248,7 +248,7 @@ class BatchSampler:
         return groups
 
     def mark_given(self, group: RolloutGroup, client_id: str, now: float) -> None:
-        """A client was sent a group: it is not taken back from now on."""
+        """Record that a group was sent to a client; new weights no longer make it stale."""
         batch = self._batches.get(group.batch_id)
         if not group.given_to and batch is not None:
             batch.stats.kept.add(group.rollouts.values(), self.version)
@@ -258,10 +258,10 @@ class BatchSampler:
         self._changes.group(group)
 
     def close(self, batch_id: str, now: float) -> list[SamplerAction]:
-        """End a batch, and carry over what it has under way, and what of its groups its client does not have.
+        """Close a batch; carry over its groups in progress and those that its client has not acknowledged.
 
         Raises:
-            UnknownBatch: there is none of that id (any more).
+            UnknownBatch: the batch is not open.
         """
         self._now = now
         batch = self.registry.batch(batch_id)
@@ -278,12 +278,12 @@ class BatchSampler:
         return self._take_actions()
 
     def note_closed(self, session: str, reply: BatchClosed) -> None:
-        """A batch of a session was closed; the reply is kept for a repeated request."""
+        """Store the reply to a request that closed a batch, for a resent request."""
         self._sessions[session].note_closed(reply)
         self._changes.session(self._sessions[session])
 
     def close_session(self, session: str, now: float) -> list[SamplerAction]:
-        """Stop a session's jobs, and forget all of it."""
+        """Cancel a session's jobs and remove the session with all its batches."""
         self._now = now
         record = self._sessions.pop(session, None)
         if record is None:
@@ -300,7 +300,7 @@ class BatchSampler:
         return self._take_actions()
 
     def tick(self, now: float) -> list[SamplerAction]:
-        """Time has passed: end sessions of which nothing was heard for too long."""
+        """Close sessions whose leases have expired."""
         silent = self.registry.silent_sessions(now)
         return [action for session in silent for action in self.close_session(session, now)]
 
@@ -336,7 +336,7 @@ class BatchSampler:
             self._judge(batch, group)
 
     def _judge(self, batch: BatchRecord, group: RolloutGroup) -> None:
-        """See what a group has come to, now that its rollouts have changed."""
+        """Update a group's verdict after its rollouts changed."""
         try:
             verdict = batch.group_filter.verdict(group.rewards, group.size)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a policy is a user's code
@@ -369,7 +369,7 @@ class BatchSampler:
             self._end(batch, "met")
 
     def _take_back(self, batch: BatchRecord, group: RolloutGroup) -> None:
-        """A group that was kept has lost rollouts before its client had it: run it further."""
+        """Continue a kept group that lost rollouts before its client received it."""
         del batch.ready[group.group_id]
         batch.groups[group.group_id] = group
         group.given_to = ""
@@ -382,7 +382,7 @@ class BatchSampler:
         batch.put_due(group)
 
     def _lose(self, group: RolloutGroup, job_id: str, reason: str) -> None:
-        """A job brought nothing: replace it, or give its group up."""
+        """Replace a job that produced no rollout, or give up its group."""
         group.missing.append(group.running.pop(job_id))
         group.failures[reason] += 1
         self._changes.group(group)
@@ -412,14 +412,14 @@ class BatchSampler:
         return True
 
     def _remove(self, batch: BatchRecord, group: RolloutGroup, why: DiscardReason) -> None:
-        """Take a group that is not complete out of its batch."""
+        """Remove an incomplete group from its batch."""
         del batch.groups[group.group_id]
         batch.in_flight -= len(group.running)
         self._waste(batch, why, [rollout.seconds for rollout in group.rollouts.values()])
         self._abandon(group, why)
 
     def _abandon(self, group: RolloutGroup, why: DiscardReason, *, with_prompt: bool = True) -> None:
-        """Cancel what runs of a group, discard what is in, and forget it."""
+        """Cancel a group's running jobs, discard its rollouts, and remove the group."""
         self._cancel(group, why)
         if group.rollouts:
             self._actions.append(Discard(tuple(group.rollouts.values()), why))
@@ -436,13 +436,13 @@ class BatchSampler:
             self._actions.append(CancelJobs(tuple(stopped), why))
 
     def _drop_of(self, batch: BatchRecord, kept: Iterable[RolloutGroup], unusable: Unusable) -> None:
-        """Drop rollouts of a batch's groups under way, and of these that were kept."""
+        """Drop unusable rollouts of a batch's groups in progress and of the given kept groups."""
         for group in (*batch.groups.values(), *kept):
             if self._drop(group, batch, unusable):
                 (self._take_back if group.group_id in batch.ready else self._judge)(batch, group)
 
     def _drop(self, group: RolloutGroup, batch: BatchRecord, unusable: Unusable) -> bool:
-        """Drop rollouts of a group; return whether there were any: the group is then judged again."""
+        """Drop unusable rollouts of a group; return whether any were dropped, so the group must be judged again."""
         dropped = group.drop(unusable.test)
         if dropped:
             self._changes.group(group)
@@ -469,7 +469,7 @@ class BatchSampler:
         self._actions.append(Ended(batch.batch_id, state))
 
     def _let_go(self, batch: BatchRecord) -> None:
-        """Carry over what a batch has under way, as far as it asked for that."""
+        """Carry over a batch's groups in progress, as its options say."""
         record = self._sessions[batch.session]
         fresh: list[Any] = []
         for group in batch.groups.values():

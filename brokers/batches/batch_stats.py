@@ -1,6 +1,6 @@
-"""What a batch took: how many jobs, what was not used and why, and how kept rollouts compare with dropped ones.
+"""Statistics of a batch: jobs, unused rollouts with reasons, and the distributions of kept and dropped rollouts.
 
-A batch that keeps what ends first would prefer short rollouts. Comparing the two distributions shows whether it did.
+Comparing the two distributions shows whether a batch was biased towards short rollouts.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ ADVICE = {
     "older_weights_than_announced": "`prorl backends list` says which weights each engine serves: load the announced "
     "ones with `update_weights`, or say with `set_weight_version` which ones they are",
 }
-"""What to do about some reasons for which jobs fail."""
+"""What to do about some failure reasons."""
 
 
 class DiscardReason(StrEnum):
-    """Why a rollout was run and not used."""
+    """Why a rollout was run but not used."""
 
     NOT_KEPT = "not_kept"
     NOT_NEEDED = "not_needed"
     STALE = "stale"
     GIVEN_UP = "given_up"
-    """Of a group that lost too many jobs."""
+    """Its group lost too many jobs."""
     ABANDONED = "abandoned"
     """Its client is gone."""
     LOST = "lost"
-    """Its trajectory was lost with the node that kept it."""
+    """Its trajectory was lost with the node that stored it."""
 
 
 class _Values(msgspec.Struct, array_like=True):
-    """Some numbers, to two significant digits each; so they take bounded room."""
+    """Numbers rounded to two significant digits, so their memory is bounded."""
 
     total: float = 0.0
     least: float = math.inf
@@ -73,7 +73,7 @@ class _Values(msgspec.Struct, array_like=True):
 
 
 class RolloutCounts(msgspec.Struct, array_like=True):
-    """How the measures of some rollouts are distributed."""
+    """Distributions of rewards, tokens, seconds and staleness (in weight versions)."""
 
     reward: _Values = msgspec.field(default_factory=_Values)
     tokens: _Values = msgspec.field(default_factory=_Values)
@@ -81,7 +81,7 @@ class RolloutCounts(msgspec.Struct, array_like=True):
     staleness: _Values = msgspec.field(default_factory=_Values)
 
     def add(self, rollouts: Iterable[Rollout], version: int) -> None:
-        """Add some; `version` is that of the weights now."""
+        """Add rollouts; `version` is the current weight version."""
         for rollout in rollouts:
             self.staleness.add(max(0, version - rollout.version))
             self.reward.add(rollout.reward)
@@ -98,7 +98,7 @@ class RolloutCounts(msgspec.Struct, array_like=True):
 
 
 class BatchStats(msgspec.Struct, array_like=True):
-    """Counts for one batch; also how they lie in the journal."""
+    """Counts for one batch, also as stored in the journal."""
 
     launched: int = 0
     completed: int = 0
@@ -115,13 +115,13 @@ class BatchStats(msgspec.Struct, array_like=True):
     wasted: dict[str, int] = {}
     wasted_s: dict[str, float] = {}
     kept: RolloutCounts = msgspec.field(default_factory=RolloutCounts)
-    """Those that a client was sent."""
+    """Rollouts that a client was sent."""
     dropped: RolloutCounts = msgspec.field(default_factory=RolloutCounts)
     returned_prompts: int = 0
     unused_prompts: list[str] = []
 
     def leave(self, prompt_ids: Iterable[str]) -> None:
-        """Prompts were not used, and no other batch gets them."""
+        """Record prompts that were not used and go to no other batch."""
         self.unused_prompts.extend(islice(prompt_ids, UNUSED_LIMIT - len(self.unused_prompts)))
 
     def fail(self, reason: str) -> None:
@@ -139,7 +139,7 @@ class BatchStats(msgspec.Struct, array_like=True):
         del self.given_up[:-GIVEN_UP_LIMIT]
 
     def waste(self, why: DiscardReason, seconds: Iterable[float]) -> None:
-        """Jobs were worked on for so long, and are not used."""
+        """Record unused jobs by their working time in seconds; 0 counts as withdrawn."""
         for one in seconds:
             if not one:
                 self.withdrawn += 1
@@ -169,6 +169,6 @@ class BatchStats(msgspec.Struct, array_like=True):
 
 
 def described_failures(failures: Mapping[str, int]) -> str:
-    """Say why jobs failed, and what to do about it."""
+    """Return the failure reasons and advice on them."""
     reasons = ", ".join(f"{reason} ({count} jobs)" for reason, count in failures.items())
     return "; ".join([reasons, *(ADVICE[reason] for reason in failures if reason in ADVICE)])

@@ -1,6 +1,6 @@
-"""A batch from near: each of its groups, each of their rollouts, and what it waits for now. Pure.
+"""The view of one batch: its groups, their rollouts, and what the batch waits for. Pure.
 
-Of groups that it no longer has (acknowledged, dropped, given up) the report counts how many there were.
+Acknowledged, dropped and given-up groups appear only as counts in the report.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from .rollout_group import RolloutGroup
 
     Wall = Callable[[float | None], float | None]
-    """Turns a time of events into seconds since 1970."""
+    """Converts an event's time to seconds since 1970."""
 
 OLDEST = 3
-"""Jobs that are named as those that a batch waits for."""
+"""Most running jobs that `waits_for` names."""
 
 
 def batch_view(
     request_id: str, batch: BatchRecord, status: BatchStatus, version: int, worked_s: Callable[[str], float], wall: Wall
 ) -> BatchView:
-    """Return what a watcher is shown of an open batch; `version` is that of the current weights."""
+    """Return the view of an open batch; `version` is the current weight version."""
     groups = [*sorted(batch.groups.values(), key=lambda group: group.number), *batch.ready.values()]
     shown = groups[: CELLS_LIMIT // batch.options.group_size]
     rows = tuple(_row(group, batch, version, worked_s) for group in shown)
@@ -47,7 +47,7 @@ def batch_view(
 
 
 def closed_view(request_id: str, batch: RememberedBatch, version: int, wall: Wall) -> BatchView:
-    """Return what a watcher is shown of a batch that was closed."""
+    """Return the view of a closed batch."""
     return BatchView(
         request_id,
         status=batch.status,

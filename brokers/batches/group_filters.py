@@ -1,7 +1,7 @@
-"""Which groups a batch keeps, and what can be said of a group before its last rollout is in. Pure.
+"""Keep policies: which groups a batch keeps, and early verdicts on incomplete groups. Pure.
 
-A group is decided early where nothing that may still come can change it: two rewards that differ make it informative
-regardless of the others. The batch sampler runs decided groups first, and may stop those that can no longer be kept.
+A group is decided early if no further reward can change the verdict: two different rewards make it informative. The
+sampler runs decided groups first and may stop those that can no longer be kept.
 """
 
 from __future__ import annotations
@@ -20,42 +20,37 @@ if TYPE_CHECKING:
     from ...wire.messages.batches import GroupFilter
 
 ENTRY_POINTS = "prorl_zmq.keep_policies"
-"""Group of the entry points that name a user's policies: functions of all rewards of a group that say whether it is
-kept. They run in the rollout broker, which waits for them."""
+"""Entry-point group of users' policies: functions from a group's rewards to bool, which block the rollout broker."""
 SAME = 1e-9
-"""Rewards that differ by less are equal."""
+"""Rewards that differ by at most this much are equal."""
 
 
 class Verdict(StrEnum):
     """What is known of a group."""
 
     KEEP = "keep"
-    """It is kept once all its rollouts are in, regardless of their rewards."""
+    """The group is kept once it is complete, whatever the rewards."""
     OPEN = "open"
     DROP = "drop"
-    """It will not be kept, regardless of the rewards to come."""
+    """The group will not be kept, whatever the rewards to come."""
 
 
 class KeepPolicy(Protocol):
     """Decides which groups a batch keeps."""
 
     def check(self, group_size: int) -> None:
-        """Raise unless some group of this size can be kept.
-
-        Raises:
-            InvalidBatch: none can.
-        """
+        """Raise `InvalidBatch` if no group of this size can be kept."""
 
     def verdict(self, rewards: Sequence[float], group_size: int) -> Verdict:
-        """Judge a group by the rewards of those of its rollouts that are in; of a whole group, never `OPEN`."""
+        """Judge a group by the rewards so far; never `OPEN` for a complete group."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeepAll:
-    """Every group."""
+    """Keeps every group."""
 
     def check(self, group_size: int) -> None:
-        """Any size will do."""
+        """Accept any size."""
 
     def verdict(self, rewards: Sequence[float], group_size: int) -> Verdict:
         del rewards, group_size
@@ -64,7 +59,7 @@ class KeepAll:
 
 @dataclass(frozen=True, slots=True)
 class KeepInformative:
-    """Groups whose rewards are not all equal: others have no advantage to learn from (DAPO's dynamic sampling)."""
+    """Keeps groups whose rewards differ; the others have zero advantage (DAPO's dynamic sampling)."""
 
     def check(self, group_size: int) -> None:
         if group_size < 2:
@@ -82,7 +77,7 @@ class KeepInformative:
 
 @dataclass(frozen=True, slots=True)
 class KeepMeanReward:
-    """Groups whose mean reward is from `low` to `high`."""
+    """Keeps groups whose mean reward is from `low` to `high`; rewards are from `least` to `most`."""
 
     low: float
     high: float
@@ -95,7 +90,7 @@ class KeepMeanReward:
             raise InvalidBatch(f"no mean reward is from {self.low:g} to {self.high:g}", field="keep")
 
     def verdict(self, rewards: Sequence[float], group_size: int) -> Verdict:
-        """Compare the means that the group can still have with the range."""
+        """Compare the range with the means that the group can still reach."""
         missing = group_size - len(rewards)
         total = math.fsum(rewards)
         lowest = (total + missing * self.least) / group_size if missing else total / group_size
@@ -109,28 +104,28 @@ class KeepMeanReward:
 
 @dataclass(frozen=True, slots=True)
 class KeepWhere:
-    """Groups of which a function of the user's says so, once all rewards are in."""
+    """Keeps complete groups for which a user's function returns True."""
 
     name: str
     keeps: Callable[[Sequence[float]], bool]
 
     def check(self, group_size: int) -> None:
-        """Any size will do."""
+        """Accept any size."""
 
     def verdict(self, rewards: Sequence[float], group_size: int) -> Verdict:
         if len(rewards) < group_size:
             return Verdict.OPEN
         kept = self.keeps(tuple(rewards))
-        if str(kept) not in ("True", "False"):  # numpy has a bool of its own
+        if str(kept) not in ("True", "False"):  # numpy has its own bool
             raise TypeError(f"`{self.name}` gave a {type(kept).__name__}, not a bool")
         return Verdict.KEEP if kept else Verdict.DROP
 
 
 def keep_policy(chosen: GroupFilter) -> KeepPolicy:
-    """Return the policy that a client asked for.
+    """Return the policy that a client chose.
 
     Raises:
-        InvalidBatch: there is none of that name, it cannot be imported, or it lacks its range.
+        InvalidBatch: the policy is unknown, cannot be imported, or has missing or unexpected bounds.
     """
     bounds = {name: getattr(chosen, name) for name in ("low", "high", "least", "most")}
     given = {name: value for name, value in bounds.items() if value is not None}

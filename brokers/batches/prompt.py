@@ -1,4 +1,4 @@
-"""A prompt of a batch: what was fed, and the jobs that are made from it."""
+"""`Prompt`: a job template fed to a batch, from which the jobs of a group are made."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     from ...wire.messages.jobs import Job
 
 SEED_STEP = 0x9E3779B97F4A7C15
-"""An odd number whose multiples are distributed over all 63 bits (the golden ratio's)."""
+"""An odd number whose multiples spread over all 63 bits (from the golden ratio)."""
 
 
 class Prompt(NamedTuple):
     number: int
-    """Names its note in the journal."""
+    """Number of the prompt's note in the journal."""
     session: str
     job: Job
     size_bytes: int
 
     def make_job(self, group_id: str, job_id: str) -> tuple[Job, bytes]:
-        """Make one of a group's jobs, and pack it; a seed of the template's is another one in each of them."""
+        """Make and pack one of a group's jobs; a template's seed is varied per job."""
         sampling = self.job.sampling
         if sampling.seed is not None:
             ordinal = int(job_id.rpartition(".")[2])

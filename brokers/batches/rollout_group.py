@@ -1,4 +1,4 @@
-"""A group under way: the rollouts of one prompt that are in, those that run, and those that are still to be started."""
+"""`RolloutGroup`: the finished rollouts, running jobs and missing places of one prompt."""
 
 from __future__ import annotations
 
@@ -13,43 +13,43 @@ if TYPE_CHECKING:
 
 
 class Rollout(NamedTuple):
-    """A job of a group that has a reward."""
+    """A completed job of a group, with its reward."""
 
     job_id: str
     reward: float
     tokens: int
     version: int
-    """The oldest weight version that one of its tokens was generated with."""
+    """The oldest weight version of its tokens."""
     seconds: float
-    """From its start to its end."""
+    """Time in INIT, RUN and EVAL, without queues."""
 
 
 @dataclass(slots=True, eq=False)
 class RolloutGroup:
     group_id: str
     prompt: Any
-    """What was fed; the sampler does not look at it."""
+    """The prompt as fed; opaque to the sampler."""
     size: int
     number: int
-    """Groups are numbered as they are opened, over all batches."""
+    """Order of opening over all batches."""
     session: str
     batch_id: str
-    """Empty: it is carried over, and belongs to no batch now."""
+    """Empty for a carried group without a batch."""
     verdict: Verdict = Verdict.OPEN
     rollouts: dict[int, Rollout] = field(default_factory=dict)
     """By place."""
     running: dict[str, int] = field(default_factory=dict)
-    """The place of each job that runs."""
+    """The place of each running job."""
     missing: list[int] = field(default_factory=list)
-    """Places to start a job for, the next one last."""
+    """Places that need a job; the next one is last."""
     failures: Counter[str] = field(default_factory=Counter)
-    """Why jobs brought no rollout."""
+    """Reasons why jobs produced no rollout."""
     started: int = 0
-    """Jobs so far."""
+    """Number of jobs so far."""
     started_with: dict[str, int] = field(default_factory=dict)
-    """The weight version that was announced when a job began; none of those that an earlier process started."""
+    """Announced weight version when a job began; jobs of an earlier process are missing."""
     given_to: str = ""
-    """The client that was sent it, and has not acknowledged it."""
+    """The client that was sent the group and has not acknowledged it."""
     given_at: float = 0.0
 
     @property
@@ -58,7 +58,7 @@ class RolloutGroup:
 
     @property
     def rewards(self) -> list[float]:
-        """Of the rollouts that are in."""
+        """Rewards of the finished rollouts."""
         return [rollout.reward for rollout in self.rollouts.values()]
 
     def find_missing(self) -> None:
@@ -66,20 +66,20 @@ class RolloutGroup:
         self.missing = [index for index in range(self.size - 1, -1, -1) if index not in taken]
 
     def start(self) -> str:
-        """Fill the next place that is missing; return the id of the new job."""
+        """Fill the next missing place; return the new job's id."""
         job_id = f"{self.group_id}.{self.started}"
         self.started += 1
         self.running[job_id] = self.missing.pop()
         return job_id
 
     def stop(self) -> list[str]:
-        """Forget all jobs that run, whose places are missing again; return them."""
+        """Remove all running jobs and return them; their places are missing again."""
         stopped, self.running = self.running, {}
         self.missing.extend(sorted(stopped.values(), reverse=True))
         return list(stopped)
 
     def drop(self, is_unusable: Callable[[Rollout], bool]) -> tuple[Rollout, ...]:
-        """Forget rollouts, whose places are missing again; return them."""
+        """Remove unusable rollouts and return them; their places are missing again."""
         gone = {index: rollout for index, rollout in self.rollouts.items() if is_unusable(rollout)}
         for index in gone:
             del self.rollouts[index]

@@ -1,7 +1,4 @@
-"""`TrainingSteps`: the batches that were closed last, each in a few figures, and when weights changed. Pure.
-
-In memory only: a restarted broker begins with none.
-"""
+"""`TrainingSteps`: figures of the last closed batches, and the times of weight changes; in memory only. Pure."""
 
 from __future__ import annotations
 
@@ -21,16 +18,16 @@ TIMES = ("opened_at", "began_at", "ended_at", "served_at", "closed_at")
 class TrainingSteps:
     def __init__(self) -> None:
         self._steps: deque[BatchStep] = deque(maxlen=BATCH_STEPS_LIMIT)
-        """With times as events have them."""
+        """With times of the broker's clock."""
         self._weights: deque[tuple[int, float]] = deque(maxlen=BATCH_STEPS_LIMIT)
 
     def weights_changed(self, version: int, now: float) -> None:
-        """The trainer has announced weights."""
+        """Record weights that the trainer announced."""
         if not self._weights or self._weights[-1][0] != version:
             self._weights.append((version, now))
 
     def closed(self, batch: BatchRecord, now: float) -> None:
-        """A batch was closed, or its session is gone."""
+        """Record a batch that was closed or whose session is gone."""
         kept = batch.stats.kept.distribution()
         self._steps.append(
             BatchStep(
@@ -55,7 +52,7 @@ class TrainingSteps:
         )
 
     def listed(self, request_id: str, now: float, at: float) -> StepList:
-        """Return all, the oldest first; `at` is `now` in seconds since 1970."""
+        """Return all steps, oldest first; `at` is `now` in seconds since 1970."""
 
         def wall(time: float | None) -> float | None:
             return at - (now - time) if time is not None else None

@@ -1,1 +1,1 @@
-"""What the brokers keep on disk."""
+"""What the brokers store on disk."""

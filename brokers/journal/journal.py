@@ -1,21 +1,19 @@
 """The rollout broker's journal: one SQLite file (see `JournalFile`), and trajectories in files next to it.
 
-    jobs      (sequence, session, job, …, packed)       one row per job that has not ended, written once
-    states    (sequence, phase, stage, attempt, …)      where it is, written once per round in which it moved
-    blocks    (sequence, segment, offset, …)            where RUN's trajectory is (see `SegmentStore`)
-    results   (sequence, session, job, …, result)       one row per result that was not acknowledged
-    notes     (name, note)                              what the batches keep: groups, prompts (see `batch_notes`)
-    submissions (number, session, request_id, new)      the last requests that brought jobs
+    jobs      (sequence, session, job, …, packed)       one row per unfinished job, written once
+    states    (sequence, phase, stage, attempt, …)      the job's position, written once per round that changes it
+    blocks    (sequence, segment, offset, …)            the place of RUN's trajectory (see `SegmentStore`)
+    results   (sequence, session, job, …, result)       one row per unacknowledged result
+    notes     (name, note)                              batches (see `batch_notes`) and session leases
+    submissions (number, session, request_id, new)      the last requests that submitted jobs
 
-The broker writes a job before it answers `accepted`, a job's place before it tells a stage process, and a result before
-it tells a client. At its start it reads everything back, except for the content of jobs and trajectories.
+All rows of a job have its number, the only index. The changes of a round are one transaction; its trajectories are
+appended before. The journal skips a row that cannot be written and leaves the earlier row in place. An unreadable row
+stays until the job's client has acknowledged the loss (see `journal_rows`). At start the broker reads everything but
+the content of jobs and trajectories.
 
-All rows of a job carry its number, which is the only index. The changes of a round are one transaction, and its
-trajectories are appended first. A row that cannot be written is skipped, and the row that it would have replaced stays.
-A row that cannot be read stays until the job's client has acknowledged the loss (see `journal_rows`).
-
-Without a path the tables are in memory, with references to the trajectories: a broker that is restarted with the same
-object has lost nothing, and one in a new process starts empty.
+Without a path, the tables are in memory and refer to the trajectories: a broker restarted with the same object
+continues, and a new process starts empty.
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ if TYPE_CHECKING:
 
 APPLICATION_ID = int.from_bytes(b"PRLJ", "big")
 SCHEMA_VERSION = 6
-"""Raised with every change of the tables, and of the messages that lie in them."""
+"""Increment with every change of the tables and of the messages stored in them."""
 TABLES = (
     """CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID""",
     """CREATE TABLE jobs (sequence INTEGER PRIMARY KEY, session TEXT NOT NULL, job_id TEXT NOT NULL,
@@ -75,11 +73,11 @@ TABLES = (
         new INTEGER NOT NULL)""",
 )
 ROW_BYTES = 400
-"""What an accepted job takes in addition to its packed bytes, about."""
+"""Approximate size of an accepted job's row without its packed bytes."""
 WORTH_COPYING = 0.75
-"""Which share of a segment may be wanted that is gone through to make room."""
+"""To make room, only segments with less than this share of wanted bytes are copied."""
 COPIED_SEGMENTS = 4
-"""How many segments may be gone through at once to make room."""
+"""Most segments that are copied at once to make room."""
 
 log = logging.getLogger("prorl.rollout_broker")
 
@@ -94,11 +92,11 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class _Block(NamedTuple):
-    """A trajectory that is written down."""
+    """A stored trajectory."""
 
     place: Place
     in_memory: Any
-    """The block itself, while a result or a state has it too."""
+    """The block itself, while a result or a state refers to it too."""
 
 
 class Journal:
@@ -107,7 +105,7 @@ class Journal:
     Args:
         path: the file; None: the journal is in memory.
         limit_bytes: the largest size; new jobs are refused at 90 % of it.
-        sync: each commit waits for the disk, so that a power loss loses nothing either.
+        sync: whether each commit waits for the disk, so that a power loss loses nothing.
     """
 
     def __init__(self, path: Path | None = None, limit_bytes: int = 2**34, *, sync: bool = False) -> None:
@@ -116,12 +114,12 @@ class Journal:
             limit_bytes = self._file.limit_bytes
             self._segments = NoSegments() if path is None else SegmentStore(path, limit_bytes, sync=sync)
             self._blocks = self._read_blocks()
-            """Those of jobs and results, by number."""
+            """By job number, for jobs and results."""
             self._segments.take_up(block.place for block in self._blocks.values())
             self.journal_id = self._read_id()
-            """Names this record for as long as it remembers."""
+            """Random id of this journal, stored in the file."""
             self._left: set[int] = set()
-            """Jobs whose row is still there although their end was sent; it goes once the client has it."""
+            """Jobs whose row remains although their end was sent; the row is deleted when the client acknowledges."""
         except BaseException:
             self._file.close()
             raise
@@ -138,20 +136,19 @@ class Journal:
 
     @property
     def size_bytes(self) -> int:
-        """What it takes of the disk, or of the memory without the trajectories."""
+        """Bytes used on disk, or in memory without the trajectories."""
         return self._file.size_bytes + self._segments.size_bytes
 
     def check_room(self, size_bytes: int) -> None:
-        """Raise `JournalFailed` unless there is room to begin something new of that size."""
+        """Raise `JournalFailed` unless there is room for new jobs of that size."""
         self._file.check_room(size_bytes, self._segments.wanted_bytes)
 
     def accept(
         self, jobs: Sequence[JobState], submission: Submission | None = None, replaced: Sequence[int] = ()
     ) -> None:
-        """Write new jobs and the request that brought them, all or nothing.
+        """Write new jobs and the request that submitted them, all or nothing, and delete `replaced` results by number.
 
-        Jobs that run again take the place of their results, whose numbers are `replaced`. The last `SUBMISSIONS`
-        requests are kept: the ones that clients may still send again.
+        Only the last `SUBMISSIONS` requests are stored, which clients may still resend.
         """
         self.check_room(sum(len(job.packed) + ROW_BYTES for job in jobs))
         now = time.time()
@@ -177,8 +174,8 @@ class Journal:
     ) -> None:
         """Write the changes of a round, all or nothing.
 
-        `ended` results take the place of their jobs. `acknowledged` results and `discarded` jobs (whose results no
-        client will fetch) are removed by number, and notes of the batches that are None by name.
+        `ended` results replace their jobs. `acknowledged` results and `discarded` jobs, whose results no client will
+        fetch, are deleted by number. A note of None is deleted by name.
         """
         now = time.time()
         both: list[JobState | Finished] = [*states, *ended]
@@ -200,7 +197,7 @@ class Journal:
             self._segments.rewind()
             raise
         if self._segments.is_wasteful:
-            with contextlib.suppress(JournalFailed):  # what was asked for is done
+            with contextlib.suppress(JournalFailed):  # the round itself is written
                 self._copy_on(1.0)
 
     def _write(
@@ -212,7 +209,7 @@ class Journal:
         over: tuple[Sequence[int], Sequence[int]],
         notes: Mapping[str, bytes | None],
     ) -> None:
-        """Write what was packed; a job whose result is not in it stays unchanged."""
+        """Write the packed rows; a job whose result was not packed stays unchanged."""
         acknowledged, discarded = over
         written = {row[0] for row in (*rows, *results)}
         no_job = [(row[0],) for row in results]
@@ -221,7 +218,7 @@ class Journal:
         gone = {key for key in written if by_number[key].block is None and key in self._blocks}
         gone.update(sequence for sequence in (*acknowledged, *discarded) if sequence in self._blocks)
         statements = (
-            # First what makes room.
+            # Deletions come first, to make room.
             ("DELETE FROM blocks WHERE sequence = ?", [(sequence,) for sequence in gone]),
             ("DELETE FROM results WHERE sequence = ?", [(sequence,) for sequence in acknowledged]),
             ("DELETE FROM jobs WHERE sequence = ?", no_job),
@@ -251,7 +248,7 @@ class Journal:
         return [row for row in rows if row[0] not in problems]
 
     def recover(self) -> Recovered:
-        """Return everything."""
+        """Return the whole content, with a loss result for each damaged row of a known job."""
         jobs: list[JobState] = []
         results: list[Finished] = []
         last = 0
@@ -282,14 +279,14 @@ class Journal:
             results.append(damaged.loss)
 
     def block(self, stored: StoredBlock) -> Frame:
-        """Return a trajectory's block; raise `BlockLost` if it is damaged or missing."""
+        """Return a trajectory's block; raise `BlockLost` if the block is damaged or missing."""
         block = self._blocks[stored.sequence]
         if isinstance(self._segments, NoSegments):
             return block.in_memory  # type: ignore[no-any-return]
         return self._segments.read(block.place)
 
     def unloaded(self, finished: Finished) -> Finished:
-        """Return a result without its block in memory, if `block` can return that from the disk."""
+        """Return a result with its block replaced by a `StoredBlock`, if the block can be read from disk."""
         if isinstance(self._segments, NoSegments) or finished.block is None or isinstance(finished.block, StoredBlock):
             return finished
         self._blocks[finished.sequence] = self._blocks[finished.sequence]._replace(in_memory=None)
@@ -303,7 +300,7 @@ class Journal:
     def _new_blocks(
         self, by_number: Mapping[int, JobState | Finished]
     ) -> tuple[dict[int, memoryview], dict[int, Exception]]:
-        """Return the blocks that are not written down, and why others never can be."""
+        """Return the blocks not yet written, and the errors of blocks that can never be written."""
         blocks: dict[int, memoryview] = {}
         without: dict[int, Exception] = {}
         for key, one in by_number.items():
@@ -318,7 +315,7 @@ class Journal:
         return blocks, without
 
     def _append(self, blocks: Sequence[memoryview]) -> list[Place]:
-        """Write blocks to a segment, once there is room within the limit."""
+        """Write blocks to a segment, after making room within the limit."""
         if not blocks:
             return []
         segments = self._segments
@@ -335,9 +332,9 @@ class Journal:
         return self._file.to_the_last(lambda: segments.append(blocks))
 
     def _copy_on(self, wanted_share: float) -> bool:
-        """Copy what is wanted of the emptiest segment to the last one, so that its file goes; False: there is none.
+        """Copy the wanted blocks of the emptiest segment and remove its file; return False if no segment qualifies.
 
-        The disk has the copy before the file goes: it may have had the original for days.
+        The copy is synced before the file is removed: the original may have been on disk for days.
         """
         number = self._segments.emptiest(wanted_share)
         if number is None:
@@ -362,7 +359,7 @@ class Journal:
         return True
 
     def _keep(self, new: Mapping[int, _Block], gone: Iterable[int] = ()) -> None:
-        """Follow what was written down of blocks."""
+        """Update the places of blocks after a commit."""
         removed = [self._blocks.pop(key).place for key in (*gone, *new) if key in self._blocks]
         self._blocks.update(new)
         self._segments.commit([block.place for block in new.values()], removed)
@@ -388,7 +385,7 @@ def _packed_rows(pack: Callable[[Any], Row], items: Iterable[JobState | Finished
         try:
             rows.append(pack(one))
         except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
-            _log_left_out(one, error)  # nor could it be sent
+            _log_left_out(one, error)  # such a row could not be sent either
     return rows
 
 
@@ -406,7 +403,7 @@ def _result_row(one: Finished, now: float) -> Row:
 
 
 def _log_left_out(one: JobState | Finished, error: Exception) -> None:
-    """Log that a job stays in the journal as it was: a broker that is restarted continues from there."""
+    """Log that a job's row stays unchanged; a restarted broker continues from that row."""
     result = one.result if isinstance(one, Finished) else None
     what, job_id = ("state", one.job_id) if isinstance(one, JobState) else ("result", one.result.job_id)
     attempt = result.attempt if result is not None else one.attempt  # type: ignore[union-attr]

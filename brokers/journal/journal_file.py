@@ -1,16 +1,13 @@
-"""An SQLite file that one broker owns: locked against a second one, checked before it is written, bounded in size.
+"""`JournalFile`: an SQLite file that one broker owns; locked, checked before it is written, and bounded in size.
 
-WAL mode: a commit is one append to the log next to the file, so a killed process leaves the last commit whole.
-`synchronous=NORMAL` never waits for the disk at a commit: a process that dies loses nothing, a machine that loses its
-power may lose the last commits, and never the order between them; `sync` waits each time. Rows that are deleted leave
-room that is used again, so the file grows to the most that was ever held, and not beyond its limit.
+WAL mode: a commit appends to the log next to the file, so a killed process keeps its last commit. With
+`synchronous=NORMAL` a power loss may lose the last commits, but never their order; with `sync` each commit waits for
+the disk. SQLite reuses the space of deleted rows. A file of another kind or version is rejected before it is written;
+there is no migration and no repair. The lock is a `flock` on the file, which the kernel releases with the process.
 
-The lock is a `flock` on the file itself, which the kernel drops with the process. What cannot be a journal of this kind
-and version is refused before it is touched; nothing is migrated, and a file that SQLite finds damaged is not mended.
-
-WAL mode has an index in shared memory, which network file systems do not have. On them, and on those not known, SQLite
-keeps the index to itself (`locking_mode = EXCLUSIVE`): no other process can read the file while a broker has it. It
-takes no locks of its own there, since NFS makes of our `flock` a lock on the same bytes, which would keep SQLite out.
+WAL mode needs an index in shared memory, which network file systems lack. On file systems outside `LOCAL`, SQLite keeps
+the index private (`locking_mode = EXCLUSIVE`), so no other process can read the file while a broker has it open. There
+SQLite takes no locks (`unix-none`): NFS turns our `flock` into a lock on the bytes that SQLite locks.
 """
 
 from __future__ import annotations
@@ -39,31 +36,31 @@ RESERVE_BYTES = 16 * 2**20
 MIN_RESERVE_BYTES = 256 * 1024
 RESERVE_SUFFIX = ".reserve"
 LOCKED_S = 1.0
-"""How long another program that writes to the file may keep us waiting."""
+"""How many seconds a commit waits for another program that writes to the file."""
 CHECKPOINT_PAGES = 16_000
-"""After so many pages (64 MiB) the log is copied into the file."""
+"""Pages (64 MiB) after which the log is copied into the file."""
 LOG_LIMIT_BYTES = 80 * 2**20
-"""Longest log that is left behind after that."""
+"""Longest log that remains after a checkpoint."""
 FULL_SHARE = 0.9
-"""How full the file may be before new jobs are refused, so that there is room for what those will bring."""
+"""Share of the limit above which new jobs are refused, to leave room for accepted ones."""
 
 ROW_ERRORS = (
     *(OverflowError, TypeError, ValueError),
     *(sqlite3.InterfaceError, sqlite3.ProgrammingError, sqlite3.DataError, sqlite3.IntegrityError),
 )
-"""What a row raises that SQLite cannot hold, on any disk."""
+"""Errors of a row that SQLite cannot store on any disk."""
 
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _MAGIC = b"SQLite format 3\0"
 _ID_PLACE = 68
-"""Where in the file's header the application id is."""
+"""Offset of the application id in the file's header."""
 
 
 class JournalFile:
-    """The open file (mode 0600), created if it is missing; without a path, a database in memory.
+    """The open file (mode 0600), created if missing; without a path, a database in memory.
 
-    Raises `ConfigError` if it is not a journal of this kind (`application_id`) and version (`schema`) or cannot be
-    opened, `JournalFailed` if another process has it or the disk fails.
+    Raises `ConfigError` if the file has another `application_id` or `schema` or cannot be opened, `JournalFailed` if
+    another process has it open or the disk fails.
     """
 
     def __init__(
@@ -97,12 +94,12 @@ class JournalFile:
     def close(self) -> None:
         self.connection.close()
         if self._lock >= 0:
-            os.close(self._lock)  # after the connection: closing any descriptor of a file drops SQLite's own locks
+            os.close(self._lock)  # last: closing any descriptor drops SQLite's locks on the file
             self._lock = -1
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Commit what is executed inside, or nothing of it."""
+        """Commit the statements executed inside, all or nothing."""
         with failures(self.path, "written"):
             try:
                 self.connection.execute("BEGIN IMMEDIATE")
@@ -113,7 +110,7 @@ class JournalFile:
                 raise
 
     def to_the_last(self, act: Callable[[], Returned]) -> Returned:
-        """Do something; if the disk is full, with the room of the reserve."""
+        """Call `act`; if the disk is full, remove the reserve and call `act` once more."""
         try:
             return act()
         except JournalFailed as error:
@@ -123,7 +120,7 @@ class JournalFile:
 
     @contextlib.contextmanager
     def waiting_for_the_disk(self) -> Iterator[None]:
-        """Have commits inside wait until the disk has them."""
+        """Make commits inside wait for the disk."""
         before = self._pragma("synchronous")
         self.connection.execute("PRAGMA synchronous = FULL")
         try:
@@ -132,9 +129,9 @@ class JournalFile:
             self.connection.execute(f"PRAGMA synchronous = {before}")
 
     def run(self, *statements: tuple[str, Sequence[Sequence[Any]]]) -> None:
-        """Run each statement for each of its rows, in one transaction, in half the time of `transaction`.
+        """Run each statement for each of its rows in one transaction; takes half the time of `transaction`.
 
-        Raises one of `ROW_ERRORS` if SQLite cannot hold a row; then nothing was done, as after a `JournalFailed`.
+        Raises `JournalFailed`, or one of `ROW_ERRORS` if SQLite cannot store a row; nothing is written then.
         """
         try:
             self.connection.execute("BEGIN IMMEDIATE")
@@ -149,7 +146,7 @@ class JournalFile:
             raise
 
     def refused(self, statement: str, rows: Sequence[Sequence[Any]]) -> dict[int, Exception]:
-        """Return which rows SQLite cannot hold, by their places, and why; changes nothing."""
+        """Return the errors of rows that SQLite cannot store, by index; changes nothing."""
         refused: dict[int, Exception] = {}
         with failures(self.path, "written"):
             try:
@@ -165,7 +162,7 @@ class JournalFile:
 
     @property
     def used_bytes(self) -> int:
-        """What the rows take, without the room that deleted ones have left."""
+        """Bytes that rows use, without the free pages."""
         return PAGE_BYTES * (self._pragma("page_count") - self._pragma("freelist_count"))
 
     @property
@@ -173,10 +170,7 @@ class JournalFile:
         return PAGE_BYTES * self._pragma("page_count")
 
     def check_room(self, more_bytes: int, beside_bytes: int = 0) -> None:
-        """Raise `JournalFailed` if it is too full to begin something new that takes `more_bytes` at once.
-
-        `beside_bytes` is what other files hold that its limit is for too.
-        """
+        """Raise `JournalFailed` without room for `more_bytes`; `beside_bytes` are other files under the same limit."""
         if self._reserve is not None and not self._reserve.take():
             raise JournalFailed(
                 f"the disk of the journal {self.path} is full: what is left is for jobs that it has; make room there",
@@ -193,7 +187,7 @@ class JournalFile:
             )
 
     def compact(self) -> None:
-        """Return the room that deleted rows have left to the disk."""
+        """Return free pages to the disk."""
         with failures(self.path, "compacted"):
             self.connection.execute("VACUUM")
             self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -219,7 +213,7 @@ class JournalFile:
     def _set_up(self, application_id: int, schema: int, tables: Sequence[str], sync: bool) -> None:
         execute = self.connection.execute
         execute(f"PRAGMA max_page_count = {self.limit_bytes // PAGE_BYTES}")
-        if self._pragma("user_version") == 0:  # before WAL mode, so that the file's own header says what it is
+        if self._pragma("user_version") == 0:  # before WAL mode, so that the file's header has the id
             execute(f"PRAGMA page_size = {PAGE_BYTES}")
             execute("BEGIN IMMEDIATE")
             execute(f"PRAGMA application_id = {application_id}")
@@ -251,7 +245,7 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
 
 @contextlib.contextmanager
 def failures(path: Path, what: str, *, at_start: bool = False) -> Iterator[None]:
-    """Turn SQLite's errors into ours; that the file is damaged is a `ConfigError` when a broker starts with it."""
+    """Convert SQLite's errors to `JournalFailed`, or to `ConfigError` for a damaged file if `at_start`."""
     try:
         yield
     except sqlite3.Error as error:
@@ -261,7 +255,7 @@ def failures(path: Path, what: str, *, at_start: bool = False) -> Iterator[None]
 
 
 def _is_damage(error: sqlite3.Error) -> bool:
-    """Tell an error that says what is in the file, from one that says what the disk does."""
+    """Return whether an error is about the file's content, not about the disk."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED
 
 
@@ -287,7 +281,7 @@ class Reserve:
         self._limit_bytes = limit_bytes
 
     def take(self) -> bool:
-        """Make the file unless it is there; return whether it is there now."""
+        """Create the file unless it exists; return whether it exists now."""
         if self._path.exists():
             return True
         try:
@@ -310,7 +304,7 @@ class Reserve:
         return True
 
     def give(self) -> bool:
-        """Remove the file; return whether it was there."""
+        """Remove the file; return whether it existed."""
         try:
             self._path.unlink()
         except OSError:
@@ -319,7 +313,7 @@ class Reserve:
 
 
 def _is_full(error: BaseException | None) -> bool:
-    """Return whether the disk had no room: SQLite calls it an I/O error too, for the file of its index."""
+    """Return whether the disk was full; SQLite reports that as an I/O error too, for its index file."""
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
@@ -327,7 +321,7 @@ def _is_full(error: BaseException | None) -> bool:
 
 
 def lock_journal(path: Path, *, create: bool = False) -> int:
-    """Open a journal's file and lock it against brokers until the descriptor that is returned is closed."""
+    """Open a journal and lock it until the returned descriptor is closed; `JournalFailed` if another process has it."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o600)
     except OSError as error:
@@ -347,7 +341,7 @@ def lock_journal(path: Path, *, create: bool = False) -> int:
 
 
 def try_lock(path: Path, descriptor: int, kind: int) -> bool:
-    """Lock an open journal; return whether no other process has it, on NFS including other machines."""
+    """Lock an open journal; return False if another process has the lock, on NFS also one of another machine."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -363,7 +357,7 @@ def try_lock(path: Path, descriptor: int, kind: int) -> bool:
 
 
 def check_kind(path: Path, descriptor: int, *application_ids: int) -> None:
-    """Raise `ConfigError` unless an open file is empty, or was made as a journal of one of these kinds."""
+    """Raise `ConfigError` unless the file is empty or has one of these application ids."""
     header = os.pread(descriptor, _ID_PLACE + 4, 0)
     found = int.from_bytes(header[_ID_PLACE:], "big")
     if header and (not header.startswith(_MAGIC) or found not in application_ids):

@@ -1,9 +1,8 @@
-"""The rows of the rollout broker's journal (see `journal`), to what they stand for, each by itself.
+"""Decode and check the rows of the rollout broker's journal (see `journal`), each by itself.
 
-A cell may hold anything: a disk decays, and people edit files. So each row is checked as a message would be, and one
-that does not pass is `Damaged`: it stays in the file, and the others are read. Where it still says whose job it was,
-there is a result that tells the client of the loss, for nothing that was accepted ends without one. Packed jobs are
-only looked at for their structure, since there may be a hundred thousand of them; `JobRecord` decodes them.
+Each cell is validated as a message would be. A row that fails is `Damaged`: it stays in the file, and reading
+continues. If the row still names its job, `Damaged` has a result that reports the loss to the client. Of a packed job
+only the structure is checked; `JobRecord` decodes it.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ RESULTS = """SELECT sequence, session, job_id, digest, result, history, packed, 
 BLOCKS = "SELECT sequence, segment, offset, size_bytes, checksum FROM blocks"
 
 DAMAGE = (msgspec.MsgspecError, TypeError, ValueError, RecursionError)
-"""What a cell raises that is not what was written."""
+"""Errors of a cell whose content is invalid."""
 
 Sequence = Annotated[int, Meta(ge=1, le=2**62)]
 
 
 class Progress(NamedTuple):
-    """What earlier phases left, in one column."""
+    """Output of earlier phases, in one column."""
 
     sandbox: SandboxHandle | None = None
     phase_data: dict[str, Any] = {}  # noqa: RUF012 - never written to
@@ -53,14 +52,14 @@ class Progress(NamedTuple):
 class Damaged(NamedTuple):
     sequence: int
     job_id: str
-    """As the row says; empty if it does not."""
+    """The row's job id; empty if missing."""
     problem: str
     loss: Finished | None
-    """Tells the job's client; None: the row does not say whose job it was, or another row is that job's."""
+    """The client's result; None: the row names no job, or another row has that job."""
 
 
 Flag = Annotated[int, Meta(ge=0, le=1)]
-"""SQLite has no truth values."""
+"""A boolean in SQLite."""
 
 
 class _JobRow(msgspec.Struct, frozen=True, array_like=True):
@@ -107,9 +106,9 @@ _result = msgspec.msgpack.Decoder(Result).decode
 def read_rows(
     connection: sqlite3.Connection, check: Callable[[Place], None]
 ) -> Iterator[JobState | Finished | Damaged]:
-    """Yield the results that were not acknowledged, then the jobs that have not ended; of each the oldest first.
+    """Yield the unacknowledged results, then the unfinished jobs, each oldest first.
 
-    `check` raises `BlockLost` for a block that is not where its row says.
+    `check` raises `BlockLost` for a block that is not at its place.
     """
     seen: set[str] = set()
     one: JobState | Finished
@@ -131,7 +130,7 @@ def read_rows(
 
 
 def place_of(cells: tuple[Any, ...]) -> Place:
-    """Return where a block is; nowhere, if its row does not say."""
+    """Return the place of a block, or that of a lost block if the cells are invalid."""
     try:
         return msgspec.convert(cells, Place)
     except msgspec.ValidationError:
@@ -139,14 +138,14 @@ def place_of(cells: tuple[Any, ...]) -> Place:
 
 
 def read_notes(connection: sqlite3.Connection) -> dict[str, bytes]:
-    """Return the notes of the batches by name; a row that is no note is left out."""
+    """Return the notes by name, without invalid rows."""
     with any_text(connection):
         rows = connection.execute("SELECT name, note FROM notes").fetchall()
     return {name: note for name, note in rows if isinstance(name, str) and isinstance(note, bytes)}
 
 
 def read_submissions(connection: sqlite3.Connection) -> list[Submission]:
-    """Return the last submissions, the oldest first; a row that is none is left out."""
+    """Return the last submissions, oldest first, without invalid rows."""
     with any_text(connection):
         rows = connection.execute("SELECT session, request_id, new FROM submissions ORDER BY number").fetchall()
     return [
@@ -180,7 +179,7 @@ def _finished(row: _ResultRow, seen: set[str], check: Callable[[Place], None]) -
 
 
 def _cells(row: tuple[Any, ...], *binary: int) -> tuple[Any, ...]:
-    """Return a row with its block's place as one cell, having checked that `msgspec` gets no text in base 64."""
+    """Return a row with its block's place as one cell; raise `TypeError` if a binary cell is not bytes."""
     for place in binary:
         if not isinstance(row[place], bytes):
             raise TypeError(f"{type(row[place]).__name__} in place of bytes - at `$[{place}]`")
@@ -218,7 +217,7 @@ def _damaged(
 
 
 def lost_result(job_id: str, task: str) -> Result:
-    """Return the error for a job or a result that is missing from the journal."""
+    """Return the error result for a job or a result that is missing from the journal."""
     message = f"the rollout broker's journal is damaged where it held job {job_id}, so it cannot go on; submit it again"
     error = JobsLost(message, count=1, job_ids=job_id).info()
     return Result(job_id=job_id, task=task, outcome=Outcome.INFRASTRUCTURE_ERROR, error=error)
@@ -233,7 +232,7 @@ def _name(task: object) -> str:
 
 @contextmanager
 def any_text(connection: sqlite3.Connection) -> Iterator[None]:
-    """Let text be read that is not UTF-8: it would end the whole query."""
+    """Decode invalid UTF-8 with replacement characters inside; otherwise the query would fail."""
     before, connection.text_factory = connection.text_factory, _text
     try:
         yield

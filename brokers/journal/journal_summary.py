@@ -1,4 +1,4 @@
-"""What is in a rollout broker's journal, in numbers: read beside a living broker, which it does not disturb."""
+"""Read-only summary of a rollout broker's journal, which a running broker may have open."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 class SessionSummary(NamedTuple):
     session: str
-    """Or the batches of one (see `holder_of`)."""
+    """The session's name, or that of its batches (see `holder_of`)."""
     queued: dict[str, int]
-    """Jobs that wait, by phase."""
+    """Queued jobs, by phase."""
     held: dict[str, int]
-    """Jobs that a stage process held when they were last written down, by phase."""
+    """Jobs that a stage process held at the last write, by phase."""
     results: dict[str, int]
-    """Results that were not acknowledged, by outcome."""
+    """Unacknowledged results, by outcome."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,30 +38,30 @@ class JournalSummary:
     journal_id: str
     schema: int
     in_use: bool
-    """A broker has it open."""
+    """Whether a broker has the file open."""
     size_bytes: int
-    """Of the file, its log and its segments."""
+    """Size of the file, its log and its segments."""
     free_bytes: int
-    """Of these, what rows and trajectories that were deleted have left."""
+    """Part of `size_bytes` that deleted rows and trajectories left."""
     jobs: int
     results: int
     trajectory_bytes: int
     oldest_job_at: float | None
-    """When it was accepted, in seconds since 1970."""
+    """When the oldest job was accepted, in seconds since 1970."""
     oldest_result_at: float | None
-    """When that job ended."""
+    """When the oldest result's job ended, in seconds since 1970."""
     sessions: tuple[SessionSummary, ...]
 
 
 def has_begun(path: Path) -> bool:
-    """Return whether a broker has ever opened a journal to its end; one that was killed before left nothing in it."""
+    """Return whether a broker has created this journal completely; a killed creation leaves no data."""
     return _size(path) > 0 and not path.with_name(f"{path.name}-journal").exists()
 
 
 def read_summary(path: Path) -> JournalSummary:
     in_use = _check(path)
     with failures(path, "read", at_start=True), contextlib.closing(_open(path, in_use)) as connection:
-        connection.execute("BEGIN")  # all of one moment
+        connection.execute("BEGIN")  # one consistent snapshot
         ask = connection.execute
         schema = int(ask("PRAGMA user_version").fetchone()[0])
         if schema != SCHEMA_VERSION:
@@ -96,27 +96,27 @@ def read_summary(path: Path) -> JournalSummary:
 
 
 def count_damaged(path: Path) -> int:
-    """Return how many rows of a journal cannot be read, or name trajectories that are not there; it reads all rows."""
+    """Read all rows; return how many are invalid or refer to missing trajectories."""
     in_use = _check(path)
-    # A broker that is running removes trajectories after rows that are still seen here.
+    # A running broker may remove trajectories of rows in this snapshot.
     check = (lambda _: None) if in_use else SegmentStore(path, 0).check
     with failures(path, "read", at_start=True), contextlib.closing(_open(path, in_use)) as connection:
         return sum(isinstance(row, Damaged) for row in read_rows(connection, check))
 
 
 def parts(path: Path) -> tuple[Path, ...]:
-    """Return the files of a journal: itself, what SQLite keeps beside it, and its trajectories."""
+    """Return the paths of a journal's files: the database, SQLite's companion files, and the segments."""
     beside = (path.with_name(path.name + suffix) for suffix in ("-wal", "-shm", "-journal"))
     return (path, *beside, *segment_paths(path))
 
 
 def size_of(path: Path) -> int:
-    """Return what the files of a journal take, in bytes."""
+    """Return the total size of a journal's files in bytes."""
     return sum(map(_size, parts(path)))
 
 
 def _check(path: Path) -> bool:
-    """Return whether a broker has a journal open."""
+    """Return whether a broker has the journal open."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
@@ -145,7 +145,7 @@ def _sessions(connection: sqlite3.Connection) -> list[SessionSummary]:
     sessions: dict[str, SessionSummary] = {}
 
     def of(session: object, in_batch: object) -> SessionSummary:
-        name = holder_of(str(session), in_batch=in_batch == 1)  # of a damaged row it may be anything
+        name = holder_of(str(session), in_batch=in_batch == 1)  # a damaged row may have any value
         return sessions.setdefault(name, SessionSummary(name, {}, {}, {}))
 
     query = """SELECT session, in_batch, coalesce(phase, 'init'), coalesce(stage_id, '') != '', count(*)

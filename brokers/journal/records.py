@@ -1,4 +1,4 @@
-"""What a journal keeps of jobs: those that have not ended, and the results that no client has acknowledged."""
+"""The records of a journal: unfinished jobs, and results that no client has acknowledged."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 def holder_of(session: str, *, in_batch: bool) -> str:
-    """Name who holds a job and its result: a session, or the batches of one. Neither counts or fetches the other's."""
+    """Return the holder of a job and its result: a session, or that session's batches, which are counted separately."""
     return f"{session}/batches" if in_batch else session
 
 
 class JobState(NamedTuple):
-    """One job that has not ended: all that another job table needs to continue with it."""
+    """An unfinished job, with everything that another job table needs to continue it."""
 
     sequence: int
-    """Numbers the jobs of a journal in the order in which they were accepted; never used twice."""
+    """The job's number in the journal, in order of acceptance; never reused."""
     session: str
     job_id: str
     task: str
@@ -35,21 +35,21 @@ class JobState(NamedTuple):
     """The job as submitted."""
     phase: Phase = Phase.INIT
     stage_id: str = ""
-    """Who holds the phase; empty: it is queued."""
+    """The stage process that holds the phase; empty if the phase is queued."""
     attempt: int = 1
     attempts_given_back: int = 0
     sandbox: SandboxHandle | None = None
     phase_data: dict[str, Any] = {}  # noqa: RUF012 - never written to
     run: PhaseDone | PhaseFailed | None = None
-    """RUN's event, once it has come."""
+    """RUN's event, after RUN has ended."""
     block: Any = None
-    """RUN's trajectory: a frame, or a `StoredBlock`."""
+    """RUN's trajectory: a frame or a `StoredBlock`."""
     metrics: dict[str, float] = {}  # noqa: RUF012 - never written to
     timings: dict[str, float] = {}  # noqa: RUF012 - never written to
     history: bytes = b""
-    """Its transitions, packed (see `brokers.rollout.transitions`)."""
+    """Packed transitions (see `brokers.rollout.transitions`)."""
     in_batch: bool = False
-    """It belongs to a batch of the session."""
+    """Whether the job belongs to a batch of the session."""
 
     @property
     def holder(self) -> str:
@@ -60,16 +60,16 @@ class Finished(NamedTuple):
     session: str
     result: Result
     block: Any
-    """The trajectory's block as received (bytes or a frame), or a `StoredBlock`; None if it has no tokens."""
+    """The trajectory's block as received (bytes or a frame), or a `StoredBlock`; None if there are no tokens."""
     job_digest: bytes = b""
-    """Tells whether a job that is submitted again is this one."""
+    """Identifies the job when it is submitted again (see `job_digest`)."""
     sequence: int = 0
     """The job's number in the journal."""
     history: bytes = b""
-    """Its transitions, packed (see `brokers.rollout.transitions`)."""
+    """Packed transitions (see `brokers.rollout.transitions`)."""
     in_batch: bool = False
     packed: bytes = b""
-    """The job as submitted, should it have to run again since its block is kept by a node."""
+    """The job as submitted, in case it must run again because a node stores its block."""
 
     @property
     def holder(self) -> str:
@@ -77,37 +77,37 @@ class Finished(NamedTuple):
 
 
 class Submission(NamedTuple):
-    """A request that brought jobs: sent again it is answered, and runs nothing, even when they are long forgotten."""
+    """A request that submitted jobs; if resent, the broker answers it and runs nothing."""
 
     session: str
     request_id: str
     new: int
-    """How many jobs it brought."""
+    """How many jobs were new."""
 
 
 class Recovered(NamedTuple):
-    """What a journal has at a broker's start."""
+    """The content of a journal at a broker's start."""
 
     unfinished: Sequence[JobState]
-    """The jobs that have not ended, oldest first."""
+    """Unfinished jobs, oldest first."""
     uncollected: Sequence[Finished]
-    """The results that were not acknowledged, those of the oldest jobs first."""
+    """Unacknowledged results, ordered by the age of their jobs, oldest first."""
     last_sequence: int
-    """The largest number of a job here."""
+    """The largest job number."""
     notes: Mapping[str, bytes] = {}
-    """The notes of the batches (see `batch_notes`)."""
+    """Notes of batches and of session leases."""
     submissions: Sequence[Submission] = ()
-    """The last ones, oldest first."""
+    """The last submissions, oldest first."""
 
 
 TRACEPARENT = b"traceparent"
 
 SUBMISSIONS = 4096
-"""How many are remembered. A client sends one again within its `timeout_s`."""
+"""How many submissions are stored. A client resends one within its `timeout_s`."""
 
 
 class StoredBlock(NamedTuple):
-    """A trajectory's block that is in the journal and not in memory."""
+    """Reference to a trajectory's block that is in the journal and not in memory."""
 
     sequence: int
     size_bytes: int
@@ -117,9 +117,9 @@ class StoredBlock(NamedTuple):
 
 
 def job_digest(packed: bytes) -> bytes:
-    """Return what stands for a packed job once its bytes are gone, 16 bytes: the same, whichever trace it is in."""
+    """Return a 16-byte digest of a packed job, independent of its `traceparent`."""
     if TRACEPARENT in packed:
-        with suppress(MalformedMessage, AttributeError):  # of a damaged journal
+        with suppress(MalformedMessage, AttributeError):  # packed bytes of a damaged journal
             fields = codec.unpack(packed, len(packed)).items()
             packed = codec.pack({name: value for name, value in fields if name != "traceparent"})
     return blake2b(packed, digest_size=16).digest()

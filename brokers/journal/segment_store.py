@@ -1,13 +1,13 @@
-"""Trajectories' blocks in append-only files beside a journal; SQLite, which would write them three times, keeps rows.
+"""Append-only files for trajectory blocks next to a journal; SQLite would write each block three times.
 
-    rollout.journal.segment-00000001      up to 64 MiB of blocks, one behind the other, and nothing else
+    rollout.journal.segment-00000001      up to 64 MiB of consecutive blocks, and nothing else
 
-Whoever keeps blocks here (`Journal`) writes down each one's `Place`: first `append`, then its own commit, then
-`commit` here; so no row names bytes that are not written. If its commit fails, `rewind` takes the bytes back. A file is
-removed once no block in it is wanted, and a new process begins a new one, so what a crash left behind the last commit
-is in nobody's way. A block that was cut off or changed is told by its length and checksum: `BlockLost`, for it alone.
+The caller (`Journal`) calls `append`, commits each block's `Place` itself, then calls `commit` here, so no row refers
+to unwritten bytes. If its commit fails, the caller calls `rewind`. The store removes a file when no block in it is
+wanted. A new process begins a new file, so bytes behind the last commit stay unused. Length and checksum reveal a
+truncated or changed block, which raises `BlockLost`.
 
-Blocks are read with `pread`: a file that is truncated under an `mmap` would end the process.
+Blocks are read with `pread`: truncating a mapped file would kill the process.
 """
 
 from __future__ import annotations
@@ -27,40 +27,40 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SEGMENT_BYTES = 64 * 2**20
-"""A file that is as long as this gets no further blocks."""
+"""Size at which a file gets no further blocks."""
 SEGMENTS = 64
-"""No file is longer than this part of the journal's limit, but for its last block."""
+"""A file gets no further blocks at 1/64 of the journal's limit."""
 SLACK_SEGMENTS = 4
-"""What may lie about unwanted, besides as much as is wanted, before anything is copied."""
+"""Unwanted bytes tolerated, in segments, in addition to as many bytes as are wanted."""
 SUFFIX = ".segment-"
 
 Count = Annotated[int, Meta(ge=0, lt=2**62)]
 
 
 class Place(NamedTuple):
-    """Where a block is."""
+    """The location of a block."""
 
     segment: Count
-    """The file's number, from 1; 0: the block is lost."""
+    """The file's number, from 1; 0 for a lost block."""
     offset: Count
     size_bytes: Count
     checksum: Count
 
 
 class BlockLost(ValueError):
-    """A block is not where it was written, and will not be."""
+    """A block is permanently missing or damaged."""
 
 
 @dataclass(slots=True)
 class _Segment:
     size_bytes: int
     blocks: int = 0
-    """Those that are wanted."""
+    """Number of wanted blocks."""
     wanted_bytes: int = 0
 
 
 class SegmentStore:
-    """The segments of one journal. With `sync`, `append` returns when the disk has the blocks."""
+    """The segments of one journal. With `sync`, `append` returns after the disk has the blocks."""
 
     def __init__(self, journal: Path, limit_bytes: int, *, sync: bool = False) -> None:
         self.segment_bytes = min(SEGMENT_BYTES, limit_bytes // SEGMENTS)
@@ -68,11 +68,11 @@ class SegmentStore:
         self._sync = sync
         self._segments = {number: _Segment(size) for number, size in segment_sizes(journal).items()}
         self._last = self._found = max(self._segments, default=0)
-        """The highest number; and that of the process before."""
+        """`_last` is the highest number, `_found` that of the earlier process."""
         self._file = -1
-        """The last segment, while blocks are appended to it."""
+        """Descriptor of the last segment while it is open for appending."""
         self._touched: dict[int, int] = {}
-        """The segments with blocks that were not committed, and how long they were before."""
+        """Lengths before the uncommitted appends, by segment."""
 
     @property
     def size_bytes(self) -> int:
@@ -84,7 +84,7 @@ class SegmentStore:
 
     @property
     def is_wasteful(self) -> bool:
-        """More is not wanted than may lie about."""
+        """Whether there are more unwanted bytes than tolerated."""
         unwanted = self.size_bytes - self.wanted_bytes
         return unwanted > self.wanted_bytes + SLACK_SEGMENTS * self.segment_bytes
 
@@ -94,13 +94,13 @@ class SegmentStore:
             self._file = -1
 
     def take_up(self, places: Iterable[Place]) -> None:
-        """Begin with the blocks that an earlier process has committed; remove the files in which there is none."""
+        """Register the blocks that an earlier process committed; remove files without any."""
         places = list(places)
-        self._last = max(self._last, *(place.segment for place in places), 0)  # a file that was removed is never back
+        self._last = max(self._last, *(place.segment for place in places), 0)  # numbers of removed files are not reused
         self.commit(places, ())
 
     def append(self, blocks: Sequence[memoryview], *, sync: bool = False) -> list[Place]:
-        """Write all, or nothing and raise `JournalFailed`; to be followed by `commit` or `rewind`."""
+        """Write all blocks, or raise `JournalFailed` and write none; call `commit` or `rewind` afterwards."""
         try:
             places = [self._append(block) for block in blocks]
             if places and (self._sync or sync):
@@ -115,7 +115,7 @@ class SegmentStore:
         return places
 
     def rewind(self) -> None:
-        """Take back what was not committed."""
+        """Remove uncommitted blocks."""
         self.close()
         for number, size in self._touched.items():
             with contextlib.suppress(OSError):
@@ -125,7 +125,7 @@ class SegmentStore:
         self._remove_unwanted()
 
     def commit(self, added: Iterable[Place], removed: Iterable[Place]) -> None:
-        """Count what was written down of blocks; remove the files in which none is wanted any more."""
+        """Count added and removed blocks; remove files without wanted blocks."""
         self._touched.clear()
         for places, one in ((added, 1), (removed, -1)):
             for place in places:
@@ -135,7 +135,7 @@ class SegmentStore:
         self._remove_unwanted()
 
     def read(self, place: Place) -> bytes:
-        """Return a block; raise `BlockLost` if it is not what was written, `JournalFailed` if the disk fails."""
+        """Return a block; raise `BlockLost` if it is missing or damaged, `JournalFailed` if the disk fails."""
         path = self._path(place.segment)
         try:
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -154,13 +154,13 @@ class SegmentStore:
         return block
 
     def check(self, place: Place) -> None:
-        """Raise `BlockLost` if a block is not there. Only those are read that a crash may have reached: the last."""
+        """Raise `BlockLost` if a block is missing; reads only blocks that a crash may have damaged."""
         segment = self._segments.get(place.segment)
         if segment is None or place.segment == self._found or segment.size_bytes < place.offset + place.size_bytes:
             self.read(place)
 
     def emptiest(self, wanted_share: float) -> int | None:
-        """Return the segment of which the least is wanted, if that is under this share of it."""
+        """Return the number of the segment with the smallest wanted share, if below `wanted_share`."""
         shares = [
             (one.wanted_bytes / one.size_bytes, number)
             for number, one in self._segments.items()
@@ -197,7 +197,7 @@ class SegmentStore:
                 if self._segments[number].size_bytes < self.segment_bytes:
                     continue
                 self.close()
-            with contextlib.suppress(OSError):  # then the next process removes it
+            with contextlib.suppress(OSError):  # the next process removes the file
                 self._path(number).unlink()
             del self._segments[number]
 
@@ -206,7 +206,7 @@ class SegmentStore:
 
 
 class NoSegments(SegmentStore):
-    """For a journal in memory, which refers to the blocks themselves: each has a place, and no file."""
+    """Segment store of a journal in memory: blocks have places but no files."""
 
     def __init__(self) -> None:
         self.segment_bytes = 0
@@ -227,7 +227,7 @@ class NoSegments(SegmentStore):
 
 
 def segment_paths(journal: Path) -> list[Path]:
-    """Return the files in which blocks of a journal are."""
+    """Return the paths of a journal's segments."""
     start = journal.name + SUFFIX
     return [path for path in journal.parent.iterdir() if path.name.startswith(start) and path.suffix[9:].isdecimal()]
 
@@ -237,7 +237,7 @@ def segment_sizes(journal: Path) -> dict[int, int]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the disk has the names in a folder."""
+    """Wait until the disk has the folder's entries."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

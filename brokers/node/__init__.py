@@ -1,1 +1,1 @@
-"""The broker of one node: between its stage processes and the rollout brokers."""
+"""The node broker, between the stage processes of one node and the rollout brokers."""

@@ -1,10 +1,10 @@
-"""`BlockServer`: serves a node's blocks to clients that know their ids.
+"""`BlockServer`: serves a node's blocks to clients that present their ids.
 
-    ROUTER, bound beside the node's inbox   ⇄ clients anywhere, over CURVE: `FetchBlock`
+    ROUTER, bound next to the node's inbox  ⇄ clients anywhere, over CURVE: `FetchBlock`
     Unix socket in the run folder (SEQPACKET) ⇄ clients on this machine: an id, answered with a file descriptor
 
-The id is a capability: it is random, and the broker discloses it only with the result. The Unix socket lies in a
-private folder, so only programs of the node's own account reach it.
+A block id is a random capability, which the broker discloses only with the result. Only programs of the node's own
+account can reach the Unix socket, which is in a private folder.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .block_store import BlockStore
 
 WAITING_BLOCKS = 64
-"""Most blocks that wait for one client that does not read; its further requests get no reply."""
+"""Most blocks queued for one client that does not read; its further requests get no reply."""
 LOCAL_CLIENTS = 256
 ID_BYTES = 64
 FOUND, LOST = b"+", b"-"
@@ -44,10 +44,10 @@ log = logging.getLogger("prorl.node_broker")
 
 
 class BlockServer:
-    """Is bound when it is made; `register` starts serving on a loop.
+    """A server that binds its sockets when it is created and serves after `register`.
 
     Raises:
-        EndpointInUse, InvalidEndpoint: it could not bind.
+        EndpointInUse, InvalidEndpoint: the server could not bind.
     """
 
     def __init__(self, loop: Loop, store: BlockStore, authenticator: ZapAuthenticator, bind: str, path: Path) -> None:
@@ -87,12 +87,12 @@ class BlockServer:
             except VersionMismatch as error:
                 reply = [*envelope, codec.encode(Refused(codec.request_id(content), error.info()))]
             except (MalformedMessage, IndexError) as error:
-                log.debug("dropped a request for a block: %s", error)  # anybody may send it: it must not fill the disk
+                log.debug("dropped a request for a block: %s", error)  # anybody can send one: no log flood
                 continue
             else:
                 block = self._store.read(request.block_id)
                 reply = [*envelope, codec.encode(BlockGiven(request.request_id)), *([] if block is None else [block])]
-            with suppress(zmq.ZMQError):  # its client is gone, or does not read: it asks again
+            with suppress(zmq.ZMQError):  # the client is gone or does not read; it retries
                 send(self._router, reply, NOBLOCK)
 
     def _accept(self) -> None:
@@ -100,7 +100,7 @@ class BlockServer:
             client, _ = self._listener.accept()
         except OSError as error:
             log.warning("no more clients are served by file descriptors here, but over TCP: %s", error)
-            self._loop.unregister_file(self._listener)  # it would wake the loop again at once
+            self._loop.unregister_file(self._listener)  # the pending connection would wake the loop at once
             return
         if len(self._local) >= LOCAL_CLIENTS:
             client.close()

@@ -1,12 +1,9 @@
-"""`BlockStore`: the trajectory blocks that this node keeps until their clients have them, one file each.
+"""`BlockStore`: trajectory blocks that a node stores until clients have fetched them, one file per block.
 
     blocks/<boot>/<rollout broker>/<block id>
 
-A file each needs no index, and its descriptor, which a client is sent, opens no other block; a node ends only a few
-jobs a second, so the files cost little. Nothing waits for the disk: files from before the machine's restart may be
-torn, so they are removed, and their jobs run again.
-
-A block whose event the broker has not noted stays, even if the broker asks to forget it: it asked before the event.
+Writes are not synced. Files from before the machine's last boot may be torn, so the store removes them, and their jobs
+run again.
 """
 
 from __future__ import annotations
@@ -28,17 +25,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BLOCKS_LIMIT = 30_000
-"""Most blocks that a node keeps for one broker: one report names all of them."""
+"""Most blocks that a node stores for one broker: one report names all of them."""
 FREE_BYTES = 2**30
 """Disk space that stays free for sandboxes."""
 OURS = re.compile(r"[0-9a-f]{32}")
-"""A block id. A network file system renames files that are removed while they are mapped."""
+"""Pattern of block ids; a network file system renames files that are removed while they are mapped."""
 
 log = logging.getLogger("prorl.node_broker")
 
 
 class BlockStore:
-    """Continues with the blocks that an earlier process of this node left in `folder`."""
+    """A store that continues with the blocks that an earlier process of this boot left in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / short_id(boot_id())
@@ -47,9 +44,9 @@ class BlockStore:
             if other != self._folder:
                 shutil.rmtree(other, ignore_errors=True)
         self._sizes: defaultdict[str, dict[str, int]] = defaultdict(dict)
-        """By broker and block id."""
+        """Block sizes in bytes, by broker and block id."""
         self._unnoted: dict[tuple[str, int], str] = {}
-        """Blocks by broker and the node's number of the event that brought them."""
+        """Block ids of events that the broker has not noted, by broker and event number."""
         for file in self._folder.glob("*/*"):
             with contextlib.suppress(OSError):
                 state = file.lstat()
@@ -57,9 +54,9 @@ class BlockStore:
                     self._sizes[file.parent.name][file.name] = state.st_size
 
     def keep(self, broker: str, number: int, block: memoryview) -> str | None:
-        """Write a block and return its id; None if there is no room.
+        """Write a block and return its id, or None if there is no room or the write fails.
 
-        A number that is not noted yet returns the same id again: its event was resent.
+        For an event number that is not noted yet, a second call returns the same id: the event was resent.
         """
         known = self._unnoted.get((broker, number))
         if known is not None:
@@ -84,12 +81,12 @@ class BlockStore:
         return block_id
 
     def noted(self, broker: str, numbers: Iterable[int]) -> None:
-        """Let the blocks of these events be forgotten: they are noted, or not sent again."""
+        """Allow these events' blocks to be removed: the events are noted, or will not be resent."""
         for number in numbers:
             self._unnoted.pop((broker, number), None)
 
     def forget(self, broker: str, block_ids: Iterable[str]) -> None:
-        """Remove blocks that a broker no longer needs."""
+        """Remove blocks that a broker no longer needs, except blocks whose events the broker has not noted."""
         unnoted = set(self._unnoted.values())
         for block_id in block_ids:
             if block_id in self._sizes[broker] and block_id not in unnoted:
@@ -100,12 +97,12 @@ class BlockStore:
         return tuple(self._sizes[broker])
 
     def kept(self) -> tuple[int, int]:
-        """Return the number of blocks and their size in bytes."""
+        """Return the number of blocks and their total size in bytes."""
         sizes = [size for blocks in self._sizes.values() for size in blocks.values()]
         return len(sizes), sum(sizes)
 
     def open(self, block_id: str) -> int | None:
-        """Return a read-only descriptor of a block; None if it is missing or truncated."""
+        """Return a read-only descriptor of a block, which the caller closes; None if missing or truncated."""
         broker = next((broker for broker, sizes in self._sizes.items() if block_id in sizes), None)
         if broker is None:
             return None
@@ -119,7 +116,7 @@ class BlockStore:
         return None
 
     def read(self, block_id: str) -> bytes | None:
-        """Return a block; None if it is missing or truncated."""
+        """Return a block; None if the block is missing, truncated or unreadable."""
         file = self.open(block_id)
         if file is None:
             return None

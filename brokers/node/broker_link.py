@@ -1,11 +1,11 @@
 """`BrokerLink`: a node's connection to one rollout broker.
 
-    PUSH  → the broker's stage events: reports of the pools, phases ended, with the node's own numbers
-    PULL  (bound, announced) ← the broker: phases to start and stop, events noted, its demand for slots
+    PUSH  → the broker's stage events: pool reports, ended phases, numbered by the node
+    PULL  (bound, announced) ← the broker: phases to start and stop, noted events, its slot demand
 
-A pool is all stage processes of one role here, and one stage process for this broker. Each new connection begins with
-full reports. When the broker moves, the node connects to its new place, and the stage processes notice nothing. Events
-and commands have no replies that a `Requester` could wait for: reports repeat what was lost.
+To the broker, all stage processes of one role are one pool, which looks like one stage process. Each new connection
+begins with full reports, and reports repeat what was lost. When the broker moves, the node reconnects and the stage
+processes are unaffected.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from ...wire.sockets import Frame
 
 DEMAND_EVERY = 5
-"""Heartbeats from one question for a broker's demand to the next."""
+"""Heartbeats from one request for a broker's demand to the next."""
 
 
 class BrokerLink:
-    """Raises `InvalidEndpoint` where it cannot bind or connect."""
+    """A connection that is open when it is created; raises `InvalidEndpoint` if it cannot bind or connect."""
 
     def __init__(
         self,
@@ -58,9 +58,9 @@ class BrokerLink:
         self.welcomed = False
         self.demand = SlotDemand({})
         self.demand_at = 0.0
-        """When the broker last sent it, or joined."""
+        """When the broker last sent its demand, or joined, in seconds of the loop's clock."""
         self.keep: Keep = "broker"
-        """Where it wants trajectories' blocks."""
+        """Where the broker wants trajectory blocks stored."""
         self.events = EventNumbers()
         self._context = context
         self._keyring = keyring
@@ -71,7 +71,7 @@ class BrokerLink:
         self._addresses: dict[str, str] = {}
         self._beats = 0
         self._slots: dict[str, int] = {}
-        """Of each pool, as they were reported last."""
+        """Slots per pool in the last full report."""
         self.inbox = open_socket(context, zmq.PULL, JOB_FRAME_BYTES, NODE_PING_S)
         self.endpoint = authenticator.bind(self.inbox, bind, Listener.STAGE_INBOX)
         self.curve_key = authenticator.curve_key(self.endpoint)
@@ -79,7 +79,7 @@ class BrokerLink:
         self._open(place)
 
     def connect(self, place: str) -> None:
-        """Connect to where the broker is now, if that is another place."""
+        """Connect to the broker's current place, if that changed."""
         if place != self._place:
             self._handshake.close()
             self._open(place)
@@ -90,11 +90,11 @@ class BrokerLink:
 
     @property
     def problem(self) -> str:
-        """Why there is no connection; empty: nothing is known of it."""
+        """Why the connection failed; empty if no problem is known."""
         return self._handshake.problem
 
     def answered(self, now: float) -> None:
-        """The broker has welcomed the node, and wants to know everything."""
+        """Record the broker's welcome; the next report is full."""
         self.welcomed, self.demand_at = True, now
         self._reports.answered()
 
@@ -102,20 +102,20 @@ class BrokerLink:
         self._reports.want_full()
 
     def pool(self, role: Phase) -> str:
-        """Return the name of a pool, as this broker knows it."""
+        """Return a pool's name, as this broker uses it."""
         return f"{role}-{self._node_id}"
 
     def note_backend(self, job_id: str, backend: str) -> None:
         self._backends[job_id] = backend
 
     def note_address(self, job_id: str, address: str) -> bool:
-        """Note where a rollout is reached; return whether that is news."""
+        """Record the address of a job's rollout; return whether it is new."""
         is_new = self._addresses.get(job_id) != address
         self._addresses[job_id] = address
         return is_new
 
     def report(self, running: dict[Phase, dict[str, int]], pools: Sequence[StageReport], facts: NodeFacts) -> None:
-        """Send a heartbeat: `pools` has what is to be said of each pool beside its phases."""
+        """Send a heartbeat, or full reports if the broker needs them: `pools`, with answer fields filled in here."""
         if self._handshake.drain():
             self._reports.connected()
         if self._handshake.refused:
@@ -140,7 +140,7 @@ class BrokerLink:
         self.send(replace(alive, asks_demand=self._beats % DEMAND_EVERY == 1))
 
     def full(self, role: Phase, phases: dict[str, int], kept: Sequence[str] | None = None, **more: Any) -> StageReport:
-        """Return the full report of a pool."""
+        """Return a pool's full report."""
         return StageReport(
             protocol=PROTOCOL_VERSION,
             stage_id=self.pool(role),
@@ -157,20 +157,20 @@ class BrokerLink:
         )
 
     def number(self, event: PhaseDone | PhaseFailed) -> int:
-        """Return the node's number of an event of a stage process."""
+        """Return the node's number for a stage process's event."""
         return self.events.number(event.stage_id, event.number, event.phase, event.job_id, event.attempt)
 
     def end(self, event: PhaseDone | PhaseFailed, block: Sequence[Frame], kept: BlockHandle | None = None) -> None:
-        """Send on the end of a phase of a stage process, with its block unless that is `kept` here."""
+        """Forward the end of a phase, with its block unless the block is `kept` on this node."""
         sent = replace(event, stage_id=self.pool(event.phase), number=self.number(event), origin="", kept=kept)
         self.send(sent, block if kept is None else ())
 
     def show(self, event: TurnsShown, block: Sequence[Frame] = ()) -> None:
-        """Send on the turns that a stage process shows."""
+        """Forward the turns that a stage process shows."""
         self.send(replace(event, stage_id=self.pool(Phase.RUN), origin=""), block)
 
     def show_none(self, question: ShowTurns) -> None:
-        """Answer that the phase has not begun here, or has ended."""
+        """Answer that no phase of this attempt runs on this node."""
         self.show(
             TurnsShown(
                 stage_id=self.pool(Phase.RUN),
@@ -181,9 +181,9 @@ class BrokerLink:
         )
 
     def give_back(self, job_id: str, attempt: int, phase: Phase, why: str, *, lost: bool = False) -> None:
-        """Have the broker give a phase to others: `lost` if it was begun here, so that its attempt is spent.
+        """Return a phase to the broker once; `lost` spends its attempt, since the phase had begun here.
 
-        Nobody sends this again; if it is lost, the next full report lacks the phase.
+        If this message is lost, the next full report omits the phase.
         """
         stage_id = self.pool(phase)
         error = LeaseLost(f"{phase} was given back by node {self._node}: {why}", stage_id=stage_id)
@@ -201,19 +201,19 @@ class BrokerLink:
         )
 
     def leave(self) -> None:
-        """Say that all pools are gone."""
+        """Report that all pools have left."""
         for pool in self._slots:
             self.send(StageLeaving(pool))
 
     def send(self, event: StageEvent, block: Sequence[Frame] = ()) -> None:
-        """Send an event; one that the broker does not take is sent again by who made it."""
+        """Send an event, or drop it if the queue is full: its originator resends it, and the next report is full."""
         try:
             send(self._handshake.socket, [codec.encode(event), *block], NOBLOCK)
         except zmq.Again:
             self._reports.want_full()
 
     def send_block(self, block_id: str, block: bytes | None) -> None:
-        """Send a block that was kept here, or that it is lost."""
+        """Send a block that this node stored, or report that the block is lost."""
         sent = BlockSent(stage_id=self.pool(Phase.RUN), block_id=block_id, lost=block is None)
         self.send(sent, () if block is None else (block,))
 

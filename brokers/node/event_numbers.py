@@ -1,7 +1,7 @@
-"""The numbers under which a node sends on the ends of phases, until a rollout broker has noted them. Pure.
+"""The node's numbers for ended phases that a rollout broker has not noted yet. Pure.
 
-Each stage process counts its own events, and sends one again that was not noted. Towards the broker the node counts,
-and an event that comes again keeps its number there.
+Each stage process numbers its own events and resends those not noted. To the broker, the node numbers all events; a
+resent event keeps its number.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class EventNumbers:
         self._known: dict[tuple[str, int], int] = {}
 
     def number(self, stage_id: str, number: int, phase: Phase, job_id: str, attempt: int) -> int:
-        """Return the node's number of a stage process's event."""
+        """Return the node's number for a stage process's event."""
         known = self._known.get((stage_id, number))
         if known is not None:
             return known
@@ -40,7 +40,7 @@ class EventNumbers:
         return self._last
 
     def noted(self, numbers: Iterable[int]) -> dict[str, tuple[int, ...]]:
-        """The broker has noted events: return their own numbers, by stage process."""
+        """Remove events that the broker has noted; return the stage processes' own numbers of them."""
         found: defaultdict[str, list[int]] = defaultdict(list)
         for number in numbers:
             sent = self._sent.pop(number, None)
@@ -50,11 +50,11 @@ class EventNumbers:
         return {stage_id: tuple(own) for stage_id, own in found.items()}
 
     def ended(self, phase: Phase) -> dict[str, int]:
-        """Return the jobs of a stage whose events the broker has not noted yet, with their attempts."""
+        """Return jobs of a stage, with attempts, whose events the broker has not noted."""
         return {sent.job_id: sent.attempt for sent in self._sent.values() if sent.phase == phase}
 
     def forget(self, stage_id: str) -> list[int]:
-        """A stage process is gone, and does not send its events again; return their numbers here."""
+        """Remove the events of a stage process that is gone; return the node's numbers of them."""
         gone = [number for number, sent in self._sent.items() if sent.stage_id == stage_id]
         for number in gone:
             sent = self._sent.pop(number)

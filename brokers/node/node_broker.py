@@ -1,17 +1,16 @@
-"""The broker of one node: to its stage processes a rollout broker, to rollout brokers one stage process of each role.
+"""`NodeBroker`: a rollout broker to the stage processes of one node, and one stage process per role to rollout brokers.
 
     PULL  stage events, in the run folder  ← the node's stage processes
     PUSH, one per stage process             → phases to start and stop
     `BrokerLink`, one per rollout broker    ⇄ the rollout brokers
 
-So a rollout broker has one connection, one lease and one heartbeat for each node, whatever runs there. Several rollout
-brokers share the node's slots: the node alone divides them (`slot_shares`).
+A rollout broker has one connection, one lease and one heartbeat per node. The node alone divides its slots among
+several rollout brokers (see `slot_shares`).
 
-When it dies, the stage processes go on working, report to the next one what they have, and send again the ends of
-phases that no rollout broker has noted. All that it keeps on disk is blocks of trajectories, for rollout brokers that
-want them on their node; when it ends in good order, it sends them those that were not fetched. When a stage process
-dies, its phases are given to the rollout brokers at once, as lost. When a rollout broker dies, its jobs go on; while it
-is away its slots flow to the others as they come free.
+When the node broker dies, the stage processes continue, report their state to its successor, and resend the ends of
+phases that no rollout broker has noted. The node broker stores only trajectory blocks on disk; an orderly shutdown
+sends unfetched blocks to their rollout brokers. When a stage process dies, the node reports its phases as lost at once.
+When a rollout broker dies, its jobs continue, and its slots go to the other brokers as they become free.
 """
 
 from __future__ import annotations
@@ -70,33 +69,33 @@ if TYPE_CHECKING:
     from .node_table import HeldPhase
 
 LOCAL_LEASE_S = 10.0
-"""How long a silent stage process keeps its phases."""
+"""How long a silent stage process keeps its phases, in seconds."""
 LOCAL_QUIET_S = 2.5
 FIRST_REPORT_S = 0.5
 LOOK_S = 2.0
-"""How often to look where the rollout brokers are."""
+"""How often the node looks up the rollout brokers' places, in seconds."""
 DEMAND_LOST_S = 15.0
-"""A rollout broker that has not sent its demand for so long keeps only the slots that it uses."""
+"""A rollout broker that has sent no demand for this many seconds keeps only its used slots."""
 HAND_OVER_S = 12.0
-"""How long an ending node may take to send unfetched blocks to its brokers."""
+"""How many seconds a node that shuts down may take to send unfetched blocks to its brokers."""
 HANDED_AT_ONCE = 32
-"""How many of them may be under way."""
+"""Most blocks that may be in flight to one broker during that time."""
 
 log = logging.getLogger("prorl.node_broker")
 
 
 class _Waiting(NamedTuple):
-    """A phase that cannot start yet: no slot is free, or another broker's job of its id is here."""
+    """A phase that cannot start yet: no slot is free, or another broker's job with the same id is here."""
 
     link: BrokerLink
     command: StartPhase
     frames: Sequence[Frame]
     until: float
-    """Then it is given back. Until then it is no reason for its broker to send it here once more."""
+    """When the phase is returned to its broker."""
 
 
 class _JobTask(msgspec.Struct):
-    """What is read of a packed job here."""
+    """The only field of a packed job that the node reads."""
 
     task: str
 
@@ -105,21 +104,22 @@ _task_of = msgspec.msgpack.Decoder(_JobTask).decode
 
 
 class NodeBroker:
-    """Bound and ready to `run`.
+    """A node broker, bound when it is created and ready to `run`.
 
     Args:
         node: the node's name.
-        place: which machine and run folder it is.
-        node_id: the name of this node's life, the same for each broker that the node has in it.
-        stage_events: where the node's stage processes connect, `ipc://`.
-        bind: where rollout brokers reach the node, such as `tcp://10.0.0.7:*`.
-        run_dir: the node's run folder, where kept blocks are.
-        places: returns where the stage events of each rollout broker are, by name.
-        facts: returns what to say of this machine; it is asked with every heartbeat.
-        keys: the key folder; None: that of `$PRORL_KEYS`, or none.
+        place: the machine and the run folder.
+        node_id: the id of this run of the node, the same for each broker process of it.
+        stage_events: `ipc://` endpoint to which the node's stage processes connect.
+        bind: endpoint at which rollout brokers reach the node, such as `tcp://10.0.0.7:*`.
+        run_dir: the node's run folder, which contains the stored blocks.
+        places: returns the stage-event endpoint of each rollout broker, by name.
+        facts: returns facts about this machine; called for every heartbeat.
+        keys: the key folder; None: `$PRORL_KEYS`, or no keys.
+        insecure: whether TCP beyond loopback is allowed without keys.
 
     Raises:
-        EndpointInUse, InvalidEndpoint: it could not bind.
+        EndpointInUse, InvalidEndpoint: the node could not bind.
     """
 
     def __init__(
@@ -146,14 +146,14 @@ class NodeBroker:
         self._authenticator = ZapAuthenticator(self._loop.context, keyring, insecure=insecure)
         self._table = NodeTable(LOCAL_LEASE_S, LOCAL_QUIET_S)
         self._stages: StageConnections | None = None
-        """Once a rollout broker has said where the backend broker is."""
+        """None until a rollout broker has named the backend broker."""
         self._announced: dict[Phase, StageReport] = {}
-        """What stage processes have reported before that: pools that have no slots until one is welcome here."""
+        """Reports of stage processes before then, by role: pools without slots."""
         self._waiting: list[_Waiting] = []
         self._heartbeat_s = FIRST_REPORT_S
         self._next_report = self._next_look = self._loop.clock.now()
         self._told: dict[str, str] = {}
-        """The last problem of the connection to each rollout broker that was said."""
+        """The last connection problem logged for each rollout broker."""
         self._refused: StageRefused | None = None
         try:
             self._events = open_socket(self._loop.context, zmq.PULL)
@@ -171,7 +171,7 @@ class NodeBroker:
             raise
 
     def run(self) -> None:
-        """Serve until `stop`, SIGTERM or SIGINT; raise why a rollout broker refuses this node."""
+        """Serve until `stop`, SIGTERM or SIGINT; raise a rollout broker's refusal of this node, if any."""
         self._loop.report_metrics(self._run_dir, "node_broker", self._set_gauges)
         self._loop.register(self._events, self._drain_events)
         for link in self._links.values():
@@ -251,7 +251,7 @@ class NodeBroker:
         link.answered(self._loop.clock.now())
         self._next_report = self._loop.clock.now()
         if self._stages is not None:
-            self._stages.welcome_all(welcome)  # the backend broker may have moved
+            self._stages.welcome_all(welcome)  # the backend broker's endpoint may have changed
         else:
             self._stages = StageConnections(self._loop.context, None, welcome)
             log.info("node %s joined %s", self._node, link.place)
@@ -303,7 +303,7 @@ class NodeBroker:
             if isinstance(event, StageReport) and event.role not in self._announced:
                 self._announced[event.role] = event
                 self._report_soon()
-            return  # stage processes say everything again, and have nothing to do before
+            return  # stage processes repeat their reports
         match event:
             case StageReport():
                 if self._stages.reported(event, "", now, self._table.stages):
@@ -334,7 +334,7 @@ class NodeBroker:
         return [link for link in self._links.values() if self._table.holder(link.broker, job_id, attempt) is not None]
 
     def _note_addresses(self, addresses: Mapping[str, tuple[int, str]]) -> None:
-        for job_id, (attempt, address) in addresses.items():  # sent at once: programs wait for them
+        for job_id, (attempt, address) in addresses.items():  # sent at once: programs wait for addresses
             for link in self._links_of(job_id, attempt):
                 if link.note_address(job_id, address):
                     self._next_report = self._loop.clock.now()
@@ -345,7 +345,7 @@ class NodeBroker:
                 link.note_backend(job_id, backend)
 
     def _keep(self, link: BrokerLink, event: PhaseDone | PhaseFailed, rest: Sequence[Frame]) -> BlockHandle | None:
-        """Keep a trajectory's block here, if its broker wants that and it can be."""
+        """Store a trajectory's block on this node, if its broker wants that and there is room."""
         if link.keep != "node" or len(rest) != 1:
             return None
         block = memoryview(rest[0].buffer if isinstance(rest[0], zmq.Frame) else rest[0])
@@ -385,12 +385,12 @@ class NodeBroker:
             link.give_back(command.job_id, command.attempt, command.phase, why)
 
     def _lose(self, stage_id: str, held: Sequence[HeldPhase], why: str, *, lost: bool) -> None:
-        """A stage process is gone, with what it held and the events that it would have sent again."""
+        """Return the phases of a stage process that is gone, and forget its unnoted events."""
         for link in self._links.values():
             forgotten = link.events.forget(stage_id)
             self._blocks.noted(link.broker, forgotten)
             if forgotten:
-                link.want_full()  # which names their blocks, so that the broker says whether it has heard of them
+                link.want_full()  # lists the blocks; the broker releases the unknown ones
         for one in held:
             link_of = self._links.get(one.broker)
             if link_of is not None:
@@ -427,7 +427,7 @@ class NodeBroker:
         catalog.NODE_BLOCKS_BYTES.set(size_bytes)
 
     def _hand_over(self) -> None:
-        """Send unfetched blocks to the brokers, until they have them or the time is over."""
+        """Send unfetched blocks to the brokers, until all are delivered or `HAND_OVER_S` has passed."""
         left = {name: list(self._blocks.ids(name)) for name, link in self._links.items() if link.welcomed}
         until = self._loop.clock.now() + HAND_OVER_S
         under_way: dict[str, set[str]] = {name: set() for name in left}
@@ -490,7 +490,7 @@ class NodeBroker:
         return shares
 
     def _report_soon(self) -> None:
-        """Tell the brokers before the next heartbeat that there are more slots, or fewer."""
+        """Report before the next heartbeat that the number of slots changed."""
         for link in self._links.values():
             link.want_full()
         self._next_report = self._loop.clock.now()

@@ -1,11 +1,11 @@
-"""What the stage processes of one node hold, for which rollout broker, and what each broker may learn of it. Pure.
+"""`NodeTable`: the phases that one node's stage processes hold, and for which rollout broker. Pure.
 
-Towards a rollout broker all stage processes of a role are one, the node's *pool*, under the node's lease. A phase goes
-to the least loaded stage process that serves its task. It counts as running once the stage process has said so: until
-then the broker's own limit for an unconfirmed start goes on.
+To a rollout broker, all stage processes of a role are one *pool* under the node's lease. A phase goes to the least
+loaded stage process that serves its task. A phase counts as running once its stage process has confirmed it; until then
+the broker's limit for unconfirmed starts applies.
 
-Two brokers may have a job of the same id. A stage process knows phases by job, so the second one cannot start before
-the first has ended here.
+Stage processes identify phases by job id. If two brokers have jobs of the same id, the second job starts after the
+first has ended here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class HeldPhase:
     phase: Phase
     stage_id: str
     confirmed: bool = False
-    """Its stage process has said that it has it."""
+    """Its stage process has reported the phase."""
 
     @property
     def claim(self) -> SlotClaim:
@@ -40,7 +40,7 @@ class NodeTable:
     def __init__(self, lease_s: float, quiet_s: float) -> None:
         self._pool = StagePool(lease_s, quiet_s)
         self._held: dict[str, HeldPhase] = {}
-        """By job."""
+        """By job id."""
         self._tasks: dict[str, tuple[Task, ...]] = {}
         """By stage process."""
         self._draining: set[str] = set()
@@ -52,12 +52,12 @@ class NodeTable:
     # What brokers ask for ---------------------------------------------------------------------------------------------
 
     def start(self, broker: str, command: StartPhase, task: str) -> HeldPhase | None:
-        """Return a phase with the stage process that gets it; None if none can take it now."""
+        """Assign a phase to a stage process; return None if none is available now."""
         before = self._held.get(command.job_id)
         if before is not None and before.broker != broker:
             return None
         if before is not None:
-            self._drop(before)  # the broker has given up that attempt
+            self._drop(before)  # the broker has abandoned that attempt
         claim = _claim(broker, command.job_id, command.attempt)
         stage_id = self._pool.take(Requirement(command.phase, task, None), claim)
         if stage_id is None:
@@ -67,14 +67,14 @@ class NodeTable:
         return held
 
     def holder(self, broker: str, job_id: str, attempt: int) -> str | None:
-        """Return the stage process that has an attempt of a broker's job."""
+        """Return the stage process that holds an attempt of a broker's job, or None."""
         held = self._held.get(job_id)
         return held.stage_id if held is not None and (held.broker, held.attempt) == (broker, attempt) else None
 
     # What stage processes say -----------------------------------------------------------------------------------------
 
     def reported(self, report: StageReport, now: float, only_broker: str) -> None:
-        """A stage process says all that it has; `only_broker` names whose it is where the process does not say."""
+        """Record a full report; `only_broker` owns the phases for which the report names no broker."""
         named = {**report.running, **report.ended}
         if report.stage_id not in self._pool:
             for job_id, attempt in named.items():
@@ -89,7 +89,7 @@ class NodeTable:
             self._confirm(report.stage_id, job_id, attempt)
 
     def alive(self, alive: MemberAlive, now: float) -> bool:
-        """A stage process lives; return whether it is known and nothing that it said before was lost."""
+        """Record a heartbeat; return whether the stage process is known and none of its earlier heartbeats was lost."""
         lease = self._pool.lease(alive.member)
         if lease is None:
             return False
@@ -101,40 +101,40 @@ class NodeTable:
         return follows
 
     def ended(self, stage_id: str, job_id: str, attempt: int) -> None:
-        """A stage process has ended a phase."""
+        """Free the slot of a phase that has ended."""
         held = self._held.get(job_id)
         if held is not None and (held.stage_id, held.attempt) == (stage_id, attempt):
             self._drop(held)
 
     def left(self, stage_id: str) -> list[HeldPhase]:
-        """A stage process has gone; return what it held."""
+        """Remove a stage process that has left; return the phases it held."""
         self._pool.remove(stage_id)
         return self._forget(stage_id)
 
     def expire(self, now: float) -> dict[str, list[HeldPhase]]:
-        """Forget the stage processes whose leases are over; return what each held."""
+        """Remove the stage processes whose leases have expired; return the phases that each held."""
         return {stage.stage_id: self._forget(stage.stage_id) for stage in self._pool.expire(now)}
 
     # Answers to brokers ----------------------------------------------------------------------------------------------
 
     def roles(self) -> list[Phase]:
-        """Return the stages that have processes here."""
+        """Return the stages with processes on this node."""
         return sorted({stage.role for stage in self._pool})
 
     def slots(self, role: Phase) -> int:
         return self._pool.role_slots(role)
 
     def tasks(self, role: Phase) -> tuple[Task, ...]:
-        """Return what the processes of a role serve, each once."""
+        """Return the tasks that the processes of a role serve, each once."""
         served = {task.name: task for stage in self._pool if stage.role == role for task in self._tasks[stage.stage_id]}
         return tuple(served.values())
 
     def is_draining(self, role: Phase) -> bool:
-        """Return whether all processes of a role take nothing more."""
+        """Return whether all processes of a role accept no more phases."""
         return all(stage.leaving for stage in self._pool if stage.role == role)
 
     def running(self, broker: str) -> dict[Phase, dict[str, int]]:
-        """Return the attempts that are at work for a broker, by stage and job."""
+        """Return a broker's confirmed attempts, by stage and job."""
         found: defaultdict[Phase, dict[str, int]] = defaultdict(dict)
         for held in self._held.values():
             if held.broker == broker and held.confirmed:
@@ -142,7 +142,7 @@ class NodeTable:
         return found
 
     def used(self, role: Phase) -> dict[str, int]:
-        """Return how many slots each broker's phases take."""
+        """Return the number of slots that each broker's phases use."""
         used: defaultdict[str, int] = defaultdict(int)
         for held in self._held.values():
             if held.phase == role:

@@ -1,10 +1,9 @@
-"""How a node divides its slots among the rollout brokers. Pure: the node decides alone, and so never gives one twice.
+"""How a node divides its slots among the rollout brokers. Pure.
 
-Each broker gets slots by the weight of its sessions, and never more than it asks for while others ask for more. So a
-broker that asks for little gets that, however much others ask for, and what it leaves goes to them. Who uses more than
-its share keeps that until its jobs end, and starts no others meanwhile: the slots come to the others as they are free.
-Slots not asked for are dealt out evenly, so that a broker whose first job comes need not wait for the next division.
-Which broker gets the slot that does not divide differs from node to node.
+Each broker gets slots by the weight of its sessions, at most what it asks for while others ask for more. A broker that
+uses more than its share keeps those slots until its jobs end, and starts no others meanwhile. Slots that no broker asks
+for are divided evenly, so a broker's first job need not wait for the next division. The order in which brokers get
+remainder slots differs from node to node.
 """
 
 from __future__ import annotations
@@ -17,20 +16,20 @@ if TYPE_CHECKING:
 
 
 class Demand(NamedTuple):
-    """What a broker asks for."""
+    """A broker's demand on a node."""
 
     slots: int
-    """How many its jobs could use on this node."""
+    """How many slots its jobs could use on this node."""
     weight: float = 1.0
-    """Of the sessions that these jobs are of, together."""
+    """Total weight of the sessions of these jobs."""
 
 
 def divide(slots: int, demands: Mapping[str, Demand], used: Mapping[str, int], node: str) -> dict[str, int]:
-    """Return how many slots each broker may use. No slot is given that another broker still uses."""
+    """Return how many slots each broker may use; slots still in use by another broker are not assigned."""
     names = sorted(demands, key=lambda name: hashlib.blake2b(f"{node} {name}".encode()).digest())
     ideal = _ideal(slots, {name: demands[name] for name in names})
     shares = {name: int(ideal[name]) for name in names}
-    order = sorted(names, key=lambda name: shares[name] - ideal[name])  # stable: ties stay in the node's order
+    order = sorted(names, key=lambda name: shares[name] - ideal[name])  # stable: ties keep the node's order
     for index in range(slots - sum(shares.values())):
         shares[order[index % len(order)]] += 1
     owed = sum(max(0, used.get(name, 0) - shares[name]) for name in names)
@@ -41,7 +40,7 @@ def divide(slots: int, demands: Mapping[str, Demand], used: Mapping[str, int], n
 
 
 def _ideal(slots: int, demands: Mapping[str, Demand]) -> dict[str, float]:
-    """Return the shares if slots could be divided: by weight, and what one does not ask for to those that do."""
+    """Return fractional shares by weight; a broker's unrequested part goes to brokers that ask for more."""
     ideal = dict.fromkeys(demands, 0.0)
     left = float(slots)
     asking = {name: demand for name, demand in demands.items() if demand.slots}

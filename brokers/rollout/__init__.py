@@ -1,1 +1,1 @@
-"""The rollout broker: jobs, stage processes, results."""
+"""The rollout broker: jobs, stage processes, results, batches."""

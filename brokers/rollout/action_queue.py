@@ -1,9 +1,9 @@
-"""Performs the actions of the job table and of the batch sampler, in order, until none is left.
+"""Performs the actions of the job table and of the batch sampler, in order, until the queue is empty.
 
     event, request or time → JobTable     ──actions──▶ queue
     end of a batch's job   → BatchSampler ──actions──▶ queue
 
-Messages are not sent here: `WriteAhead` sends them once the journal has everything that led to them.
+`WriteAhead` sends the resulting messages after the journal has the changes that led to them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def perform_queue(jobs: Jobs, batches: BatchRunner, now: float, at: float) -> None:
-    """Perform all actions, including those that performing adds; `at` is the wall clock's time, for histories."""
+    """Perform all actions, including those added meanwhile; `at` is the wall clock in seconds, for histories."""
     queue, transitions, writes = jobs.queue, jobs.transitions, jobs.writes
     while queue:
         action = queue.popleft()

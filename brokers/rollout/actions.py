@@ -1,4 +1,4 @@
-"""What the job table decides: the actions that its events give, for the broker to do in order."""
+"""The actions that the job table returns, for the broker to perform in order."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class Queued(NamedTuple):
-    """A job waits for a phase: a transition, and nothing to do."""
+    """A job waits for a phase; a transition without an action."""
 
     job_id: str
     attempt: int
     phase: Phase
     error: ErrorInfo | None
-    """What the attempt before was lost to."""
+    """The error that ended the attempt before."""
 
 
 class Start(NamedTuple):
@@ -29,24 +29,24 @@ class Start(NamedTuple):
     command: StartPhase
     packed_job: bytes
     node: str = ""
-    """Of the stage process."""
+    """The stage process's node."""
 
 
 class Stop(NamedTuple):
-    """Tell a stage process to end a phase whose result is not wanted."""
+    """Tell a stage process to stop a phase whose result is not wanted."""
 
     stage_id: str
     claim: SlotClaim
 
 
 class Close(NamedTuple):
-    """Have some stage process of the sandbox's node remove it."""
+    """Have a stage process of the sandbox's node remove the sandbox."""
 
     sandbox: SandboxHandle
 
 
 class Unassign(NamedTuple):
-    """Have the backend broker release the assignment that an attempt may claim."""
+    """Have the backend broker release an attempt's assignment, if any."""
 
     claim: SlotClaim
 

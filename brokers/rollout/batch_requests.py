@@ -1,6 +1,6 @@
-"""`BatchRequestHandler`: answers what trainers ask about batches, and holds long polls. It owns no socket.
+"""`BatchRequestHandler`: answers trainers' batch requests and holds long polls. It owns no socket.
 
-A group is delivered to one client at a time: again to that client if it asks for more without having acknowledged it,
+A group is sent to one client at a time: again to that client if it asks for more without having acknowledged the group,
 and to any client of the session after `REDELIVER_S`. A live client remembers the groups it has seen, so it gets each
 exactly once.
 """
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from .jobs import Jobs
 
 SERVED = ("load", "end", "set")
-"""Steps after which engines serve the weights of a `WeightUpdate`."""
+"""Steps of a `WeightUpdate` after which engines serve its weights."""
 BatchRequest = OpenBatch | Feed | NextGroup | CloseBatch | SessionAlive | WeightUpdate
 
 
@@ -70,11 +70,7 @@ class BatchRequestHandler:
     def handle(
         self, envelope: Sequence[Frame], request: BatchRequest, rest: list[bytes], sender: Sender, now: float
     ) -> None:
-        """Answer one request.
-
-        Raises:
-            ProrlError: it is refused.
-        """
+        """Answer one request; raise a `ProrlError` to refuse it."""
         if rest and not isinstance(request, Feed):
             raise MalformedMessage(f"{len(rest)} unexpected frames behind the header")
         reply: FrontDoorReply
@@ -106,12 +102,12 @@ class BatchRequestHandler:
         return min((poll.until for poll in self._polls.values()), default=None)
 
     def take_held(self, session: str) -> list[tuple[Sequence[Frame], str]]:
-        """Return the held polls of a session, with their request ids, for another answer."""
+        """Remove the held polls of a session; return their envelopes and request ids."""
         keys = [key for key, poll in self._polls.items() if poll.request.session == session]
         return [(poll.envelope, poll.request.request_id) for poll in map(self._polls.pop, keys)]
 
     def answer_held(self, now: float) -> None:
-        """Answer the held polls that have something to say, those whose time is up, and those of revoked keys."""
+        """Answer the held polls that have news, have expired, or belong to a revoked key."""
         for key, poll in tuple(self._polls.items()):
             try:
                 if poll.sender.user_id and self._look_again(poll.sender).revoked:

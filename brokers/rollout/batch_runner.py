@@ -1,9 +1,9 @@
-"""The batches of all sessions: what clients ask of them, and the actions of the batch sampler.
+"""`BatchRunner`: the batches of all sessions; clients' batch requests and the batch sampler's actions.
 
-The sampler's launches become jobs of the session's batches (`in_batch`), accepted by the journal and the job table like
-a client's; their ends come back here from the queue of actions (`job_ended`). What a group's rollouts brought is among
-the results until its client has the group, or it is discarded. Each change of the sampler is noted in the journal in
-the same transaction as what caused it, so a restarted broker continues where this one was.
+The sampler's launches become jobs (`in_batch`) that the journal and the job table accept like a client's; the action
+queue reports their ends (`job_ended`). Their results stay in the result store until the client has the group or the
+group is discarded. Each change of the sampler is written to the journal in the same transaction as its cause, so a
+restarted broker continues.
 
 Owns the sampler; no socket, clock or file.
 """
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
     from .task_catalog import TaskCatalog
 
 BATCH_LIMIT = 1024
-"""Most batches that are open at once."""
+"""Most open batches."""
 PROMPT_LIMIT = 4096
-"""Most prompts of a batch that wait."""
+"""Most waiting prompts of a batch."""
 AGAIN_S = 1.0
-"""How long nothing is launched after the journal refused jobs."""
+"""How many seconds launches pause after the journal refused jobs."""
 PHASES = ("init", "run", "eval")
 
 log = logging.getLogger("prorl.rollout_broker")
@@ -66,19 +66,19 @@ class BatchRunner:
         self._prompts = 0
         self._launch_at = 0.0
         self._weights: dict[str, float] = {}
-        """Of each session's open batches, together."""
+        """Total weight of the open batches, by session."""
         self._refusal = ""
-        """Why the journal refused jobs last."""
+        """Why the journal last refused jobs; empty once it accepted some."""
         jobs.writes.collect_notes = self.note_changes
 
     # What clients ask -------------------------------------------------------------------------------------------------
 
     def open(self, session: str, batch_id: str, options: BatchOptions, now: float) -> BatchRecord:
-        """Open a batch, or give the one that is open under that id with the same options.
+        """Open a batch, or return the open batch with this id and the same options.
 
         Raises:
-            InvalidBatch: another one has this id, or no batch can be like that.
-            Busy: too many are open.
+            InvalidBatch: another batch has this id, or the options are invalid.
+            Busy: too many batches are open.
         """
         known = self._batches.find(batch_id)
         if known is not None:
@@ -104,14 +104,14 @@ class BatchRunner:
         return batch
 
     def feed(self, batch: BatchRecord, start: int, frames: Sequence[bytes], now: float, *, last: bool) -> None:
-        """Take packed prompts for a batch; those that it was fed before are not taken again.
+        """Add packed prompts to a batch, without those of an earlier request.
 
         Raises:
-            InvalidBatch: prompts are missing before these.
-            Busy: enough prompts wait.
-            JournalFailed: the journal has no room for them.
-            UnknownTask, InvalidJob, JobTooLarge, MalformedMessage: the one at `place` is no job that could run here,
-                and none was taken.
+            InvalidBatch: prompts are missing before `start`.
+            Busy: too many prompts wait.
+            JournalFailed: the journal has no room.
+            UnknownTask, InvalidJob, JobTooLarge, MalformedMessage: the prompt at `place` is not a valid job; no prompt
+                was added.
         """
         if start > batch.fed:
             raise InvalidBatch(
@@ -158,17 +158,17 @@ class BatchRunner:
         return job
 
     def find(self, session: str, batch_id: str) -> BatchRecord:
-        """Return a batch of a session, to look at.
+        """Return an open batch of a session, for reading.
 
         Raises:
-            UnknownBatch: there is none.
+            UnknownBatch: the session has no such batch.
         """
         return self._batches.batch(batch_id, session)
 
     def wanted_prompts(self, batch: BatchRecord) -> int:
-        """Return how many more prompts a batch could use soon: for as many jobs again as INIT and RUN have slots.
+        """Return how many more prompts a batch can use soon: enough jobs for all slots of INIT and RUN once more.
 
-        So the slots stay busy for a while when its client is at its own work, and asks for no groups.
+        The slots thus stay busy while the client does its own work.
         """
         room = max(1, self._jobs.table.working_slots())
         return min(batch.wanted_prompts(room), PROMPT_LIMIT)
@@ -178,7 +178,7 @@ class BatchRunner:
             self._discard(group.session, [rollout.job_id for rollout in group.rollouts.values()])
 
     def results(self, group: RolloutGroup) -> list[Finished] | None:
-        """Return the results of a whole group, by place; None: not all are safe yet."""
+        """Return the results of a complete group, by place; None until all are durable."""
         found = []
         for index in range(group.size):
             job_id = group.rollouts[index].job_id
@@ -192,11 +192,11 @@ class BatchRunner:
         self._sampler.mark_given(group, client_id, now)
 
     def closed(self, session: str, request_id: str) -> BatchClosed | None:
-        """Return what a request was answered that has closed a batch; None if it has not."""
+        """Return the reply to a request that closed a batch, or None."""
         return self._batches.closed(session, request_id)
 
     def close(self, batch: BatchRecord, request_id: str, now: float) -> BatchClosed:
-        """End a batch as a request asks; tell what it came to."""
+        """Close a batch and return its final status and report."""
         status = batch.status()
         self._enqueue(self._sampler.close(batch.batch_id, now))
         reply = BatchClosed(request_id, status, batch.stats.report())  # with what was carried over, or cancelled
@@ -208,11 +208,11 @@ class BatchRunner:
         self._batches.heard(session, now)
 
     def sessions(self) -> Mapping[str, SessionRecord]:
-        """Return the sessions that have batches, or carry groups, to look at."""
+        """Return the sessions with batches or carried groups, for reading."""
         return self._batches.sessions
 
     def end_session(self, session: str, now: float) -> int | None:
-        """Stop the batches of a session and forget them; return how many there were, None if it is unknown."""
+        """Remove a session's batches; return their number, or None if the session is unknown."""
         record = self._batches.sessions.get(session)
         if record is None:
             return None
@@ -242,10 +242,10 @@ class BatchRunner:
         return tuple(self.status(batch) for batch in self._batches.batches.values())
 
     def view(self, request: ViewBatch, now: float, at: float) -> BatchView:
-        """Show a batch of any session, open or closed; `at` is `now` in seconds since 1970.
+        """Return the view of a batch of any session, open or closed; `at` is `now` in seconds since 1970.
 
         Raises:
-            UnknownBatch: there is none whose id begins so, or more than one.
+            UnknownBatch: no batch or several batches have an id that begins with the given one.
         """
         batch, version = self._batches.look_for(request.batch_id), self._sampler.version
 
@@ -259,13 +259,13 @@ class BatchRunner:
         return batch_view(request.request_id, batch, status, version, lambda job_id: worked_s(job_id, now), wall)
 
     def steps(self, request: ListSteps, now: float, at: float) -> StepList:
-        """List the batches that were closed last; `at` is `now` in seconds since 1970."""
+        """Return the last closed batches; `at` is `now` in seconds since 1970."""
         return self._batches.steps.listed(request.request_id, now, at)
 
     # What happens -----------------------------------------------------------------------------------------------------
 
     def job_ended(self, finished: Finished, now: float) -> None:
-        """A batch's job has ended, and its result is kept."""
+        """Report the end of a batch's job to the sampler; its result is in the result store."""
         result = finished.result
         if result.job_id not in self._sampler:
             self._discard(finished.session, [result.job_id])
@@ -281,7 +281,7 @@ class BatchRunner:
             self._discard(finished.session, [result.job_id])
 
     def block_lost(self, finished: Finished, now: float) -> None:
-        """The trajectory of a batch's rollout is lost."""
+        """Replace a rollout whose trajectory was lost."""
         self._enqueue(self._sampler.rollout_lost(finished.result.job_id, now))
 
     def launch(self, now: float) -> None:
@@ -319,7 +319,7 @@ class BatchRunner:
     def recover(
         self, notes: Mapping[str, bytes], unfinished: Sequence[JobState], uncollected: Sequence[Finished], now: float
     ) -> None:
-        """Continue the batches of an earlier broker, once the table and the result store have its jobs and results."""
+        """Continue an earlier broker's batches, after the table and the result store have its jobs and results."""
         jobs = {state.job_id for state in unfinished if state.in_batch}
         results = {one.result.job_id: one for one in uncollected if one.in_batch}
         found = read_notes(notes, lambda job_id: job_id in jobs or job_id in results, now)
@@ -361,7 +361,7 @@ class BatchRunner:
     def _submit(self, launches: tuple[Launch, ...], now: float) -> None:
         jobs = [(one.session, *one.prompt.make_job(one.group_id, one.job_id)) for one in launches]
         try:
-            self._jobs.submit(jobs, now, in_batch=True)  # their groups' notes first
+            self._jobs.submit(jobs, now, in_batch=True)  # writes their groups' notes first
         except JournalFailed as error:
             self._refusal = error.message
             self._sampler.not_started([launch.job_id for launch in launches])
@@ -373,7 +373,7 @@ class BatchRunner:
         self._jobs.discard(_holder(session), job_ids)
 
     def _oldest(self, finished: Finished) -> int | None:
-        """Return the oldest weight version of a trajectory; the current one if nothing was generated, None if lost."""
+        """Return a trajectory's oldest weight version; the current one without generated tokens, None if lost."""
         result = finished.result
         if result.kept is not None:
             oldest = result.kept.oldest_version
@@ -390,7 +390,7 @@ class BatchRunner:
 
 
 class _RoomByKey(dict[str, int]):
-    """How many jobs there is room for in several places, found out when it is first asked."""
+    """Room for jobs by task or session, computed at first access."""
 
     def __init__(self, room: Callable[[str], int]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The gauges of a rollout broker, set once a second from what it counts anyway: nothing here is on the way of a job."""
+"""The gauges of a rollout broker, set once a second, off the path of jobs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def set_gauges(jobs: Jobs, batches: BatchRunner) -> None:
     for status in (JobStatus.QUEUED, JobStatus.HELD):
         for phase, count in table.count(status).items():
             catalog.JOBS.set(count, phase, status)
-    for task in table.stages.tasks():  # from 0 on: Prometheus sees no increase in what appears with a number
+    for task in table.stages.tasks():  # start at 0: Prometheus misses the increase of a counter that starts higher
         catalog.JOBS_SUBMITTED.add(task, amount=0)
         catalog.JOBS_ENDED.add(task, "completed", "", amount=0)
     pools: Counter[Phase] = Counter()

@@ -1,6 +1,6 @@
-"""When each of many things is to be looked at next. Pure. Looking costs by what is due, not by how many there are.
+"""`Deadlines`: one deadline per key; the cost of a look depends on the number of due keys only. Pure.
 
-Each key has one deadline. One that moves to a later time costs nothing until its earlier time comes.
+Moving a deadline to a later time costs nothing until its earlier time comes.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ if TYPE_CHECKING:
 Key = TypeVar("Key", str, int)
 
 MOVES = 20_000
-"""Deadlines that had moved to a later time, of which one look puts so many where they belong: a fleet that started at
-one moment must not cost one long look."""
+"""Most postponed deadlines that one look re-inserts, so a fleet that started at one moment causes no long look."""
 SPARE_ENTRIES = 64
-"""Heap entries beyond twice the keys that are kept before those without a use are swept out."""
+"""Heap entries beyond twice the number of keys at which stale entries are removed."""
 
 
 class Deadlines(Generic[Key]):
@@ -32,7 +31,7 @@ class Deadlines(Generic[Key]):
         return key in self._at
 
     def set(self, key: Key, at: float) -> None:
-        """Look at a key at a time, in place of the time that it had."""
+        """Set or replace the deadline of a key."""
         before = self._at.get(key)
         self._at[key] = at
         if before is None or at < before:
@@ -45,7 +44,7 @@ class Deadlines(Generic[Key]):
         self._at.pop(key, None)
 
     def due(self, now: float) -> Iterator[Key]:
-        """Take out and yield each key whose time has come, the earliest first; some wait for the next look."""
+        """Remove and yield the due keys, earliest first; after `MOVES` postponed keys, the rest waits."""
         moves = 0
         while self._heap and self._heap[0][0] <= now and moves < MOVES:
             when, key = heapq.heappop(self._heap)

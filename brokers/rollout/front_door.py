@@ -1,8 +1,8 @@
 """`FrontDoor`: checks and answers the requests of trainers and operators, and holds long polls. It owns no socket.
 
-Every request may come twice, because a client that lost a reply asks again; it then gets the same answer: jobs carry
-their own ids, and results stay until they are acknowledged. A newer `Collect` of the same client replaces the held one,
-and the results in a lost reply are delivered again.
+A client that lost a reply resends its request and gets the same answer: jobs have their own ids, and results stay until
+they are acknowledged. A newer `Collect` of a client replaces its held one, and the results of a lost reply are
+delivered again.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("prorl.rollout_broker")
 TRACES_LIMIT = 16_384
-"""Most requests that are held until rollouts have addresses."""
+"""Most requests held until rollouts have addresses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +95,10 @@ class _HeldTrace:
 
 
 class FrontDoor:
-    """Answers trainers.
+    """Answers requests.
 
-    `reply` sends frames to the client behind an envelope and returns False if it is gone; `look_again` returns a sender
-    with what has become of its key since; `tell` sends a command to a stage process.
+    `reply` sends frames to the client of an envelope and returns False if the client is gone; `look_again` returns a
+    sender with its key's current state; `tell` sends a command to a stage process.
     """
 
     def __init__(
@@ -121,11 +121,11 @@ class FrontDoor:
         self._reply = reply
         self._look_again = look_again
         self._submissions: OrderedDict[tuple[str, str], int] = OrderedDict()
-        """The last ones, by session and request id: how many jobs each brought."""
+        """Number of new jobs in each of the last submissions, by session and request id."""
         self._polls: dict[tuple[str, str], _HeldPoll] = {}
         """By session and client."""
         self._traces: dict[str, _HeldTrace] = {}
-        """Those that wait for a rollout's address, by request."""
+        """Requests that wait for a rollout's address, by request id."""
         self._batches = batches
         self._batch_requests = BatchRequestHandler(batches, jobs, self._answer, look_again)
         self.watching = WatchRequestHandler(jobs, batches)
@@ -138,7 +138,7 @@ class FrontDoor:
         try:
             envelope, message = split_envelope(frames)
         except MalformedMessage:
-            return  # without a delimiter there is no telling where an answer would go
+            return  # without a delimiter, the sender's envelope is unknown
         request_id = "unknown"
         try:
             if len(message) > MAX_FRAMES:
@@ -162,7 +162,7 @@ class FrontDoor:
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def answer_held(self, sessions: set[str], now: float) -> None:
-        """Answer the held polls of sessions with new results, those whose time is up, and those of revoked keys."""
+        """Answer held requests that have news, have expired, or have a revoked key; `sessions` have new results."""
         self._batch_requests.answer_held(now)
         self.turns.refuse_late(now)
         for request_id, held in tuple(self._traces.items()):
@@ -207,7 +207,7 @@ class FrontDoor:
                 if request.goodbye:
                     self._jobs.results.take_leave(request.client_id)
                 self._collect(envelope, request, sender, now, final=request.wait_s == 0)
-                del dropped  # large blocks take a while to free: not before the reply
+                del dropped  # freeing large blocks takes time: after the reply
             case Submit():
                 self._answer(envelope, self._submit(request, rest, now))
             case RelayBlocks():
@@ -237,7 +237,7 @@ class FrontDoor:
         self._jobs.writes.then(lambda: self._answer(envelope, reply))
 
     def _refuse_held(self, session: str) -> None:
-        """Answer the clients that wait for what a session, which was ended, had."""
+        """Refuse the held polls of a session that was ended."""
         keys = [key for key in self._polls if key[0] == session]
         held = [(poll.envelope, poll.request.request_id) for poll in map(self._polls.pop, keys)]
         held += self._batch_requests.take_held(session)
@@ -258,7 +258,7 @@ class FrontDoor:
 
     def _submit(self, request: Submit, frames: list[bytes], now: float) -> Accepted:
         before = self._submissions.get((request.session, request.request_id))
-        if before is not None:  # its reply was lost; the jobs may have ended, and be acknowledged
+        if before is not None:  # the reply was lost; the jobs may be acknowledged
             return Accepted(request.request_id, new=before, journal_id=self._jobs.writes.journal_id)
         new: dict[str, tuple[Job, bytes]] = {}
         for frame in frames:
@@ -279,14 +279,14 @@ class FrontDoor:
         return Accepted(request.request_id, new=len(jobs), journal_id=self._jobs.writes.journal_id)
 
     def remember(self, submissions: Iterable[Submission]) -> None:
-        """Answer these, should they be sent again, and do nothing else."""
+        """Record submissions that are answered without effect when resent."""
         for one in submissions:
             self._submissions[one.session, one.request_id] = one.new
         while len(self._submissions) > SUBMISSIONS:
             self._submissions.popitem(last=False)
 
     def _known(self, session: str, job_id: str) -> bytes | None:
-        """Return the digest of the job of that id, if there is one; of another session's, one that fits no job."""
+        """Return the digest of a known job, empty if it is another session's, or None if unknown."""
         table = self._jobs.table
         if job_id in table:
             record = table.record(job_id)
@@ -297,7 +297,7 @@ class FrontDoor:
         return ended.job_digest if ended.holder == session else b""
 
     def _collect(self, envelope: Sequence[Frame], request: Collect, sender: Sender, now: float, *, final: bool) -> None:
-        """Answer a poll if there is a result, or if it is `final`; hold it otherwise."""
+        """Answer a poll if there is a result or if `final`; hold it otherwise."""
         key = (request.session, request.client_id)
         results = self._jobs.results
         if request.job_ids:
@@ -325,7 +325,7 @@ class FrontDoor:
             results.put_back([] if request.job_ids else finished)
 
     def _relay(self, request: RelayBlocks) -> None:
-        """Hold back results whose blocks cannot be fetched, until they are here."""
+        """Hold back results whose blocks cannot be fetched until the broker has the blocks."""
         results, wanted = self._jobs.results, []
         for job_id in request.job_ids:
             finished = results.get(job_id)
@@ -362,7 +362,7 @@ class FrontDoor:
         )
 
     def _holder(self, job_id: str) -> str:
-        """Return the session of a job that was not collected yet; empty: there is none."""
+        """Return the holder of a job that was not collected yet; empty if unknown."""
         if job_id in self._jobs.table:
             return self._jobs.table.record(job_id).holder
         ended = self._jobs.results.get(job_id)

@@ -1,6 +1,6 @@
-"""The jobs that stage processes hold, and when each is to be looked at: its holder must confirm it, and end it. Pure.
+"""`HeldJobs`: the jobs that stage processes hold, with deadlines for confirming and for ending each. Pure.
 
-A job whose holder has reported it lives by the holder's lease, so a report costs nothing for each job that it keeps.
+A confirmed job depends on its holder's lease, so a report costs nothing per job.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .job_record import JobRecord
 
 STOP_GRACE_S = 15.0
-"""How far beyond a phase's limit a stage process may be before the table ends the job without it."""
+"""Seconds beyond a phase's limit after which the table ends the job itself."""
 
 
 class HeldJobs:
@@ -25,7 +25,7 @@ class HeldJobs:
         self._deadlines: Deadlines[int] = Deadlines()
 
     def add(self, record: JobRecord, stage_id: str, now: float) -> None:
-        """Give a job to a holder, who has a lease's time to report that it has it."""
+        """Assign a job to a stage process, which has one lease to confirm it."""
         record.stage_id, record.confirmed, record.lease_until = stage_id, False, now + self._lease_s
         self._records[record.sequence] = record
         self.watch(record)
@@ -35,13 +35,13 @@ class HeldJobs:
             self._deadlines.discard(record.sequence)
 
     def confirm(self, record: JobRecord) -> None:
-        """The holder has reported that it has the phase."""
+        """Record that the holder has reported the phase."""
         if not record.confirmed:
             record.confirmed = True
             self.watch(record)
 
     def watch(self, record: JobRecord) -> None:
-        """Look at a job when its time is over, which may have changed."""
+        """Update a job's deadline."""
         at = overdue_at(record) if record.confirmed else min(record.lease_until, overdue_at(record))
         self._deadlines.set(record.sequence, at)
 
@@ -55,11 +55,11 @@ class HeldJobs:
                 self.watch(record)
 
     def restart(self, now: float) -> None:
-        """Time stood still: each was given to its holder just now."""
+        """Restart all deadlines after a pause, as if each job was just assigned."""
         for record in self._records.values():
             record.since, record.lease_until = now, now + self._lease_s
 
 
 def overdue_at(record: JobRecord) -> float:
-    """Return when a held job's phase has exceeded its limit."""
+    """Return when a held job's phase exceeds its limit and grace."""
     return record.since + record.job.limits.of(record.phase) + STOP_GRACE_S

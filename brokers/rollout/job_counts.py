@@ -1,4 +1,4 @@
-"""How many jobs are where: by phase and status, by flow, and those of batches by task. Pure."""
+"""`JobCounts`: numbers of jobs by phase and status, by flow, and of batches' jobs by task. Pure."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 class JobCounts:
-    """Args: the weights and the priorities of sessions, by patterns of their names."""
+    """Args: weights and priorities of sessions, by name pattern."""
 
     def __init__(self, weights: Mapping[str, float], priorities: Mapping[str, int]) -> None:
         self._weights = weights
         self._priorities = priorities
         self._batch_weights: dict[str, float] = {}
-        """Of the open batches of a session, together."""
+        """Total weight of the open batches, by session."""
         self._flows: dict[str, Flow] = {}
         """By the holder of the jobs."""
         self._shares = Shares()
@@ -51,10 +51,10 @@ class JobCounts:
             del self._flows[flow.name]
             flow.leave()
             if not self._flows:
-                self._shares.weight = 0.0  # without what rounding has left
+                self._shares.weight = 0.0  # drops rounding errors
 
     def weigh_batches(self, weights: Mapping[str, float]) -> None:
-        """Note the weight of each session's open batches, together; of a session without any, 1."""
+        """Set the total weight of the open batches, by session; 1 for a session without any."""
         changed = {*weights, *self._batch_weights}
         self._batch_weights = dict(weights)
         for session in changed:
@@ -67,7 +67,7 @@ class JobCounts:
         return weight * self._batch_weights.get(session, 1.0) if in_batch else weight
 
     def moved(self, record: JobRecord, change: int) -> None:
-        """A job came to where its record says that it is (1), or is about to leave it (-1)."""
+        """Count a job that entered its record's phase and status (1), or is about to leave them (-1)."""
         self._by_status[record.phase, record.status] += change
         record.flow.moved(record.phase, change, held=record.status == JobStatus.HELD)
         if record.in_batch:
@@ -83,10 +83,9 @@ class JobCounts:
         return self._by_status[phase, status]
 
     def demand(self, nodes: int) -> SlotDemand:
-        """Return how many slots of each stage the jobs could use soon, those that come from the stage before too.
+        """Return how many slots of each stage the jobs could use soon, per node, rounded up.
 
-        It is for one of so many nodes, each of which is asked for the same, rounded up: a job that waits is one of
-        those that each node may give a slot.
+        Jobs in the stage before count too. Each of `nodes` nodes is asked for the same number.
         """
         init, run, evaluate = (
             sum(self._by_status[phase, status] for status in (JobStatus.QUEUED, JobStatus.HELD)) for phase in Phase
@@ -96,10 +95,10 @@ class JobCounts:
         return SlotDemand(slots, self._shares.weight or 1.0)
 
     def room(self, task: str, stages: StagePool) -> int:
-        """Return how many more jobs of a task batches may submit now: as many are in INIT and RUN as both have slots.
+        """Return how many more jobs of a task batches may submit: as many are in INIT and RUN as both have slots.
 
-        So no slot of RUN waits for INIT, few sandboxes wait for RUN, and none is chosen before its time. What piles up
-        before EVAL counts too. Without any slot it is one, whose end tells of that.
+        Slots of RUN thus never wait for INIT, and few sandboxes wait for RUN. A backlog before EVAL counts too. Without
+        slots, one job is allowed, whose end reports that.
         """
         init, run, evaluate = (stages.slots(Requirement(phase, task, None)) for phase in Phase)
         waiting = max(0, self._batched[Phase.EVAL, task] - evaluate)

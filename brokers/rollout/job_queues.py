@@ -1,7 +1,7 @@
-"""Jobs that wait for a phase, one queue for each requirement, in the order of their flows' turns (`fair_queue`). Pure.
+"""`JobQueues`: jobs that wait for a phase, one queue per requirement, in fair order (`fair_queue`). Pure.
 
-An entry names a job's attempt, and is dropped when it comes to the head and the job has moved on. Flows whose jobs INIT
-may not start now, since their session holds too much, are set aside.
+An entry is an attempt of a job; an entry whose job has moved on is dropped at the head. Flows whose sessions hold too
+much for INIT to start more jobs are set aside.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 RETURN_S = 10.0
-"""Within it a supervisor has started a stage process again that died, on a node that lives."""
+"""Seconds within which a supervisor restarts a stage process that died, on a live node."""
 
 
 class JobQueues:
@@ -28,22 +28,22 @@ class JobQueues:
         self._records = records
         self._queues: dict[Phase, dict[Requirement, FairQueue]] = {phase: {} for phase in Phase}
         self._unserved_since: dict[Requirement, float | None] = {}
-        """What no process could give when it was looked at; when that was seen first in `overdue`."""
+        """Requirements that no process met, and when `overdue` first saw that."""
         self.may_start: Callable[[str], bool] = lambda _: True
-        """Says of a session whether INIT may start its jobs now."""
+        """Returns whether INIT may start jobs of a flow now."""
         self._set_aside: dict[str, list[Entry]] = {}
-        """Entries of INIT's queues, of sessions that may not start jobs now."""
+        """INIT's entries of flows that may not start jobs now."""
 
     def push(self, record: JobRecord) -> None:
-        """Have a job wait, under the attempt that it has now."""
+        """Queue a job under its current attempt."""
         self._queue_of(record).push(record.flow, Entry(record.sequence, record.job_id, record.attempt))
 
     def append(self, record: JobRecord) -> None:
-        """Have a job wait behind all others of its flow: the quicker way for many that come in order."""
+        """Queue a job behind all others of its flow; faster than `push` for many jobs in order."""
         self._queue_of(record).append(record.flow, Entry(record.sequence, record.job_id, record.attempt))
 
     def requirements(self, phase: Phase, among: KeysView[Requirement] | None = None) -> list[Requirement]:
-        """Return what jobs wait for, of a phase; `among` some."""
+        """Return the requirements of a phase for which jobs wait, restricted to `among` if given."""
         queues = self._queues[phase]
         if among is None or len(queues) < len(among):
             return [requirement for requirement in queues if among is None or requirement in among]
@@ -53,7 +53,7 @@ class JobQueues:
         return requirement in self._queues[requirement.role]
 
     def head(self, requirement: Requirement) -> JobRecord | None:
-        """Return the job whose turn it is."""
+        """Return the next job, or None."""
         queue = self._queues[requirement.role].get(requirement)
         while queue is not None and (first := queue.first()) is not None:
             flow, entry = first
@@ -69,7 +69,7 @@ class JobQueues:
         return None
 
     def pop(self, record: JobRecord) -> None:
-        """Take the job that `head` has returned."""
+        """Remove the job that `head` returned."""
         queues, requirement = self._queues[record.phase], record.requirement
         queue = queues[requirement]
         queue.pop(record.flow)
@@ -77,7 +77,7 @@ class JobQueues:
             del queues[requirement]
 
     def look_at_sessions_again(self) -> None:
-        """Have the jobs wait again of sessions that may start some now."""
+        """Queue the set-aside jobs of flows that may start jobs again."""
         for session in [session for session in self._set_aside if self.may_start(session)]:
             for entry in self._set_aside.pop(session):
                 if (record := self._waiting(entry)) is not None:
@@ -85,13 +85,13 @@ class JobQueues:
                     self.watch(record.requirement)
 
     def waiting(self, requirement: Requirement) -> list[JobRecord]:
-        """Return the jobs that wait for a requirement, in order."""
+        """Return the jobs that wait for a requirement, in order of acceptance."""
         queue = self._queues[requirement.role].get(requirement)
         entries = sorted(queue.entries()) if queue is not None else ()
         return [record for entry in entries if (record := self._waiting(entry)) is not None]
 
     def watch(self, requirement: Requirement) -> None:
-        """Look at a requirement: perhaps no process meets it."""
+        """Check a requirement that no process may meet at the next `overdue`."""
         self._unserved_since.setdefault(requirement, None)
 
     def overdue(self, can_serve: Callable[[Requirement], bool], now: float) -> Iterator[tuple[JobRecord, float]]:
@@ -114,7 +114,7 @@ class JobQueues:
         return queue
 
     def _waiting(self, entry: Entry) -> JobRecord | None:
-        """Return the job of an entry if it still waits there: an ended job's id may belong to a new one."""
+        """Return an entry's job if it still waits; an ended job's id may belong to a new job."""
         record = self._records.get(entry.job_id)
         if record is None or record.status != JobStatus.QUEUED:
             return None

@@ -1,4 +1,4 @@
-"""What the job table knows of one job, and what of that outlives the table."""
+"""`JobRecord`: the job table's record of one job, and the part of it that the journal stores."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 QUEUE_TIMING = {phase: f"{phase}_queue" for phase in Phase}
 QUEUE_TIMINGS = frozenset(QUEUE_TIMING.values())
-"""What is known of an attempt's time although its phases are not."""
+"""Timings that a restarted job keeps."""
 NEXT_PHASE = {Phase.INIT: Phase.RUN, Phase.RUN: Phase.EVAL}
 RESTART_PHASE = {Phase.INIT: Phase.INIT, Phase.RUN: Phase.INIT, Phase.EVAL: Phase.EVAL}
 LossCause = Literal["died", "silent", "left", "unreported"]
@@ -32,12 +32,12 @@ LOSSES: dict[LossCause, str] = {
 
 
 class JobStatus(StrEnum):
-    """Where a job is within its phase."""
+    """The status of a job within its phase."""
 
     QUEUED = "queued"
     HELD = "held"
     MOVING = "moving"
-    """Between two of the others, within one event."""
+    """Between the two others, within one event."""
 
 
 @dataclass(slots=True)
@@ -49,33 +49,33 @@ class JobRecord:
     stage_wait_s: float
     packed: bytes
     decoded: Job | None
-    """None: not needed since a journal gave the job back."""
+    """None until needed, after the journal restored the job."""
     phase: Phase = Phase.INIT
     status: JobStatus = JobStatus.MOVING
     attempt: int = 1
     attempts_given_back: int = 0
     stage_id: str = ""
-    """Who holds the phase."""
+    """The stage process that holds the phase."""
     since: float = 0.0
-    """When it was queued, or held."""
+    """When the job was queued or held."""
     confirmed: bool = False
-    """Its holder has reported that it has the phase, so that the holder's lease is the job's."""
+    """Whether the holder has reported the phase, so that the holder's lease applies."""
     lease_until: float = 0.0
-    """Until then its holder may report that it has the phase; counts until it has."""
+    """Until when an unconfirmed holder may report the phase."""
     sandbox: SandboxHandle | None = None
     phase_data: dict[str, Any] = field(default_factory=dict)
     run: PhaseDone | PhaseFailed | None = None
     block: Any = None
     avoids: str = ""
-    """The node where its last attempt failed: INIT waits for another, if there is one that serves its task."""
+    """The node where the last attempt failed, which INIT avoids if another node serves the task."""
     metrics: dict[str, float] = field(default_factory=dict)
     timings: dict[str, float] = field(default_factory=dict)
     in_batch: bool = False
     flow: Flow = field(init=False, repr=False)
-    """Which shares slots with others; known once the job is counted."""
+    """The flow in which the job shares slots; set once the job is counted."""
     _claim: SlotClaim | None = None
     _requirement: Requirement | None = None
-    """As they were last asked for."""
+    """Caches of `claim` and `requirement`."""
 
     @property
     def holder(self) -> str:
@@ -83,11 +83,11 @@ class JobRecord:
 
     @property
     def job(self) -> Job:
-        """The job, decoded when it is first needed: a journal may give back a hundred thousand of them."""
+        """The job, decoded when first needed: a journal may restore a hundred thousand of them."""
         if self.decoded is None:
             try:
                 self.decoded = codec.decode(self.packed, Job, limit_bytes=len(self.packed))
-            except MalformedMessage:  # of a damaged journal; no stage process can read it either
+            except MalformedMessage:  # from a damaged journal; stage processes cannot read it either
                 self.decoded = Job(task=self.task, instance={}, job_id=self.job_id, max_attempts=1)
         return self.decoded
 
@@ -113,12 +113,12 @@ class JobRecord:
         return self.status == JobStatus.HELD and self.stage_id == stage_id and self.attempt == attempt
 
     def is_current(self, event: PhaseDone | PhaseFailed) -> bool:
-        """Return whether an event is that of the phase that its sender holds now."""
+        """Return whether an event is of the phase that its sender holds now."""
         return self.is_held_by(event.stage_id, event.attempt) and self.phase == event.phase
 
     @classmethod
     def restored(cls, state: JobState) -> Self:
-        """Return the record of what a journal has kept, with no status yet."""
+        """Return the record of a journaled job, without a status."""
         return cls(
             *state[:6],
             None,
@@ -135,7 +135,7 @@ class JobRecord:
         )
 
     def state(self, history: bytes) -> JobState:
-        """Return what of it outlives the table; `history` is what it went through."""
+        """Return the state for the journal, with the packed `history`."""
         return JobState(
             self.sequence,
             self.session,
@@ -163,7 +163,7 @@ class JobRecord:
         self.timings = {name: value for name, value in self.timings.items() if name in QUEUE_TIMINGS}
 
     def finished(self, outcome: Outcome, error: ErrorInfo | None, last: PhaseDone | PhaseFailed | None) -> Finished:
-        """Return its result, for its client; `last` is the event that ended it, if one did."""
+        """Return the result for the client; `last` is the event that ended the job, if any."""
         result = self._result(outcome, error, last)
         return Finished(
             self.session,
@@ -200,13 +200,13 @@ class JobRecord:
 
 
 def lease_lost(record: JobRecord, cause: LossCause) -> ErrorInfo:
-    """Return the error of a job whose holder no longer has it."""
+    """Return the error of a job whose holder lost it."""
     message = f"{record.phase} was lost with its stage process {record.stage_id}, which {LOSSES[cause]}"
     return LeaseLost(message, stage_id=record.stage_id, attempts=record.attempt, cause=cause).info()
 
 
 def no_stage(requirement: Requirement, waited_s: float) -> ErrorInfo:
-    """Return the error of a job that no stage process takes."""
+    """Return the error of a job that no stage process accepted."""
     where = "" if requirement.node is None else f" on node {requirement.node}, where its sandbox is,"
     message = f"no live {requirement.role} process{where} took the job within {waited_s:g} s"
     if not waited_s:
@@ -215,7 +215,7 @@ def no_stage(requirement: Requirement, waited_s: float) -> ErrorInfo:
 
 
 def overdue(record: JobRecord) -> ErrorInfo:
-    """Return the error of a job whose holder does not end its phase."""
+    """Return the error of a job whose phase exceeded its limit."""
     limit_s = record.job.limits.of(record.phase)
     message = f"{record.phase} took longer than its limit of {limit_s:g} s and could not be stopped"
     return PhaseTimeout(message, phase=record.phase, limit_s=limit_s).info()

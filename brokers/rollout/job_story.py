@@ -1,4 +1,4 @@
-"""What a packed history says: the job's spans, or one line of a table. Pure."""
+"""Decodes a packed history into a job's spans or one line of a table. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Spans:
         self._last_s = 0.0
 
     def seconds(self, at: float) -> float:
-        """Return how long after the job's acceptance a time was; it never decreases, whatever the clock did."""
+        """Return the seconds since acceptance, never decreasing even if the clock was set back."""
         self._last_s = max(self._last_s, at - self._began)
         return self._last_s
 
@@ -39,14 +39,14 @@ class _Spans:
             self.all[-1] |= {"end_s": now_s, "error": error}
 
     def assign(self, backend: str, attempt: int | None = None) -> None:
-        """Add a backend to the last span in RUN, if that is of the attempt."""
+        """Add a backend to the last span held in RUN, if that is of the attempt."""
         run = next((one for one in reversed(self.all) if (one["phase"], one["place"]) == (Phase.RUN, "held")), None)
         if run is not None and attempt in (None, run["attempt"]) and backend not in run["backends"]:
             run["backends"] += (backend,)
 
 
 def job_trace(request_id: str, job_id: str, packed: bytes, at: float) -> JobTrace:
-    """Return what a job went through until a time."""
+    """Return a job's trace until `at`."""
     items: list[Transition] = [*read(packed)] or [LeftOut(at, 1)]
     spans = _Spans(items[0].at)
     known: dict[str, Any] = {}
@@ -87,9 +87,9 @@ def job_trace(request_id: str, job_id: str, packed: bytes, at: float) -> JobTrac
 
 
 def job_row(job_id: str, packed: bytes, task: str, group_id: str) -> JobRow | None:
-    """Return a job's line, with these names unless its history has them; None: nothing of the history is readable.
+    """Return a job's line, with the names of an ended job from its history; None if the history is unreadable.
 
-    An answer to a watcher has up to 2000 lines, so only the transitions that a line needs are decoded.
+    Only the transitions that a line needs are decoded: an answer has up to 2000 lines.
     """
     items = contents(packed)
     newest = items[::-1]

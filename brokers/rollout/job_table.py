@@ -1,4 +1,4 @@
-"""The life of every job: a state machine without sockets, clocks or files. Events and the time go in, actions come out.
+"""`JobTable`: the state machine of all jobs. Pure: events and the time go in, actions come out.
 
 A job passes INIT, RUN and EVAL; in each phase it is queued, then held by a stage process under a lease.
 
@@ -7,10 +7,9 @@ A job passes INIT, RUN and EVAL; in each phase it is queued, then held by a stag
     credit for the phase         → held, Start
     PhaseDone                    stale               → next phase queued, or ended          drop; Close its sandbox
     PhaseFailed, no retry        stale               → ended                                drop
-    PhaseFailed, retry           stale               → lost; INIT elsewhere, if it can be   drop
+    PhaseFailed, retry           stale               → lost; INIT avoids that node          drop
     lease expired                                    → lost
-    its connection broke                             as if not heard of since `quiet_s` before the lease's end
-    it is quiet, and refuses another connection      as if its lease had expired
+    its connection broke                             lease ends `quiet_s` later, or now if the process was quiet
     never reported, or not in a full report          lost, a lease after its start or its last report
     limit + grace passed                             Stop → ended, `timeout`
     stage process leaves                             → given back: lost, attempt not spent
@@ -18,24 +17,23 @@ A job passes INIT, RUN and EVAL; in each phase it is queued, then held by a stag
     no live process for it       → ended, `no_stage`, or lost if it waits for its sandbox's node
 
     lost in INIT or RUN → INIT queued under the next attempt (RUN in a fresh sandbox: nothing of the first was observed)
-    lost in EVAL        → EVAL queued under the next attempt (from RUN's recorded result, in the same sandbox; where the
-                          holder says that this is gone, INIT is)
-    lost, none left, or RUN that a program outside led → ended, `infrastructure_error`: it cannot be started again
+    lost in EVAL        → EVAL queued under the next attempt (from RUN's recorded result, in the same sandbox; INIT if
+                          the holder reports that the sandbox is gone)
+    lost, no attempt left, or RUN that an outside program led → ended, `infrastructure_error`
 
     last process for it on its sandbox's node left   → given back; INIT queued under the next attempt
     the same, silent with its whole node             → lost; INIT queued under the next attempt
     the same, alone, and not back within `RETURN_S`  → lost; INIT queued under the next attempt
     EVAL, then its sandbox     → one loss, which spends one attempt
 
-    in a table that was restored, until the lease is over:
+    in a restored table, until the lease is over:
     its holder's first report names it, or that its phase ended   → held, with a fresh lease
     its holder's first report does not                            → given back (it may never have been sent)
 
-The attempt is the fence: it rises with every loss, and a message that carries an older one changes nothing. Whoever
-holds INIT or RUN closes the job's sandbox unless `PhaseDone` hands it on. The table closes it after EVAL, so that a
-lost EVAL finds it as RUN left it, and for every job that it ends or starts again without a word from the holder
-(closing twice does no harm).
-`take_changes` returns what a journal must keep of the jobs that moved, and `restore` takes it up in a new table.
+The attempt is the fence: each loss increments it, and a message with an older attempt changes nothing. The holder of
+INIT or RUN closes the job's sandbox unless `PhaseDone` hands it on. The table closes it after EVAL, so that a repeated
+EVAL finds it as RUN left it, and for every job that it ends or restarts without its holder (closing is idempotent).
+`take_changes` returns changes for the journal, and `restore` reads them into a new table.
 """
 
 from __future__ import annotations
@@ -66,14 +64,14 @@ if TYPE_CHECKING:
     from .stage_pool import StageProcess
 
 SKIP_LIMIT = ATTEMPT_LIMIT // 2
-"""Attempts that a table skips are smaller, so that none grows beyond what messages carry."""
+"""Only smaller attempts are skipped, so attempts stay within the message limit."""
 
 
 class JobTable:
     def __init__(self, lease_s: float, ready_limit: int, quiet_s: float, counts: JobCounts | None = None) -> None:
         self.stages = StagePool(lease_s, quiet_s)
         self.redelivered = 0
-        """Phases queued again after a loss."""
+        """Number of phases queued again after a loss."""
         self._lease_s = lease_s
         self._ready_limit = ready_limit
         self.records: dict[str, JobRecord] = {}
@@ -81,10 +79,10 @@ class JobTable:
         self.queues = JobQueues(self.records)
         self.counts = counts or JobCounts({}, {})
         self.last_sequence = 0
-        """The number of the job that was accepted last; the next one gets the next."""
+        """Number of the last accepted job."""
         self._changed: dict[int, JobRecord] = {}
         self._stopping: dict[str, tuple[str, SlotClaim]] = {}
-        """Jobs that ended while a stage process held them, until it lets go: who, and which attempt."""
+        """Jobs that ended while a stage process held them, until it stops: the process and the attempt."""
         self._actions: list[Action] = []
 
     def __len__(self) -> int:
@@ -94,7 +92,7 @@ class JobTable:
         return job_id in self.records
 
     def record(self, job_id: str) -> JobRecord:
-        """Return what is known of a job, to look at."""
+        """Return a job's record, for reading."""
         return self.records[job_id]
 
     def kept(self, job_id: str) -> BlockHandle | None:
@@ -105,7 +103,7 @@ class JobTable:
         return self.counts.unfinished(session)
 
     def working_slots(self) -> int:
-        """Return how many jobs INIT and RUN can work on at once."""
+        """Return the number of jobs that INIT and RUN can work on at once."""
         return self.stages.role_slots(Phase.INIT) + self.stages.role_slots(Phase.RUN)
 
     def room(self, task: str) -> int:
@@ -122,12 +120,12 @@ class JobTable:
     # What outlives the table ------------------------------------------------------------------------------------------
 
     def take_changes(self, history: Callable[[str], bytes] = lambda _: b"") -> list[JobState]:
-        """Return the jobs that have moved since the last call and have not ended, as they are now, with a `history`."""
+        """Return the current states of unfinished jobs that moved since the last call, each with its `history`."""
         changed, self._changed = self._changed, {}
         return [record.state(history(record.job_id)) for record in changed.values()]
 
     def restore(self, states: Iterable[JobState], last_sequence: int, now: float) -> None:
-        """Take up the jobs of an earlier table, oldest first, before any event. What is held stays so for a lease."""
+        """Restore an earlier table's jobs, oldest first, before any event; held jobs stay held for one lease."""
         self.last_sequence = last_sequence
         for state in states:
             record = JobRecord.restored(state)
@@ -149,7 +147,7 @@ class JobTable:
         self, session: str, job: Job, packed: bytes, now: float, *, in_batch: bool = False, after_attempt: int = 0
     ) -> list[Action]:
         self.last_sequence += 1
-        # An ended job's id may come again while its last attempt still stops; the new job's attempts go on from there.
+        # An ended job's id may be reused while its last attempt still stops; attempts continue from there.
         _, stopping = self._stopping.pop(job.job_id, ("", SlotClaim(job.job_id, after_attempt)))
         place = (self.last_sequence, session, job.job_id, job.task, job.stage_wait_s)
         record = JobRecord(*place, packed, job, attempt=stopping.attempt + 1, in_batch=in_batch)
@@ -160,7 +158,7 @@ class JobTable:
         return self._take_actions(now)
 
     def stage_reported(self, report: StageReport, now: float) -> list[Action]:
-        """A stage process says what it has: that is its own under its member's lease, and the rest is not."""
+        """Process a full report: confirm the jobs it names, and handle the claims it omits."""
         expected = self.stages.is_expected(report.stage_id)
         before = self.stages.lease(report.from_member)
         heard_at = before.heard_at if before is not None else now
@@ -171,7 +169,7 @@ class JobTable:
         for claim in [claim for claim in stage.stopped_at if claim not in named]:
             del stage.stopped_at[claim]
         for claim in sorted(stage.claims - named):
-            # A slot that is not reported stays taken while its phase may still be on the way there.
+            # An unreported slot stays taken while its phase may still be in transit.
             record = self.records.get(claim.job_id)
             if record is None or not record.is_held_by(stage.stage_id, claim.attempt):
                 self._give_back(stage.stage_id, claim)
@@ -188,7 +186,7 @@ class JobTable:
         return self._take_actions(now)
 
     def member_alive(self, alive: MemberAlive, now: float) -> tuple[list[Action], bool]:
-        """A member lives, and says what has begun; also return whether it is known and nothing before was lost."""
+        """Process a heartbeat; also return whether the member is known and no earlier heartbeat was lost."""
         lease = self.stages.lease(alive.member)
         if lease is None:
             return [], False
@@ -203,7 +201,7 @@ class JobTable:
         return self._take_actions(now), follows
 
     def _confirm(self, stage: StageProcess, claim: SlotClaim, now: float, *, at_work: bool) -> None:
-        """A stage process says that it has an attempt of a job: note it, or stop what is not its own."""
+        """Confirm an attempt that a stage process reports, or stop one that it should not have."""
         record = self.records.get(claim.job_id)
         if record is not None and record.is_held_by(stage.stage_id, claim.attempt):
             self._held.confirm(record)
@@ -215,12 +213,12 @@ class JobTable:
             self._skip_attempts(record, claim.attempt)
 
     def restart_leases(self, now: float) -> None:
-        """Time stood still: nothing was sent, and nothing that was held is overdue."""
+        """Restart all leases after a pause in which nothing was sent."""
         self.stages.restart_leases(now)
         self._held.restart(now)
 
     def connection_broke(self, member: str, now: float) -> None:
-        """A member refuses connections, so that it has died; it may still have reported over another one."""
+        """Shorten the leases of a member that refuses connections; it may still report over another one."""
         until = self.stages.disconnected(member, now)
         for stage_id, claim in self.stages.claims_of(member):
             record = self.records.get(claim.job_id)
@@ -229,7 +227,7 @@ class JobTable:
                 self._held.watch(record)
 
     def stage_left(self, stage_id: str, now: float) -> list[Action]:
-        """A stage process ends in good order: give its jobs to others without spending their attempts."""
+        """Give a leaving stage process's jobs to others without spending their attempts."""
         for record in self._held_by(stage_id, self.stages.remove(stage_id)):
             record.attempts_given_back += 1
             self._restart(record, RESTART_PHASE[record.phase], lease_lost(record, "left"), now)
@@ -237,7 +235,7 @@ class JobTable:
         return self._take_actions(now)
 
     def phase_done(self, done: PhaseDone, block: Any, now: float) -> list[Action]:
-        """A phase succeeded; `block` is RUN's trajectory."""
+        """Process a phase's success; `block` is RUN's trajectory."""
         stage = self._give_back(done.stage_id, SlotClaim(done.job_id, done.attempt))
         record = self._current(done)
         if record is None:
@@ -258,7 +256,7 @@ class JobTable:
         return self._take_actions(now)
 
     def phase_failed(self, failed: PhaseFailed, block: Any, now: float) -> list[Action]:
-        """A phase failed; `block` is as much of RUN's trajectory as there is."""
+        """Process a phase's failure; `block` is RUN's partial trajectory, if any."""
         stage = self._give_back(failed.stage_id, SlotClaim(failed.job_id, failed.attempt))
         record = self._current(failed)
         if record is not None and failed.retry:
@@ -276,14 +274,14 @@ class JobTable:
         return self._take_actions(now)
 
     def cancel(self, job_id: str, now: float) -> list[Action]:
-        """End a job that has not ended, with outcome `cancelled`."""
+        """End an unfinished job with outcome `cancelled`."""
         record = self.records[job_id]
         self._stop_holder(record)
         self._end(record, Outcome.CANCELLED, Cancelled("the job was cancelled on request").info())
         return self._take_actions(now)
 
     def tick(self, now: float) -> list[Action]:
-        """Time has passed: look for expired leases, overdue phases, and queues that no live stage process serves."""
+        """Handle expired leases, overdue phases, and queues that no live stage process serves."""
         removed = self.stages.expire(now)
         lost = {record.sequence: record for stage in removed for record in self._held_by(stage.stage_id, stage.claims)}
         died = {stage.stage_id for stage in removed if stage.lease.disconnected}
@@ -310,23 +308,23 @@ class JobTable:
         return self._take_actions(now)
 
     def _expire_expected(self, now: float) -> None:
-        """Expect no process any more that has no claim left which it may report."""
+        """Stop expecting processes whose claims have all expired."""
         for stage_id, claims in tuple(self.stages.expected().items()):
             if not any(record.lease_until > now for record in self._held_by(stage_id, claims)):
                 self.stages.expect_no_more(stage_id)
 
     def _held_by(self, stage_id: str, claims: set[SlotClaim]) -> list[JobRecord]:
-        """Return the jobs that a stage process held which the pool has forgotten."""
+        """Return the jobs that a removed stage process held."""
         for claim in claims:
             self._let_go(stage_id, claim)
         records = [(self.records.get(claim.job_id), claim.attempt) for claim in sorted(claims)]
         return [record for record, attempt in records if record is not None and record.is_held_by(stage_id, attempt)]
 
     def _give_up_nodes(self, now: float) -> None:
-        """Start jobs again that wait on a node for a stage whose last process there has gone and does not come back."""
+        """Restart jobs whose sandbox's node lost its last process for their phase, unless the process may return."""
         for requirement, in_order in self.stages.take_unserved():
             self.queues.watch(requirement)
-            # Where it fell silent and others of the node live, a supervisor may start it again.
+            # If it fell silent while others of the node live, a supervisor may restart it.
             is_back = requirement.node is None or self.stages.can_serve(requirement)
             if is_back or not (in_order or self.stages.on_node(requirement.node or "") is None):
                 continue
@@ -415,9 +413,9 @@ class JobTable:
         self._actions.append(Start(stage_id, command, record.packed, stage.node if stage is not None else ""))
 
     def _restart(self, record: JobRecord, phase: Phase, error: ErrorInfo, now: float) -> None:
-        """The job's phase was lost: start again with `phase` under the next attempt, or end with `error`."""
+        """Restart a lost job with `phase` under the next attempt, or end it with `error`."""
         if phase == Phase.INIT and record.run is not None and record.run.attempt < record.attempt:
-            record.attempts_given_back += 1  # what took EVAL's holder before took the sandbox: one loss, one attempt
+            record.attempts_given_back += 1  # EVAL's holder and the sandbox were lost together: one attempt
         spent = record.attempt - record.attempts_given_back
         program_began = record.phase == Phase.RUN and record.confirmed and record.job.outside is not None
         if program_began or spent >= record.job.max_attempts or record.attempt >= ATTEMPT_LIMIT:
@@ -451,8 +449,8 @@ class JobTable:
         self._actions.append(End(record.finished(outcome, error, last)))
 
     def _skip_attempts(self, record: JobRecord, attempt: int) -> None:
-        """Skip the attempts of an earlier job of this id, which a process that was silent still works on."""
-        if not record.attempt <= attempt < SKIP_LIMIT:  # no job has so many: the process lies
+        """Skip attempts of an earlier job of this id that a silent process still works on."""
+        if not record.attempt <= attempt < SKIP_LIMIT:  # no job has so many: the report is wrong
             return
         record.attempts_given_back += attempt + 1 - record.attempt
         record.attempt = attempt + 1
@@ -491,7 +489,7 @@ class JobTable:
             self._actions.append(Close(sandbox))
 
     def _take_actions(self, now: float) -> list[Action]:
-        """Let INIT prepare what it may, now that an event has moved jobs, and return all actions."""
+        """Start INIT phases that the event made possible, and return all actions."""
         while self._may_init() and self._start_next(self.queues.requirements(Phase.INIT), now):
             pass
         actions, self._actions = self._actions, []

@@ -1,10 +1,9 @@
-"""`JobTracer`: gives each job its place in a trace, and hands histories of ended jobs to the process that makes spans.
+"""`JobTracer`: assigns trace ids to jobs and sends histories of ended jobs to the process that makes spans.
 
-The ids of a job's span are drawn when it is accepted; the transition log stores them, so they survive a restart. Those
-of its phases are computed from them (`phase_traceparent`) and sent to stage processes with the command. Spans are made
-in a niced process (`span_process`), since a job has seven or more of 60 µs each, and takes this broker 200 µs
-altogether. The process gets histories over a socket. The tracer drops and counts those that the process does not read
-in time, and all of them once it has died. When the broker dies, the process exports what it has received, and exits.
+The ids of a job's span are generated at acceptance and stored in the transition log, so they survive a restart. The ids
+of its phases are computed from them (`phase_traceparent`) and sent to stage processes with the command. A niced process
+(`span_process`) makes the spans: a job has seven or more, of 60 µs each. The tracer drops and counts the histories that
+the process does not read in time, and all after it has died.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ if TYPE_CHECKING:
     from ...wire.messages.stages import StartPhase
 
 BATCH = 8
-"""Most histories of one datagram, which the kernel takes whole: each has some KiB at the most."""
+"""Most histories per datagram; each has a few KiB at most."""
 END_S = traces.CLOSE_S + 0.5
-"""How long the process may take to export what it has."""
+"""How many seconds the process may take to export its last spans."""
 SPAN_ID, SPAN_ID_LIMIT = slice(36, 52), 2**64 - 1
-"""Where the span's id is in a `traceparent`, and the largest one."""
+"""Position of the span id in a `traceparent`, and the largest id."""
 PLACES = {"held": {Phase.INIT: 0, Phase.RUN: 1, Phase.EVAL: 2}, "queued": {Phase.INIT: 3, Phase.RUN: 4, Phase.EVAL: 5}}
-"""What the ids of the spans of one attempt differ by."""
+"""Offsets between the span ids of one attempt."""
 
 log = logging.getLogger("prorl.rollout_broker")
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class JobTracer:
-    """Fed by the transition log; `close` it."""
+    """Fed by the transition log; the caller must `close` it."""
 
     def __init__(self) -> None:
         from opentelemetry.sdk.trace import TracerProvider, sampling
@@ -48,10 +47,10 @@ class JobTracer:
         provider = TracerProvider(shutdown_on_exit=False)
         self._sampler: Any = provider.sampler
         self._samples_all = self._sampler is sampling.DEFAULT_ON
-        """All whose client does not say otherwise: then the sampler need not be asked."""
+        """Whether the sampler samples everything by default, so jobs without a client's context need no call."""
         self._ids: Any = provider.id_generator
         self._traced: dict[str, str] = {}
-        """The trace context of each job that has not ended and is sampled."""
+        """The trace context of each sampled, unfinished job."""
         self._ended: list[tuple[str, bytes]] = []
         self._dropped = 0
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -62,11 +61,11 @@ class JobTracer:
 
     @classmethod
     def start(cls) -> Self | None:
-        """Return a tracer, if the environment asks for traces."""
+        """Return a tracer if the environment enables traces."""
         return cls() if traces.is_possible() else None
 
     def accepted(self, job: Job) -> tuple[str, str] | None:
-        """Return the `traceparent` of a new job's span, and the id of the span above it; None: it is not sampled."""
+        """Return the `traceparent` of a new job's span and its parent's id; None if the job is not sampled."""
         context, trace_id, parent_span = None, 0, ""
         if job.traceparent:
             context = traces.read_traceparent(job.traceparent)
@@ -94,14 +93,14 @@ class JobTracer:
         return msgspec.structs.replace(command, traceparent=context)
 
     def ended(self, job_id: str, packed: bytes) -> None:
-        """Have spans made of the history of a job that has ended."""
+        """Queue an ended job's history for span creation."""
         if self._traced.pop(job_id, None) is not None:
             self._ended.append((job_id, packed))
             if len(self._ended) == BATCH:
                 self.flush()
 
     def flush(self) -> None:
-        """Send what has ended to the process; drop it if the socket is full."""
+        """Send queued histories to the process; drop them if the socket is full."""
         if not self._ended:
             return
         try:
@@ -137,6 +136,6 @@ def _span_of(context: Any) -> Any:
 
 
 def phase_traceparent(traceparent: str, attempt: int, phase: Phase, place: str = "held") -> str:
-    """Return the trace context of a job's stay in a phase's queue, or in the phase itself."""
+    """Return the trace context of a job's time in a phase's queue, or in the phase."""
     number = (int(traceparent[SPAN_ID], 16) + (attempt << 3) + PLACES[place][phase]) & SPAN_ID_LIMIT
     return f"{traceparent[:36]}{number or 1:016x}{traceparent[52:]}"

@@ -1,15 +1,15 @@
-"""`Jobs`: everything that the rollout broker holds of jobs, and the queue of actions that wait to be performed.
+"""`Jobs`: the rollout broker's state of jobs, and its queue of actions.
 
-    table        where each job is; it decides, and returns actions
+    table        where each job is; returns actions
     results      of ended jobs, until their clients acknowledge them
     transitions  the log of every job's changes
     quota        how much each session may hold
     writes       what waits for the journal; nothing is sent before it is written
-    blocks       the handles of trajectory blocks that nodes keep
+    blocks       the handles of trajectory blocks that nodes store
     recent       the results that were acknowledged last, for viewers
 
-Requests, stage events and time change the table, and their actions are appended to `queue`. The broker performs them in
-order until the queue is empty (`action_queue`). Performing an action may append more.
+Requests, stage events and time change the table, whose actions are appended to `queue`. The broker performs them in
+order until the queue is empty (`action_queue`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 FIXED_BYTES = 4096
-"""More than what most results take in memory without their notes and steps."""
+"""Upper estimate of a result's memory without notes and steps."""
 STEP_BYTES = 160
 
 log = logging.getLogger("prorl.rollout_broker")
@@ -81,10 +81,10 @@ class Jobs:
         *,
         in_batch: bool = False,
     ) -> None:
-        """Accept new jobs, each with its session and its packed bytes; they are in the journal when this returns.
+        """Write new jobs, each with its session and packed bytes, to the journal and accept them.
 
         Raises:
-            JournalFailed: none was accepted.
+            JournalFailed: no job was accepted.
         """
         first = self.table.last_sequence + 1
         states = [
@@ -98,7 +98,7 @@ class Jobs:
             self.queue.extend(self.table.submit(session, job, packed, now, in_batch=in_batch))
 
     def run_again(self, finished: Finished, now: float) -> None:
-        """Run a job again whose trajectory was lost before its client had it.
+        """Run a job again whose trajectory was lost before its client received it.
 
         Raises:
             JournalFailed: the journal cannot be written; nothing has changed.
@@ -115,22 +115,22 @@ class Jobs:
         self.queue.extend(self.table.submit(finished.session, job, packed, now, after_attempt=finished.result.attempt))
 
     def names(self, job_id: str) -> tuple[str, str]:
-        """Return the task and the group of a job that has not ended; its history has them when it has."""
+        """Return the task and group of an unfinished job, or empty strings; the history of an ended job has them."""
         if job_id not in self.table:
             return "", ""
         record = self.table.record(job_id)
         return record.task, record.decoded.group_id if record.decoded is not None else ""
 
     def take_block(self, finished: Finished, block: Frame) -> None:
-        """Become the keeper of a result's block, which its node has sent."""
+        """Store a result's block that its node has sent."""
         self._change(finished, replace(finished.result, kept=None), block)
 
     def give_up(self, finished: Finished) -> None:
-        """Deliver the loss of a result's block as an error, since its job cannot run again."""
+        """Replace a result by an error: its block is lost and its job cannot run again."""
         self._change(finished, lost_result(finished.result.job_id, finished.result.task), None)
 
     def _change(self, finished: Finished, result: Result, block: Frame | None) -> None:
-        """Write a result anew whose block its node need not keep any more."""
+        """Rewrite a result whose block its node no longer needs to store."""
         changed = finished._replace(result=result, block=block, packed=b"")
         self.quota.collected([finished])
         self.quota.recovered(changed)
@@ -138,14 +138,14 @@ class Jobs:
         self.blocks.release(result.job_id)
 
     def cancel(self, job_id: str, now: float) -> bool:
-        """End a job as cancelled; False if it has ended."""
+        """Cancel a job; return False if it has ended."""
         if job_id not in self.table:
             return False
         self.queue.extend(self.table.cancel(job_id, now))
         return True
 
     def acknowledge(self, session: str, job_ids: Sequence[str]) -> list[Finished]:
-        """Drop results that their client has; return the ones that are evicted, for the caller to free later."""
+        """Remove acknowledged results; return the evicted ones, for the caller to free later."""
         dropped = self.results.acknowledge(session, job_ids)
         if not dropped:
             return []
@@ -153,7 +153,7 @@ class Jobs:
         return self._collected(dropped)
 
     def discard(self, holder: str, job_ids: Sequence[str]) -> None:
-        """Drop results that no client will fetch, including those that are not in the journal yet."""
+        """Remove results that no client will fetch, including those not in the journal yet."""
         dropped = self.results.drop(holder, job_ids)
         self.writes.discard(dropped)
         self._collected(dropped)
@@ -169,7 +169,7 @@ class Jobs:
         return self.writes.block(block) if isinstance(block, StoredBlock) else block
 
     def delivery(self, finished: Finished) -> tuple[Result, list[Frame]]:
-        """Return a result, and its block if the broker keeps one. If that is lost, the result says so.
+        """Return a result and its block, if the broker stores one; a result with a lost block becomes an error.
 
         Raises:
             JournalFailed: the journal cannot be read now.
@@ -194,9 +194,9 @@ class Jobs:
 
 
 def _without_stored(finished: Finished) -> Finished:
-    """Return what of a result stays to be looked at: its block only if that is in memory."""
+    """Return a result for viewers, with its block only if that is in memory."""
     result, block = finished.result, finished.block
-    if result.kept is not None:  # its node forgets the block now
+    if result.kept is not None:  # its node deletes the block now
         result = replace(result, kept=None)
     return finished._replace(result=result, block=None if isinstance(block, StoredBlock) else block, packed=b"")
 

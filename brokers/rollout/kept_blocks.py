@@ -1,12 +1,12 @@
-"""`KeptBlocks`: the one owner of the handles of trajectory blocks that nodes keep (`keep = "node"`). Pure.
+"""`KeptBlocks`: the handles of trajectory blocks that nodes store (`keep = "node"`). Pure.
 
-The broker keeps all other blocks itself: a result without a handle. A handle is in the job's record or result, so the
-journal has it too. A block is released when its result is acknowledged, its job restarts or its event was stale. A node
-that reports everything names its blocks: it forgets those that are not ours, and what it lacks is lost, like all its
-blocks when it is gone. A job whose block is lost runs again. If a client cannot fetch a block, or its node ends, the
-node sends the block and the broker becomes its keeper.
+A handle is in the job's record or result, and so in the journal; the broker stores blocks without a handle itself. A
+block is released when its result is acknowledged, its job restarts or its event was stale. A node's full report lists
+its blocks: unknown ones are released, and missing ones are lost, like all blocks of a node that is gone. A job whose
+block is lost runs again. If a client cannot fetch a block, or its node shuts down, the node sends the block to the
+broker.
 
-Nodes learn of released blocks with the second tick after, when the journal surely has the reason.
+Nodes learn of released blocks at the second tick afterwards, when the journal has the reason.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..journal.records import Finished
 
 ASK_AGAIN_S = 5.0
-"""How long a node may take to send a block before it is asked again."""
+"""Seconds after which a node is asked again for a block."""
 IDS_AT_ONCE = 10_000
 
 
@@ -33,29 +33,29 @@ class KeptBlocks:
 
     def __init__(self, lease_s: float) -> None:
         self.lost = 0
-        """Blocks that were lost so far, and whose jobs run again."""
+        """Number of lost blocks whose jobs ran again."""
         self._lease_s = lease_s
         self._handles: dict[str, BlockHandle] = {}
         """By job."""
         self._of_node: defaultdict[str, dict[str, str]] = defaultdict(dict)
-        """The jobs of a node's blocks, by block id."""
+        """Job ids by node and block id."""
         self._speakers: dict[str, str] = {}
         """The stage id under which each node reports its blocks."""
         self._awaited: dict[str, float] = {}
-        """Nodes that have not reported since this process began, and until when they may."""
+        """Nodes that have not reported since this process began, and their deadlines."""
         self._relays: dict[str, float] = {}
-        """Jobs whose blocks are to come here, and when to ask their nodes next."""
+        """Jobs whose blocks the broker wants, and when to ask their nodes next."""
         self._lost: dict[str, None] = {}
         """Jobs whose blocks are lost."""
         self._released: list[tuple[str, str]] = []
         self._forgotten: list[tuple[str, str]] = []
-        """Nodes and ids of released blocks: since the last tick, and since the one before it."""
+        """Nodes and ids of blocks released since the last tick, and since the one before."""
 
     def job_of(self, node: str, block_id: str) -> str | None:
         return self._of_node.get(node, {}).get(block_id)
 
     def restore(self, job_id: str, handle: BlockHandle | None, now: float) -> None:
-        """Add a block that the journal names, at the start."""
+        """Add a block named in the journal, at the start."""
         if handle is not None:
             self.add(job_id, handle)
             self._awaited[handle.node] = now + self._lease_s
@@ -65,7 +65,7 @@ class KeptBlocks:
         self._of_node[handle.node][handle.block_id] = job_id
 
     def release(self, job_id: str) -> None:
-        """Have the node forget a job's block, which is no longer needed."""
+        """Release a job's block, which its node then deletes."""
         handle = self._handles.pop(job_id, None)
         if handle is None:
             return
@@ -77,15 +77,15 @@ class KeptBlocks:
         self.release_block(handle)
 
     def release_block(self, handle: BlockHandle) -> None:
-        """Have the node forget a block that belongs to no job."""
+        """Release a block that belongs to no job."""
         self._released.append((handle.node, handle.block_id))
 
     def relay(self, job_ids: Iterable[str]) -> None:
-        """Have nodes send the blocks of these jobs."""
+        """Have nodes send the blocks of these jobs to the broker."""
         self._relays.update((job_id, 0.0) for job_id in job_ids if job_id in self._handles)
 
     def reported(self, report: StageReport) -> None:
-        """Compare what a node says that it has with what it should have."""
+        """Compare a node's reported blocks with the expected ones."""
         if report.kept is None:
             return
         self._speakers[report.node] = report.stage_id
@@ -95,7 +95,7 @@ class KeptBlocks:
         self.lose(job_id for block_id, job_id in ours.items() if block_id not in there)
 
     def gone(self, stage_ids: Iterable[str]) -> None:
-        """Lose the blocks of the nodes that reported under these stage ids, which have gone."""
+        """Mark the blocks of nodes that reported under these stage ids as lost."""
         gone = set(stage_ids)
         for node in [node for node, speaker in self._speakers.items() if speaker in gone] if gone else ():
             del self._speakers[node]
@@ -105,7 +105,7 @@ class KeptBlocks:
         self._lost.update(dict.fromkeys(job_ids))
 
     def take_lost(self, ended: Callable[[str], Finished | None]) -> list[tuple[Finished, BlockHandle]]:
-        """Return the results of the jobs that are to run again; those that have not ended wait until they have."""
+        """Return the results and handles of jobs to run again; jobs that have not ended stay queued here."""
         found = [finished for job_id in self._lost if (finished := ended(job_id)) is not None]
         for finished in found:
             del self._lost[finished.result.job_id]

@@ -1,8 +1,8 @@
-"""`NodeLosses`: the last nodes that were lost, and what became of their jobs. Pure; in memory alone.
+"""`NodeLosses`: the last lost nodes and the fate of their jobs; in memory only. Pure.
 
-A node is lost when the leases of all of its stage processes have ended. Its jobs are those that it held and those that
-waited there for a stage: each counts when it restarts or ends with that error. A job that is lost again counts for the
-newer loss. The stage pool reports nodes, and the transition log reports jobs.
+A node is lost when the leases of all its stage processes have expired. Its jobs are those it held and those that waited
+there for a stage; each counts when it restarts or ends with that error. A job that is lost again counts for the newer
+loss. The stage pool reports nodes, and the transition log reports jobs.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from ...wire.messages.nodes import NodeFacts
 
 LIMIT = 32
-"""Losses that are remembered."""
+"""Most losses remembered."""
 TOGETHER_S = 15.0
-"""Processes of one node whose leases end within so long are one loss."""
+"""Leases of one node that expire within this many seconds are one loss."""
 
 
 @dataclass(slots=True)
@@ -33,11 +33,11 @@ class _Loss:
     at: float
     stage_ids: set[str] = field(default_factory=set)
     is_whole: bool = False
-    """No stage process of the node was left."""
+    """Whether no stage process of the node was left."""
     is_back: bool = False
     jobs: int = 0
     going: dict[str, str] = field(default_factory=dict)
-    """The jobs that have not ended, with the node where each was started last."""
+    """Unfinished jobs, with the node of each one's last start."""
     completed: Counter[str] = field(default_factory=Counter)
     ended: Counter[Outcome] = field(default_factory=Counter)
     lost_again: int = 0
@@ -46,16 +46,16 @@ class _Loss:
 class NodeLosses:
     def __init__(self) -> None:
         self._losses: list[_Loss] = []
-        """The oldest first."""
+        """Oldest first."""
         self._of_node: dict[str, _Loss] = {}
-        """The last loss of each node that is not back."""
+        """The last loss of each node that has not returned."""
         self.of_jobs: dict[str, _Loss] = {}
-        """The loss of each job that was lost and has not ended."""
+        """The loss of each lost, unfinished job."""
 
     def lost(
         self, node: str, stage_id: str, facts: NodeFacts | None, now: float, *, died: bool, is_whole: bool
     ) -> None:
-        """The lease of a stage process has ended; `is_whole`: no other one of its node is left."""
+        """Record the expired lease of a stage process; `is_whole`: no other process of its node is left."""
         loss = self._of_node.get(node)
         if loss is None or now - loss.at > TOGETHER_S:
             loss = _Loss(node, facts, died, now)
@@ -67,13 +67,13 @@ class NodeLosses:
         loss.stage_ids.add(stage_id)
 
     def joined(self, node: str) -> None:
-        """A stage process of a node has reported for the first time."""
+        """Record a stage process's first report, which ends its node's loss."""
         loss = self._of_node.pop(node, None)
         if loss is not None:
             loss.is_back = True
 
     def restarted(self, job_id: str, error: ErrorInfo) -> None:
-        """A job was lost to an error, and starts again; that counts if it is the loss of a node."""
+        """Count a restarted job if its error is the loss of a node."""
         stage_id, node = (error.fields.get(name) for name in ("stage_id", "node"))
         if error.code == LeaseLost.code:
             loss = next((one for one in self._of_node.values() if stage_id in one.stage_ids), None)
@@ -92,14 +92,14 @@ class NodeLosses:
         loss.jobs += 1
 
     def started(self, job_id: str, node: str) -> None:
-        """A phase of a job starts on a node."""
+        """Record the node on which a job's phase starts."""
         loss = self.of_jobs.get(job_id)
         if loss is not None:
             loss.going[job_id] = node
 
     def ended(self, job_id: str, outcome: Outcome, error: ErrorInfo | None) -> None:
         if error is not None:
-            self.restarted(job_id, error)  # it would have been, but has no attempt left
+            self.restarted(job_id, error)  # a lost job without attempts left ends instead of restarting
         loss = self.of_jobs.pop(job_id, None)
         if loss is not None:
             where = loss.going.pop(job_id)
@@ -109,7 +109,7 @@ class NodeLosses:
                 loss.ended[outcome] += 1
 
     def told(self, now: float) -> tuple[LostNode, ...]:
-        """Return the nodes that were lost, the newest first."""
+        """Return the lost nodes, newest first."""
         return tuple(
             LostNode(
                 node=loss.node,

@@ -1,8 +1,7 @@
-"""`NodePlaces`: which machine and run folder has a node's name. Pure: the time is an argument.
+"""`NodePlaces`: the machine and run folder of each node name. Pure.
 
-Two machines under one name would be given each other's sandboxes. A name's second place waits until the first one has
-been heard again, and is then refused; if it is not, its lease ends (the node was restarted, or lost its power), and the
-second place has the name. A process that says no place is taken for what it says that it is.
+Two machines under one name would get each other's sandboxes. A second place under a name waits: it is refused once the
+first one reports again, and accepted once the first one's lease expires. A process that reports no place is accepted.
 """
 
 from __future__ import annotations
@@ -20,22 +19,22 @@ if TYPE_CHECKING:
 class NodePlaces:
     def __init__(self) -> None:
         self._members: dict[str, dict[str, str]] = {}
-        """For each node those that have joined, with their places."""
+        """Members and their places, by node."""
         self._nodes: dict[str, str] = {}
-        """The node of each."""
+        """The node of each member."""
         self._waiting: dict[str, float] = {}
         """Since when members wait for a name."""
 
     def joins(self, report: StageReport, heard_at: Callable[[str], float | None], now: float) -> bool:
-        """Let a member of a node in; return whether it is, or has to report again.
+        """Accept a node's member; return False if it must report again.
 
         Args:
-            report: what it says of itself.
-            heard_at: returns when a member was last heard; None: it is gone.
+            report: the member's report.
+            heard_at: returns when a member was last heard; None if it is gone.
             now: the time.
 
         Raises:
-            ConfigError: another machine, or another run folder, has the name and lives.
+            ConfigError: another live machine or run folder has the name.
         """
         member, there = report.from_member, self._members.get(report.node, {})
         if not report.place or member in there:
@@ -58,7 +57,7 @@ class NodePlaces:
         return False
 
     def left(self, member: str) -> None:
-        """Forget a member that is gone."""
+        """Remove a member that is gone."""
         self._waiting.pop(member, None)
         node = self._nodes.pop(member, None)
         if node is not None:

@@ -1,10 +1,8 @@
-"""How much each session may leave here: jobs and results, and the bytes of both. Pure: it counts, others ask.
+"""`Quota`: limits on each session's jobs and results, by number and bytes. Pure.
 
-A submission is refused as `busy` once its session holds too much. A session may take only a share of what the others
-leave, so that a client that submits and never fetches fills its own quota and others go on, however many such clients
-there are. What it has submitted already does not make the service grow either: while a session's uncollected
-trajectories take more than it may hold, INIT starts none of its jobs. So the bound may be passed by the jobs that are
-in RUN and EVAL then, and by those that INIT has prepared.
+A submission is refused as `busy` if its session would hold too much. A session may use only a share of what the others
+leave, so clients that never fetch cannot block other sessions. While a session's uncollected trajectories exceed its
+limit, INIT starts none of its jobs; the jobs already in RUN and EVAL, and those prepared by INIT, may exceed the limit.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
     from ..journal.records import Finished
 
 ALL = ""
-"""In place of a session, which has a name: all of them together."""
+"""Key for the total of all sessions."""
 RETRY_AFTER_S = 1.0
 
 
@@ -30,17 +28,13 @@ class Quota:
         self._max_bytes = max_held_bytes
         self._share = session_share
         self._packed_bytes: dict[str, int] = {}
-        """Of each job that has not ended."""
+        """By unfinished job."""
         self._jobs: Counter[str] = Counter()
         self._job_bytes: Counter[str] = Counter()
         self._trajectory_bytes: Counter[str] = Counter()
 
     def check(self, session: str, jobs: int, size_bytes: int) -> None:
-        """Raise unless a session may submit so many jobs of so many bytes together.
-
-        Raises:
-            Busy: it would hold too much.
-        """
+        """Raise `Busy` unless a session may submit `jobs` jobs of `size_bytes` in total."""
         for held, new, limit, what in (
             (self._jobs, jobs, self._max_jobs, "jobs and uncollected results"),
             (self._job_bytes, size_bytes, self._max_bytes, "bytes of jobs"),
@@ -55,7 +49,7 @@ class Quota:
                 )
 
     def room(self, session: str) -> int:
-        """Return how many more jobs a session may submit; none while it holds too many bytes."""
+        """Return how many more jobs a session may submit; 0 while it holds too many bytes."""
         try:
             self.check(session, 0, 0)
         except Busy:
@@ -66,32 +60,32 @@ class Quota:
         return self._most(self._jobs, session, self._max_jobs)
 
     def prompts(self, session: str, size_bytes: int) -> None:
-        """A session has more bytes of prompts that wait for their jobs, or fewer."""
+        """Add the bytes of a session's waiting prompts; negative to subtract."""
         _add(self._job_bytes, session, size_bytes)
 
     def may_start(self, session: str) -> bool:
-        """Say whether INIT may start jobs of a session: there is room for what they will bring."""
+        """Return whether INIT may start jobs of a session: there is room for their trajectories."""
         held = self._trajectory_bytes
         return held[ALL] <= self._max_bytes and held[session] <= self._most(held, session, self._max_bytes)
 
     def submitted(self, session: str, job_id: str, size_bytes: int) -> None:
-        """A job was accepted, or found in the journal."""
+        """Count a job that was accepted or restored."""
         self._packed_bytes[job_id] = size_bytes
         _add(self._jobs, session, 1)
         _add(self._job_bytes, session, size_bytes)
 
     def ended(self, finished: Finished) -> None:
-        """A job has become a result."""
+        """Count a job that became a result."""
         _add(self._job_bytes, finished.holder, -self._packed_bytes.pop(finished.result.job_id))
         _add(self._trajectory_bytes, finished.holder, _size(finished))
 
     def recovered(self, finished: Finished) -> None:
-        """A result was found in the journal."""
+        """Count a result that was restored."""
         _add(self._jobs, finished.holder, 1)
         _add(self._trajectory_bytes, finished.holder, _size(finished))
 
     def collected(self, results: Iterable[Finished]) -> None:
-        """Results were acknowledged."""
+        """Subtract results that were acknowledged."""
         for finished in results:
             _add(self._jobs, finished.holder, -1)
             _add(self._trajectory_bytes, finished.holder, -_size(finished))

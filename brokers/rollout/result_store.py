@@ -1,8 +1,8 @@
-"""`ResultStore`: results of ended jobs, each until its holder acknowledges it. Pure: no sockets, no clock.
+"""`ResultStore`: results of ended jobs, until their holders acknowledge them. Pure: no sockets, no clock.
 
-A result is delivered to one client of the session at a time: again to that client if it asks for more without having
-acknowledged it (the reply was lost), and to any client of the holder after `REDELIVER_S` (the client died). A live
-client remembers the ids it has seen, so it gets each result exactly once.
+A result is delivered to one client at a time: again to that client if it asks for more without having acknowledged the
+result (the reply was lost), and to any client of the holder after `REDELIVER_S` (the client died). A live client
+remembers the ids it has seen, so it gets each result exactly once.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from ..journal.records import Finished
 
 FIXED_BYTES = 1024
-"""More than what a packed result takes without its maps and its error."""
+"""Upper bound of a packed result without its maps and its error."""
 ITEM_BYTES = 16
-"""More than what a number, or the head of a text, takes."""
+"""Upper bound of a packed number, or of the head of a text."""
 STEP_ITEMS = 4
-"""Its numbers and its array: the bound on bytes so is one on a header's arrays, too (`codec.CONTAINER_LIMIT`)."""
+"""Numbers and array of a step; the size bound thus also bounds a header's arrays (`codec.CONTAINER_LIMIT`)."""
 REDELIVER_S = 30.0
-"""How long a client may hold a result that it has not acknowledged."""
+"""Seconds after which an unacknowledged result may go to another client."""
 
 
 @dataclass(slots=True)
@@ -37,16 +37,16 @@ class _Delivery:
 
 
 class ResultStore:
-    """The results that no client has acknowledged, by holder, oldest first."""
+    """The unacknowledged results by holder, oldest first."""
 
     def __init__(self) -> None:
         self._holders: dict[str, dict[str, Finished]] = {}
         self._deliveries: dict[str, _Delivery] = {}
         self._holder_of: dict[str, str] = {}
         self._held_back: set[str] = set()
-        """Those that are not to be given yet."""
+        """Jobs whose results are not delivered yet."""
         self.memory_bytes = 0
-        """What the blocks take that are in memory."""
+        """Size of the blocks in memory."""
 
     def __len__(self) -> int:
         return len(self._holder_of)
@@ -56,27 +56,27 @@ class ResultStore:
         return self._holders[holder][job_id] if holder is not None else None
 
     def waiting(self, holder: str) -> int:
-        """Return the number of a holder's results that were not acknowledged."""
+        """Return the number of a holder's unacknowledged results."""
         return len(self._holders.get(holder, ()))
 
     def job_ids(self, holder: str) -> list[str]:
-        """Return the jobs whose results a holder has here, those too that are held back."""
+        """Return the ids of a holder's results, including those held back."""
         return list(self._holders.get(holder, ()))
 
     def counts(self) -> Counter[str]:
-        """Return the number of results of each session, with those of its batches."""
+        """Return the number of results by session, including its batches' results."""
         counts: Counter[str] = Counter()
         for results in self._holders.values():
             counts[next(iter(results.values())).session] += len(results)
         return counts
 
     def hold_back(self, finished: Finished) -> None:
-        """Add a result, or hold back one that is here; no client gets it before it is `put`."""
+        """Add a result, or hold back a stored one, until it is `put`."""
         self.put(finished)
         self._held_back.add(finished.result.job_id)
 
     def put(self, finished: Finished) -> None:
-        """Keep an ended job for its holder, or let one go that was held back."""
+        """Store a result for its holder, or release one that was held back."""
         job_id = finished.result.job_id
         self._held_back.discard(job_id)
         results = self._holders.setdefault(finished.holder, {})
@@ -88,11 +88,11 @@ class ResultStore:
         return job_id in self._held_back
 
     def acknowledge(self, holder: str, job_ids: Iterable[str]) -> list[Finished]:
-        """Drop results that the client has; return those that were here."""
+        """Remove results that the client has, except those held back; return the removed ones."""
         return self.drop(holder, [job_id for job_id in job_ids if job_id not in self._held_back])
 
     def drop(self, holder: str, job_ids: Iterable[str]) -> list[Finished]:
-        """Drop results, those too that are held back; return those that were here."""
+        """Remove results, including those held back; return the removed ones."""
         results = self._holders.get(holder, {})
         known = [job_id for job_id in job_ids if job_id in results]
         dropped = [results.pop(job_id) for job_id in dict.fromkeys(known)]
@@ -108,7 +108,7 @@ class ResultStore:
     def take(
         self, holder: str, client_id: str, max_results: int, now: float, limit_bytes: int = HEADER_LIMIT_BYTES // 2
     ) -> list[Finished]:
-        """Return results for a client that has no earlier ones: up to `max_results`, or what fits one header."""
+        """Return up to `max_results` results that no other client has, within `limit_bytes` if more than one."""
         taken: list[Finished] = []
         size = 0
         for job_id, finished in self._holders.get(holder, {}).items():
@@ -128,7 +128,7 @@ class ResultStore:
     def named(
         self, holder: str, job_ids: Iterable[str], max_results: int, limit_bytes: int = HEADER_LIMIT_BYTES // 2
     ) -> list[Finished]:
-        """Return those of these results that are here, collected or not, without changing anything."""
+        """Return those of the given results that are stored, without changing anything."""
         results = self._holders.get(holder, {})
         found: list[Finished] = []
         size = 0
@@ -143,18 +143,18 @@ class ResultStore:
         return found
 
     def take_leave(self, client_id: str) -> None:
-        """A client will not ask again: what it has not acknowledged is for its holder's next client."""
+        """Allow the holder's next client to get what a leaving client has not acknowledged."""
         for job_id in [key for key, delivery in self._deliveries.items() if delivery.client_id == client_id]:
             del self._deliveries[job_id]
 
     def put_back(self, taken: Iterable[Finished]) -> None:
-        """Undo `take`: the client is gone, so any client of the holder may have them at once."""
+        """Undo `take`: the client is gone, so any client of the holder may get the results at once."""
         for finished in taken:
             self._deliveries.pop(finished.result.job_id, None)
 
 
 def size_bound(result: Result) -> int:
-    """Return a number of bytes that a packed result does not exceed, without packing it."""
+    """Return an upper bound of a packed result's size in bytes, without packing it."""
     texts = [
         *result.metrics,
         *result.timings,
@@ -175,6 +175,6 @@ def size_bound(result: Result) -> int:
 
 
 def _in_memory(finished: Finished | None) -> int:
-    """Return the bytes of memory that a result's block takes."""
+    """Return the size of a result's block in memory."""
     block = finished.block if finished is not None else None
     return 0 if block is None or isinstance(block, StoredBlock) else len(block)

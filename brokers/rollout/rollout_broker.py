@@ -3,20 +3,21 @@
     front door    ROUTER  ⇄ trainers (REQ and DEALER)
     stage events  PULL    ← stage processes: reports, phases done and failed
     one PUSH per stage process (`StageConnections`) → phases to start and stop
-    DEALER        → backend broker: releases for jobs whose stage process is gone
+    DEALER        → backend broker: releases for RUNs that fail, are lost or are stopped
 
 A round of the loop, from socket to journal to action:
 
-1. Receive a request or a stage event. `FrontDoor`, `JobTable` and `BatchRunner` change their state, and append actions
-   to the one queue (`Jobs.queue`).
-2. Perform the queue until it is empty (`perform_queue`). What is to be sent is handed to `WriteAhead`.
-3. After all messages of the round, do what time demands, and start jobs of batches; perform the queue.
-4. Write all changes of the round to the journal in one transaction; then send what waits for it (`WriteAhead.settle`).
-5. Answer the polls that are held (`FrontDoor.answer_held`).
+1. Receive a request or a stage event. `FrontDoor`, `JobTable` and `BatchRunner` change their state and append actions
+   to `Jobs.queue`.
+2. Perform the queue until it is empty (`perform_queue`). Messages to send are queued in `WriteAhead`.
+3. After all messages of the round, handle deadlines and start jobs of batches; perform the queue.
+4. Write all changes of the round to the journal in one transaction, then send the queued messages
+   (`WriteAhead.settle`).
+5. Answer the held polls (`FrontDoor.answer_held`).
 
 When a stage process dies, its lease expires and the table gives its jobs to others. When this process dies, the next
-one continues from the journal: stage processes report within a heartbeat what they work on, which is not disturbed, and
-send again the ends of phases that were not confirmed (`EventsNoted`).
+one continues from the journal: stage processes report their work within a heartbeat, undisturbed, and resend the ends
+of phases that were not confirmed (`EventsNoted`).
 """
 
 from __future__ import annotations
@@ -84,19 +85,19 @@ if TYPE_CHECKING:
     from ..journal.records import Finished, JobState
 
 BATCH = 256
-"""Messages taken from one socket before the other gets its turn."""
+"""Most messages that are read from one socket before the next socket is served."""
 
 QUIET_HEARTBEATS = 2.5
-"""A stage process that is silent for so long gets nothing new; one whose connection broke must report by then."""
+"""Heartbeats after which a silent stage process gets no new jobs; one whose connection broke must report by then."""
 
 log = logging.getLogger("prorl.rollout_broker")
 
 
 class RolloutBroker:
-    """The rollout broker, bound and ready to `run`. What the journal holds already is taken up.
+    """The rollout broker, bound, with its journal's content restored, and ready to `run`.
 
     Raises:
-        EndpointInUse, InvalidEndpoint: it could not bind.
+        EndpointInUse, InvalidEndpoint: the broker could not bind.
         ConfigError: the key folder is not private, or lacks the service's key.
     """
 
@@ -108,7 +109,7 @@ class RolloutBroker:
         self._authenticator = ZapAuthenticator(self._loop.context, keyring, insecure=topology.service.insecure)
         door_limit = max(CONTROL_FRAME_BYTES, self._settings.job_limit_bytes)
         self._door = open_socket(self._loop.context, zmq.ROUTER, door_limit)
-        # A reply to a client that is gone is an error here, not silence: its results go to the next client at once.
+        # Sending to a client that is gone raises, so its results go to the next client at once.
         self._door.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._events = open_socket(self._loop.context, zmq.PULL, ping_s=NODE_PING_S)
         self._releases = open_socket(self._loop.context, zmq.DEALER, CONTROL_FRAME_BYTES)
@@ -140,7 +141,7 @@ class RolloutBroker:
             )
             self._next_tick = self._loop.clock.now()
             self._stood_still = False
-            """The journal could not be written at the last tick."""
+            """Whether the journal could not be written at the last tick."""
             self._read_all_at = self._next_tick
             self._recover(journal)
         except ProrlError:
@@ -165,7 +166,7 @@ class RolloutBroker:
                 self._jobs.transitions.tracer.close()
 
     def stop(self) -> None:
-        """End `run`; may be called from another thread or a signal handler."""
+        """Make `run` return; may be called from another thread or a signal handler."""
         self._loop.stop()
 
     def _recover(self, journal: Journal) -> None:
@@ -197,7 +198,7 @@ class RolloutBroker:
             try:
                 perform_queue(self._jobs, self._batches, now, time.time())
             except Exception:
-                log.exception("an action failed")  # a fault of ours must not take the other actions with it
+                log.exception("an action failed")  # a bug must not prevent the other actions
 
     # Requests ---------------------------------------------------------------------------------------------------------
 
@@ -215,7 +216,7 @@ class RolloutBroker:
             self._perform(now)
 
     def _reply(self, frames: Sequence[Frame]) -> bool:
-        """Send a reply; false if its client is gone or does not read."""
+        """Send a reply; return False if the client is gone or does not read."""
         try:
             send(self._door, frames, NOBLOCK)
         except zmq.ZMQError as error:
@@ -249,7 +250,7 @@ class RolloutBroker:
                 log.warning("dropped a malformed stage event: %s", error)
                 self._note_malformed(header, now, sender.user_id)
             except Exception:
-                log.exception("a stage event failed")  # a fault of ours must not take all jobs with it
+                log.exception("a stage event failed")  # a bug must not affect all jobs
 
     def _handle_event(self, event: StageEvent, block: Any, now: float, key: str) -> None:
         queue, table = self._jobs.queue, self._jobs.table
@@ -295,7 +296,7 @@ class RolloutBroker:
         self._jobs.queue.extend(self._jobs.table.stage_reported(report, now))
 
     def _note_kept(self, job_id: str, handle: BlockHandle) -> None:
-        """Note the handle of a phase that has ended; if that end was stale, have the node forget the block."""
+        """Record the handle of an ended phase; release its block if that end was stale."""
         ended = self._jobs.results.get(job_id)
         if handle in (self._jobs.table.kept(job_id), ended.result.kept if ended is not None else None):
             self._jobs.blocks.add(job_id, handle)
@@ -303,12 +304,12 @@ class RolloutBroker:
             self._jobs.blocks.release_block(handle)
 
     def _take_block(self, event: BlockSent, block: Frame | None) -> None:
-        """Become the keeper of a block that its node has sent: a client cannot fetch it, or the node leaves."""
+        """Store a block that its node sent because a client cannot fetch it or the node shuts down."""
         stage = self._jobs.table.stages.get(event.stage_id)
         job_id = self._jobs.blocks.job_of(stage.node, event.block_id) if stage is not None else None
         finished = self._jobs.results.get(job_id) if job_id is not None else None
         if job_id is None or finished is None:
-            return  # it is not wanted; a job that has not ended goes with its sandbox if the node leaves
+            return  # unwanted; an unfinished job is lost with its sandbox if the node leaves
         result = finished.result
         size_bytes, handle = block_bytes(result.tokens, result.turns), result.kept
         if block is None or handle is None or len(block) != size_bytes or block_checksum(block) != handle.checksum:
@@ -329,7 +330,7 @@ class RolloutBroker:
                     self._jobs.run_again(finished, now)
                 self._jobs.blocks.lost += 1
             except JournalFailed:
-                self._jobs.blocks.lose([job_id])  # again, with the next tick
+                self._jobs.blocks.lose([job_id])  # retry at the next tick
             except MalformedMessage:
                 self._jobs.give_up(finished)
 
@@ -338,12 +339,12 @@ class RolloutBroker:
             self._jobs.transitions.assigned(job_id, attempt, backend, time.time())
 
     def _note(self, stage_id: str, number: int, now: float) -> None:
-        """Confirm an event to its stage process, once the journal has what it changed."""
+        """Confirm an event to its stage process after the journal has its changes."""
         if number:
             self._stages.note(stage_id, number, now)
 
     def _note_malformed(self, header: bytes | zmq.Frame, now: float, key: str) -> None:
-        """Refuse a process of another version; let another forget an event that would be as malformed if sent again."""
+        """Refuse a process of another protocol version; otherwise confirm the event, which a resend cannot repair."""
         try:
             content = codec.unpack(header if isinstance(header, bytes) else header.bytes)
         except MalformedMessage:
@@ -361,7 +362,7 @@ class RolloutBroker:
     # Time -------------------------------------------------------------------------------------------------------------
 
     def _housekeep(self) -> float:
-        """Do what time demands, write and send; return the seconds until time demands more."""
+        """Handle deadlines, write and send; return the seconds until the next deadline."""
         now = self._loop.clock.now()
         if now >= self._next_tick and self._has_read_all(now):
             self._next_tick = now + min(self._settings.heartbeat_s, self._settings.lease_s / 4)
@@ -378,7 +379,7 @@ class RolloutBroker:
             writes.then(self._stages.say_noted)
         writes.settle(now)
         self._requests.answer_held(writes.take_news(), now)
-        tick = self._next_tick if self._loop.has_read_all else math.inf  # what is unread ends the wait at once
+        tick = self._next_tick if self._loop.has_read_all else math.inf  # unread messages end the wait at once
         deadlines = (tick, self._requests.next_deadline(), writes.retry_at, self._stages.say_noted_at)
         return max(0.0, min(deadline for deadline in deadlines if deadline is not None) - now)
 
@@ -394,7 +395,7 @@ class RolloutBroker:
         return False
 
     def _watch_time(self, now: float) -> None:
-        """End what is overdue. Time stands still while the journal cannot be written, since nothing is sent then."""
+        """Handle expired deadlines; deadlines pause while the journal cannot be written, since nothing is sent then."""
         table = self._jobs.table
         if self._jobs.writes.is_stuck:
             self._stood_still = True
@@ -467,7 +468,7 @@ def _restore(jobs: Jobs, state: JobState, at: float) -> None:
 
 
 def _block(event: StageEvent, rest: Sequence[Frame]) -> Frame | None:
-    """Return the trajectory's block behind an event, having checked that it is of the size that the event says."""
+    """Return the trajectory block of an event; raise `MalformedMessage` if its size is not as the event says."""
     if isinstance(event, BlockSent | TurnsShown):
         expected = not event.lost if isinstance(event, BlockSent) else event.has_block
         if len(rest) != expected:

@@ -1,12 +1,10 @@
-"""The sessions of a rollout broker: what each holds, which of them last, and how one is ended.
+"""`Sessions`: what each session of a rollout broker holds, leases of unnamed sessions, and ending a session.
 
-A session that its client named lasts. A nameless one has a lease, which each request of its client renews; when it is
-over, the session is ended: its jobs are cancelled and its results dropped. (The leases of batches are the sampler's.)
-A client that comes back to a session that was ended is refused once, with the reason; a new client under its name
-(the first request of one is a `Hello`) is not.
+A session named by its client is permanent. An unnamed one has a lease, which each request renews; when it expires, the
+session's jobs are cancelled and its results dropped. (The sampler has the leases of batches.) A client that returns to
+an ended session is refused once, with the reason; a new client under its name, which begins with `Hello`, is accepted.
 
-A lease is a note in the journal, written when the session submits first. After a restart of the broker, every lease
-starts again in full.
+The journal has a note per lease, written at the session's first submission. After a broker restart, leases start over.
 """
 
 from __future__ import annotations
@@ -43,9 +41,9 @@ if TYPE_CHECKING:
 
 NOTE = "lease:"
 ENDED_LIMIT = 1024
-"""Ended sessions whose clients are still refused."""
+"""Most ended sessions whose clients are still refused."""
 JOBS_PER_TICK = 5000
-"""Once a tick has cancelled so many jobs, the other sessions whose leases have expired end with the next one."""
+"""After this many cancelled jobs, the remaining expired sessions end at the next tick."""
 
 log = logging.getLogger("prorl.rollout_broker")
 
@@ -65,7 +63,7 @@ class Sessions:
         self._batches = batches
         self._leases: dict[str, _Lease] = {}
         self._ended: OrderedDict[str, str] = OrderedDict()
-        """Sessions whose clients have not heard yet that they were ended, and why."""
+        """Reasons by ended session, until its client was refused."""
 
     def restore(self, notes: Mapping[str, bytes], now: float) -> dict[str, bytes]:
         """Restore leases from the journal's notes; return the other notes."""
@@ -78,7 +76,7 @@ class Sessions:
         return {name: note for name, note in notes.items() if not name.startswith(NOTE)}
 
     def submits(self, session: str, lease_s: float | None, now: float) -> None:
-        """Note what a session that submits says of its lease; None: it lasts."""
+        """Record the lease of a session that submits; None makes it permanent."""
         known = self._leases.get(session)
         if lease_s is None:
             if known is not None:
@@ -88,10 +86,10 @@ class Sessions:
             self._jobs.writes.note(f"{NOTE}{session}", msgspec.msgpack.encode(lease_s))
 
     def asks(self, request: FrontDoorRequest, now: float) -> None:
-        """Renew the lease of a session that asks for something.
+        """Renew the lease of a requesting session.
 
         Raises:
-            SessionEnded: it was ended since it asked last; said once, to a request whose client says it to its user.
+            SessionEnded: the session was ended since its last request; raised once.
         """
         session = getattr(request, "session", "")
         lease = self._leases.get(session)
@@ -105,14 +103,14 @@ class Sessions:
             raise error
 
     def take_ended(self, session: str) -> SessionEnded | None:
-        """Return once why a session was ended; None: it was not, or its client has been refused."""
+        """Return once the reason why a session was ended; None otherwise."""
         why = self._ended.pop(session, None)
         if why is None:
             return None
         return SessionEnded(f"session {session} was ended: {why}; its jobs and results are gone", session=session)
 
     def restart_leases(self, now: float) -> None:
-        """Restart all leases: the broker was paused."""
+        """Restart all leases after the broker was paused."""
         for lease in self._leases.values():
             lease.heard_at = now
 
@@ -133,10 +131,10 @@ class Sessions:
             cancelled += jobs
 
     def answer(self, request: ListSessions | EndSession, now: float) -> SessionList | SessionStopped:
-        """List the sessions, or end one with its batches, as an operator asks.
+        """List the sessions, or end one with its batches.
 
         Raises:
-            UnknownSession: it holds nothing here.
+            UnknownSession: the session holds nothing here.
         """
         if isinstance(request, ListSessions):
             return self._list_all(request.request_id, now)
@@ -178,7 +176,7 @@ class Sessions:
         return session in self._leases or bool(table.unfinished(session) or results.waiting(session))
 
     def _jobs_of(self, sessions: Collection[str]) -> Mapping[str, list[str]]:
-        """Return the sessions' own jobs that have not ended, by session."""
+        """Return the sessions' own unfinished jobs, by session."""
         jobs: dict[str, list[str]] = defaultdict(list)
         for record in self._jobs.table.records.values():
             if record.holder in sessions:
@@ -186,7 +184,7 @@ class Sessions:
         return jobs
 
     def _stop(self, session: str, jobs: list[str], why: str, now: float) -> tuple[int, int]:
-        """Cancel a session's own jobs and drop its results; return how many there were of both."""
+        """Cancel a session's own jobs and drop its results; return the numbers of both."""
         results = self._jobs.results.job_ids(session)
         for job_id in jobs:
             self._jobs.cancel(job_id, now)

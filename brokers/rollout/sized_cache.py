@@ -1,4 +1,4 @@
-"""`SizedCache`: values by key, of which the oldest are evicted when all together are over a limit."""
+"""`SizedCache`: values by key, of which the oldest are evicted when their total exceeds a limit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ V = TypeVar("V")
 
 
 class SizedCache(Generic[V]):
-    """Args: the most that the values may have in bytes, and in number."""
+    """Args: limits of the values' total size in bytes, and of their number."""
 
     def __init__(self, limit_bytes: int, limit: float = math.inf) -> None:
         self._limit_bytes = limit_bytes
@@ -35,7 +35,7 @@ class SizedCache(Generic[V]):
         return found[0] if found is not None else None
 
     def put(self, key: str, value: V, size_bytes: int) -> list[tuple[str, V]]:
-        """Add a value as the newest, in place of one of its key; return what was replaced or evicted.
+        """Add or replace a value as the newest; return the replaced and evicted values.
 
         A caller that keeps the list decides when the memory of large values is freed.
         """
@@ -52,10 +52,10 @@ class SizedCache(Generic[V]):
         return gone
 
     def change(self, key: str, value: V) -> None:
-        """Replace the value of a key that is there, of the same size and age."""
+        """Replace the value of an existing key, with the same size and age."""
         self._values[key] = value, self._values[key][1]
 
     def drop(self, key: str) -> None:
-        """Remove a key, if it is there."""
+        """Remove a key, if present."""
         if (found := self._values.pop(key, None)) is not None:
             self.size_bytes -= found[1]

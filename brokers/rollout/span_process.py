@@ -1,10 +1,10 @@
-"""The process that makes spans of the histories of ended jobs, for a rollout broker's `JobTracer`.
+"""The process that makes spans from the histories of ended jobs, for a rollout broker's `JobTracer`.
 
     stdin, a socket   ← rollout broker: ids and packed histories of ended jobs, some in each datagram
 
-When the broker closes the socket or dies, the process exports what it has (within `traces.CLOSE_S`) and exits. While
-the SDK's queue is half full it does not read, so the broker drops whole jobs rather than single spans of many. Spans
-that are not exported when the process dies are lost; jobs are not affected.
+When the broker closes the socket or dies, the process exports its spans (within `traces.CLOSE_S`) and exits. It does
+not read while the SDK's queue is half full, so the broker drops whole jobs rather than single spans. If the process
+dies, unexported spans are lost; jobs are not affected.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from ...wire.messages.front_door import JobTrace, Span
 
 DATAGRAM_BYTES = 2**18
-"""More than `job_tracer.BATCH` histories have."""
+"""Larger than `job_tracer.BATCH` histories."""
 NICENESS = 15
-"""What others have to do comes first."""
+"""Other processes have priority."""
 
 log = logging.getLogger("prorl.traces")
 
@@ -41,18 +41,18 @@ class SpanRecord(NamedTuple):
     name: str
     span_id: int
     parent: str
-    """A `traceparent`, or empty: it is the first of its trace."""
+    """A `traceparent`; empty for the first span of a trace."""
     start_s: float
     end_s: float
-    """Since 1970."""
+    """Seconds since 1970."""
     attributes: Attributes
     error: str
-    """Its code; empty: there was none."""
+    """The error's code; empty if there was none."""
     kind: SpanKind = "internal"
 
 
 def spans_of(trace: JobTrace) -> Iterator[SpanRecord]:
-    """Return the spans of a job that has ended, its own first."""
+    """Yield the spans of an ended job, its own first."""
     yield _job_span(trace)
     for span in trace.spans:
         name = f"{span.phase} queue" if span.place == "queued" else str(span.phase)
@@ -102,7 +102,7 @@ def _attributes(span: Span, job_id: str) -> dict[str, Any]:
 
 
 class _GivenIds:
-    """Gives the SDK the ids that the spans have already."""
+    """An id generator that returns the spans' existing ids."""
 
     trace_id = span_id = 0
 
@@ -117,7 +117,7 @@ class _GivenIds:
 
 
 class SpanMaker:
-    """Makes spans of histories, and exports them."""
+    """Makes spans of histories and exports them."""
 
     def __init__(self) -> None:
         from opentelemetry.sdk.trace.sampling import ALWAYS_ON
@@ -152,7 +152,7 @@ def main() -> None:
                 maker.export.wait_for_room()
                 try:
                     maker.make(job_id, packed)
-                except Exception:  # what is wrong with one job must not cost the spans of others
+                except Exception:  # an error in one job must not lose the others' spans
                     log.exception("no spans can be made of the history of job %s", job_id)
     maker.export.close()
 

@@ -1,9 +1,8 @@
-"""`StageConnection`: the rollout broker's PUSH socket to one stage process, and a probe whether that still listens.
+"""`StageConnection`: the rollout broker's PUSH socket to one stage process, and a probe whether it still listens.
 
-The system refuses a connection to a process that has died, but accepts one to a process that was stopped, and a cut
-link refuses nothing. The lease detects both, so nodes, of which there may be thousands, are pinged seldom. A monitor of
-libzmq would report a death too, for two more descriptors per process and a look at each in every round. Commands have
-no replies that a `Requester` could wait for: the process's reports and its lease show what was lost.
+The system refuses connections to a process that has died, but not to one that was stopped or is behind a cut link; the
+lease detects those, so nodes are pinged seldom. A libzmq monitor would need two more descriptors per process. Commands
+have no replies: reports and the lease show what was lost.
 """
 
 from __future__ import annotations
@@ -29,12 +28,11 @@ REFUSALS = (errno.ECONNREFUSED, errno.ENOENT)
 
 
 class StageConnection:
-    """A connection to where a stage process said that it listens.
+    """A connection to the endpoint that a stage process reported.
 
     Raises:
-        Busy: this process may open hardly any more files.
-        MalformedMessage: the process cannot be reached where it says; a host's name is never looked up, since that
-            would hold up all of libzmq's sockets.
+        Busy: too few file descriptors are left.
+        MalformedMessage: the endpoint is unreachable or not numeric; a look-up would block all of libzmq's sockets.
     """
 
     def __init__(
@@ -47,11 +45,11 @@ class StageConnection:
     ) -> None:
         self.key = key
         self.stage_ids: set[str] = set()
-        """Whom it reaches."""
+        """The stage processes behind this connection."""
         self.since = now
         self._endpoint = report.endpoint
         self._probe: socket.socket | None = None
-        """A connection that was begun to see whether it is refused."""
+        """A pending connection that shows whether connections are refused."""
         check_numeric(report.endpoint)
         if problem := no_room():
             raise Busy(f"{problem}, or have `prorl node` speak for all stage processes of a node")
@@ -67,7 +65,7 @@ class StageConnection:
             raise MalformedMessage(f"{report.endpoint} cannot be reached: {error}") from error
 
     def send(self, frames: Sequence[Frame]) -> bool:
-        """Send a message; false if the process takes none."""
+        """Send a message; return False if the queue is full."""
         try:
             send(self._socket, frames, NOBLOCK)
         except zmq.Again:
@@ -75,9 +73,9 @@ class StageConnection:
         return True
 
     def is_refused(self) -> bool:
-        """Return whether the system refuses another connection there, because no process listens.
+        """Return whether the system refuses another connection, because no process listens.
 
-        Nothing is waited for: what is not known at once, the next call says.
+        Does not block: the next call returns what is not known yet.
         """
         try:
             if self._probe is None:
@@ -86,25 +84,25 @@ class StageConnection:
                     return False
             else:
                 error = self._probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        except OSError:  # there is no descriptor for it
+        except OSError:  # no descriptor is left
             return False
         self.end_probe()
         return error in REFUSALS
 
     def end_probe(self) -> None:
-        """Ask no further."""
+        """Close the probe."""
         if self._probe is not None:
             self._probe.close()
             self._probe = None
 
     def close(self, linger_ms: int = 0) -> None:
-        """Close it; what was sent has `linger_ms` to leave."""
+        """Close the socket; sent messages have `linger_ms` milliseconds to leave."""
         self.end_probe()
         self._socket.close(linger_ms)
 
 
 def _begin(endpoint: str) -> tuple[socket.socket, int]:
-    """Begin a connection; return it with the error that is known at once, or 0."""
+    """Begin a connection; return the socket and the error known at once, or 0."""
     transport, _, address = endpoint.partition("://")
     place: str | tuple[str, int]
     if transport == "ipc":

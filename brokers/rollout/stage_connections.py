@@ -1,10 +1,9 @@
-"""The connections to all stage processes: who is welcome, what they are sent, and who no longer answers.
+"""`StageConnections`: the connections to all stage processes. It owns the sockets and decides about no job.
 
     PUSH, one per member, connected to the PULL that it announced → phases to start and stop, events noted
 
-A member is a stage process by itself, or a node that speaks for all of its stage processes.
-
-A process that does not take its messages is not waited for: its lease expires. Owns the sockets; decides about no job.
+A member is a stage process by itself, or a node that represents all of its stage processes. A member that does not read
+its messages is not waited for: its lease expires.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ if TYPE_CHECKING:
     from .stage_pool import StagePool
 
 ANSWERABLE = ("protocol", "stage_id", "member", "role", "node", "endpoint", "curve_key")
-"""What of a report it takes to answer it."""
+"""Fields of a report that are needed to answer it."""
 NOTED_WITHIN_S = 0.02
-"""How long a process may wait to hear that it may forget an event: what a job needs next is sent first."""
+"""Longest delay of a confirmation, in seconds, so that commands are sent first."""
 NOTED_AT_ONCE = 64
-"""Report so many events without waiting."""
+"""Number of confirmations that are sent without delay."""
 FULL_EVERY_S = 30.0
-"""How often it is said that there are no more descriptors."""
+"""Seconds between two log lines about missing descriptors."""
 
 log = logging.getLogger("prorl.rollout_broker")
 
@@ -54,34 +53,31 @@ class StageConnections:
         self._connections: dict[str, StageConnection] = {}
         """By member."""
         self._asked: dict[str, StageConnection] = {}
-        """Those from whom nothing was heard when that was last looked at."""
+        """Silent members at the last `refusing`."""
         self._members: dict[str, str] = {}
-        """Who reports for a stage process."""
+        """The member that reports for each stage process."""
         self._places = NodePlaces()
         self._version = version("prorl-zmq")
         self._unconnected = 0
-        """Reports whose processes there was no descriptor for, since that was last said."""
+        """Reports without a descriptor since the last log line."""
         self._full_said_at = -math.inf
         self._noted: defaultdict[str, list[int]] = defaultdict(list)
-        """Events that each member may forget, by number."""
+        """Numbers of confirmed events, by member."""
         self._notes = 0
         self.say_noted_at: float | None = None
-        """When to report them, once the journal has what the events changed; None: nothing to report, or it is due."""
+        """When to send confirmations, after the journal has the changes; None if there are none or they are due."""
 
     def __contains__(self, stage_id: str) -> bool:
         return stage_id in self._members
 
     def member_of(self, stage_id: str) -> str:
-        """Return the member that reports for a stage process; itself if none has."""
+        """Return the member that reports for a stage process, or the stage process itself."""
         return self._members.get(stage_id, stage_id)
 
     def reported(self, report: StageReport, key: str, now: float, living: StagePool) -> bool:
-        """Connect to a member that reports for the first time, and welcome it; whether it may take jobs.
+        """Connect to and welcome a new member; return whether it may get jobs.
 
-        A node whose name is another living one's is turned away.
-
-        Raises:
-            MalformedMessage: it cannot be reached where it says.
+        A node with the name of another live node is refused. Raises `MalformedMessage` if the member cannot be reached.
         """
         member = report.from_member
         is_new = member not in self._connections
@@ -92,7 +88,7 @@ class StageConnections:
                 self._say_full(report, error, now)
                 return False
         if self.member_of(report.stage_id) != member:
-            self.left(report.stage_id)  # another member spoke for it
+            self.left(report.stage_id)  # another member reported for it
         self._members[report.stage_id] = member
         self._connections[member].stage_ids.add(report.stage_id)
         if is_new and report.protocol != PROTOCOL_VERSION:
@@ -113,7 +109,7 @@ class StageConnections:
         return report.welcomed
 
     def refuse_version(self, content: dict[str, Any], key: str, now: float) -> None:
-        """Answer a report of another protocol, of which no more is known than how to answer it."""
+        """Answer a report of another protocol, from which only `ANSWERABLE` fields are read."""
         known = {name: content[name] for name in ANSWERABLE if name in content}
         with suppress(MalformedMessage, Busy):
             report: StageReport = codec.convert({**known, "slots": 0, "tasks": ()}, StageReport)
@@ -126,14 +122,14 @@ class StageConnections:
         self._send(member, self._welcome)
 
     def welcome_all(self, welcome: StageWelcome) -> None:
-        """Have all members know something new, if it is."""
+        """Send all members a changed welcome."""
         if welcome != self._welcome:
             self._welcome = welcome
             for member in self._connections:
                 self.welcome(member)
 
     def turn_away(self, member: str, sender: Sender) -> None:
-        """Tell a member that its key was revoked; its lease then expires."""
+        """Tell a member that its key was revoked, and disconnect; its lease then expires."""
         connection = self._connections.get(member)
         if connection is not None and connection.key == sender.user_id:
             log.warning("the key of stage process %s was revoked", member)
@@ -143,7 +139,7 @@ class StageConnections:
         self._send(self._members.get(stage_id, stage_id), command, *frames)
 
     def note(self, stage_id: str, number: int, now: float) -> None:
-        """Remember that a process may forget an event: `say_noted_at` says how long the report may wait."""
+        """Queue the confirmation of an event, to be sent at `say_noted_at`."""
         if not self._notes:
             self.say_noted_at = now + NOTED_WITHIN_S
         self._noted[self.member_of(stage_id)].append(number)
@@ -152,14 +148,14 @@ class StageConnections:
             self.say_noted_at = now
 
     def say_noted(self) -> None:
-        """Tell all members which of their events are in the journal."""
+        """Send all members the confirmations of their events."""
         for member, numbers in self._noted.items():
             self._send(member, EventsNoted(tuple(sorted(numbers))))
         self._noted.clear()
         self._notes, self.say_noted_at = 0, None
 
     def refusing(self, members: Iterable[str]) -> list[str]:
-        """Return those of some members, from whom nothing is heard, that refuse another connection: they have died."""
+        """Return those of the silent members that refuse another connection: they have died."""
         asked = {member: self._connections[member] for member in members if member in self._connections}
         for member, connection in self._asked.items():
             if member not in asked:
@@ -171,14 +167,14 @@ class StageConnections:
         return found
 
     def drop_silent(self, living: StagePool, before: float) -> None:
-        """Close the connections, older than `before`, to members that are not among the living ones."""
+        """Close connections from before `before` to members without a lease."""
         for member, connection in tuple(self._connections.items()):
             if living.lease(member) is None and connection.since <= before:
                 log.warning("stage process %s is silent", member)
                 self._disconnect(member)
 
     def left(self, stage_id: str) -> None:
-        """A stage process has ended; close the connection if it was its member's last."""
+        """Remove a stage process; close the connection if it was its member's last."""
         member = self._members.pop(stage_id, stage_id)
         connection = self._connections.get(member)
         if connection is not None:

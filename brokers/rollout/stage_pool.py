@@ -1,13 +1,13 @@
-"""The stage processes and their credit: who could take a job now, and who takes it. Pure: no sockets, no clock.
+"""`StagePool`: the stage processes and their credit. Pure: no sockets, no clock.
 
-A stage process has as many credits as slots. A phase given to it takes one, and only its own word (the phase ended) or
-the end of its lease gives the credit back; a process that is still busy stopping a cancelled job is not sent
-another. One that is quiet, though its lease is not over, is given nothing new.
+A stage process has as many credits as slots. A phase takes one credit, which returns only when the process reports the
+phase's end or its lease expires; a process still stopping a cancelled job gets no other. A quiet process, whose lease
+has not expired yet, gets no new phases.
 
-A member is who reports: a stage process by itself, or a node for all of its stage processes. It has one lease.
+A member is the reporting unit with one lease: a stage process by itself, or a node for all of its stage processes.
 
-Sandboxes stay on their node, so a node is one line of work: INIT prepares none there for a task of which as many jobs
-wait on it as its RUN and EVAL processes have slots. A node where RUN or EVAL stands still keeps few jobs from others.
+Sandboxes stay on their node, so INIT prepares none there for a task of which as many jobs wait on the node as its RUN
+and EVAL processes have slots. A node whose RUN or EVAL slots are stuck thus holds only a few jobs.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 
 class Requirement(NamedTuple):
-    """What a phase of a job asks of a stage process."""
+    """What a phase of a job requires of a stage process."""
 
     role: Phase
     task: str
     node: str | None
-    """The node of its sandbox; None: any."""
+    """The node of its sandbox; None for any node."""
 
 
 class SlotClaim(NamedTuple):
@@ -49,18 +49,18 @@ class SlotClaim(NamedTuple):
 
 @dataclass
 class Lease:
-    """A member's hold on all that its stage processes hold."""
+    """A member's hold on the phases of its stage processes."""
 
     member: str
     heard_at: float
     number: int = 0
-    """Of its last report."""
+    """Number of the last report."""
     quiet: bool = False
-    """It has not reported for a while."""
+    """Whether the member has not reported for `quiet_s` or refuses connections."""
     disconnected: bool = False
-    """Its connection has ended since it reported."""
+    """Whether its connection has ended since its last report."""
     facts: NodeFacts | None = None
-    """What it says of its machine."""
+    """Reported facts about its machine."""
     stages: dict[str, StageProcess] = field(default_factory=dict)
 
 
@@ -75,17 +75,17 @@ class StageProcess:
     leaving: bool = False
     claims: set[SlotClaim] = field(default_factory=set)
     stopped_at: dict[SlotClaim, float] = field(default_factory=dict)
-    """When it was asked to stop what is not its own."""
+    """When it was asked to stop claims that it should not have."""
     counted_slots: int = 0
-    """Its working slots as the pool has counted them."""
+    """Working slots as counted by the pool."""
     changed: int = 0
-    """The number of its last change."""
+    """Number of its last change."""
     marks: tuple[set[str], ...] = ()
-    """Of each requirement that it meets: the processes that have changed."""
+    """Per requirement that it meets: the processes that have changed."""
 
     @property
     def working_slots(self) -> int:
-        """Slots, busy or not, that jobs may be given."""
+        """Slots, busy or free, that jobs may get."""
         return 0 if self.leaving or self.lease.quiet else self.slots
 
     @property
@@ -103,24 +103,23 @@ class StageProcess:
 
 @dataclass
 class _Node:
-    """What the stage processes of one node have to do, by task."""
+    """Slots and waiting jobs of one node, by task."""
 
     stages: dict[str, StageProcess] = field(default_factory=dict)
     slots: Counter[str] = field(default_factory=Counter)
-    """Of RUN and EVAL processes that serve a task."""
+    """Working slots of RUN and EVAL processes."""
     waiting: Counter[str] = field(default_factory=Counter)
-    """Jobs whose sandbox is here and that wait for RUN or EVAL."""
+    """Jobs with a sandbox here that wait for RUN or EVAL."""
 
     def is_full(self, task: str) -> bool:
-        """As many jobs of a task wait here as can be worked on at once, or one if none can."""
+        """Return whether as many jobs of a task wait here as there are slots, at least one."""
         return self.waiting.get(task, 0) >= max(1, self.slots.get(task, 0))
 
 
 class _Offers:
     """The processes that meet a requirement and have credit.
 
-    A process meets two requirements for each of its tasks, and few are asked for between two changes. So a change only
-    marks the process, and the next question for a requirement moves the marked processes to their places.
+    A change only marks a process; the next look-up of a requirement re-ranks its marked processes.
     """
 
     def __init__(self) -> None:
@@ -140,20 +139,20 @@ class StagePool:
         self._leases: dict[str, Lease] = {}
         self._quiet: set[str] = set()
         self._deadlines: Deadlines[str] = Deadlines()
-        """When a member is quiet, or its lease over."""
+        """When a member becomes quiet, or its lease expires."""
         self._offers: defaultdict[Requirement, _Offers] = defaultdict(_Offers)
         self._changes = 0
-        """How often some process has changed."""
+        """Number of changes of processes."""
         self._serving: Counter[Requirement] = Counter()
         self._slots: Counter[Requirement] = Counter()
-        """Working slots, busy or not, that meet a requirement."""
+        """Working slots, busy or free, by requirement."""
         self._role_slots: Counter[Phase] = Counter()
         self._nodes: defaultdict[str, _Node] = defaultdict(_Node)
         self._expected: dict[str, set[SlotClaim]] = {}
-        """Processes that held jobs when the broker was restarted, until they report."""
+        """Processes that held jobs when the broker restarted, until they report."""
         self._gone: list[str] = []
         self._unserved: dict[Requirement, bool] = {}
-        """What no process can give any more, since the last look."""
+        """Requirements that lost their last process since the last `take_unserved`."""
         self.losses = NodeLosses()
 
     def __contains__(self, stage_id: str) -> bool:
@@ -170,32 +169,32 @@ class StagePool:
         self._expected.setdefault(stage_id, set()).add(claim)
 
     def is_expected(self, stage_id: str) -> bool:
-        """Tell whether a process may still report that it has what an earlier broker gave it."""
+        """Return whether a process may still report phases that an earlier broker gave it."""
         return stage_id in self._expected
 
     def expected(self) -> dict[str, set[SlotClaim]]:
-        """Return the processes that are expected, with what they may report to have."""
+        """Return the expected processes and their claims."""
         return self._expected
 
     def expect_no_more(self, stage_id: str) -> None:
-        """What a process held is lost."""
+        """Stop expecting a process, whose phases are lost."""
         del self._expected[stage_id]
 
     @property
     def members(self) -> int:
-        """How many nodes there are; a stage process that belongs to none counts as one."""
+        """The number of nodes; a stage process without a node counts as one."""
         return len(self._leases)
 
     def lease(self, member: str) -> Lease | None:
         return self._leases.get(member)
 
     def heard_at(self, member: str) -> float | None:
-        """Return when a member reported last; None: it is not here."""
+        """Return when a member last reported; None if it is unknown."""
         lease = self._leases.get(member)
         return lease.heard_at if lease is not None else None
 
     def heard(self, report: StageReport, now: float) -> StageProcess:
-        """Add the process of a report, or note that it lives."""
+        """Add or update the process of a report, and renew its lease."""
         lease = self._leases.setdefault(report.from_member, Lease(report.from_member, now))
         stage = self._stages.get(report.stage_id)
         tasks = frozenset(task.name for task in report.tasks)
@@ -221,7 +220,7 @@ class StagePool:
         return stage
 
     def _begin_again(self, stage: StageProcess, slots: int, tasks: frozenset[str]) -> None:
-        """A node's pool had no process, or other ones: it kept blocks while its process was restarted."""
+        """Restart a node's pool that had no process, or other tasks."""
         self.leave(stage.stage_id)
         self._withdraw(stage)
         stage.leaving, stage.slots, stage.tasks = False, slots, tasks
@@ -232,7 +231,7 @@ class StagePool:
         self._offer_node(stage.node)
 
     def lives(self, lease: Lease, number: int, now: float, facts: NodeFacts | None = None) -> None:
-        """Note that a member has reported, and what it says of its machine if that is new."""
+        """Renew a lease and record the machine's facts, if any."""
         was_quiet = lease.quiet
         lease.facts = facts or lease.facts
         lease.heard_at, lease.number = now, number
@@ -242,7 +241,7 @@ class StagePool:
             self._deadlines.set(lease.member, now + self._quiet_s)
 
     def disconnected(self, member: str, now: float) -> float:
-        """Note that a member refuses connections; return until when it may report over another one."""
+        """Record that a member refuses connections; return until when it may report over another one."""
         until = now + self._quiet_s
         lease = self._leases.get(member)
         if lease is not None:
@@ -254,7 +253,7 @@ class StagePool:
         return until
 
     def quiet(self) -> tuple[str, ...]:
-        """Return the members that have not reported for a while."""
+        """Return the quiet members."""
         return tuple(self._quiet)
 
     def claims_of(self, member: str) -> Iterator[tuple[str, SlotClaim]]:
@@ -264,7 +263,7 @@ class StagePool:
                 yield stage.stage_id, claim
 
     def expire(self, now: float) -> list[StageProcess]:
-        """Forget and return the processes whose leases are over; give nothing new to those that are quiet."""
+        """Remove and return the processes with expired leases; mark silent members as quiet."""
         removed = []
         for member in self._deadlines.due(now):
             lease = self._leases.get(member)
@@ -285,7 +284,7 @@ class StagePool:
         return removed
 
     def restart_leases(self, now: float) -> None:
-        """This process was paused: extend the leases accordingly."""
+        """Extend the leases after a pause of this process."""
         for lease in self._leases.values():
             lease.heard_at = max(lease.heard_at, now - self._quiet_s)
 
@@ -295,12 +294,12 @@ class StagePool:
         return gone
 
     def take_unserved(self) -> list[tuple[Requirement, bool]]:
-        """Return what no process can give any more, since the last call, and whether the last one left in order."""
+        """Return the requirements that lost their last process since the last call, and whether it left in order."""
         unserved, self._unserved = self._unserved, {}
         return list(unserved.items())
 
     def _set_quiet(self, lease: Lease, *, quiet: bool) -> None:
-        """Note that a member has not reported for a while and is to be given nothing new, or that it has again."""
+        """Mark a member as quiet or not, which changes its working slots."""
         if lease.quiet != quiet:
             lease.quiet = quiet
             (self._quiet.add if quiet else self._quiet.discard)(lease.member)
@@ -309,7 +308,7 @@ class StagePool:
                 self._offer_node(stage.node)
 
     def wait_on(self, node: str, task: str, jobs: int) -> None:
-        """Note that more jobs of a task wait on a node for RUN or EVAL, or fewer."""
+        """Change the number of a task's jobs that wait on a node for RUN or EVAL."""
         place = self._nodes[node]
         was_full = place.is_full(task)
         place.waiting[task] += jobs
@@ -320,13 +319,13 @@ class StagePool:
         self._forget_if_idle(node)
 
     def miss(self, requirement: Requirement) -> None:
-        """Note a requirement as unserved if its node has begun to end in good order."""
+        """Record a requirement as unserved if its node is shutting down in order."""
         place = self._nodes.get(requirement.node or "")
         if place is not None and any(stage.leaving for stage in place.stages.values()):
             self._unserved[requirement] = True
 
     def leave(self, stage_id: str, *, in_order: bool = True) -> None:
-        """Assign no more jobs to a process that is ending; it keeps what it holds."""
+        """Stop giving jobs to a process that is ending; it keeps its phases."""
         stage = self._stages.get(stage_id)
         if stage is not None and not stage.leaving:
             stage.leaving = True
@@ -356,26 +355,26 @@ class StagePool:
         return stage.claims
 
     def can_serve(self, requirement: Requirement) -> bool:
-        """Tell whether some live process meets the requirement, busy or not."""
+        """Return whether a live process, busy or free, meets the requirement."""
         return self._serving[requirement] > 0
 
     def slots(self, requirement: Requirement) -> int:
-        """Return how many working slots, busy or not, meet a requirement."""
+        """Return the number of working slots, busy or free, that meet a requirement."""
         return self._slots[requirement]
 
     def role_slots(self, role: Phase) -> int:
         return self._role_slots[role]
 
     def has_free(self, requirement: Requirement) -> bool:
-        """Return whether some process that meets the requirement has credit."""
+        """Return whether a process that meets the requirement has credit."""
         free = self._free(requirement)
         return free is not None and free.first() is not None
 
     def take(self, requirement: Requirement, claim: SlotClaim, avoids: str = "") -> str | None:
-        """Take a slot of the least loaded process that meets the requirement and has credit; None if none does.
+        """Take a slot of the least loaded process that meets the requirement and has credit; None if there is none.
 
-        What is asked of any node is not given on the one that `avoids` names while another serves it: a node on which
-        all fails at once is idle, and would draw every retry.
+        The node `avoids` is skipped while another node serves the requirement: a broken node, which fails fast and so
+        looks idle, would attract every retry.
         """
         free = self._free(requirement)
         stage_id = free.first() if free is not None else None
@@ -394,12 +393,12 @@ class StagePool:
         return stage_id
 
     def holds(self, stage_id: str, claim: SlotClaim) -> bool:
-        """Tell whether a live process still has a slot taken by a claim."""
+        """Return whether a claim still takes a slot of a live process."""
         stage = self._stages.get(stage_id)
         return stage is not None and claim in stage.claims
 
     def give_back(self, stage_id: str, claim: SlotClaim) -> StageProcess | None:
-        """Free the slot that a claim takes; the process if that gave a credit back."""
+        """Free the slot of a claim; return the process if that freed a credit."""
         stage = self._stages.get(stage_id)
         if stage is None:
             self._expected.get(stage_id, set()).discard(claim)
@@ -418,14 +417,14 @@ class StagePool:
         return frozenset(task for stage in self if not stage.leaving for task in stage.tasks)
 
     def nodes(self) -> Iterator[str]:
-        """Return the names of the nodes that are here."""
+        """Return the names of the nodes with stage processes."""
         return (name for name, node in self._nodes.items() if node.stages)
 
     def of_node(self, node: str) -> list[StageProcess]:
         return list(self._nodes[node].stages.values()) if node in self._nodes else []
 
     def on_node(self, node: str) -> str | None:
-        """Return some live process of a node, for an errand there."""
+        """Return a live process of a node, or None."""
         return next((stage.stage_id for stage in self.of_node(node) if not stage.leaving), None)
 
     def _count_slots(self, stage: StageProcess) -> None:
@@ -449,14 +448,14 @@ class StagePool:
             del self._nodes[node]
 
     def _offer(self, stage: StageProcess) -> None:
-        """Note that a process has changed."""
+        """Mark a process as changed."""
         self._changes += 1
         stage.changed = self._changes
         for marked in stage.marks:
             marked.add(stage.stage_id)
 
     def _free(self, requirement: Requirement) -> LeastLoaded[str] | None:
-        """Return the processes that meet a requirement and have credit; None: none meets it."""
+        """Return the processes that meet a requirement and have credit, or None if none meets it."""
         offers = self._offers.get(requirement)
         if offers is None:
             return None

@@ -1,4 +1,4 @@
-"""The tasks that stage processes serve, and the check of a job's instance against them at the front door. Pure."""
+"""`TaskCatalog`: the tasks that stage processes serve, and the check of a job against them. Pure."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ FIELD_TYPES: dict[str, Any] = {
     "dict[str, str]": dict[str, str],
     "any": Any,
 }
-"""The types that a task may name for the fields of its instances."""
+"""Types that a task may declare for its instances' fields."""
 
 
 KNOWN_LIMIT = 4096
-"""Most tasks that are known; beyond it the one goes that was announced longest ago."""
+"""Most known tasks; the one announced longest ago is evicted."""
 
 
 class TaskCatalog:
-    """What is known of the tasks; one that was served once stays known, since its processes may be starting again."""
+    """The known tasks; a task stays known when its processes leave, since they may restart."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, Task] = {}
-        """The one that was announced last comes last."""
+        """In order of the last announcement."""
         self._instances: dict[str, type[msgspec.Struct]] = {}
-        """Made with a task's first job: reports come often, and may name many tasks."""
+        """Types of instances, created with a task's first job."""
         self._harnesses: set[str] = set()
-        """Of all stage processes: nodes may have different ones."""
+        """Union over all stage processes: nodes may have different ones."""
 
     def add(self, tasks: Iterable[Task]) -> None:
         for task in tasks:
@@ -59,9 +59,9 @@ class TaskCatalog:
 
         Raises:
             Busy: no stage process has announced any task yet.
-            UnknownTask: none has announced this one.
-            InvalidJob: the instance lacks a field, has an unknown one, or one of a wrong type, or no stage
-                process has the harness; `field` names it.
+            UnknownTask: no stage process has announced this task.
+            InvalidJob: a field of the instance is missing, unknown or of a wrong type, or the harness is unknown;
+                `field` names it.
         """
         if not self._tasks:
             raise Busy("no stage process has reported yet; the service is starting", retry_after_s=0.2)
@@ -97,7 +97,7 @@ class TaskCatalog:
 
 
 def _instance_type(task: Task) -> type[msgspec.Struct]:
-    names = {f"field_{index}": name for index, name in enumerate(task.fields)}  # a name may be no Python identifier
+    names = {f"field_{index}": name for index, name in enumerate(task.fields)}  # a name need not be a Python identifier
     fields = [
         (attribute, FIELD_TYPES.get(task.fields[name], Any), *((None,) if name in task.optional else ()))
         for attribute, name in names.items()

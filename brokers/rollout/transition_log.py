@@ -1,4 +1,4 @@
-"""`TransitionLog`: every change of every job's state, once, and what follows from it for those who look at jobs.
+"""`TransitionLog`: records every change of every job's state, and derives histories, counts and logs.
 
     history    what each job went through, packed (see `transitions`): for the journal, `prorl job`, spans
     changes    in which order jobs changed last, for watchers
@@ -6,8 +6,8 @@
     losses     what became of the jobs of lost nodes
     logging    one line per transition at DEBUG; at INFO one per job that did not complete
 
-The log is fed with the job table's actions and the broker's wall clock. It decides nothing. Histories are kept of all
-jobs that have not ended and of the ones that ended last. Adding to one takes 1 to 3 µs.
+Its inputs are the job table's actions and the broker's wall clock. It stores the histories of unfinished jobs and of
+the last ended ones. Adding a transition takes 1 to 3 µs.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ if TYPE_CHECKING:
     from .transitions import Transition
 
 ENDED_LIMIT = 10_000
-"""Histories of ended jobs that are kept."""
+"""Most histories of ended jobs."""
 ENDED_LIMIT_BYTES = 16 * 2**20
-"""Memory that those may take, about."""
+"""Approximate memory limit of those histories."""
 ENTRY_BYTES = 300
-"""What an ended job's history takes in addition to its bytes: its id, and its place in the table."""
+"""Memory of an ended job's history in addition to its bytes."""
 MESSAGE_LIMIT = 300
 """Most characters of an error's message in a history."""
 NAME_LIMIT = 128
@@ -75,22 +75,22 @@ log = logging.getLogger("prorl.rollout_broker")
 
 class Changed(NamedTuple):
     job_ids: list[str]
-    """The newest first."""
+    """Newest first."""
     first: int
     """The number of the last of them."""
     more: bool
-    """There are older ones."""
+    """Whether there are older ones."""
 
 
 @dataclass(slots=True)
 class _Job:
-    """A job that has not ended."""
+    """An unfinished job."""
 
     packed: bytes = b""
     backend: tuple[int, str] = (0, "")
-    """The last assignment, with its attempt: each report repeats it."""
+    """The last assignment with its attempt; each report repeats it."""
     address: tuple[int, str] | None = None
-    """Where programs outside reach its RUN, with the attempt; None: it may get one."""
+    """Where outside programs reach its RUN, with the attempt; None while it may still get an address."""
 
 
 class TransitionLog:
@@ -102,23 +102,23 @@ class TransitionLog:
         ended_limit_bytes: int = ENDED_LIMIT_BYTES,
     ) -> None:
         self.tracer = tracer
-        """Makes spans of ended jobs; None: there are no traces."""
+        """Makes spans of ended jobs; None without traces."""
         self.outcomes: Counter[Outcome] = Counter()
-        """Of the jobs that have ended since the broker started."""
+        """Of the jobs that ended since the broker started."""
         self.broker_id = new_id()
-        """Names this life of the broker, in which changes are numbered."""
+        """Id of this run of the broker, in which changes are numbered."""
         self.until = 0
-        """The number of the newest change."""
+        """Number of the newest change."""
         self.forgotten_until = 0
-        """The number of the newest change of a job whose history was evicted."""
+        """Number of the newest change of a job whose history was evicted."""
         self._losses = losses or NodeLosses()
         self._ended_limit = ended_limit
         self._live: dict[str, _Job] = {}
         self._ended: SizedCache[bytes] = SizedCache(ended_limit_bytes, ended_limit)
         self._numbers: OrderedDict[str, int] = OrderedDict()
-        """Of each job the number of its last change, the newest last."""
+        """Number of each job's last change, newest last."""
         self._intervals: deque[tuple[float, Counter[Outcome]]] = deque(maxlen=INTERVALS)
-        """The intervals in which jobs ended, by their start."""
+        """Outcomes by the start of their interval."""
 
     def __len__(self) -> int:
         return len(self._live) + len(self._ended)
@@ -126,12 +126,12 @@ class TransitionLog:
     # What happens -----------------------------------------------------------------------------------------------------
 
     def accepted(self, job: Job, at: float) -> None:
-        """Note the trace of a new job, before anything else of it."""
+        """Record the trace of a new job, before its other transitions."""
         if self.tracer is not None and (traced := self.tracer.accepted(job)) is not None:
             self._append(job.job_id, Traced(at, *traced))
 
     def note(self, action: Queued | Start | End, at: float) -> None:
-        """Note what the job table decided."""
+        """Record an action of the job table."""
         if log.isEnabledFor(logging.DEBUG):
             _say(action, logging.DEBUG)
         match action:
@@ -186,14 +186,14 @@ class TransitionLog:
                     QUEUE_SECONDS.observe(waited_s, phase)
 
     def assigned(self, job_id: str, attempt: int, backend: str, at: float) -> None:
-        """Note the backend of an attempt's RUN; a repetition changes nothing."""
+        """Record the backend of an attempt's RUN; repetitions change nothing."""
         job = self._live.get(job_id)
         if job is not None and job.backend != (attempt, backend):
             job.backend = attempt, backend
             self._append(job_id, ToBackend(at, attempt, backend[:NAME_LIMIT]))
 
     def opened(self, addresses: Mapping[str, tuple[int, str]]) -> None:
-        """Note where programs outside reach the RUNs of attempts."""
+        """Record the addresses at which outside programs reach the RUNs of attempts."""
         for job_id, where in addresses.items():
             if (job := self._live.get(job_id)) is not None:
                 job.address = where
@@ -205,14 +205,14 @@ class TransitionLog:
                 self._ended.change(job_id, packed + added)
 
     def restore(self, job_id: str, packed: bytes, at: float) -> None:
-        """Continue the history of a job that has not ended, from what the journal has."""
+        """Continue the history of an unfinished job from the journal."""
         self._live[job_id] = _Job(undamaged(packed, at))
         self._append(job_id, Recovered(at))
         if self.tracer is not None:
             self.tracer.restored(job_id, self.traceparent(job_id))
 
     def restore_ended(self, job_id: str, packed: bytes) -> None:
-        """Keep the history of a job that has ended, if the journal has a readable one."""
+        """Store the history of an ended job, if the journal's is readable."""
         if packed := undamaged(packed, None):
             self._number(job_id)
             self._keep(job_id, packed)
@@ -220,7 +220,7 @@ class TransitionLog:
     def _append(self, job_id: str, item: Transition) -> _Job:
         job = self._live.get(job_id)
         if job is None:
-            self._ended.drop(job_id)  # the id of an ended job may come again
+            self._ended.drop(job_id)  # an ended job's id may be reused
             job = self._live[job_id] = _Job()
         before = job.packed if len(job.packed) < LIMIT_BYTES else without_middle(job.packed)
         job.packed = before + pack(item)
@@ -245,10 +245,10 @@ class TransitionLog:
         return job.packed if job is not None else self._ended.get(job_id) or b""
 
     def find(self, beginning: str) -> str:
-        """Return the id of the one job whose id is `beginning`, or begins so.
+        """Return the id of the one job whose id is `beginning` or begins with it.
 
         Raises:
-            UnknownJob: no job, or more than one.
+            UnknownJob: no job or several jobs match.
         """
         if beginning in self._live or beginning in self._ended:
             return beginning
@@ -266,17 +266,17 @@ class TransitionLog:
         raise UnknownJob(message, job_id=beginning, matches=len(found))
 
     def waits_for_address(self, job_id: str) -> bool:
-        """Return whether a job has not ended and may still get an address."""
+        """Return whether an unfinished job may still get an address."""
         job = self._live.get(job_id)
         return job is not None and job.address is None
 
     def traceparent(self, job_id: str) -> str:
-        """Return the trace context of a known job; empty: it is not traced."""
+        """Return the trace context of a known job; empty if it is not traced."""
         first = next(read(self.packed(job_id)), None)
         return first.traceparent if isinstance(first, Traced) else ""
 
     def trace(self, request_id: str, job_id: str, at: float) -> JobTrace:
-        """Return what a known job went through until now."""
+        """Return the trace of a known job until `at`."""
         trace = job_trace(request_id, job_id, self.packed(job_id), at)
         job, now = self._live.get(job_id), trace.spans[-1] if trace.spans else None
         if job is None or job.address is None or now is None:
@@ -286,7 +286,7 @@ class TransitionLog:
         return replace(trace, address=address) if here else trace
 
     def row(self, job_id: str, task: str, group_id: str) -> JobRow | None:
-        """Return a job's line of a table; None: nothing of its history is readable."""
+        """Return a job's line of a table; None if its history is unreadable."""
         return job_row(job_id, self.packed(job_id), task, group_id)
 
     def changed(self, since: int, before: int, limit: int) -> Changed:
@@ -305,7 +305,7 @@ class TransitionLog:
         return Changed(found, first, more=False)
 
     def ended_jobs(self) -> tuple[EndedJobs, ...]:
-        """Return how many jobs ended in each interval of the last hour in which any did, the oldest first."""
+        """Return the number of ended jobs per non-empty interval of the last hour, oldest first."""
         return tuple(EndedJobs(start, ENDED_INTERVAL_S, dict(counts)) for start, counts in self._intervals)
 
 

@@ -1,7 +1,7 @@
-"""The transitions of a job, packed as its history: MessagePack arrays in sequence, each with its kind's tag and a time.
+"""The transitions of a job, packed as its history: consecutive MessagePack arrays, each with a tag and a time.
 
-The journal stores histories unchanged, so a kind's tag and the meaning of its fields never change. Readers skip what
-they cannot read of a damaged history.
+The journal stores histories unchanged, so the tags and the meaning of fields never change. Readers skip unreadable
+parts.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 LIMIT_BYTES = 8192
-"""Longest history of one job, before the transition that is added last."""
+"""Length from which a history is shortened before the next transition."""
 READ_BYTES = 1024
-"""First buffer of an unpacker; the default of `msgpack` is a new megabyte for each history."""
+"""First buffer of an unpacker; `msgpack` would allocate 1 MiB per history."""
 
 
 class Transition(msgspec.Struct, frozen=True, array_like=True):
@@ -39,7 +39,7 @@ class ToQueue(Transition, frozen=True, tag=0):
     attempt: Attempt
     phase: Phase
     code: str = ""
-    """Of the error that ended the attempt before."""
+    """Code of the error that ended the attempt before."""
     message: str = ""
 
 
@@ -87,10 +87,10 @@ class LeftOut(Transition, frozen=True, tag=6):
 
 
 class Traced(Transition, frozen=True, tag=7):
-    """First of a job's transitions, if spans are made of it."""
+    """First transition of a job with spans."""
 
     traceparent: str
-    """Of the job's span."""
+    """Trace context of the job's span."""
     parent_span: str
 
 
@@ -106,7 +106,7 @@ def read(packed: bytes) -> Iterator[AnyTransition]:
 
 
 def contents(packed: bytes) -> list[Any]:
-    """Return what a history consists of, unchecked: lists that begin with a tag, if it is undamaged."""
+    """Return a history's items unchecked: lists that begin with a tag, if it is undamaged."""
     unpacker = msgpack.Unpacker(read_size=READ_BYTES, max_buffer_size=0, unicode_errors="replace")
     unpacker.feed(packed)
     found: list[Any] = []
@@ -127,7 +127,7 @@ def first(items: Iterable[Any], kind: type[T], other: type[U] | None = None) -> 
 
 
 def undamaged(packed: bytes, at: float | None) -> bytes:
-    """Return a history, cut off where it becomes unreadable, with a `LeftOut` there if a time is given."""
+    """Return the readable beginning of a history, with a `LeftOut` behind it if `at` is given and the rest was cut."""
     unpacker = msgpack.Unpacker(read_size=READ_BYTES, max_buffer_size=0)
     unpacker.feed(packed)
     whole = 0
@@ -141,7 +141,7 @@ def undamaged(packed: bytes, at: float | None) -> bytes:
 
 
 def without_middle(packed: bytes) -> bytes:
-    """Return the first and the last transitions of a history, a quarter of `LIMIT_BYTES` each, around a `LeftOut`."""
+    """Return the first and last transitions of a history, a quarter of `LIMIT_BYTES` each, around a `LeftOut`."""
     items = list(read(packed))
     sizes = [len(pack(one)) for one in items]
     head, tail = 0, len(items)
@@ -149,7 +149,7 @@ def without_middle(packed: bytes) -> bytes:
         head += 1
     while head < tail and sum(sizes[tail - 1 :]) <= LIMIT_BYTES // 4:
         tail -= 1
-    if gone := items[head:tail]:  # none if most of it cannot be read
+    if gone := items[head:tail]:  # empty if most items were unreadable
         number = sum(one.items if isinstance(one, LeftOut) else 1 for one in gone)
         items[head:tail] = [LeftOut(gone[-1].at, number)]
     return b"".join(map(pack, items))

@@ -1,8 +1,8 @@
-"""`TurnRequests`: answers requests for the turns of jobs that have not ended (`PeekTurns`).
+"""`TurnRequests`: answers requests for the turns of unfinished jobs (`PeekTurns`).
 
 For a job in RUN, the broker asks the job's stage process, once for all equal requests, and holds the replies until the
 process answers or `TURNS_WAIT_S` have passed. For a job in EVAL, the broker has the trajectory itself, unless a node
-keeps it. Looking changes nothing, and a job that is not looked at costs nothing.
+stores it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .jobs import Jobs
 
 HELD_LIMIT = 256
-"""Replies that are held at one time."""
+"""Most replies held at one time."""
 
 
 class _Question(NamedTuple):
@@ -49,7 +49,7 @@ class _Asked:
     reply: TurnsPeeked
     until: float
     envelopes: dict[str, Sequence[Frame]] = field(default_factory=dict)
-    """Where to send the replies, by request."""
+    """Envelopes of the replies, by request id."""
 
 
 class TurnRequests:
@@ -67,10 +67,10 @@ class TurnRequests:
         self._asked: dict[_Question, _Asked] = {}
 
     def handle(self, envelope: Sequence[Frame], request: PeekTurns, now: float) -> None:
-        """Answer a request, now or when the stage process has.
+        """Answer a request, now or when the stage process has answered.
 
         Raises:
-            UnknownJob: the job has ended, or there is none.
+            UnknownJob: the job has ended or is unknown.
             Busy: too many replies are held.
             JournalFailed: the trajectory cannot be read now.
         """
@@ -95,11 +95,7 @@ class TurnRequests:
         asked.envelopes[request.request_id] = envelope
 
     def shown(self, event: TurnsShown, block: Frame | None) -> None:
-        """Send on what a stage process has answered.
-
-        Raises:
-            MalformedMessage: the block is not of the size that the event says.
-        """
+        """Forward a stage process's answer; raise `MalformedMessage` if its block has the wrong size."""
         question = _Question(event.job_id, event.attempt, event.known_tokens)
         asked = self._asked.get(question)
         if asked is None or asked.reply.stage_id != event.stage_id:
@@ -110,7 +106,7 @@ class TurnRequests:
             if block is None or len(block) != size_bytes:
                 raise MalformedMessage(f"the turns of job {event.job_id} do not have {size_bytes} bytes")
         del self._asked[question]
-        # One for each reply: a frame that was received belongs to the message that it is sent with.
+        # A copy per reply: a received frame belongs to the message with which it is sent.
         blocks = [block.bytes if isinstance(block, zmq.Frame) else block] if block is not None else []
         for request_id, envelope in asked.envelopes.items():
             self._answer(envelope, replace(asked.reply, request_id=request_id, so_far=so_far), blocks)
@@ -119,7 +115,7 @@ class TurnRequests:
         return min((asked.until for asked in self._asked.values()), default=None)
 
     def refuse_late(self, now: float) -> None:
-        """Refuse the requests whose stage process has not answered in time."""
+        """Refuse requests whose stage process has not answered in time."""
         for question, asked in tuple(self._asked.items()):
             if asked.until > now:
                 continue
@@ -136,7 +132,7 @@ class TurnRequests:
                 self._answer(envelope, Refused(request_id, error.info()), [])
 
     def _where(self, record: JobRecord) -> TurnsPeeked:
-        """Return a reply that says where a job is."""
+        """Return a reply with a job's phase and place."""
         held = record.status == JobStatus.HELD
         stage = self._jobs.table.stages.get(record.stage_id) if held else None
         return TurnsPeeked(
@@ -150,7 +146,7 @@ class TurnRequests:
         )
 
     def _recorded(self, record: JobRecord, known_tokens: int) -> tuple[TurnsSoFar | None, Sequence[Frame]]:
-        """Return what RUN has brought of a job that is in EVAL."""
+        """Return RUN's turns of a job in EVAL."""
         run, block = record.run, record.block
         if run is None or record.phase != Phase.EVAL:
             return None, []

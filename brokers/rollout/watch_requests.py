@@ -1,7 +1,4 @@
-"""Answers watchers: which jobs have changed, the result of an ended one, how a batch stands, which nodes there are.
-
-The front door passes requests on and sends the answers. Nothing here changes a job.
-"""
+"""`WatchRequestHandler`: answers watchers about jobs, results, batches and nodes, without changing any job."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ if TYPE_CHECKING:
     from .stage_pool import StagePool
 
 NODES = 1000
-"""Most nodes of one reply."""
+"""Most nodes per reply."""
 
 
 class WatchRequestHandler:
@@ -37,10 +34,10 @@ class WatchRequestHandler:
     def answer(
         self, request: Watch | Peek | ViewBatch | ListSteps, now: float
     ) -> tuple[WatchingReply, Sequence[Frame]]:
-        """Return the reply, and the frames behind it.
+        """Return the reply and the frames behind it.
 
         Raises:
-            UnknownJob, UnknownBatch, JournalFailed: it is refused.
+            UnknownJob, UnknownBatch, JournalFailed: the request is refused.
         """
         match request:
             case Watch():
@@ -87,7 +84,7 @@ class WatchRequestHandler:
 
 
 def list_nodes(request: ListNodes, stages: StagePool, now: float) -> NodeList:
-    """Return the nodes that are here, in parts, and the last ones that were lost."""
+    """Return a page of the present nodes, and the last lost ones."""
     after = request.after or ""
     names = heapq.nsmallest(NODES + 1, (name for name in stages.nodes() if name > after))
     nodes = tuple(_status(name, stages, now) for name in names[:NODES])

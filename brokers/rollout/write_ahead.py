@@ -1,12 +1,10 @@
 """Write-ahead rule: nothing is sent until the state it depends on is durable.
 
-Events and requests change the job table and the results at once; the messages that follow wait here. At the end of the
-round all changes are written to the journal in one transaction, and then the messages are sent. So the journal has
-every job that was accepted, every phase that was started and every outcome that a client has seen.
+Events and requests change the job table and the results at once; the resulting messages wait here. At the end of the
+round all changes are written to the journal in one transaction, then the messages are sent.
 
-While the journal cannot be written (its disk is full, read-only or broken), nothing is sent and nothing is lost:
-changes stay in memory and are retried, new jobs are rejected, and results wait. A retry writes in parts whatever fits,
-first what frees room, so clients that collect results end the failure.
+While the journal cannot be written, nothing is sent: changes stay in memory and are retried, new jobs are rejected, and
+results wait. A retry writes in parts whatever fits, first deletions, so clients that collect results end the failure.
 """
 
 from __future__ import annotations
@@ -32,18 +30,17 @@ if TYPE_CHECKING:
 
 FIRST_PAUSE_S = 0.25
 MAX_PAUSE_S = 5.0
-"""Between two tries with a journal that cannot be written."""
+"""First and longest pause between two retries of a failed write, in seconds."""
 ACKNOWLEDGED_WITHIN_S = 0.05
-"""How long an acknowledgement may wait for other changes. If this process dies first, the client gets the result again,
-and recognizes it."""
+"""Seconds that an acknowledgement may wait for other changes; after a crash the client gets the result again."""
 MEMORY_LIMIT_BYTES = 256 * 2**20
-"""Trajectories of uncollected results that stay in memory; beyond it they are read back from the journal."""
+"""Memory limit of uncollected trajectories; beyond it they are read back from the journal."""
 
 log = logging.getLogger("prorl.rollout_broker")
 
 
 class WriteAhead:
-    """Holds what waits for the journal. `act` performs an action of the job table; it must not raise."""
+    """Queues messages until the journal is written. `act` performs an action of the job table and must not raise."""
 
     def __init__(
         self,
@@ -68,10 +65,10 @@ class WriteAhead:
         self.collect_notes: Callable[[], None] = lambda: None
         """Makes the batches `note` their changes."""
         self._acknowledged_by = 0.0
-        """When the oldest of them is to be written down; 0.0: there is none."""
+        """When the oldest acknowledgement must be written; 0.0 if there is none."""
         self._waiting: list[Action | Callable[[], object]] = []
         self._stops: set[Stop] = set()
-        """Those among `_waiting`: stage processes' reports ask for them again and again."""
+        """The stops among `_waiting`, which repeated reports request repeatedly."""
         self._news: set[str] = set()
         self._refusing = False
         self._failure: JournalFailed | None = None
@@ -88,18 +85,18 @@ class WriteAhead:
 
     @property
     def retry_at(self) -> float | None:
-        """When to `settle` again although nothing happens; None: no need."""
+        """When to `settle` again without a new event; None if there is no need."""
         if self.is_stuck:
             return self._retry_at
         return self._acknowledged_by or None
 
     @property
     def is_stuck(self) -> bool:
-        """The journal cannot be written, and something waits for it."""
+        """Whether the journal cannot be written and changes wait for it."""
         return self._failure is not None and self._is_dirty
 
     def perform(self, action: Action) -> None:
-        """Perform an action of the job table once the journal has what it depends on."""
+        """Perform an action of the job table after the journal has what it depends on."""
         if isinstance(action, End):
             finished = action.finished._replace(history=self._transitions.packed(action.finished.result.job_id))
             self._states.pop(finished.sequence, None)
@@ -131,11 +128,11 @@ class WriteAhead:
         self._journal.check_room(size_bytes)
 
     def note(self, name: str, note: bytes | None) -> None:
-        """Store a note of the batches under a name, in place of an earlier one; None: remove it."""
+        """Set a note of the journal; None removes it."""
         self._notes[name] = note
 
     def replace(self, finished: Finished) -> None:
-        """Write a result again that has changed; it is held back until then."""
+        """Rewrite a changed result, which is held back until it is durable."""
         self._ended[finished.sequence] = finished
         self._results.hold_back(finished)
 
@@ -146,8 +143,8 @@ class WriteAhead:
         submission: Submission | None = None,
         replaced: Sequence[int] = (),
     ) -> None:
-        """Write new jobs, before the table has them, in place of the results whose numbers are `replaced`."""
-        self.settle(now, everything=True)  # an acknowledged result may have had the id of one of them
+        """Write new jobs before the table has them, and delete the results numbered `replaced`."""
+        self.settle(now, everything=True)  # an acknowledged result may have had one of these ids
         if self._failure is not None and now < self._retry_at:
             raise self._refusal(self._failure)
         began = time.perf_counter()
@@ -167,7 +164,7 @@ class WriteAhead:
         return self._journal.block(stored)
 
     def settle(self, now: float, *, everything: bool = False) -> None:
-        """Write what has changed, then send what waits for that; or neither, and retry later.
+        """Write all changes, then send the messages that wait; after a failure do neither, and retry later.
 
         With `everything`, acknowledgements that could wait are written too.
         """
@@ -189,7 +186,7 @@ class WriteAhead:
                 self._act(one)
 
     def take_news(self) -> set[str]:
-        """Return the sessions that have got results since the last call."""
+        """Return the sessions that got results since the last call."""
         news, self._news = self._news, set()
         return news
 
@@ -211,7 +208,7 @@ class WriteAhead:
             self._fail(error, now)
             return False
         except Exception as error:
-            log.exception("the journal failed")  # a fault of ours must not take all jobs with it
+            log.exception("the journal failed")  # a bug must not affect all jobs
             self._fail(JournalFailed(f"the journal cannot be written: {type(error).__name__}: {error}"), now)
             return False
         self._states.clear()
@@ -224,7 +221,7 @@ class WriteAhead:
         return True
 
     def _write_what_fits(self) -> None:
-        """Write in small parts: a part may fit where all together do not."""
+        """Write in small parts, which may fit where everything together does not."""
         forgotten = {name: note for name, note in self._notes.items() if note is None}
         self._journal.write((), (), self._acknowledged, self._discarded, forgotten)
         self._acknowledged, self._acknowledged_by = [], 0.0
