@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .call import AnyCall, Turn
 
 MAX_DEPTH = 64
-"""How deep values may be nested."""
+"""Most levels of nested values."""
 QUOTE = '<|"|>'
 
 _HEADER = re.compile(rf"\s*call:({NAME})\s*(?=\{{)")

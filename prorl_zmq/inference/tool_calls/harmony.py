@@ -59,7 +59,7 @@ class HarmonyFormat(ToolCallFormat):
         return f"{header}<|message|>{json_text(arguments)}<|call|>"
 
     def messages(self, text: str) -> Iterator[TurnMessage]:
-        """Yield the messages of a turn; what has no header is none."""
+        """Yield the messages of a turn; text without a header is skipped."""
         start = 0
         while start < len(text):
             header = _HEADER.match(text, start)
@@ -75,7 +75,7 @@ class HarmonyFormat(ToolCallFormat):
 
 
 def _message(text: str, header: re.Match[str]) -> Generator[TurnMessage, None, int]:
-    """Yield the message behind a header, and return where it ends."""
+    """Yield the message after a header, and return its end."""
     start, body = header.span()
     recipient, channel = _RECIPIENT.search(header[1]), _CHANNEL.search(header[1])
     called = recipient is not None and recipient[1] != "assistant"
