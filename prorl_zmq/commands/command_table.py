@@ -1,4 +1,4 @@
-"""The commands of `prorl`: where they are, and a line of help for each, so that the list takes no import of them."""
+"""The commands of `prorl`: their modules, and a line of help for each, so that the list needs no import of them."""
 
 from __future__ import annotations
 
