@@ -272,7 +272,7 @@ class TransformersConversation:
     def _add_ends_alike(
         self, text: str, messages: Sequence[Message], tools: Sequence[Any], roles: Sequence[Role], ends: list[_End]
     ) -> None:
-        """Add the ends of messages, found by the template's text around the last one of their role and the text's end."""
+        """Add the ends of messages between the template's text around their role's last message and the text's end."""
         frames: dict[Role, tuple[str, str]] = {}
         for one, end in pairwise(ends):
             content = text_of(messages[end.messages - 1]).strip()
