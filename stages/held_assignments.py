@@ -21,7 +21,6 @@ class HeldAssignments:
         self._full_in = 0
 
     def wait(self, job_id: str, attempt: int) -> None:
-        """Note that a job waits for a backend."""
         self._held[job_id] = HeldAssignment(attempt)
 
     def assigned(self, job_id: str, attempt: int, backend_id: str) -> None:
@@ -29,7 +28,6 @@ class HeldAssignments:
             self._held[job_id] = HeldAssignment(attempt, backend_id)
 
     def note_served(self, job_id: str, attempt: int) -> None:
-        """Count a generation that the job's backend served."""
         held = self._held.get(job_id)
         if held is not None and held.attempt == attempt:
             self._held[job_id] = replace(held, served=held.served + 1)

@@ -263,7 +263,6 @@ class PhaseRunner:
         return episode
 
     async def _be_led(self, policy: JobPolicy, messages: Sequence[ChatMessage], tools: Sequence[Tool[Any]]) -> None:
-        """Let a program outside lead the rollout to its end."""
         if tools:
             names = ", ".join(tool.name for tool in tools)
             raise InvalidJob(
@@ -340,7 +339,6 @@ class PhaseRunner:
         )
 
     def _record(self, evaluation: Evaluation | None = None) -> dict[str, Any]:
-        """Return the fields that both kinds of event share."""
         episode, backend = self._episode or NO_EPISODE, self.backend.current
         metrics: dict[str, float] = {**episode.metrics}
         notes = {**episode.notes}

@@ -105,7 +105,6 @@ class StageOptions:
     role: Phase
     slots: int
     connect: str
-    """The rollout broker's endpoint for stage events."""
     node: str
     run_dir: Path
     """Folder for this process's socket and its node's sandboxes."""

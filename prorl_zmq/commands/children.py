@@ -228,7 +228,6 @@ def _log_as(process: str, topology: Topology) -> None:
 
 
 def _first_free(make: Callable[[Topology], Broker], topologies: Sequence[Topology]) -> Broker:
-    """Make a broker at the first free place."""
     for topology in topologies[:-1]:
         try:
             return make(topology)

@@ -61,7 +61,6 @@ COMMANDS = {
 
 
 def overview() -> str:
-    """Return the help of `prorl`."""
     rows = {"--version": "Show the version and exit", "-h, --help": "Show this message and exit"}
     listed = {name: command.summary for name, command in COMMANDS.items() if not command.hidden}
     return "\n".join(

@@ -81,7 +81,6 @@ class WhatOptions(OptionGroup):
     ] = None
 
     def values(self) -> dict[str, Any]:
-        """Return the fields of `Settings`."""
         from ..evaluation.problems import checksum
 
         values = asdict(self)
@@ -322,7 +321,6 @@ def _check_harness(named: str, *, here: bool) -> None:
 
 
 def _own_service(own: OwnOptions, task_modules: Sequence[Path], template_arguments: dict[str, Any]) -> OwnService:
-    """Return the service of this run's own, checked."""
     from ..evaluation.service import OwnService
     from ..tools.sandbox.sandboxes import Sandboxes
 

@@ -196,7 +196,6 @@ def _part_table(explanation: Explanation) -> Table:
 
 
 def job_layout(explanation: JobExplanation) -> Group:
-    """Lay out the explanation of a job, in 80 columns."""
     rows = (
         (
             *(row.part, duration(row.seconds), duration(row.usual_s)),

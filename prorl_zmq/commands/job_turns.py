@@ -73,12 +73,10 @@ class JobTurns:
         return True
 
     def follow(self) -> None:
-        """Print turns as they come, until the job ends."""
         while self.show():
             time.sleep(LOOK_S)
 
     def _show_result(self) -> None:
-        """Print the rest of a job that has ended."""
         try:
             result, trajectory = the_answer(self._brokers.ask(lambda client: client.views.peek(self._job_id)))
         except UnknownJob as error:

@@ -53,7 +53,6 @@ class ProgressLines:
 
     @property
     def running(self) -> bool:
-        """Whether lines are still to come."""
         return self._thread.is_alive()
 
     def line(self) -> str:

@@ -88,7 +88,6 @@ def session_name(session: str) -> str:
 
 
 def batch_table(batches: tuple[BatchStatus, ...]) -> Table:
-    """Lay out the open batches, in 80 columns."""
     rows = (
         (
             *(

@@ -165,7 +165,6 @@ class Top:
             self._wanted = ""
 
     def frame(self, screen: Console) -> SegmentLines:
-        """Return the terminal's current content."""
         options = screen.options.update(height=None)
         head, foot = screen.render_lines(self._head(), options), screen.render_lines(self._foot(), options)
         body = screen.render_lines(self._body(screen.width), options)

@@ -114,7 +114,6 @@ def read_tensors(path: Path) -> dict[str, TensorKind]:
 
 
 def _read_index(index: Path) -> dict[str, str]:
-    """Return the file that each tensor is in."""
     try:
         places = json.loads(index.read_bytes())["weight_map"]
         if all(isinstance(file, str) and "/" not in file for file in places.values()):

@@ -36,12 +36,9 @@ LOAD_S = 60.0
 
 @dataclass(slots=True, eq=False)
 class Running:
-    """A generation under way."""
-
     tokens: list[int]
     """The prompt, then the answer."""
     prompt: int
-    """Tokens of the prompt."""
     limit: int
     """Length of `tokens` at which the answer ends."""
     sampling: Sampling
@@ -49,7 +46,6 @@ class Running:
     stop_token_ids: frozenset[int]
     done: asyncio.Future[Generation]
     job_id: str
-    """The job of the turn."""
     logprobs: list[float] = field(default_factory=list)
     versions: list[tuple[int, int]] = field(default_factory=list)
     """Where in the answer each weight version begins: (version, start)."""
@@ -101,7 +97,6 @@ class LocalEngine(ABC):
         """Unset during an update: generations pause."""
         self._steps.set()
         self._idle = asyncio.Event()
-        """Set while nothing runs."""
         self._idle.set()
         self._closed = False
 

@@ -44,8 +44,6 @@ HIDDEN_GAIN = 4.0
 
 @dataclass(frozen=True, slots=True)
 class PolicyShape:
-    """The sizes of a policy."""
-
     vocabulary: int = VOCABULARY_SIZE
     window: int = 16
     """Number of earlier tokens that the next one can depend on."""
@@ -53,7 +51,6 @@ class PolicyShape:
     hidden: int = 256
 
     def of(self, name: str) -> tuple[int, ...]:
-        """Return the shape of one parameter."""
         return tuple(getattr(self, axis) for axis in DIMENSIONS[name])
 
 

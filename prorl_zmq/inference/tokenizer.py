@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 SPECIAL_TOKENS = ("<|pad|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>")
 PAD, IM_START, IM_END, TOOL_CALL, TOOL_CALL_END = range(len(SPECIAL_TOKENS))
 FIRST_BYTE = len(SPECIAL_TOKENS)
-"""Id of byte 0."""
 FIRST_PIECE = FIRST_BYTE + 256
-"""Id of the first piece."""
 
 ROLE_PIECES = ("system\n", "user\n", "assistant\n", "tool\n")
 """The pieces that follow `<|im_start|>`."""

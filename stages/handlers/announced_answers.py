@@ -10,7 +10,6 @@ import re
 BOXES_LIMIT = 16
 """Most boxes that form one answer."""
 LINE_LIMIT = 600
-"""Most characters of an announced answer."""
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _JOINT = re.compile(

@@ -130,5 +130,4 @@ def problem_text(instance: StemInstance) -> str:
 
 
 def _others(names: Sequence[Any]) -> list[ToolName]:
-    """Return the tools that a `Toolbox` provides."""
     return [name for name in names if name in get_args(ToolName)]

@@ -68,7 +68,6 @@ class CallLimits:
         self.check_not_over(": its turns, or the bytes that it may send, are used up")
 
     def check_not_over(self, why: str = "") -> None:
-        """Raise `CallRefused` if the rollout is over."""
         if self.over.is_set():
             raise CallRefused(Problem.OVER, f"the rollout is over{why}")
 

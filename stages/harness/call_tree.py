@@ -93,7 +93,6 @@ class Turn:
     line: CallKind
     """The kind of its line; a summary in the line has another kind itself."""
     said: Said | None = None
-    """The reply, once there is one."""
     opened: int = 0
     """The tree's event counters when the call began and ended; they show which calls overlap."""
     closed: int | None = None
@@ -102,7 +101,6 @@ class Turn:
     """Whether a later call repeats it in another history."""
     children: list[Turn] = field(default_factory=list)
     capture: Capture | None = None
-    """Its tokens, once there is a reply."""
 
     @property
     def digest(self) -> bytes:
@@ -110,7 +108,6 @@ class Turn:
 
     @property
     def captured(self) -> Capture:
-        """The tokens of a turn that was answered."""
         assert self.capture is not None
         return self.capture
 

@@ -135,7 +135,6 @@ class HarnessModel:
         return len(prompt_behind(place.parent, context))
 
     def end(self, turn: Turn, *, was_turn: bool, delivered: bool) -> None:
-        """Note that a call is over."""
         if turn.said is None:
             self.policy.episode.metrics["calls_without_reply"] += 1
         self.limits.ended(was_turn=was_turn)
@@ -149,7 +148,6 @@ class HarnessModel:
             await self.parser.close()
 
     async def _context(self, request: ModelRequest, place: Place) -> tuple[Piece, ...]:
-        """Return the ids of the new messages."""
         started = time.monotonic()
         tools = request.tools if place.parent is None else ()
         try:
@@ -214,7 +212,6 @@ class HarnessCall:
 
     @property
     def prompt_tokens(self) -> int:
-        """The tokens of the whole prompt."""
         return len(self.prompt)
 
     def close(self, *, delivered: bool) -> None:

@@ -129,7 +129,6 @@ class OutsideRollout:
             self._changed.set()
 
     async def _end(self) -> None:
-        """Wait until the program ends the rollout."""
         idle_s = self._outside.idle_s
         while not self.finished:
             self._changed.clear()
@@ -194,7 +193,6 @@ class RolloutDoor:
         self._url = ""
 
     async def open(self, rollout: OutsideRollout) -> None:
-        """Accept calls of a rollout."""
         if self._listener is None:
             await self._listen()
         job_id = rollout.job.job_id
@@ -215,7 +213,6 @@ class RolloutDoor:
                 self._ended.popitem(last=False)
 
     async def close(self) -> None:
-        """Close all connections."""
         if self._listener is not None:
             self._listener.close()
         if self._web is not None:

@@ -82,12 +82,9 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The result of a trial."""
-
     problem: str
     """Empty: the harness did as asked."""
     output: str
-    """The harness's output."""
     calls: int
     first_call_s: float
     """Seconds from the start to the first model call; 0 if there was none."""

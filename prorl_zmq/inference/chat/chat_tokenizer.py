@@ -36,8 +36,6 @@ _NAMES = frozenset(
 
 
 class ChatTokenizer:
-    """Guards, encodes and decodes texts."""
-
     def __init__(
         self, backend: Tokenizer, frame: Iterable[str], own: Iterable[str] = (), written: Iterable[str] = ()
     ) -> None:
@@ -110,7 +108,6 @@ class ChatTokenizer:
         return self._backend.encode(text.encode("utf-8", "replace").decode(), add_special_tokens=False)
 
     def without_tokens(self, text: str) -> str:
-        """Return a text without its added tokens."""
         return self._added.sub("", text)
 
     def guard(self, value: Any) -> tuple[Any, str]:

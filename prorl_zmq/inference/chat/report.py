@@ -46,7 +46,6 @@ class ChatReport(NamedTuple):
 
 
 def report(chat: TransformersChatFormat) -> ChatReport:
-    """Describe a chat format."""
     traits = chat.traits
     reasoning = traits.reasoning
     before, after = reasoning.marks

@@ -30,8 +30,6 @@ class TemplateRefused(Exception):
 
 
 class ChatTemplate:
-    """Renders conversations."""
-
     def __init__(self, apply: Callable[..., Any], end_of_text: str, arguments: Mapping[str, Any] | None = None) -> None:
         self._apply = apply
         self._end_of_text = end_of_text

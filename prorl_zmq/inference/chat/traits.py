@@ -45,7 +45,6 @@ class Reasoning:
     key: str = ""
     """The key of reasoning in a turn's message; empty: the template does not separate it from the text."""
     marks: tuple[str, str] = ("<think>", "</think>")
-    """The marks before and after it."""
     opened: bool = False
     """Whether the opening of a turn opens its reasoning too."""
 
@@ -69,8 +68,6 @@ class TurnEnds:
 
 @dataclass(frozen=True, slots=True)
 class TemplateTraits:
-    """The traits of a template."""
-
     ends: TurnEnds
     user_header: str
     """The text before a user's message."""

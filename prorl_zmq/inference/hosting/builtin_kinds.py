@@ -54,7 +54,6 @@ class ModelKind(EngineKind, frozen=True):
     parser_url: ParserUrl = ""
 
     def chat(self) -> ChatSettings:
-        """Return the settings of the chat format."""
         settings = ChatSettings("transformers", self.tokenizer, self.tool_calls, self.history, self.parser_url)
         return settings.with_arguments(self.template_arguments)
 

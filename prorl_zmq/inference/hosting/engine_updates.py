@@ -28,8 +28,6 @@ log = logging.getLogger("prorl.engine")
 
 @dataclass(slots=True, eq=False)
 class _Begun:
-    """An update that has begun."""
-
     weight_version: int
     stopping: asyncio.Task[None]
     """Done when no generation runs any more."""

@@ -86,7 +86,6 @@ class HostOptions:
     endpoint: str
     """Where to bind (`ipc://PATH` or `tcp://HOST:PORT`, where PORT may be `*`)."""
     backend_broker: str
-    """The backend broker's endpoint."""
     find_backend_broker: Callable[[], str] | None = None
     """Returns its current endpoint, or nothing; None: it does not move."""
     backend_id: str

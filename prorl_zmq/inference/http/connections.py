@@ -39,8 +39,6 @@ _BUSY = (429, 503)
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A server's answer."""
-
     status: int
     body: bytes
     retry_after_s: float | None = None

@@ -58,7 +58,6 @@ class Turn:
 
     @property
     def answer_limit_bytes(self) -> int:
-        """The limit on an answer's length."""
         tokens = self.sampling.max_tokens * _TOKEN_BYTES + len(self.token_ids) * _PROMPT_TOKEN_BYTES
         return min(_BASE_BYTES + tokens, _MOST_BYTES)
 

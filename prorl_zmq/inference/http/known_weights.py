@@ -32,8 +32,6 @@ class Asked:
 
 
 class KnownWeights:
-    """The version of one server's weights."""
-
     def __init__(self, url: str, weight_version: int, *, numbered: bool) -> None:
         self._url = url
         self.weight_version = max(weight_version, 0)
@@ -87,7 +85,6 @@ class KnownWeights:
         self.fault = f"{self._url} was left, or failed, in the middle of taking the weights; {REPAIR}"
 
     def down(self) -> None:
-        """Record an outage."""
         self._down = True
 
     def up(self) -> None:

@@ -46,7 +46,6 @@ class ServerPause:
         self._running: set[asyncio.Timeout] = set()
         """One for each generation on the server; expiring it cancels the request."""
         self._idle = asyncio.Event()
-        """Set while no generation runs."""
         self._idle.set()
         self.begun = False
         """From a pause's begin until its end."""

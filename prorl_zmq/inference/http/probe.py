@@ -53,8 +53,6 @@ log = logging.getLogger("prorl.engine")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The result of a probe."""
-
     dialect: Dialect
     model: str
     """The model's directory or name as the server reports it; empty: not reported."""

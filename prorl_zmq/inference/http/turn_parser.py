@@ -112,7 +112,6 @@ class TurnParser:
         return ReadTurn(message.reasoning, text, text, tuple(map(_call, message.tool_calls)), ended, ended_by)
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._connections.close()
 
     async def _check_has_parser(self) -> None:

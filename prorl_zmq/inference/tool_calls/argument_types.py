@@ -34,8 +34,6 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
 
 
 class ArgumentTypes:
-    """The schemas of the tools' arguments."""
-
     def __init__(self, tools: Sequence[dict[str, Any]]) -> None:
         self._parameters: dict[str, Any] = {}
         for tool in tools:
@@ -56,7 +54,6 @@ class ArgumentTypes:
         return {**definitions, **schema}
 
     def typed(self, tool: str, key: str, text: str) -> Any:
-        """Return an argument's value."""
         return typed(self.schema(tool, key), text)
 
 

@@ -233,7 +233,6 @@ def at_most(calls: list[AnyCall]) -> list[AnyCall]:
 
 
 def json_text(value: Any) -> str:
-    """Return a value as JSON."""
     return json.dumps(value, ensure_ascii=False)
 
 

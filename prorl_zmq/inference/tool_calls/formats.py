@@ -122,5 +122,4 @@ FORMS = {form.name: form for form in _FORMS}
 
 
 def format_named(name: str) -> ToolCallFormat:
-    """Return a form by its name."""
     return FORMS[name]

@@ -28,8 +28,6 @@ _BLANK = re.compile(r"\s*")
 
 
 class GemmaFormat(MarkedFormat):
-    """The form of Gemma 4."""
-
     def __init__(self, name: str) -> None:
         super().__init__(name, r"<\|tool_call>", '<|tool_call>call:NAME{TEXT:<|"|>…<|"|>,NUMBER:1}<tool_call|>')
 

@@ -31,8 +31,6 @@ _END = re.compile(r"<\|(?:end|call|return)\|>(?=\s*(?:<\|start\|>|\Z))")
 
 
 class HarmonyFormat(ToolCallFormat):
-    """The form of gpt-oss."""
-
     has_messages = True
 
     def __init__(self, name: str) -> None:

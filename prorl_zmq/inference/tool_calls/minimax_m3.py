@@ -31,8 +31,6 @@ _CLOSES = re.compile(rf"\s*{_M}</invoke>(?:\s*{_M}</tool_call>)?")
 
 
 class MiniMax3Format(MarkedFormat):
-    """The form of MiniMax M3."""
-
     def __init__(self, name: str) -> None:
         super().__init__(name, rf"{_M}<tool_call>|{_M}<invoke(?= name=)")
 

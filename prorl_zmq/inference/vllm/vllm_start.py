@@ -44,7 +44,6 @@ def model_folder(model: str) -> Path | None:
 
 
 def downloaded_folder(llm: Any) -> Path:
-    """Return the folder into which vLLM downloaded its model."""
     from huggingface_hub import snapshot_download
 
     config = llm.vllm_config.model_config
