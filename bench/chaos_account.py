@@ -10,7 +10,7 @@
 - **outdated**: tokens of older weights than those that all engines had taken before the job was submitted.
 - **recovery**: from a strike to the first job that ends from when on jobs end at half the usual rate, over the next
   `WINDOW_S` seconds; usual is the median of such windows without a strike. Half, since a cut leaves the service one of
-  its two nodes. For a paused process without a substitute (a broker, the trainer, the disk), from the end of the pause.
+  its two nodes. For a paused component without substitute (a broker, the trainer, the disk), from the end of the pause.
   For a restarted job: from the first strike in its life to its end.
 """
 

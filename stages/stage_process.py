@@ -93,7 +93,7 @@ FIRST_REPORT_S = 0.5
 MAX_REPORT_FAILURES = 10
 """Failed reports in a row before the process exits: the jobs of a silent process are lost anyway."""
 SENT_AT_ONCE = 16
-"""Most ends of phases per message: single messages would each wake libzmq's thread and the broker."""
+"""Most ends of phases that are sent together: sent one by one, each would wake libzmq's thread and the broker."""
 UNANSWERED_S = 5.0
 """Seconds of silence of the broker at first before a log line reports it."""
 

@@ -42,7 +42,7 @@ class Training(msgspec.Struct, frozen=True):
     """A service's training, as far as its topology identifies it."""
 
     models: tuple[str, ...]
-    """Models of its named engines, in alphabetical order."""
+    """The engines' models, in alphabetical order; engines that name none are left out."""
     topology: str = ""
     """The topology file, in a run folder that several services may share; empty: none, or it does not matter."""
 

@@ -37,7 +37,7 @@ SPAN_LIMIT = 1024
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Generation:
-    """What an engine generated for one prompt."""
+    """An engine's output for one prompt."""
 
     token_ids: NDArray[np.int32]
     """int32 [G]; a stop token that ended the turn is included."""

@@ -1,15 +1,15 @@
-"""The program that runs one test of a solution in a sandbox. It is brought in as text, as an argument of `python3 -c`.
+"""The program that runs one test of a solution in a sandbox; it enters as text, in an argument of `python3 -c`.
 
-    arguments     the solution's source, what to import before it, the function to call ("": it is a program), seconds
-                  of processor time, bytes of memory, a filter of system calls in hexadecimal digits, and what the
-                  first run in this sandbox said ("": this is it)
+    arguments     the solution's source, the imports before it, the function to call ("": it is a program), seconds of
+                  processor time, bytes of memory, a filter of system calls in hexadecimal digits, and the line of the
+                  first run in this sandbox ("": this is the first)
     descriptor 0  a program's input, or a JSON list of the arguments of a function
     descriptor 1  a program's output, or the function's result as JSON
-    descriptor 2  one line of ours before anything of the solution runs: who we are and what is here; then its own
+    descriptor 2  the driver's line, its pid and the state of the files, before the solution runs; then the solution's
 
-Nothing here is a secret or a judgement, and what is needed is taken before the solution runs: one that patches `json`,
-`os` or the builtins spoils only what is its own. A test that finds what another one left says `dirty`, and is run again
-in a new sandbox. It needs Python 3.8 alone, and imports next to nothing: a test costs the interpreter's start.
+The driver holds no secret and does not judge. It binds every name that it needs before the solution runs, so a solution
+that patches `json`, `os` or the builtins harms only itself. A test that finds leftovers of another one reports `dirty`,
+and is repeated in a new sandbox. It needs only Python 3.8, and imports little: a test costs the interpreter's start.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class Report(msgspec.Struct, frozen=True):
     ran: bool
     """Whether the output has the marks of a run and a test's status; if a run names only failures, the count."""
     fail_to_pass: int = 0
-    """How many of them passed."""
+    """Number of FAIL_TO_PASS tests that passed."""
     pass_to_pass: int = 0
     failed: list[str] = []
     """Tests that should have passed and did not; the first ones."""

@@ -1,7 +1,7 @@
 """The calls of one rollout as a tree, whatever the harness does to its history. No I/O, no clock.
 
-A call continues the turn whose history it repeats: the same messages, and then that turn, which its ids name or, if the
-harness sent none, its text. What comes after it is new. A call that continues no turn begins a line of its own:
+A call continues the turn whose history it repeats: the same messages, and then that turn, identified by its ids or, if
+the harness sent none, by its text. Later messages are new. A call that continues no turn begins its own line:
 
     what it begins with                                                               its kind
     the harness's headers say what it is                                              that one
@@ -11,8 +11,8 @@ harness sent none, its text. What comes after it is new. A call that continues n
     the tools, the system message and the prompt of the main line                     main
     anything else: a title, a memory, a commit message                                side
 
-A turn that nothing was built on is an orphan if the harness did not get it whole (undelivered), asked the same again
-(retried), or went on without it (dropped). A reply that arrived whole and may be the end of a conversation is never
+A turn that no call builds on is an orphan if the harness did not get it whole (undelivered), repeated the request
+(retried), or continued without it (dropped). A reply that arrived whole and may be the end of a conversation is never
 retried: two rollouts may use one address. Two equal calls at the same time both stay, as does a turn that a compaction
 left out.
 """

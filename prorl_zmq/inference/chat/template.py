@@ -51,7 +51,7 @@ class ChatTemplate:
             raise TemplateRefused(str(error)) from error
 
     def render_or_not(self, messages: Sequence[Message], tools: Sequence[Any] = (), *, opened: bool = False) -> str:
-        """Render a conversation; empty if the template refuses it."""
+        """Render a conversation; empty if the template rejects it."""
         try:
             return self.render(messages, tools, opened=opened)
         except TemplateRefused:

@@ -3,8 +3,8 @@
     <|channel|>analysis<|message|>I must look.<|end|><|start|>assistant<|channel|>commentary to=functions.bash
     <|constrain|>json<|message|>{"command": "ls"}<|call|>
 
-The recipient may stand behind the role or the channel. A call's arguments are decoded where they begin, so that a mark
-within a string belongs to the string.
+The recipient may follow the role or the channel. A call's arguments are decoded where they begin, so that a mark within
+a string belongs to the string.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     <|tool_call_start|>[bash(command='ls', seconds=5), clock()]<|tool_call_end|>
 
-Nothing is evaluated: the text is parsed to a syntax tree, of which only calls by name with literals in them are taken.
-`true`, `false` and `null` are literals too, and a line's end within a string is one.
+Nothing is evaluated: the text is parsed to a syntax tree, and only calls by name with literals are accepted. `true`,
+`false` and `null` are literals too, and a string may contain a line break.
 """
 
 from __future__ import annotations
