@@ -101,7 +101,7 @@ class ChosenHarness:
             HarnessFailed: it ended before any model call was answered.
             InvalidJob: its first prompt leaves no room for an answer.
             SandboxLimitExceeded: its programs sent more than a rollout may.
-            EngineFailed: it ended with an error after the engine had failed.
+            EngineFailed: the engine failed, and the harness ended with an error or got no answer.
             SandboxFailed: the sandbox is gone.
         """
         version = self.installation.version if self.installation is not None else ""
