@@ -1,7 +1,7 @@
 """Assignments of the backend broker: assign+release pairs per second from 4 client processes over ipc.
 
-The peer is a bare ROUTER loop in Python that sends each message back: what any broker of this kind costs before it has
-decoded, decided or encoded anything. The same four clients ask both in turn, with the same frames.
+The peer is a bare ROUTER loop in Python that echoes each message: the cost of any such broker before it decodes,
+decides or encodes. The same four clients use both in turns, with the same frames.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How well learning and rollouts overlap: TRL's `AsyncGRPOTrainer`, as it is, through a whole service on a CPU.
+"""The overlap of learning and rollouts: TRL's unmodified `AsyncGRPOTrainer`, through a whole service on a CPU.
 
 A rollout waits first, as for a sandbox and its tools, and then generates one turn with the engine kind `transformers`.
-The same step is measured three times in one run: rollouts without a trainer, learning from samples that are there
-already, and both. All include what goes with them: opening batches, and giving the engine each step's weights.
+The same step is measured three times in one run: rollouts without a trainer, learning from existing samples, and both.
+All include opening batches, and giving the engine each step's weights.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""A bare ZeroMQ pipeline, the peer of bench/frontdoor.py: the service's sockets, hops and frames, and no logic at all.
+"""A bare ZeroMQ pipeline, the peer of bench/frontdoor.py: the service's sockets, hops and frames, without logic.
 
     client REQ ⇄ ROUTER broker PUSH → PULL stage (INIT, RUN, EVAL)
                                PULL ← PUSH stage
 
 Each frame is as long as the service's own for a job that does nothing. The broker counts, and keeps, decodes, decides
-and writes nothing; so the pipeline takes what the hops of a job cost any service in Python, at the least.
+and writes nothing; so the pipeline measures the least cost of a job's hops in any Python service.
 
 `bare_pipeline.py broker|init|run|eval FOLDER` is one of its processes; `BarePipeline` starts them.
 """

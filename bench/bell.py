@@ -1,7 +1,7 @@
-"""A bell: what runs in the service's processes says here that it has come to its point, and may wait to go on.
+"""A bell: code in the service's processes reports to the benchmark that it has reached a point, and may wait there.
 
 The benchmark binds a Unix socket; a phase or an engine connects, sends one `Note` as a line of JSON, and may wait for
-the one byte that lets it go on. Each connection lasts as long as what rang: its end is the end of that phase.
+one byte before it continues. Each connection lasts as long as the phase or generation that opened it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """A whole pipeline under load while its processes are killed, stopped and starved, its link cut and its disk filled.
 
-Brokers, two stage processes per role, two engines and real sandboxes on two nodes (chaos_nodes.py), kept by `prorl
-serve` and by this process (chaos_pipeline.py), with default settings; a trainer that gives new weights all the while,
-and may die too (chaos_client.py); real jobs whose rewards are known beforehand (chaos_jobs.py), some of them of agents
-that sabotage what they can (chaos_engine.py); one strike at a time (chaos_strikes.py), all from one seed
-(chaos_plan.py). What counts as lost, hung, duplicate, fabricated, escape, outdated and as recovery is said in
-chaos_account.py; orphans are counted after a clean end (chaos_remains.py). `--only` does only some of it, `--keep`
-keeps logs, ledger and strikes.
+Brokers, two stage processes per role, two engines and real sandboxes on two nodes (chaos_nodes.py), run by `prorl
+serve` and by this process (chaos_pipeline.py), with default settings; a trainer that keeps publishing weights, and may
+die too (chaos_client.py); real jobs with known rewards (chaos_jobs.py), some of agents that sabotage (chaos_engine.py);
+one strike at a time (chaos_strikes.py), all from one seed (chaos_plan.py). chaos_account.py defines lost, hung,
+duplicate, fabricated, escape, outdated and recovery; orphans are counted after a clean end (chaos_remains.py). `--only`
+runs a part, `--keep` keeps logs, ledger and strikes.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""What came of a run of bench/chaos.py: each accepted job has ended, is lost or is hung; and how fast it healed.
+"""The account of a run of bench/chaos.py: each accepted job has ended, is lost or is hung; and the recovery times.
 
-- **lost**: accepted, and the service says that it is gone, or says that nothing is left while this was never given out.
-- **hung**: the service still had it when nothing had come for `HANG_S`.
-- **duplicate**: given twice to one living trainer, or with another outcome the second time. That a trainer's successor
-  is given what the killed one had not acknowledged is the contract, and is counted apart.
+- **lost**: accepted, and the service reports it as gone, or reports that nothing is left without having returned it.
+- **hung**: the service still had it when no result had come for `HANG_S`.
+- **duplicate**: returned twice to one living trainer, or with another outcome the second time. Results that a killed
+  trainer had not acknowledged go to its successor by contract, and are counted separately.
 - **fabricated**: a reward that the job cannot have earned, a reward with an outcome other than `completed`, or a
-  trajectory that is not the job's (see chaos_jobs.py).
+  trajectory of another job (see chaos_jobs.py).
 - **escape**: a saboteur's job that ended with another reward than 0, or with none.
 - **outdated**: tokens of older weights than those that all engines had taken before the job was submitted.
-- **recovery**: from a strike to the first job that ends from when on jobs end at half the usual rate, taken over the
-  next `WINDOW_S` seconds; usual is the median of such windows that no strike is in. Half, since a cut leaves the
-  service one of its two nodes. Where what is alone stood still (a broker, the trainer, the disk), from when it went on:
-  nobody can take its place. For a job that was started again: from the first strike in its life to its end.
+- **recovery**: from a strike to the first job that ends from when on jobs end at half the usual rate, over the next
+  `WINDOW_S` seconds; usual is the median of such windows without a strike. Half, since a cut leaves the service one of
+  its two nodes. For a paused component without substitute (a broker, the trainer, the disk), from the end of the pause.
+  For a restarted job: from the first strike in its life to its end.
 """
 
 from __future__ import annotations

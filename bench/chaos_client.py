@@ -1,11 +1,11 @@
 """The trainer of bench/chaos.py, one process: `python chaos_client.py OPTIONS`, where OPTIONS is JSON (see `Options`).
 
-It keeps so many jobs going until the time (`until`), then takes what is left, and ends with 0 when each job has ended,
-or with 3 when nothing has come for `hang_s`. All the while it gives the engines new weights, each version once. It may
-be killed at any moment: all that it knows is in the ledger, one JSON object per line, and its successor goes on from
-there under the same session. A job is noted before it is submitted, so the successor submits again what may not have
-arrived; a result is noted before the next request acknowledges it. Several trainers may share a ledger, each with
-numbers of its own; the first of them gives weights.
+It keeps a number of jobs in flight until the time `until`, then collects the rest, and exits with 0 when each job has
+ended, or with 3 when no result has come for `hang_s`. Meanwhile it gives the engines new weights, each version once. It
+may be killed at any moment: all its state is in the ledger, one JSON object per line, and its successor continues from
+there under the same session. A job is recorded before it is submitted, so the successor resubmits jobs that may not
+have arrived; a result is recorded before the next request acknowledges it. Several trainers may share a ledger, each
+with its own numbers; the first of them gives weights.
 """
 
 from __future__ import annotations

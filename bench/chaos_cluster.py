@@ -1,10 +1,10 @@
-"""A service of four nodes and two rollout brokers under load, while what bench/chaos.py does and more happens to it.
+"""A service of four nodes and two rollout brokers under load, with the strikes of bench/chaos.py and more.
 
 `prorl serve` is on the host `hub`, `prorl node` on each of the others (chaos_nodes.py), all of one service folder, with
-its keys. Each rollout broker has a trainer whose session is its own; both write one ledger. Beside single processes,
-whole nodes are killed (they come back at once under their names, while their old leases run), stopped and cut off.
-Journals, trajectories' segments, sandboxes and the service's folder are on one small disk, which is filled too.
-Everything else is bench/chaos.py's: jobs, account, remains.
+its keys. Each rollout broker has a trainer with its own session; both write one ledger. In addition to single
+processes, whole nodes are killed (they restart at once under their names, before their old leases expire), stopped and
+cut off. Journals, trajectories' segments, sandboxes and the service's folder are on one small disk, which is filled
+too. Jobs, account and remains are bench/chaos.py's.
 """
 
 from __future__ import annotations

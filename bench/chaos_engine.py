@@ -1,7 +1,7 @@
-"""The engine kind of bench/chaos.py: the embedded one, but jobs that ask for sabotage get a policy that knows how.
+"""The engine kind of bench/chaos.py: the embedded one, with a sabotaging policy for jobs that ask for sabotage.
 
 Each form of sabotage is an agent that cannot earn its reward, and tries to make its result the infrastructure's fault,
-or its check a false one. `chaos_pipeline` installs this file as a package of its own.
+or its check a false one. `chaos_pipeline` installs this file as a package.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""The jobs of bench/chaos.py: real `shell` and `math` work with rewards known beforehand, each made from its number.
+"""The jobs of bench/chaos.py: real `shell` and `math` work with known rewards, each made from its number.
 
-A `shell` job has a reward of its own, which only its check script knows, and which the script gives only if it finds
-the file that INIT placed: another job's reward, a default, or one for a sandbox that was not made is seen. A `math` job
-has an answer that no policy gives, so 0.0 is the only honest reward. The prompt holds the job's name, so a trajectory
-that belongs to another job is seen too. A saboteur's policy does not what its check asks for, but what a cheat would
-(see chaos_engine.py): whatever it does, it earns 0.
+Only the check script of a `shell` job holds the job's own reward, and returns it only if it finds the file that INIT
+placed: another job's reward, a default, or a reward without a sandbox is detected. A `math` job has an answer that no
+policy gives, so 0.0 is the only honest reward. The prompt holds the job's name, so another job's trajectory is detected
+too. A saboteur's policy cheats instead of solving its task (see chaos_engine.py), and must earn 0.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The nodes of bench/chaos.py, `hub` and `far`, and those of bench/chaos_cluster.py; and their links, which can be cut.
 
-`NamespaceNodes` are network namespaces of our own, joined by a bridge in that of `hub`: a cut takes all that is between
-a node and the others, in both directions, and says nothing to either side. It needs root. `ProxyNodes` are on loopback,
-and what `far` says to the brokers passes a proxy that stops forwarding: a cut takes one direction, which a broker
-cannot tell from a process that hangs. Both end with this process, however it ends.
+`NamespaceNodes` are network namespaces joined by a bridge in that of `hub`: a cut drops all traffic between a node and
+the others, in both directions, silently. It needs root. `ProxyNodes` are on loopback, and traffic from `far` to the
+brokers passes a proxy that stops forwarding: a cut affects one direction, which a broker cannot distinguish from a
+process that hangs. Both end with this process in every case.
 """
 
 from __future__ import annotations

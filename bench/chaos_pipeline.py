@@ -1,10 +1,10 @@
-"""The service of bench/chaos.py: `prorl serve` on the node `hub`, and pieces on the node `far` that this process keeps.
+"""The service of bench/chaos.py: `prorl serve` on the node `hub`, and processes on the node `far` that this one keeps.
 
 Each node has one stage process per role and one engine; both brokers and the supervisor are on `hub`. Between the nodes
-both sides prove keys. What the supervisor starts it starts again; this process is what an init system would be: it
-starts the supervisor, the pieces on `far` and the trainer again when they die. It is also the subreaper of everything
-below it, so a process that is left behind cannot hide by being adopted. The run folders lie on a small disk of their
-own, where this process may mount one; ledger and logs do not.
+both sides prove keys. The supervisor restarts its own processes; this process acts as an init system: it restarts the
+supervisor, the processes on `far` and the trainer when they die. It is also the subreaper of all its descendants, so
+that no leftover process escapes. The run folders are on a small disk of their own, where this process may mount one;
+ledger and logs are not.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What bench/chaos.py and bench/chaos_cluster.py do to whom and when, all from one seed.
+"""The strikes of bench/chaos.py and bench/chaos_cluster.py: their kinds, targets and times, all from one seed.
 
 Most strikes are a SIGKILL of one process. The others last longer than a lease: a SIGSTOP, a cut of the link between the
 nodes, a process without free descriptors, a crowd of idle connections, a full disk. Kinds of strikes take turns in a
-shuffled order, so that each comes about equally often; which of the processes of a kind it is, is drawn as a share,
-since how many there are is known only at that moment. An engine that is killed comes back with its first weights, and
-the far one at its old endpoint too.
+shuffled order, so that each comes about equally often; the process within a kind is drawn as a share, since their
+number is known only at the strike. A killed engine restarts with its first weights, and the far one at its old
+endpoint.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a service has left behind when it has ended: processes, mounts, sockets, sandboxes, temporary files."""
+"""The leftovers of a service after its end: processes, mounts, sockets, sandboxes, temporary files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each strike of bench/chaos.py does, and how one that lasts is lifted."""
+"""The action of each strike of bench/chaos.py, and the end of a lasting one."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""Batches of informative groups: how soon, with how much waste, how soon cancelled slots are free, and at what size.
+"""Batches of informative groups: time, waste, time to free cancelled slots, and scale.
 
 - Collecting (dapo_collect.py): through `open_batch`, and batch by batch, on real services whose RUN sleeps. The figures
-  are of ten batches in a row, as a training has them: what is under way when one is complete goes on into the next. Of
-  the first batch alone there are rows too; what its slots still worked on at its end is in no bound (dapo_account.py).
+  are of ten batches in a row, as in a training: jobs under way at the end of one batch continue in the next. Rows for
+  the first batch alone exclude from the bound the jobs under way at its end (dapo_account.py).
 - Cancelling (dapo_cancel.py): a batch that ends frees slots with real Apptainer sandboxes.
 - Size (dapo_simulation.py): the pure cores on 10,000 simulated slots.
-- Training (dapo_training.py): whether rollouts and learning overlap in `prorl demo --overlap`, which really learns.
+- Training (dapo_training.py): whether rollouts and learning overlap in `prorl demo --overlap`, a real training.
 
-Left out: several trainers at once; and, but in the training, engines (the sleeps stand for them) and new weights. The
-full run takes about ten minutes on two cores, and wants them for itself.
+Left out: several trainers at once; and, except in the training, engines (the sleeps stand for them) and new weights.
+The full run takes about ten minutes on two otherwise idle cores.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""What became of every rollout that ran: the account of bench/dapo.py, from what the handler wrote down. Pure.
+"""The account of bench/dapo.py for every rollout that ran, from the handler's records. Pure.
 
-It is kept apart from the service's own (`BatchReport`), and holds for any way of collecting.
+It is separate from the service's own account (`BatchReport`), and applies to any way of collecting.
 
 - *used*: of a group that the trainer got and kept.
-- *needed*: of a group that turned out to be all alike. It had to run to be found out, whoever collects.
-- *wasted*: any other. A group that was kept but is one too many, a rollout that was cut short, and all that is under
-  way when the last batch is complete, as if the training ended there.
+- *needed*: of a group whose rewards turned out to be equal. Any way of collecting has to run it to find out.
+- *wasted*: any other. A surplus group that was kept, an aborted rollout, and all rollouts under way when the last batch
+  is complete, as if the training ended there.
 
-The bound is the work of what was used and needed, by the lengths that were drawn, over the slots: less time no way of
-collecting these groups can take. It leaves out what else was begun meanwhile, so for a first batch alone it is out of
-reach: what every slot works on when the batch is complete belongs to the next one.
+The bound is the work of the used and needed rollouts, by their drawn lengths, divided by the slots: no way of
+collecting these groups can take less time. It leaves out other rollouts begun meanwhile, so a first batch alone cannot
+reach it: the slots' work under way when the batch is complete belongs to the next one.
 """
 
 from __future__ import annotations

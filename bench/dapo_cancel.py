@@ -1,12 +1,11 @@
 """From the end of a batch to free slots, with real sandboxes: for bench/dapo.py.
 
 All slots of RUN but two hold jobs of a batch with a sandbox each; in half of them a tool call runs inside, in the other
-half an engine generates beside it. The two are the rollouts of a group which the batch is complete with. Behind all of
-them wait jobs of another client that need no sandbox. When the two are let go, the batch is met, and the others are
-cancelled at one time. Each of their slots is timed from EVAL's verdict on the second of the two to the moment at which
-one of the jobs behind runs there: the decision, the way to the stage process, the end of the tool call or generation,
-the end of the sandbox and of all that ran in it, and the way back. So each waits for the others' ends on this machine's
-cores too.
+half an engine generates at the same time. The other two slots run the group that completes the batch. Jobs of another
+client, without sandboxes, wait for the slots. When the two rollouts end, the batch is met, and the others are cancelled
+at once. Each of their slots is timed from EVAL's verdict on the second of the two until a waiting job runs there: the
+decision, the message to the stage process, the end of the tool call or generation, the end of the sandbox and its
+processes, and the message back. Each also waits for the others' ends on this machine's cores.
 """
 
 from __future__ import annotations

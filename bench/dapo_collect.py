@@ -1,13 +1,13 @@
-"""Two ways of collecting batches of informative groups through one and the same service: for bench/dapo.py.
+"""Two ways of collecting batches of informative groups through the same service: for bench/dapo.py.
 
 - `through_batches`: `open_batch`, one batch after the other, each opened when the last one is complete.
 - `batch_by_batch`: as in figure 3 of the ProRL Agent paper and in verl's synchronous DAPO recipe
-  (`dapo_ray_trainer.py`): a whole batch of prompts is generated, all of it is waited for, groups that are all alike are
-  thrown away, and so on until there are enough; what there is beyond that is thrown away too. Here with as many prompts
-  as groups are wanted, and with three times as many, as verl's scripts do (`gen_prompt_bsz=$((train_prompt_bsz * 3))`).
+  (`dapo_ray_trainer.py`): generate a whole batch of prompts, wait for all, discard groups with equal rewards, repeat
+  until there are enough, and discard the surplus. Here with as many prompts as wanted groups, and with three times as
+  many, as in verl's scripts (`gen_prompt_bsz=$((train_prompt_bsz * 3))`).
 
 Both are one client with the public interface, on a service of their own, and both submit the same prompts in the same
-order; a trainer that takes no time is assumed. The second way is run with both numbers of prompts at one time, since
+order; a trainer that takes no time is assumed. The second way runs with both numbers of prompts at the same time, since
 its slots mostly wait.
 """
 

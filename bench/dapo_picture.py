@@ -1,4 +1,4 @@
-"""The picture of bench/dapo.py: busy slots over time, where their time went, and how soon cancelled ones are free."""
+"""The picture of bench/dapo.py: busy slots over time, the use of their time, and the time to free cancelled slots."""
 
 from __future__ import annotations
 

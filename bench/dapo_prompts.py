@@ -1,8 +1,8 @@
-"""What the groups of bench/dapo.py come to: how long each rollout of a prompt takes, and what reward it brings.
+"""The groups of bench/dapo.py: the duration and the reward of each rollout of a prompt.
 
 Lengths are those of bench/dispatch.py: log-normal with sigma 1.2, cut at 20 times the mean, so that half of the work is
 in an eighth of the jobs. Half of the logarithm's variance is the prompt's, since hard prompts are long for all of their
-rollouts. A prompt's number decides everything, so each way of collecting meets the same work.
+rollouts. A prompt's number determines everything, so each way of collecting gets the same work.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A training of many batches on simulated slots, in a virtual clock: for bench/dapo.py.
 
-What decides is the service's own: the batch sampler says which jobs to run, and the job table says how many it may, and
-passes them through INIT, RUN and EVAL of stage processes. Simulated are the processes, which do nothing but take their
-time, and a trainer that has fetched a batch and opened the next one `PAUSE_S` later. Left out: sockets, the journal's
-disk, and what a sandbox costs the machine.
+The decisions are the service's own: the batch sampler chooses the jobs, and the job table admits them and passes them
+through INIT, RUN and EVAL of stage processes. Simulated are the processes, which only take their time, and a trainer
+that fetches a batch and opens the next one `PAUSE_S` later. Left out: sockets, the journal's disk, and the machine's
+cost of a sandbox.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Whether rollouts and learning overlap in the real training of `prorl demo --overlap`: for bench/dapo.py.
 
 The trainer runs as the demo runs it: its service, its engine, a policy that learns, here from each rollout so often
-that learning takes about as long as rollouts do. Each side has cores of its own, as trainers and engines have: the
-learner the first core, the service the others. Otherwise both share two cores, and the figure is the machine's, not the
-trainer's. It times its steps, all but the first two, while rollouts of the next batch run beside the learning; after
-that, each side alone: batches of rollouts with no learning, and learning from the last batches again with the service
-down. A step should take no longer than the longer of the two.
+that learning takes about as long as rollouts do. Each side has its own cores, as trainers and engines have: the learner
+the first core, the service the others. Otherwise both would share two cores, and the figure would be the machine's. It
+times its steps, all but the first two, while rollouts of the next batch run during the learning; after that, each side
+alone: batches of rollouts with no learning, and learning from the last batches again with the service down. A step
+should take no longer than the longer of the two.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How long heavy-tailed jobs wait for one of 8 workers, beside an ideal FIFO queue and plain PUSH fan-out.
+"""Waiting times of heavy-tailed jobs for one of 8 workers, compared with an ideal FIFO queue and plain PUSH fan-out.
 
 A job waits from the call of `submit` until RUN starts, so INIT (which does nothing) and all messages count. The ideal
 queue has no messages: its waiting times are computed from the same arrivals and from the phases' measured lengths. The
-fan-out is a bare PUSH to 8 PULL workers, which is given the same jobs at the same moments.
+fan-out is a bare PUSH to 8 PULL workers, with the same jobs at the same times.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """An engine host whose generations end only when they are stopped: `endless_engine.py BACKEND_BROKER ENDPOINT BELL`.
 
-Each generation rings the bell when it begins (see bell.py); the end of its connection is the end of the generation.
+Each generation rings the bell when it begins (see bell.py); its connection closes when the generation ends.
 """
 
 from __future__ import annotations

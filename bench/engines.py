@@ -1,8 +1,8 @@
-"""Real vLLM engines for benchmarks: where vLLM is, a tiny model, and processes that run until the bench has ended.
+"""Real vLLM engines for benchmarks: the location of vLLM, a tiny model, and processes that end with the benchmark.
 
-vLLM has a Python of its own (`make vllm`, or PRORL_VLLM_PYTHON). What is started there imports the package that the
-bench imports, and nothing else of the bench's environment. A process is ready when it has written the line that says
-so; it ends, with all that it started, when the `Engines` it belongs to are left.
+vLLM has its own Python (`make vllm`, or PRORL_VLLM_PYTHON). Its processes import the same package as the benchmark, and
+nothing else of the benchmark's environment. A process is ready when it has printed its ready line; it ends, with its
+descendants, when the `Engines` context exits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`prorl explain` beside the truth: real runs in which a known thing is slow, lost or lacking."""
+"""`prorl explain` compared with the truth: real runs in which a known thing is slow, lost or missing."""
 
 from __future__ import annotations
 

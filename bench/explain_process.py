@@ -1,7 +1,7 @@
 """Stage processes and engine hosts of bench/explain.py: `explain_process.py CONNECT BACKEND_BROKER RUN_DIR WHAT…`.
 
-Each WHAT is `NODE:ROLE:SLOTS` or `engine:NAME`, and becomes a process of its own, forked once everything is imported.
-What a rollout does, and how long each part of it takes on which node and engine, is in its instance.
+Each WHAT is `NODE:ROLE:SLOTS` or `engine:NAME`, and becomes its own process, forked once everything is imported. An
+instance lists the parts of its rollout, and the duration of each part by node and engine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The runs of bench/explain.py: in each a known thing is slow, lost or lacking, which `explain` has to name."""
+"""The runs of bench/explain.py: in each a known thing is slow, lost or missing, which `explain` has to name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A service for bench/explain.py: real brokers, and the processes of `explain_process.py`; and how it gets jobs."""
+"""A service for bench/explain.py: real brokers, the processes of `explain_process.py`, and the submission of jobs."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """A 40,000-token trajectory from broker to client, over ipc and tcp.
 
-What is timed is the real path: `RolloutClient.collect(1)` from a rollout broker's process that holds many finished
-jobs. The peers hand over the same five arrays: FastAPI + uvicorn + httpx as JSON lists, timed until the client has the
-lists (the ProRL Agent server's `/process` returns a plain dict; two quicker ways of FastAPI are beside it), and a bare
-Unix socket read with `recv_into` into one buffer that is used again. Of trajectories that stay on their node, the fetch
-from there is timed by itself, mapped and over CURVE, and with the broker's part. All sides take turns in one run.
+The real path is timed: `RolloutClient.collect(1)` from a rollout broker's process that holds many finished jobs. The
+peers transfer the same five arrays: FastAPI + uvicorn + httpx as JSON lists, timed until the client has the lists (the
+ProRL Agent server's `/process` returns a plain dict; two faster ways of FastAPI are measured too), and a bare Unix
+socket read with `recv_into` into one reused buffer. For trajectories that stay on their node, the fetch from there is
+timed by itself, mapped and over CURVE, and with the broker's part. All sides take turns in one run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A service of bench/fetch.py whose node keeps the trajectories: its brokers, one node's broker, and played stages."""
+"""A service of bench/fetch.py whose node keeps the trajectories: brokers, one node's broker, and emulated stages."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Jobs per second through submit → INIT → RUN → EVAL → collect with phases that do nothing, and the latency of one job.
+"""Jobs per second through submit → INIT → RUN → EVAL → collect with empty phases, and the latency of one job.
 
-All processes are on this machine: two brokers, a stage process for each stage, and the client. What is measured is the
-service's own work, since no job has any. The peer has the same sockets, hops and frames and no logic
-(bare_pipeline.py); both pass their jobs in turns. CPU time is that of all threads of a process by the jobs that passed:
-a machine that is busy with other things as well changes it less than the rate.
+All processes are on this machine: two brokers, a stage process for each stage, and the client. The jobs do nothing, so
+the service's own work is measured. The peer has the same sockets, hops and frames and no logic (bare_pipeline.py); both
+process their jobs in turns. CPU time is that of all threads of a process, divided by the jobs: other load on the
+machine changes it less than the rate.
 
-Jobs of one turn follow, for what an engine host and the backend broker take of a job: the embedded engine generates one
-token.
+Jobs of one turn follow, for the cost of a job in an engine host and the backend broker: the embedded engine generates
+one token.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Coverage-guided fuzzing, by atheris, of the message decoder, front door and stage events: `--seconds 300`.
 
-The target is fuzz_target.py, in a process of its own, which begins with a valid message of each kind. What counts: no
-input crashes it, none takes longer than `INPUT_S`, and its memory grows by no more than 50 MB, libFuzzer's corpus and
-tables included. To tell these from ours, what it kept is given to the target again and again in a process without it,
-where all growth is ours. An input that crashes it is kept in the folder that `--crashes` names.
+The target is fuzz_target.py, in its own process, which begins with a valid message of each kind. The limits: no input
+crashes it, none takes longer than `INPUT_S`, and its memory grows by no more than 50 MB, including libFuzzer's corpus
+and tables. To separate these, the kept inputs are replayed to the target in a process without libFuzzer, where all
+growth is ours. A crashing input is stored in the folder that `--crashes` names.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The fuzz target of bench/fuzz.py, one process: `python fuzz_target.py [LIBFUZZER FLAGS] CORPUS`.
 
-The first byte of an input says what is tried: the decoder with each union of messages, as the sockets use it; a front
-door with a real job table, outbox, catalogue and journal behind it, and no sockets; or a valid message of which some
-fields are replaced by values of wrong types and sizes, which goes to where its kind goes: the front door, or the socket
-that a whole rollout broker takes stage events from. Front door and broker are new ones every so many inputs; between
-them their state piles up, since messages meet what others left. Only the errors that the protocol names may come out:
-anything else, an `internal_error` in an answer and a traceback in the log among it, is a crash.
+The first byte of an input selects the test: the decoder with each union of messages, as the sockets use it; a front
+door with a real job table, outbox, catalogue and journal behind it, and no sockets; or a valid message with some fields
+replaced by values of wrong types and sizes, which goes to the receiver of its kind: the front door, or the socket that
+a whole rollout broker takes stage events from. Front door and broker are replaced at intervals; in between their state
+accumulates, since messages meet the effects of others. Only the errors that the protocol names are allowed: anything
+else, including an `internal_error` in an answer and a traceback in the log, is a crash.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""What the model proxy costs: 256 conversations at once through it, on an engine that answers at once.
+"""The cost of the model proxy: 256 conversations at once through it, on an engine that answers at once.
 
 The proxy is one process with 256 rollouts, a server and a captured conversation each, as RUN processes have them. The
-peer is rllm-model-gateway with its quickest settings: uvloop, httptools, one worker, and its store in memory, where it
+peer is rllm-model-gateway with its fastest settings: uvloop, httptools, one worker, and its store in memory, where it
 keeps whole requests and replies. Both get the same requests of 21 to 43 kB in the same turns, and both keep each call's
-exact tokens: ours makes the ids of what is new and asks the engine host over ZeroMQ; the peer passes the request on
-over HTTP, and keeps what the upstream says. A bare aiohttp server gets the same requests too, and always gives the same
-answer: what any proxy on it takes at the least.
+exact tokens: ours encodes the new messages and asks the engine host over ZeroMQ; the peer forwards the request over
+HTTP, and stores the upstream's answer. A bare aiohttp server gets the same requests too, and always returns the same
+answer: the least cost of any proxy built on it.
 
-Requests per second and core are calls by the CPU seconds of the proxy's process, which has a core of its own: clients,
-engine host and upstream have the others, and are not counted. What a call takes longer is its time through the proxy
-against the same prompts straight to the engine host over ZeroMQ; for the peer, straight to its upstream. All 256
-conversations are open all the time. With more than one call under way, each waits for those before it. Latencies are
-those of the quietest round.
+Requests per second and core are calls per CPU second of the proxy's process, which has its own core: clients, engine
+host and upstream have the others, and are not counted. The added latency of a call is its time through the proxy less
+that of the same prompts straight to the engine host over ZeroMQ; for the peer, straight to its upstream. All 256
+conversations are open all the time. With several calls under way, each waits for earlier ones. Latencies are those of
+the quietest round.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""The conversations of `gateway.py`: what a harness sends, turn by turn, and the clients that send it.
+"""The conversations of `gateway.py`: a harness's requests, turn by turn, and the clients that send them.
 
-Each request holds the whole history, as chat completions have it: tools and a system message, a task, and then for each
-turn the policy's reply, as it came, and a tool's output. The messages are JSON beforehand; only the reply's calls are
-read, for their ids. The text is words that the embedded tokenizer has pieces for: about five characters a token, as
-with a real model. All conversations of a round are open from its start to its end, `at_once` calls of them under way.
+Each request holds the whole history, as in chat completions: tools and a system message, a task, and then for each turn
+the policy's reply, unchanged, and a tool's output. The messages are encoded to JSON beforehand; only the reply's calls
+are parsed, for their ids. The text is words that the embedded tokenizer has pieces for: about five characters a token,
+as with a real model. All conversations of a round are open from its start to its end, `at_once` calls of them under
+way.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     clients → rllm-model-gateway, a session each                         → HTTP   → `peers/vllm_answers.py`
     clients → `peers/aiohttp_answers.py`, which answers by itself
 
-What is measured has a core of its own; its clients and what answers it have the others. Both answers come at once, with
-as many tokens.
+The measured process has its own core; its clients and upstream have the others. Both upstreams answer at once, with the
+same number of tokens.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Compares the ratios of the cheap benchmarks with those of the last landing: `python bench/guard.py [--record]`.
 
-Each benchmark runs quickly, in a process of its own. A ratio is to a peer of the same run, so that it depends little on
-the machine; the last ones are in results/guard.json, which `--record` writes. Where one is more than 15 % worse, its
-benchmark runs once more. If it is as much worse again, the exit code is 1. Rates and latencies of several processes
-depend on how many cores are free, so they are shown and not judged; CPU times are. All of it takes two minutes at most.
+Each benchmark runs quickly, in its own process. A ratio is to a peer of the same run, so that it depends little on the
+machine; the last ones are in results/guard.json, which `--record` writes. If one is more than 15 % worse, its benchmark
+runs once more. If it is as much worse again, the exit code is 1. Rates and latencies of several processes depend on the
+number of free cores, so they are shown and not judged; CPU times are. The whole run takes at most two minutes.
 """
 
 from __future__ import annotations

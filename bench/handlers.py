@@ -1,4 +1,4 @@
-"""Handlers for benchmarks: phases that do nothing, sleep for as long as the instance says, or stay until stopped."""
+"""Handlers for benchmarks: phases that do nothing, sleep for the instance's time, or stay until stopped."""
 
 from __future__ import annotations
 

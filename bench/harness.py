@@ -1,4 +1,4 @@
-"""What all benchmarks share: the command line, rows with their targets, the table, the JSON file, the picture folder.
+"""The shared parts of all benchmarks: command line, rows with their targets, table, JSON file, picture folder.
 
 A row is a measured value; most have a ratio to a peer or a limit that was measured in the same run on the same machine.
 """

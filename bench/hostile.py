@@ -1,10 +1,10 @@
 """Hostile messages to every socket of a live service under load: is a job disturbed, does a process grow?
 
 Front door, stage events, backend broker, an engine host and a stage process's own PULL are on TCP of loopback without
-keys, as on a machine whose other users are not trusted; each is sent what hostile_messages.py can think of, over raw
-sockets that are closed, reset or left open, and over ZeroMQ sockets. Meanwhile jobs run that talk to the engine. A job
-is disturbed if it does not complete at its first attempt. Memory is resident memory at the end, less that before, under
-the same load; so is the number of open files.
+keys, as on a machine with untrusted users; each gets the messages of hostile_messages.py, over raw sockets that are
+closed, reset or left open, and over ZeroMQ sockets. Meanwhile jobs run that use the engine. A job is disturbed if it
+does not complete at its first attempt. Memory is resident memory at the end, less that before, under the same load; so
+is the number of open files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a hostile or broken peer may send: bytes for raw sockets, and frames for ZeroMQ sockets, drawn from one seed."""
+"""Messages of a hostile or broken peer: bytes for raw sockets, and frames for ZeroMQ sockets, drawn from one seed."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""What the ways into an engine cost: our host and client over ZeroMQ, vLLM's HTTP token API, its completions with ids.
+"""The cost of three paths to an engine: our host and client over ZeroMQ, vLLM's HTTP token API, completions with ids.
 
 Two equal vLLM engines with a tiny model compute on the same core, one in our host, one in vLLM's own server. They work
 in turns, with a pause between, since vLLM's processes spin for a second after their work. A prompt's last 8 tokens are
-its own, all before is in the prefix cache, so what is measured is the way and the steps of the engine. "The engine
-alone" is `AsyncLLM` called in our host's process, with no socket (`inference_host.py`). HTTP goes through aiohttp's
-pooled connections, with msgspec for JSON.
+its own, the rest is in the prefix cache, so the path and the engine's steps are measured. "The engine alone" is
+`AsyncLLM` called in our host's process, with no socket (`inference_host.py`). HTTP uses aiohttp's pooled connections,
+with msgspec for JSON.
 
-Tokens per second: 64 new tokens a call; medians of rounds, ratios turn by turn. On top of the engine: calls of one new
-token, one at a time; the median of the differences to the engine alone, turn by turn, and for our way also what is
-outside of the engine in the same call. An engine that answers at once shows the way without any engine's noise; a quick
-run is that part only.
+Tokens per second: 64 new tokens a call; medians of rounds, ratios turn by turn. Added latency: calls of one new token,
+one at a time; the median of the differences to the engine alone, turn by turn, and for our path also the time outside
+of the engine in the same call. An engine that answers at once shows the path without any engine's noise; a quick run is
+that part only.
 """
 
 from __future__ import annotations

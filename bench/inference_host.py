@@ -1,9 +1,9 @@
 """An engine host that also times its engine without a socket: `inference_host.py MODEL ENDPOINT CONTROL [FLAG …]`.
 
 Run by the Python that has vLLM. At ENDPOINT it is `prorl-engine --engine vllm`. On the Unix socket CONTROL each line
-asks for a `Round` in JSON, which runs against the same `AsyncLLM` in this process with nothing between; its `Timing`
-also says how long the calls that came through the host were inside the engine. What both sides of a comparison need is
-here too: the prompts, and the loop that keeps so many calls going.
+requests a `Round` in JSON, which runs directly against the same `AsyncLLM` in this process; its `Timing` also reports
+the time inside the engine of calls that came through the host. It also has the shared parts of a comparison: the
+prompts, and the loop that keeps a number of calls under way.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The ways into an engine that `inference.py` compares: functions that run a `Round` and give its `Timing`."""
+"""The paths to an engine that `inference.py` compares: functions that run a `Round` and return its `Timing`."""
 
 from __future__ import annotations
 

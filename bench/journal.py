@@ -1,11 +1,10 @@
-"""What the journal on disk costs, beside the one in memory; and how soon a broker with a full one serves.
+"""The cost of the journal on disk, compared with the one in memory; and a broker's start on a full journal.
 
-Two whole services, one with each journal, are given the same no-op jobs in turns, so that the machine's moods are the
-same for both; every phase of such a job is a message each way and nothing else, so the share of the journal is as large
-as it can be. Jobs with long trajectories follow, from a played stage process, beside a plain append of the same bytes
-to a file. Then a broker is started on a journal with many queued jobs and finished trajectories, and the time runs from
-its process's start to its first answer. What that takes longer than on an empty journal is compared with the time in
-which SQLite alone reads the journal's rows.
+Two whole services, one with each journal, get the same no-op jobs in turns, so that variations of the machine affect
+both equally; every phase of such a job is only a message each way, so the journal's share is as large as it can be.
+Jobs with long trajectories follow, from an emulated stage process, compared with a plain append of the same bytes to a
+file. Then a broker is started on a journal with many queued jobs and finished trajectories, timed from its process's
+start to its first answer. The time beyond that on an empty journal is compared with SQLite's time to read the rows.
 """
 
 from __future__ import annotations

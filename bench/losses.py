@@ -1,11 +1,11 @@
-"""What becomes of 1,000 jobs when one of four workers is killed, here, with plain PUSH/PULL, and with verifiers' pool.
+"""The fate of 1,000 jobs when one of four workers is killed: here, with plain PUSH/PULL, and with verifiers' pool.
 
 All jobs are submitted at once, each sleeps in a worker that does one at a time, and a quarter of the way through one
-worker gets a SIGKILL and is not started again. Then each side is waited for until nothing has ended for `SILENCE_S`,
-longer than our lease. A job is completed; or lost: nothing has it any more, and nobody waits for it; or hung: whoever
-asked for it still waits for a reply that will not come. The pool of `verifiers` (`EnvServerPool`, 4 fixed workers, one
-episode at a time in each) runs where that package is installed, or in the environment whose interpreter
-`--verifiers-python` names: what it needs is at odds with other peers.
+worker gets a SIGKILL and is not restarted. Then the benchmark waits until nothing has ended for `SILENCE_S`, longer
+than our lease. A job is completed; or lost: no process has it any more, and no caller waits for it; or hung: its caller
+waits for a reply that will not come. The pool of `verifiers` (`EnvServerPool`, 4 fixed workers, one episode at a time
+in each) runs where that package is installed, or in the environment whose interpreter `--verifiers-python` names: its
+dependencies conflict with other peers'.
 """
 
 from __future__ import annotations

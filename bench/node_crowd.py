@@ -1,7 +1,7 @@
-"""Parts of bench/nodes.py with emulated nodes and a real rollout broker: what a node costs, a stall, many held, a job.
+"""Parts of bench/nodes.py with emulated nodes and a real rollout broker: a node's cost, a stall, many held, a job.
 
-The emulated nodes (node_fleet.py) cost less than real ones, so that the broker is what is measured. Its CPU time and
-rate are compared with those of a bare ZeroMQ pipeline (bare_pipeline.py) in the same run.
+The emulated nodes (node_fleet.py) cost less than real ones, so that the broker is measured. Its CPU time and rate are
+compared with those of a bare ZeroMQ pipeline (bare_pipeline.py) in the same run.
 """
 
 from __future__ import annotations

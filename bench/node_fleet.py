@@ -1,10 +1,10 @@
-"""Many emulated nodes in one process, for bench/nodes.py: they speak to a rollout broker as `brokers/node` does.
+"""Many emulated nodes in one process, for bench/nodes.py: they use a rollout broker as `brokers/node` does.
 
-    Fleet    the handle: starts the process, asks it how far it is, ends it
+    Fleet    the handle: starts the process, asks it for its progress, ends it
     _Nodes   the process: one `BrokerLink` per node; a line on its standard input is answered with a `Told`
 
-A node has three pools and no stage process behind them: INIT and EVAL end at once, RUN when the job says (`run_s`),
-with a trajectory of so many tokens. What the broker has not noted is sent again when it welcomes the node.
+A node has three pools without stage processes: INIT and EVAL end at once, RUN after the job's `run_s`, with a
+trajectory of a given number of tokens. Events that the broker has not confirmed are resent when it welcomes the node.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The part of bench/nodes.py about throughput: jobs that sleep in RUN, on one real node and on eight.
 
-The bound is all slots at work until the last job has ended: the sum of the sleeps over the slots. The speed-up is that
-of the rate in the middle, where all slots are taken. The slots are so few that the machine's cores are not the limit.
+The bound is all slots at work until the last job has ended: the sum of the sleeps over the slots. The speed-up compares
+the rates in the middle of the runs, where all slots are taken. The slots are so few that the machine's cores are not
+the limit.
 """
 
 from __future__ import annotations

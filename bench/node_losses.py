@@ -1,4 +1,4 @@
-"""The parts of bench/nodes.py in which real nodes go: three that die in different ways, and two that are drained.
+"""The parts of bench/nodes.py in which real nodes end: three that die in different ways, and two that are drained.
 
 A job's `started` is when its last RUN began, on this machine's monotonic clock, which all hosts share.
 """

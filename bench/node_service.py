@@ -1,6 +1,6 @@
-"""A service with a folder for bench/nodes.py: its brokers alone, here or on a host; and what its rollout broker uses.
+"""A service with a folder for bench/nodes.py: its brokers alone, here or on a host; and its rollout broker's usage.
 
-Keys are on, as always with a folder. The handlers of bench/handlers.py are offered to all of its stage processes.
+Keys are on, as always with a folder. All of its stage processes have the handlers of bench/handlers.py.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Many nodes: what one costs the rollout broker, what is lost with one, and how throughput grows with them.
+"""Many nodes: the rollout broker's cost per node, the losses with one, and the growth of throughput.
 
-Five parts, of which `--part` picks some and a quick run has three. `crowd` and `jobs` have emulated nodes
-(node_fleet.py), which cost less than the one real rollout broker, so that it is what is measured: its CPU for a node
-and for a job, while it is stopped, and with many jobs held. `growth`, `loss` and `drain` have real `prorl node`s,
-each on a host of its own with keys (tests/namespace_hosts.py; it needs root): the speed-up from 1 to 8, the seconds
-from a node's death to its jobs' next start, and what a drain spends.
+`--part` picks some of five parts; a quick run has three. `crowd` and `jobs` have emulated nodes (node_fleet.py), which
+cost less than the one real rollout broker, so that the broker is measured: its CPU for a node and for a job, while it
+is stopped, and with many jobs held. `growth`, `loss` and `drain` have real `prorl node`s, each on its own host with
+keys (tests/namespace_hosts.py; it needs root): the speed-up from 1 to 8, the seconds from a node's death to its jobs'
+next start, and the cost of a drain.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
-"""How well the three stages overlap: the makespan of 200 jobs over the least that their slots allow.
+"""The overlap of the three stages: the makespan of 200 jobs divided by the least that their slots allow.
 
 All phases sleep. RUN is heavy-tailed (log-normal, p99 about 10 times the median) and is the stage with the most work
-per slot; its longest phases are cut to a tenth of the bound, so that the bound is decided by the slots and no single
-job.
+per slot; its longest phases are cut to a tenth of the bound, so that the slots decide the bound and no single job.
 
-The comparison is one worker per job, which does all three phases and holds its slot throughout, on the same jobs at
-the same time (all of it sleeps, so they do not disturb each other). With as many workers as RUN has slots it holds what
-RUN needs (an inference slot) during INIT and EVAL too. With as many workers as the stages have slots in all, every slot
-may do anything: that is the best that any division into stages could come to, and no service can have it, since a slot
-for RUN is not what a slot for INIT is.
+The comparison is one worker per job, which does all three phases and holds its slot throughout, on the same jobs at the
+same time (all phases sleep, so they do not disturb each other). With as many workers as RUN has slots it also holds
+RUN's resource (an inference slot) during INIT and EVAL. With as many workers as all stages have slots, every slot may
+do anything: the best possible division into stages, which no service can have, since a RUN slot is not an INIT slot.
 """
 
 from __future__ import annotations

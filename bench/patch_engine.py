@@ -1,10 +1,9 @@
-"""An engine host that knows the answers: `patch_engine.py BACKEND_BROKER ENDPOINT DATA POLICY TURN_S`.
+"""An engine host that has the answers: `patch_engine.py BACKEND_BROKER ENDPOINT DATA POLICY TURN_S`.
 
-It plays an agent that reads, patches, looks and finishes, on instances of a swe data file, told by their statements.
-The policy says what it patches: `gold` what resolves the issue, `wrong` the same and an error behind it that ends all
-tests of that file, `empty` nothing.
-A turn takes as long as a language model's would: log-normal about TURN_S seconds, the same for the same rollout of an
-instance and the same turn, whichever run it is in.
+It plays an agent that reads, patches, looks and finishes, on instances of a swe data file, identified by their
+statements. POLICY selects the patch: `gold` resolves the issue, `wrong` adds an error that ends all tests of that file,
+`empty` is no patch. A turn takes as long as a language model's would: log-normal about TURN_S seconds, the same in
+every run for the same rollout of an instance and the same turn.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Rewards against the truth: our graders, math-verify, and extraction as in simple-evals, on the same pairs.
 
 The pairs are those of `tests/stages`, each with the verdict of a person: right answers, wrong ones, and tricks. A
-grader is right about a pair if it gives that verdict; one that does not end within `LIMIT_S` gives none.
+grader is right about a pair if it gives that verdict; one that exceeds `LIMIT_S` gives none.
 
 - math-verify: `verify(parse(truth), parse(answer))`, and of choices with its own extraction of letters.
-- like simple-evals: what stands behind the last "Answer:", or in the last box, compared as text or as a number; that
+- like simple-evals: the text after the last "Answer:", or in the last box, compared as text or as a number; that
   project leaves the comparison of mathematics to a model.
-- Outputs of programs: the text without blanks around it, and the strict rule of LiveCodeBench.
+- Outputs of programs: the text without surrounding blanks, and the strict rule of LiveCodeBench.
 """
 
 from __future__ import annotations

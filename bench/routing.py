@@ -1,13 +1,13 @@
-"""What the choice of a backend is worth, in two parts.
+"""The gain from the choice of a backend, in two parts.
 
 Simulated (`routing_simulation.py`): one step of rollouts of very different lengths on 8 engines, with our weights of
-jobs in flight, with a counter of assignments that never falls, and at random. The same jobs and the same moments of
+jobs in flight, with a counter of assignments that never falls, and at random. The same jobs and the same times of
 choice; medians over several seeds, in virtual seconds, so the figures are the same on every machine. A step's rate is
-its jobs over its makespan, of which the longest rollout alone is 20 minutes; that of its first 90 % leaves such out.
+its jobs over its makespan, of which the longest rollout alone is 20 minutes; that of its first 90 % excludes such jobs.
 
 Real (`routing_real.py`): 64 jobs of 8 turns on two vLLM engines with a tiny model, 16 in flight. The hit rate is the
 share of all prompts' tokens that the engines found in their prefix caches. One engine alone, the reference, has both
-cores and the memory of both caches. Medians over the runs, the ways in turns; the reference runs when the two have
+cores and the memory of both caches. Medians over the runs, the policies in turns; the reference runs after the two have
 ended. A quick run is the simulation only: engines take most of a minute to start.
 """
 

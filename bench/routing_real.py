@@ -1,11 +1,11 @@
-"""Rollouts on two real vLLM engines, routed in several ways: what they find in the prefix caches, and how fast it goes.
+"""Rollouts on two real vLLM engines, routed in several ways: prefix cache hits, and speed.
 
-A job is a prompt that it shares with its group, and turns that each append what was generated and the answer of a tool.
-So many jobs are in flight; the groups come one after the other. Each engine host has one core and a KV cache that holds
-the jobs on it if jobs are spread evenly and stay, but not all that are in flight. The sticky ways ask the backend
-broker's own heap when a job starts, the others choose at each call. The reference is one engine alone, which sees
-everything: it has both cores and the memory of both caches. Each run has tokens of its own, so it finds nothing of the
-runs before; what those left in the caches is evicted first.
+A job is a prompt that it shares with its group, and turns that each append the generated tokens and a tool's answer. A
+fixed number of jobs is in flight; the groups come one after the other. Each engine host has one core and a KV cache
+that holds its jobs if jobs are spread evenly and stay, but not all jobs in flight. The sticky ways ask the backend
+broker's own heap when a job starts, the others choose at each call. The reference is one engine alone, which gets all
+jobs: it has both cores and the memory of both caches. Each run has its own tokens, so it finds nothing of earlier runs,
+whose cache entries are evicted first.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Jobs on simulated inference engines, in a virtual clock: what the choice of a backend does to a whole step.
+"""Jobs on simulated inference engines, in a virtual clock: the effect of the choice of a backend on a whole step.
 
-An engine with continuous batching runs `BATCH` jobs at full speed; beyond that its throughput is what it is, so all its
-jobs slow down in proportion (processor sharing; a fixed number of slots with a queue would let the jobs behind wait,
+An engine with continuous batching runs `BATCH` jobs at full speed; beyond that its throughput stays constant, so all
+its jobs slow down in proportion (processor sharing; a fixed number of slots with a queue would let later jobs wait,
 which such engines do only when their cache is full). `ROLLOUTS` jobs are under way at a time, as many as all engines
-take at full speed; the next one starts when one ends. A job stays where it was put.
+run at full speed; the next one starts when one ends. A job stays on its engine.
 
 The policies choose at the same moment, when a job starts. The counter is that of the ProRL Agent server (its heap of
-`[weight, address]`, `openhands/nvidia/async_server.py`): a weight grows with each assignment and never falls, and a
-server that is added begins at 0.
+`[weight, address]`, `openhands/nvidia/async_server.py`): a weight grows with each assignment and never falls, and a new
+server begins at 0.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Runs benchmarks in full and rewrites the pages with figures: `python bench/run_all.py [NAME …]` (none: all).
 
-No figure is typed by hand: bench/README.md gets all rows, docs/benchmarks.md those with a target, and README.md those
-that say most. Benchmarks run one after the other, since they share the machine's cores. One that fails ends the run
+All figures are generated: bench/README.md gets all rows, docs/benchmarks.md those with a target, and README.md the most
+important ones. Benchmarks run one after the other, since they share the machine's cores. One that fails ends the run
 with its exit code, and leaves the pages unchanged. One that cannot measure all of its parts here (no vLLM) keeps its
 last report, which the pages then show.
 """

@@ -1,9 +1,9 @@
-"""Sandboxes: time to the first command, to a cell and to the end; 200 at once; and the bare container commands beside.
+"""Sandboxes: time to the first command, to a cell and to the end; 200 at once; compared with bare container commands.
 
-The sides (sandbox_sides.py) take turns, and each of ours has its bare container command right after it. What a machine
-cannot make is left out, and the first row says why. What is timed of ours is the real path: a spawner forks an
-execution server, that starts the container, and the command goes through its socket. The full run takes about five
-minutes on two cores.
+The sides (sandbox_sides.py) take turns, each of ours followed by its bare container command. Sandboxes that the machine
+cannot make are left out, and the first row states why. Ours are timed on the real path: a spawner forks an execution
+server, that starts the container, and the command goes through its socket. The full run takes about five minutes on two
+cores.
 """
 
 from __future__ import annotations

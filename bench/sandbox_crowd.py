@@ -1,7 +1,7 @@
-"""Many containers at once, for bench/sandbox.py: how fast they start, what memory they take, what they leave behind.
+"""Many containers at once, for bench/sandbox.py: start time, memory, and leftovers.
 
-Memory is PSS, from the kernel's smaps_rollup: a page that n processes share counts 1/n in each. It is that of all
-processes below this one: spawner, execution servers, runtimes, shells. This process itself is not in it.
+Memory is PSS, from the kernel's smaps_rollup: a page that n processes share counts 1/n in each. It covers all processes
+below this one: spawner, execution servers, runtimes, shells, without this process itself.
 """
 
 from __future__ import annotations

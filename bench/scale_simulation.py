@@ -1,7 +1,7 @@
-"""The pure job table at 10,000 nodes: a tick, a batch's room, an errand, a heartbeat; and slots that are lent.
+"""The pure job table at 10,000 nodes: a tick, a batch's room, an errand, a heartbeat; and lent slots.
 
 No socket and no clock: the tables of k rollout brokers in one process, in virtual time. A node has 64 RUN slots and
-tells each broker its share of them every `LEND_S`, by the rule of `brokers.node.slot_shares`. One trainer has 70 % of
+assigns each broker its share of them every `LEND_S`, by the rule of `brokers.node.slot_shares`. One trainer has 70 % of
 the work, and one node of a hundred fails. The limit is every slot at work all the time.
 """
 

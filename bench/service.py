@@ -1,4 +1,4 @@
-"""A service for benchmarks: both brokers and any number of stage processes, with a run folder of their own."""
+"""A service for benchmarks: both brokers and any number of stage processes, with their own run folder."""
 
 from __future__ import annotations
 

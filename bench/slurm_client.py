@@ -1,8 +1,8 @@
 """A trainer on the login host of bench/slurm.py: `python slurm_client.py SERVICE NAME LEAST IN_FLIGHT ATTEMPTS`.
 
-It keeps so many jobs going until the file `NAME.stop` appears and at least so many have ended, and then takes what is
-left. Each result is a line of `NAME.jsonl`. A job has a reward of its own, which its check script gives only if it
-finds the file that INIT placed.
+It keeps IN_FLIGHT jobs under way until the file `NAME.stop` exists and at least LEAST have ended, and then collects the
+rest. Each result is a line of `NAME.jsonl`. A job has its own reward, which its check script returns only if it finds
+the file that INIT placed.
 """
 
 from __future__ import annotations

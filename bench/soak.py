@@ -1,9 +1,9 @@
-"""The service at a steady rate of jobs that do nothing, for long: does any process grow?
+"""The service at a steady rate of empty jobs for a long time: does any process grow?
 
 Jobs are submitted by the clock, `--rate` a second, for `--minutes`; results are collected as they come. Every few
-seconds the resident memory and the open files of each process are read, this one (the trainer) among them. A process
-has settled after a sixth of the time, five minutes of the default half hour; what counts is its memory at the end,
-the median of the last tenth of the samples, beside the median around that moment.
+seconds the resident memory and the open files of each process are read, including this one (the trainer). A process has
+settled after a sixth of the time, five minutes of the default half hour; its memory at the end, the median of the last
+tenth of the samples, is compared with the median around that moment.
 """
 
 from __future__ import annotations

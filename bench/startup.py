@@ -1,6 +1,6 @@
-"""What starting costs: the client's import, a command, a service with all its processes, and one stage process.
+"""The cost of starting: the client's import, a command, a service with all its processes, and one stage process.
 
-The CPU of a service is that of all its processes, dead ones too, until `prorl serve` says that it is ready.
+The CPU of a service is that of all its processes, including ended ones, until `prorl serve` reports that it is ready.
 """
 
 from __future__ import annotations

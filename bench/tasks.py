@@ -1,13 +1,13 @@
-"""The tasks that people train on: swe-mini by agents with known answers, how its stages overlap, and grader throughput.
+"""The tasks for training: swe-mini by agents with known answers, the overlap of its stages, and grader throughput.
 
 - swe-mini: all instances through the whole service, in Apptainer sandboxes, by three policies: one applies the gold
-  patch, one nothing, one a wrong patch; twice each. Agents answer at once, so what is measured is sandboxes, git and
-  tests on this machine's cores. Ours is the processor time of the service's own processes: brokers, stage processes,
+  patch, one nothing, one a wrong patch; twice each. Agents answer at once, so sandboxes, git and tests on this
+  machine's cores are measured. Ours is the processor time of the service's own processes: brokers, stage processes,
   execution servers, graders; the rest is git, the tests, and the machine's own work for them.
-- overlap: the same, with turns as long as a language model's. Against it: eight jobs at a time, one after the other in
-  each of eight places, so that a job holds its place through INIT, RUN and EVAL. The stages side by side cannot be
-  faster than their processor time on all cores, nor than RUN in its slots; that is given too. Few cores bound both, so
-  turns are as long as makes these two equal: shorter ones leave the cores, and longer ones the slots, no time to gain.
+- overlap: the same, with turns as long as a language model's, compared with eight jobs at a time, one after the other
+  in each of eight places, so that a job holds its place through INIT, RUN and EVAL. Concurrent stages cannot be faster
+  than their processor time on all cores, nor than RUN in its slots; both are reported. Few cores bound both, so the
+  length of turns makes these two equal: shorter ones leave the cores, and longer ones the slots, no time to gain.
 - graders: through the handlers' EVAL in one process with the loop of a stage process.
 
 The instances are those of `prorl tasks make-swe --recipe swe-mini`, which takes some minutes the first time.

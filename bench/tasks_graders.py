@@ -1,4 +1,4 @@
-"""Grader processes under load: answers and tests per second, and what the loop of their stage process notices of it."""
+"""Grader processes under load: answers and tests per second, and the latency of their stage process's loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""swe-mini through whole services with real Apptainer sandboxes, by agents that know what they do (patch_engine.py)."""
+"""swe-mini through whole services with real Apptainer sandboxes, by agents with known answers (patch_engine.py)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-r"""What a bash for an agent must get right: scripted exchanges, each with the exact answer that is due.
+r"""The cases that an agent's bash must pass: scripted exchanges, each with the exact expected answer.
 
-Only the cases called "byte for byte" look at white space: elsewhere spaces at both ends of an output and `\r` do not
-count; output that says more than asked, such as an echoed command, is wrong. A case starts with a fresh session in an
-empty folder. `{forgery}` in a command is what the approach's own framing looks like, in printf's notation.
+Only the cases called "byte for byte" compare white space: elsewhere spaces at both ends of an output and `\r` do not
+count; additional output, such as an echoed command, is wrong. A case starts with a fresh session in an empty folder.
+`{forgery}` in a command is the approach's own framing, in printf's notation.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Ways to give an agent a bash, behind one small interface: ours, and the peers that bench/tools.py compares it with.
 
 All run on the host in the same clean environment, warm, each with its own defaults; ours in containers as well. The
-tmux loop is not OpenHands' code, which pip cannot install on Python 3.11: it is written from what that does (a prompt
-that is a block of JSON, the whole pane captured every 0.5 s until one more block is seen, then the screen cleared), and
-leaves out the escaping of special characters, to its favour. Blocking peers block the event loop: nothing else runs
-while one of them acts.
+tmux loop is not OpenHands' code, which pip cannot install on Python 3.11: it is a rewrite (a prompt that is a block of
+JSON, the whole pane captured every 0.5 s until one more block is seen, then the screen cleared), without the escaping
+of special characters, which favours it. Blocking peers block the event loop: nothing else runs while one of them acts.
 """
 
 from __future__ import annotations

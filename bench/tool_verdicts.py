@@ -1,12 +1,12 @@
-"""Puts an approach to the cases of tool_cases.py and judges its answers; a process of its own per approach does so.
+"""Runs an approach on the cases of tool_cases.py and judges its answers, in one process per approach.
 
     right     every answer is the expected one
-    said      an answer is not, but the approach said that it refused, gave up, began anew or left something out
-    wrong     an answer is not, and nothing told so; or there was none, not even at the time limit ("hung")
+    said      an answer is not, but the approach reported that it refused, gave up, restarted or omitted something
+    wrong     an answer is not, without a report; or there was none, not even at the time limit ("hung")
 
 The worker (`python tool_verdicts.py APPROACH`) gets the cases' names on stdin and writes a line of JSON for each. It is
-a subreaper, so that all that an approach starts stays below it, also a tmux server, and is killed between two cases.
-A worker that does not answer is killed by `judge`, which starts another with the next case.
+a subreaper, so that all processes of an approach stay below it, also a tmux server, and are killed between two cases.
+`judge` kills a worker that does not answer, and starts another with the next case.
 """
 
 from __future__ import annotations

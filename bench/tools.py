@@ -1,10 +1,10 @@
-"""Tool calls: an agent's bash action and IPython cell, ours beside the peers, and how often each answers rightly.
+"""Tool calls: an agent's bash action and IPython cell, ours compared with peers, and the share of right answers.
 
 Bash: the same mixed list of actions through every approach of tool_peers.py, in turns, each of them warm, in one clean
 environment: the peers and the first of ours in plain processes on the host, the others of ours in containers; and the
 cases of tool_cases.py, judged by tool_verdicts.py. IPython: `1+1` through ours, and through a kernel of ipykernel's by
-jupyter_client, over tcp (its default) and ipc. Ours goes through its execution server in both. The full run takes about
-six minutes, most of which the peers sleep.
+jupyter_client, over tcp (its default) and ipc. Ours uses its execution server in both. The full run takes about six
+minutes, most of which the peers sleep.
 """
 
 from __future__ import annotations

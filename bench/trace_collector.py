@@ -1,4 +1,4 @@
-"""An OTLP collector for `watching.py`: it counts the jobs whose spans it gets, and tells how many on a GET."""
+"""An OTLP collector for `watching.py`: it counts the jobs whose spans it gets, and returns the number on a GET."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What the agent loop itself costs per turn, as the conversation grows: read a turn, render and tokenise its answer.
+"""The agent loop's own cost per turn, as the conversation grows: parse a turn, render and tokenise its answer.
 
-CPU time of one thread from the policy's ids to the next prompt's: `add_turn`, `add_tool_results`, `prompt`, and what
-they add to the trajectory. Each turn calls one tool with 64 generated tokens and is answered with about 200. The peer
+CPU time of one thread from the policy's ids to the next prompt's: `add_turn`, `add_tool_results`, `prompt`, and their
+additions to the trajectory. Each turn calls one tool with 64 generated tokens and is answered with about 200. The peer
 renders and tokenises the whole conversation each turn with `apply_chat_template`, as a loop over messages does, on the
 same conversations. The tokenizer is trained here on the standard library's sources.
 """

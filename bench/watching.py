@@ -1,4 +1,4 @@
-"""What it costs to look at a service, and how soon those who look see what has changed."""
+"""The cost of watching a service, and the delay until viewers see a change."""
 
 from __future__ import annotations
 

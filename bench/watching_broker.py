@@ -1,7 +1,7 @@
-"""What it costs the rollout broker to be looked at: the empty pipeline with viewers, a scraper or traces, beside none.
+"""The rollout broker's cost of being watched: the empty pipeline with viewers, a scraper or traces, and without.
 
-Both services are up at the same time and take turns, so that what the machine does else is in both. Phases do nothing,
-so the broker is what works: the worst case.
+Both services are up at the same time and take turns, so that other load on the machine affects both. Phases do nothing,
+so the broker does most of the work: the worst case.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """An engine host for pictures of the dashboard: `watching_engine.py BACKEND_BROKER ENDPOINT NAME SKILL TURN_S`.
 
 It plays an agent on the demo's questions about a file of numbers, with real tool calls: it looks, answers, checks, and
-stops. SKILL is how often it knows the right command, less often of the harder questions. A turn takes about TURN_S.
+stops. SKILL is the probability of the right command, lower for harder questions. A turn takes about TURN_S.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The dashboard in a real Chromium, with 10,000 jobs in its table: how soon it paints, filters, and shows a change."""
+"""The dashboard in a real Chromium, with 10,000 jobs in its table: time to paint, to filter, and to show a change."""
 
 from __future__ import annotations
 

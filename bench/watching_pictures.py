@@ -1,7 +1,7 @@
 """Draws the pictures of the dashboard into docs/dashboard/: `python bench/watching_pictures.py`.
 
-A real service works meanwhile: rollouts with tools on the demo's questions, some of which fail, a batch that is
-half collected, and two evaluations of engines that differ in skill. It takes about two minutes.
+A real service works meanwhile: rollouts with tools on the demo's questions, some of which fail, a half-collected batch,
+and two evaluations of engines that differ in skill. It takes about two minutes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The agent loop: prompt, generate, call tools, repeat; token ids in, token ids out.
+"""The agent loop: prompt, generate, call tools, repeat. Token ids in, token ids out.
 
-Only new messages are tokenised, and generated ids are appended unchanged. If the chat template rewrites earlier turns,
-the next prompt begins a new segment of the trajectory.
+Only new messages are tokenised; generated ids are appended unchanged. If the chat template rewrites earlier turns, the
+next prompt begins a new segment of the trajectory.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     from .episode import JobPolicy
 
 LONG_TEXT = 32 * 1024
-"""Characters that are tokenised in a thread."""
+"""Characters from which on a text is tokenised in a thread."""
 
 
 class _Budget(NamedTuple):
-    """How many more tokens fit, and the limit that they end at."""
+    """The tokens that still fit, and the limit that they end at."""
 
     tokens: int
     limit: StopReason
 
 
 def check_opening(messages: Any, tools: Any) -> None:
-    """Check what a handler gives to `phase.converse`.
+    """Check the opening messages that a handler passes to `phase.converse`.
 
     Raises:
-        TypeError: something is not of the declared type.
+        TypeError: a value has the wrong type.
     """
     if isinstance(messages, str | ChatMessage):
         raise TypeError(f"messages must be a list, such as [ChatMessage(Role.USER, …)], and not {messages!r:.100}")
@@ -79,7 +79,7 @@ class AgentLoop:
         for turn in range(self.limits.max_turns):
             with span("turn", {"prorl.turn": turn}):
                 started = time.monotonic()
-                # Megabytes take seconds, in which this process would be silent.
+                # Tokenising megabytes takes seconds, which would block the event loop.
                 prompt = await asyncio.to_thread(conversation.prompt) if new > LONG_TEXT else conversation.prompt()
                 room = self._add(prompt)
                 self.episode.spent("chat", started)
@@ -103,7 +103,7 @@ class AgentLoop:
         return StopReason.MAX_TURNS
 
     def _add(self, prompt: Prompt) -> _Budget:
-        """Append a prompt, if that leaves room for a token of the policy; return that budget."""
+        """Append a prompt if that leaves room for a token of the policy; return that budget."""
         before = 0 if prompt.rewritten else self._trajectory.segment_tokens
         room = self._budget(before + sum(len(piece.token_ids) for piece in prompt.pieces))
         if room.tokens > 0:
@@ -116,7 +116,7 @@ class AgentLoop:
         return room
 
     def _budget(self, tokens: int) -> _Budget:
-        """Return what still fits behind so many tokens of a segment."""
+        """Return what still fits after `tokens` tokens of a segment."""
         if self.limits.max_tokens <= self.context_tokens:
             return _Budget(self.limits.max_tokens - tokens, StopReason.MAX_TOKENS)
         return _Budget(self.context_tokens - tokens, StopReason.CONTEXT_LENGTH)
@@ -144,7 +144,7 @@ class AgentLoop:
         return StopReason.TURN_LENGTH if full else StopReason.CONTEXT_LENGTH
 
     async def _results(self, said: PolicyTurn) -> list[str] | None:
-        """Answer a turn's tool calls; None: one of them ended the episode, and the policy will read nothing more."""
+        """Answer a turn's tool calls; return None if one of them ended the episode."""
         results: list[str] = []
         for call in said.calls:
             results.append(await self._answer(call))

@@ -1,4 +1,4 @@
-"""A stage process's connection to the backend broker: it assigns backends to the process's jobs.
+"""A stage process's connection to the backend broker, which assigns backends to the process's jobs.
 
 Assignments last while `keep_alive` is called. Requests without an answer are resent.
 """
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from ..wire.messages.jobs import Job
 
 RESEND_S = 5.0
-"""An assignment is asked for again after so long without an answer, in case the broker was restarted."""
+"""Resend a request for an assignment after this many seconds without an answer: the broker may have restarted."""
 REPLY_SLACK_S = 5.0
-"""How much later than the wait that a job allows the broker's answer may come."""
+"""Seconds beyond the job's own wait limit within which the broker's answer may come."""
 PROBLEM_LIMIT = 1000
 
 
@@ -63,11 +63,11 @@ class BackendClient:
         self._owner = owner
         self._node = node
         self._wait_longer: dict[str, Callable[[], None]] = {}
-        """For each request without a reply: what a `WaitLonger` does."""
+        """For each request without a reply: handles `WaitLonger`."""
         self._held = HeldAssignments(owner)
 
     def connect(self, endpoint: str) -> None:
-        """Connect to where the broker is now, if that is another place; requests without an answer are resent there."""
+        """Connect to the broker's current endpoint if it changed, and resend requests without an answer there."""
         if endpoint != self._connection.requester.endpoint:
             self._connection.reconnect(endpoint)
 
@@ -102,11 +102,11 @@ class BackendClient:
         self._send(GenerationFailed(new_id(), job_id, backend.backend_id, problem[:PROBLEM_LIMIT], backend.life))
 
     def note_served(self, job_id: str, attempt: int) -> None:
-        """Count a generation that the job's backend has served; the next message tells the broker."""
+        """Count a generation that the job's backend served; the next message reports it to the broker."""
         self._held.note_served(job_id, attempt)
 
     def release(self, job_id: str, attempt: int) -> None:
-        """End the job's assignment, or stop waiting for it; that of a newer attempt stays."""
+        """Release the job's assignment, or stop waiting for one. An assignment of a newer attempt stays."""
         held = self._held.release(job_id, attempt)
         if held is not None:
             self._send(Release(new_id(), job_id, attempt, held.served))
@@ -118,7 +118,7 @@ class BackendClient:
         self._send(self._held.report())
 
     def close(self) -> None:
-        """Close the socket; what waits for an answer is cancelled."""
+        """Close the socket, and cancel calls that wait for an answer."""
         self._connection.close()
 
     async def _ask(self, request: Assign, limit_s: float, on_starting: Callable[[], None]) -> AnyBackendReply:

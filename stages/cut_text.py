@@ -8,7 +8,7 @@ from ..wire.messages.base import NOTE_LIMIT
 
 
 def cut_text(text: str, limit: int) -> str:
-    """Return a text; of one with more characters than `limit`, its beginning and its end, and how many lie between."""
+    """Return a text; if it is longer than `limit`, its beginning, its end, and the number of characters left out."""
     if len(text) <= limit:
         return text
     half = limit // 2
@@ -16,5 +16,5 @@ def cut_text(text: str, limit: int) -> str:
 
 
 def is_whole(note: str | None) -> TypeGuard[str]:
-    """Return whether there is a stored note, and it was not cut."""
+    """Return whether a note is stored, and stored uncut."""
     return note is not None and len(note) <= NOTE_LIMIT

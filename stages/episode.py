@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from ..wire.messages.jobs import Job
 
 STEP_S = 0.001
-"""Shorter steps are not reported one by one."""
+"""Seconds; shorter steps are not reported one by one."""
 UNLIMITED = 2**31 - 1
-"""Tokens of a context of unknown size."""
+"""Stands for the tokens of a context of unknown size."""
 
 
 class StopReason(StrEnum):
@@ -34,45 +34,45 @@ class StopReason(StrEnum):
     MAX_TURNS = "max_turns"
     """The job's limit on turns (`EpisodeLimits.max_turns`)."""
     MAX_TOKENS = "max_tokens"
-    """The conversation reached the job's limit (`EpisodeLimits.max_tokens`); what no longer fitted was not added."""
+    """The conversation reached the job's limit (`EpisodeLimits.max_tokens`); what did not fit was not added."""
     CONTEXT_LENGTH = "context_length"
-    """The conversation reached the engine's own limit; what no longer fitted was not added."""
+    """The conversation reached the engine's own limit; what did not fit was not added."""
     TURN_LENGTH = "turn_length"
     """The policy did not end a turn within `Sampling.max_tokens`."""
     HARNESS_FAILED = "harness_failed"
-    """The harness that led the rollout ended with an error, or had to be killed (see `stages.harness`)."""
+    """The harness that led the rollout exited with an error, or was killed (see `stages.harness`)."""
 
 
 @dataclass(slots=True)
 class Episode:
     """An episode so far, or up to its interruption.
 
-    Of `metrics`: `turns`, `generated_tokens`; `prompt_tokens`, summed over the turns, and `cached_tokens`, those of
-    them that the engine's prefix cache had; `tool_calls`, all readable ones; `malformed_tool_calls`, which could not be
-    read or name no tool; `invalid_tool_arguments`, calls of a tool with arguments that it does not take;
-    `continued_turns`, how often new weights interrupted a generation, which continued with them. Of `timings`: seconds
-    in the `engine`, in the `chat` template, and in each tool (`tool.bash`).
+    `metrics`: `turns`, `generated_tokens`; `prompt_tokens`, summed over the turns, and `cached_tokens`, those found in
+    the engine's prefix cache; `tool_calls`, all readable calls; `malformed_tool_calls`, unreadable or naming no tool;
+    `invalid_tool_arguments`, calls with arguments that the tool does not take; `continued_turns`, how often new weights
+    interrupted a generation, which then continued with them. `timings`, in seconds: `engine`, `chat` (the chat
+    template), and each tool (`tool.bash`).
     """
 
     metrics: Counter[str] = field(default_factory=Counter)
     timings: dict[str, float] = field(default_factory=dict)
-    """Seconds."""
+    """In seconds."""
     steps: list[Step] = field(default_factory=list)
-    """The summands of the timings, without the shortest."""
+    """The summands of the timings, without short ones (`STEP_S`)."""
     began: float = field(default_factory=time.monotonic)
     trajectory: TrajectoryBuilder = field(default_factory=TrajectoryBuilder)
     stop_reason: StopReason | None = None
     last_text: str = ""
     """The text of the policy's last turn, without its reasoning."""
     final_message: str | None = None
-    """What the policy said with the call that ended the episode, if there was one."""
+    """The policy's message in the call that ended the episode, if there was such a call."""
     notes: dict[str, str] = field(default_factory=dict)
-    """For people, in the trajectory's `result.notes`."""
+    """Notes for people, stored in the trajectory's `result.notes`."""
     so_far: Callable[[], TrajectoryBuilder] | None = None
-    """Returns the conversation that a harness leads, until now; None: it is in `trajectory`."""
+    """Returns the conversation that a harness leads, so far; None: it is in `trajectory`."""
 
     def spent(self, what: str, since: float) -> None:
-        """Add the time since `since` (monotonic clock) to a timing, and to the steps."""
+        """Add the time since `since` (monotonic clock) to a timing and to the steps."""
         seconds = time.monotonic() - since
         self.timings[what] = self.timings.get(what, 0.0) + seconds
         if seconds >= STEP_S and len(self.steps) < STEPS_LIMIT:
@@ -81,14 +81,14 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class JobPolicy:
-    """What answers the turns of one job, within the job's limits, and where that is recorded."""
+    """Answers the turns of one job within the job's limits, and says where they are recorded."""
 
     generate: Generator
     chat: ChatFormat
     context_tokens: int
-    """Of the engine; 0: unknown."""
+    """The engine's context; 0: unknown."""
     job: Job
-    """Whose `sampling` and `episode` limits hold."""
+    """Its `sampling` and `episode` limits apply."""
     episode: Episode
     parser_url: str = ""
-    """The server that reads turns led by a program; empty: the chat format reads them."""
+    """The server that parses turns led by a program; empty: the chat format parses them."""

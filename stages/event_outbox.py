@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 FIRST_RESEND_S = 5.0
 MAX_RESEND_S = 60.0
-"""How long to wait before a resend; each wait is twice the last one, since messages to a broker that is away pile up in
-the socket."""
+"""Longest wait before a resend, in seconds. Each wait is twice the last one, because messages to an absent broker pile
+up in the socket."""
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class _Unnoted:
 
 
 class EventOutbox:
-    """Pure: no socket, no clock. `now` is in seconds."""
+    """Unconfirmed events by number. Pure: no socket, no clock; `now` is in seconds."""
 
     def __init__(self) -> None:
         self._events: dict[int, _Unnoted] = {}
@@ -50,16 +50,16 @@ class EventOutbox:
 
     @property
     def ended(self) -> dict[str, int]:
-        """The last attempts of the jobs that the events are about."""
+        """The last attempt of each job that has events here."""
         return {event.job_id: event.attempt for event in self._events.values()}
 
     @property
     def origins(self) -> dict[str, str]:
-        """Where the jobs came from that the events are about (`StartPhase.origin`)."""
+        """The origins of these jobs (`StartPhase.origin`)."""
         return {event.job_id: event.origin for event in self._events.values() if event.origin}
 
     def add(self, event: PhaseDone | PhaseFailed, block: Any, now: float) -> list[Frame]:
-        """Number and keep an event; return its frames, to be sent."""
+        """Number and keep an event; return the frames to send."""
         number = next(self._numbers)
         header = codec.encode(msgspec.structs.replace(event, number=number), is_plain=True)
         frames: list[Frame] = [header] if block is None else [header, block]
@@ -77,7 +77,7 @@ class EventOutbox:
                     del self._of_job[event.job_id]
 
     def started(self, job_id: str, attempt: int) -> None:
-        """Forget the events of an earlier job that had this id: those of the same job have lower attempts."""
+        """Drop the events of an earlier job with this id. Events of the same job have lower attempts and stay."""
         numbers = self._of_job.get(job_id)
         if numbers is not None:
             self.noted([number for number in numbers if self._events[number].attempt >= attempt])

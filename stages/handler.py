@@ -66,11 +66,11 @@ log = logging.getLogger("prorl.stage")
 
 ENTRY_POINT_GROUP = "prorl_zmq.handlers"
 NAMED_TYPES = (str, int, float, bool, list[str], dict[str, str])
-"""Types of fields that the front door checks by name."""
+"""Field types that the front door checks by name."""
 
 Instance = TypeVar("Instance", bound=msgspec.Struct)
 PhaseData = dict[str, Any]
-"""What one phase returns for the next one: plain data, with texts as keys."""
+"""The data that one phase returns for the next: plain data with string keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +90,13 @@ class RunPhase(Generic[Instance]):
     job: Job
     instance: Instance
     data: PhaseData
-    """What INIT returned."""
+    """The data that INIT returned."""
     sandbox: Sandbox | None
     """The sandbox that INIT made."""
     converse: Callable[[Sequence[ChatMessage], Sequence[Tool[Any]]], Awaitable[Episode]]
     """Runs the agent loop on the job's backend, from the opening messages to the end, and returns the episode. A
     rollout is one conversation: a second call raises `HandlerFailed`. The chat template describes the tools to the
-    model. Where a harness leads the rollout, it gets the user's messages as its task, and has tools of its own."""
+    model. A harness that leads the rollout gets the user's messages as its task, and has tools of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +106,15 @@ class EvalPhase(Generic[Instance]):
     job: Job
     instance: Instance
     data: PhaseData
-    """What RUN returned."""
+    """The data that RUN returned."""
     sandbox: Sandbox | None
     """The job's sandbox as RUN left it, if `eval_in_sandbox`."""
     create_sandbox: Callable[[SandboxSpec], Awaitable[Sandbox]]
-    """Makes a fresh sandbox, in which no process of the agent runs; the service closes it when the phase ends."""
+    """Makes a fresh sandbox without any process of the agent; the service closes it when the phase ends."""
     grade: Callable[..., Awaitable[Any]]
-    """Calls a function in a grader process, which may hang or die without harm (see `GraderPool.call`)."""
+    """Calls a function in a grader process, isolated from hangs and crashes (see `GraderPool.call`)."""
     judge: Judge
-    """Asks a model to judge (see `Judge`). Its failure is an infrastructure error, never a reward."""
+    """Asks a judge model (see `Judge`). A failed judge is an infrastructure error, never a reward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class Evaluation:
     metrics: dict[str, float] = field(default_factory=dict)
     """Added to the trajectory's metrics."""
     notes: dict[str, str] = field(default_factory=dict)
-    """For people, in the trajectory's `result.notes`; a note over `NOTE_LIMIT` characters loses its middle."""
+    """Notes for people, in the trajectory's `result.notes`; a note over `NOTE_LIMIT` characters loses its middle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +135,10 @@ class Failure:
     outcome: Outcome
     error: ErrorInfo
     retry: bool = False
-    """Retry from a fresh sandbox while attempts are left, because this attempt says nothing about the agent."""
+    """Retry from a fresh sandbox while attempts are left, because this attempt does not reflect on the agent."""
     reward: float | None = None
-    """The reward where the agent itself is the cause; None: no reward, and in a batch another job takes the job's
-    place. It counts only once the agent has acted: from its first turn in RUN on, and in EVAL."""
+    """The reward if the agent itself is the cause. None: no reward, and in a batch another job replaces this one. It
+    counts only once the agent has acted: in RUN from its first turn, and in EVAL."""
 
 
 INFRASTRUCTURE_ERRORS: dict[type[ProrlError], bool] = {
@@ -156,78 +156,78 @@ INFRASTRUCTURE_ERRORS: dict[type[ProrlError], bool] = {
 AGENTS_OWN = (SandboxLimitExceeded, SandboxBroken)
 """Errors that the agent itself causes. They earn 0.0, so that failing on purpose never avoids a penalty."""
 TASKS_OWN_REASONS = frozenset({"image", "path", "specification"})
-"""The reasons of a `SandboxFailed` for which a retry cannot help: the task names something that does not exist."""
+"""The reasons of a `SandboxFailed` that a retry cannot fix: the task names something that does not exist."""
 
 
 class AgentHandler(ABC, Generic[Instance]):
-    """A task: how to prepare it, run an agent on it, and judge the result. Made without arguments, once per process."""
+    """A task: prepares the sandbox, runs the agent, judges the result. Made without arguments, once per process."""
 
     task: ClassVar[str]
     """The task's name, as in jobs and in the entry point."""
     instance_type: type[Instance]
-    """The Struct that a job's `instance` must fit; unknown fields are refused."""
+    """The Struct that a job's `instance` must fit; unknown fields are rejected."""
     row_formats: ClassVar[tuple[RowFormat, ...]] = ()
-    """The published data sets whose rows become instances of the task. Rows that are instances need none."""
+    """The published data sets whose rows convert to instances of the task. Rows that are instances need no format."""
     grades: ClassVar[bool] = True
-    """False: EVAL cannot judge; the reward is what a program outside reports."""
+    """False: EVAL cannot judge, and a program outside reports the reward."""
     eval_in_sandbox: ClassVar[bool] = False
     """Keep the sandbox after RUN, and run EVAL on its node."""
     file_tasks: Mapping[str, AgentHandler[Any]] = MappingProxyType({})
     """The tasks of Python files (`--task-module`) in this process, for a task that uses another one."""
 
     def harness(self, job: Job, instance: Instance) -> Harness | None:
-        """Return what leads the rollout; None: the service's own agent loop, in `RunPhase.converse`."""
+        """Return the harness that leads the rollout; None: the service's own agent loop, in `RunPhase.converse`."""
         del instance
         return Harness.of(job.harness) if job.harness is not None else None
 
     def lacks(self, instance: Instance) -> str:
-        """Describe what the instance needs and this process's environment does not have; empty: nothing."""
+        """Describe what the instance needs and this process's environment lacks; empty: nothing."""
         del instance
         return ""
 
     async def init(self, phase: InitPhase[Instance]) -> PhaseData:
-        """Make the sandbox and place files, if the task needs any. Return what RUN needs."""
+        """Make the sandbox and place files, if the task needs any. Return the data for RUN."""
         del phase
         return {}
 
     @abstractmethod
     async def run(self, phase: RunPhase[Instance]) -> PhaseData:
-        """Run the agent. Return what EVAL needs."""
+        """Run the agent. Return the data for EVAL."""
 
     @abstractmethod
     async def eval(self, phase: EvalPhase[Instance]) -> Evaluation:
         """Judge the result. Called again for the same result if the process was lost."""
 
     def stored_data(self, instance: Instance, notes: Mapping[str, str]) -> PhaseData | None:
-        """Return what EVAL needs, from the notes of a stored result, for `prorl regrade`; None: they do not have it."""
+        """Return EVAL's data from the notes of a stored result, for `prorl regrade`; None: the notes lack it."""
         del instance, notes
         return None
 
     def init_exception(self, job: Job, error: Exception) -> Failure:
-        """Return how a job ends whose INIT raised."""
+        """Return the outcome of a job whose INIT raised."""
         del job
         return failure_of(error)
 
     def run_exception(self, job: Job, error: Exception) -> Failure:
-        """Return how a job ends whose RUN raised."""
+        """Return the outcome of a job whose RUN raised."""
         del job
         return failure_of(error)
 
     def eval_exception(self, job: Job, error: Exception) -> Failure:
-        """Return how a job ends whose EVAL raised."""
+        """Return the outcome of a job whose EVAL raised."""
         del job
         return failure_of(error)
 
     def final_result(self, job: Job, evaluation: Evaluation) -> Evaluation:
-        """Return the reward and metrics that the trainer gets, with shaping and penalties."""
+        """Return the reward and metrics for the trainer, with shaping and penalties."""
         del job
         return evaluation
 
     async def close(self) -> None:
-        """Free what the handler holds in this process, within a few seconds."""
+        """Free the handler's resources in this process, within a few seconds."""
 
     def describe(self) -> Task:
-        """Return the task with the fields of its instances and its harnesses, for the check at the front door."""
+        """Return the task with its instance fields and its harnesses, for the check at the front door."""
         hints = get_type_hints(self.instance_type)
         fields = msgspec.structs.fields(self.instance_type)
         return Task(
@@ -241,7 +241,7 @@ class AgentHandler(ABC, Generic[Instance]):
         """Check a job's instance.
 
         Raises:
-            InvalidJob: a field is missing, unknown or of a wrong type.
+            InvalidJob: a field is missing, unknown or of the wrong type.
         """
         try:
             return codec.convert(job.instance, self.instance_type)
@@ -250,9 +250,9 @@ class AgentHandler(ABC, Generic[Instance]):
 
 
 def failure_of(error: Exception) -> Failure:
-    """Return the usual outcome: `infrastructure_error` if neither the agent nor the task caused it, else `failed`.
+    """Return the default outcome: `infrastructure_error` if neither the agent nor the task is the cause, else `failed`.
 
-    With what the agent itself caused (`AGENTS_OWN`) comes the reward 0.0.
+    Failures that the agent itself causes (`AGENTS_OWN`) have the reward 0.0.
     """
     if isinstance(error, PhaseTimeout):
         return Failure(Outcome.TIMEOUT, error.info())
@@ -269,12 +269,12 @@ def failure_of(error: Exception) -> Failure:
 
 
 def load_handlers(names: Iterable[str] = (), warn: Callable[[str], None] = log.warning) -> dict[str, AgentHandler[Any]]:
-    """Make the handlers that installed packages offer, by task; of `names` only, if any are given.
+    """Make the handlers that installed packages offer, by task; only `names`, if any are given.
 
-    A broken handler that was not named is left out with a warning.
+    A broken handler outside `names` is skipped with a warning.
 
     Raises:
-        ConfigError: no package offers one of `names`, or its handler does not work.
+        ConfigError: a name has no handler, or its handler does not work.
     """
     known = offered(ENTRY_POINT_GROUP)
     wanted = set(names)
@@ -298,11 +298,11 @@ def _handler(task: str) -> AgentHandler[Any]:
 
 
 def make_handler(task: str, given: AgentHandler[Any] | type[AgentHandler[Any]]) -> AgentHandler[Any]:
-    """Return the handler of a task from its class, or check one that was made already.
+    """Return the handler of a task from its class, or check a handler that exists already.
 
     Raises:
-        ConfigError: it is no `AgentHandler`, a phase is no coroutine, the class raises, its instances cannot be
-            described, it is of another task, or no message can name the task or its fields.
+        ConfigError: it is not an `AgentHandler`, a phase is not a coroutine, the class raises, its instances cannot be
+            described, it belongs to another task, or the task or its fields have names that no message can carry.
     """
     kind = given if isinstance(given, type) else type(given)
     what = f"the handler of task {task} ({kind.__module__}:{kind.__qualname__})"
@@ -323,7 +323,7 @@ def make_handler(task: str, given: AgentHandler[Any] | type[AgentHandler[Any]]) 
         raise ConfigError(f"the handler of task {task} has task = {described.name!r}; write {task!r}", key="task")
     try:
         codec.convert(msgspec.to_builtins(described), Task)
-    except MalformedMessage as error:  # else the broker would drop each report of its stage processes
+    except MalformedMessage as error:  # otherwise the broker would drop each report of its stage processes
         raise ConfigError(f"{what} cannot be used: {error.message}", key="task") from error
     return handler
 

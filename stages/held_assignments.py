@@ -17,26 +17,24 @@ class HeldAssignments:
         self._owner = owner
         self._held: dict[str, HeldAssignment] = {}
         self._served: set[str] = set()
-        """Jobs whose backends have done something for them since the last report."""
+        """Jobs whose backends served a generation since the last report."""
         self._full_in = 0
 
     def wait(self, job_id: str, attempt: int) -> None:
-        """A job waits for a backend."""
         self._held[job_id] = HeldAssignment(attempt)
 
     def assigned(self, job_id: str, attempt: int, backend_id: str) -> None:
-        if self._held.get(job_id) == HeldAssignment(attempt):  # it may have been released while it waited
+        if self._held.get(job_id) == HeldAssignment(attempt):  # it may have been released while waiting
             self._held[job_id] = HeldAssignment(attempt, backend_id)
 
     def note_served(self, job_id: str, attempt: int) -> None:
-        """Count a generation that the job's backend has served."""
         held = self._held.get(job_id)
         if held is not None and held.attempt == attempt:
             self._held[job_id] = replace(held, served=held.served + 1)
             self._served.add(job_id)
 
     def release(self, job_id: str, attempt: int) -> HeldAssignment | None:
-        """Forget the job's assignment and return it; that of a newer attempt stays."""
+        """Forget the job's assignment and return it; an assignment of a newer attempt stays."""
         held = self._held.get(job_id)
         return self._held.pop(job_id) if held is not None and held.attempt <= attempt else None
 
@@ -44,7 +42,7 @@ class HeldAssignments:
         return {job_id: held.backend_id for job_id, held in self._held.items() if held.backend_id}
 
     def report(self, *, full: bool = False) -> OwnerAlive:
-        """Return the next heartbeat; everything is in it if the broker asks, and now and then."""
+        """Return the next heartbeat; it lists everything if the broker asked, and at intervals."""
         full = full or not self._full_in
         self._full_in = FULL_EVERY if full else self._full_in - 1
         named = self._held.keys() if full else self._served & self._held.keys()

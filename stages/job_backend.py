@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from .backend_client import BackendClient
 
 MOVE_LIMIT = 4
-"""How often a phase moves to another backend after one has failed its generation; then the attempt has failed."""
+"""Most moves of a phase to another backend after a failed generation; then the attempt has failed."""
 log = logging.getLogger("prorl.stage")
 
 
 class PhaseClock:
-    """The time limit of a phase, in which neither a pause of this process nor the start of a backend counts."""
+    """The time limit of a phase; a pause of this process or the start of a backend does not count."""
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
@@ -47,7 +47,7 @@ class PhaseClock:
         return self._timer is not None and self._timer.expired()
 
     def add(self, seconds: float) -> None:
-        """Move the limit; without effect on a phase that has ended, and still closes its sandbox."""
+        """Extend the limit; without effect once the phase has ended, though its sandbox may still be closing."""
         if self._timer is not None and not self.expired and (until := self._timer.when()) is not None:
             with suppress(RuntimeError):
                 self._timer.reschedule(until + seconds)
@@ -91,7 +91,7 @@ class JobBackend:
         self._reported: EngineFailed | None = None
 
     async def assigned(self) -> Backend:
-        """Return the backend, waiting for one as long as the job allows; the start of a backend takes no time of it."""
+        """Return the backend, waiting for one as long as the job allows; the start of a backend does not count."""
         if self.current is None:
             with self._clock.stopping() as stop, span("assign backend"):
                 self.current = await self._backends.assign(self._job, self._attempt, stop)
@@ -100,9 +100,9 @@ class JobBackend:
     async def generate(
         self, token_ids: NDArray[np.int32], sampling: Sampling, stop_token_ids: Sequence[int]
     ) -> Generation:
-        """Generate (see `engine.Generator`); if it fails, on another backend of the same policy, or on the same again.
+        """Generate (see `engine.Generator`). After a failure, continue on another backend of the same policy, or retry.
 
-        The attempt continues: the tokens are all that an engine needs.
+        Token ids are all the state that an engine needs, so the attempt continues.
         """
         backend, job, give_up = await self.assigned(), self._job, 0.0
         while True:
@@ -140,11 +140,11 @@ class JobBackend:
             self._backends.report_failure(self._job.job_id, self.current, error.message)
 
     def release(self) -> None:
-        """End the assignment, or stop waiting for it."""
+        """Release the assignment, or stop waiting for one."""
         self._backends.release(self._job.job_id, self._attempt)
 
 
 def _interchangeable(one: Backend, other: Backend) -> bool:
-    """Return whether a conversation can continue on another backend: the same policy, tokens, log-probs, and room."""
+    """Return whether a conversation can move between backends: same policy, tokens, log-probs and context length."""
     fields = ("model", "chat", "logprobs_mode", "context_tokens")
     return all(getattr(one, name) == getattr(other, name) for name in fields)

@@ -4,9 +4,9 @@ r"""`phase.judge`: a judge model behind an OpenAI-style server, or one of the se
     {"model": PRORL_JUDGE_MODEL, "messages": […], "temperature": 0, "max_tokens": …}
     200 {"choices": [{"message": {"content": "…\nVERDICT: CORRECT"}}], …}
 
-The environment of the service names the server, never a job. A busy or broken server is retried. A reply without a
-verdict is requested once more; a second one raises `GraderFailed`, never a reward. The request is written by hand,
-because importing OpenAI's client takes more than a second.
+The environment of the service names the server, never a job. Requests to a busy or broken server are retried. A reply
+without a verdict is requested once more; a second one raises `GraderFailed`, never a reward. The client is written by
+hand, because importing OpenAI's takes more than a second.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ T_co = TypeVar("T_co", covariant=True)
 URL, MODEL, KEY = "PRORL_JUDGE_URL", "PRORL_JUDGE_MODEL", "PRORL_JUDGE_KEY"
 CONNECTIONS = 32
 TRY_S = 120.0
-"""Default of how long one reply may take; a model that thinks needs a minute."""
+"""Default limit of one reply, in seconds; a reasoning model needs a minute."""
 RETRY_S = 60.0
-"""Default of how long a server that is busy, broken or out of reach is asked again."""
+"""Default time in seconds for which a busy, broken or unreachable server is retried."""
 BACKOFF_S = 0.5
 LONGEST_BACKOFF_S = 10.0
 REPLY_TOKENS = 4096
@@ -71,7 +71,7 @@ class Judgement(Generic[T_co]):
     """The reply of a judge."""
 
     value: T_co
-    """What `read` made of the reply."""
+    """The value that `read` parsed from the reply."""
     prompt: str
     reply: str
     model: str
@@ -82,7 +82,7 @@ class Judgement(Generic[T_co]):
 
 
 class JudgeServer:
-    """Asks the OpenAI-style server that an environment names, connected to with the first question; `close` it."""
+    """Asks the OpenAI-style server that the environment names; connects with the first question; `close` it."""
 
     def __init__(
         self, environment: Mapping[str, str] = os.environ, *, try_s: float = TRY_S, retry_s: float = RETRY_S
@@ -96,7 +96,7 @@ class JudgeServer:
 
         Raises:
             JudgeUnreachable: the server did not answer, or was busy or broken for too long.
-            GraderFailed: the environment names none, or it refused the question.
+            GraderFailed: the environment names no server, or the server rejected the question.
         """
         connections, model = self._opened(), self._environment[MODEL].strip()
         messages = [{"role": "system", "content": system}] if system else []
@@ -108,7 +108,7 @@ class JudgeServer:
             failed = await self._try(connections, body)
             if isinstance(failed, str):
                 return failed, model
-            # Half to full: many answers are judged at one time, and must not all come back at one time.
+            # From half to full: spreads the retries of many answers that are judged at the same time.
             backoff_s = random.uniform(0.5, 1) * min(BACKOFF_S * 2**attempt, LONGEST_BACKOFF_S)  # noqa: S311
             if loop.time() + backoff_s > deadline:
                 raise failed
@@ -146,7 +146,7 @@ class JudgeServer:
         return self._connections
 
     async def _try(self, connections: Connections, body: bytes) -> str | JudgeUnreachable:
-        """Ask once; return the reply, or what failed and may be tried again."""
+        """Ask once; return the reply, or the retryable failure."""
         try:
             async with asyncio.timeout(self._try_s):
                 answer = await connections.generate("/v1/chat/completions", body, limit_bytes=REPLY_LIMIT_BYTES)
@@ -168,7 +168,7 @@ class JudgeServer:
 
 @dataclass(frozen=True, slots=True)
 class EngineJudge:
-    """Asks an engine of the service, which counts the job as its own meanwhile."""
+    """Asks an engine of the service, which counts the job as its own during the call."""
 
     engine: Callable[[], JobBackend]
 
@@ -197,11 +197,11 @@ class EngineJudge:
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Asks a model to judge; what `EvalPhase.judge` is."""
+    """Asks a model to judge; the type of `EvalPhase.judge`."""
 
     server: JudgeServer
     engine: EngineJudge | None = None
-    """None: there is no service, as in `prorl regrade`."""
+    """None: without a service, as in `prorl regrade`."""
 
     async def __call__(
         self,
@@ -216,17 +216,17 @@ class Judge:
         """Ask a judge, and return its reply.
 
         Args:
-            question: the user message. Put text of a policy between marks that the policy cannot know.
-            read: reads the reply; None or an exception means unreadable, and the judge is asked once more.
+            question: the user message. Put text of a policy between marks that the policy cannot guess.
+            read: parses the reply; None or an exception means unreadable, and the judge is asked once more.
             system: the system message; empty: none.
             by: `server`: the one that the environment of the EVAL processes names (`PRORL_JUDGE_URL`,
-                `PRORL_JUDGE_MODEL`, `PRORL_JUDGE_KEY`); `engine`: an engine of the service, so the policy itself where
-                the service has no other.
+                `PRORL_JUDGE_MODEL`, `PRORL_JUDGE_KEY`); `engine`: an engine of the service, which is the policy itself
+                if the service has no other.
             max_tokens: most tokens of the reply.
 
         Raises:
             JudgeUnreachable: the judge did not answer; the job's EVAL is retried.
-            GraderFailed: no judge is configured, it refused the question, or no reply could be read.
+            GraderFailed: no judge is configured, it rejected the question, or no reply could be parsed.
             NoBackend: the service has no engine.
         """
         if by not in ("server", "engine"):
@@ -239,7 +239,7 @@ class Judge:
             reply, model = await asked.reply(system, question, max_tokens)
             try:
                 value, why = read(reply), ""
-            except Exception as error:  # noqa: BLE001 - what a judge says is no fault of the policy
+            except Exception as error:  # noqa: BLE001 - the policy is not to blame for the judge's reply
                 value, why = None, f" (read raised {type(error).__name__}: {error})"
             if value is not None:
                 return Judgement(value, f"{system}\n\n{question}" if system else question, reply, model)
@@ -248,7 +248,7 @@ class Judge:
 
 
 def unset_settings(environment: Mapping[str, str] = os.environ) -> str:
-    """Name the variables of the environment that a judge needs and that are not set; empty: they are."""
+    """Name the environment variables that a judge needs and that are not set; empty: all are set."""
     return " and ".join(name for name in (URL, MODEL) if not environment.get(name, "").strip())
 
 
@@ -260,5 +260,5 @@ def _content(body: bytes) -> str:
     try:
         reply = msgspec.json.decode(body, type=_Reply)
     except (msgspec.MsgspecError, UnicodeError):
-        return ""  # as one without a verdict: it is asked again
+        return ""  # treated like a reply without a verdict: asked again
     return (reply.choices[0].message.content or "") if reply.choices else ""

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 def known_row_formats(
     handlers: Mapping[str, AgentHandler[Any]] | None = None, own: Collection[str] = ()
 ) -> tuple[RowFormat, ...]:
-    """Return all row formats, the most special ones first; the instances of each task are one.
+    """Return all row formats, the most specific first; the instances of each task are a format too.
 
     Args:
-        handlers: those of the installation, if they are loaded already.
-        own: tasks among them whose row formats come before all others.
+        handlers: the installed handlers, if they are loaded already.
+        own: tasks among them whose row formats come first.
     """
     handlers = load_handlers() if handlers is None else handlers
     first = {task: handler for task, handler in handlers.items() if task in own}

@@ -1,7 +1,7 @@
 """Tasks in Python files, without an installed package: `--task-module`, `[service] task_modules`.
 
-A file is imported by its stem, or by its path below its package, as grader processes import it again. Its folder is
-appended to `sys.path`, so that its neighbours can be imported and hide no installed module.
+A file is imported by its stem, or by its path below its package; grader processes import it by the same name. Its
+folder is appended to `sys.path`, so that neighbouring modules can be imported and shadow no installed module.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _BASE = "AgentHandler of prorl_zmq.stages.handler"
 def own_handlers(files: Iterable[Path]) -> dict[str, type[AgentHandler[Any]]]:
     """Import files and return the handlers that they define, by task.
 
-    Abstract classes, and those whose names begin with an underscore, are no handlers.
+    Abstract classes, and classes whose names begin with an underscore, are skipped.
 
     Raises:
-        ConfigError: a file cannot be imported, has no handler, has one that does not work, or two are of one task.
+        ConfigError: a file cannot be imported, has no handler or a broken one, or two handlers are of one task.
     """
     handlers: dict[str, type[AgentHandler[Any]]] = {}
     for file in dict.fromkeys(Path(file).absolute() for file in files):
@@ -53,12 +53,12 @@ def own_handlers(files: Iterable[Path]) -> dict[str, type[AgentHandler[Any]]]:
 def all_handlers(
     files: Iterable[Path], names: Iterable[str] = (), warn: Callable[[str], None] = log.warning
 ) -> dict[str, AgentHandler[Any]]:
-    """Make the handlers of files and of installed packages, by task; of `names` only, if any are given.
+    """Make the handlers of files and of installed packages, by task; only `names`, if any are given.
 
-    A file's task takes the place of an installed one of the same name.
+    A file's task replaces an installed task of the same name.
 
     Raises:
-        ConfigError: what `own_handlers` and `load_handlers` raise.
+        ConfigError: see `own_handlers` and `load_handlers`.
     """
     wanted = set(names)
     own = {task: make_handler(task, kind) for task, kind in own_handlers(files).items()}
@@ -101,14 +101,14 @@ def _imported(file: Path) -> ModuleType:
     if known is not None and (known.origin is None or Path(known.origin).resolve() != ours.resolve()):
         place = known.origin or "Python's own"
         raise ConfigError(f"{file} has the name of another module, {top} ({place}); rename it", key=KEY)
-    if str(folder) not in sys.path:  # also of graders, which get this path
+    if str(folder) not in sys.path:  # graders get this path too
         sys.path.append(str(folder))
         importlib.invalidate_caches()
     return _import_within_limit(name, file)
 
 
 def _place(file: Path) -> tuple[str, Path]:
-    """Return the name by which a file is imported, and the folder that has to be on Python's path."""
+    """Return the name by which a file is imported, and the folder that must be on Python's path."""
     parts, folder = [file.stem], file.parent
     while (folder / "__init__.py").is_file():
         parts.insert(0, folder.name)

@@ -1,7 +1,7 @@
-"""Make what a phase returned, and the event that ends it, fit for the wire.
+"""Make a phase's result, and the event that ends it, fit for the wire.
 
-Lone surrogates, which JSON can spell and no encoding can, are replaced. RUN's data beyond the limit raise
-`SandboxLimitExceeded`, the agent's own failure, so that no output of an agent ends its job without a reward.
+Lone surrogates, which JSON can spell and no encoding can, are replaced. Data of RUN beyond the limit raise
+`SandboxLimitExceeded`, a failure of the agent, so that no output of an agent ends its job without a reward.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from .handler import Evaluation
 DATA_LIMIT_BYTES = 3 * codec.HEADER_LIMIT_BYTES // 8
 """Most bytes of RUN's data on the wire. The rest of an event's limit is for its notes, metrics and steps."""
 EVENT_LIMIT_BYTES = codec.HEADER_LIMIT_BYTES // 2
-"""Largest event: the phase data of a handler, its metrics and the rest. Bulk data goes into the sandbox."""
+"""Largest event in bytes: the phase data of a handler, its metrics and the rest. Bulk data belongs in the sandbox."""
 
 log = logging.getLogger("prorl.stage")
 
 
 def sendable(text: str) -> str:
-    """Return a text as UTF-8 can write it."""
+    """Return a text that UTF-8 can encode."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def checked_data(phase: Phase, data: Any) -> dict[str, Any]:
-    """Return what INIT or RUN returned.
+    """Check the data that INIT or RUN returned.
 
     Raises:
-        HandlerFailed: it is no dict.
+        HandlerFailed: they are not a dict.
     """
     if not isinstance(data, dict):
         following = Phase.RUN if phase == Phase.INIT else Phase.EVAL
@@ -59,11 +59,11 @@ def checked_data(phase: Phase, data: Any) -> dict[str, Any]:
 
 
 def passed_on(data: Any) -> dict[str, Any]:
-    """Return the data that RUN made as EVAL will get them.
+    """Return RUN's data as EVAL will receive them.
 
     Raises:
         SandboxLimitExceeded: they are too large.
-        HandlerFailed: they are no dict of plain data.
+        HandlerFailed: they are not a dict of plain data.
     """
     sendable_data: dict[str, Any] = _sendable(checked_data(Phase.RUN, data))
     try:
@@ -81,10 +81,10 @@ def passed_on(data: Any) -> dict[str, Any]:
 
 
 def checked_evaluation(made_by: str, evaluation: Any) -> Evaluation:
-    """Return what EVAL found.
+    """Check the evaluation that EVAL returned.
 
     Raises:
-        HandlerFailed: it is something else, such as a number.
+        HandlerFailed: it is not an evaluation, but for example a number.
     """
     if not isinstance(evaluation, Evaluation):
         raise HandlerFailed(
@@ -98,7 +98,7 @@ def _named(value: Any) -> str:
 
 
 def _misfit(value: Any, place: str) -> tuple[str, Any]:
-    """Return the innermost part of a value that cannot be packed, and where it is."""
+    """Return the innermost part of a value that cannot be packed, and its place."""
     parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
     for name, part in parts:
         try:
@@ -131,12 +131,12 @@ def reward_of(evaluation: Evaluation) -> float:
 
 
 def notes_of(notes: dict[str, str]) -> dict[str, str]:
-    """Return notes within their limit: of long ones the beginning and the end, which has a judge's verdict."""
+    """Return notes within their limit; a long note keeps its beginning and its end, where a judge's verdict stands."""
     return {name: cut_text(sendable(note), NOTE_LIMIT) for name, note in notes.items()}
 
 
 def checked(done: PhaseDone) -> PhaseDone:
-    """Return an event as the broker will read it, with plain data only."""
+    """Return an event as the broker will decode it, with plain data only."""
     if len(done.metrics) > METRICS_LIMIT:
         raise HandlerFailed(f"{done.phase} gave {len(done.metrics)} metrics; at most {METRICS_LIMIT} can be passed on")
     try:
@@ -146,9 +146,9 @@ def checked(done: PhaseDone) -> PhaseDone:
 
 
 def readable(failed: PhaseFailed) -> PhaseFailed:
-    """Return an event as the broker will read it: with a short error, and without its record if that is too large.
+    """Return an event as the broker will decode it: with a short error, and without its record if that is too large.
 
-    The error may be a handler's own, of any length; were its event dropped, the job would wait until its lease expires.
+    A handler's error may have any length; if its event were dropped, the job would wait until its lease expires.
     """
     failed = msgspec.structs.replace(failed, error=_in_short(failed.error))
     try:
@@ -171,7 +171,7 @@ def _in_short(error: ErrorInfo) -> ErrorInfo:
 
 
 def count_phase(task: str, event: PhaseDone | PhaseFailed) -> None:
-    """Count a phase that has ended, from its event."""
+    """Count an ended phase in the metrics, from its event."""
     if not Metric.counting:
         return
     catalog.PHASE_SECONDS.observe(event.timings.get(event.phase, 0.0), event.phase, task)

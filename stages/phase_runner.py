@@ -77,21 +77,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("prorl.stage")
 AGENTS_SHARE = 0.5
-"""A RUN that is out of time is the agent's own fault if so much of its limit passed in tools, and not in the engine."""
+"""The share of RUN's limit spent in tools, not in the engine, from which on a timeout is the agent's own fault."""
 DESCRIPTORS, DESCRIPTORS_LIMIT_S = 16, 60.0
-"""More than a phase takes of its process at a time; how long it waits for so many."""
+"""More descriptors than a phase uses in its process at a time; seconds that a phase waits for them."""
 PROBE_S = 10.0
 BACKEND_WAIT_S = 0.1
-"""A shorter wait for a backend is not among the timings."""
+"""Seconds; a shorter wait for a backend is not among the timings."""
 NO_EPISODE = Episode()
-"""What is recorded of a phase without a conversation; it is only read."""
+"""The record of a phase without a conversation; never modified."""
 REPORTED_REWARD = "reward reported by the program outside"
-"""Where RUN's data have it."""
+"""The key of the reported reward in RUN's data."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageServices:
-    """What a stage process lends to its phases."""
+    """The services of a stage process that its phases share."""
 
     stage_id: str
     sandboxes: Sandboxes
@@ -101,7 +101,7 @@ class StageServices:
     graders: GraderPool
     judge: JudgeServer
     door: Callable[[], RolloutDoor]
-    """Returns where programs outside lead rollouts of this process."""
+    """Returns the server through which programs outside lead rollouts of this process."""
 
 
 class PhaseRunner:
@@ -115,16 +115,16 @@ class PhaseRunner:
         self._clock = PhaseClock(job.limits.of(command.phase))
         self.backend = self._backend()
         self._fresh: list[Sandbox] = []
-        """Those that end with the phase."""
+        """The fresh sandboxes, which are closed when the phase ends."""
         self._harness: ChosenHarness | None = None
         self._outside: OutsideRollout | None = None
         self._episode: Episode | None = None
         self._acting_since = math.inf
 
     async def run(self) -> tuple[PhaseDone | PhaseFailed, NDArray[np.uint8] | None]:
-        """Return the event that ends the phase, and the trajectory's block if it has one. Never raises.
+        """Return the event that ends the phase, and the trajectory's block if there is one. Never raises.
 
-        Cancelling the call, once, ends the phase with outcome `cancelled`.
+        Cancelling the call once ends the phase with outcome `cancelled`.
         """
         event: PhaseDone | PhaseFailed
         try:
@@ -139,18 +139,18 @@ class PhaseRunner:
             else:
                 self._fresh.append(self.sandbox)
         for sandbox in self._fresh:
-            with suppress(asyncio.CancelledError):  # too late: the phase has ended, and its event says how
+            with suppress(asyncio.CancelledError):  # too late: the phase has ended, and its event has the outcome
                 await to_the_end(_close(sandbox))
         block = self._episode.trajectory.block() if self._episode is not None and event.tokens else None
         return event, block
 
     @property
     def so_far(self) -> tuple[Episode, str]:
-        """The rollout until now, and its backend."""
+        """The rollout so far, and its backend."""
         return self._episode or NO_EPISODE, self._backend_id
 
     def add_time(self, seconds: float) -> None:
-        """Move the phase's limit: this process did not run for so long."""
+        """Extend the phase's limit by a pause of this process."""
         if self._outside is not None:
             self._outside.add_time(seconds)
         self._clock.add(seconds)
@@ -165,7 +165,7 @@ class PhaseRunner:
         if choice is not None and job.outside is not None:
             raise InvalidJob("a job names a harness or has a program outside, not both", field="harness")
         if choice is not None:
-            from .harness.rollout import ChosenHarness  # with aiohttp, which takes half of a process's start
+            from .harness.rollout import ChosenHarness  # imports aiohttp, which takes half of a process's start
 
             self._harness = ChosenHarness.find(choice)
         if self._command.sandbox is not None:
@@ -198,7 +198,7 @@ class PhaseRunner:
             if await self._is_broken(error):
                 raise SandboxBroken(f"the agent broke its sandbox: {error.message}") from error
             raise
-        except EngineFailed as error:  # also of what the agent loop could make nothing of
+        except EngineFailed as error:  # also for messages that the agent loop could not process
             if not (error.fields.get("refused") or error.fields.get("parser")):
                 self.backend.report(error)
             raise
@@ -222,7 +222,7 @@ class PhaseRunner:
         if self.sandbox is None:
             if self._harness is not None:
                 spec = self._harness.prepared(spec)
-            # Brokers that share the node may have jobs of the same id.
+            # Job ids are not unique among brokers that share the node.
             name = f"{self.job.job_id}.{self._command.attempt}-{new_id()[:8]}"
             with span("create sandbox"):
                 self.sandbox = await self._services.sandboxes.create(name, spec)
@@ -263,7 +263,6 @@ class PhaseRunner:
         return episode
 
     async def _be_led(self, policy: JobPolicy, messages: Sequence[ChatMessage], tools: Sequence[Tool[Any]]) -> None:
-        """Let a program outside lead the rollout to its end."""
         if tools:
             names = ", ".join(tool.name for tool in tools)
             raise InvalidJob(
@@ -271,7 +270,7 @@ class PhaseRunner:
                 "use a task without tools, such as `outside`",
                 field="task",
             )
-        from .harness.outside_rollout import OutsideRollout  # with aiohttp, as above
+        from .harness.outside_rollout import OutsideRollout  # imports aiohttp, as above
 
         self._outside = OutsideRollout(policy, messages, grades=self._handler.grades)
         await self._outside.lead(self._services.door())
@@ -293,7 +292,7 @@ class PhaseRunner:
         if error.fields.get("reason") in TASKS_OWN_REASONS:
             return False
         with suppress(ProrlError):
-            await sandbox.end_processes()  # what runs there must not disturb a fresh one
+            await sandbox.end_processes()  # its processes must not disturb a fresh one
         try:
             fresh = await self._create_fresh_sandbox(sandbox.spec)
             return (await fresh.exec(("/bin/sh", "-c", ":"), PROBE_S)).exit_code == 0
@@ -304,9 +303,9 @@ class PhaseRunner:
         return self._episode is not None and self._episode.metrics["generated_tokens"] > 0
 
     def _agents_time_s(self) -> float:
-        """Return the seconds since the conversation began that neither the engine nor the chat format took.
+        """Return the seconds since the conversation began, less those in the engine and in the service's chat format.
 
-        What a harness has the chat format do is its own choice, and may be much at a time.
+        With a harness the chat format's time stays: the harness decides how much work it gives the format.
         """
         timings = self._episode.timings if self._episode is not None else {}
         chat_s = timings.get("chat", 0.0) if self._harness is None else 0.0
@@ -340,7 +339,6 @@ class PhaseRunner:
         )
 
     def _record(self, evaluation: Evaluation | None = None) -> dict[str, Any]:
-        """Return the fields that both kinds of event have."""
         episode, backend = self._episode or NO_EPISODE, self.backend.current
         metrics: dict[str, float] = {**episode.metrics}
         notes = {**episode.notes}
@@ -366,7 +364,7 @@ class PhaseRunner:
         }
 
     def _failure_of(self, error: BaseException) -> Failure:
-        """Return how the job ends, asking the handler where the error may be the task's own."""
+        """Return the job's outcome; ask the handler if the error may be the task's own."""
         phase, limit_s = self._phase, self._clock.limit_s
         if isinstance(error, asyncio.CancelledError):
             return Failure(Outcome.CANCELLED, Cancelled("the phase was stopped").info())

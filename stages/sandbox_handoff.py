@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..tools.sandbox.sandbox import Sandbox
 
 HANDOFF_LIMIT_S = 3600.0
-"""How long a job may wait for its next phase."""
+"""Longest wait of a job for its next phase, in seconds."""
 
 log = logging.getLogger("prorl.stage")
 
@@ -31,14 +31,14 @@ class SandboxHandoff:
         return len(self._timers)
 
     def hold(self, sandbox: Sandbox) -> None:
-        """Hold a sandbox until another process takes its lease."""
+        """Keep a sandbox until another process takes its lease."""
         self._timers[sandbox] = asyncio.get_running_loop().call_later(self._limit_s, self._expire, sandbox)
         sandbox.when_lost(lambda: self._forget(sandbox))
         if not sandbox.held:
             self._forget(sandbox)
 
     async def release(self) -> None:
-        """Stop renewing all leases: each sandbox waits for the next phase as long as its lease lasts."""
+        """Stop renewing all leases; each sandbox waits for the next phase until its lease expires."""
         for sandbox in list(self._timers):
             self._forget(sandbox)
             sandbox.release()

@@ -5,8 +5,8 @@
     DEALER                      ⇄ backend broker and engine hosts (RUN)
 
 The process keeps nothing on disk, and continues to work while the broker restarts. After `MAX_REPORT_FAILURES` failed
-reports in a row it ends, so that its supervisor restarts it. On SIGTERM it stops its phases within `SHUTDOWN_S`, closes
-what it owns, and ends. On SIGUSR1 it accepts no new phases, and ends once it holds none.
+reports in a row it exits, and its supervisor restarts it. On SIGTERM it stops its phases within `SHUTDOWN_S`, closes
+its resources, and exits. On SIGUSR1 it accepts no new phases, and exits once it holds none.
 """
 
 from __future__ import annotations
@@ -87,15 +87,15 @@ if TYPE_CHECKING:
 SHUTDOWN_S = 10.0
 LOOPBACK = "127.0.0.1"
 CLOSE_S = 5.0
-"""How long handlers and connections may take to close, all of them together."""
+"""Seconds in which all handlers and connections together must close."""
 FIRST_REPORT_S = 0.5
-"""How often to report until the broker has answered."""
+"""Seconds between reports until the broker has answered."""
 MAX_REPORT_FAILURES = 10
-"""Reports in a row that may fail before the process ends: the jobs of a silent process are lost anyway."""
+"""Failed reports in a row before the process exits: the jobs of a silent process are lost anyway."""
 SENT_AT_ONCE = 16
-"""Ends of phases that are sent together at the most: each by itself would wake libzmq's thread and the broker."""
+"""Most ends of phases that are sent together: sent one by one, each would wake libzmq's thread and the broker."""
 UNANSWERED_S = 5.0
-"""How long the broker may be silent at first before the log says so."""
+"""Seconds of silence of the broker at first before a log line reports it."""
 
 log = logging.getLogger("prorl.stage")
 
@@ -105,7 +105,6 @@ class StageOptions:
     role: Phase
     slots: int
     connect: str
-    """The rollout broker's endpoint for stage events."""
     node: str
     run_dir: Path
     """Folder for this process's socket and its node's sandboxes."""
@@ -115,13 +114,13 @@ class StageOptions:
     image: str = ""
     """The root filesystem of sandboxes whose task names none."""
     image_folders: tuple[Path, ...] = ()
-    """Where the images are that tasks may name, in addition to those of `prorl image build`."""
+    """Folders of images that tasks may name, in addition to those of `prorl image build`."""
     insecure: bool = False
     """Allow plaintext TCP beyond loopback."""
     keys: Path | None = None
-    """The key folder; None: that of `$PRORL_KEYS`, or none."""
+    """The key folder; None: that of `$PRORL_KEYS`, if set."""
     shutdown_s: float = SHUTDOWN_S
-    """How long phases may take to stop before the process ends without them."""
+    """Seconds in which phases must stop; then the process exits without them."""
 
 
 @dataclass(slots=True)
@@ -132,7 +131,7 @@ class _Running:
     task: asyncio.Task[None] = field(init=False)
 
     def stop(self) -> None:
-        """Cancel the phase once it has begun: a task that is cancelled before its first step reports nothing."""
+        """Cancel the phase once it has begun: a task cancelled before its first step reports nothing."""
         asyncio.get_running_loop().call_soon(self._cancel)
 
     def _cancel(self) -> None:
@@ -141,12 +140,12 @@ class _Running:
 
 
 class StageProcess:
-    """A stage process: `run` is a process's main, `serve` its part that any event loop can run.
+    """A stage process: `run` is a process's main, `serve` runs in any event loop.
 
     Args:
         options: what it serves, and where.
         handlers: the tasks that it serves, by name.
-        sandboxes: where it makes sandboxes; the caller closes them. None: its own.
+        sandboxes: makes sandboxes; the caller closes it. None: its own.
     """
 
     def __init__(
@@ -165,7 +164,7 @@ class StageProcess:
         self._running: dict[str, _Running] = {}
         self._event_outbox = EventOutbox()
         self._ended: list[list[Frame]] = []
-        """Events that this iteration of the loop has added, not sent yet."""
+        """Events added in this iteration of the loop, not sent yet."""
         self._background: set[asyncio.Task[None]] = set()
         self._heartbeat_s = FIRST_REPORT_S
         self._services: StageServices | None = None
@@ -179,7 +178,7 @@ class StageProcess:
         self._machine = NodeFactsReader(options.run_dir, options.image, options.image_folders)
 
     async def run(self) -> None:
-        """Serve until SIGTERM, SIGINT or `stop`; SIGUSR1 drains. Raises what `serve` raises."""
+        """Serve until SIGTERM, SIGINT or `stop`; SIGUSR1 drains. Raises the errors of `serve`."""
         give_memory_back()
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self.drain)
         with stop_signals(self.stop):
@@ -199,7 +198,7 @@ class StageProcess:
             try:
                 done, _ = await asyncio.wait((self._stopping, reporting), return_when=asyncio.FIRST_COMPLETED)
                 for each in done:
-                    each.result()  # raises the reason, if the process cannot continue
+                    each.result()  # raises the reason if the process cannot continue
             finally:
                 pauses.close()
                 reporting.cancel()
@@ -331,7 +330,7 @@ class StageProcess:
         log.info("%s process %s ended", self._options.role, self.stage_id)
 
     async def _close(self) -> None:
-        """Close all that this process owns; a failure is logged and skips nothing."""
+        """Close all resources of this process; a failure is logged and skips nothing."""
         awaited: list[tuple[str, Callable[[], Awaitable[None]]]] = [
             ("connection to the judge", self._judge.close),
             ("handoff of sandboxes", self._handoff.release),
@@ -391,7 +390,7 @@ class StageProcess:
                 self._services.backends.connect(command.backend_broker)
                 self._resend(self._event_outbox.all(time.monotonic()))
             case SlotDemand():
-                pass  # for nodes, whose slots several brokers share
+                pass  # for nodes whose slots several brokers share
             case StageRefused():
                 if not self._stopping.done():
                     self._stopping.set_exception(from_info(command.error))
@@ -412,7 +411,7 @@ class StageProcess:
     def _opened_door(self) -> RolloutDoor:
         """Return the HTTP server for programs outside, made with the first rollout that one of them leads.
 
-        It is imported only then: importing an HTTP server takes half as long as starting a process.
+        Imported lazily: importing an HTTP server takes half as long as starting a process.
         """
         if self._door is None:
             from .harness.outside_rollout import RolloutDoor
@@ -423,11 +422,11 @@ class StageProcess:
 
     @property
     def _addresses(self) -> Mapping[str, str]:
-        """The addresses of the rollouts that programs outside lead, by job."""
+        """The addresses of rollouts that programs outside lead, by job."""
         return self._door.addresses if self._door is not None else {}
 
     def _turns_shown(self, question: ShowTurns) -> list[Frame]:
-        """Return the frames of the answer: the last turns of a rollout, as far as it has come, if it is here."""
+        """Return the frames of the answer: the last turns so far of a rollout, if it runs here."""
         so_far, block = None, None
         held = self._running.get(question.job_id)
         if held is not None and held.attempt == question.attempt:
@@ -450,7 +449,7 @@ class StageProcess:
         job = codec.decode(packed if isinstance(packed, bytes) else packed.bytes, Job, limit_bytes=MAX_FRAME_BYTES)
         before = self._running.get(command.job_id)
         if before is not None:
-            before.stop()  # the broker has given up that attempt, or it would not have started this one
+            before.stop()  # the broker starts a new attempt only after it has given up that one
         self._event_outbox.started(command.job_id, command.attempt)
         assert self._services is not None, "a phase came before the broker's welcome"
         runner = PhaseRunner(self._services, command, job, self._handlers[job.task])
@@ -464,7 +463,7 @@ class StageProcess:
             try:
                 with current(command.traceparent):
                     event, block = await running.runner.run()
-            finally:  # reports must not renew the lease of a phase that has ended, however it ended
+            finally:  # reports must not renew the lease of an ended phase, whatever its outcome
                 is_wanted = self._running.get(command.job_id) is running
                 if is_wanted:
                     del self._running[command.job_id]
@@ -481,7 +480,7 @@ class StageProcess:
                 asyncio.get_running_loop().call_soon(self._send_ended)
 
     def _send_ended(self) -> None:
-        """Send the events of the phases that have ended in this iteration of the loop."""
+        """Send the events of the phases that ended in this iteration of the loop."""
         ended, self._ended = self._ended, []
         self._resend(ended)
 
@@ -507,7 +506,7 @@ class StageProcess:
 
 
 def make_sandboxes(options: StageOptions) -> Sandboxes:
-    """Return what makes the sandboxes of stage processes with these options; the caller closes it."""
+    """Return the factory of sandboxes for stage processes with these options; the caller closes it."""
     return Sandboxes(
         options.sandbox,
         options.run_dir / "sandboxes",
@@ -519,7 +518,7 @@ def make_sandboxes(options: StageOptions) -> Sandboxes:
 
 
 def host_beside(endpoint: str, *, insecure: bool) -> str:
-    """Return where to listen for programs outside: loopback, or the host of a socket that may speak plaintext TCP."""
+    """Return where to listen for programs outside: loopback, or the host of a socket that may use plaintext TCP."""
     host = urlsplit(endpoint).hostname if endpoint.startswith("tcp://") else None
     return host if host is not None and insecure else LOOPBACK
 

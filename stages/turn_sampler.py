@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from .episode import JobPolicy
 
 EMPTY_ABORTS = 8
-"""How often new weights may come before a turn's first token; beyond it, the engine just takes no work."""
+"""How often new weights may come before a turn's first token; beyond that, the engine counts as failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnSampler:
-    """Samples turns of a policy, and counts and times them in its episode."""
+    """Samples turns of a policy; counts and times them in its episode."""
 
     policy: JobPolicy
     sampling: Sampling
@@ -40,12 +40,12 @@ class TurnSampler:
         turn: int,
         take: Callable[[Generation, int], None] = lambda _turn_so_far, _start: None,
     ) -> Generation:
-        """Return a turn of `wanted` tokens at the most; new weights may interrupt it, and it continues with them.
+        """Return a turn of at most `wanted` tokens; after an interruption by new weights it continues with them.
 
         Args:
             prompt: int32 [P].
             wanted: at least 1.
-            turn: its number in the job, which its seed is made of.
+            turn: the turn's number in the job, part of its seed.
             take: called with the turn so far, and the index of its first new token.
 
         Raises:
@@ -87,7 +87,7 @@ class TurnSampler:
         return tuple(dict.fromkeys((*self.policy.chat.stop_token_ids, *self.sampling.stop_token_ids)))
 
     def _ended(self, generation: Generation, wanted: int) -> Generation:
-        """Cut a turn at a stop text; one with all `wanted` tokens is complete, even if new weights ended it."""
+        """Cut a turn at a stop text; a turn of all `wanted` tokens is complete, even if new weights ended it."""
         cut = cut_at(generation, self.sampling.stop, self.policy.chat.decode)
         if cut.finish_reason == "abort" and len(cut.token_ids) >= wanted:
             return replace(cut, finish_reason="length")
@@ -95,12 +95,12 @@ class TurnSampler:
 
 
 def turn_seed(seed: int | None, turn: int) -> int | None:
-    """Return a turn's own seed, so that two turns with the same prompt differ and a job can be repeated exactly."""
+    """Return the seed of a turn: turns with equal prompts differ, and a job can be repeated exactly."""
     return (seed * 1_000_003 + turn) % 2**63 if seed is not None else None
 
 
 def joined(first: Generation, second: Generation) -> Generation:
-    """Return one generation of two, the second of which continued the first."""
+    """Return one generation made of two, the second of which continued the first."""
     start = len(first.token_ids)
     moved = (VersionSpan(span.weight_version, start + span.start, start + span.end) for span in second.spans)
     return Generation(
@@ -113,7 +113,7 @@ def joined(first: Generation, second: Generation) -> Generation:
 
 
 def version_per_token(generation: Generation) -> NDArray[np.int32]:
-    """Spell out a generation's version spans, int32 [G]."""
+    """Expand a generation's version spans, int32 [G]."""
     spans = generation.spans
     versions = np.repeat(
         np.array([span.weight_version for span in spans], np.int32), [span.end - span.start for span in spans]
@@ -124,9 +124,9 @@ def version_per_token(generation: Generation) -> NDArray[np.int32]:
 
 
 def cut_at(generation: Generation, texts: Sequence[str], decode: Callable[[NDArray[np.int32]], str]) -> Generation:
-    """Return the generation up to the token that completes the first of the texts; itself if it has no such text.
+    """Return the generation up to the token that completes the first stop text; unchanged if there is none.
 
-    An engine may notice a text of `Sampling.stop` itself, late or never: the cut is the same for every engine.
+    Engines notice a text of `Sampling.stop` late or never; this cut is the same for every engine.
     """
 
     def ended(count: int) -> bool:

@@ -1,6 +1,6 @@
-"""A bare aiohttp server: `python aiohttp_answers.py PORT REPLY`. Any body in, always the same chat completion out.
+"""A bare aiohttp server: `python aiohttp_answers.py PORT REPLY`. It answers any body with the same chat completion.
 
-REPLY is JSON: the reply's `text` and the `command` of its call. The completion has what the model proxy's own has.
+REPLY is JSON: the reply's `text` and the `command` of its call. The completion has the fields of the model proxy's own.
 """
 
 from __future__ import annotations

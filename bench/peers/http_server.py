@@ -1,7 +1,7 @@
 """A trajectory over HTTP as JSON lists: `python http_server.py PORT TOKENS`.
 
 `/dict` returns a plain dict from a handler without annotations, as the ProRL Agent server's `/process` does: FastAPI
-then walks through every element in Python. The other two spare it that.
+then walks through every element in Python. The other two routes avoid that.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The trajectory that all sides of bench/fetch.py hand over: random ids and log-probs, in turns of 500 tokens."""
+"""The trajectory that all sides of bench/fetch.py transfer: random ids and log-probs, in turns of 500 tokens."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """An HTTP server that answers chat completions at once, in vLLM's form: `python vllm_answers.py PORT REPLY`.
 
-REPLY is JSON: the reply's `text`, the `command` of its call, and its `tokens`. The answer has the ids of a prompt of as
-many tokens as the header `x-prompt-tokens` says, and an id and a log-prob for each token of the reply, as vLLM gives
-them with `return_token_ids` and `logprobs`. A stream has as few events as such a reply can have; vLLM sends one for
-each step of its engine.
+REPLY is JSON: the reply's `text`, the `command` of its call, and its `tokens`. The answer has ids for a prompt of the
+header `x-prompt-tokens`'s length, and an id and a log-prob for each token of the reply, as vLLM returns them with
+`return_token_ids` and `logprobs`. A stream has as few events as possible; vLLM sends one for each step of its engine.
 """
 
 from __future__ import annotations

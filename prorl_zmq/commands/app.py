@@ -16,11 +16,11 @@ from .option_groups import flat
 from .plain_values import use_plain_values
 
 PROGRAMS = {"prorl-stage": "stage:stage", "prorl-engine": "engine:engine"}
-"""The programs beside it."""
+"""The programs next to `prorl`."""
 
 
 def new_typer(help_text: str) -> typer.Typer:
-    """Begin a program; `run_program` runs it."""
+    """Create a program; `run_program` runs it."""
     return typer.Typer(
         help=help_text,
         rich_markup_mode=None,
@@ -36,7 +36,7 @@ def run(program: str, arguments: list[str]) -> int:
 
 
 def program_of(program: str, arguments: list[str]) -> typer.Typer:
-    """Return a program; of `prorl` only the command that is meant, since all of them take 0.1 s to import."""
+    """Return a program; of `prorl` only the named command, since importing all takes 0.1 s."""
     if program in PROGRAMS:
         alone = new_typer("")
         alone.command(program)(flat(_load(PROGRAMS[program])))
@@ -45,7 +45,7 @@ def program_of(program: str, arguments: list[str]) -> typer.Typer:
     prorl.callback(invoke_without_command=True)(_version)
     named = arguments[0] if arguments and arguments[0] in COMMANDS else ""
     if not named:
-        prorl.command("\0")(_nothing)  # a group needs some command; no argument can be this one
+        prorl.command("\0")(_nothing)  # a group needs a command; no argument can equal this one
         return prorl
     command = _load(COMMANDS[named].place)
     if isinstance(command, typer.Typer):
@@ -76,7 +76,7 @@ def _version(
 
 
 def run_program(program: str, app: typer.Typer, arguments: list[str]) -> int:
-    """Run a program under a name, its errors as a line and an exit code."""
+    """Run a program under a name; print its errors as a line and return an exit code."""
     start_logging(program)
     command = typer.main.get_command(app)
     use_plain_values(command)
@@ -100,7 +100,7 @@ def _usage_message(error: typer.TyperException) -> str:
 
 
 def _near_command(message: str) -> str:
-    """Return what to add to an error about a command of `prorl` that there is not."""
+    """Return a hint for an error about an unknown command of `prorl`."""
     _, _, named = message.partition("No such command ")
     near = get_close_matches(named.strip("'"), COMMANDS, 1)
     return f"; did you mean `{near[0]}`?" if near else ""

@@ -21,7 +21,7 @@ NO_BACKENDS = (
 
 
 def backend_table(backends: tuple[BackendStatus, ...], starts: tuple[EngineStart, ...] = ()) -> Table:
-    """Lay out what the backends are doing, and the engines that are not ready, in 80 columns."""
+    """Lay out the backends' activity, and the engines that are not ready, in 80 columns."""
     rows: list[tuple[object, ...]] = [
         (
             *(one.backend.backend_id, one.state, one.backend.weight_version, one.in_flight),
@@ -49,7 +49,7 @@ def _next_try(status: BackendStatus) -> str:
 
 
 def detail_tables(backends: tuple[BackendStatus, ...]) -> Group:
-    """Lay out what the backends are, and how their hosts do, in 80 columns."""
+    """Lay out the backends' properties and their hosts' state, in 80 columns."""
     return Group(_served(backends), _hosts(backends))
 
 
@@ -66,7 +66,7 @@ def _served(backends: tuple[BackendStatus, ...]) -> Table:
 
 
 def _hosts(backends: tuple[BackendStatus, ...]) -> Table:
-    """Lay out what is known of engine hosts; others send no heartbeats."""
+    """Lay out the state of engine hosts; others send no heartbeats."""
     rows = (
         (
             *(one.backend.backend_id, f"{one.silent_s:.1f} s", f"{max(0.0, one.lease_s - one.silent_s):.1f} s"),

@@ -208,7 +208,7 @@ def cancel_weights(
 
 
 def backend_list(client: RolloutClient) -> BackendList:
-    """Return the backends of a service, and its engines that are none yet."""
+    """Return the backends of a service, and its engines that are not backends yet."""
     listed: BackendList = client.backends.ask(ListBackends(new_id()))
     return listed
 

@@ -1,4 +1,4 @@
-"""Runs the process of a plan, which a command's flags have filled or the supervisor has written to a file."""
+"""Runs the process of a plan, which comes from a command's flags or a file of the supervisor."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Broker = TypeVar("Broker")
 
 
 def run_child(file: Path) -> int:
-    """Run the process of a plan's file, its errors as a line; return its exit code."""
+    """Run the process of a plan's file; print its errors as a line and return its exit code."""
     program = "prorl"
     try:
         plan = read_plan(file)
@@ -70,7 +70,7 @@ def _run_rollout_broker(plan: BrokerPlan) -> None:
         topologies = list(rollout_topologies(folder, topology, plan.name, plan.address))
 
     def serve(journal: Journal) -> None:
-        gc.disable()  # it would go through a hundred thousand jobs many times while they are read
+        gc.disable()  # it would traverse a hundred thousand jobs many times while they are read
         broker = _first_free(lambda tried: RolloutBroker(tried, journal), topologies)
         gc.freeze()
         gc.enable()
@@ -197,7 +197,7 @@ def _run_http(plan: HttpPlan) -> None:
     if folder is not None:
         keys = keys or folder.keys("operator" if plan.serves == "dashboard" else "service")
     key_folder = named_folder(keys)
-    os.environ.pop(VARIABLE, None)  # it may hold bearer tokens only, which are no keys for connections of ours
+    os.environ.pop(VARIABLE, None)  # it may hold bearer tokens only, which are not keys for connections of ours
     options = GatewayOptions(
         front_door=plan.front_door or topology.endpoint(topology.rollout_broker.front_door),
         service=folder,
@@ -228,7 +228,6 @@ def _log_as(process: str, topology: Topology) -> None:
 
 
 def _first_free(make: Callable[[Topology], Broker], topologies: Sequence[Topology]) -> Broker:
-    """Make a broker at the first place that is free."""
     for topology in topologies[:-1]:
         try:
             return make(topology)

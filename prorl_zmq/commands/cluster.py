@@ -60,7 +60,7 @@ def up(
         try:
             joined = started.wait_joined(lambda text: status.update(f"waiting for the first node: {text}"), wait)
         except SlurmFailed:
-            started.down()  # what came next would fail as they did
+            started.down()  # later ones would fail as they did
             raise
     wanted = cluster.nodes.count
     more = "" if joined >= wanted else f"; {wanted - joined} of {wanted} are still to come: `prorl nodes --watch`"
@@ -97,7 +97,7 @@ def drain(
         from ..cluster.cluster_service import ClusterService
 
         rows: list[NodeRow] = []
-        with suppress(RequestTimeout), target.brokers() as brokers:  # jobs can leave although no broker runs
+        with suppress(RequestTimeout), target.brokers() as brokers:  # jobs may remain although no broker runs
             rows = node_rows(brokers.ask(lambda client: client.nodes()).found)
         leaving = ClusterService(place).drain(node, rows)
         print("\n".join(f"{one.name} on {one.host or 'no host yet'} leaves" for one in leaving) or "there is no node")

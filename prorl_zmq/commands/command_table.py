@@ -1,4 +1,4 @@
-"""The commands of `prorl`: where they are, and a line of help for each, so that the list takes no import of them."""
+"""The commands of `prorl`: their modules, and a line of help for each, so that the list needs no import of them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,6 @@ COMMANDS = {
 
 
 def overview() -> str:
-    """Return the help of `prorl`."""
     rows = {"--version": "Show the version and exit", "-h, --help": "Show this message and exit"}
     listed = {name: command.summary for name, command in COMMANDS.items() if not command.hidden}
     return "\n".join(

@@ -114,7 +114,7 @@ def _begin(out: Path, sandbox: str, screen: Console) -> None:
 
 
 def say_where(program: str, tracker: Tracker) -> None:
-    """Print where a person finds what was logged."""
+    """Print where the logs are."""
     for name, where in tracker.where.items():
         say(program, f"logged to {name}: {where}")
 

@@ -26,12 +26,12 @@ SUFFIX = ".training"
 
 
 class Journals(NamedTuple):
-    """The journals of a service that remember the announced weights."""
+    """The journals of a service that store the announced weights."""
 
     backends: Path
     rollouts: tuple[Path, ...]
     lock: Path
-    """The file that a service holds while it has them open."""
+    """The file that a service locks while it has them open."""
 
     @property
     def training(self) -> Path:
@@ -39,10 +39,10 @@ class Journals(NamedTuple):
 
 
 class Training(msgspec.Struct, frozen=True):
-    """What a service trains, as far as its topology says so."""
+    """A service's training, as far as its topology identifies it."""
 
     models: tuple[str, ...]
-    """Of its engines, in alphabetical order; those that are not named are left out."""
+    """The engines' models, in alphabetical order; engines that name none are left out."""
     topology: str = ""
     """The topology file, in a run folder that several services may share; empty: none, or it does not matter."""
 
@@ -52,7 +52,7 @@ class Training(msgspec.Struct, frozen=True):
 
 
 def training_of(topology: Topology, config: Path | None = None) -> Training:
-    """Return what a service trains; `config` is its topology file, where only that tells it from others."""
+    """Return the training of a service; `config` is its topology file, if only that identifies it."""
     models = {
         "the embedded policy" if one.kind == "embedded" and not one.model else one.model or one.tokenizer
         for one in topology.backends
@@ -61,13 +61,13 @@ def training_of(topology: Topology, config: Path | None = None) -> Training:
 
 
 def continue_training(journals: Journals, ours: Training, *, forget: bool | None) -> None:
-    """Say which weights an earlier training announced, or forget them; with None, ask on a terminal.
+    """Report which weights an earlier training announced, or forget them; with None, ask on a terminal.
 
     Raises:
         ConfigError: it was another training, and there is no terminal to ask on; or the folder cannot be written.
         JournalFailed: they are to be forgotten, and a broker has a journal open.
     """
-    if holder(journals.lock):  # its training is not ours to judge, and the start fails for that reason
+    if holder(journals.lock):  # the start fails for that reason
         return
     if version := announced_version(journals):
         _continue(journals, ours, version, forget=forget)
@@ -102,14 +102,14 @@ def _continue(journals: Journals, ours: Training, version: int, *, forget: bool 
 
 
 def training_before(journals: Journals) -> Training | None:
-    """Return what the last service of a folder trained; None: it did not say, or not so that it can be read."""
+    """Return the training of a folder's last service; None: it stored none, or none that can be read."""
     with contextlib.suppress(OSError, msgspec.MsgspecError):
         return msgspec.json.decode(journals.training.read_bytes(), type=Training)
     return None
 
 
 def announced_version(journals: Journals) -> int:
-    """Return the highest weight version that a journal remembers; 0: none, or none that can be read."""
+    """Return the highest weight version in a journal; 0: none, or unreadable."""
     from ..brokers.backends.backend_records import WeightsRecord
     from ..brokers.batches.batch_notes import WEIGHTS
 
@@ -136,7 +136,7 @@ def forget_weights(journals: Journals) -> None:
 
 
 def _read(path: Path, query: str, kind: type[Noted]) -> list[Noted]:
-    """Return the rows of a query, whatever a broker does meanwhile; a damaged journal is the brokers' to report."""
+    """Return the rows of a query, even while a broker writes; the brokers report a damaged journal."""
     from ..brokers.journal.journal_file import connect
     from ..brokers.journal.journal_summary import has_begun
 

@@ -43,16 +43,16 @@ if TYPE_CHECKING:
 
 PROGRAM = "prorl eval"
 LOG_CLOSE_S = 15.0
-"""How long trackers may take to end their run when the evaluation has ended."""
+"""Seconds in which trackers must end their run after the evaluation."""
 SLOTS = 8
-"""Rollouts at a time in each stage of this run's own service, unless an option says otherwise."""
+"""Default of concurrent rollouts in each stage of this run's own service."""
 CHECKSUM_DIGITS = 12
 CONNECT_S, LOOK_S = 5.0, 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatOptions(OptionGroup):
-    """Which rollouts there are: fields of `Settings`."""
+    """The rollouts to run: fields of `Settings`."""
 
     samples: Annotated[int, typer.Option("--samples", "-n", min=1, max=10_000, help="Rollouts of each problem.")] = 1
     limit: Annotated[int, typer.Option(min=0, help="Take so many problems only; 0: all.")] = 0
@@ -81,7 +81,6 @@ class WhatOptions(OptionGroup):
     ] = None
 
     def values(self) -> dict[str, Any]:
-        """Return the fields of `Settings`."""
         from ..evaluation.problems import checksum
 
         values = asdict(self)
@@ -118,7 +117,7 @@ class OwnOptions(ModelOptions):
     image_folder: options.ImageFolder = None
 
     def is_given(self) -> bool:
-        """Return whether one of them has another value than its default."""
+        """Return whether any option differs from its default."""
         defaults = asdict(OwnOptions())
         return any(value and value != defaults[name] for name, value in asdict(self).items())
 
@@ -130,7 +129,7 @@ class OwnOptions(ModelOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningService(Target):
-    """A service that runs already, in place of an own one."""
+    """A running service, in place of an own one."""
 
     service: options.ServiceDir = None
 
@@ -265,7 +264,7 @@ def _planned(
 
 
 def _check_running(what: WhatOptions, own: OwnOptions) -> None:
-    """Refuse options of an own service, since another one is named."""
+    """Reject options of an own service, since a running one is named."""
     if own.is_given():
         raise ConfigError(
             "--connect and --config name a service that has its engines, stages and sandboxes; --engine, --model, "
@@ -313,7 +312,7 @@ def _problems(file: Path, what: WhatOptions, instance_fields: dict[str, Any], *,
 
 
 def _check_harness(named: str, *, here: bool) -> None:
-    """Check that a harness is known and, where its sandboxes are made by this very command, installed."""
+    """Check that a harness is known and, if this command makes its sandboxes, installed."""
     from ..stages.harness.installation import HarnessStore, default_root, parse_name
 
     parse_name(named)
@@ -322,7 +321,6 @@ def _check_harness(named: str, *, here: bool) -> None:
 
 
 def _own_service(own: OwnOptions, task_modules: Sequence[Path], template_arguments: dict[str, Any]) -> OwnService:
-    """Return the service of this run's own, checked."""
     from ..evaluation.service import OwnService
     from ..tools.sandbox.sandboxes import Sandboxes
 
@@ -339,7 +337,7 @@ def _own_service(own: OwnOptions, task_modules: Sequence[Path], template_argumen
         image_folders=tuple(str(folder.absolute()) for folder in own.image_folder or ()),
         task_modules=tuple(str(each.absolute()) for each in task_modules),
     )
-    service.topology()  # says what is wrong with it, before anything is made
+    service.topology()  # raises its errors before anything is made
     with tempfile.TemporaryDirectory(prefix="prorl-check-") as folder:
         image_folders = tuple(map(Path, service.image_folders))
         sandboxes = Sandboxes(service.sandbox, Path(folder), image=service.image, image_folders=image_folders)
@@ -350,7 +348,7 @@ def _own_service(own: OwnOptions, task_modules: Sequence[Path], template_argumen
 
 
 def _engine_values(backend: BackendSettings) -> dict[str, Any]:
-    """Return the fields of `Settings` that say which model answers."""
+    """Return the fields of `Settings` that identify the model."""
     from ..evaluation.problems import checksum
 
     same = {name: getattr(backend, name) for name in ("model", "urls", "tokenizer", "tool_calls", "arguments")}
@@ -384,7 +382,7 @@ def _run(
     start_limit_s: float | None,
     write_reports: Callable[[RunFolder, Summary], None],
 ) -> bool:
-    """Run what is missing, then write and print the figures; false: a signal has stopped it."""
+    """Run the missing rollouts, then write and print the figures; false: a signal stopped it."""
     from ..evaluation.display import summary_tables
     from ..evaluation.evaluator import Evaluator
     from ..evaluation.summary import summarise
@@ -410,7 +408,7 @@ def _run(
 
 
 def _wait_for_servers(planned: _Planned, limit_s: float) -> None:
-    """Return once the servers of `--url` take connections.
+    """Return once the servers of `--url` accept connections.
 
     Raises:
         ConfigError: one does not within `limit_s`.
@@ -432,7 +430,7 @@ def _wait_for_servers(planned: _Planned, limit_s: float) -> None:
 
 
 class _Display:
-    """Shows how an evaluation goes: how many rollouts ended, and pass@1 so far."""
+    """Shows the progress of an evaluation: ended rollouts, and pass@1 so far."""
 
     def __init__(self, folder: RunFolder, counting: Counting, tracking: EvaluationLog) -> None:
         self._folder = folder
@@ -444,7 +442,7 @@ class _Display:
         self.progress = Progress(PROGRAM, "", counted="rollouts", total=rollouts, completed=there)
         for sample in folder.samples:
             self._count(sample)
-        self._errors = 0  # those that are there are run again
+        self._errors = 0  # stored ones with errors are run again
 
     def waits(self, what: str) -> None:
         self.progress.update(f"waiting for {what}")

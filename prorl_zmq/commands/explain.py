@@ -153,7 +153,7 @@ def _show(recording: Recording, of: str, notes: tuple[str, ...], *, as_json: boo
 
 
 def unfinished(recording: Recording) -> list[str]:
-    """Say where the rollouts are that have not ended: the oldest ones, and first those at work."""
+    """Report the unfinished rollouts: the oldest ones, those at work first."""
     going_on = sorted((one for one in recording.rollouts if one.ended is None), key=lambda one: one.waits is not None)
     lines = []
     for rollout in going_on[:SHOWN_UNFINISHED]:
@@ -168,7 +168,7 @@ def unfinished(recording: Recording) -> list[str]:
 
 
 def layout(explanation: Explanation) -> Group:
-    """Lay an explanation out, in 80 columns."""
+    """Lay out an explanation, in 80 columns."""
     lines = [f"Also: {one.evidence} (without that: {duration(one.without_s)})." for one in explanation.others]
     lines += [f"{note[0].upper()}{note[1:].rstrip('.')}." for note in explanation.notes]
     tables = _stage_table(explanation), _part_table(explanation)
@@ -196,7 +196,6 @@ def _part_table(explanation: Explanation) -> Table:
 
 
 def job_layout(explanation: JobExplanation) -> Group:
-    """Lay the explanation of a job out, in 80 columns."""
     rows = (
         (
             *(row.part, duration(row.seconds), duration(row.usual_s)),

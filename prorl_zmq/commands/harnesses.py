@@ -50,7 +50,7 @@ def install(
 
     Example: prorl harness install codex==0.169.0
     """
-    # Half an installation is removed and programs ended on ^C; so it is on SIGTERM.
+    # ^C removes half an installation and ends programs; SIGTERM must do the same.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with build_progress("prorl harness", verbose=verbose) as (say, heard):
         installed = harness_store(into).install(name, say=say, heard=heard, timeout_s=timeout, wait_s=wait)

@@ -69,7 +69,7 @@ def build(
     Example: prorl image build python.def.j2 --set version=3.12 --name python --mode lock --lock requirements.txt
     """
     variables = named_texts("--set", settings)
-    # Temporary files are removed and programs ended on ^C; so it is on SIGTERM.
+    # ^C removes temporary files and ends programs; SIGTERM must do the same.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     store = image_store(images)
     with build_progress("prorl image", verbose=verbose) as (say, heard):
@@ -149,7 +149,7 @@ def image_store(root: Path | None) -> ImageStore:
 
 @contextmanager
 def build_progress(program: str, *, verbose: bool) -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
-    """Yield what takes our own lines, and what takes those of the building programs."""
+    """Yield two functions: one for our own lines, and one for those of the building programs."""
     screen = console(stderr=True)
 
     def show(line: str) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..wire.messages.front_door import JobTrace, Span
 
 BAR, WIDE_BAR = 12, 40
-"""Characters of the whole timeline, in a usual terminal and in a wide one."""
+"""Characters of the whole timeline, in a normal terminal and in a wide one."""
 WIDE = 120
 
 
@@ -65,7 +65,7 @@ def job(
 
 
 def json_text(trace: JobTrace) -> str:
-    """Return a trace with every field, in ASCII: text of other machines, on its way to a terminal."""
+    """Return a trace with every field, in ASCII: it holds text of other machines and goes to a terminal."""
     fields = msgspec.structs.asdict(trace)
     del fields["request_id"]
     fields["spans"] = [msgspec.structs.asdict(span) for span in trace.spans]
@@ -96,7 +96,7 @@ def layout(trace: JobTrace, width: int = 80) -> Group:
 
 
 def bar(span: Span, total_s: float, characters: int) -> str:
-    """Draw where in the job's life a span is; one that is short has one character."""
+    """Draw a span's position in the job's life; a short one has one character."""
     end_s = total_s if span.end_s is None else span.end_s
     scale = characters / total_s if total_s > 0 else 0.0
     start = min(int(span.start_s * scale), characters - 1)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..wire.messages.watching import TurnsPeeked
 
 LOOK_S = 1.0
-"""How often to look again."""
+"""Seconds between looks."""
 
 
 class JobTurns:
@@ -46,11 +46,11 @@ class JobTurns:
         """By backend."""
         self._attempt = 0
         self._printed = 0
-        """Tokens of that attempt."""
+        """Printed tokens of that attempt."""
         self._said = ""
 
     def show(self) -> bool:
-        """Print what is new; return whether more may come."""
+        """Print the new turns; return whether more may come."""
         try:
             reply, arrays = the_answer(
                 self._brokers.ask(
@@ -73,12 +73,10 @@ class JobTurns:
         return True
 
     def follow(self) -> None:
-        """Print turns as they come, until the job ends."""
         while self.show():
             time.sleep(LOOK_S)
 
     def _show_result(self) -> None:
-        """Print the rest of a job that has ended."""
         try:
             result, trajectory = the_answer(self._brokers.ask(lambda client: client.views.peek(self._job_id)))
         except UnknownJob as error:
@@ -87,14 +85,14 @@ class JobTurns:
         if result.attempt != self._attempt:
             self._printed = 0
         if self._printed and "harness" in result.notes:
-            return  # what it is trained on is not laid out as the conversation was
+            return  # training arrays are not laid out as the conversation was
         if trajectory is not None and len(trajectory.token_ids) > self._printed:
             self._print(turns_from(trajectory, 0), 0, 0, result.backend)
         elif result.kept is not None:
             self._say(f"its tokens are on node {result.kept.node} until they are collected")
 
     def _print(self, arrays: TokenArrays, before: int, turns_before: int, backend: str) -> None:
-        """Print what is behind the tokens that were printed; so many tokens and turns came before the arrays."""
+        """Print the turns after the printed tokens; `before` tokens and `turns_before` turns precede the arrays."""
         arrays = _begun(arrays)
         new = turns_from(arrays, max(0, self._printed - before))
         transcript = make_transcript(self._job_id, new, self._reader(backend))
@@ -132,7 +130,7 @@ class JobTurns:
 
 
 def _begun(arrays: TokenArrays) -> TokenArrays:
-    """Leave out the last turn if it is the policy's and has only what the chat template writes before it."""
+    """Omit the last turn if it is the policy's and has only the chat template's opening."""
     if len(arrays.turns):
         start, end, role = arrays.turns[-1].tolist()
         if role == Role.ASSISTANT and not arrays.loss_mask[start:end].any():
@@ -147,7 +145,7 @@ def _begun(arrays: TokenArrays) -> TokenArrays:
 
 
 def _where(reply: TurnsPeeked) -> str:
-    """Return a line of where a job is that has nothing to show; empty: it has."""
+    """Return a line with the state of a job without turns; empty: it has turns."""
     if reply.so_far is not None and reply.so_far.tokens:
         return ""
     if reply.place == "queued":

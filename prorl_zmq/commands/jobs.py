@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ..data.trajectory import Trajectory
 
 END_S = 2.0
-"""How long Ctrl-C waits for what it has cancelled."""
+"""Seconds that Ctrl-C waits for cancelled jobs."""
 ARRAYS = ("token_ids", "loss_mask", "logprobs", "weight_versions", "turns")
 
 
@@ -92,12 +92,12 @@ def submit(
 
 
 class _Report:
-    """What came of a file's jobs: progress, files, and a summary."""
+    """The results of a file's jobs: progress, files, and a summary."""
 
     def __init__(self, jobs: int, out: Path | None, *, named: bool) -> None:
         self.finished: list[Trajectory] = []
         self.note = ""
-        """How it ended, if not as it should."""
+        """The reason of an abnormal end."""
         self._out = out
         self._named = named
         self.progress = Progress("prorl submit", "", counted="rollouts", total=jobs or None)
@@ -109,7 +109,7 @@ class _Report:
         self.progress.update(_mean_reward(self.finished), advance=1)
 
     def conclude(self, submission: Submission, session: str) -> None:
-        """Note what became of jobs that were not waited for, and where the rest is."""
+        """Record the outcomes, and how to collect the remaining jobs."""
         counts = Counter(str(trajectory.outcome) for trajectory in self.finished)
         parts = [f"{count} {outcome}" for outcome, count in sorted(counts.items())]
         parts += [f"{submission.unsent} not submitted"] if submission.unsent else []
@@ -123,7 +123,7 @@ class _Report:
 
 
 async def _run(client: AsyncRolloutClient, jobs: list[Job], report: _Report, out: Path | None) -> bool:
-    """Take jobs through the service; false: we were interrupted."""
+    """Take jobs through the service; false: interrupted."""
     stopping = Stopping()
     traces = TraceLog(client, out)
 
@@ -197,7 +197,7 @@ def read_jobs(path: Path) -> tuple[list[Job], dict[str, int]]:
 
 
 def _make_folder(out: Path, *, new: bool) -> None:
-    """Make the folder of a submission; of a new one, put the results aside that are there."""
+    """Make the folder of a submission; a new submission moves existing results aside."""
     results = out / "results.jsonl"
     try:
         if new and results.exists() and results.stat().st_size:
@@ -218,7 +218,7 @@ def _make_folder(out: Path, *, new: bool) -> None:
 def _write(trajectory: Trajectory, out: Path) -> None:
     with (out / "results.jsonl").open("ab") as results:
         results.write(msgspec.json.encode(trajectory.result) + b"\n")
-    import numpy as np  # which `prorl status` can do without
+    import numpy as np  # which `prorl status` does not need
 
     np.savez(out / "arrays" / f"{trajectory.job_id}.npz", **{name: getattr(trajectory, name) for name in ARRAYS})
 

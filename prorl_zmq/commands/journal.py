@@ -102,7 +102,7 @@ def clear(chosen: JournalOptions) -> None:
 
 
 def summary_tables(summary: JournalSummary, damaged: int, now: float) -> Group:
-    """Lay out what a journal holds for the terminal: `damaged` of its rows; `now` is in seconds since 1970."""
+    """Lay out a journal's content for the terminal: `damaged` of its rows; `now` is in seconds since 1970."""
     facts = Table.grid(padding=(0, 2))
     facts.add_row("file", f"{summary.path}{', in use by a broker' if summary.in_use else ''}")
     facts.add_row("size", f"{_size(summary.size_bytes)}, of which {_size(summary.free_bytes)} are free for new rows")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..make_swe.search import Made
 
 NEEDED = ("swebench", "packaging")
-"""What it imports from the tasks extra."""
+"""Modules of the tasks extra that it imports."""
 
 
 def make_swe(
@@ -87,7 +87,7 @@ def make_swe(
     settings = Settings(
         seed=recipe_seed if seed is None else seed, base=base, jobs=jobs, most_failing=most_failing, limit_s=limit
     )
-    # Sandboxes and temporary files are removed on ^C; so it is on SIGTERM.
+    # ^C removes sandboxes and temporary files; SIGTERM must do the same.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     parts = out.with_name(f"{out.name}.parts")
     with build_progress("prorl tasks make-swe", verbose=verbose) as (say, heard):
@@ -99,7 +99,7 @@ def make_swe(
 def _conclude(
     results: list[Made | ProrlError], orders: list[Order], out: Path, parts: Path, images: Path | None
 ) -> None:
-    """Write what was made, and say what was not.
+    """Write the instances, and report what could not be made.
 
     Raises:
         ProrlError: a project failed, or nothing could be made.

@@ -25,7 +25,7 @@ from .option_groups import LogOptions
 from .service import check_sandboxes, drain_of, node_topology, supervise, with_metrics
 
 NodeName = Annotated[Identifier, msgspec.Meta(max_length=100)]
-"""The names of its stage processes begin with it."""
+"""The prefix of its stage processes' names."""
 
 
 def node(
@@ -84,7 +84,7 @@ def node(
 
 
 def _stages(topology: Topology, slots: dict[str, str]) -> tuple[StageSettings, ...]:
-    """Return the stage processes of a topology, those of the roles that are named with so many slots."""
+    """Return the stage processes of a topology; `slots` replaces those of the roles that it names."""
     changed = []
     for role, text in slots.items():
         if role not in set(Phase) or not text.isdecimal() or int(text) > 10_000:

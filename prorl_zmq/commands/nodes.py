@@ -79,7 +79,7 @@ def _look(brokers: RolloutBrokers, service: Path | None) -> Seen:
 
 
 def layout(seen: Seen, *, details: bool) -> Group:
-    """Lay out what is known of nodes, in 80 columns."""
+    """Lay out the nodes, in 80 columns."""
     slurm = ("slurm", "left") if seen.on_slurm else ()
     rows = (
         (row.node, row.host, _state(row), _slots(row), row.held if row.state else None, _time(row.silent_s))
@@ -127,7 +127,7 @@ def _share(free: int, total: int) -> str:
 
 
 def _loss(lost: LostNode) -> str:
-    """Say what a node had when it was lost, and where that went."""
+    """Describe a lost node's jobs, and their fate."""
     completed = sum(lost.completed.values())
     places = ", ".join(f"{count} on {node}" for node, count in sorted(lost.completed.items()))
     went = [f"{completed} have completed ({places})"] if completed else []
@@ -142,7 +142,7 @@ def _loss(lost: LostNode) -> str:
 
 
 def _versions(rows: list[NodeRow]) -> list[str]:
-    """Say which nodes have another version of the package than most."""
+    """Name nodes whose package version differs from the majority's."""
     versions = Counter(row.facts.version for row in rows if row.facts.version)
     if len(versions) < 2:
         return []

@@ -24,7 +24,7 @@ FLAGS = {
     "template_arguments": "--template-argument",
     **{name: f"--{name.replace('_', '-')}" for name in ENGINE_OPTIONS if not name.endswith("arguments")},
 }
-"""How commands spell keys of `[[backends]]`; other options of an engine's kind are set by `--option`."""
+"""Flags of keys of `[[backends]]`; `--option` sets other options of an engine's kind."""
 
 
 class OptionGroup:
@@ -32,7 +32,7 @@ class OptionGroup:
 
 
 def flat(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a command with the options of its groups in their place, as typer needs it."""
+    """Return a command with its groups replaced by their options, as typer requires."""
     signature = inspect.signature(command, eval_str=True)
     groups: dict[str, tuple[Callable[..., Any], list[inspect.Parameter]]] = {}
     parameters: list[inspect.Parameter] = []
@@ -115,7 +115,7 @@ class ModelOptions(OptionGroup):
     option: options.EngineOptions = None
 
     def settings(self, kind: str, **more: Any) -> BackendSettings:
-        """Return the settings of an engine of a kind; `more` of its keys take the place of those here."""
+        """Return the settings of an engine of a kind; `more` of its keys override those here."""
         same = {name: getattr(self, name) for name in BackendSettings.__struct_fields__ if hasattr(self, name)}
         given = {
             "arguments": tuple(self.arguments or ()),
@@ -177,7 +177,7 @@ class EngineOptions(ModelOptions):
 
 
 def flag_of(key: str) -> str:
-    """Return how commands spell a key of `[[backends]]`, or another option of an engine's kind."""
+    """Return the flag of a key of `[[backends]]`, or of another option of an engine's kind."""
     return FLAGS.get(key, f"--option {key}")
 
 

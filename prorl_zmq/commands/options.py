@@ -1,4 +1,4 @@
-"""Options that several commands share, and the functions that read them."""
+"""Options that several commands share, and the functions that parse them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ ServiceDir = Annotated[
     Path | None,
     typer.Option("--service", metavar="DIR", help="The folder of a service on several nodes, on a shared file system."),
 ]
-"""As `Service`, but never from the environment: for commands that do something else without it."""
+"""As `Service`, but never from the environment: for commands that behave differently without it."""
 NodeOfProcess = Annotated[
     str,
     typer.Option(
@@ -131,7 +131,7 @@ LogLevelOption = Annotated[
 
 
 def sandbox_kind(kind: str) -> str:
-    """Check the value of `--sandbox` against the registered kinds; the part of `tools` that it needs is light."""
+    """Check the value of `--sandbox` against the registered kinds; imports only a light part of `tools`."""
     from ..tools.containers.kinds import known_kinds
 
     if kind not in (known := known_kinds()):
@@ -225,7 +225,7 @@ Log = Annotated[
 
 
 def start_limit_s(given: float | None, *, url: bool) -> float:
-    """Return the value of `--start-limit`; `url`: the engine is a server that runs already."""
+    """Return the value of `--start-limit`; `url`: the engine is a running server."""
     return given or (URL_LIMIT_S if url else ENGINE_LIMIT_S)
 
 
@@ -233,7 +233,7 @@ def checked_address(address: str) -> str:
     """Return the address to bind to.
 
     Raises:
-        ConfigError: it is not this machine's.
+        ConfigError: it does not belong to this machine.
     """
     if address and not is_own_address(address):
         raise ConfigError(f"--address {address} is no IPv4 address of this machine; name one that is", key="address")
@@ -244,7 +244,7 @@ def named(topology: Topology, name: str | None, run_dir: Path | None = None) -> 
     """Apply `--name`.
 
     Raises:
-        ConfigError: it cannot be a service's name, or a run folder is named as well.
+        ConfigError: it is not a valid service name, or a run folder is named as well.
     """
     if name is None:
         return topology
@@ -255,7 +255,7 @@ def named(topology: Topology, name: str | None, run_dir: Path | None = None) -> 
 
 
 def named_texts(flag: str, options: list[str] | None, written: str = "NAME=VALUE") -> dict[str, str]:
-    """Read options of the form NAME=VALUE."""
+    """Parse options of the form NAME=VALUE."""
     values = {}
     for option in options or []:
         name, equals, value = option.partition("=")
@@ -269,12 +269,12 @@ _OF_PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 
 def named_values(flag: str, options: list[str] | None) -> dict[str, Any]:
-    """Read options of the form NAME=JSON; what is no JSON is text."""
+    """Parse options of the form NAME=JSON; a value that is not JSON is text."""
     example = "enable_thinking=false" if flag == "--template-argument" else "tools='[\"ipython\"]'"
     texts = named_texts(flag, options, f"NAME=JSON, such as {example}")
     values: dict[str, Any] = dict(texts)
     for name, text in texts.items():
-        if text in _OF_PYTHON:  # as a text it would count as true
+        if text in _OF_PYTHON:  # as text it would be true
             words = f"write {_OF_PYTHON[text]}, as JSON does, or for the text '\"{text}\"'"
             raise ConfigError(f"{flag} {name}={text}: {words}", key=flag.lstrip("-"))
         with suppress(msgspec.MsgspecError):

@@ -1,6 +1,6 @@
 """Values of options without pydantic, which typer needs for every option and whose import outlasts most commands.
 
-Text, numbers, paths and choices are converted here; other types and values that do not fit are left to typer.
+Text, numbers, paths and choices are converted here; typer handles other types and invalid values.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Unfit(Exception): ...
 
 
 class PlainValue(NamedTuple):
-    """Takes the place of what typer converts the values of one parameter with."""
+    """Replaces typer's converter for the values of one parameter."""
 
     leave_to_typer: Callable[[], Any]
     convert: Callable[[Any], Any]
@@ -42,7 +42,7 @@ class PlainValue(NamedTuple):
 
 
 def use_plain_values(command: Any) -> None:
-    """Have a command of typer's, and those below it, convert plain values without pydantic."""
+    """Make a typer command, and those below it, convert plain values without pydantic."""
     # With its option for help, which is made now and kept.
     for param in command.get_params(typer.Context(command, help_option_names=HELP_NAMES)):
         if hasattr(param, "get_runtime_param") and hasattr(param, "type_descriptor"):
@@ -82,7 +82,7 @@ def _converted(value: Any, kind: Any, info: Any) -> Any:
         return value
     elif kind is Path and _may_be_any(info):
         path = Path(value)
-        with suppress(OSError, ValueError):  # typer says what is wrong with it
+        with suppress(OSError, ValueError):  # typer reports the error
             if os.access(path, os.R_OK) or not path.exists():
                 return path
     elif kind in {int, float} and not info.clamp:

@@ -1,4 +1,4 @@
-"""Progress of commands that take minutes, on standard error: drawn on a terminal, else one line now and then.
+"""Progress of commands that take minutes, on standard error: drawn on a terminal, else a line at intervals.
 
 Lines hold no escape codes, whatever the environment asks for: they go to logs.
 """
@@ -28,7 +28,7 @@ def pause_after(spent_s: float) -> float:
 
 
 class ProgressLines:
-    """Prints `text()` and the time spent now and then, from a thread that ends with the `with` block."""
+    """Prints `text()` and the elapsed time at intervals, from a thread that ends with the `with` block."""
 
     def __init__(self, program: str, text: Callable[[], str], pause: Callable[[float], float] = pause_after) -> None:
         self._program = program
@@ -53,7 +53,6 @@ class ProgressLines:
 
     @property
     def running(self) -> bool:
-        """Whether lines are still to come."""
         return self._thread.is_alive()
 
     def line(self) -> str:
@@ -64,7 +63,7 @@ class ProgressLines:
         while not self._ended.wait(self._pause(self.spent_s)):
             try:
                 say(self._program, self.line())
-            except (OSError, ValueError):  # nobody reads standard error, or it is closed
+            except (OSError, ValueError):  # standard error is closed, or has no reader
                 return
 
 
@@ -75,10 +74,10 @@ class Progress:
 
     Args:
         program: begins each line.
-        text: what is done; `update` replaces it.
-        counted: what is counted, such as `rollouts`; empty: nothing.
-        total: how many there are; None: unknown.
-        completed: how many were there before.
+        text: the current work; `update` replaces it.
+        counted: the counted things, such as `rollouts`; empty: none.
+        total: their number; None: unknown.
+        completed: the number at the start.
     """
 
     def __init__(
@@ -119,7 +118,7 @@ class Progress:
             say(self._program, self._lines.line())
 
     def update(self, text: str, advance: int = 0) -> None:
-        """Say what is done now, and that so many more are completed."""
+        """Set the text, and add to the completed number."""
         self._completed += advance
         self._text = text
         if self._lines is None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class StartupLine:
-    """What a supervisor shows while it starts: a bar on a terminal, plain lines in a pipe."""
+    """A supervisor's progress at start: a bar on a terminal, plain lines in a pipe."""
 
     def __init__(self, program: str) -> None:
         self._program = program
@@ -62,7 +62,7 @@ class StartupLine:
             say(self._program, f"{startup.there} of {startup.total} processes ready after {spent:.0f} s, {text}")
 
     def close(self) -> None:
-        """Take the bar away; a second call does nothing."""
+        """Remove the bar; a second call does nothing."""
         if self._progress is not None:
             self._progress.stop()
 
@@ -192,14 +192,14 @@ def _serve_folder(
 
 
 def drain_of(topology: Topology, folder: Path, limit_s: float, *, ends: bool) -> Drain | None:
-    """Return how `prorl drain` reaches the node of this command, by files in a folder; None: it has no node."""
+    """Return how `prorl drain` reaches this command's node, by files in a folder; None: it has no node."""
     from ..service.node_drain import DrainRequests
     from ..service.supervisor import Drain
 
     if not topology.stage and not topology.backends:
         return None
     is_asked = partial(DrainRequests(folder).withdraw, topology.node)
-    is_asked()  # in an earlier life
+    is_asked()  # of an earlier run
     return Drain(is_asked, limit_s, ends)
 
 
@@ -216,7 +216,7 @@ def _folder_of(path: Path, config: Path | None) -> ServiceFolder:
 
 
 def node_topology(folder: ServiceFolder, process: LogOptions, name: str) -> Topology:
-    """Return the topology of a service's folder for one node, whose run folder has a name of its own by default."""
+    """Return the topology of a service's folder for one node, whose run folder has its own name by default."""
     place = process.run_dir or Path(tempfile.gettempdir(), f"prorl-{os.getuid()}-{name}")
     topology = replace(process, run_dir=place).applied(folder.topology())
     return msgspec.structs.replace(topology, security=SecuritySettings(str(folder.keys("node"))))
@@ -236,7 +236,7 @@ def with_metrics(topology: Topology, bind: str | None) -> Topology:
 
 
 def check_sandboxes(topology: Topology, program: str) -> None:
-    """Raise `SandboxUnavailable` unless this machine can make what the topology says."""
+    """Raise `SandboxUnavailable` unless this machine can make the topology's sandboxes."""
     from ..tools.containers.kinds import container_class
 
     kind = topology.sandbox.kind
@@ -272,7 +272,7 @@ def _say_resumed(journal: Path) -> None:
 
 
 def supervise(supervisor: Supervisor, program: str, ready: str) -> None:
-    """Run a supervisor, and show how far its start has come."""
+    """Run a supervisor, and show the progress of its start."""
     with closing(StartupLine(program)) as line:
 
         def on_ready() -> None:

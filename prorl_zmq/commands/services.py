@@ -25,7 +25,7 @@ class ServiceRow(msgspec.Struct, frozen=True):
     """One service of this account on this machine, running or not."""
 
     name: str
-    """Empty: it has none."""
+    """Empty: a service without a name."""
     running: bool
     weights: int
     """The version that its training announced last; 0: none."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..wire.messages.front_door import ServiceStatus
 
 RANDOM_ID = re.compile("[0-9a-f]{32}")
-"""The session of a client that named none."""
+"""The session of a client that gave no name."""
 
 
 class _Seen(NamedTuple):
@@ -83,12 +83,11 @@ def status_tables(status: ServiceStatus, listed: BackendList) -> Group:
 
 
 def session_name(session: str) -> str:
-    """Return a session as people named it; of a random id, the beginning."""
+    """Return a session's given name; of a random id, the beginning."""
     return session[:12] if RANDOM_ID.fullmatch(session) else session
 
 
 def batch_table(batches: tuple[BatchStatus, ...]) -> Table:
-    """Lay the open batches out, in 80 columns."""
     rows = (
         (
             *(

@@ -1,4 +1,4 @@
-"""What commands print: tables in one style, tables that are kept up to date, JSON, and the brokers that are silent.
+"""The output of commands: tables in one style, live tables, JSON, and the brokers that do not answer.
 
 Names and errors come from other machines, so each cell is text of one line, without markup or escape codes.
 """
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 Seen = TypeVar("Seen")
 WATCH_S = 1.0
-"""How often a watched table is redrawn."""
+"""Seconds between redraws of a watched table."""
 NOTHING = "–"
 GIB = 2**30
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return the console that commands print to; into a pipe or a file it cuts, breaks and colours nothing."""
+    """Return the console that commands print to; in a pipe or a file it cuts, wraps and colours nothing."""
     from rich.console import Console
 
     seen = (sys.stderr if stderr else sys.stdout).isatty()
@@ -49,7 +49,7 @@ def table(*headers: str, rows: Iterable[Iterable[object]] = (), **how: Any) -> T
     """Lay out rows.
 
     Args:
-        headers: a column each; `>name` is of numbers, `=name` is never broken, others are folded to fit.
+        headers: a column each; `>name` holds numbers, `=name` is never wrapped, others are folded to fit.
         rows: the cells; a `Text` keeps its style, and None is empty.
         how: further arguments of `rich.table.Table`, such as `title`.
     """
@@ -62,7 +62,7 @@ def table(*headers: str, rows: Iterable[Iterable[object]] = (), **how: Any) -> T
 
 
 def text(value: object) -> Text:
-    """Return a cell or a line of what commands print."""
+    """Return a cell or a line of a command's output."""
     from rich.text import Text
 
     if isinstance(value, Text):
@@ -75,7 +75,7 @@ def print_table(*headers: str, rows: Iterable[Iterable[object]] = (), **how: Any
 
 
 def show(look: Callable[[], Seen], layout: Callable[[Seen], RenderableType], *, watch: bool) -> Seen:
-    """Print what is seen once, and return it; or keep it up to date until Ctrl-C."""
+    """Print the result once and return it, or redraw it until Ctrl-C."""
     if not watch:
         seen = look()
         console().print(layout(seen))

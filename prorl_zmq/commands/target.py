@@ -1,4 +1,4 @@
-"""`Target`: the service that a command asks, as its options name it, and the clients of its brokers."""
+"""`Target`: the service that a command's options name, and the clients of its brokers."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 Client = TypeVar("Client", RolloutClient, "AsyncRolloutClient")
 QUICK_S = 10.0
-"""How long commands that only ask something wait for a reply."""
+"""Seconds that query commands wait for a reply."""
 AWAY_S = 3.0
-"""How long they wait for a process to listen over TCP: a broker elsewhere may be restarted."""
+"""Seconds that they wait for a process to listen over TCP: a broker elsewhere may be restarting."""
 LOOK_S = 0.1
 
 
@@ -43,13 +43,13 @@ class Target(OptionGroup):
 
     @property
     def topology(self) -> Topology:
-        """That of --config, or the default one, of the service that is named."""
+        """The topology of --config, or the default one, of the named service."""
         name = self.connect if self.connect is not None and is_name(self.connect) else None
         return options.named(load_topology(self.config), name)
 
     @property
     def front_door(self) -> str:
-        """Where the service is asked, or its folder."""
+        """The service's endpoint or folder."""
         if self.connect is not None and not is_name(self.connect):
             return self.connect
         if self.folder is not None:
@@ -65,7 +65,7 @@ class Target(OptionGroup):
         return self.topology.run_dir
 
     def client(self) -> RolloutClient:
-        """Return the client of a command that only asks something.
+        """Return the client of a query command.
 
         Raises:
             RequestTimeout: the service does not run.
@@ -111,7 +111,7 @@ class Target(OptionGroup):
         """Raise `RequestTimeout` if no service runs, before a command waits `QUICK_S` for its reply.
 
         A service runs if one of its rollout brokers listens, or a `prorl serve` that would start or restart them lives.
-        Keys that cannot be used are reported first.
+        Invalid keys are reported first.
         """
         if self.folder is not None:
             from ..service.service_folder import LOCK, ServiceFolder
@@ -138,7 +138,7 @@ class Target(OptionGroup):
             time.sleep(LOOK_S)
 
     def _keys(self) -> Path | None:
-        """Return the keys that are named; else those of the topology file, if one is named."""
+        """Return the named keys; else those of the topology file, if one is named."""
         if self.keys is None and self.config is not None:
             named = load_topology(self.config).security.keys
             return Path(named) if named else None

@@ -38,7 +38,7 @@ File = Annotated[
     typer.Argument(metavar="FILE", help="Rows of known formats: .jsonl, .parquet, .csv, or .json with a list."),
 ]
 SHOWN = 20
-"""How many wrong rows are shown, unless all are asked for."""
+"""Wrong rows that are shown, unless all are requested."""
 
 
 @commands.command("list")
@@ -143,7 +143,7 @@ def _state(store: Any, name: str) -> str:
 def _checked(
     file: Path, task: str, row_format: str, task_modules: Iterable[Path] = ()
 ) -> Iterator[tuple[int, str, Row | None]]:
-    """Return each row's number, what is wrong with it, and what it is, if nothing."""
+    """Return each row's number, its error, and its job if it has no error."""
     from ..stages.known_row_formats import known_row_formats
     from ..stages.own_tasks import all_handlers, own_handlers
     from ..tasks.loading import load_rows

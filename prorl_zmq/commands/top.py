@@ -44,9 +44,9 @@ FIRST = 5
 """Columns of jobs that fit into 80 characters."""
 ALL_COLUMNS_WIDTH = 120
 SHOWN = 300
-"""Jobs of the table, the last to change."""
+"""Jobs in the table, the last to change."""
 SHOWN_BATCHES = 20
-"""Batches that are asked what they wait for."""
+"""Batches whose wait is queried."""
 LAST_ENDED = 8
 SHORT_ID = 15
 KINDS = ("all", "under way", "ended", "not completed")
@@ -105,7 +105,7 @@ async def _run(clients: Mapping[str, AsyncRolloutClient]) -> None:
 
 @contextmanager
 def _pressed_keys(press: Callable[[str], None]) -> Iterator[None]:
-    """Call `press` with what is typed, as it is typed; the terminal is as before at the end."""
+    """Call `press` with each typed key; restores the terminal at the end."""
     import termios
     import tty
 
@@ -121,7 +121,7 @@ def _pressed_keys(press: Callable[[str], None]) -> Iterator[None]:
 
 
 class Top:
-    """What `prorl top` shows of a service."""
+    """The content of `prorl top`."""
 
     def __init__(self, watcher: Watcher) -> None:
         self._watcher = watcher
@@ -129,14 +129,14 @@ class Top:
         self._view = VIEWS[0]
         self._kind = KINDS[0]
         self._wanted = ""
-        """What jobs are searched for."""
+        """The search text for jobs."""
         self._typing = False
         self._line = 0
-        """The first line of the view that is shown."""
+        """The first visible line of the view."""
         self._rows: dict[str, JobRow] = {}
         self._overview: Overview | None = None
         self._waits_for: dict[str, str] = {}
-        """What open batches said last, by id; asked while they are shown."""
+        """The last reported waits of open batches, by id; queried while they are shown."""
 
     async def follow(self, draw: Callable[[], None]) -> None:
         """Apply the watcher's updates, and call `draw` after each."""
@@ -148,7 +148,7 @@ class Top:
                 draw()
 
     def press(self, key: str) -> None:
-        """Do what a key asks for; `q` sets `quitting`."""
+        """Handle a key; `q` sets `quitting`."""
         if self._typing:
             self._type(key)
         elif key == "q":
@@ -165,7 +165,6 @@ class Top:
             self._wanted = ""
 
     def frame(self, screen: Console) -> SegmentLines:
-        """Return what the terminal shows now."""
         options = screen.options.update(height=None)
         head, foot = screen.render_lines(self._head(), options), screen.render_lines(self._foot(), options)
         body = screen.render_lines(self._body(screen.width), options)
@@ -198,7 +197,7 @@ class Top:
     async def _ask_batch(self, batch_id: str) -> str:
         try:
             return (await self._watcher.batch(batch_id)).waits_for
-        except ProrlError:  # it was closed, or its broker does not answer, which the head says
+        except ProrlError:  # it was closed, or its broker does not answer, which the head reports
             return self._waits_for.get(batch_id, "")
 
     def _batches(self) -> tuple[BatchStatus, ...]:
@@ -294,7 +293,7 @@ def cells(row: JobRow, at: float) -> list[Text]:
 
 
 def _text(row: JobRow) -> str:
-    """Return what a search looks in."""
+    """Return the searchable text."""
     names = (row.job_id, row.task, row.group_id, row.phase, row.place, row.node, row.backend, row.outcome, row.code)
     return " ".join(name or "" for name in names).lower()
 

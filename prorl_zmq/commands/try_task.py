@@ -48,7 +48,7 @@ TaskOrFile = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceOptions(OptionGroup):
-    """Which instance is tried: that of a row, or one that --set makes."""
+    """The instance to try: a row's, or one made by --set."""
 
     file: Annotated[
         Path | None, typer.Argument(metavar="[DATA]", help="Rows: .jsonl, .parquet, .csv, or .json with a list.")
@@ -66,7 +66,7 @@ class InstanceOptions(OptionGroup):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TalkOptions(OptionGroup):
-    """Who talks: an engine, or a script."""
+    """The policy: an engine, or a script."""
 
     said: Annotated[
         list[str] | None,
@@ -90,7 +90,7 @@ class TalkOptions(OptionGroup):
 
     @property
     def name(self) -> str:
-        """What is waited for."""
+        """The name of the awaited thing."""
         return self.url or f"the engine of kind {self.engine or 'embedded'}"
 
     @property
@@ -98,7 +98,7 @@ class TalkOptions(OptionGroup):
         return options.start_limit_s(self.start_limit, url=bool(self.url))
 
     def starter(self) -> Any:
-        """Return what starts the engine, or the script."""
+        """Return a function that starts the engine or the script."""
         if self.said and (self.engine or self.model or self.url):
             words = "--say and an engine (--engine, --model, --url) are two ways to talk; name one"
             raise ConfigError(words, key="say")
@@ -153,7 +153,7 @@ def try_task(
         limit_s=limit,
         start_limit_s=model.limit_s,
     )
-    logging.getLogger("prorl").setLevel(logging.CRITICAL)  # what goes wrong is shown below
+    logging.getLogger("prorl").setLevel(logging.CRITICAL)  # errors are shown below
     blocked_log.setLevel(logging.WARNING)  # but not while it lasts
     if not model.said:
         say("prorl tasks", f"waiting for {model.name}, at most {model.limit_s:g} s")
@@ -196,7 +196,7 @@ def show_task(task_or_file: TaskOrFile) -> None:
 
 
 def _handlers(task_or_file: str) -> tuple[Kinds, Mapping[str, AgentHandler[Any]], list[str]]:
-    """Return the classes and the handlers that a trial may need, and the tasks that are of a file."""
+    """Return the classes and the handlers that a trial may need, and the tasks that come from a file."""
     from ..stages.handler import load_handlers
     from ..stages.own_tasks import own_handlers
 
@@ -216,7 +216,7 @@ def _job(
     """Make the job of a row, or of fields alone.
 
     Raises:
-        ConfigError, InvalidJob, InvalidRecord: there is no such row, or it does not fit.
+        ConfigError, InvalidJob, InvalidRecord: the row is missing, or does not fit.
     """
     from ..stages.known_row_formats import known_row_formats
     from ..tasks.loading import load_rows
@@ -285,7 +285,7 @@ def _show_phase(seen: PhaseSeen) -> None:
     screen.print(head.append(f"  raised {type(seen.raised).__name__}", style="red"))
     own = [each for each in traceback.extract_tb(seen.raised.__traceback__) if _is_the_tasks(each.filename)]
     lines = traceback.format_list(own)
-    if not isinstance(seen.raised, asyncio.CancelledError):  # which says no more than where the phase was stopped
+    if not isinstance(seen.raised, asyncio.CancelledError):  # which names only where the phase was stopped
         lines += traceback.format_exception_only(seen.raised)
     screen.print(Text(_clean("".join(lines).rstrip())))
 

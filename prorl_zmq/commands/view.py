@@ -112,7 +112,7 @@ def view(
 
 
 def _pager(screen: Console) -> PagerContext:
-    """Return the context in which what is printed goes to $PAGER, with its colours."""
+    """Return the context that pipes the output to $PAGER, with its colours."""
     os.environ.setdefault("LESS", "FRX")  # as for git: quit if all fits, and show colours
     return screen.pager(styles=True)
 

@@ -1,1 +1,1 @@
-"""How RUN talks to inference engines, and the engines that can be hosted behind that protocol."""
+"""The connection of RUN to inference engines, and the engines that can be hosted behind that protocol."""

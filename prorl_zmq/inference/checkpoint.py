@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 INDEX = "model.safetensors.index.json"
-"""Beside the parts of a checkpoint in several files: says which tensor is in which."""
+"""Lists which file holds each tensor of a checkpoint in several files."""
 NAMED_LIMIT = 3
 """Most tensors that a message names."""
 
 
 LENGTH_BYTES = 8
 HEADER_LIMIT_BYTES = 100 * 2**20
-"""As the library has it."""
+"""The limit of the safetensors library."""
 
 
 _Read = TypeVar("_Read")
@@ -44,15 +44,15 @@ class _Entry(msgspec.Struct):
 
 
 class TensorKind(NamedTuple):
-    """What a file's header says of one tensor."""
+    """A tensor's type and shape in a file's header."""
 
     dtype: str
-    """In the words of safetensors: `F32`, `BF16`, …"""
+    """In safetensors' notation: `F32`, `BF16`, …"""
     shape: tuple[int, ...]
 
 
 async def read_in_time(limit_s: float, read: Callable[..., _Read], path: Path, *others: object) -> _Read:
-    """Call `read` with new weights in a thread of its own, since a folder on a network may hang.
+    """Call `read` with new weights in its own thread, since a folder on a network may hang.
 
     Raises:
         InvalidWeights: it took longer than the limit, or as `read`.
@@ -65,11 +65,11 @@ async def read_in_time(limit_s: float, read: Callable[..., _Read], path: Path, *
 
 
 def check_checkpoint(path: Path, like: Path) -> None:
-    """Return if the weights in the folder `path` can take the place of those in the folder `like`.
+    """Check that the weights in the folder `path` can replace those in the folder `like`.
 
     Raises:
-        InvalidWeights: `path` is no folder, has no safetensors files, one of them cannot be read to its end, or the
-            tensors are others than those of `like` by name, shape or dtype.
+        InvalidWeights: `path` is not a folder, has no safetensors files, one of them cannot be read to its end, or its
+            tensors differ from those of `like` by name, shape or dtype.
     """
     ours, theirs = read_tensors(like), read_tensors(path)
     for names, problem in (
@@ -114,7 +114,6 @@ def read_tensors(path: Path) -> dict[str, TensorKind]:
 
 
 def _read_index(index: Path) -> dict[str, str]:
-    """Return the file that each tensor is in."""
     try:
         places = json.loads(index.read_bytes())["weight_map"]
         if all(isinstance(file, str) and "/" not in file for file in places.values()):
@@ -125,9 +124,10 @@ def _read_index(index: Path) -> dict[str, str]:
 
 
 def _read_header(file: Path) -> dict[str, TensorKind]:
-    """Read what a safetensors file begins with: the header's length, and the header, which says where all else is.
+    """Read the beginning of a safetensors file: the header's length, and the header, which locates the tensors.
 
-    By Python alone: the library opens a file with the interpreter's lock held, so that a hanging one stops everything.
+    Implemented in Python: the library opens a file with the interpreter's lock held, so a hanging file would block
+    everything.
     """
     try:
         with open(file, "rb", opener=open_regular) as content:

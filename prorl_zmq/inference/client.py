@@ -3,9 +3,9 @@
     DEALER → engine host's ROUTER     empty frame, `AnyEngineRequest`, for `Generate` the prompt's ids
     DEALER ← engine host's ROUTER     empty frame, `AnyEngineReply`, for `Generated` the ids and their log-probs
 
-A request is sent again only when its connection was lost and is back, which is safe (see `host`); while the connection
-is down for longer than `RECONNECT_S` its requests fail. Replies are checked before anything is made of them. The
-backend broker decides which backend serves a job.
+A request is resent only after its connection was lost and restored, which is safe (see `host`); if the connection is
+down for longer than `RECONNECT_S` its requests fail. Replies are checked before use. The backend broker decides which
+backend serves a job.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ if TYPE_CHECKING:
     from ..wire.messages.jobs import Sampling
 
 GENERATE_TIMEOUT_S = 600.0
-"""Default limit on one turn of the policy."""
+"""Default limit on one turn of the policy, in seconds."""
 RECONNECT_S = 5.0
-"""How long a connection may be down before its requests fail."""
+"""Seconds that a connection may be down before its requests fail."""
 ABANDONED_S = 300.0
-"""How long a connection is kept while it is down and not used."""
+"""Seconds that an unused connection is kept while it is down."""
 
 INT32_MAX = 2**31 - 1
-"""A trajectory keeps weight versions as int32."""
+"""Largest weight version: a trajectory stores versions as int32."""
 
 
 class EngineClient:
-    """Asks engine hosts on behalf of one stage process; made and used on a running loop."""
+    """Sends requests to engine hosts for one stage process; made and used on a running loop."""
 
     def __init__(
         self,
@@ -76,9 +76,8 @@ class EngineClient:
         """Have a backend continue the prompt `token_ids`, int32 [P]. Cancelling the call aborts the generation there.
 
         Raises:
-            EngineFailed: the backend failed, answered something malformed or not in time; with `unreachable`, it went
-                away, or nobody can connect to it; with `refused`, it is the request that is wrong, and no backend would
-                do it.
+            EngineFailed: the backend failed, or its answer was malformed or late. `unreachable`: the backend went away
+                or cannot be connected to. `refused`: the request is wrong, and no backend would accept it.
             Closed: the client was closed.
         """
         with span(f"chat {backend.model}", kind="client") as traced:
@@ -129,7 +128,7 @@ class EngineClient:
 
         Raises:
             RequestTimeout: it did not answer in time, or its connection was down for too long.
-            EngineFailed: it answered something malformed.
+            EngineFailed: its answer was malformed.
         """
         connection = self._connection(endpoint)
         reply, _ = _read(await connection.ask_frames(EngineHealth(new_id()), time.monotonic() + timeout_s))
@@ -138,7 +137,7 @@ class EngineClient:
         return reply
 
     def close(self) -> None:
-        """Close all connections; what waits for an answer gets `Closed`. May be called again."""
+        """Close all connections; waiting calls raise `Closed`. May be called again."""
         self._closed = True
         for connection in self._connections.values():
             connection.close()
@@ -176,7 +175,7 @@ class EngineClient:
 
 
 def _read(answer: Sequence[bytes | zmq.Frame]) -> tuple[AnyEngineReply, Sequence[bytes]]:
-    """Return a reply and the frames behind it; raise the error that it refuses the request with."""
+    """Return a reply and the frames after it; raise the error of a rejected request."""
     header, *frames = (frame if isinstance(frame, bytes) else frame.bytes for frame in answer)
     try:
         reply: AnyEngineReply = codec.decode(header, AnyEngineReply)
@@ -188,7 +187,7 @@ def _read(answer: Sequence[bytes | zmq.Frame]) -> tuple[AnyEngineReply, Sequence
 
 
 def _asked(backend: Backend, job_id: str, prompt_tokens: int, sampling: Sampling) -> dict[str, Any]:
-    """Return what a span says of a request, by OpenTelemetry's conventions for generative AI."""
+    """Return a span's attributes for a request, by OpenTelemetry's conventions for generative AI."""
     attributes: dict[str, Any] = {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": "prorl_zmq",
@@ -213,10 +212,10 @@ def _answered(done: Generation) -> dict[str, Any]:
 
 
 def read_generation(reply: Any, frames: Sequence[bytes], max_tokens: int) -> Generation:
-    """Make a `Generation` of a reply and the frames behind it.
+    """Make a `Generation` of a reply and the frames after it.
 
     Raises:
-        MalformedMessage, EngineFailed: it is another reply, or its parts do not fit together or to the request.
+        MalformedMessage, EngineFailed: it is another reply, or its parts do not match each other or the request.
     """
     if not isinstance(reply, Generated):
         raise MalformedMessage(f"it answered a prompt with {type(reply).__name__}")

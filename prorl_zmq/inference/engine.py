@@ -28,43 +28,43 @@ if TYPE_CHECKING:
 
 
 PAUSES: Final[dict[UpdateMode, str]] = {"keep": "keep", "drain": "wait", "abort": "abort"}
-"""vLLM's words for the modes of an update."""
+"""vLLM's names for the modes of an update."""
 FINISH_REASONS: Final[dict[str | None, FinishReason]] = {"stop": "stop", "length": "length", "abort": "abort"}
-"""By the words of vLLM and SGLang."""
+"""As vLLM and SGLang name them."""
 SPAN_LIMIT = 1024
 """Most spans of one generation: weights do not change with every token."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Generation:
-    """What an engine generated for one prompt."""
+    """An engine's output for one prompt."""
 
     token_ids: NDArray[np.int32]
     """int32 [G]; a stop token that ended the turn is included."""
     logprobs: NDArray[np.float32]
     """float32 [G], of the distribution that the engine's `logprobs_mode` names."""
     spans: tuple[VersionSpan, ...]
-    """Which weights made which tokens; together they cover 0 to G."""
+    """Which weights generated which tokens; together they cover 0 to G."""
     finish_reason: FinishReason
-    """`length`: the turn's limit or the engine's context was reached. `abort`: new weights came, and the turn has not
+    """`length`: the turn's limit or the engine's context was reached. `abort`: new weights came before the turn
     ended."""
     cached_tokens: int = 0
-    """Of the prompt, found in the engine's prefix cache."""
+    """Tokens of the prompt found in the engine's prefix cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineDescription:
-    """What an engine says of itself when it registers."""
+    """An engine's description of itself for its registration."""
 
     model: str
-    """What it serves, for people."""
+    """The model's name, for people."""
     chat: ChatSettings
     context_tokens: int
-    """Most tokens of a prompt and its answer together; 0: not known."""
+    """Most tokens of a prompt and its answer together; 0: unknown."""
     vocabulary: int
-    """Ids are below this; 0: not known."""
+    """Ids are below this; 0: unknown."""
     max_in_flight: int
-    """Generations at once beyond which more would only wait."""
+    """Concurrent generations beyond which more would only wait."""
     logprobs_mode: LogprobsMode
 
 
@@ -73,11 +73,11 @@ class Engine(Protocol):
 
     @property
     def description(self) -> EngineDescription:
-        """What the engine serves, and how."""
+        """The engine's description of itself."""
 
     @property
     def weight_version(self) -> int:
-        """The version of the weights that the next token will come from."""
+        """The version of the weights that generate the next token."""
 
     async def generate(
         self, token_ids: NDArray[np.int32], sampling: Sampling, stop_token_ids: Sequence[int], job_id: str
@@ -112,7 +112,7 @@ class Engine(Protocol):
         """
 
     async def end_update(self, weight_version: int | None) -> None:
-        """Resume generating, and discard what was computed with other weights; also if no update was begun.
+        """Resume generating, and discard results computed with other weights; also if no update was begun.
 
         Args:
             weight_version: of the weights that the engine has now; None: they are unchanged.
@@ -124,11 +124,11 @@ class Engine(Protocol):
     async def update_weights(self, path: Path, weight_version: int, mode: UpdateMode) -> None:
         """Serve the weights at `path` from the next token on: begin an update unless one has begun, load, and end it.
 
-        The engine generates afterwards, whatever the result.
+        The engine resumes in every case.
 
         Raises:
             InvalidWeights: they cannot be used; nothing has changed.
-            EngineFailed: the engine cannot take new weights, or failed on the way.
+            EngineFailed: the engine does not support new weights, or failed during the update.
         """
 
     async def set_weight_version(self, weight_version: int) -> None:
@@ -142,15 +142,15 @@ class Engine(Protocol):
         """Ask the engine whether it can serve; called with every heartbeat, so it must be cheap.
 
         Raises:
-            EngineFailed: it cannot now; with `fatal=True`, it never will again, and the host should end.
+            EngineFailed: it cannot serve now; with `fatal=True`, it never will, and the host should exit.
         """
 
     async def close(self) -> None:
-        """Abort what runs and free what the engine holds. May be called again."""
+        """Abort running generations and free the engine's resources. May be called again."""
 
 
 class Generator(Protocol):
-    """What the agent loop calls for the policy's next turn: an engine client bound to one job and its backend."""
+    """Generates the policy's next turn for the agent loop: an engine client bound to one job and its backend."""
 
     async def __call__(
         self, token_ids: NDArray[np.int32], sampling: Sampling, stop_token_ids: Sequence[int]
@@ -177,12 +177,12 @@ def check_prompt(token_ids: NDArray[np.int32], description: EngineDescription) -
 
 
 def as_plain(generation: Generation, prompt_tokens: int) -> Generation:
-    """Return what an engine gave with arrays of the right types and numbers of Python's own.
+    """Return an engine's generation with arrays of the right types and Python's own numbers.
 
-    Engines of other packages may count in NumPy's integers, which messages cannot hold.
+    Engines of other packages may use NumPy's integers, which messages cannot hold.
 
     Raises:
-        EngineFailed: a value is of a wrong type.
+        EngineFailed: a value has the wrong type.
     """
     token_ids, logprobs = np.asarray(generation.token_ids), np.asarray(generation.logprobs)
     reason, cached = generation.finish_reason, generation.cached_tokens

@@ -41,18 +41,18 @@ class EngineKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @classmethod
     def summary(cls) -> str:
-        """Return what `prorl doctor` says of a kind that can run here; by default, the class's first line."""
+        """Return the text of `prorl doctor` for a kind that can run here; by default, the class's first line."""
         return (cls.__doc__ or "can run here").splitlines()[0]
 
     def check(self) -> None:
-        """Check what can be checked quickly on the machine that is to run the engine, such as that files are there.
+        """Check quickly, on the machine that will run the engine, for example that files exist.
 
         Raises:
             ConfigError: it cannot be started; `key` names the option.
         """
 
     async def start(self, weight_version: int) -> Engine:
-        """Start the engine, and return it when it can serve. May take minutes.
+        """Start the engine; return it once it can serve. May take minutes.
 
         Args:
             weight_version: the version of the weights that the engine starts with.
@@ -65,12 +65,12 @@ class EngineKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def examine_kinds() -> Iterator[tuple[str, str, str]]:
-    """Return each installed engine kind: name, what keeps it from running here (empty: nothing), and summary."""
+    """Return each installed engine kind: name, why it cannot run here (empty: it can), and summary."""
     for name in offered(ENGINE_KINDS):
         try:
             kind: type[EngineKind] = engine_kind(name)
             yield name, kind.problem(), kind.summary()
         except ConfigError as error:
             yield name, error.message, ""
-        except Exception as error:  # noqa: BLE001 - of another package, which does not work
+        except Exception as error:  # noqa: BLE001 - a broken class of another package
             yield name, f"{type(error).__name__}: {error}", ""

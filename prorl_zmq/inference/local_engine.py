@@ -1,8 +1,8 @@
 """The base of engines that compute in this process: continuous batching on the host's event loop.
 
-One task decodes while anything runs: each step draws one token for every running generation, and yields to the loop. So
-requests and new weights take effect between any two tokens, and each token is recorded with the version that generated
-it. No steps run while an update is in progress. The agent loop handles stop texts.
+One task decodes while any generation runs: each step draws one token for every running generation, and yields to the
+loop. So requests and new weights take effect between any two tokens, and each token is recorded with the version that
+generated it. No steps run while an update is in progress. The agent loop handles stop texts.
 """
 
 from __future__ import annotations
@@ -31,17 +31,14 @@ if TYPE_CHECKING:
     from ..wire.messages.jobs import Sampling
 
 LOAD_S = 60.0
-"""Longest reading of new weights: a file on a network may hang, and must not block the updates behind it."""
+"""Longest reading of new weights: a file on a network may hang, and must not block later updates."""
 
 
 @dataclass(slots=True, eq=False)
 class Running:
-    """A generation under way."""
-
     tokens: list[int]
     """The prompt, then the answer."""
     prompt: int
-    """Tokens of the prompt."""
     limit: int
     """Length of `tokens` at which the answer ends."""
     sampling: Sampling
@@ -49,7 +46,6 @@ class Running:
     stop_token_ids: frozenset[int]
     done: asyncio.Future[Generation]
     job_id: str
-    """Whose turn it is."""
     logprobs: list[float] = field(default_factory=list)
     versions: list[tuple[int, int]] = field(default_factory=list)
     """Where in the answer each weight version begins: (version, start)."""
@@ -85,23 +81,22 @@ def chances_of(batch: Sequence[Running]) -> tuple[NDArray[np.float64], NDArray[n
 
 
 class LocalEngine(ABC):
-    """Implements `engine.Engine` but for the model: a subclass computes a step, and reads and takes weights."""
+    """Implements `engine.Engine` except for the model: a subclass computes a step, and reads and installs weights."""
 
     def __init__(self, description: EngineDescription, weight_version: int) -> None:
         self._description = description
         self._weight_version = weight_version
         self._running: list[Running] = []
-        """In the order in which they came."""
+        """In order of arrival."""
         self._decoding: asyncio.Task[None] | None = None
         self._updating = asyncio.Lock()
         self._admits = asyncio.Event()
         """Unset from the begin of an update until its end: new requests wait."""
         self._admits.set()
         self._steps = asyncio.Event()
-        """Unset while an update is begun: generations pause."""
+        """Unset during an update: generations pause."""
         self._steps.set()
         self._idle = asyncio.Event()
-        """Set while nothing runs."""
         self._idle.set()
         self._closed = False
 
@@ -111,7 +106,7 @@ class LocalEngine(ABC):
 
     @abstractmethod
     def _read_weights(self, path: Path) -> Any:
-        """Read and check weights; runs in a thread of its own.
+        """Read and check weights; runs in its own thread.
 
         Raises:
             InvalidWeights: they cannot be used.
@@ -120,8 +115,8 @@ class LocalEngine(ABC):
     @abstractmethod
     def _take_weights(self, weights: Any) -> None: ...
 
-    def _on_new_weights(self) -> None:  # noqa: B027 - not every engine keeps such
-        """Forget what was computed with other weights; called before the first step with new ones."""
+    def _on_new_weights(self) -> None:  # noqa: B027 - not every engine has any
+        """Drop results computed with other weights; called before the first step with new ones."""
 
     @property
     def description(self) -> EngineDescription:
@@ -198,7 +193,7 @@ class LocalEngine(ABC):
         self._weight_version = weight_version
 
     async def check_health(self) -> None:  # noqa: B027
-        """Do nothing: an engine in this process is well if this runs."""
+        """Do nothing: an engine in this process is healthy if this runs."""
 
     async def close(self) -> None:
         self._closed = True
@@ -209,7 +204,7 @@ class LocalEngine(ABC):
             await asyncio.wait([self._decoding])
 
     def _draw(self, batch: Sequence[Running], logits: NDArray[np.float32]) -> None:
-        """Draw the next token of each generation from its row of `logits`, float32 [B, vocabulary]; changes them."""
+        """Draw the next token of each generation from its row of `logits`, float32 [B, vocabulary]; modifies them."""
         for row, running in enumerate(batch):
             if truncates(running.sampling):
                 logits[row] = truncated(logits[row], running.sampling)
@@ -235,7 +230,7 @@ class LocalEngine(ABC):
         self._running = [running for running in self._running if not running.done.done()]
 
     def _decoding_ended(self, task: asyncio.Task[None]) -> None:
-        """Fail the generations under way if decoding was ended by `close` or by a fault."""
+        """Fail the running generations if `close` or a fault ended decoding."""
         fault = None if task.cancelled() else task.exception()
         if fault is None and not task.cancelled():
             return

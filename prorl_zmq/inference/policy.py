@@ -1,9 +1,9 @@
-"""A small real language model in numpy: what the embedded engine serves and the demo trains.
+"""A small real language model in numpy: the embedded engine serves it and the demo trains it.
 
-The last `window` tokens are embedded, laid side by side, passed through one hidden tanh layer, and a softmax gives the
-next token (Bengio et al., 2003). Everything is float32 and exact: the log-prob that sampling reports is that of the
-distribution it drew from. No attention, no recurrence, no GPU: it is here to make the whole pipeline learn for real
-on two cores. A `Policy` is mutated only by its `Adam`; an engine swaps whole policies.
+The last `window` tokens are embedded, concatenated and passed through one hidden tanh layer; a softmax gives the next
+token (Bengio et al., 2003). All arrays are float32 and the log-probs exact: sampling reports those of the distribution
+it drew from. No attention, no recurrence, no GPU: it makes the whole pipeline learn on two cores. Only its `Adam`
+mutates a `Policy`; an engine swaps whole policies.
 """
 
 from __future__ import annotations
@@ -37,29 +37,26 @@ DIMENSIONS = {
     "output_weight": ("hidden", "vocabulary"),
     "output_bias": ("vocabulary",),
 }
-"""The parameters' names and what each of their axes counts."""
+"""The parameters' names and the meaning of their axes."""
 HIDDEN_GAIN = 4.0
 """Standard deviation of an untrained hidden unit's input."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyShape:
-    """The sizes of a policy."""
-
     vocabulary: int = VOCABULARY_SIZE
     window: int = 16
-    """How many tokens back the next one can depend on."""
+    """Number of earlier tokens that the next one can depend on."""
     embedding: int = 6
     hidden: int = 256
 
     def of(self, name: str) -> tuple[int, ...]:
-        """Return the shape of one parameter."""
         return tuple(getattr(self, axis) for axis in DIMENSIONS[name])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forward:
-    """One forward pass over B contexts, with what the gradient needs of it."""
+    """One forward pass over B contexts, with the values that the gradient needs."""
 
     contexts: Ints
     """int32 [B, window]."""
@@ -72,7 +69,7 @@ class Forward:
 
 
 class Policy:
-    """The model's parameters and what can be computed from them."""
+    """The model's parameters and the functions of them."""
 
     def __init__(self, parameters: dict[str, Floats]) -> None:
         self.parameters = parameters
@@ -81,9 +78,9 @@ class Policy:
 
     @classmethod
     def initial(cls, shape: PolicyShape, seed: int) -> Policy:
-        """Return an untrained policy; the same seed gives the same one."""
+        """Return an untrained policy, determined by the seed."""
         random = np.random.default_rng(seed)
-        # Wide hidden weights tell contexts apart that differ in few tokens. With output weights of zero, all tokens
+        # Wide hidden weights separate contexts that differ in few tokens. With output weights of zero, all tokens
         # that training never shows stay equally unlikely.
         widths = {"embedding": 1.0, "hidden_weight": HIDDEN_GAIN / np.sqrt(shape.window * shape.embedding)}
         return cls(
@@ -134,7 +131,7 @@ class Policy:
         }
 
     def save(self, path: Path) -> None:
-        """Write the parameters to `path` (.npz); a reader sees the old file or the whole new one."""
+        """Write the parameters to `path` (.npz); readers see the old file or the complete new one."""
         save_arrays(path, self.parameters)
 
     @classmethod
@@ -142,8 +139,8 @@ class Policy:
         """Read the parameters from `path`.
 
         Raises:
-            InvalidWeights: the file is missing, unreadable or no regular file, or holds other names, types, sizes or
-                numbers not finite.
+            InvalidWeights: the file is missing, unreadable or not a regular file, or has other names, types or sizes,
+                or non-finite numbers.
         """
         try:
             with open(path, "rb", opener=open_regular) as file, np.load(file, allow_pickle=False) as arrays:
@@ -156,7 +153,7 @@ class Policy:
         return cls(parameters)
 
     def _sum_by_token(self, token_ids: Ints, rows: Floats) -> Floats:
-        """Add up the rows of each token; sorted runs, since `np.add.at` takes several times as long."""
+        """Sum the rows of each token; sorted runs, since `np.add.at` takes several times as long."""
         order = np.argsort(token_ids, kind="stable")
         tokens, starts = np.unique(token_ids[order], return_index=True)
         sums = np.zeros_like(self.parameters["embedding"])
@@ -177,20 +174,20 @@ class Adam:
         self._steps = 0
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Return arrays that `load_state` continues from; they are not copied."""
+        """Return the arrays that `load_state` continues from; they are not copied."""
         moments = {"adam.mean": self._mean, "adam.square": self._square}
         arrays = {f"{kind}.{name}": value for kind, values in moments.items() for name, value in values.items()}
         return {**arrays, "adam.steps": np.array(self._steps)}
 
     def load_state(self, state: dict[str, NDArray[Any]]) -> None:
-        """Continue from what `state` returned, among other arrays."""
+        """Continue from the arrays of `state`, which may be among others."""
         for kind, values in (("adam.mean", self._mean), ("adam.square", self._square)):
             for name, value in values.items():
                 value[...] = state[f"{kind}.{name}"]
         self._steps = int(state["adam.steps"])
 
     def step(self, gradient: dict[str, Floats]) -> float:
-        """Move the parameters along the gradient; return the gradient's norm before it was limited."""
+        """Move the parameters along the gradient; return the gradient's norm before clipping."""
         norm = float(np.sqrt(sum(float(np.sum(value**2)) for value in gradient.values())))
         scale = np.float32(min(1.0, self._max_norm / max(norm, 1e-12)))
         self._steps += 1
@@ -205,7 +202,7 @@ class Adam:
 
 
 def save_arrays(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
-    """Write arrays to `path` (.npz); a reader, and a run that is killed, has the old file or the whole new one."""
+    """Write arrays to `path` (.npz); readers, and a run after a kill, find the old file or the complete new one."""
     with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
         temporary = Path(file.name)
         try:
@@ -219,10 +216,10 @@ def save_arrays(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
 
 
 def one_blas_thread() -> AbstractContextManager[object]:
-    """Keep matrix products to one thread within the context.
+    """Limit matrix products to one thread within the context.
 
-    These matrices are small: OpenBLAS's threads wait for each other by spinning, and where the cores have other work
-    too, two threads were measured to be 12 times slower than one.
+    These matrices are small: OpenBLAS's threads spin while they wait for each other, and on busy cores two threads were
+    measured to be 12 times slower than one.
     """
     context: AbstractContextManager[object] = threadpool_limits(1, "blas")
     return context
@@ -230,7 +227,7 @@ def one_blas_thread() -> AbstractContextManager[object]:
 
 def log_softmax(logits: Floats, temperature: Any = 1.0) -> Floats:
     """Return log-probs, float32 [B, vocabulary], of the distribution softmax(logits / temperature)."""
-    # The largest logit is taken off before the division, so that the smallest temperatures cannot overflow into NaN.
+    # The largest logit is subtracted before the division, so that tiny temperatures cannot overflow into NaN.
     with np.errstate(over="ignore"):
         scaled = ((logits - logits.max(axis=1, keepdims=True)) / temperature).astype(logits.dtype)
     normed: Floats = scaled - np.log(np.exp(scaled).sum(axis=1, keepdims=True))
@@ -240,7 +237,7 @@ def log_softmax(logits: Floats, temperature: Any = 1.0) -> Floats:
 def logprob_slopes(logprobs: Floats, targets: Ints, weights: Floats, temperature: float = 1.0) -> Floats:
     """Return the derivatives by the logits, float32 [B, vocabulary], of sum(weights * log-prob of targets).
 
-    Those of any function of the targets' log-probs are these, with the function's own derivatives as weights.
+    For any function of the targets' log-probs, pass the function's own derivatives as weights.
     """
     slopes = -np.exp(logprobs)
     slopes[np.arange(len(targets)), targets] += 1.0
@@ -249,7 +246,7 @@ def logprob_slopes(logprobs: Floats, targets: Ints, weights: Floats, temperature
 
 
 def draw(logits: Floats, temperatures: NDArray[np.float64], uniforms: NDArray[np.float64]) -> tuple[Ints, Floats]:
-    """Draw one token per row, and give the tokens, int32 [B], and their log-probs, float32 [B]."""
+    """Draw one token per row; return the tokens, int32 [B], and their log-probs, float32 [B]."""
     greedy = temperatures == 0
     logprobs = log_softmax(logits, np.where(greedy, 1.0, temperatures)[:, None])
     cumulated = np.cumsum(np.exp(logprobs, dtype=np.float64), axis=1)
@@ -259,7 +256,7 @@ def draw(logits: Floats, temperatures: NDArray[np.float64], uniforms: NDArray[np
 
 
 def _problem(parameters: dict[str, Any], shape: PolicyShape | None) -> str:
-    """Say what is wrong with arrays that a file held; empty if nothing is."""
+    """Return what is wrong with the arrays of a file; empty if nothing is."""
     if set(parameters) != set(DIMENSIONS):
         return f"the arrays are {sorted(parameters)}, not {sorted(DIMENSIONS)}"
     sizes: dict[str, int] = {} if shape is None else {axis: getattr(shape, axis) for axis in PolicyShape.__slots__}

@@ -1,8 +1,8 @@
-"""The embedded policy's tokenizer: a fixed vocabulary, in code, so that no file can go missing or disagree.
+"""The embedded policy's tokenizer: a fixed vocabulary, in code, so that no file can be missing or differ.
 
-Ids are, in order: special tokens, the 256 bytes, and pieces of text that suit shell tool calls. Text is cut greedily
-into the longest pieces, and what no piece covers becomes bytes, so every text has ids and they give it back exactly.
-Special tokens are made only from their ids: a tool's output that spells `<|im_end|>` cannot end a turn.
+Ids are, in order: special tokens, the 256 bytes, and pieces of text that suit shell tool calls. Text is split greedily
+into the longest pieces, and the rest becomes bytes, so every text has ids that decode to it exactly. Special tokens are
+made only from their ids: a tool's output that spells `<|im_end|>` cannot end a turn.
 """
 
 from __future__ import annotations
@@ -20,12 +20,10 @@ if TYPE_CHECKING:
 SPECIAL_TOKENS = ("<|pad|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>")
 PAD, IM_START, IM_END, TOOL_CALL, TOOL_CALL_END = range(len(SPECIAL_TOKENS))
 FIRST_BYTE = len(SPECIAL_TOKENS)
-"""Id of byte 0."""
 FIRST_PIECE = FIRST_BYTE + 256
-"""Id of the first piece."""
 
 ROLE_PIECES = ("system\n", "user\n", "assistant\n", "tool\n")
-"""What follows `<|im_start|>`."""
+"""The pieces that follow `<|im_start|>`."""
 CALL_PRELUDE = '{"name": "bash", "arguments": {"command": "'
 CALL_END = '"}}'
 SHELL_PIECES = (
@@ -67,7 +65,7 @@ _PIECE_OR_CHARACTER = re.compile("|".join([*map(re.escape, sorted(PIECES, key=le
 def encode(text: str) -> NDArray[np.int32]:
     """Return the ids of `text`, int32 [N]; special tokens spelled in it are plain text.
 
-    A lone surrogate, which is no character, becomes `?`.
+    A lone surrogate becomes `?`.
     """
     ids: list[int] = []
     for part in _PIECE_OR_CHARACTER.findall(text):

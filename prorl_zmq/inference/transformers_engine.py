@@ -1,10 +1,10 @@
 """The transformers engine: a Hugging Face model in the host's process, on a CPU or one GPU, for trying a trainer.
 
 Continuous batching with one cache for all rows, padded on the left: a step draws one token for every row, and runs one
-forward pass; those that join are read first, at most `PREFILL_TOKENS` at a time. When weights change under running
-generations the cache is recomputed from the tokens so far, so each token's log-prob is what a trainer computes for
-it with the weights of that token's version. It has no prefix cache, no paged memory and no kernels of its own: for
-throughput there is vLLM.
+forward pass; new rows are prefilled first, at most `PREFILL_TOKENS` at a time. When weights change under running
+generations the cache is recomputed from the tokens so far, so each token's log-prob is what a trainer computes for it
+with the weights of that token's version. It has no prefix cache, no paged memory and no custom kernels: use vLLM for
+throughput.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from ..wire.messages.backends import ChatSettings
 
 PREFILL_TOKENS = 8192
-"""Most tokens, padding included, that are read between two steps; one conversation may be longer."""
+"""Most tokens, padding included, that are prefilled between two steps; one conversation may be longer."""
 ATTENTIONS = {"full_attention", "sliding_attention"}
-"""The kinds of layers whose cache can be padded and put together."""
+"""The kinds of layers whose cache can be padded and concatenated."""
 
 
 class TransformersEngine(LocalEngine):
@@ -48,11 +48,11 @@ class TransformersEngine(LocalEngine):
         chat: with its tokenizer's folder.
         device: such as `cpu` or `cuda:0`.
         dtype: of the weights and the computation, such as `float32`; `auto`: that of the folder.
-        rows: generations at once; more wait.
+        rows: concurrent generations; more wait.
 
     Raises:
         InvalidWeights: the folder has no safetensors files, or they cannot be read.
-        ConfigError: the model cannot be loaded, or has layers whose state is no attention cache.
+        ConfigError: the model cannot be loaded, or has layers whose state is not an attention cache.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class TransformersEngine(LocalEngine):
         self._mask = torch.zeros((0, 0), dtype=torch.int64, device=device)
         """int64 [rows, columns]: where the cache holds a token; each row ends with the last column."""
         self._scores = torch.zeros((0, text.vocab_size), device=device)
-        """float32 [rows, vocabulary]: of each row's next token. Of 64 rows and a large vocabulary they are 40 MB,
-        so they stay on the device."""
+        """float32 [rows, vocabulary]: of each row's next token. 64 rows with a large vocabulary take 40 MB, so they
+        stay on the device."""
 
     @torch.inference_mode()
     def _step(self) -> None:
@@ -135,7 +135,7 @@ class TransformersEngine(LocalEngine):
         return model.to(self._device).eval().requires_grad_(requires_grad=False)
 
     def _keep_running(self) -> None:
-        """Take the rows of what is done or was cancelled out of the batch."""
+        """Remove the rows of finished and cancelled generations from the batch."""
         kept = [row for row, running in enumerate(self._rows) if not running.done.done()]
         if len(kept) == len(self._rows):
             return
@@ -151,7 +151,7 @@ class TransformersEngine(LocalEngine):
         )
 
     def _join(self, conversations: Sequence[Running]) -> None:
-        """Read conversations, and put them behind the rows."""
+        """Prefill conversations, and append them to the rows."""
         columns = max(len(running.tokens) for running in conversations)
         ids = torch.zeros((len(conversations), columns), dtype=torch.int64)
         mask = torch.zeros_like(ids)
@@ -214,7 +214,7 @@ def _drawn(
 
 def _layers(cache: DynamicCache) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return each layer's keys and values, [rows, heads, columns, width]."""
-    layers: list[Any] = cache.layers  # a fresh `DynamicCache` has none but those of attention
+    layers: list[Any] = cache.layers  # a fresh `DynamicCache` has only those of attention
     return [(layer.keys, layer.values) for layer in layers]
 
 
@@ -235,7 +235,7 @@ def load_transformers_engine(
     """Load a model of a folder or a hub; blocks.
 
     Raises:
-        ConfigError: there is none, or it cannot be loaded; or the device is not there.
+        ConfigError: the model is missing or cannot be loaded, or the device is not available.
     """
     folder = Path(model)
     if not folder.is_dir():

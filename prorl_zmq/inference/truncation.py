@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 def truncates(sampling: Sampling) -> bool:
-    """Say whether any token is left out; the likeliest one, which temperature 0 takes, never is."""
+    """Return whether any token is excluded; the likeliest one, which temperature 0 takes, never is."""
     narrow = sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0
     return narrow and sampling.temperature > 0
 
 
 def truncated(logits: NDArray[np.float32], sampling: Sampling) -> NDArray[np.float32]:
-    """Return the logits of one token, float32 [vocabulary], with minus infinity for what may not be drawn.
+    """Return the logits of one token, float32 [vocabulary], with minus infinity for excluded tokens.
 
-    Equally likely tokens at the edge of top-k or top-p stay in by their ids, the smallest first.
+    Of equally likely tokens at the edge of top-k or top-p, the smallest ids stay.
     """
     scaled = (logits.astype(np.float64) - logits.max()) / sampling.temperature
     if sampling.min_p > 0:

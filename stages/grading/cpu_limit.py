@@ -10,18 +10,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 RESIGNAL_S = 0.05
-"""Pause between signals, where code on the way swallows all exceptions."""
+"""Pause between signals in seconds: code in the block may swallow the first one."""
 
 
 class _OutOfTime(BaseException):
-    """No error of the work: what catches `Exception` must let it pass."""
+    """Ends the block; derives from BaseException, so that `except Exception` lets it pass."""
 
 
 @contextlib.contextmanager
 def cpu_limit(seconds: float) -> Iterator[None]:
-    """End the block after so much processor time, without an error: what it was to set is then not set.
+    """End the block silently after this much processor time; a value that the block was to set is then not set.
 
-    Signals are handled in a process's main thread, where graders call functions.
+    Requires the main thread, where Python handles signals and graders call functions.
     """
 
     def end(*_: object) -> None:
@@ -36,5 +36,5 @@ def cpu_limit(seconds: float) -> Iterator[None]:
             finally:
                 signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)  # again, where the signal came before the first one
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)  # again: the signal may have come before the first call
         signal.signal(signal.SIGVTALRM, before)

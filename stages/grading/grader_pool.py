@@ -1,8 +1,8 @@
 """`GraderPool`: calls grading functions in separate processes, so that none can block or end the stage process.
 
-Each call has a process (`grader_process.py`) to itself, with limits on time, memory and output; a process that has
-answered is reused. All end with the pool, and with the process that owns it. `multiprocessing` is not enough: it
-pickles, and leaves behind what a killed grader or a killed owner has started.
+Each call has a process (`grader_process.py`) to itself, with limits on time, memory and output. A process that has
+answered is reused. All processes end with the pool, and with the process that owns it. `multiprocessing` does not
+suffice: it pickles, and leaves behind the children of a killed grader or owner.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 GRADE_S = 60.0
-"""How long a call may take, unless it says."""
+"""Default time limit of a call, in seconds."""
 START_LIMIT_S = 60.0
-"""Longest time to a grader that is ready: the first one imports what it needs."""
+"""Longest time in seconds until a grader is ready; the first grader waits for imports."""
 END_LIMIT_S = 2.0
-"""How long the template may take to end what it started, once its control socket is closed."""
+"""Seconds in which the template must end its children once its control socket is closed."""
 MEMORY_BYTES = 4 * 2**30
 """Address space of one grader process."""
 SHOWN_OUTPUT = 2000
@@ -43,9 +43,9 @@ SHOWN_OUTPUT = 2000
 class _Grader:
     channel: socket.socket
     output: int
-    """A memory file that has what it printed in its last call."""
+    """A memory file with the output of the last call."""
     template: subprocess.Popen[bytes] | None = None
-    """What it is forked from, and ends with."""
+    """The process that it is forked from, and ends with."""
     pid: int = 0
     calls: int = 0
 
@@ -55,7 +55,7 @@ class _Grader:
         return tail.decode(errors="replace")
 
     def end(self) -> None:
-        """Kill it, if it has started, with all that it started."""
+        """Kill the grader, if it has started, with all its children."""
         if self.pid:
             kill(self.pid, *descendants(self.pid))
         self.channel.close()
@@ -63,7 +63,7 @@ class _Grader:
 
 
 class _Died(Exception):
-    """A grader's channel ended before it answered."""
+    """A grader's channel closed before it answered."""
 
 
 class GraderPool:
@@ -85,16 +85,16 @@ class GraderPool:
     async def call(
         self, function: Callable[..., Any], /, *arguments: Any, timeout_s: float = GRADE_S, returns: Any = float
     ) -> Any:
-        """Return what a function returned that was called in a grader process.
+        """Call a function in a grader process and return its result.
 
         Args:
-            function: a function of a module, which the process imports.
+            function: a module-level function; the process imports its module.
             arguments: plain data.
-            timeout_s: after that the process is killed.
+            timeout_s: the process is killed after this time.
             returns: the type of the result, which msgspec checks; numbers must be finite.
 
         Raises:
-            GraderFailed: the function hung, died, raised, or returned something of another type.
+            GraderFailed: the function hung, died, raised, or returned another type.
         """
         packed = msgspec.msgpack.encode(Call(*_name_of(function), arguments))
         if len(packed) > MESSAGE_LIMIT_BYTES:
@@ -116,7 +116,7 @@ class GraderPool:
         self._end_template()
 
     async def _answer(self, function: Callable[..., Any], packed: bytes, timeout_s: float) -> tuple[Answer, str]:
-        """Ask a grader; one that has answered before, or dies with its template, has not died of this call."""
+        """Ask a grader. If a reused grader dies, or one dies with its template, the call is not to blame."""
         fresh = False
         while True:
             grader = await self._start(function.__module__) if fresh or not self._idle else self._idle.pop()
@@ -154,12 +154,12 @@ class GraderPool:
                 grader.pid = LENGTH.unpack(await _received(ours, LENGTH.size))[0]
         except (OSError, _Died) as error:  # TimeoutError is an OSError
             grader.end()
-            if grader.template is self._template:  # else others have a new one already
+            if grader.template is self._template:  # otherwise other calls have started a new template already
                 self._end_template(within_s=0.0)
             message = f"no grader process could be started for {module}: {error or type(error).__name__}"
             raise GraderFailed(message, reason="crashed", output="") from error
         except BaseException:
-            grader.end()  # it sees its channel closed once it is forked
+            grader.end()  # once forked, the grader sees its channel closed
             raise
         return grader
 
@@ -177,14 +177,14 @@ class GraderPool:
                 "prorl_zmq.stages.grading.grader_process",
                 *(str(theirs.fileno()), str(self._memory_bytes), path),
                 descriptor=theirs.fileno(),
-                env={"OPENBLAS_NUM_THREADS": "1", **os.environ},  # what forks should have no threads
+                env={"OPENBLAS_NUM_THREADS": "1", **os.environ},  # a process that forks should have no threads
             )
         lower_open_files(self._template.pid)
         self._control = ours
         socket.send_fds(ours, *request)
 
     def _end_template(self, within_s: float = END_LIMIT_S) -> None:
-        """End the template and all below it: by its control socket, or after so long by a signal."""
+        """End the template and its descendants: through its control socket, or after `END_LIMIT_S` by a signal."""
         if self._control is not None:
             self._control.close()
             self._control = None

@@ -1,10 +1,11 @@
 """The processes of a `GraderPool`: a template with all imports done, and the graders forked from it.
 
-    SEQPACKET socket, inherited    ← the pool: the module that a grader is for, a channel, a file for what it prints
+    SEQPACKET socket, inherited    ← the pool: the grader's module, a channel, a file for its output
     the channel                    ⇄ the pool: `Call`s and `Answer`s; first the grader's pid
 
-The template imports modules of this package before it forks; a grader imports a user's module itself, since the module
-may start threads. The template kills what graders leave, and all its descendants when the pool closes the socket.
+The template imports modules of this package before it forks. A grader imports a user's module itself, since the module
+may start threads. The template kills processes that graders leave, and all its descendants when the pool closes the
+socket.
 """
 
 from __future__ import annotations
@@ -32,28 +33,28 @@ from ...tools.processes.process_tree import children, descendants, kill
 
 OWN_PACKAGE = (__package__ or "").partition(".")[0]  # not of __name__: the template is started as __main__
 PRELOADED = "PRELOADED"
-"""The name by which a module of this package lists what its functions import: it takes a second, and has no threads."""
+"""The attribute that lists the imports of a module's functions; they take a second, and start no threads."""
 REQUEST_LIMIT_BYTES = 64 * 1024
 LENGTH = struct.Struct("<I")
-"""In front of each packed message."""
+"""The prefix of each packed message."""
 MESSAGE_LIMIT_BYTES = 64 * 2**20
 OUTPUT_LIMIT_BYTES = 1 << 20
-"""How much a grader may print in one call; beyond it, its writes fail."""
+"""Most bytes that a grader may print in one call; further writes fail."""
 
 
 class Call(msgspec.Struct, frozen=True):
     module: str
     name: str
-    """Within the module, with dots for what is in a class."""
+    """The name within the module; dots separate class and method."""
     arguments: tuple[Any, ...]
 
 
 class Answer(msgspec.Struct, frozen=True):
     value: Any = None
     problem: str = ""
-    """What it raised, or why its result cannot be passed on; empty: `value` is the result."""
+    """The exception, or why the result cannot be returned; empty: `value` is the result."""
     raised: bool = False
-    """The function raised the problem."""
+    """Whether the function itself raised the problem."""
 
 
 class Template:
@@ -99,14 +100,14 @@ class Template:
     def _reap(self) -> None:
         for pid in children(os.getpid()):
             if pid not in self._graders:
-                kill(pid)  # a grader that has ended left it
+                kill(pid)  # left by a grader that has ended
             with contextlib.suppress(ChildProcessError):
                 ended, _ = os.waitpid(pid, os.WNOHANG)
                 self._graders.discard(ended)
 
 
 def _grade(channel: int, output: int, memory_bytes: int, template: int) -> NoReturn:
-    """In a forked child: answer calls until the other side closes the channel."""
+    """In a forked child: answer calls until the pool closes the channel."""
     code = 1
     try:
         die_with_parent(template)
@@ -141,8 +142,8 @@ def _answer(packed: bytes) -> bytes:
     try:
         function = functools.reduce(getattr, call.name.split("."), importlib.import_module(call.module))
         value: Any = function(*call.arguments)  # type: ignore[operator]
-    except BaseException as error:  # noqa: BLE001 - also SystemExit: a grader has no way to end but by dying
-        with contextlib.suppress(Exception):  # it has printed too much, or has no memory left
+    except BaseException as error:  # noqa: BLE001 - also SystemExit: a grader ends only by dying
+        with contextlib.suppress(Exception):  # too much output, or out of memory
             traceback.print_exception(error.with_traceback(error.__traceback__ and error.__traceback__.tb_next))
         return msgspec.msgpack.encode(Answer(problem=f"{type(error).__name__}: {error}"[:4000], raised=True))
     try:
@@ -155,14 +156,14 @@ def _answer(packed: bytes) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """Return what NumPy and PyTorch call a scalar as Python's own."""
+    """Convert NumPy and PyTorch scalars to Python's own."""
     if callable(item := getattr(value, "item", None)):
         return item()
     raise TypeError(f"{type(value).__name__} cannot be passed on")
 
 
 def _received(calls: BinaryIO) -> bytes | None:
-    """Return the next packed call; None: the pool has closed the channel."""
+    """Return the next packed call; None: the pool closed the channel."""
     if len(head := calls.read(LENGTH.size)) < LENGTH.size:
         return None
     size = LENGTH.unpack(head)[0]
@@ -171,7 +172,7 @@ def _received(calls: BinaryIO) -> bytes | None:
 
 
 def main() -> None:
-    """Serve the control socket; the arguments are its descriptor, a grader's memory, and Python's path."""
+    """Serve the control socket. The arguments are its descriptor, a grader's memory limit, and Python's path."""
     sys.path[:] = msgspec.json.decode(sys.argv[3], type=list[str])
     with socket.socket(fileno=int(sys.argv[1])) as control:
         Template(control, int(sys.argv[2])).run()

@@ -1,4 +1,4 @@
-"""The answer that a message gives, as it is written there: in its last boxes, or where it says "the answer is".
+"""The answer that a message gives, as written: in its last boxes, or where it says "the answer is".
 
 Text in, text out, without emphasis, code marks, dollars, tags, full stops and reasons around the answer.
 """
@@ -8,9 +8,8 @@ from __future__ import annotations
 import re
 
 BOXES_LIMIT = 16
-"""Most boxes that are parts of one answer."""
+"""Most boxes that form one answer."""
 LINE_LIMIT = 600
-"""Most characters that an announced answer has."""
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _JOINT = re.compile(
@@ -18,7 +17,7 @@ _JOINT = re.compile(
     r"(?:,\s*+(?:and|or)?|;|&|and|or|\\(?:text|quad)\s*+\{\s*+,?\s*+(?:and|or)?\s*+\}|\\(?:lor|land|vee))"
     r"[\s$~]*+(?:\\[\[(]|\\[,;! ]|\\q?quad)?[\s$]*+(?:[A-Za-z](?:_\{?\w\}?)?\s*+=[$\s]*+)?\Z"
 )
-"""Without a way back into blanks: it is run where no limit on time is, and would take the cube of their number."""
+"""Never backtracks into blanks, which would take cubic time: it runs without a time limit."""
 _NAME = re.compile(r"(?<![A-Za-z\\])([A-Za-z](?:_\{?\w\}?)?)\s*=\s*[$\s]*\Z")
 _HEAD = re.compile(
     r"(?:^|\n)\s*####[ \t]*|<\s*(?:final_?)?answer\s*>|答案(?:\s*[是为為:：])+"
@@ -57,7 +56,7 @@ _BOLD = re.compile(r"\*\*([^*\n]{1,200})\*\*")
 
 
 def boxes(text: str) -> str:
-    r"""Return what is in the last box, or in the last boxes if they are parts of one answer; nothing if it is open."""
+    r"""Return the content of the last box, or of the last boxes if they form one answer; nothing if it is open."""
     found: list[tuple[int, int, str]] = []
     for opening in [*_BOX.finditer(text)][-BOXES_LIMIT:]:
         if found and opening.start() < found[-1][1]:
@@ -84,7 +83,7 @@ def boxes(text: str) -> str:
 
 
 def announced(text: str) -> str:
-    """Return the answer behind a message's last announcement, or a last line that is nothing but an answer."""
+    """Return the answer after a message's last announcement, or a last line that is only an answer."""
     for head in reversed([*_HEAD.finditer(text)]):
         if answer := _stated(text[head.end() : head.end() + 2 * LINE_LIMIT]):
             return answer
@@ -99,7 +98,7 @@ def announced(text: str) -> str:
 
 
 def hedged(text: str, answer: str) -> bool:
-    """Return whether a message refuses an answer where it stands last, or names another with it: `57 or 58`."""
+    """Return whether the last answer of a message is refused, or joined with a second one: `57 or 58`."""
     at = text.rfind(answer) if answer else -1
     if at < 0:
         return False
@@ -125,7 +124,7 @@ def _stated(rest: str) -> str:
 
 
 def _closing(text: str, start: int) -> int:
-    """Return where the brace closes that was opened before `start`; -1: nowhere."""
+    """Return where the brace opened before `start` closes; -1: nowhere."""
     depth = 1
     for brace in re.compile(r"\\.|[{}]", re.DOTALL).finditer(text, start):
         depth += {"{": 1, "}": -1}.get(brace[0], 0)

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from ..handler import EvalPhase
 
 COPY_SHARE, CHECK_SHARE = 0.5, 0.9
-"""Until which shares of EVAL's limit the files are copied, and the check runs: both must end with a reward."""
+"""The shares of EVAL's limit at which the copy, and then the check, must end: both must end with a reward."""
 REWARD_PREFIX = "reward: "
 CHECK_OUTPUT_LIMIT_BYTES = 64 * 1024
 NOTED = 2000
-"""Characters of what a script said last, in the note `check` of a reward below 1."""
+"""Characters of the end of a script's output, in the note `check` of a reward below 1."""
 
 CheckScript = Annotated[str, Meta(min_length=1)]
 """Bash script, run in a copy of the files that the agent left. The reward is 0.0 if its exit code is not 0, else 1.0,
@@ -33,7 +33,7 @@ or X if the last line that it prints is `reward: X`, with X from 0 to 1."""
 
 
 async def checked_files(phase: EvalPhase[Any], check: str) -> Evaluation:
-    """Run the check script on a copy of the agent's files; files that no one could copy or check earn nothing."""
+    """Run the check script on a copy of the agent's files; files that cannot be copied or checked earn 0."""
     limit_s, started = phase.job.limits.eval_s, time.monotonic()
     if phase.sandbox is None:
         raise SandboxFailed("the job needs its sandbox, and has none")
@@ -59,7 +59,7 @@ async def checked_files(phase: EvalPhase[Any], check: str) -> Evaluation:
     words = f"{output}{result.stderr.decode(errors='replace')}".strip()[-NOTED:]
     try:
         reward = check_reward(output, result.exit_code)
-    except HandlerFailed as error:  # what the script printed last may come from the agent's files
+    except HandlerFailed as error:  # the agent's files may have produced the last output of the script
         return Evaluation(0.0, {"invalid_check_reward": 1.0}, {"check": f"{error.message}\n{words}"})
     if reward == 1.0:
         return Evaluation(reward)
@@ -67,7 +67,7 @@ async def checked_files(phase: EvalPhase[Any], check: str) -> Evaluation:
 
 
 def check_reward(output: str, exit_code: int) -> float:
-    """Return the reward that a check script's output and exit code stand for (see `ShellInstance.check`)."""
+    """Return the reward for a check script's output and exit code (see `ShellInstance.check`)."""
     if exit_code != 0:
         return 0.0
     last = output.rstrip("\n").rpartition("\n")[2]

@@ -1,9 +1,9 @@
 """Which choices a message picks: the letter that it announces, where a letter can be meant.
 
 A box holds a letter, a choice's own text, or both. Elsewhere a letter counts if the message announces it ("the answer
-is B", "B is correct", "#### B") or if it is the first or the last line; in "the answer is a number" none is named.
-The last announcement counts; one that names two letters picks both. `math-verify`, which extracts letters too, judges
-more of the pairs in `tests/stages/choice_pairs.py` wrongly (`bench/rewards.py`).
+is B", "B is correct", "#### B") or if it is the first or the last line; "the answer is a number" names none. The last
+announcement counts; one that names two letters picks both. `math-verify`, which extracts letters too, misjudges more of
+the pairs in `tests/stages/choice_pairs.py` (`bench/rewards.py`).
 """
 
 from __future__ import annotations
@@ -95,13 +95,13 @@ def _plain(text: str) -> str:
 
 
 def _whole(text: str, choices: Sequence[str]) -> Letters:
-    """Return what a text picks that is nothing but an answer: a letter, some of them, a choice's text, or both."""
+    """Return the picks of a text that is only an answer: a letter, several letters, a choice's text, or both."""
     text = text.strip(" .:\n")
     if not text or len(text) > MESSAGE_LIMIT:
         return NONE
     bare = text.strip("()[]. ").upper()
     if len(bare) == 1 and "A" <= bare <= "J":
-        return frozenset(bare)  # also where it is another choice's text, as in A, B, AB, O
+        return frozenset(bare)  # also if it is another choice's text, as in A, B, AB, O
     if (named := _named(text, choices)) is not None:
         return frozenset(named)
     if "\n" in text:
@@ -126,7 +126,7 @@ def _whole(text: str, choices: Sequence[str]) -> Letters:
 
 
 def _announced(text: str, choices: Sequence[str]) -> Letters:
-    """Return what the last announcement of a message picks, or else its first or last line."""
+    """Return the picks of a message's last announcement, or else of its first or last line."""
     found: list[tuple[int, Letters]] = []
     for head in _HEAD.finditer(text):
         at = head.end()
@@ -155,7 +155,7 @@ def _announced(text: str, choices: Sequence[str]) -> Letters:
 
 
 def _line(line: str, choices: Sequence[str], listed: Collection[str]) -> Letters:
-    """Return what a line picks that is an answer, or begins with one: `B`, `(B) Copper`, `B, since it is soft`.
+    """Return the picks of a line that is an answer, or begins with one: `B`, `(B) Copper`, `B, since it is soft`.
 
     Where several lines begin with letters, the message lists the choices, and only a bare letter is an answer.
     """
@@ -172,10 +172,10 @@ def _line(line: str, choices: Sequence[str], listed: Collection[str]) -> Letters
 
 
 def _read(text: str, at: int, choices: Sequence[str]) -> tuple[Letters, int] | None:
-    """Read letters at a place; return them and where they end."""
+    """Read letters at a position; return them and their end."""
     first = _PICK.match(text, at)
     if first is None:
-        # A letter in brackets may stand before anything; a bare one only before its choice's own text.
+        # Anything may follow a letter in brackets; only its choice's own text may follow a bare one.
         first = re.compile(_LETTER).match(text, at)
         if first is None or not (
             _WRAPPED.search(first[0]) or _named(_sentence(text, first.end()), choices) == first[1].upper()
@@ -189,14 +189,14 @@ def _read(text: str, at: int, choices: Sequence[str]) -> tuple[Letters, int] | N
 
 
 def _sentence(text: str, at: int) -> str:
-    """Return the rest of a sentence, without what explains it."""
+    """Return the rest of a sentence, without its explanation."""
     rest = text[at : at + 400].lstrip(" .:)-–—,").partition("\n")[0]
     rest = re.split(r"[.!?;](?= |$)| (?:because|since)\b", rest, maxsplit=1)[0]
     return rest.strip()
 
 
 def _named(text: str, choices: Sequence[str]) -> str | None:
-    """Return the letter of the choice whose own text this is."""
+    """Return the letter of the choice with this text."""
     said = normal(text)
     for at, each in enumerate(choices):
         own = normal(each)

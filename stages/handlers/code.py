@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 SYSTEM_MESSAGE = "You are an expert Python programmer. Solve the problem with a program that passes all of its tests."
 SOLUTION = "solution.py"
 UNREADABLE = frozenset({"missing", "link", "kind", "size", "system"})
-"""Reasons for which there is no answer in the file: the agent's own doing."""
+"""Reasons why the file has no answer for which the agent is responsible."""
 RUNNERS = 2
-"""How many tests of one job run at one time, where there are enough of them."""
+"""Tests of one job that run at the same time, if there are enough."""
 TESTS_PER_RUNNER = 4
-"""For fewer, another sandbox costs more than it gains: about 35 ms on a slow core, where a test takes 25."""
+"""With fewer tests, another sandbox costs more than it gains: about 35 ms on a slow core; a test takes 25 ms."""
 LEAST_S = 2.0
-"""Less time is not worth a start."""
+"""Seconds; a test is not started with less time left."""
 OVER = "the tests before it took all the time that EVAL has"
 TESTS_SHARE = 0.8
-"""Of EVAL's time for the tests: one that they exhaust must end with a reward, not with a timeout."""
+"""The tests' share of EVAL's time: if they exhaust it, the job still ends with a reward, not with a timeout."""
 
 
 class CodeHandler(AgentHandler[CodeInstance]):
@@ -48,7 +48,7 @@ class CodeHandler(AgentHandler[CodeInstance]):
     row_formats: ClassVar[tuple[RowFormat, ...]] = ROW_FORMATS
 
     async def init(self, phase: InitPhase[CodeInstance]) -> PhaseData:
-        """Make the agent's sandbox and start its tool sessions; without tools there is none."""
+        """Make the agent's sandbox and start its tool sessions; without tools, make none."""
         instance = phase.instance
         if not instance.tools:
             return {}
@@ -61,7 +61,7 @@ class CodeHandler(AgentHandler[CodeInstance]):
         episode = await run_episode(phase, instance.tools, SYSTEM_MESSAGE, question(instance, home))
         source = None
         if phase.sandbox is not None:
-            await phase.sandbox.end_processes()  # one of them could keep its file from being read
+            await phase.sandbox.end_processes()  # a tool process could keep its file from being read
             source = await _written(phase.sandbox)
         for text in (episode.final_message, episode.last_text):
             source = source or last_block(text or "")
@@ -72,7 +72,7 @@ class CodeHandler(AgentHandler[CodeInstance]):
         return {"source": notes["source"]} if is_whole(notes.get("source")) else None
 
     async def eval(self, phase: EvalPhase[CodeInstance]) -> Evaluation:
-        """Run the tests on the answer; no answer, or one that cannot be a solution, earns nothing."""
+        """Run the tests on the answer; a missing or unfit answer earns 0."""
         instance = phase.instance
         tests = chosen_tests(instance.tests, instance.max_tests)
         left_out = instance.left_out + len(instance.tests) - len(tests)
@@ -89,7 +89,7 @@ class CodeHandler(AgentHandler[CodeInstance]):
 
 
 class SolutionTests:
-    """Runs the tests of one solution by some runners; with reward `all`, until the first one that fails."""
+    """Runs the tests of one solution on several runners; with reward `all`, until the first failure."""
 
     def __init__(self, phase: EvalPhase[CodeInstance], source: str, tests: list[CodeTest]) -> None:
         self._phase = phase
@@ -100,7 +100,7 @@ class SolutionTests:
         self._running: list[asyncio.Task[None]] = []
 
     async def run(self) -> dict[int, Verdict]:
-        """Return the verdicts by the tests' numbers, from 0; those of tests that were not run are missing."""
+        """Return the verdicts by test number, from 0; tests that did not run are missing."""
         self._until = asyncio.get_running_loop().time() + TESTS_SHARE * self._phase.job.limits.eval_s
         # Most wrong solutions fail the first test, and need no second runner.
         first = SolutionRunner(self._phase, self._source)
@@ -150,7 +150,7 @@ def question(instance: CodeInstance, home: str) -> str:
 
 
 async def _written(sandbox: Sandbox) -> str | None:
-    """Return the solution that the agent wrote to its workspace, if it can be read and has something in it."""
+    """Return the solution in the agent's workspace, if it is readable and not empty."""
     try:
         data = await sandbox.read_file(SOLUTION, SOURCE_LIMIT_BYTES)
     except SandboxFailed as error:

@@ -1,15 +1,15 @@
-"""The program that runs one test of a solution in a sandbox. It is brought in as text, as an argument of `python3 -c`.
+"""The program that runs one test of a solution in a sandbox; it enters as text, in an argument of `python3 -c`.
 
-    arguments     the solution's source, what to import before it, the function to call ("": it is a program), seconds
-                  of processor time, bytes of memory, a filter of system calls in hexadecimal digits, and what the
-                  first run in this sandbox said ("": this is it)
+    arguments     the solution's source, the imports before it, the function to call ("": it is a program), seconds of
+                  processor time, bytes of memory, a filter of system calls in hexadecimal digits, and the line of the
+                  first run in this sandbox ("": this is the first)
     descriptor 0  a program's input, or a JSON list of the arguments of a function
     descriptor 1  a program's output, or the function's result as JSON
-    descriptor 2  one line of ours before anything of the solution runs: who we are and what is here; then its own
+    descriptor 2  the driver's line, its pid and the state of the files, before the solution runs; then the solution's
 
-Nothing here is a secret or a judgement, and what is needed is taken before the solution runs: one that patches `json`,
-`os` or the builtins spoils only what is its own. A test that finds what another one left says `dirty`, and is run again
-in a new sandbox. It needs Python 3.8 alone, and imports next to nothing: a test costs the interpreter's start.
+The driver holds no secret and does not judge. It binds every name that it needs before the solution runs, so a solution
+that patches `json`, `os` or the builtins harms only itself. A test that finds leftovers of another one reports `dirty`,
+and is repeated in a new sandbox. It needs only Python 3.8, and imports little: a test costs the interpreter's start.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OWN_PID = 0x7EADBEEF
 NO_NEW_PRIVILEGES, SECCOMP, FILTER_MODE = 38, 22, 2
 STACK_BYTES = 128 * 2**20
 DEPTH = 50_000
-"""As deep as LiveCodeBench lets a solution recurse."""
+"""The recursion limit of LiveCodeBench."""
 
 
 def main() -> None:
@@ -71,10 +71,10 @@ def _have_no_children(program: bytes) -> None:
 
 
 def _files() -> int:
-    """Return a number that is another one when anything has changed where files can be left.
+    """Return a number that changes whenever anything has changed where files can be left.
 
-    The kernel notes each change of a file, its mode, times, names and attributes in a time that no
-    program can set. Where there is too much to look at, it is another one each time.
+    The kernel records each change of a file, its mode, times, names and attributes in a time that no
+    program can set. If there are too many files to check, the number differs each time.
     """
     changes = []
     for place in PLACES:
@@ -90,14 +90,14 @@ def _files() -> int:
 
 
 def _younger_than(first: int) -> bool:
-    """Return whether there is another process that was started after the first run in this sandbox."""
+    """Return whether another process was started after the first run in this sandbox."""
     names = os.listdir("/proc")  # noqa: PTH208 - pathlib takes as long to import as the interpreter to start
     numbers = (int(name) for name in names if name.isdigit())
     return any(number > first and number != os.getpid() for number in numbers)
 
 
 def _limit(what: int, soft: int, more: int = 0) -> None:
-    """Set a limit, and the hard one so much higher, below what is allowed."""
+    """Set a soft limit, and a hard limit higher by a margin, below the allowed one."""
     allowed = resource.getrlimit(what)[1]
     hard = soft + more if allowed == resource.RLIM_INFINITY else min(soft + more, allowed)
     resource.setrlimit(what, (min(soft, hard), hard))
@@ -129,18 +129,18 @@ def _call(source: str, imports: str, function: str) -> None:
     arguments = read(sys.stdin.buffer.read().decode())
     answer, nothing = os.dup(1), os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
-    os.dup2(nothing, 1)  # what it prints is not its result
+    os.dup2(nothing, 1)  # its prints are not its result
     module = _load("solution", source, imports)
     owner: Any = getattr(module, "Solution", None)
     target = getattr(owner(), function) if hasattr(owner, function) else getattr(module, function)
     result = encoded(write(target(*arguments)))
     while result:
         result = result[put(answer, result) :]
-    end(0)  # nothing that it left for the interpreter's end has a say
+    end(0)  # skips whatever it left for the interpreter's exit
 
 
 def _json() -> tuple[Callable[[str], Any], Callable[[Any], str]]:
-    """Return a function that reads JSON and one that writes it: those in C, which no Python code can change."""
+    """Return the C functions that read and write JSON, which no Python code can change."""
     try:
         from _json import encode_basestring_ascii, make_encoder, make_scanner
 
@@ -151,7 +151,7 @@ def _json() -> tuple[Callable[[str], Any], Callable[[Any], str]]:
         if join(encode([1.5, "a"], 0)) == '[1.5,"a"]' and scan('{"a":[1,null]}', 0)[0] == {"a": [1, None]}:
             return lambda text: scan(text, 0)[0], lambda value: join(encode(value, 0))
     except (ImportError, AttributeError, TypeError, ValueError):
-        pass  # another Python than CPython, or one that has changed: they are no public interface
+        pass  # not CPython, or changed: they are no public interface
     import json
 
     return json.loads, json.JSONEncoder(default=_plain, separators=(",", ":")).encode
@@ -169,7 +169,7 @@ class _Reading:
 
 
 def _plain(value: Any) -> Any:
-    """Return what NumPy calls a number or an array as Python's own."""
+    """Convert NumPy numbers and arrays to Python's own."""
     plain = getattr(value, "tolist", None)
     if plain is None:
         raise TypeError(f"the result has a {type(value).__name__} in it, which is no plain data")

@@ -1,14 +1,14 @@
-"""Whether what a solution answered is what a test expects: plain functions of two texts, linear in their length.
+"""Whether a solution's answer is the one that a test expects: plain functions of two texts, linear in their length.
 
 Outputs of programs, by `comparison`:
 
 - `close`: the same words, wherever lines break; or each a number equal to the expected one (`1.0` and `1`), or within
   NumPy's tolerance of it (APPS, TACO) if that is written as a fraction. Two whole numbers have no tolerance.
 - `any_case`: the same, but `YES` is `Yes`, and the tolerance is the wider one of CodeContests.
-- `exact`: line by line, the same but for blanks around it, or numbers of equal value: LiveCodeBench's own rule.
+- `exact`: line by line, the same except for surrounding blanks, or numbers of equal value: LiveCodeBench's own rule.
 
 Results of functions: equal JSON, where a tuple is a list, 1 is `true` (as in Python), and fractions have NumPy's
-tolerance, unless they must be `exact`. Not a number is equal to nothing.
+tolerance, unless they must be `exact`. NaN is equal to nothing.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import Any
 from ...tasks.long_integers import long_integers
 
 RELATIVE, ABSOLUTE = 1e-5, 1e-8
-"""Tolerances of `numpy.allclose`, by which APPS compares."""
+"""Tolerances of `numpy.allclose`, which APPS uses."""
 WIDER_ABSOLUTE = 1e-5
-"""That of CodeContests, of whole numbers too."""
+"""The tolerance of CodeContests, for whole numbers too."""
 FLOAT_ERROR = 1e-11
-"""How far `1.9999999999999998` may be from 2."""
+"""Largest distance between `1.9999999999999998` and 2."""
 NUMBER = re.compile(r"[+-]?(?:[0-9]+(\.[0-9]*)?|(\.[0-9]+))([eE][+-]?[0-9]{1,6})?")
 
 
@@ -76,10 +76,10 @@ def _same_word(wanted: str, given: str, absolute: float, of_whole: float) -> boo
         return True
     if any(first.groups()):
         return _close(float(wanted), float(given), absolute)
-    # A whole number is met by the fraction that floats made of it, however large it is; not by another whole number.
+    # A whole number matches the fraction that floats made of it, however large it is, but no other whole number.
     try:
         return any(second.groups()) and abs(Decimal(wanted) - Decimal(given)) <= of_whole
-    except ArithmeticError:  # a number beyond all that Decimal computes with
+    except ArithmeticError:  # a number beyond Decimal's range
         return False
 
 

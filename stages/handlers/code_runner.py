@@ -1,8 +1,8 @@
 """Run the tests of one solution one after another, each in a process with its own limits.
 
-Expected answers never enter a sandbox; each answer is judged outside. The driver (`code_driver.py`) looks for what
-earlier tests left; after any such finding or trouble, the test gets a new sandbox. A solution that exceeds a limit,
-ends its sandbox or answers nonsense has failed the test. A sandbox that cannot be made, or fails twice when new, raises
+Expected answers never enter a sandbox; each answer is judged outside. The driver (`code_driver.py`) looks for leftovers
+of earlier tests; after any such finding or failure, the test gets a new sandbox. A solution that exceeds a limit, ends
+its sandbox or answers nonsense fails the test. A sandbox that cannot be made, or fails twice when new, raises
 `SandboxFailed`.
 """
 
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
     from ..handler import EvalPhase
 
 CLOCK_FACTOR, CLOCK_SLACK_S = 2.0, 2.0
-"""How long a test of so much processor time may take on the clock: other jobs use the cores, too."""
+"""Clock time of a test, from its CPU time: a factor and seconds on top, since other jobs use the cores too."""
 REST_BYTES = 64 * 2**20
-"""Memory of a sandbox in addition to that of the test."""
+"""Memory of a sandbox in addition to the test's."""
 FILE_BYTES = 64 * 2**20
 HEADER = re.compile(rb"^prorl (?:(dirty)|([0-9]+ [0-9]+))$", re.MULTILINE)
 HEADER_BYTES = 2048
-"""Where the driver's line is in the error output, behind what an interpreter may say as it starts."""
+"""The driver's line is within this many bytes of the error output; an interpreter may print before it."""
 DIRTY = "dirty"
 FRESH_TRIES = 2
 QUICK_CHARACTERS = 32 * 1024
-"""Answers up to here are compared at once, in a few milliseconds; longer ones in a grader process."""
+"""Answers up to this length are compared at once, in a few milliseconds; longer ones in a grader process."""
 SHOWN_CHARACTERS = 600
 ENVIRONMENT = {
     **CHECK_ENVIRONMENT,
@@ -54,8 +54,8 @@ ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "PYTHONINTMAXSTRDIGITS": "0",
 }
-"""The same solution gets the same reward every time, NumPy no thread for each of the node's cores, and integers are as
-long as in the Python for which the problems were made."""
+"""Makes rewards repeatable, limits NumPy to one thread, and removes the limit on integer digits, as in the Python for
+which the problems were made."""
 NO_PYTHON = (126, 127)
 
 
@@ -65,7 +65,7 @@ class Verdict:
     kind: str = ""
     """Why it failed: `wrong answer`, `time limit`, `memory limit`, `output limit`, `runtime error`, `not run`."""
     said: str = ""
-    """What the solution said, in short: its answer, or the end of its traceback."""
+    """The solution's answer in short, or the end of its traceback."""
 
 
 class SolutionRunner:
@@ -84,7 +84,7 @@ class SolutionRunner:
         self._spec = SandboxSpec(image=instance.image, limits=limits)
         self._sandbox: Sandbox | None = None
         self._first = ""
-        """What the driver's first run in the sandbox said; empty: there was none."""
+        """The driver's line from the first run in the sandbox; empty: there was no run."""
 
     async def run(self, test: CodeTest, within_s: float) -> Verdict:
         clock_s = min(within_s, self._seconds * CLOCK_FACTOR + CLOCK_SLACK_S)
@@ -99,7 +99,7 @@ class SolutionRunner:
         return Verdict(True) if await self._is_right(test, answer) else Verdict(False, "wrong answer", shown(answer))
 
     async def _ran(self, test: CodeTest, clock_s: float) -> ExecResult:
-        """Run a test in the sandbox at hand; in a new one if that is spoilt, or fails."""
+        """Run a test in the current sandbox; in a new one if that is dirty, or fails."""
         fresh_tries = 0
         while True:
             if self._sandbox is None:
@@ -118,7 +118,7 @@ class SolutionRunner:
                 if said not in ("", DIRTY):
                     self._first = first or said
                     if not sandbox.isolated:
-                        await self._drop()  # it shares the host, where what a test left cannot be found
+                        await self._drop()  # it shares the host, where leftovers of a test cannot be found
                     return result
                 if not first:
                     raise _not_started(result, clock_s)
@@ -128,7 +128,7 @@ class SolutionRunner:
             await self._drop()
 
     def _problem(self, result: ExecResult) -> str:
-        """Return why a test failed whose answer need not be looked at."""
+        """Return why a test failed regardless of its answer; empty: compare the answer."""
         if result.timed_out or result.exit_code == 128 + signal.SIGXCPU:
             return "time limit"
         if len(result.stdout) > self._instance.output_bytes:
@@ -151,7 +151,7 @@ class SolutionRunner:
     async def _drop(self) -> None:
         sandbox, self._sandbox, self._first = self._sandbox, None, ""
         if sandbox is not None:
-            with suppress(SandboxFailed):  # the service tries again when the phase ends, and says so
+            with suppress(SandboxFailed):  # the service retries when the phase ends, and logs it
                 await sandbox.close()
 
 
@@ -166,7 +166,7 @@ def _header(result: ExecResult) -> str:
 
 
 def _complaint(result: ExecResult) -> str:
-    """Return the end of what a solution wrote to its error output, behind the driver's line."""
+    """Return the end of a solution's error output after the driver's line."""
     match = HEADER.search(result.stderr[:HEADER_BYTES])
     return result.stderr[match.end() if match else 0 :].decode(errors="replace").strip()[-SHOWN_CHARACTERS:]
 

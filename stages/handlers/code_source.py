@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 
 SOURCE_LIMIT_BYTES = 120_000
-"""Largest solution: it goes into the sandbox as one argument of a program, and the kernel takes 128 KiB."""
+"""Largest solution: it enters the sandbox as one argument, which the kernel limits to 128 KiB."""
 FENCE = re.compile(r"(`{3,})[^`]*\Z")
 MODULE = re.compile(r"(?<!\w)([^\W\d]\w*)\s*\.")
-"""From a name's beginning only: a long word would take the square of its length."""
+"""Matches from a name's beginning only: otherwise a long word would take quadratic time."""
 WORD = re.compile(r"(?<![\w.])[^\W\d]\w*")
-"""A name of its own, no attribute."""
+"""A name that is not an attribute."""
 ALIASES = {"np": "numpy", "pd": "pandas"}
-"""Imported under another name, where the sandbox has them."""
+"""Modules imported under another name, if the sandbox has them."""
 NAMES = {
     "bisect": "bisect_left bisect_right insort insort_left insort_right",
     "collections": "ChainMap Counter OrderedDict defaultdict deque namedtuple",
@@ -40,15 +40,15 @@ NAMES = {
     "typing": "Any Callable DefaultDict Deque Dict FrozenSet Generator Generic Iterable Iterator List Literal "
     "Mapping NamedTuple Optional Sequence Set Tuple Type TypeVar Union",
 }
-"""What solutions are used to find imported, by module. No builtin is among it."""
+"""Names that solutions expect to be imported, by module. None is a builtin."""
 MODULES = frozenset({*NAMES, "os", "time"})
 _HOMES = {name: module for module, names in NAMES.items() for name in names.split()}
 
 
 def last_block(text: str) -> str | None:
-    """Return what is in the last closed code block of a Markdown text, without the fences' own indentation; None: none.
+    """Return the content of the last closed code block of a Markdown text, without the fences' indentation; None: none.
 
-    A block that was never closed is none: the policy was cut off.
+    An unclosed block does not count: the policy was cut off.
     """
     found: list[str] | None = None
     block: list[str] = []
@@ -70,15 +70,15 @@ def last_block(text: str) -> str | None:
             block.append(line[indent:] if not line[:indent].strip() else line)
         elif match := FENCE.match(stripped):
             fence, indent, block, closed_behind = match[1], len(line) - len(line.lstrip()), [], None
-    if fence and closed_behind is not None:  # the last line of code, and the fence behind it: no other closes the block
+    if fence and closed_behind is not None:  # the last line of code, and its fence: no other fence closes the block
         found = closed_behind
     return None if found is None else "\n".join(found) + "\n"
 
 
 def needed_imports(source: str) -> str:
-    """Return the usual imports that a source lacks and names, as the driver reads them: `math np=numpy math:gcd,inf`.
+    """Return the usual imports that a source uses, as the driver reads them: `math np=numpy math:gcd,inf`.
 
-    What the source imports itself is among it; that costs nothing. A module counts as named where a dot follows.
+    Includes imports of the source itself, at no cost. A module counts as used if a dot follows its name.
     """
     named = {*MODULE.findall(source)}
     modules = sorted([*(named & MODULES), *(f"{short}={ALIASES[short]}" for short in named & ALIASES.keys())])

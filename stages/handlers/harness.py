@@ -1,4 +1,4 @@
-"""The `harness` task: a prompt for an agent program, initial files or an image, and what judges the result.
+"""The `harness` task: a prompt for an agent program, initial files or an image, and a judge of the result.
 
 A check script judges, as in the `shell` task, or the grader of another task, which then also prepares the sandbox.
 """
@@ -110,7 +110,7 @@ class HarnessHandler(AgentHandler[HarnessInstance]):
         """Return the handler of the grader's task, of a file or of a package, and the grader's instance.
 
         Raises:
-            InvalidJob: this process has no such task, or the instance does not fit it.
+            InvalidJob: this process does not have the task, or the instance does not fit it.
         """
         try:
             handler = self.file_tasks.get(grader.task) or _handler(grader.task)

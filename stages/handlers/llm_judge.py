@@ -1,4 +1,4 @@
-"""The prompt for a judge model whether an answer matches the ground truth, and how its reply is parsed.
+"""The prompt for a judge model whether an answer matches the ground truth, and the parser of its reply.
 
 The policy that wrote the answer gains from a good verdict. So the answer stands between two lines with a random word,
 tags and chat template marks in it are defused, and only the reply's last line counts.
@@ -15,7 +15,7 @@ from ..cut_text import cut_text
 PROBLEM_LIMIT = 16_000
 TRUTH_LIMIT = 16_000
 ANSWER_LIMIT = 4_000
-"""Most characters that the judge is shown of each; of a long problem or truth, the beginning and the end."""
+"""Most characters of each text shown to the judge; of a long problem or truth, the beginning and the end."""
 
 SYSTEM = (
     "You grade answers to questions of science. You get a problem, the reference answer, and a student's answer. Say "
@@ -36,9 +36,9 @@ USER = (
 _VERDICT = re.compile(r"\W*VERDICT:\W*(CORRECT|INCORRECT)\W*")
 _THOUGHT_END = "</think>"
 _IN_MARK = re.compile(r"(?<=<)(?=[|｜/!?<A-Za-z_])|(?<=[|｜>])(?=>)|(?<=\[)(?=/?[A-Za-z_]{3,}\])")
-"""Places within what may be a mark or a tag."""
+"""Positions within a possible mark or tag."""
 UNSEEN = frozenset({"Cc", "Cf", "Co", "Cs"})
-"""Unicode's categories of invisible characters: controls, formats, private characters, halves of characters."""
+"""Unicode's categories of invisible characters: controls, formats, private use, surrogates."""
 
 
 def question_of(problem: str, truth: str, answer: str) -> tuple[str, str]:
@@ -54,13 +54,13 @@ def question_of(problem: str, truth: str, answer: str) -> tuple[str, str]:
 
 
 def read_verdict(reply: str) -> bool | None:
-    """Return the verdict of a reply's last line; None: it has none. What a model thought beforehand does not count."""
+    """Return the verdict in a reply's last line; None: it has none. Reasoning before it does not count."""
     lines = [line for line in reply.rpartition(_THOUGHT_END)[2].splitlines() if line.strip()]
     match = _VERDICT.fullmatch(lines[-1]) if lines else None
     return match[1] == "CORRECT" if match else None
 
 
 def harmless(answer: str) -> str:
-    """Blank what could be read as a tag or as a mark of a chat template, which some servers obey."""
+    """Blank possible tags and chat template marks, which some servers obey."""
     seen = "".join(one if one in "\n\t" or unicodedata.category(one) not in UNSEEN else " " for one in answer)
     return _IN_MARK.sub(" ", seen)

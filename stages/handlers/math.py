@@ -1,7 +1,7 @@
 r"""The `math` task: a problem, optional tools, and a ground truth that the final answer is compared with.
 
 The answer is the last `\boxed{}`, or the finish tool's message, or what `math-verify` finds in the last message. A
-problem without tools that need a sandbox has none.
+sandbox is made only for tools that need one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SYSTEM_MESSAGE = "Solve the problem. Put the final answer in \\boxed{}."
 FINISH_MESSAGE = " Then call finish with it."
 """Added to the system message if the policy has the finish tool."""
 GRADE_S = 30.0
-"""How long comparing may take: a second of processor time, and a start of sympy, on a machine that is busy."""
+"""Seconds for a comparison: a second of processor time, and a start of sympy, on a busy machine."""
 
 
 class MathHandler(AgentHandler[MathInstance]):

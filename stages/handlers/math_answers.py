@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 
 PRELOADED = ("math_verify", "latex2sympy2_extended.latex2sympy2")
 TEXT_LIMIT = 4000
-"""Most characters of an answer that is read, since none that is right has more; and those at the end of a message in
-which one without a box is looked for."""
+"""Most characters of an answer that are read, since no right answer has more; also most characters at the end of a
+message in which an answer without a box is searched."""
 PARTS_LIMIT = 64
 DEPTH_LIMIT = 4
-"""Most elements of a list, and most lists within lists, that are compared."""
+"""Most elements of a list, and most levels of nested lists, that are compared."""
 
 ABOUT = 0.05
-"""How far apart the sides of an approximation may be, as a share of the larger."""
+"""Largest difference between the sides of an approximation, as a share of the larger."""
 
 _BASE = re.compile(r"([0-9A-Fa-f]+)_\{?(?:\\text\{)?(\d+)\}*")
 _TEXT = re.compile(r"\\text\{[^{}\d]*[A-Za-z]{2}[^{}\d]*\}")
@@ -66,7 +66,7 @@ class _Structure(NamedTuple):
 
 
 def answer_of(message: str | None, last_text: str) -> str:
-    r"""Return what is judged: the last box (see `boxes`) of the finish message or the last text, else one of these."""
+    r"""Return the answer to judge: the last box (see `boxes`) of the finish message or last text, else one of these."""
     for text in (message or "", last_text):
         if "\\boxed" in text or "\\fbox" in text:
             return f"\\boxed{{{(boxes(text) or boxed(text))[: TEXT_LIMIT + 1]}}}"
@@ -78,7 +78,7 @@ def usable(ground_truth: str) -> bool:
 
 
 def right_answer(ground_truth: str, answer: str) -> bool:
-    """Return whether an answer, which `answer_of` took, equals the ground truth (LaTeX or plain)."""
+    """Return whether an answer from `answer_of` equals the ground truth (LaTeX or plain)."""
     truth = normal(boxed(ground_truth)[:TEXT_LIMIT])
     in_box = "\\boxed" in answer or "\\fbox" in answer
     text = normal(boxed(answer)[: TEXT_LIMIT + 1] if in_box else answer.strip()[-TEXT_LIMIT:])
@@ -90,7 +90,7 @@ def right_answer(ground_truth: str, answer: str) -> bool:
 
 
 def _one_reading(answer: str) -> str:
-    """Return what an answer without a box says: what it announces, or all of it, or what `math-verify` finds in it."""
+    """Return the answer in a text without a box: what it announces, or all of it, or what `math-verify` finds."""
     answer = answer.strip()[-TEXT_LIMIT:]
     if said := announced(answer):
         return normal(said)
@@ -102,7 +102,7 @@ def _one_reading(answer: str) -> str:
 
 
 def _first_side(text: str) -> str:
-    r"""Return the exact value of `\pi \approx 3.14`; nothing if the sides are not about the same: two guesses."""
+    r"""Return the exact value of `\pi \approx 3.14`; nothing if the sides are not about equal: two guesses."""
     sides = split(text, *_ABOUT)
     if len(sides) < 2:
         return text
@@ -139,7 +139,7 @@ def same(truth: str, answer: str, depth: int = 0) -> bool:
 
 
 def readable(text: str, depth: int = 0) -> bool:
-    """Return whether a `normal` text is an expression, or several, that can be compared. Runs in `answer_limit`."""
+    """Return whether a `normal` text is one or several comparable expressions. Runs in `answer_limit`."""
     if (structure := _structure(text)) is not None:
         return depth < DEPTH_LIMIT and all(readable(part, depth + 1) for part in structure.parts[:PARTS_LIMIT])
     with errors_logged("reading a value"):
@@ -148,7 +148,7 @@ def readable(text: str, depth: int = 0) -> bool:
 
 
 def _same_choice(truth: str, answer: str) -> bool | None:
-    """Compare letters of choices: `B`, `(B)`, `B.`, `(B) 12`; of a truth with a text, that text will do as well."""
+    """Compare letters of choices: `B`, `(B)`, `B.`, `(B) 12`; if the truth has a text, that text matches too."""
     if (wanted := choice(truth)) is None:
         return None
     if (given := choice(answer)) is not None:
@@ -158,7 +158,7 @@ def _same_choice(truth: str, answer: str) -> bool | None:
 
 
 def _same_words(truth: str, answer: str) -> bool | None:
-    """Compare words as text: sympy would take `listen` for a product of six variables, and so `silent`."""
+    """Compare words as text: sympy would read both `listen` and `silent` as the same product of six variables."""
     plain = unwrapped(truth)
     is_text = _TEXT.fullmatch(truth) or (truth.isalpha() and len(truth) > 1 and _TEXT.fullmatch(answer))
     named = [word for word in re.findall(r"(?<![A-Za-z\\])[A-Za-z]{4,}", plain) if word not in _FUNCTIONS]
@@ -168,7 +168,7 @@ def _same_words(truth: str, answer: str) -> bool | None:
 
 
 def _same_in_base(truth: str, answer: str) -> bool | None:
-    """Compare numbers with a base, such as `1011_2`, which the answer may leave out, since the problem gives it."""
+    """Compare numbers with a base, such as `1011_2`; the answer may omit the base, which the problem states."""
     if (wanted := _BASE.fullmatch(compact(truth))) is None or wanted[1].isalpha():
         return None
     given = _BASE.fullmatch(compact(answer))
@@ -177,7 +177,7 @@ def _same_in_base(truth: str, answer: str) -> bool | None:
 
 
 def _readings(text: str) -> tuple[_Structure | None, ...]:
-    """Return how a text can be taken apart; None: it is one value. `100,200` may be that and a list."""
+    """Return the structures that a text may be; None among them: one value. `100,200` may be that or a list."""
     structure = _structure(text)
     return (None, structure) if structure and THOUSANDS.fullmatch(quantity(text).text) else (structure,)
 
@@ -253,7 +253,7 @@ def _same_single(truth: str, answer: str, depth: int) -> bool:
     if len(truth_sides) > 1 or (len(answer_sides) > 1 and split(answer, *_RELATIONS[1:])[1:]):
         return same_expressions(truth, answer)
     if len(answer_sides) > 1:
-        # An identity such as 10/2 = 5, all of whose sides must be right; an equation such as 2x = 5 says nothing of 5.
+        # An identity such as 10/2 = 5, all of whose sides must be right; an equation such as 2x = 5 does not state 5.
         return len(answer_sides) <= PARTS_LIMIT and all(same(truth, side, depth + 1) for side in answer_sides)
     wanted, given = quantity(truth), quantity(answer)
     if wanted.unit and given.unit and wanted.unit != given.unit:

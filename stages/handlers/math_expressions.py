@@ -1,7 +1,7 @@
 """Whether two mathematical expressions or relations are equal, by `math-verify` and sympy; runs in a grader process.
 
-Values are compared as numbers where that is possible, and else by `math_verify.verify`. What would take too much time
-or memory to read or to work out is refused before: an answer may be made to cost hours.
+Values are compared as numbers where possible, and else by `math_verify.verify`. Expressions that would take too much
+time or memory to parse or evaluate are rejected first: a policy may write answers that would cost hours.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 log = logging.getLogger("prorl.grader")
 EXPRESSION_LIMIT = 400
 NESTED_LIMIT = 12
-"""Most brackets within brackets of an expression: reading takes longer with each."""
+"""Most nested brackets of an expression: each level slows down parsing."""
 MAGNITUDE_LIMIT = 4000
-"""Most digits of a value that is worked out."""
+"""Most digits of a value that is evaluated."""
 CPU_S = 0.8
 
 _EXPRESSION = re.compile(r"[A-Za-z0-9\s+\-*/^_(){}\[\]|!.,'=<>\\%]+")
 _UNREADABLE = re.compile(r"(?<!_)\d\s+[\d.]|\.\s*\d+\.|[+\-*/^_=]\s*$|^\s*[*/^_=]|\{\s*\}|\*\s*\*|\d{301}|\\text")
 _EAGER = re.compile(r"\\(?:binom|[dt]binom|choose|gcd|lcm|[bp]?mod)(?![A-Za-z])|gcd|lcm")
-"""What is worked out while it is being read."""
+"""Operations that are evaluated during parsing."""
 
 
 @contextlib.contextmanager
 def answer_limit(seconds: float = CPU_S) -> Iterator[None]:
-    """Return an answer so much processor time, not counting what it takes to import math-verify (see `cpu_limit`)."""
+    """Limit an answer's processor time, without the import of math-verify (see `cpu_limit`)."""
     import math_verify  # noqa: F401 - takes longer than the limit
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own limits are off
@@ -47,7 +47,7 @@ def answer_limit(seconds: float = CPU_S) -> Iterator[None]:
 
 @contextlib.contextmanager
 def errors_logged(what: str) -> Iterator[None]:
-    """End the block at an error: sympy and pint raise all kinds of them, which must not spare a wrong answer its 0."""
+    """End the block at an error: sympy and pint raise all kinds, none of which may save a wrong answer from its 0."""
     try:
         yield
     except Exception:
@@ -70,7 +70,7 @@ def same_expressions(truth: str, answer: str) -> bool:
 
 
 def extracted(text: str) -> str:
-    """Return the answer that `math-verify` finds in a text, as it was written there."""
+    """Return the answer that `math-verify` finds in a text, as written."""
     from math_verify import parse
 
     return next((each for each in reversed(parse(text, parsing_timeout=None)) if isinstance(each, str)), "")
@@ -78,7 +78,7 @@ def extracted(text: str) -> str:
 
 @lru_cache(maxsize=256)
 def read_expression(text: str) -> Any:
-    """Read an expression or a relation by `math-verify`; None: it is none, or too large to work with."""
+    """Parse an expression or a relation by `math-verify`; None: it is none, or too large."""
     text = re.sub(r"_\{?\\text\{(\w+)\}\}?", r"_{\1}", text)
     text = re.sub(r"\\text\{\s*(\w)\s*\}", r" \1 ", text)
     if (
@@ -91,7 +91,7 @@ def read_expression(text: str) -> Any:
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig, NormalizationConfig, latex2sympy, normalize_latex
     from math_verify.grader import should_treat_as_complex
 
-    # Not by `math_verify.parse`, which makes all letters small: G M m / r^2 would be G m^2 / r^2.
+    # Not `math_verify.parse`, which lowers all letters: G M m / r^2 would be G m^2 / r^2.
     written = normalize_latex(text, NormalizationConfig(malformed_operators=True, nits=True, boxed="none"))
     real, cases = not should_treat_as_complex(text), ConversionConfig(lowercase_symbols=False)
     found = latex2sympy(written, is_real=real, normalization_config=None, conversion_config=cases)
@@ -99,7 +99,7 @@ def read_expression(text: str) -> Any:
 
 
 def _wholly_readable(text: str) -> bool:
-    """Return whether `math-verify` would read the whole text, and compute nothing large while it does."""
+    """Return whether `math-verify` would parse the whole text without a large computation."""
     depths = list(accumulate(1 if bracket in "({[" else -1 for bracket in re.findall(r"[({\[\])}]", text))) or [0]
     if depths[-1] or min(depths) < 0 or max(depths) > NESTED_LIMIT or _UNREADABLE.search(text):
         return False
@@ -107,7 +107,7 @@ def _wholly_readable(text: str) -> bool:
 
 
 def _magnitude(value: Any) -> float:
-    """Estimate from above how many digits a value has before anything of it is worked out; infinite: do not try."""
+    """Return an upper bound of a value's digits without evaluating it; infinite: do not try."""
     import sympy
 
     if isinstance(value, sympy.Rational):
@@ -138,14 +138,14 @@ def _magnitude(value: Any) -> float:
 
 
 def _most(value: Any, size: float) -> float:
-    """Return the largest that a value of so many digits can be."""
+    """Return an upper bound of a value with this many digits."""
     if value.is_Rational or value.is_Float:
         return max(1.0, abs(float(value))) if size < 300 else math.inf
     return 10.0**size if value.is_number and size < 300 else (math.inf if value.is_number else 4.0)
 
 
 def _same_values(one: Any, other: Any) -> bool | None:
-    """Compare expressions by their values, at several points if they have variables; None: at too few of them."""
+    """Compare expressions by value, at several points if they have variables; None: too few points have values."""
     import sympy
 
     if not all(isinstance(each, sympy.Expr) and not isinstance(each, sympy.MatrixExpr) for each in (one, other)):
@@ -168,7 +168,7 @@ def _same_values(one: Any, other: Any) -> bool | None:
 
 
 def _exact(value: Any) -> Any:
-    """Write decimal fractions as fractions, the `i` of complex numbers as such, and work out what is left undone."""
+    """Write decimal fractions as fractions and `i` as the imaginary unit, and evaluate pending operations."""
     import sympy
 
     value = value.xreplace({each: sympy.Rational(str(each)) for each in value.atoms(sympy.Float)})
@@ -178,10 +178,10 @@ def _exact(value: Any) -> Any:
 
 
 def _coordinates(count: int) -> list[list[Any]]:
-    """Return points to compare at: positive ones first, which are in the domain of most; always the same ones."""
+    """Return fixed points to compare at: positive ones first, which most domains contain."""
     import sympy
 
-    draws = random.Random(20)  # noqa: S311 - nothing secret
+    draws = random.Random(20)  # noqa: S311 - not secret
     signs = [(1, 1)] * 5 + [(1, -1)] * 4
     return [
         [sympy.Rational(draws.choice(sign) * draws.randint(300, 2500), 997) for _ in range(count)] for sign in signs
@@ -189,7 +189,7 @@ def _coordinates(count: int) -> list[list[Any]]:
 
 
 def _at(value: Any, point: dict[Any, Any], digits: int) -> Any:
-    """Return a value at a point, as a number; None: the point is not in its domain, or there is no value."""
+    """Return a value at a point, as a number; None: the point is outside its domain, or there is no value."""
     import sympy
 
     try:
@@ -205,7 +205,7 @@ def _at(value: Any, point: dict[Any, Any], digits: int) -> Any:
 
 
 def _proportional(one: Any, other: Any) -> bool:
-    """Return whether two equations say the same: one is a multiple of the other."""
+    """Return whether two equations are equivalent: one is a multiple of the other."""
     first, second = one.lhs - one.rhs, other.lhs - other.rhs
     points = _coordinates(len(variables := sorted(first.free_symbols | second.free_symbols, key=str)))
     ratios = []

@@ -1,8 +1,8 @@
-r"""Sets of real numbers, as answers write them, read as sympy's sets, which are equal if their members are.
+r"""Sets of real numbers in answers, parsed to sympy's sets, which are equal if their members are.
 
 `[0, 1) \cup (1, 2]`, `\mathbb{R} \setminus \{2\}`, `x \neq 2`, `x < 1 \text{ or } x > 3`, `\emptyset`, `\{1, 1, 2\}`.
-Ends are worked out to `DIGITS` digits: `\sqrt{8}` and `2\sqrt{2}` are one end. What has letters in it is None. Sympy is
-imported where it is used, since stage processes import this module, and it takes a second.
+Ends are evaluated to `DIGITS` digits: `\sqrt{8}` and `2\sqrt{2}` are one end. A set with letters gives None. Sympy is
+imported lazily: it takes a second, and stage processes import this module.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def same_sets(truth: str, answer: str) -> bool:
 
 
 def read_set(text: str, depth: int = 0) -> Any:
-    """Return the sympy set that a `normal` text is; None: it is none. Runs in `answer_limit`."""
+    """Parse a `normal` text to a sympy set; None: it is none. Runs in `answer_limit`."""
     import sympy
 
     reals = sympy.S.Reals
@@ -94,7 +94,7 @@ def _interval(text: str) -> Any:
 
 
 def _compared(text: str, depth: int) -> Any:
-    r"""Read inequalities of one variable: `1 < x \leq 2`, `x \neq 2`, `x \neq 1, 3`."""
+    r"""Parse inequalities of one variable: `1 < x \leq 2`, `x \neq 2`, `x \neq 1, 3`."""
     import sympy
 
     clauses = split(text, ",", " and ", "\\land", "\\text{ and }")
@@ -133,7 +133,7 @@ def inequality(text: str) -> tuple[str, str, bool, bool] | None:
 
 
 def is_name(text: str) -> bool:
-    r"""Return whether a text names a variable, or a quantity; `e` and `\pi` are numbers."""
+    r"""Return whether a text names a variable or a quantity; `e` and `\pi` are numbers."""
     return _NAME.fullmatch(text) is not None and constant(text) is None
 
 
@@ -160,7 +160,7 @@ def _points(texts: list[str]) -> Any:
 
 
 def _but(points: list[str]) -> Any:
-    """Return the real numbers without some points."""
+    """Return the real numbers without these points."""
     import sympy
 
     return _joined(sympy.Complement, [sympy.S.Reals, _points(points)])
@@ -171,7 +171,7 @@ def _joined(by: Any, sets: list[Any]) -> Any:
 
 
 def _value(text: str) -> Any:
-    """Return a real number as a sympy fraction; None: it is none."""
+    """Parse a real number to a sympy fraction; None: it is none."""
     import sympy
 
     if (written := number(text)) is not None:

@@ -49,5 +49,5 @@ class ShellHandler(AgentHandler[ShellInstance]):
         return {}
 
     async def eval(self, phase: EvalPhase[ShellInstance]) -> Evaluation:
-        """Run the check script on a copy of the agent's files; files that no one could copy or check earn nothing."""
+        """Run the check script on a copy of the agent's files; files that cannot be copied or checked earn 0."""
         return await checked_files(phase, phase.instance.check)

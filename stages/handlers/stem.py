@@ -33,7 +33,7 @@ SYSTEM_MESSAGE = "Solve the problem. Put the final answer in \\boxed{}, with its
 CHOICE_MESSAGE = "Solve the problem. Put the letter of the right choice in \\boxed{}."
 SEARCH_URL, SEARCH_KEY = "PRORL_SEARCH_URL", "PRORL_SEARCH_KEY"
 TAVILY_KEY = "TAVILY_API_KEY"
-"""Taken if the other one is not set."""
+"""Used if the other key is not set."""
 
 
 class StemHandler(AgentHandler[StemInstance]):
@@ -45,7 +45,7 @@ class StemHandler(AgentHandler[StemInstance]):
         self._search: SearchProvider | None = None
 
     def lacks(self, instance: StemInstance) -> str:
-        """Return whether a judge will be asked for, and none is configured."""
+        """Describe the missing judge model, if the instance needs one."""
         asked = instance.judge == "always" or (instance.kind == "text" and instance.judge == "undecided")
         unset = unset_settings() if asked else ""
         return f"a judge model is needed for answers in words: set {unset}" if unset else ""
@@ -70,7 +70,7 @@ class StemHandler(AgentHandler[StemInstance]):
         return {"answer": notes["answer"]} if "answer" in notes else None
 
     async def eval(self, phase: EvalPhase[StemInstance]) -> Evaluation:
-        """Judge the answer: reward 1.0 if it is right, 0.0 if not. The metric `judged` is 1.0 if a model was asked."""
+        """Judge the answer: reward 1.0 if it is right, 0.0 if not. The metric `judged` is 1.0 if a model judged."""
         instance, answer = phase.instance, str(phase.data.get("answer", ""))
         check_ground_truth(instance.ground_truth)
         notes = {"answer": answer, "ground_truth": instance.ground_truth}
@@ -96,13 +96,13 @@ class StemHandler(AgentHandler[StemInstance]):
         return Evaluation(1.0 if judgement.value else 0.0, {"judged": 1.0}, notes | judgement.notes())
 
     def init_exception(self, job: Job, error: Exception) -> Failure:
-        """Return how a job ends whose INIT raised: what the service was not given is not the policy's fault."""
+        """Return the outcome of a job whose INIT raised: missing settings of the service are not the policy's fault."""
         if isinstance(error, ConfigError | InvalidEndpoint):
             return Failure(Outcome.INFRASTRUCTURE_ERROR, error.info())
         return super().init_exception(job, error)
 
     def run_exception(self, job: Job, error: Exception) -> Failure:
-        """Return how a job ends whose RUN raised: another stage process may lack what INIT's has."""
+        """Return the outcome of a job whose RUN raised: another stage process may lack settings that INIT's has."""
         return self.init_exception(job, error)
 
     async def close(self) -> None:
@@ -112,7 +112,7 @@ class StemHandler(AgentHandler[StemInstance]):
 
     def _provider(self) -> SearchProvider:
         if self._search is None:
-            from ...tools.http_search import TAVILY, HttpSearchProvider  # with aiohttp
+            from ...tools.http_search import TAVILY, HttpSearchProvider  # imports aiohttp
 
             key = next((name for name in (SEARCH_KEY, TAVILY_KEY) if os.environ.get(name, "").strip()), SEARCH_KEY)
             self._search = HttpSearchProvider(os.environ.get(SEARCH_URL, "").strip() or TAVILY, key)
@@ -130,5 +130,4 @@ def problem_text(instance: StemInstance) -> str:
 
 
 def _others(names: Sequence[Any]) -> list[ToolName]:
-    """Return the tools that a `Toolbox` knows."""
     return [name for name in names if name in get_args(ToolName)]

@@ -1,8 +1,8 @@
-"""Whether an answer to a question of science is right, as far as rules can tell: what runs in a grader process.
+"""Whether an answer to a science question is right, as far as rules can tell; runs in a grader process.
 
-Numbers are compared with their units, which `pint` converts, within a tolerance; choices by their letter or text;
-expressions as in the `math` task. Words are left to a judge, unless they are the same words. An answer that cannot be
-read as what the ground truth is, is wrong.
+Numbers are compared with their units, which `pint` converts, within a tolerance; choices by letter or text; expressions
+as in the `math` task. Words go to a judge, unless they are equal. An answer that cannot be parsed as the ground truth's
+kind is wrong.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ PRELOADED = ("math_verify", "latex2sympy2_extended.latex2sympy2", "pint")
 Verdict = Literal["right", "wrong", "undecided"]
 CPU_S = 1.2
 RULED_LIMIT = 200
-"""Longest ground truth that rules compare; what is longer explains something."""
+"""Longest ground truth that rules compare; a longer one is an explanation."""
 UNIT_LIMIT = 60
 COUNT_LIMIT = 1000
-"""Whole numbers without a unit below this were counted, and have no tolerance."""
+"""Whole numbers without a unit below this are counts, and have no tolerance."""
 
 _VALUE = re.compile(
     r"[+-]?\s*(?:\d{1,3}(?:(?:,|\{,\}|\s)\d{3})+(?:\.\d+)?(?!\d)|\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+(?![A-Za-z\d]))?"
@@ -42,7 +42,7 @@ _ABOUT = re.compile(
     r"(?:(?:about|approximately|approx\.?|roughly|around|ca\.?|circa)\s+|\\(?:approx|simeq|sim)\s*)+", re.IGNORECASE
 )
 _PROSE = re.compile(r"\s(?:in|at|the|is|and|of|for|when|as|to|on|by|from|with|so|if|or|a|which|after)\b")
-"""Where a unit has ended in a sentence; an `in` of inches ends it, too."""
+"""Matches where a unit ends in a sentence; an `in` of inches ends it, too."""
 _COUNTED = re.compile(r"\\text\{[^{}\d]*\}|[A-Za-z]{3,}(?: [A-Za-z]+){0,2}")
 _UNCERTAINTY = re.compile(r"\s*\\pm\s*\d+\.?\d*")
 _UNIT_REWRITES = (
@@ -78,7 +78,7 @@ _ALIASES = {
 
 
 class Reading(NamedTuple):
-    """A value with its unit, as they were written."""
+    """A value with its unit, as written."""
 
     value: float
     written: Number | None
@@ -143,11 +143,11 @@ def _same_number(ground_truth: str, truth: str, given: str, answer: str, toleran
         return _said(_same_without_unit(wanted, got, tolerance))
     ours, theirs = unit_of(wanted.unit), unit_of(got.unit)
     if ours is None or theirs is None:
-        # Such as 5 photons: what they are is for a judge, if the number is right.
+        # Such as 5 photons: a judge decides on the noun, if the number is right.
         same = words(wanted.unit).rstrip("s") == words(got.unit).rstrip("s")
         return "wrong" if not _close(wanted, got, tolerance) else "right" if same else "undecided"
     if str(ours) == "degree_Celsius" and unwrapped(got.unit) == "C":
-        theirs = ours  # it is no coulomb
+        theirs = ours  # not a coulomb
     if ours == theirs:
         return _said(_close(wanted, got, tolerance))
     return _said(_close_converted(wanted, got, ours, theirs, tolerance))
@@ -162,7 +162,7 @@ def _last_value(text: str) -> Reading | None:
 
 
 def _same_without_unit(wanted: Reading, got: Reading, tolerance: float) -> bool:
-    """Compare values of which one has no unit, which the problem may have given."""
+    """Compare values of which one lacks the unit, which the problem may state."""
     percents = ["percent" in (_pint_text(each.unit) or "") for each in (wanted, got)]
     if percents[0] != percents[1]:
         share, percent = (got, wanted) if percents[0] else (wanted, got)
@@ -187,7 +187,7 @@ def _near(wanted: float, got: float, tolerance: float) -> bool:
 
 
 def _rounds_to(wanted: Reading, got: float) -> bool:
-    """Return whether the truth is a value rounded to the digits that the truth has: 0.13 for 0.1347."""
+    """Return whether the truth is a value rounded to the truth's digits: 0.13 for 0.1347."""
     if wanted.written is None or wanted.written.significant < 2:
         return False
     return abs(got - wanted.value) <= float(wanted.written.last_place) / 2 * (1 + 1e-9)
@@ -201,7 +201,7 @@ def _close_converted(wanted: Reading, got: Reading, ours: Any, theirs: Any, tole
 
 
 def read(text: str) -> Reading | None:
-    r"""Read a `normal` text as a value with a unit, or none: `v = 3 \times 10^{8} \text{ m/s}`; None: it is none."""
+    r"""Parse a `normal` text as a value with or without a unit: `v = 3 \times 10^{8} \text{ m/s}`; None: it is none."""
     text = named_value(text)[1]
     if about := _ABOUT.match(text):
         text = text[about.end() :]
@@ -233,7 +233,7 @@ def _finite(written: Number | None, unit: str, value: Any = None) -> Reading | N
 
 @lru_cache(maxsize=512)
 def unit_of(text: str) -> Any:
-    r"""Return pint's unit for one that is written plainly or in LaTeX: `m/s^2`, `\text{J K}^{-1}`; None: it is none."""
+    r"""Return pint's unit for a plain or LaTeX spelling: `m/s^2`, `\text{J K}^{-1}`; None: it is none."""
     written = _pint_text(text)
     if not written:
         return None
@@ -244,7 +244,7 @@ def unit_of(text: str) -> Any:
 
 @lru_cache(maxsize=512)
 def _pint_text(text: str) -> str | None:
-    """Write a unit as pint reads it; None: it can be none."""
+    """Rewrite a unit for pint; None: it cannot be a unit."""
     if len(text) > 2 * UNIT_LIMIT:
         return None
     for pattern, to in _UNIT_REWRITES:

@@ -4,8 +4,8 @@
     RUN     the agent with bash and editor; its changes become a patch
     EVAL    a fresh sandbox of the image, on any node; the base, the patch, the tests; graded by the `swebench` package
 
-The reward is 1.0 if the tests say resolved, else 0.0, with a note: also for an empty patch, one that does not apply,
-and tests that hang or exceed the sandbox's limits. What fails around the agent is an infrastructure error.
+The reward is 1.0 if the tests report resolved, else 0.0 with a note: also for an empty patch, one that does not apply,
+and tests that hang or exceed the sandbox's limits. Failures around the agent are infrastructure errors.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ the repository's source, so that its tests pass; do not change the tests. Find o
 and run the tests that have to do with it. Call finish when you are done.\
 """
 NO_IMAGE = ("image", "no_image")
-"""The reasons of a `SandboxFailed` for which the image may have another name."""
+"""The reasons of a `SandboxFailed` after which another name of the image is tried."""
 FILE_BYTES = 4 * 2**30
 LOG_LIMIT_BYTES = 8 * 2**20
 APPLY_S = 120.0
-"""Longest time for a patch to be applied; in a large repository it is some seconds."""
+"""Longest time to apply a patch, in seconds; a large repository takes some seconds."""
 GRADING_MARGIN_S = 15.0
-"""Of EVAL's limit, what is left for reading the tests' output."""
+"""The part of EVAL's limit that is left for parsing the tests' output."""
 NOTED = 4000
 
 
@@ -73,7 +73,7 @@ class SweHandler(AgentHandler[SweInstance]):
     def stored_data(self, instance: SweInstance, notes: Mapping[str, str]) -> PhaseData | None:
         del instance
         patch = notes.get("patch")
-        if not is_whole(patch) or "\ufffd" in patch:  # it had other bytes than those of a text
+        if not is_whole(patch) or "\ufffd" in patch:  # its bytes were not text
             return None
         problem = "" if patch.strip() else notes.get("problem", "")
         data = {"patch": patch.encode().decode("latin-1"), "problem": problem}
@@ -113,7 +113,7 @@ class SweHandler(AgentHandler[SweInstance]):
         return _evaluation(await self._report(phase, log), instance, notes)
 
     def init_exception(self, job: Job, error: Exception) -> Failure:  # noqa: ARG002 - the base's signature
-        """An image that is not there says as little of the agent as a sandbox that does not start."""
+        """Return the outcome of a failed INIT: a missing image is an infrastructure error, as is a failed sandbox."""
         return _failure(error)
 
     def eval_exception(self, job: Job, error: Exception) -> Failure:  # noqa: ARG002 - the base's signature
@@ -163,9 +163,9 @@ async def _sandbox(
 
 
 async def _run_tests(sandbox: Sandbox, instance: SweInstance, script: str, limit_s: float) -> ExecResult:
-    """Run an evaluation script, with one stream for both of its outputs, so that they are in order.
+    """Run an evaluation script, with one stream for both of its outputs, which keeps their order.
 
-    Bash has all of it before a test runs: a file, or the rest of an input, could be rewritten by one.
+    Bash reads the whole script before a test runs: a test could rewrite a file or the rest of an input.
     """
     return await sandbox.exec(
         ["/bin/bash", "-c", 'script=$(cat); exec </dev/null 2>&1; eval "$script"'],
@@ -183,7 +183,7 @@ def _failure(error: Exception) -> Failure:
 
 
 def _columns(instance: SweInstance) -> dict[str, Any]:
-    """Return an instance as a row of SWE-bench, as far as its test specification needs it."""
+    """Return an instance as a row of SWE-bench, with the columns that its test specification needs."""
     return {
         "instance_id": instance.instance_id,
         "repo": instance.repo,

@@ -1,4 +1,4 @@
-"""Read the test results of a `swe` job with the official `swebench` package. Runs in a grader process.
+"""Parse the test results of a `swe` job with the official `swebench` package. Runs in a grader process.
 
 Two gaps of swebench's report are closed: a FAIL_TO_PASS test that was skipped, or is in neither list, has not passed;
 and a run that failed without a failed test has not passed. One remains: a patch's code can forge the tests' output.
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 PRELOADED = ("swebench.harness.grading",)
 FAILED_TESTS = 32
 COVERAGE = "Required test coverage of"
-"""By which pytest-cov says that it ends a run badly of which all tests have passed."""
+"""The text by which pytest-cov fails a run whose tests have all passed."""
 LINE_LIMIT = 2000
-"""Most characters of a line that a parser reads: some need the cube of its length."""
+"""Most characters of a line that a parser reads: some take cubic time in its length."""
 PARSE_S = 10.0
-"""Most processor time of a parser; the longest output that is kept takes up to 7 s where all of it is tests."""
+"""Most processor seconds of a parser; the longest stored output takes up to 7 s if it is all tests."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _STATUS = re.compile(r"\s*(PASSED|FAILED|ERROR)\b")
 _COUNT = re.compile(r"\bExecuted [1-9]\d* of \d+|\b[1-9]\d* specs?, \d+ failures?\b|\b[1-9]\d* passing\b")
-"""How Karma, Jasmine and Mocha count the tests of a run, at its end."""
+"""The final test counts of Karma, Jasmine and Mocha."""
 
 
 class Report(msgspec.Struct, frozen=True):
     resolved: bool
     ran: bool
-    """The output has the marks of a run, and a test's status; of a run that names only what fails, the count."""
+    """Whether the output has the marks of a run and a test's status; if a run names only failures, the count."""
     fail_to_pass: int = 0
-    """How many of them passed."""
+    """Number of FAIL_TO_PASS tests that passed."""
     pass_to_pass: int = 0
     failed: list[str] = []
     """Tests that should have passed and did not; the first ones."""
@@ -47,7 +47,7 @@ class Report(msgspec.Struct, frozen=True):
 def official_script(instance: dict[str, Any]) -> str:
     """Return swebench's own evaluation script of an instance (its columns as in the data set).
 
-    Only that: its whole test specification has the script that builds the image too, for which it asks GitHub.
+    swebench's whole test specification would include the script that builds the image, which queries GitHub.
     """
     from swebench.harness.constants import MAP_REPO_TO_EXT, MAP_REPO_VERSION_TO_SPECS
     from swebench.harness.test_spec.create_scripts import make_eval_script_list
@@ -78,7 +78,7 @@ def report(instance: dict[str, Any], log: str) -> Report:
     from swebench.harness.grading import get_eval_tests_report, get_resolution_status
 
     statuses, problem = _statuses(instance, log)
-    fails_only = instance["repo"] in FAIL_ONLY_REPOS  # their parsers name no test that passed
+    fails_only = instance["repo"] in FAIL_ONLY_REPOS  # their parsers list no passed test
     if not (problem or statuses or (fails_only and _COUNT.search(_between_marks(log)))):
         problem = "the output of the tests names no test"
     if problem:
@@ -101,7 +101,7 @@ def report(instance: dict[str, Any], log: str) -> Report:
 
 
 def r2e_report(expected: dict[str, str], log: str) -> Report:
-    """Compare the output of R2E-Gym's tests with what it should be: the same tests, each with the same status."""
+    """Compare the output of R2E-Gym's tests with the expected one: the same tests, each with the same status."""
     between = _between_marks(log)
     statuses = r2e_statuses(between)
     wanted = _paired(expected)
@@ -117,13 +117,13 @@ def r2e_report(expected: dict[str, str], log: str) -> Report:
 
 
 def r2e_statuses(log: str) -> dict[str, str]:
-    """Read pytest's short summary as R2E-Gym names tests: `Class.test`, without the file."""
+    """Parse pytest's short summary with R2E-Gym's test names: `Class.test`, without the file."""
     _, found, summary = log.partition("short test summary info")
     if not found:
         return {}
     statuses: dict[str, str] = {}
     for line in summary.strip().splitlines():
-        status = _STATUS.match(_COLOUR.sub("", line))  # not what an exception says further on
+        status = _STATUS.match(_COLOUR.sub("", line))  # not the rest of an exception
         name = _COLOUR.sub("", ".".join(line.split("::")[1:])).strip()
         if status and name:
             statuses[name if status[1] == "PASSED" else _cut(name)] = status[1]
@@ -133,8 +133,8 @@ def r2e_statuses(log: str) -> dict[str, str]:
 def _paired(statuses: dict[str, str]) -> dict[str, str]:
     """Return statuses by names that are cut at " - ", as R2E-Gym's own grader pairs them.
 
-    That is where a failure's reason begins, and some parameters of tests have it in them. Of the names that become
-    the same the last one counts, in the order of the whole names.
+    A failure's reason begins there, and some test parameters contain it. Of the names that become the same, the last
+    one counts, in the order of the whole names.
     """
     plain = {_COLOUR.sub("", name).strip(): status for name, status in statuses.items()}
     cut = {_cut(name): plain[name] for name in sorted(plain)}
@@ -146,7 +146,7 @@ def _cut(name: str) -> str:
 
 
 def _statuses(instance: dict[str, Any], log: str) -> tuple[dict[str, str], str]:
-    """Return status by test, and why nothing could be read."""
+    """Return the status by test, and why nothing could be parsed."""
     from swebench.harness.constants import APPLY_PATCH_FAIL, RESET_FAILED, TESTS_ERROR, TESTS_TIMEOUT
 
     for mark in (APPLY_PATCH_FAIL, RESET_FAILED, TESTS_ERROR, TESTS_TIMEOUT):
@@ -161,7 +161,7 @@ def _statuses(instance: dict[str, Any], log: str) -> tuple[dict[str, str], str]:
     with cpu_limit(PARSE_S):
         try:
             statuses = parse("\n".join(lines), SimpleNamespace(**instance))
-        except Exception as error:  # noqa: BLE001 - of a line that a patch printed, which must not spare it its 0
+        except Exception as error:  # noqa: BLE001 - from a line that a patch printed, which must not save it from 0
             problem = f"swebench's parser cannot read the output of the tests: {type(error).__name__}: {error}"
     return ({}, problem) if statuses is None else (statuses, "")
 
@@ -187,6 +187,6 @@ def _between_marks(log: str) -> str:
 
 
 def _exit_code(log: str) -> int | None:
-    """Return the exit code of the tests, which the script says behind the last mark."""
+    """Return the exit code of the tests, which the script prints after the last mark."""
     found = re.search(rf"^{re.escape(EXIT_CODE)}:\s*(-?\d{{1,9}})\b", log.rpartition(END)[2], re.MULTILINE)
     return int(found[1]) if found else None

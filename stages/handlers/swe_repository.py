@@ -1,7 +1,7 @@
 """The repository of a `swe` job in its sandbox: reset to its base, its patch extracted, a patch applied.
 
-Everything is git, run by bash in the sandbox. The repository keeps only what its base leads to, in EVAL too: no other
-branch, later commit, remote, reflog, or object of these; where a bug was inserted, no history at all.
+All operations are git commands, run by bash in the sandbox. The repository keeps only the history of its base, in EVAL
+too: no other branch, later commit, remote, reflog, or object of these; where a bug was inserted, no history at all.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from ...tools.sandbox.sandbox import Sandbox
 
 GIT_S = 600.0
-"""Longest git command; the limits of the phases end before."""
+"""Longest git command in seconds; the limits of the phases end before."""
 PATCH_LIMIT_BYTES = 1 << 20
-"""Largest patch of an agent: it crosses the wire from RUN to EVAL, as text of its bytes, of which those above 127 take
-two bytes there."""
+"""Largest patch of an agent: it crosses the wire from RUN to EVAL as text of its bytes, where bytes above 127 take
+two."""
 NEW_FILE_BYTES = 100_000
-"""Largest new file that a patch keeps which would be too large with it."""
+"""Largest new file that is kept in a patch that would otherwise be too large."""
 CACHES = (
     *("node_modules", "__pycache__", "site-packages", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis"),
     *(".tox", ".nox", ".eggs", ".cache", ".gradle", ".npm", ".ipynb_checkpoints"),
 )
-"""Folders of programs and caches: new files in them are no part of a patch."""
+"""Folders of programs and caches: new files in them are not part of a patch."""
 SHOWN = 2000
 NOTHING = ":(glob)!nothing!"
-"""A pathspec that matches no file: without one, all would be meant."""
+"""A pathspec that matches no file: without one, all files would match."""
 GIT_ENVIRONMENT = {
     "GIT_CONFIG_NOSYSTEM": "1",
     "GIT_AUTHOR_NAME": "base",
@@ -40,7 +40,7 @@ GIT_ENVIRONMENT = {
     "GIT_AUTHOR_DATE": "2000-01-01T00:00:00Z",
     "GIT_COMMITTER_DATE": "2000-01-01T00:00:00Z",
 }
-"""Nothing of who runs it, or when: the same base is the same commit."""
+"""Hides who runs git, and when: the same base becomes the same commit."""
 OPTIONS = {
     "safe.directory": "*",
     "core.fsmonitor": "false",
@@ -61,7 +61,7 @@ export HOME GIT_CONFIG_GLOBAL=$HOME/.gitconfig
 git() {{ command git {" ".join(f"-c {name}={shlex.quote(value)}" for name, value in OPTIONS.items())} "$@"; }}
 cd "$DIRECTORY"
 """
-"""Git before 2.38 takes `safe.directory` from a file only."""
+"""Git before 2.38 reads `safe.directory` from a file only."""
 BASE = """\
 test -e .git || { git init -q . && git add -A && git commit -qm base; }
 if [ -n "$BASE_COMMIT" ]; then
@@ -72,14 +72,14 @@ fi
 git diff --quiet --ignore-submodules=dirty HEAD || git commit -q --allow-empty -am set-up
 find . -name __pycache__ -prune -exec rm -rf {} +
 """
-"""The images of SWE-bench have one commit of their own on top of the base, for what its set-up changed; those for other
-languages than Python, and other sets, have such changes uncommitted. Compiled modules may be of a later state."""
+"""The images of SWE-bench have their own commit on top of the base, with the changes of their set-up; images for other
+languages than Python, and of other sets, have such changes uncommitted. Compiled modules may be of a later state."""
 SETUP = """\
 git apply --whitespace=nowarn -
 git add -A
 commit=$(git commit-tree "$(git write-tree)" -m base)
 """
-"""A commit without parents: what was before the bug is the answer."""
+"""A commit without parents: the history before the bug is the answer."""
 CUT = """\
 cut_off() {
   comm -23 <(git for-each-ref --format='%(refname)' | LC_ALL=C sort) \\
@@ -113,8 +113,8 @@ mkdir -p "$dir/info"
 cat "$HOME/untracked" >> "$dir/info/exclude"
 echo "$commit"
 """
-"""Of the refs, tags that lead to the base stay, by which projects tell their version. Submodules have repositories of
-their own. Other files of the image, such as built programs, are no part of a patch: EVAL has them too."""
+"""Keeps tags that lead to the base, from which projects derive their version. Submodules are repositories of their own.
+Other files of the image, such as built programs, are not part of a patch: EVAL has them too."""
 TAKE = """\
 export GIT_INDEX_FILE=/tmp/.index-of-the-patch
 rm -f "$GIT_INDEX_FILE"
@@ -148,8 +148,8 @@ cp -a --no-preserve=ownership .git /tmp/base.git
 git ls-files -coz -- {files} > /tmp/tests.list
 tar --null --ignore-failed-read -cf /tmp/tests.tar -T /tmp/tests.list
 """
-"""What a patch must not change: the repository's own folder, which `patch` would write to, and the tests. A repository
-within the repository would hide files from git."""
+"""Saves what a patch must not change: the repository's own folder, which `patch` would write to, and the tests. A
+repository within the repository would hide files from git."""
 APPLY = """\
 cat > /tmp/patch.diff
 applied=yes
@@ -157,7 +157,7 @@ git apply --whitespace=nowarn --verbose /tmp/patch.diff \\
   || git apply --whitespace=nowarn --verbose --reject /tmp/patch.diff \\
   || patch --batch --forward --fuzz=5 -p1 -i /tmp/patch.diff || applied=no
 """
-"""The three ways that swebench tries; but none takes a patch back that is there in part."""
+"""The three ways that swebench tries; but no way reverts a patch that is partly there."""
 RESTORE = """\
 find . -mindepth 2 -name .git -prune -print0 | LC_ALL=C sort -z | LC_ALL=C comm -z -13 /tmp/nested.list - \\
   | xargs -0 -r rm -rf --
@@ -167,20 +167,20 @@ git ls-files -coz -- {files} | xargs -0 -r rm -rf --
 tar --no-same-owner -xf /tmp/tests.tar
 rm -f /tmp/patch.diff /tmp/tests.list /tmp/tests.tar /tmp/nested.list
 """
-"""Without git's checkout: what a patch says of attributes and filters would have a part in that."""
+"""Avoids git's checkout, which would apply a patch's attributes and filters."""
 
 
 class TakenPatch(NamedTuple):
     text: str = ""
     """Each character is a byte."""
     problem: str = ""
-    """Why there is none."""
+    """Why there is no patch."""
     left_out: str = ""
-    """Names of new files that are no part of it."""
+    """Names of new files that are not part of it."""
 
 
 async def prepare(sandbox: Sandbox, instance: SweInstance) -> str:
-    """Bring the repository to the instance's base, without what came after it; return the base's commit."""
+    """Reset the repository to the instance's base, without later history; return the base's commit."""
     steps = [BASE, SETUP if instance.setup_patch else "commit=$(git rev-parse HEAD)\n"]
     hidden = [each if each.startswith("/") else f"{instance.directory}/{each}" for each in instance.hidden]
     if hidden:
@@ -199,11 +199,11 @@ async def prepare(sandbox: Sandbox, instance: SweInstance) -> str:
 
 
 async def take_patch(sandbox: Sandbox, instance: SweInstance, base_commit: str) -> TakenPatch:
-    """Return all that the agent changed since the base, as one patch.
+    """Return all changes of the agent since the base, as one patch.
 
-    New files, binary files and modes are part of it; what git ignores, `test_files`, and new files of caches and
-    virtual environments are not. A patch that would be too large goes without its new files that are binary or large.
-    The agent's processes are ended first.
+    It includes new files, binary files and modes, but no files that git ignores, no `test_files`, and no new files of
+    caches and virtual environments. A patch that would be too large omits its new files that are binary or large. The
+    agent's processes are ended first.
     """
     await sandbox.end_processes()
     exclude = " ".join(shlex.quote(_excluded(each)) for each in instance.test_files)
@@ -229,9 +229,9 @@ async def take_patch(sandbox: Sandbox, instance: SweInstance, base_commit: str) 
 
 
 async def apply_patch(sandbox: Sandbox, instance: SweInstance, patch: bytes, timeout_s: float) -> str:
-    """Apply an agent's patch as swebench does, and undo what it says of `test_files`; return why it does not apply.
+    """Apply an agent's patch as swebench does, and undo its changes to `test_files`; return why it does not apply.
 
-    One that takes longer than `timeout_s` does not: git may be made to look for a place for hours.
+    A patch that takes longer than `timeout_s` does not apply: a patch can make git search for hours.
     """
     files = " ".join(map(shlex.quote, instance.test_files or [NOTHING]))
     script = f'{KEEP.format(files=files)}{APPLY}{RESTORE.format(files=files)}[ "$applied" = yes ]\n'
@@ -259,7 +259,7 @@ async def _bash(
 
 
 def _excluded(pathspec: str) -> str:
-    """Return a pathspec as one that excludes."""
+    """Return the excluding form of a pathspec."""
     if not pathspec.startswith(":("):
         return f":(exclude){pathspec}"
     magic, _, rest = pathspec.removeprefix(":(").partition(")")

@@ -32,7 +32,7 @@ async def start_tools(phase: InitPhase[Any], names: Sequence[ToolName], image: s
 async def run_episode(
     phase: RunPhase[Any], names: Sequence[ToolName], system: str, user: str, more_tools: Sequence[Tool[Any]] = ()
 ) -> Episode:
-    """Run the agent on a system and a user message, with the tools that `names` and `more_tools` say; close these."""
+    """Run the agent on a system and a user message, with the tools `names` and `more_tools`; close these."""
     tools = list(more_tools)
     if set(names) <= WITHOUT_SANDBOX.keys():
         tools += [WITHOUT_SANDBOX[name]() for name in dict.fromkeys(names)]

@@ -26,18 +26,18 @@ ENTRY_POINT_GROUP = "prorl_zmq.harnesses"
 NODE = "24.21.0"
 
 ADDRESS_SPACE_BYTES = 2**40
-"""What a sandbox must allow one process: JavaScript engines reserve that much, and use little of it."""
+"""The address space that a sandbox must allow a process: JavaScript engines reserve it, and use little."""
 
 
 class CallKind(StrEnum):
-    """What a call of the model was for."""
+    """The purpose of a model call."""
 
     MAIN = "main"
     SUBAGENT = "subagent"
     SIDE = "side"
     """Titles, memories, commit messages."""
     COMPACTION = "compaction"
-    """A summary that took the place of a history."""
+    """A summary that replaced a history."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +46,14 @@ class Npm:
 
     package: str
     version: str
-    """The one that was tried; users may install another."""
+    """The tested version; users may install another."""
     program: str
-    """Its program below `node_modules`, `{arch}` being x64 or arm64: `bin/COMMAND` of the installation leads there."""
+    """Its program below `node_modules`, `{arch}` being x64 or arm64; `bin/COMMAND` of the installation links to it."""
     command: str
     executables: tuple[str, ...] = ()
-    """Further programs below `node_modules` that its archive has without the right to execute them."""
+    """Further programs below `node_modules` whose archive lacks the executable bit."""
     node: str = ""
-    """The version of Node that runs it, which is installed as `bin/node`; empty: it needs none."""
+    """The version of Node that runs it, installed as `bin/node`; empty: it needs none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +62,11 @@ class PyPI:
 
     package: str
     version: str
-    """The one that was tried; users may install another."""
+    """The tested version; users may install another."""
     also: tuple[str, ...] = ()
-    """Further requirements, where `{version}` is the package's."""
+    """Further requirements; `{version}` stands for the package's."""
     python: tuple[int, int] = (3, 11)
-    """The oldest Python that it takes."""
+    """The oldest supported Python."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,25 +74,25 @@ class LaunchRequest:
     """The settings of one rollout for a harness."""
 
     url: str
-    """Where the model answers, such as http://127.0.0.1:8000; without a path."""
+    """The model's address, such as http://127.0.0.1:8000; without a path."""
     key: str
-    """What the harness sends as its API key; nothing is protected by it."""
+    """The API key that the harness sends; it protects nothing."""
     model: str
     prompt: str
     home: str
-    """A writable folder inside, which is empty but for `Launch.files`."""
+    """A writable folder inside the sandbox, empty except for `Launch.files`."""
     directory: str
-    """Where the agent works."""
+    """The agent's working directory."""
     folder: str
-    """The installation, inside; it is read-only."""
+    """The installation inside the sandbox; read-only."""
     context_tokens: int
-    """Most tokens of a prompt and its answer: the harness shortens its history before that, if it can."""
+    """Most tokens of a prompt and its answer; the harness compacts its history earlier, if it can."""
     max_tokens: int
     """Most tokens of an answer."""
     arguments: tuple[str, ...] = ()
-    """Added to the command line; for harness `command`, all of it."""
+    """Appended to the command line; for harness `command`, all of it."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Added to the environment, or instead of what the adapter sets."""
+    """Added to the environment, overriding the adapter's variables."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -108,7 +108,7 @@ class LaunchRequest:
 
     @property
     def plain_prompt(self) -> str:
-        """The prompt, for a harness that would take `/help` at its beginning, or `!ls`, for a command of its user's."""
+        """The prompt, for harnesses that would read a leading `/help` or `!ls` as a user's command."""
         return f"Task: {self.prompt}" if self.prompt.lstrip().startswith(("/", "!")) else self.prompt
 
 
@@ -120,17 +120,17 @@ class Launch:
     environment: Mapping[str, str]
     stdin: bytes = b""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Written before the start: the path below the home, and the text."""
+    """Files written before the start: the path below the home, and the text."""
 
 
 class ShellTool(NamedTuple):
-    """The tool by which a model runs a command of the shell."""
+    """The tool with which a model runs a shell command."""
 
     name: str
     argument: str = "command"
-    """Which of its arguments is the command."""
+    """The argument that holds the command."""
     more: Mapping[str, Any] = {}
-    """Its other arguments."""
+    """The other arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class ScriptedTurn:
 
     text: str = ""
     tool: str = ""
-    """Of its one call; empty: it calls none."""
+    """The tool of its one call; empty: no call."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -147,7 +147,7 @@ class Adapter(ABC):
     """One harness, without state; made without arguments."""
 
     name: ClassVar[str]
-    """As users write it, and as it is registered."""
+    """The name that users write, and under which it is registered."""
     package: ClassVar[Npm | PyPI | None]
     """None: nothing is installed."""
     refusal_status: ClassVar[int] = 400
@@ -159,22 +159,22 @@ class Adapter(ABC):
         """Return how to start it.
 
         Raises:
-            ConfigError: the harness cannot do what is asked.
+            ConfigError: the harness does not support the request.
         """
         made = self._launch(request)
         return replace(made, environment={"HOME": request.home, **made.environment, **request.environment})
 
     @abstractmethod
     def _launch(self, request: LaunchRequest) -> Launch:
-        """Return how to start it, the home and the caller's own environment left out."""
+        """Return how to start it, without the home and the caller's own environment."""
 
     def kind_of(self, headers: Mapping[str, str]) -> CallKind | None:
-        """Return what the headers of a call, named in lower case, say that it is for; None: they do not say."""
+        """Return the kind of a call from its headers (lower-case names); None: they do not tell."""
         del headers
         return None
 
     def shell_turn(self, command: str) -> ScriptedTurn:
-        """Return the model's turn that has the harness run a command of the shell.
+        """Return the model's turn that has the harness run a shell command.
 
         Raises:
             ConfigError: it runs none.
@@ -185,7 +185,7 @@ class Adapter(ABC):
         return ScriptedTurn(tool=tool.name, arguments={tool.argument: command, **tool.more})
 
     def write_turn(self, path: str, content: str) -> ScriptedTurn:
-        """Return the model's turn that has the harness write a file in the folder where it works.
+        """Return the model's turn that has the harness write a file in its working directory.
 
         Raises:
             ConfigError: it writes none.

@@ -1,4 +1,4 @@
-"""What the calls of one rollout may ask and cost, and whether more of them will be answered."""
+"""The limits on the calls of one rollout: their size, number and cost, and when the rollout is over."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
     from ..episode import JobPolicy
 
 CALLS_AT_ONCE = 16
-"""Calls of one rollout that are answered at one time."""
+"""Calls of one rollout that are answered at the same time."""
 CALLS_PER_TURN, FURTHER_CALLS = 20, 200
-"""Most calls of a rollout, answered or not, since each costs work: so many per turn, and so many more."""
+"""Most calls of a rollout, answered or not, since each costs work: per turn, and in addition."""
 TOKEN_CHARACTERS = 32
-"""More than a token has on average in any text: longer requests are refused unread."""
+"""More than the average token of any text: longer requests are rejected unread."""
 TOOLS, STOPS, STOP_CHARACTERS = 512, 16, 256
-"""Most tools and texts to stop at of a call, and the longest of the latter."""
+"""Most tools and stop texts of a call, and the longest stop text."""
 ARGUMENT_VALUES = 200_000
-"""Most JSON values in the arguments of all calls in a request's history, which are texts that are decoded again."""
+"""Most JSON values in the arguments of all calls in a request's history, which are decoded again."""
 MESSAGE_CHARACTERS = 32
-"""What a message costs in addition to its text."""
+"""The cost of a message in addition to its text."""
 BYTES, BYTES_PER_TURN = 64 * 2**20, 4 * 2**20
-"""What a rollout's bodies may cost in all (see `model_proxy.calls.Model.charge`): programs send their whole history
-with each call, some hundred kilobytes of it."""
+"""The total cost of a rollout's bodies (see `model_proxy.calls.Model.charge`): programs send their whole history with
+each call, some hundred kilobytes of it."""
 LINES = 100
 """Most lines of calls of a rollout; each repeats its history in the trajectory."""
 
 
 class CallLimits:
-    """Counts the calls of one rollout in the policy's episode, and refuses those beyond the job's limits."""
+    """Counts the calls of one rollout in the policy's episode, and rejects those beyond the job's limits."""
 
     def __init__(self, policy: JobPolicy) -> None:
         context, limit = policy.context_tokens or UNLIMITED, policy.job.episode.max_tokens
@@ -45,18 +45,18 @@ class CallLimits:
         """Most tokens of a prompt and its answer."""
         self.limited_by = StopReason.MAX_TOKENS if limit <= context else StopReason.CONTEXT_LENGTH
         self.over = asyncio.Event()
-        """Set with the first call that is refused since no more will be answered."""
+        """Set with the first call that is rejected because the rollout is over."""
         self.exceeded = False
-        """The programs sent more than a rollout may."""
+        """Whether the programs sent more than a rollout may."""
         self.too_long: CallRefused | None = None
-        """The last call, if it was refused as too long."""
+        """The last call that was rejected as too long."""
         self._job = policy.job
         self._episode = policy.episode
         self._in_flight = self._turns = self._calls = self._lines = self._cost = 0
 
     @property
     def cost(self) -> int:
-        """What all bodies may cost."""
+        """The limit on the cost of all bodies."""
         return BYTES + BYTES_PER_TURN * self._job.episode.max_turns
 
     def charge(self, cost: int) -> None:
@@ -68,7 +68,6 @@ class CallLimits:
         self.check_not_over(": its turns, or the bytes that it may send, are used up")
 
     def check_not_over(self, why: str = "") -> None:
-        """Raise `CallRefused` if the rollout is over."""
         if self.over.is_set():
             raise CallRefused(Problem.OVER, f"the rollout is over{why}")
 
@@ -86,7 +85,7 @@ class CallLimits:
             raise CallRefused(Problem.BUSY, message)
 
     def check_request(self, request: ModelRequest) -> None:
-        """Raise `CallRefused` for a request that no engine would take."""
+        """Raise `CallRefused` for a request that no engine would accept."""
         stops = STOPS - len(self._job.sampling.stop)
         if len(request.stop) > stops or not all(0 < len(text) <= STOP_CHARACTERS for text in request.stop):
             message = f"stop takes up to {stops} texts of 1 to {STOP_CHARACTERS} characters each"
@@ -103,24 +102,24 @@ class CallLimits:
             raise self._too_long(characters // TOKEN_CHARACTERS)
 
     def room(self, prompt_tokens: int) -> int:
-        """Return how many tokens an answer to a prompt may have; raise `CallRefused` if that is none."""
+        """Return the most tokens of an answer to a prompt; raise `CallRefused` if there is no room."""
         if prompt_tokens >= self.tokens:
             raise self._too_long(prompt_tokens)
         return self.tokens - prompt_tokens
 
     def opened(self, *, new_line: bool) -> None:
-        """Note a call that was taken, which will be a turn."""
+        """Count an accepted call, which will be a turn."""
         self._lines += new_line
         self._in_flight += 1
         self._turns += 1
 
     def ended(self, *, was_turn: bool) -> None:
-        """Note that a call that was opened is over; one that never reached the engine was no turn."""
+        """Note that an opened call is over; a call that never reached the engine is not a turn."""
         self._in_flight -= 1
         self._turns -= not was_turn
 
     def note_too_long(self, refused: CallRefused) -> None:
-        """Note a refused call, if it was too long."""
+        """Record a rejected call, if it was too long."""
         if refused.problem == Problem.CONTEXT_LENGTH:
             self._episode.metrics["calls_refused_as_too_long"] += 1
             self.too_long = refused
@@ -131,7 +130,7 @@ class CallLimits:
 
 
 def text_size(messages: Sequence[RequestMessage], tools: Sequence[dict[str, Any]]) -> int:
-    """Return the characters that the policy would read, roughly."""
+    """Return roughly the characters that the policy would read."""
     texts = sum(len(message.text) + len(message.reasoning) + MESSAGE_CHARACTERS for message in messages)
     calls = sum(len(call.arguments) for message in messages for call in message.calls)
     return texts + calls + len(msgspec.json.encode(tools))

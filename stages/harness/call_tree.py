@@ -1,7 +1,7 @@
 """The calls of one rollout as a tree, whatever the harness does to its history. No I/O, no clock.
 
-A call continues the turn whose history it repeats: the same messages, and then that turn, which its ids name or, if the
-harness sent none, its text. What comes after it is new. A call that continues no turn begins a line of its own:
+A call continues the turn whose history it repeats: the same messages, and then that turn, identified by its ids or, if
+the harness sent none, by its text. Later messages are new. A call that continues no turn begins its own line:
 
     what it begins with                                                               its kind
     the harness's headers say what it is                                              that one
@@ -11,8 +11,8 @@ harness sent none, its text. What comes after it is new. A call that continues n
     the tools, the system message and the prompt of the main line                     main
     anything else: a title, a memory, a commit message                                side
 
-A turn that nothing was built on is an orphan if the harness did not get it whole (undelivered), asked the same again
-(retried), or went on without it (dropped). A reply that arrived whole and may be the end of a conversation is never
+A turn that no call builds on is an orphan if the harness did not get it whole (undelivered), repeated the request
+(retried), or continued without it (dropped). A reply that arrived whole and may be the end of a conversation is never
 retried: two rollouts may use one address. Two equal calls at the same time both stay, as does a turn that a compaction
 left out.
 """
@@ -40,15 +40,15 @@ if TYPE_CHECKING:
     from ...model_proxy.calls import ModelRequest, ReplyCall, RequestMessage
 
 HANDED_OVER = 20
-"""Characters of a text that is a sub-agent's task, if a call of a tool had it."""
+"""Fewest characters of an argument that counts as a sub-agent's task."""
 RECENT = 32
 """Turns that a new line is compared with."""
 HANDED_OVER_TEXTS = 8
-"""Arguments of a call that are looked at."""
+"""Arguments of a call that are searched."""
 SUMMARY_LINE, SUMMARY_LINES = 40, 16
-"""Characters of a line by which a reply is found in a later conversation, and how many lines are looked for."""
+"""Fewest characters of a line by which a reply is found in a later conversation, and most lines searched."""
 WAYS = 32
-"""Ways through equal turns that are compared for one request."""
+"""Paths through equal turns that are compared for one request."""
 _LINE_ENDS = re.compile(r"\n|</?[a-z_]{1,32}>")
 
 
@@ -72,14 +72,14 @@ class Capture:
     """The tokens that a turn added to its line."""
 
     context: tuple[Piece, ...]
-    """What the engine was shown that it had not seen in this line."""
+    """The tokens that were new to the engine in this line."""
     generation: Generation
     read: ReadTurn
 
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """A call of the model, and the reply once there is one."""
+    """A model call, with its reply once there is one."""
 
     turn_id: str
     number: int
@@ -88,21 +88,19 @@ class Turn:
     front: bytes
     """Digest of its tools and system message."""
     rank: int
-    """How likely its line is the main one, if it begins one."""
+    """The likelihood that its line is the main one, if it begins a line."""
     kind: CallKind
     line: CallKind
-    """The kind of its line, which a summary in it is not."""
+    """The kind of its line; a summary in the line has another kind itself."""
     said: Said | None = None
-    """The reply, once there is one."""
     opened: int = 0
-    """When it was asked for and when it was over, in events of the tree: who overlaps whom."""
+    """The tree's event counters when the call began and ended; they show which calls overlap."""
     closed: int | None = None
     delivered: bool = False
     repeated: bool = False
-    """A later call repeats it, in another history."""
+    """Whether a later call repeats it in another history."""
     children: list[Turn] = field(default_factory=list)
     capture: Capture | None = None
-    """Its tokens, once there is a reply."""
 
     @property
     def digest(self) -> bytes:
@@ -110,7 +108,6 @@ class Turn:
 
     @property
     def captured(self) -> Capture:
-        """The tokens of a turn that was answered."""
         assert self.capture is not None
         return self.capture
 
@@ -126,28 +123,28 @@ class Turn:
 
 @dataclass(slots=True)
 class Place:
-    """Where a request belongs: a way through the tree that its history may have come."""
+    """The place of a request: a path through the tree that its history may have taken."""
 
     states: list[bytes]
     """Digests of the history, up to the parent's turn and after each new message. The last is the request's."""
     parent: Turn | None = None
     new: list[RequestMessage] = field(default_factory=list)
-    """What came after the parent's turn; without a parent, all."""
+    """The messages after the parent's turn; without a parent, all."""
     repeated: list[Turn] = field(default_factory=list)
     """Turns that the new messages repeat, in another history than their own."""
 
     def after(self, turn: Turn) -> Place:
-        """Return the way on after a turn."""
+        """Return the path that continues after a turn."""
         return Place([_digest(turn.turn_id)], turn, [], [*self.repeated])
 
     def add(self, message: RequestMessage, content: bytes, repeated: Sequence[Turn]) -> None:
-        """Add a message that is new, the digest of its content, and the turns that it repeats."""
+        """Add a new message, the digest of its content, and the turns that it repeats."""
         self.new.append(message)
         self.repeated += repeated
         self.states.append(_digest((self.states[-1], content)))
 
     def asked(self) -> int:
-        """Return how often the same was asked here, without those that did not get the reply and ask again."""
+        """Return how often the same request was made here; calls that ended undelivered do not count."""
         turns = self.parent.children if self.parent is not None else ()
         return sum(turn.digest == self.states[-1] and (turn.closed is None or turn.delivered) for turn in turns)
 
@@ -156,7 +153,7 @@ class CallTree:
     """All calls of one rollout, in order.
 
     Args:
-        prompt: what the harness was asked to do.
+        prompt: the task of the harness.
     """
 
     def __init__(self, prompt: str = "") -> None:
@@ -172,8 +169,8 @@ class CallTree:
     def locate(self, request: ModelRequest) -> Place:
         """Find the turn that a request continues.
 
-        Turns that are equal, as two rollouts behind one address may sample, begin ways of their own. Of the ways that
-        the history may have come, the one counts on which this was asked least often.
+        Equal turns, as two rollouts behind one address may sample, begin separate paths. Of the paths that the history
+        may have taken, the one with the fewest equal requests counts.
         """
         ways = [Place([_digest(request.tools)])]
         for message in request.messages:
@@ -189,9 +186,9 @@ class CallTree:
         return min(ways, key=Place.asked)
 
     def open(self, turn_id: str, request: ModelRequest, place: Place, said: CallKind | None = None) -> Turn:
-        """Add a call, which its headers may have `said` to be of a kind."""
+        """Add a call; its headers may have `said` its kind."""
         if place.parent is not None:
-            place.parent.kind = place.parent.line  # something is built on it: it was no summary
+            place.parent.kind = place.parent.line  # another call continues it, so it was not a summary
             front, kind = place.parent.front, said or place.parent.kind
         else:
             front = _digest((request.tools, _system(request)))
@@ -208,7 +205,7 @@ class CallTree:
         return turn
 
     def replied(self, turn: Turn, said: Said, capture: Capture | None = None) -> None:
-        """Note what the policy said, and its tokens."""
+        """Record the policy's reply and its tokens."""
         turn.said, turn.capture = said, capture
         self.answered.append(turn)
         self._by_state[turn.digest].append(turn)
@@ -216,12 +213,12 @@ class CallTree:
     def close(self, turn: Turn, *, delivered: bool) -> None:
         """Note that a call is over, and whether the harness got the whole reply."""
         if turn.said is None:
-            turn.states = turn.states[-1:]  # nothing can be compared with them any more
+            turn.states = turn.states[-1:]  # no later message can match these states
         turn.closed = self._next_event()
         turn.delivered = delivered
 
     def orphans(self) -> dict[Turn, OrphanReason]:
-        """Return the turns with a reply that nothing was built on, though something could have been."""
+        """Return the turns whose reply no call continued, though one could have."""
         found: dict[Turn, OrphanReason] = {}
 
         def is_built_on(turn: Turn) -> bool:
@@ -233,8 +230,8 @@ class CallTree:
             others = [other for other in self.turns if other.parent is turn.parent and other is not turn]
             after = [other for other in others if turn.closed is not None and other.opened > turn.closed]
             before = [other for other in others if other.closed is not None and other.closed < turn.opened]
-            # Of a reply that arrived, another was asked for only if that was used, and this one could not be the end:
-            # each of two rollouts behind one address has an end of its own.
+            # A delivered reply counts as retried only if another reply was used, and this one could not be the end:
+            # each of two rollouts behind one address has its own end.
             could_end = turn.said.text.strip() and not turn.said.calls
             if turn.delivered:
                 instead = [other for other in (*before, *after) if is_built_on(other) and not could_end]
@@ -249,7 +246,7 @@ class CallTree:
         return found
 
     def segments(self, kinds: Collection[CallKind]) -> Iterator[list[tuple[Turn, bool]]]:
-        """Give the lines that hold all turns of these kinds but orphans: each turn with whether it is this line's own.
+        """Yield the lines that hold all turns of these kinds but orphans: each turn, and whether it is the line's own.
 
         Each turn is some line's own exactly once. Elsewhere it is context, as are turns of other kinds.
         """
@@ -263,7 +260,7 @@ class CallTree:
             given.update(path)
 
     def _turns_of(self, message: RequestMessage, state: bytes) -> list[Turn]:
-        """Return the turns that a message of the assistant may be, where the history before it is theirs."""
+        """Return the turns that an assistant message may repeat, given the same history before it."""
         named = [turn for turn_id in message.turn_ids if (turn := self._by_id.get(turn_id))]
         if named:
             return [turn for turn in named if turn.digest == state and turn.said is not None][:1]
@@ -271,7 +268,7 @@ class CallTree:
         return [turn for turn in self._by_state.get(state, ()) if turn.said is not None and _said(turn.said) == said]
 
     def _kind_of_beginning(self, request: ModelRequest, front: bytes) -> CallKind:
-        # What was refused, or failed, is no conversation.
+        # A rejected or failed call is not a conversation.
         beginnings = [turn for turn in self.turns if turn.parent is None and (turn.said or turn.closed is None)]
         main = [turn.rank for turn in beginnings if turn.kind == CallKind.MAIN]
         rank = self._rank(request)
@@ -321,12 +318,12 @@ def _system(request: ModelRequest) -> list[str]:
 
 
 def _said(turn: RequestMessage | Said) -> tuple[str, list[tuple[str, str]]]:
-    """Return what a turn says, with the spaces that harnesses change taken out."""
+    """Return a turn's text and calls, without the spaces that harnesses change."""
     return " ".join(turn.text.split()), [(call.name, "".join(call.arguments.split())) for call in turn.calls]
 
 
 def _handed_over(arguments: str) -> Iterator[str]:
-    """Give the long texts among the arguments of a call."""
+    """Yield the long texts among the arguments of a call."""
     try:
         values = msgspec.json.decode(arguments, type=dict[str, object]).values()
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -337,7 +334,7 @@ def _handed_over(arguments: str) -> Iterator[str]:
 
 
 def _is_repeated(reply: str, later: str) -> bool:
-    """Return whether a text has a long line of a reply, which may have lost its marks and its thoughts."""
+    """Return whether a text has a long line of a reply, which may have lost its marks and its reasoning."""
     lines = (line.strip() for line in _LINE_ENDS.split(reply))
     long = [line for line in lines if len(line) >= SUMMARY_LINE]
     return any(line in later for line in long[-SUMMARY_LINES:])

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from .call_tree import CallTree, Turn
 
 SHOWN = 60
-"""Characters of what a turn says in the outline."""
+"""Characters of a turn's text in the outline."""
 
 
 def prompt_behind(parent: Turn | None, context: Collection[Piece]) -> NDArray[np.int32]:
-    """Return the ids of what the engine saw and generated up to a turn, and of the context behind it, int32 [P]."""
+    """Return the ids that the engine saw and generated up to a turn, then those of the new context, int32 [P]."""
     parts: list[NDArray[np.int32]] = []
     for turn in parent.path() if parent is not None else ():
         parts += [*(piece.token_ids for piece in turn.captured.context), turn.captured.generation.token_ids]
@@ -32,7 +32,7 @@ def prompt_behind(parent: Turn | None, context: Collection[Piece]) -> NDArray[np
 
 
 def last_line(tree: CallTree) -> TrajectoryBuilder:
-    """Return the conversation that the last answer belongs to; empty if there is none."""
+    """Return the conversation of the last answer; empty if there is none."""
     trajectory = TrajectoryBuilder()
     for turn in tree.answered[-1].path() if tree.answered else ():
         _write(trajectory, turn)

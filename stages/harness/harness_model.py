@@ -1,8 +1,8 @@
 """Answers a harness's calls: prompts of exact token ids, turns from the job's backend, all of it captured.
 
-The prompt of a call is what the engine saw and generated up to the turn that the call continues (`call_tree`), and the
-ids of the new messages: text that the engine has seen is never tokenised again. `call_limits` has what the calls may
-ask and cost. One object per attempt, on the loop of its RUN process.
+The prompt of a call is what the engine saw and generated up to the turn that the call continues (`call_tree`), then the
+ids of the new messages: text that the engine has seen is never tokenised again. `call_limits` limits the calls. One
+object per attempt, on the loop of its RUN process.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ if TYPE_CHECKING:
     from .call_tree import Place, Turn
 
 MODEL = "policy"
-"""The model's name for harnesses, some of which assume a window from a real name."""
+"""The model's name for harnesses; some derive the context window from a known name."""
 
 
 class HarnessModel:
     """Implements `model_proxy.calls.Model`; `finish` it.
 
     Args:
-        policy: its sampling and limits hold, whatever a harness asks for.
+        policy: its sampling and limits override a harness's.
         task: the opening messages; the user's identify the main conversation.
         refusal_status: see `model_proxy.calls.Model`.
-        kind_of: reads the kind of a call in its headers (see `Adapter.kind_of`).
+        kind_of: returns the kind of a call from its headers (see `Adapter.kind_of`).
     """
 
     name = MODEL
@@ -70,7 +70,7 @@ class HarnessModel:
         self.prompt = "\n\n".join(message.content for message in task if message.role == Role.USER)
         self.refusal_status = refusal_status
         self.failure: EngineFailed | None = None
-        """Why the last call that went to the engine failed, if it did."""
+        """Why the last call that reached the engine failed, if it did."""
         self.limits = CallLimits(policy)
         self.tree = CallTree(self.prompt)
         self.engine = _EngineTime()
@@ -78,7 +78,7 @@ class HarnessModel:
         if policy.parser_url:
             self.parser = TurnParser(policy.parser_url, policy.chat, limit=CALLS_AT_ONCE)
         self.traceparent = current_traceparent()
-        """Of the phase; the calls come in tasks of the server's."""
+        """The phase's; calls run in tasks of the server."""
         self._kind_of = kind_of
         self._counting = asyncio.Lock()
         policy.episode.so_far = lambda: last_line(self.tree)
@@ -93,7 +93,7 @@ class HarnessModel:
         self.limits.charge(cost)
 
     async def open(self, request: ModelRequest) -> HarnessCall:
-        """Take a call (see `model_proxy.calls.Model.open`)."""
+        """Accept a call (see `model_proxy.calls.Model.open`)."""
         self.limits.check_call()
         try:
             self.limits.check_request(request)
@@ -125,7 +125,7 @@ class HarnessModel:
     async def count_tokens(self, request: ModelRequest) -> int:
         """Return the tokens of a prompt (see `model_proxy.calls.Model.count_tokens`).
 
-        It ends nothing and uses up no call; a rollout has one such request answered at a time.
+        It neither ends the rollout nor uses up a call; one such request per rollout is answered at a time.
         """
         self.limits.check_not_over()
         self.limits.check_request(request)
@@ -135,21 +135,19 @@ class HarnessModel:
         return len(prompt_behind(place.parent, context))
 
     def end(self, turn: Turn, *, was_turn: bool, delivered: bool) -> None:
-        """Note that a call is over."""
         if turn.said is None:
             self.policy.episode.metrics["calls_without_reply"] += 1
         self.limits.ended(was_turn=was_turn)
         self.tree.close(turn, delivered=delivered)
 
     async def finish(self, train_on: Collection[str] = ("all",)) -> None:
-        """Write the turns of these kinds to the episode's trajectory; count all, and note the tree."""
+        """Write the turns of these kinds to the episode's trajectory; count all turns, and note the tree."""
         kinds = [kind for kind in CallKind if kind.value in train_on or "all" in train_on]
         write_episode(self.policy.episode, self.tree, kinds)
         if self.parser is not None:
             await self.parser.close()
 
     async def _context(self, request: ModelRequest, place: Place) -> tuple[Piece, ...]:
-        """Return the ids of what is new."""
         started = time.monotonic()
         tools = request.tools if place.parent is None else ()
         try:
@@ -205,20 +203,19 @@ class HarnessCall:
     room: int
     """Most tokens of the reply."""
     begun: bool = False
-    """It was at the engine."""
+    """Whether the call reached the engine."""
 
     @property
     def turn_id(self) -> str:
-        """Of the reply that will come."""
+        """The id of the coming reply."""
         return self.turn.turn_id
 
     @property
     def prompt_tokens(self) -> int:
-        """Of the whole prompt."""
         return len(self.prompt)
 
     def close(self, *, delivered: bool) -> None:
-        """Say whether the harness got the whole reply."""
+        """Record whether the harness got the whole reply."""
         self.model.end(self.turn, was_turn=self.begun, delivered=delivered)
 
     async def reply(self) -> ModelReply:
@@ -234,7 +231,7 @@ class HarnessCall:
                 generation = await TurnSampler(policy, sampling).sample(self.prompt, wanted, number)
             read = await self._read(generation.token_ids)
         except EngineFailed as error:
-            if error.fields.get("refused"):  # the request's own fault, so nothing that a program may end a rollout with
+            if error.fields.get("refused"):  # the request's own fault, so a program cannot end a rollout with it
                 raise CallRefused(Problem.INVALID, error.message) from error
             model.failure = error
             raise CallRefused(Problem.FAILED, f"service unavailable: {error.message}") from error
@@ -256,7 +253,7 @@ class HarnessCall:
                 self.model.policy.episode.spent("parser", started)
             if read.calls and not tools:
                 read = chat.read_turn(token_ids, tools)
-        # Where nothing may be called, what looks like a call is text, and the program may well read it itself.
+        # Without tools, what looks like a call is text, which the program may parse itself.
         return read if tools else read._replace(content=read.text, calls=())
 
     def _made_reply(self, generation: Generation, read: ReadTurn, stopped_by: str) -> ModelReply:
@@ -272,7 +269,7 @@ class HarnessCall:
         reasoning_tokens = self._reasoning_tokens(read.reasoning, token_ids) if read.reasoning else 0
         return ModelReply(
             turn_id=self.turn_id,
-            # What was meant as a call and names no tool stays text: the harness sees what the policy said.
+            # A malformed call that names no tool stays text: the harness sees the policy's own words.
             text=read.content if len(calls) == len(read.calls) else read.text,
             reasoning=read.reasoning or "",
             calls=tuple(calls),
@@ -285,15 +282,15 @@ class HarnessCall:
         )
 
     def _reasoning_tokens(self, reasoning: str, token_ids: NDArray[np.int32]) -> int:
-        """Return after how many tokens the reasoning has been said."""
+        """Return the number of tokens up to the end of the reasoning."""
         decode = self.model.policy.chat.decode
         return bisect_left(range(len(token_ids)), True, key=lambda count: reasoning in decode(token_ids[:count]))
 
 
 def _stopped(read: ReadTurn, stops: Sequence[str]) -> tuple[ReadTurn, str]:
-    """Return a turn without the text that ended it and what follows that, and the text; empty: it ended by itself.
+    """Return a turn cut before the stop text that ended it, and that text; empty: no stop text ended it.
 
-    A turn is cut behind the token that completes the first such text, so that text is the only one.
+    A turn is cut after the token that completes the first stop text, so that text is the only one.
     """
     reasoning = read.reasoning or ""
     for said in (reasoning, read.text):
@@ -315,7 +312,7 @@ def _chat_message(message: RequestMessage, number_of: Mapping[str, str] | None =
 
 
 def _arguments(text: str) -> dict[str, object]:
-    """Return arguments as a template takes them: an object, whatever the harness made of them."""
+    """Return arguments as the template expects them: an object, whatever the harness sent."""
     try:
         return msgspec.json.decode(text, type=dict[str, object])
     except (msgspec.MsgspecError, UnicodeError, RecursionError):

@@ -1,8 +1,8 @@
 """Harnesses on this machine's disk: one folder per version, which all sandboxes see read-only, under its own path.
 
     ROOT/NAME/lock             held by the process that installs or removes (see `images.kept_folder`)
-    ROOT/NAME/building-ID/     one that is being installed; a leftover if the lock is free
-    ROOT/NAME/VERSION/         whole: it was renamed when all of it was there
+    ROOT/NAME/building-ID/     an installation in progress; a leftover if the lock is free
+    ROOT/NAME/VERSION/         complete: it was renamed at the end
     ROOT/NAME/VERSION/bin/     what an adapter starts: links to programs, `node`, `python`
     ROOT/NAME/VERSION/installation.json
 
@@ -37,22 +37,22 @@ if TYPE_CHECKING:
 RECORD = "installation.json"
 VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+!_-]{0,63}")
 NPM_VERSION = re.compile(r"\d+\.\d+\.\d+([-+][0-9A-Za-z.+-]+)?")
-"""npm takes all else for a range or a tag, and installs what it finds."""
+"""npm reads everything else as a range or a tag, and installs what it finds."""
 SYSTEM = Path("/usr")
-"""What sandboxes without an image see of the host anyway; those with one see the image's."""
+"""Host folders that sandboxes without an image see anyway; those with one see the image's."""
 WAIT_LIMIT_S = 3600.0
 INSTALL_LIMIT_S = 1800.0
 
 
 class Installation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A harness that is whole."""
+    """A complete installation of a harness."""
 
     name: str
     version: str
     folder: str
     package: str
     base: str
-    """The folder of the Python that it runs on; empty if it brings all that it needs."""
+    """The folder of the Python that it runs on; empty if it includes its own runtime."""
     installed_at_s: float
     """Seconds since 1970."""
     took_s: float
@@ -60,7 +60,7 @@ class Installation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def binds(self) -> tuple[Bind, ...]:
-        """What a sandbox must show, under the same paths as here."""
+        """The folders that a sandbox must show, under the same paths as here."""
         shown = [self.folder]
         if self.base and not Path(self.base).is_relative_to(SYSTEM):
             shown.append(self.base)
@@ -68,16 +68,16 @@ class Installation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def default_root() -> Path:
-    """Return where harnesses are kept: $PRORL_HARNESSES, or next to the images."""
+    """Return the folder of harnesses: $PRORL_HARNESSES, or next to the images."""
     named = os.environ.get("PRORL_HARNESSES", "")
     return Path(named) if named else images_root().parent / "harnesses"
 
 
 def parse_name(text: str) -> tuple[Adapter, str]:
-    """Return the adapter and the version, which may be empty, that NAME or NAME==VERSION names.
+    """Return the adapter and the version (may be empty) in NAME or NAME==VERSION.
 
     Raises:
-        ConfigError: there is no such harness, it is never installed, or the version cannot be one.
+        ConfigError: the harness is unknown or never installed, or the version is invalid.
     """
     name, separator, version = text.partition("==")
     if separator and not VERSION.fullmatch(version):
@@ -105,14 +105,14 @@ class HarnessStore:
         wait_s: float = WAIT_LIMIT_S,
         timeout_s: float = INSTALL_LIMIT_S,
     ) -> Installation:
-        """Install NAME or NAME==VERSION, unless it is there and whole.
+        """Install NAME or NAME==VERSION, unless it is installed and complete.
 
         `say` is called with lines for a person, `heard` with each line that npm and pip print. `timeout_s` limits each
         of these, `wait_s` the wait for another process that installs it.
 
         Raises:
-            ConfigError: there is no such harness, or this machine lacks what installs it.
-            SandboxFailed: npm or pip failed, or the disk refused it.
+            ConfigError: the harness is unknown, or this machine lacks an installer.
+            SandboxFailed: npm or pip failed, or the disk rejected it.
         """
         adapter, version = parse_name(name)
         package = adapter.package
@@ -147,10 +147,10 @@ class HarnessStore:
     def find(self, name: str) -> Installation:
         """Return the installation of NAME or NAME==VERSION.
 
-        Without a version it is the one that the adapter was tried with; without that the one installed last.
+        Without a version, the adapter's tested version is preferred, then the one installed last.
 
         Raises:
-            ConfigError: it is not installed, or not whole; the message says how to mend that.
+            ConfigError: it is missing or incomplete; the message says how to fix that.
         """
         adapter, version = parse_name(name)
         assert adapter.package is not None
@@ -165,7 +165,7 @@ class HarnessStore:
         raise ConfigError(message, key="harness")
 
     def list(self) -> list[Installation]:
-        """Return what is whole, by name, and of each name the last one first."""
+        """Return the complete installations, by name; of each name the latest first."""
         with self._explained():
             if not self.root.exists():
                 return []
@@ -173,7 +173,7 @@ class HarnessStore:
         return sorted((each for each in found if each is not None), key=lambda each: (each.name, -each.installed_at_s))
 
     def remove(self, name: str, *, say: Callable[[str], None], wait_s: float = WAIT_LIMIT_S) -> None:
-        """Remove NAME==VERSION, or all versions of NAME, whole or broken.
+        """Remove NAME==VERSION, or all versions of NAME, complete or broken.
 
         Raises:
             ConfigError: there is none.
@@ -195,7 +195,7 @@ class HarnessStore:
             yield folder
 
     def _read(self, folder: Path) -> Installation | None:
-        """Return the installation in a folder; None if it is not whole, or was moved there from elsewhere."""
+        """Return the installation in a folder; None if it is incomplete, or was moved there."""
         with suppress(OSError, msgspec.MsgspecError):
             installation = msgspec.json.decode((folder / RECORD).read_bytes(), type=Installation)
             programs = list((folder / "bin").iterdir())

@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from ..episode import JobPolicy
 
 CLOSE_S = 1.0
-"""How long calls under way may take once the program has ended the rollout."""
+"""Seconds in which calls under way must end once the program has ended the rollout."""
 FINISH_BYTES = 4096
 """Largest body of `finish`."""
 FINISH_TAKES = 'finish takes {"reward": number} or {}'
 CONNECTIONS = 8192
-"""Of all programs together."""
+"""Most connections of all programs together."""
 CALLS = 64
-"""Requests of one rollout at a time; of these 16 calls of the model are answered at once."""
+"""Requests of one rollout at a time; of these 16 model calls are answered at once."""
 BACKLOG = 1024
 ENDED = 1024
 """Ended rollouts that are remembered, so that their programs get a clear answer."""
@@ -64,18 +64,18 @@ class OutsideRollout:
     """One rollout.
 
     Args:
-        policy: whose job has an `outside`.
-        messages: the task's own; a call with the user's text is of the main conversation.
-        grades: the task can judge without a reward of the program's.
+        policy: its job has an `outside`.
+        messages: the task's own; a call with the user's text belongs to the main conversation.
+        grades: whether the task can judge without a reported reward.
     """
 
     def __init__(self, policy: JobPolicy, messages: Sequence[ChatMessage], *, grades: bool = True) -> None:
         assert policy.job.outside is not None, "a program outside leads it"
         self.job = policy.job
         self.reward: float | None = None
-        """What the program reported."""
+        """The reward that the program reported."""
         self.finished = False
-        """The program has ended the rollout."""
+        """Whether the program has ended the rollout."""
         self._outside = policy.job.outside
         self._episode = policy.episode
         self._grades = grades
@@ -87,7 +87,7 @@ class OutsideRollout:
         """Set when a call begins or ends, and at the end."""
 
     async def lead(self, door: RolloutDoor) -> None:
-        """Serve the program until it ends the rollout; write what was sampled to the episode, however it ends.
+        """Serve the program until it ends the rollout; write the sampled turns to the episode in every case.
 
         Raises:
             PhaseTimeout: the program made no call for too long.
@@ -109,12 +109,12 @@ class OutsideRollout:
             self._episode.metrics["reward_reported"] = 1
 
     def add_time(self, seconds: float) -> None:
-        """Let the program be silent for longer: this process did not run for so long."""
+        """Extend the program's idle limit by a pause of this process."""
         self._idle_from += seconds
         self._changed.set()
 
     async def answer(self, http: web.BaseRequest) -> web.StreamResponse:
-        """Answer a request of the program; others do not count, and get a 401."""
+        """Answer a request of the program. Requests without its key get a 401 and do not count."""
         if not self._server.is_shown_the_key(http):
             return self._server.refuse_key(http)
         self._under_way += 1
@@ -129,7 +129,6 @@ class OutsideRollout:
             self._changed.set()
 
     async def _end(self) -> None:
-        """Wait for the end."""
         idle_s = self._outside.idle_s
         while not self.finished:
             self._changed.clear()
@@ -183,7 +182,7 @@ class RolloutDoor:
 
     def __init__(self, host: str, changed: Callable[[], None]) -> None:
         self.addresses: dict[str, str] = {}
-        """Of the open rollouts, by job."""
+        """The addresses of open rollouts, by job."""
         self._host = host
         self._changed = changed
         self._open: dict[str, OutsideRollout] = {}
@@ -194,7 +193,6 @@ class RolloutDoor:
         self._url = ""
 
     async def open(self, rollout: OutsideRollout) -> None:
-        """Take calls of a rollout."""
         if self._listener is None:
             await self._listen()
         job_id = rollout.job.job_id
@@ -204,7 +202,7 @@ class RolloutDoor:
         self._changed()
 
     def shut(self, rollout: OutsideRollout) -> None:
-        """Take no more calls of a rollout."""
+        """Reject further calls of a rollout."""
         job_id, outside = rollout.job.job_id, rollout.job.outside
         assert outside is not None
         if self._open.get(job_id) is rollout:
@@ -215,7 +213,6 @@ class RolloutDoor:
                 self._ended.popitem(last=False)
 
     async def close(self) -> None:
-        """Close all connections."""
         if self._listener is not None:
             self._listener.close()
         if self._web is not None:
@@ -259,7 +256,7 @@ class RolloutDoor:
         if not any(secrets.compare_digest(one, ended.key_sha256) for one in shown):
             return json_answer(401, "the call does not show the key of this rollout")
         if ended.finished and http.method == "POST" and http.path.endswith("/finish"):
-            try:  # it is asked again where the first answer was lost
+            try:  # a lost first answer is requested again
                 return ended_answer(job_id, ended.reward, (await _asked(http)).reward)
             except ValueError as error:
                 return json_answer(400, str(error))
@@ -280,7 +277,7 @@ def finished_answer(reward: float | None) -> web.Response:
 
 
 def ended_answer(job_id: str, reward: float | None, asked: float | None) -> web.Response:
-    """Return the answer to a further `finish`: the same again gets the same answer."""
+    """Return the answer to a further `finish`: the same request gets the same answer."""
     if asked == reward:
         return finished_answer(reward)
     how = "the task's judgement" if reward is None else f"reward {reward:g}"
@@ -288,7 +285,7 @@ def ended_answer(job_id: str, reward: float | None, asked: float | None) -> web.
 
 
 async def _asked(http: web.BaseRequest) -> Finish:
-    """Read the body of a `finish`; raise `ValueError` for another one."""
+    """Parse the body of a `finish`; raise `ValueError` if it is invalid."""
     data = bytearray()
     async for chunk in http.content.iter_any():
         data += chunk

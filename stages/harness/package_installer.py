@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .adapter import PyPI
 
 ARCHITECTURES = {"x86_64": "x64", "aarch64": "arm64"}
-"""By the kernel's name for the machine, as npm's packages are named."""
+"""npm's names of architectures, by the kernel's."""
 NEWEST_PYTHON = 20
 PROBE = "import sys, venv, ensurepip; print(*sys.version_info[:2], sys.base_prefix)"
 PROBE_LIMIT_S = 10.0
@@ -41,13 +41,13 @@ class PackageInstaller:
     """Installs one package.
 
     Args:
-        package: what to install.
-        version: of it.
-        timeout_s: for each program that is run.
+        package: the package to install.
+        version: its version.
+        timeout_s: limit of each program that is run.
         heard: called with each line that these print.
 
     Raises:
-        ConfigError: this machine lacks what installs it.
+        ConfigError: this machine lacks an installer.
     """
 
     def __init__(self, package: Npm | PyPI, version: str, timeout_s: float, heard: Callable[[str], None]) -> None:
@@ -66,10 +66,10 @@ class PackageInstaller:
     def install(self, folder: Path, lock: int) -> str:
         """Install it into an empty folder; return the folder of the Python that it needs, or nothing.
 
-        What is started inherits `lock`.
+        Started programs inherit `lock`.
 
         Raises:
-            SandboxFailed: npm or pip failed, or the package is not what the adapter says.
+            SandboxFailed: npm or pip failed, or the package does not match the adapter.
         """
         package = self._package
         if isinstance(package, Npm):
@@ -112,9 +112,9 @@ class PackageInstaller:
 
 
 def find_python(least: tuple[int, int]) -> Python:
-    """Return a Python of this machine: this one, or the oldest that is new enough; but one below /usr only if need be.
+    """Return this machine's Python: this one, or the oldest that is new enough; one below /usr only as a last resort.
 
-    That one is not shown in a sandbox that has an image.
+    Sandboxes with an image do not show /usr of the host.
 
     Raises:
         ConfigError: there is none.

@@ -38,38 +38,38 @@ if TYPE_CHECKING:
     from .installation import Installation
 
 GRACE_S = 10.0
-"""How long a harness may take to end once it knows that the rollout is over."""
+"""Seconds in which a harness must exit once the rollout is over."""
 CLOSE_S = 1.0
-"""How long calls under way may take when it has ended."""
+"""Seconds in which calls under way must end after the harness has exited."""
 WRITE_S = 30.0
 OUTPUT_LIMIT_BYTES = 64 * 1024
 WORDS = 2000
-"""Characters of what it said last, in errors."""
+"""Characters of the end of its output, in errors."""
 NOTE_CHARACTERS = 4000
-"""Of what it printed, in the rollout's notes: its beginning and its end."""
+"""Characters of its output in the rollout's notes: the beginning and the end."""
 _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[@-Z\\-_])")
 KILLED_NOTE = "it had to be killed, and what it printed is lost"
 KILLED = -9
-"""The exit code that is noted of one that had to be killed."""
+"""The exit code recorded for a killed harness."""
 HOME = "harness"
 """The folder below /tmp that is its home."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenHarness:
-    """A harness that is here and can lead rollouts."""
+    """A harness that is available here and can lead rollouts."""
 
     choice: Harness
     adapter: Adapter
     installation: Installation | None
-    """None: it is a program of the sandbox's own."""
+    """None: a program of the sandbox's own."""
 
     @classmethod
     def find(cls, choice: Harness) -> Self:
-        """Find it on this machine.
+        """Find the harness on this machine.
 
         Raises:
-            InvalidJob: there is no such harness.
+            InvalidJob: the harness is unknown.
             HarnessFailed: it is not installed here.
         """
         try:
@@ -90,18 +90,18 @@ class ChosenHarness:
         return msgspec.structs.replace(spec, limits=limits, binds=(*spec.binds, *binds))
 
     async def lead(self, policy: JobPolicy, messages: Sequence[ChatMessage], sandbox: Sandbox) -> ExecResult | None:
-        """Lead a rollout to its end, and write what was sampled to the episode, however it ends.
+        """Lead a rollout to its end, and write the sampled turns to the episode in every case.
 
-        The harness gets the user's messages as its task. It has a system message and tools of its own.
+        The harness gets the user's messages as its task. It has its own system message and tools.
 
         Returns:
-            What it said; None: it had to be killed.
+            Its exit code and output; None: it was killed.
 
         Raises:
-            HarnessFailed: it ended before any call of the model was answered.
+            HarnessFailed: it ended before any model call was answered.
             InvalidJob: its first prompt leaves no room for an answer.
             SandboxLimitExceeded: its programs sent more than a rollout may.
-            EngineFailed: it ended with an error after the engine had failed.
+            EngineFailed: the engine failed, and the harness ended with an error or got no answer.
             SandboxFailed: the sandbox is gone.
         """
         version = self.installation.version if self.installation is not None else ""
@@ -144,7 +144,7 @@ class ChosenHarness:
         )
 
     def _judge(self, model: HarnessModel, result: ExecResult | None) -> None:
-        """Note how it ended."""
+        """Record how the harness ended; raise if the rollout failed."""
         episode, limits, name = model.policy.episode, model.limits, self.choice.name
         if limits.exceeded:
             limit = f"{limits.cost >> 20} MiB of requests to the model"
@@ -178,7 +178,7 @@ async def _write(sandbox: Sandbox, launch: Launch) -> None:
 
 
 async def _executed(model: HarnessModel, sandbox: Sandbox, launch: Launch) -> ExecResult | None:
-    """Run a harness to its end; None: it had to be killed."""
+    """Run a harness to its end; None: it was killed."""
     limit_s = model.policy.job.limits.run_s
     program = asyncio.create_task(
         sandbox.exec(launch.argv, limit_s, launch.stdin, OUTPUT_LIMIT_BYTES, launch.environment)
@@ -195,7 +195,7 @@ async def _executed(model: HarnessModel, sandbox: Sandbox, launch: Launch) -> Ex
 
 
 def last_words(result: ExecResult) -> str:
-    """Return the last lines of what a program said, without what colours a terminal."""
+    """Return the last lines of a program's output, without terminal escapes."""
     text = printed(result)
     if len(text) > WORDS:
         text = text[-WORDS:].partition("\n")[2] or text[-WORDS:]
@@ -203,5 +203,5 @@ def last_words(result: ExecResult) -> str:
 
 
 def printed(result: ExecResult) -> str:
-    """Return all that a program said that is kept of it, without what colours a terminal."""
+    """Return the stored output of a program, without terminal escapes."""
     return _ESCAPES.sub("", (result.stderr + b"\n" + result.stdout).decode(errors="replace")).strip()

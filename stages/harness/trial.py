@@ -1,4 +1,4 @@
-"""Try a harness for real: a policy that follows a script of two turns, in a sandbox without network.
+"""Try a real harness with a policy that follows a script of two turns, in a sandbox without network.
 
 The first turn has the harness write a file, the second ends its work.
 """
@@ -49,17 +49,17 @@ class Script:
 
     def __init__(self, first: ScriptedTurn, last: ScriptedTurn) -> None:
         self.first_at = 0.0
-        """When it was first asked (monotonic clock); 0: never."""
+        """When it was first called (monotonic clock); 0: never."""
         self.calls = 0
         self.tools: list[str] = []
-        """Offered in the call with the most tools."""
+        """The tools offered in the call with the most tools."""
         self._first: ScriptedTurn | None = first
         self._last = last
 
     async def __call__(
         self, token_ids: NDArray[np.int32], sampling: Sampling, stop_token_ids: Sequence[int]
     ) -> Generation:
-        """Say a turn; see `engine.Generator`."""
+        """Return the next scripted turn; see `engine.Generator`."""
         del sampling, stop_token_ids
         self.first_at = self.first_at or time.monotonic()
         self.calls += 1
@@ -74,7 +74,7 @@ class Script:
 
     @property
     def problem(self) -> str:
-        """Why the first turn was never said; empty if it was."""
+        """Why the first turn was never used; empty if it was."""
         if self._first is None:
             return ""
         return f"it offered no tool {self._first.tool}, but: {', '.join(self.tools) or 'none'}"
@@ -82,15 +82,12 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """How it went."""
-
     problem: str
     """Empty: the harness did as asked."""
     output: str
-    """What it said."""
     calls: int
     first_call_s: float
-    """From the start to the first call of the model; 0 if there was none."""
+    """Seconds from the start to the first model call; 0 if there was none."""
     took_s: float
     episode: Episode
 

@@ -7,8 +7,8 @@ generated them, and returns the ids between a turn and the next. If the template
 Where another program leads the conversation (see `stages.harness`), there is a tree of turns and no `Conversation`: the
 format returns the ids that open a conversation (`opening`), and those that follow any turn (`following`).
 
-The package `renderers` renders some model families too. It is not used, because its contents can spell control tokens,
-and because it cannot extend the prompt of a template that it does not know.
+The package `renderers` is not used: its contents can spell control tokens, and it cannot extend the prompt of an
+unknown template.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class ChatMessage:
     content: str
     reasoning: str | None = None
     calls: tuple[PastCall, ...] = ()
-    """Of an assistant."""
+    """An assistant's tool calls."""
     call_id: str = ""
-    """Of a tool's answer: what it answers."""
+    """The call that a tool's answer belongs to."""
 
 
 class Piece(NamedTuple):
@@ -54,11 +54,11 @@ class Piece(NamedTuple):
     token_ids: NDArray[np.int32]
     """int32 [M]"""
     new_turn: bool = True
-    """False: they end the turn before, such as the token after the policy's last."""
+    """False: they end the previous turn, such as the token after the policy's last."""
 
 
 class Prompt(NamedTuple):
-    """What the engine is to see before the policy's next turn."""
+    """The tokens that the engine gets before the policy's next turn."""
 
     pieces: tuple[Piece, ...]
     """The last one opens the policy's turn."""
@@ -68,28 +68,28 @@ class Prompt(NamedTuple):
 
 
 class PolicyTurn(NamedTuple):
-    """What the policy said."""
+    """The policy's text and calls in one turn."""
 
     text: str
-    """What follows its reasoning, with its tool calls; the token that ended the turn is left out. Empty if the turn
-    ended before its reasoning did."""
+    """The text after its reasoning, with its tool calls, without the token that ended the turn. Empty if the turn ended
+    within its reasoning."""
     calls: tuple[ToolCall | MalformedCall, ...]
     """In order, without those in its reasoning."""
 
 
 class ReadTurn(NamedTuple):
-    """A turn of the policy, taken apart."""
+    """A parsed turn of the policy."""
 
     reasoning: str | None
     text: str
-    """What follows the reasoning, without the token that ended the turn."""
+    """The text after the reasoning, without the token that ended the turn."""
     content: str
     """The text before its first call."""
     calls: tuple[ToolCall | MalformedCall, ...]
     ended: bool
-    """Its last token is one that ends a turn."""
+    """Whether its last token is one that ends a turn."""
     ended_by: str = ""
-    """That token, as far as it is known."""
+    """That token, if it is known."""
 
 
 class Conversation(Protocol):
@@ -99,11 +99,11 @@ class Conversation(Protocol):
         """Return the ids before the policy's next turn.
 
         Raises:
-            InvalidJob: the template refuses the messages (`field` is `messages`).
+            InvalidJob: the template rejects the messages (`field` is `messages`).
         """
 
     def add_turn(self, generated: NDArray[np.int32]) -> PolicyTurn:
-        """Take a turn of the policy, int32 [G], as the engine generated it, and read it.
+        """Parse and append a turn of the policy, int32 [G], as the engine generated it.
 
         Raises:
             EngineFailed: an id is not in the vocabulary.
@@ -114,7 +114,7 @@ class Conversation(Protocol):
 
 
 class ChatFormat(Protocol):
-    """Tokenizer and chat template of one model. Has no state of any conversation, so that all jobs share it."""
+    """Tokenizer and chat template of one model. Holds no state of a conversation, so all jobs share it."""
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -122,25 +122,25 @@ class ChatFormat(Protocol):
 
     @property
     def warning(self) -> str:
-        """What its users must know, such as that the model's tool calls are not read; empty: nothing."""
+        """A limitation that users must know, such as that the model's tool calls are not parsed; empty: none."""
 
     def conversation(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> Conversation:
         """Begin a conversation.
 
         Args:
-            messages: its opening; the last one is what the policy answers.
-            tools: the JSON schemas of what the policy may call, as `Tool.schema` gives them.
+            messages: the opening; the policy answers the last one.
+            tools: the JSON schemas of the policy's tools, from `Tool.schema`.
         """
 
     def opening(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> tuple[Piece, ...]:
-        """Return the ids of a whole conversation, turns of the policy among its messages; the last opens its next turn.
+        """Return the ids of a whole conversation, with turns of the policy among its messages, and open its next turn.
 
         Raises:
-            InvalidJob: the template refuses the messages (`field` is `messages`).
+            InvalidJob: the template rejects the messages (`field` is `messages`).
         """
 
     def read_turn(self, generated: NDArray[np.int32], tools: Sequence[dict[str, Any]] = ()) -> ReadTurn:
-        """Read a turn of the policy, int32 [G], as the engine generated it; the tools type the arguments of its calls.
+        """Parse a turn of the policy, int32 [G], as the engine generated it; the tools type the arguments of its calls.
 
         Raises:
             EngineFailed: an id is not in the vocabulary.
@@ -151,13 +151,13 @@ class ChatFormat(Protocol):
     ) -> tuple[Piece, ...]:
         """Return the ids that follow a turn of the policy, from the end of that turn to the opening of the next.
 
-        What the engine has seen is not repeated, even if the template would change it.
+        Ids that the engine has seen are not repeated, even if the template would change them.
 
         Args:
-            turn: what the policy said.
-            messages: what came since. A tool's answer names a call of the turn by its number, from "0"; others are
+            turn: the policy's turn.
+            messages: the messages since. A tool's answer names a call of the turn by its number, from "0"; others are
                 taken in order.
-            tools: what the policy may call.
+            tools: the JSON schemas of the policy's tools.
 
         Raises:
             InvalidJob: as `opening`.

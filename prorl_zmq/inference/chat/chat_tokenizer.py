@@ -1,13 +1,13 @@
-"""A model's tokenizer, as a chat format uses it: only the template's own text becomes tokens of a frame.
+"""A model's tokenizer for a chat format: only the template's own text becomes tokens of a frame.
 
 A tool's output that spells `<|im_end|>` must not end a turn, and one that spells `<｜User｜>` must not begin another.
-So contents are guarded before they are rendered: a cut, a word that occurs in none of them, is inserted into each
-spelled token that is special, ends a text, or is written by the template around messages, reasoning, calls or answers.
-The rendered text is split at the cuts, and no part holds the whole token. A text without such spellings is rendered and
-tokenised unchanged. A normalizer may make a guarded token of another spelling (`＜|im_end|＞`): such text is split too.
+So contents are guarded before they are rendered: a cut, a word that occurs in no content, is inserted into each spelled
+token that is special, ends a text, or is written by the template around messages, reasoning, calls or answers. The
+rendered text is split at the cuts, and no part holds the whole token. A text without such spellings is rendered and
+tokenised unchanged. A normalizer may turn another spelling (`＜|im_end|＞`) into a guarded token: it is split too.
 
 The policy's own turns keep the marks of its reasoning and its calls. Other added tokens stay tokens in contents too:
-many of them are plain text (runs of spaces), which would otherwise get ids that the model never saw.
+many are plain text (runs of spaces), and the model has never seen other ids for them.
 """
 
 from __future__ import annotations
@@ -32,12 +32,10 @@ _NAMES = frozenset(
     {*_CHOSEN, "content", "name", "id", "tool_calls", "tool_call_id", "function", "arguments", "parameters"}
     | {"description", "properties", "required", "reasoning", "reasoning_content", "thinking", "text"}
 )
-"""Names of what templates look at: they stay whole."""
+"""Names that templates compare: they stay whole."""
 
 
 class ChatTokenizer:
-    """Guards, encodes and decodes."""
-
     def __init__(
         self, backend: Tokenizer, frame: Iterable[str], own: Iterable[str] = (), written: Iterable[str] = ()
     ) -> None:
@@ -47,7 +45,7 @@ class ChatTokenizer:
             backend: the tokenizer.
             frame: texts of tokens that a template writes, or that end a text.
             own: those that it writes within turns of the policy.
-            written: literal texts of the template, which may complete a token together with the text next to them.
+            written: literal texts of the template, which may complete a token together with adjacent text.
         """
         backend.no_truncation()
         backend.no_padding()
@@ -73,9 +71,9 @@ class ChatTokenizer:
             text[-length:] for text in (*written, *guarded) for length in range(1, min(len(text), self._longest) + 1)
         }
         self._continued = {text[:at] for text in guarded for at in range(1, len(text)) if text[at:] in heads}
-        """Beginnings of guarded tokens that the template may complete behind a text."""
+        """Beginnings of guarded tokens that the template may complete after a text."""
         self._begun = {text[at:] for text in guarded for at in range(1, len(text)) if text[:at] in tails}
-        """Ends of guarded tokens that it may have begun before a text."""
+        """Ends of guarded tokens that the template may have begun before a text."""
         self._framed = {
             text[start:end]
             for text in guarded
@@ -84,7 +82,7 @@ class ChatTokenizer:
             for end in range(start + 1, len(text))
             if text[end:] in heads
         }
-        """What may be a guarded token with what it writes on both sides."""
+        """Texts that, between two literals of the template, make a guarded token."""
         ids = {backend.token_to_id(text): text for text in guarded}
         self._guarded_ids = {token_id: text for token_id, text in ids.items() if token_id is not None}
         known = np.array(sorted(backend.get_vocab(with_added_tokens=True).values()))
@@ -93,7 +91,7 @@ class ChatTokenizer:
         self._lead = self._find_lead(special)
 
     def _find_lead(self, special: set[str]) -> str:
-        """Return what a part from the midst of a text is to follow, so that no beginning of a text is made of it.
+        """Return a lead for a part from the middle of a text, so that it is not encoded as the beginning of a text.
 
         SentencePiece's tokenizers put a space before a text; byte-level ones tokenise it the same everywhere.
         """
@@ -106,31 +104,30 @@ class ChatTokenizer:
         return self._encode(text).ids
 
     def _encode(self, text: str) -> Encoding:
-        # Lone surrogates are no characters, and the backend takes none: each becomes "?".
+        # The backend rejects lone surrogates: each becomes "?".
         return self._backend.encode(text.encode("utf-8", "replace").decode(), add_special_tokens=False)
 
     def without_tokens(self, text: str) -> str:
-        """Return a text without its added tokens."""
         return self._added.sub("", text)
 
     def guard(self, value: Any) -> tuple[Any, str]:
-        """Cut what is spelled like a guarded token, in all texts of a value made of dicts and lists.
+        """Cut spellings of guarded tokens in all texts of a value made of dicts and lists.
 
         Returns:
-            The value, and the cut that `encode` is to be given; empty if the value is as it was.
+            The value, and the cut for `encode`; empty if the value is unchanged.
         """
         texts = list(_texts(value))
         joining = self._joining(texts)
         if not joining and not any(self._guarded.search(text) or any(self._at_edges(text)) for text in texts):
             return value, ""
-        # Nobody can have written it, whatever was written.
+        # Random, so no content can contain it.
         cut = f"xQ{secrets.token_hex(16)}Qx"
         return self._cut(value, self._guarded, cut, joining), cut
 
     def _joining(self, texts: Sequence[str]) -> set[str]:
         """Return the beginnings of guarded tokens that one text ends with and another continues.
 
-        A template may write them side by side.
+        A template may write them next to each other.
         """
         ends = {end for text in texts for end in self._ends_of(text)}
         if not ends:
@@ -178,7 +175,7 @@ class ChatTokenizer:
         parts: list[str] = []
         position = 0
         while found := guarded.search(text, position):
-            # One character on, since a token may hold another's beginning.
+            # Advance one character, since a token may contain another's beginning.
             parts.append(text[position : found.start() + 1])
             position = found.start() + 1
         length = len(text.rstrip())
@@ -202,7 +199,7 @@ class ChatTokenizer:
         """Return the ids of rendered text, divided at boundaries; a token across one belongs to the part before it.
 
         Returns:
-            One int32 array more than there are boundaries.
+            int32 arrays, one more than there are boundaries.
         """
         ids: list[int] = []
         splits: list[int] = []
@@ -248,7 +245,7 @@ class ChatTokenizer:
         return [*apart, part[position:]] if apart else []
 
     def _encode_after(self, text: str, after: str) -> tuple[Encoding, int, int]:
-        """Encode a text that follows a token; also give that token's characters and tokens, which are to be skipped."""
+        """Encode a text that follows a token; also return that token's characters and tokens, to be skipped."""
         return self._encode(after + text), len(after), 1 if after else 0
 
     def decode(self, token_ids: NDArray[np.int32]) -> str:
@@ -287,7 +284,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _first_token(encoding: Encoding, position: int, length: int) -> int:
-    """Return the first token that begins at a position or after it."""
+    """Return the first token that begins at or after a position."""
     while position < length:
         token = encoding.char_to_token(position)
         if token is not None:

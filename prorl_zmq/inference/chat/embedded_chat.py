@@ -65,11 +65,11 @@ class EmbeddedChatFormat:
 
 
 class EmbeddedConversation:
-    """Implements `chat.Conversation` for the embedded policy; no prompt of it is ever rewritten."""
+    """Implements `chat.Conversation` for the embedded policy; its prompts are never rewritten."""
 
     def __init__(self, opening: Sequence[Piece]) -> None:
         self._coming = list(opening)
-        """What the engine is to see before the next turn, without what opens it."""
+        """The ids before the next turn, without those that open it."""
 
     def prompt(self) -> Prompt:
         return Prompt((*self._coming, Piece(Role.ASSISTANT, generation_prompt())))
@@ -85,7 +85,7 @@ class EmbeddedConversation:
 
 
 def encode_message(message: ChatMessage) -> Piece:
-    """Return the ids of one whole message; its content can make no special token."""
+    """Return the ids of one whole message; its content cannot form a special token."""
     calls = "".join(_TOOL_CALLS.write(call.name, call.arguments) for call in message.calls)
     parts = [_ids(IM_START), _ROLES[message.role], encode(message.content + calls), _ids(IM_END), _NEWLINE]
     return Piece(message.role, np.concatenate(parts))

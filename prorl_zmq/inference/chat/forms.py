@@ -1,7 +1,7 @@
-"""Alternative forms of a conversation, for a template that refuses its messages; forms with fewer changes come first.
+"""Alternative forms of a conversation, for a template that rejects its messages; forms with fewer changes come first.
 
 A template may allow only one system message, one call per turn, or no two messages of the user in a row. All forms but
-the last keep calls and answers as such. The last form is text alone, of the policy and the user in turns, with calls as
+the last keep calls and answers. The last form is text alone, with alternating messages of user and policy, and calls as
 the policy writes them.
 """
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 def forms(
     messages: Sequence[ChatMessage], write: Callable[[str, dict[str, Any]], str]
 ) -> Iterator[Sequence[ChatMessage]]:
-    """Give the messages as they are, and then each other form, those with fewer changes first.
+    """Yield the messages unchanged, then each other form, those with fewer changes first.
 
     Args:
-        messages: of a conversation, or what follows a turn.
+        messages: of a conversation, or those that follow a turn.
         write: returns the text of a call.
     """
     given: list[Sequence[ChatMessage]] = [messages]
@@ -42,7 +42,7 @@ def forms(
 
 
 def systems_as_user(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Return the messages with those of the system as the user's, except those at the beginning."""
+    """Return the messages with system messages after the beginning as the user's."""
     first = next((index for index, message in enumerate(messages) if message.role != Role.SYSTEM), len(messages))
     return [
         replace(message, role=Role.USER) if message.role == Role.SYSTEM and index > first else message
@@ -51,7 +51,7 @@ def systems_as_user(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
 
 
 def one_call_a_turn(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Return the messages with turns of several calls as several turns, each with the answer to its call."""
+    """Return the messages with a turn of several calls as several turns, each with the answer to its call."""
     told: list[ChatMessage] = []
     rest = list(messages)[::-1]
     while rest:
@@ -73,7 +73,7 @@ def one_call_a_turn(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
 
 
 def joined(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Return the messages with those in a row that are the user's, or turns without calls, as one."""
+    """Return the messages with consecutive user messages, or turns without calls, joined."""
     told: list[ChatMessage] = []
     for message in messages:
         last = told[-1] if told else None
@@ -90,7 +90,7 @@ def joined(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
 
 
 def joined_to_answers(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Return the messages with what follows a tool's answer, and is no turn, at the end of that answer."""
+    """Return the messages with those after a tool's answer, except turns, appended to that answer."""
     told: list[ChatMessage] = []
     for message in messages:
         if told and told[-1].role == Role.TOOL and message.role in {Role.USER, Role.SYSTEM}:
@@ -101,7 +101,7 @@ def joined_to_answers(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
 
 
 def as_text(messages: Sequence[ChatMessage], write: Callable[[str, dict[str, Any]], str]) -> list[ChatMessage]:
-    """Return text alone: a first message of the system, and then the user's and the policy's in turns."""
+    """Return text alone: a first system message, then the user's and the policy's in turns."""
     first = list(messages[:1]) if messages and messages[0].role == Role.SYSTEM else []
     told = first
     for is_policy, run in groupby(messages[len(first) :], lambda message: message.role == Role.ASSISTANT):

@@ -1,7 +1,8 @@
-"""Messages as a chat template takes them, turns of the policy and tools' answers among them.
+"""Messages in the form that a chat template takes, with turns of the policy and tools' answers among them.
 
-Templates are strict: some take no id of a call but nine letters or digits, some no two messages of one role in a row,
-some no system message but the first. So ids become what the template takes; `forms` has other forms of what it refuses.
+Templates are strict: some accept only call ids of nine letters or digits, some no two messages of one role in a row,
+some only a leading system message. So ids are converted to accepted ones; `forms` has alternatives of rejected
+messages.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ class History(NamedTuple):
 def history(
     messages: Sequence[ChatMessage], traits: TemplateTraits, answered: Mapping[str, WrittenCall] | None = None
 ) -> History:
-    """Return messages as a template takes them.
+    """Return messages in the form that a template takes.
 
     Args:
-        messages: what was said.
+        messages: the messages.
         traits: of the template.
         answered: the calls of the turn before the messages, by the ids that tools' answers name them with.
     """

@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 log = logging.getLogger("prorl.chat")
 
 LOADED_FORMATS = 16
-"""Chat formats that one process keeps loaded."""
+"""Most chat formats that one process keeps loaded."""
 LOADING_LIMIT_S = 120.0
-"""How long a tokenizer may take to load."""
+"""Longest loading of a tokenizer, in seconds."""
 FAILURE_KEPT_S, HANGING_KEPT_S = 10.0, 600.0
-"""How long a failure to load is repeated to callers before the next try; longer for a tokenizer that hung, since each
-try leaves a thread behind."""
+"""Seconds for which a failure to load is repeated to callers before the next try; longer for a tokenizer that hung,
+since each try leaves a thread behind."""
 
 _LOCK = Lock()
-"""Guards `_LOADED`; never held while anything is loaded."""
+"""Guards `_LOADED`; never held during loading."""
 _LOADED: dict[ChatSettings, ChatFormat] = {}
-"""The one that was used last comes last."""
+"""In order of use, the latest last."""
 _LOADING: dict[ChatSettings, asyncio.Task[None]] = {}
 _FAILED: dict[ChatSettings, tuple[float, Exception]] = {}
 """Until when (monotonic clock, s) a failure is repeated."""
@@ -38,8 +38,8 @@ _FAILED: dict[ChatSettings, tuple[float, Exception]] = {}
 async def chat_format(settings: ChatSettings) -> ChatFormat:
     """Return the chat format of these settings; concurrent callers share one loading.
 
-    It loads in a thread of its own, so that a tokenizer that hangs, as on a network's file system, delays only its own
-    users. Cancelling a call does not cancel the loading.
+    It loads in its own thread, so a tokenizer that hangs, as on a network's file system, delays only its own users.
+    Cancelling a call does not cancel the loading.
 
     Raises:
         ConfigError: as `load_chat_format`; or it did not load in time.
@@ -61,7 +61,7 @@ async def chat_format(settings: ChatSettings) -> ChatFormat:
 
 
 async def chat_warning(settings: ChatSettings) -> str:
-    """Return what users of a chat format must know; empty: nothing, or its tokenizer is not on this machine."""
+    """Return a chat format's warning for its users; empty: none, or its tokenizer is not on this machine."""
     if not os.path.isdir(settings.tokenizer):  # noqa: ASYNC240, PTH112 - as fast as any call
         return ""
     try:
@@ -71,7 +71,7 @@ async def chat_warning(settings: ChatSettings) -> str:
 
 
 async def _load_aside(settings: ChatSettings) -> None:
-    """Load a chat format, or note why it cannot be loaded; never raises, since all callers may be gone."""
+    """Load a chat format, or record why it cannot be loaded; never raises, since all callers may be gone."""
     try:
         async with asyncio.timeout(LOADING_LIMIT_S):
             await run_aside(load_chat_format, settings)
@@ -98,7 +98,7 @@ def load_chat_format(settings: ChatSettings) -> ChatFormat:
     May be called in any thread; blocks as long as the tokenizer's files do (see `chat_format`).
 
     Raises:
-        ConfigError: there is no tokenizer or no chat template, or it cannot hold a conversation with tools.
+        ConfigError: tokenizer or chat template is missing, or it cannot hold a conversation with tools.
     """
     if (found := _loaded(settings)) is not None:
         return found

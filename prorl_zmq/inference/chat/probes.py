@@ -1,7 +1,7 @@
 """Finds a chat template's traits by rendering small conversations of markers, once, when it is loaded.
 
-A template is code of the model's maker: it may refuse roles, omit messages, and write reasoning and tool calls in forms
-of its own. Nothing here depends on a model's family.
+A template is arbitrary code: it may reject roles, omit messages, and write reasoning and tool calls in its own forms.
+Nothing here depends on a model's family.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from .template import ChatTemplate, Message
 
 MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|inner_prefix|>", "<|inner_suffix|>"))
-"""Marks of reasoning that are tried where a template takes none apart; the first where nothing shows which."""
+"""Marks of reasoning to try if a template does not separate reasoning; the first is the default."""
 _KEYS = ("reasoning_content", "reasoning", "thinking", BLOCKS)
-"""Where templates look for a turn's reasoning."""
+"""Keys under which templates look for a turn's reasoning."""
 _USER, _SPOKEN, _THOUGHT, _AGAIN = (marker(name) for name in ("user", "spoken", "thought", "again"))
 _RESULTS = (marker("resultone"), marker("resulttwo"))
 _PLAIN: Message = {"role": "user", "content": _USER}
@@ -33,7 +33,7 @@ _MORE: Message = {"role": "user", "content": _AGAIN}
 
 
 class AddedTokens:
-    """The added tokens of a tokenizer, and which of them it says end a text."""
+    """The added tokens of a tokenizer, and which of them end a text."""
 
     def __init__(self, tokens: Iterable[tuple[str, bool]], stops: Iterable[str] = ()) -> None:
         known = [(text, special) for text, special in tokens if text.strip()]
@@ -49,11 +49,11 @@ class AddedTokens:
         self._all = re.compile(_any_of([text for text, _ in known if not text.strip().isalnum()]) or "(?!)")
 
     def first(self, text: str) -> str:
-        """Return the first token in a text: one that ends texts, or else a special one, or else another; or nothing."""
+        """Return the first token in a text: one that ends texts, else a special one, else any other; or nothing."""
         return next((found[0] for kind in self._kinds if (found := kind.search(text))), "")
 
     def all_in(self, text: str) -> set[str]:
-        """Return the tokens in a text, without those that are words or spaces."""
+        """Return the tokens in a text, without words and spaces."""
         return set(self._all.findall(text))
 
 
@@ -66,7 +66,7 @@ class _Calls(NamedTuple):
     text: str
     """Rendered, with the tools' answers and the opening of the next turn."""
     turn: str
-    """What the policy writes of it, and the end token."""
+    """The part that the policy writes, and the end token."""
 
     def message(self, **more: Any) -> Message:
         entries = [call_entry(call, self.as_text) for call in self.calls]
@@ -79,20 +79,20 @@ class _Calls(NamedTuple):
         ]
 
     def after(self, text: str) -> str:
-        """Return what stands behind the last call."""
+        """Return the text after the last call."""
         return text.rpartition(marker(f"value{len(self.calls)}"))[2]
 
 
 def find_traits(
     template: ChatTemplate, tokens: AddedTokens, wanted_form: str, *, foreign: bool = False
 ) -> TemplateTraits:
-    """Find out what a template does.
+    """Find a template's traits.
 
     Args:
-        template: what is looked at.
+        template: the template to examine.
         tokens: of its tokenizer.
         wanted_form: of tool calls; empty: as the template writes them.
-        foreign: something else reads calls, so that a form that we do not know is taken as the template writes it.
+        foreign: another program parses calls, so an unknown form is taken as the template writes it.
 
     Raises:
         ConfigError: it cannot hold a plain conversation.
@@ -127,7 +127,7 @@ def find_traits(
         user_header=rest[max(_start_of_next(ends, rest), 0) :].lstrip(),
         takes_system=_AGAIN in template.render_or_not([{"role": "system", "content": _AGAIN}, _PLAIN]),
         form=named,
-        # Where the template writes no calls at all, a form that the settings name is trusted to be the template's.
+        # If the template writes no calls at all, a form that the settings name is assumed to be the template's.
         shows_tools=bool(tools) and (writes_calls or (form is None and bool(wanted_form or described))),
         writes_calls=writes_calls,
         unread_calls=unread,
@@ -144,12 +144,12 @@ def find_traits(
 
 
 def _own_marks(tokens: AddedTokens, written: _Calls, history: str) -> set[str]:
-    """Return the tokens that a template writes in a turn that calls tools, and in no other."""
+    """Return the tokens that a template writes only in turns that call tools."""
     return tokens.all_in(written.turn) - tokens.all_in(history) - tokens.all_in(written.after(written.turn))
 
 
 def _written_calls(template: ChatTemplate, tools: Sequence[Any]) -> Iterator[_Calls]:
-    """Yield the ways in which a template writes calls when it is given them; nothing if it leaves them out."""
+    """Yield the ways in which a template writes calls; nothing if it omits them."""
     opening = template.render_or_not([_PLAIN], tools, opened=True)
     for count in (2, 1):
         found = False
@@ -163,7 +163,7 @@ def _written_calls(template: ChatTemplate, tools: Sequence[Any]) -> Iterator[_Ca
                 whole = [one for one in zip(tried, texts, strict=True) if _holds(one[1], one[0])]
                 if not whole:
                     continue
-                # Some write a turn of nothing behind the calls, unless the content is None.
+                # Some write an empty turn after the calls, unless the content is None.
                 one, text = min(whole, key=lambda pair: len(pair[1]))
                 turn = text[common(text, opening) :].partition(_RESULTS[0])[0]
                 found = True
@@ -177,17 +177,17 @@ def _written_calls(template: ChatTemplate, tools: Sequence[Any]) -> Iterator[_Ca
 def _probe_call(number: int, *, named: bool) -> WrittenCall:
     name = marker("tool")
     arguments: dict[str, Any] = {marker("number"): number, marker("key"): marker(f"value{number}")}
-    # The short one is taken by all templates but those that show no other name of the tool.
+    # All templates accept the short one, except those that show no other name of the tool.
     return WrittenCall(name, arguments, f"functions.{name}:{number - 1}" if named else probe_id(number))
 
 
 def probe_id(number: int) -> str:
-    """Return a call id of nine letters and digits: some templates refuse others."""
+    """Return a call id of nine letters and digits: some templates reject others."""
     return f"probe{number:04d}"
 
 
 def _holds(text: str, one: _Calls) -> bool:
-    """Return whether all of a turn's calls and their answers are in a text, in this order."""
+    """Return whether a text contains all of a turn's calls and their answers, in this order."""
     values = [text.rfind(marker(f"value{number}")) for number in range(1, len(one.calls) + 1)]
     results = [text.find(result) for result in _RESULTS[: len(one.calls)]]
     return min(values) >= 0 and max(values) < min(results) and text.count(marker("key")) >= len(one.calls)
@@ -209,7 +209,7 @@ def _counts_calls(template: ChatTemplate, written: _Calls) -> bool:
 
 
 def _find_ends(template: ChatTemplate, tokens: AddedTokens, history: str, written: _Calls | None) -> TurnEnds:
-    """Find what ends a turn, from what stands behind one that answers and one that calls, by what follows it."""
+    """Find what ends a turn, from the text after an answering turn and after a calling turn, by what follows it."""
     tool: Message = {"role": "tool", "name": "t", "tool_call_id": probe_id(1), "content": _AGAIN}
     tails = [
         tuple(
@@ -234,7 +234,7 @@ def _find_ends(template: ChatTemplate, tokens: AddedTokens, history: str, writte
             ends |= dict.fromkeys(found)
             opening_next |= {end for end in found if end not in bare}
     if written and len(written.calls) > 1:
-        # One that stands before each answer, and not behind the last.
+        # One that stands before each answer, and not after the last.
         between, rest = written.text.rpartition(_RESULTS[0])[2].split(_RESULTS[1])
         opening_next |= {end for end in ends if end in between and end not in rest}
     return TurnEnds(tuple(ends), frozenset(opening_next))
@@ -246,7 +246,7 @@ def _start_of_next(ends: TurnEnds, text: str) -> int:
 
 
 def _between(text: str, before: str, after: str) -> str:
-    """Return what stands between two markers; nothing if one is missing."""
+    """Return the text between two markers; nothing if one is missing."""
     rest = text.rpartition(before)[2] if before in text else ""
     return rest.partition(after)[0] if after in rest else ""
 
@@ -280,7 +280,7 @@ def inside_turns(template: ChatTemplate, tokens: AddedTokens, traits: TemplateTr
 def _reasoning(
     template: ChatTemplate, tokens: AddedTokens, ends: TurnEnds, opening: str, written: _Calls | None
 ) -> tuple[Reasoning, tuple[str, str]]:
-    """Find how a template writes reasoning, and what it writes around what a turn says."""
+    """Find how a template writes reasoning, and what it writes around a turn's text."""
     plain = template.render_or_not([_PLAIN, _ANSWER, _MORE])
     plain = plain if _SPOKEN in plain else template.render_or_not([_PLAIN, _ANSWER])
     start = common(plain, opening)
@@ -334,19 +334,19 @@ def _called(template: ChatTemplate, written: _Calls, key: str) -> str:
 
 
 def _after_reasoning(one: str, other: str, opening: str, before_said: str, tokens: AddedTokens) -> tuple[str, str]:
-    """Divide what stands between reasoning and what is said into what closes the one and what opens the other.
+    """Divide the text between reasoning and a turn's text into the end of the one and the opening of the other.
 
     Args:
-        one: what follows reasoning in a turn that says something.
-        other: what follows it in a turn that calls tools.
+        one: the text after reasoning in a turn with text.
+        other: the text after it in a turn that calls tools.
         opening: of a turn.
-        before_said: what is said begins so where there is no reasoning.
+        before_said: the opening of a turn's text without reasoning.
         tokens: of the tokenizer.
     """
     if _SPOKEN not in one:
         return "", before_said
     one = one.partition(_SPOKEN)[0]
-    # Where what is said is a message of its own, that is opened again.
+    # If a turn's text is a separate message, its opening is repeated.
     for start in range(max(0, len(opening) - len(one)), len(opening)):
         tail = opening[start:]
         if tail in one and tokens.all_in(tail):
@@ -358,7 +358,7 @@ def _after_reasoning(one: str, other: str, opening: str, before_said: str, token
 
 
 def _inserted_after(called: str, plain: str) -> str:
-    """Return what closes the reasoning of a turn that only calls, by comparing it with the same turn without any."""
+    """Return the end of the reasoning of a turn that only calls, by comparison with the same turn without reasoning."""
     rest = called.partition(_THOUGHT)[2]
     end = len(rest) - common(rest[::-1], plain[::-1], whole=False)
     while 0 < end < len(rest) and rest[end - 1] not in ">]":
@@ -381,7 +381,7 @@ def _last_tag(text: str) -> str:
 def _read_form(
     candidates: Sequence[_Calls], ends: TurnEnds, reasoning: Reasoning
 ) -> tuple[ToolCallFormat | None, _Calls | None, bool]:
-    """Find the form in which a template writes calls, if we read it; and whether it holds the token that ends them."""
+    """Find the form in which a template writes calls, if it is known, and whether it holds the token that ends them."""
     for one in candidates:
         last = one.turn.rfind(marker(f"value{len(one.calls)}"))
         start, end = ends.find(one.turn[last:])
@@ -398,13 +398,13 @@ def _read_form(
 
 
 def _described_form(template: ChatTemplate) -> ToolCallFormat | None:
-    """Find the form whose mark a template writes with the tools, where it writes no calls."""
+    """Find the form whose mark a template writes in its description of the tools, if it writes no calls."""
     text = template.render_or_not([_PLAIN], [marker_tool()], opened=True)
     return next((form for form in FORMS.values() if _mark(form) and _mark(form) in text), None)
 
 
 def _mark(form: ToolCallFormat) -> str:
-    """Return what a form's calls begin with, before all JSON."""
+    """Return the beginning of a form's calls, before all JSON."""
     mark = re.split(r"[\[{\n]", form.write(marker("tool"), {}).lstrip())[0]
     return "" if marker("tool") in mark else mark
 
@@ -414,7 +414,7 @@ def _same(found: Any, call: WrittenCall) -> bool:
 
 
 def common(text: str, other: str, *, whole: bool = True) -> int:
-    """Return how many characters two texts begin with in common, words and marks as wholes: none of `<a>` and `<b>`."""
+    """Return the length of two texts' common beginning; words and marks count as wholes: none of `<a>` and `<b>`."""
     pairs = enumerate(zip(text, other, strict=False))
     end = next((i for i, (a, b) in pairs if a != b), min(len(text), len(other)))
     while whole and 0 < end < len(text) and not _divides(text, end):

@@ -1,4 +1,4 @@
-"""What a chat format found out about a model's template, for people: `prorl doctor --model`."""
+"""A chat format's findings about a model's template, for people: `prorl doctor --model`."""
 
 from __future__ import annotations
 
@@ -35,18 +35,17 @@ _OPENING = [ChatMessage(Role.SYSTEM, "Work in /tmp."), ChatMessage(Role.USER, "W
 
 
 class ChatReport(NamedTuple):
-    """What `prorl doctor --model` shows."""
+    """The content of `prorl doctor --model`."""
 
     rows: tuple[tuple[str, str], ...]
-    """What was found: names and values."""
+    """The findings: names and values."""
     conversation: tuple[tuple[str, str], ...]
     """An example: the role and the text of each part."""
     warnings: tuple[str, ...]
-    """What was not recognised."""
+    """Unrecognised traits."""
 
 
 def report(chat: TransformersChatFormat) -> ChatReport:
-    """Describe a chat format."""
     traits = chat.traits
     reasoning = traits.reasoning
     before, after = reasoning.marks

@@ -1,7 +1,7 @@
-"""What a chat template writes between a turn of the policy and the next, found by rendering skeletons.
+"""The text that a chat template writes between a turn of the policy and the next, found by rendering skeletons.
 
 A skeleton has the shape of a conversation's opening and of its last turns, with short markers as contents, so its cost
-does not depend on the conversation's length. The text behind the token that ends the last turn is what the engine sees
+does not depend on the conversation's length. The text after the token that ends the last turn is what the engine sees
 next. If the skeleton does not begin with the one before the turn, or has lost the turn's reasoning, the template
 rewrites what the engine has seen.
 """
@@ -21,56 +21,56 @@ if TYPE_CHECKING:
     from .traits import TemplateTraits
 
 RENDERED_BEGINNINGS = 64
-"""How many beginnings of a conversation are rendered for one prompt."""
+"""Most beginnings of a conversation that are rendered for one prompt."""
 EARLIER_CALLS = 90_001
 """The number of the first call that is not of the last turn."""
 RENDERED_SHAPES = 512
-"""How many results of `rewrites` are kept."""
+"""Most results of `rewrites` that are cached."""
 
 _THOUGHT, _SPOKEN, _ARGUMENT = marker("thought"), marker("spoken"), marker("argument")
 _EARLIER = marker("earlier")
-"""What every turn but the last says."""
+"""The text of every turn but the last."""
 
 
 class TurnShape(NamedTuple):
-    """What of a turn a template may look at."""
+    """The properties of a turn that a template may depend on."""
 
     reasoning: bool
     calls: tuple[str, ...]
-    """The names of the tools that were called."""
+    """The names of the called tools."""
     written: bool
-    """The template is given the calls; otherwise they are part of the text."""
+    """Whether the template gets the calls; otherwise they are part of the text."""
 
 
 class Shape(NamedTuple):
-    """What of a conversation a template may look at."""
+    """The properties of a conversation that a template may depend on."""
 
     roles: tuple[str, ...]
     """Of the opening messages."""
     tools: bool
-    """It is given tools."""
+    """Whether it gets tools."""
     turns: tuple[TurnShape, ...]
-    """The last turn, and before it the one before, if there is one."""
+    """The last turn, preceded by the one before it, if there is one."""
 
 
 class Continuation(NamedTuple):
-    """What comes between a turn and the next."""
+    """The text between a turn and the next."""
 
     text: str
     boundaries: tuple[int, ...]
-    """Where it is divided: after the rest of the turn, and after each message that came since; where the template does
-    not allow it, a message ends where the next does."""
+    """Where it is divided: after the rest of the turn, and after each message since; where the template does not allow
+    it, a message ends where the next does."""
 
 
 class ChatSkeleton:
-    """Finds what comes between turns; one for all conversations."""
+    """Finds the text between turns; shared by all conversations."""
 
     def __init__(self, template: ChatTemplate, traits: TemplateTraits) -> None:
         self._template = template
         self._traits = traits
         self.rewrites = lru_cache(RENDERED_SHAPES)(self._rewrites)
-        """Returns whether the template changes what the engine saw before the last turn of a `Shape`.
-        Raises TemplateRefused: the template cannot render it."""
+        """Returns whether the template changes what the engine saw before the last turn of a `Shape`. Raises
+        TemplateRefused: the template cannot render it."""
 
     def following(
         self,
@@ -83,14 +83,14 @@ class ChatSkeleton:
         ended_by: str,
         calls_before: int = 0,
     ) -> Continuation:
-        """Return what follows a turn, whatever messages come then; nothing before the turn's end is repeated.
+        """Return the text that follows a turn, whatever messages come next; nothing before the turn's end is repeated.
 
         Args:
             roles: of the opening messages.
             turn: the last one.
             call_ids: of its calls.
-            messages: what came since.
-            tools: what the template is given.
+            messages: the messages since.
+            tools: the tools that the template gets.
             ended_by: the token that ended the turn; empty: it was cut off.
             calls_before: calls in earlier turns, for a template that counts them.
 
@@ -108,7 +108,7 @@ class ChatSkeleton:
         boundaries = [end + self._template.length_of(text[end:], self._after_turn(alone, turn))]
         for length in self._lengths(text, said, messages, tools):
             boundaries.append(max(length, boundaries[-1]))
-        # What the engine has not seen: the token that ends a turn only if none or another did.
+        # New to the engine: the token that ends a turn only if no token or another ended it.
         seen = bool(ended_by) and (ended_by == text[start:end] or text[start:end] not in self._traits.ends.opening_next)
         cut = end if seen else start
         return Continuation(text[cut:], tuple(boundary - cut for boundary in boundaries))
@@ -142,7 +142,7 @@ class ChatSkeleton:
         """Return where the token that ends the last turn begins and ends.
 
         Raises:
-            TemplateRefused: what the policy says is not in the text, or nothing ends its calls.
+            TemplateRefused: the turn's text is missing, or nothing ends its calls.
         """
         at, word = self._last_word(text, turn)
         if at < 0:
@@ -156,7 +156,7 @@ class ChatSkeleton:
         return behind + start, behind + end
 
     def _last_word(self, text: str, turn: TurnShape) -> tuple[int, str]:
-        """Return where the last marker of the last turn stands: text that follows may spell it, and stands behind."""
+        """Return the position of the last marker of the last turn: later text may repeat the marker, but follows it."""
         words = [_SPOKEN, _THOUGHT, *(_argument(_SPOKEN, index) for index in range(len(turn.calls)))]
         return max((text.find(word), word) for word in words)
 
@@ -193,7 +193,7 @@ class ChatSkeleton:
     def _turn(self, turn: TurnShape, spoken: str, call_ids: Sequence[str] = ()) -> Message:
         written = self._calls(turn, call_ids, spoken) if turn.written else []
         thought = _THOUGHT if spoken == _SPOKEN else _EARLIER
-        # Some templates write what is said behind the calls or their answers, or take none with reasoning and calls.
+        # Some templates write a turn's text after the calls or their answers, or reject reasoning with calls.
         return self._traits.turn("" if written else spoken, thought if turn.reasoning else None, written)
 
     def _answers(self, turn: TurnShape, call_ids: Sequence[str] = ()) -> list[Message]:

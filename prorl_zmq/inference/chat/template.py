@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 Message = dict[str, Any]
 
 FAULTS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
-"""What a template can raise."""
+"""The exceptions that a template can raise."""
 
 _GIVEN = {
     *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message"),
     *("raise_exception", "strftime_now"),
 }
-"""What every template is given by these names; also the texts of the tokenizer's special tokens."""
+"""The names that every template gets; the texts of the tokenizer's special tokens come in addition."""
 
 
 class TemplateRefused(Exception):
@@ -30,8 +30,6 @@ class TemplateRefused(Exception):
 
 
 class ChatTemplate:
-    """Renders conversations."""
-
     def __init__(self, apply: Callable[..., Any], end_of_text: str, arguments: Mapping[str, Any] | None = None) -> None:
         self._apply = apply
         self._end_of_text = end_of_text
@@ -53,25 +51,25 @@ class ChatTemplate:
             raise TemplateRefused(str(error)) from error
 
     def render_or_not(self, messages: Sequence[Message], tools: Sequence[Any] = (), *, opened: bool = False) -> str:
-        """Render a conversation; empty if the template refuses it."""
+        """Render a conversation; empty if the template rejects it."""
         try:
             return self.render(messages, tools, opened=opened)
         except TemplateRefused:
             return ""
 
     def length_in(self, text: str, messages: Sequence[Message], tools: Sequence[Any] = ()) -> int:
-        """Return how many characters these messages take at the beginning of a text; 0 if it does not begin so."""
+        """Return the number of characters of these messages at the beginning of a text; 0 if it does not begin so."""
         return self.length_of(text, self.render_or_not(messages, tools))
 
     def length_of(self, text: str, beginning: str) -> int:
-        """Return how long a rendered beginning is in a text; 0 if the text does not begin so."""
+        """Return the length of a rendered beginning in a text; 0 if the text does not begin so."""
         if not text.startswith(beginning) and self._end_of_text:
             beginning = beginning.removesuffix(self._end_of_text)
         return len(beginning) if text.startswith(beginning) else 0
 
 
 class _Generation(Extension):
-    """The tag around what a policy generated, which some templates have; what is in it counts."""
+    """The tag around generated text, which some templates have; its content is kept."""
 
     tags = {"generation"}  # noqa: RUF012 - as jinja2 has it
 
@@ -81,18 +79,18 @@ class _Generation(Extension):
 
 
 def template_variables(source: str, token_names: Iterable[str]) -> frozenset[str]:
-    """Return the names of the arguments that a template looks at.
+    """Return the names of the arguments that a template reads.
 
     Args:
         source: of the template.
         token_names: variables that hold special tokens, such as `bos_token`.
 
     Raises:
-        TemplateError: it is no template.
+        TemplateError: it is not a template.
     """
     tree = _tree(source)
     names = list(tree.find_all(nodes.Name))
-    # What a template sets in a loop or a branch is found too. An argument that it sets is first asked for.
+    # Names that a template sets in a loop or a branch are included. It tests an argument before it sets it.
     own = {name.name for name in names if name.ctx != "load"} | {macro.name for macro in tree.find_all(nodes.Macro)}
     asked = {
         one.node.name
@@ -103,10 +101,10 @@ def template_variables(source: str, token_names: Iterable[str]) -> frozenset[str
 
 
 def written_texts(source: str) -> frozenset[str]:
-    """Return the texts that a template has of its own, which it may write next to those that it is given.
+    """Return the literal texts of a template, which may stand next to its inputs.
 
     Raises:
-        TemplateError: it is no template.
+        TemplateError: it is not a template.
     """
     tree = _tree(source)
     texts = {one.data for one in tree.find_all(nodes.TemplateData)}

@@ -1,4 +1,4 @@
-"""What a chat template does with turns of the policy, tools' answers and reasoning; found by `probes`."""
+"""How a chat template writes turns of the policy, tools' answers and reasoning; found by `probes`."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ UNSHOWN = (
     "if the model was trained on one of the forms"
 )
 _SHORT_ID = re.compile(r"[0-9A-Za-z]{9}")
-"""A call id that all templates take."""
+"""A call id that all templates accept."""
 _NAMED_ID = re.compile(r"functions\.[\w.:-]{1,256}:\d{1,6}")
 """A call id that names the tool."""
 
 
 class WrittenCall(NamedTuple):
-    """A tool call as a template is given it."""
+    """A tool call as a template gets it."""
 
     name: str
     arguments: dict[str, Any]
@@ -43,21 +43,20 @@ class Reasoning:
     """How a template writes reasoning."""
 
     key: str = ""
-    """Under which a turn's message holds it; empty: the template takes none apart from the text."""
+    """The key of reasoning in a turn's message; empty: the template does not separate it from the text."""
     marks: tuple[str, str] = ("<think>", "</think>")
-    """What stands before and after it."""
     opened: bool = False
-    """What opens a turn opens its reasoning too."""
+    """Whether the opening of a turn opens its reasoning too."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnEnds:
-    """What ends a turn in rendered text."""
+    """The ends of turns in rendered text."""
 
     texts: tuple[str, ...] = ()
-    """Tokens; the first of them behind a turn ends it."""
+    """Tokens; the first of them after a turn ends it."""
     opening_next: frozenset[str] = frozenset()
-    """Those that belong to the message that follows: the template writes them there, whatever ended the turn."""
+    """Those that belong to the following message: the template writes them there, whatever ended the turn."""
 
     def find(self, text: str) -> tuple[int, int]:
         """Return where the first token that ends a turn begins and ends; (-1, -1) if there is none."""
@@ -69,42 +68,40 @@ class TurnEnds:
 
 @dataclass(frozen=True, slots=True)
 class TemplateTraits:
-    """What a template does."""
-
     ends: TurnEnds
     user_header: str
-    """What comes before a user's message."""
+    """The text before a user's message."""
     takes_system: bool
     """It has a place for a system message."""
     form: ToolCallFormat
     """How the policy writes tool calls."""
     shows_tools: bool
-    """It describes the tools, and how to call them in this form; otherwise a message has to."""
+    """Whether it describes the tools, and how to call them in this form; otherwise a message has to."""
     writes_calls: bool
-    """It writes the calls of earlier turns, in this form; otherwise they stay in the turn's text."""
+    """Whether it writes the calls of earlier turns in this form; otherwise they stay in the turn's text."""
     unread_calls: bool
-    """It writes calls in a form that nothing here reads."""
+    """Whether it writes calls in an unknown form."""
     unread_marks: tuple[str, ...]
-    """The tokens of that form: a turn that holds one calls a tool, or means to."""
+    """The tokens of that form: a turn that holds one calls a tool, or tries to."""
     arguments_as_text: bool
-    """It wants a call's arguments as JSON text."""
+    """Whether it needs a call's arguments as JSON text."""
     silent: str | None
     """The content of a turn that only calls tools."""
     end_is_read: bool
-    """The token that ends a turn with calls is part of how they are written."""
+    """Whether the token that ends a turn with calls is part of their form."""
     named_ids: bool
-    """A call's id names its tool and identifies the tool's answer."""
+    """Whether a call's id names its tool and identifies the tool's answer."""
     counts_calls: bool
-    """What it writes around tools' answers depends on how many calls earlier turns had."""
+    """Whether its text around tools' answers depends on the number of calls in earlier turns."""
     takes_results: bool
-    """It has a place for tools' answers; otherwise they are one message of the user."""
+    """Whether it has a place for tools' answers; otherwise they are one message of the user."""
     reasoning: Reasoning
     frame: tuple[str, str]
-    """What the template writes before and after what a turn says, such as the name of a channel."""
+    """The template's text before and after a turn's text, such as the name of a channel."""
 
     @property
     def warning(self) -> str:
-        """What users must know before they train with this form; empty: nothing."""
+        """A limitation that users must know before they train with this form; empty: none."""
         if self.form.name != "fenced":
             return ""
         return FALLBACK if self.unread_calls else UNSHOWN
@@ -137,21 +134,21 @@ class TemplateTraits:
         ]
 
     def call_id(self, number: int, name: str, own: str = "") -> str:
-        """Return an id of a call that the template takes: the policy's own, or else one of ours.
+        """Return an id of a call that the template accepts: the policy's own, or else a generated one.
 
         Args:
             number: of the call in its conversation, from 1.
             name: of the tool.
-            own: what the policy wrote.
+            own: the policy's id.
         """
         if self.named_ids:
             return own if _NAMED_ID.fullmatch(own) else f"functions.{name}:{number - 1}"
         return own if _SHORT_ID.fullmatch(own) else f"call{number % 100_000:05d}"
 
     def split(self, text: str) -> tuple[str | None, str]:
-        """Return a turn's reasoning, None if it has none, and what follows it; linear in the text.
+        """Return a turn's reasoning (None: none) and the rest; linear in the text.
 
-        Reasoning stands at a turn's beginning: a mark further on is something that the policy writes about.
+        Reasoning stands at a turn's beginning: a later mark is part of the policy's text.
         """
         if (parts := self.form.split(text)) is not None:
             return parts
@@ -168,13 +165,13 @@ class TemplateTraits:
         return reasoning, rest
 
     def calls(self, text: str, end: str, tools: Sequence[dict[str, Any]]) -> list[ToolCall | MalformedCall]:
-        """Return the tool calls of what follows a turn's reasoning; `end` is the token that ended the turn."""
+        """Return the tool calls in the rest of a turn after its reasoning; `end` is the token that ended the turn."""
         calls = self.form.parse(text + end if self.end_is_read else text, tools)
         mark = next((mark for mark in self.unread_marks if mark in text), None) if not calls else None
         return [self.form.malformed(f"what {mark} begins is not read here")] if mark else calls
 
     def said(self, text: str) -> str:
-        """Return what a turn says, given what follows its reasoning, up to its calls: without the template's frame."""
+        """Return a turn's text up to its calls, without the template's frame, given the rest after its reasoning."""
         before, after = self.frame
         begun = text.lstrip()
         if before and begun.startswith(before):
@@ -182,7 +179,7 @@ class TemplateTraits:
         return text.partition(after)[0] if after else text
 
     def before_calls(self, text: str) -> str:
-        """Return what a turn says before its first call, given what follows its reasoning."""
+        """Return the text of a turn before its first call, given the rest after its reasoning."""
         return self.said(self.form.before_calls(text))
 
 
@@ -193,7 +190,7 @@ def call_entry(call: WrittenCall, arguments_as_text: bool) -> dict[str, Any]:
 
 
 def text_of(message: Message) -> str:
-    """Return what a message says, its reasoning included where that is part of its content."""
+    """Return the text of a message, with its reasoning where that is part of its content."""
     content = message["content"]
     if isinstance(content, list):
         return "\n\n".join(block.get("text") or block.get("thinking") or "" for block in content)

@@ -1,9 +1,8 @@
 """The chat format of any model whose tokenizer `transformers` loads, by its own chat template.
 
 The opening of a conversation is rendered and tokenised whole. After a turn of the policy only new text is tokenised:
-the tools' answers, with what the template writes around them (`skeleton`). Generated ids stay as they came. If the
-template would change what the engine saw, the conversation is rendered whole again, unless `ChatSettings.history` is
-`append`.
+the tools' answers, with the template's text around them (`skeleton`). Generated ids stay unchanged. If the template
+would change what the engine saw, the conversation is rendered whole again, unless `ChatSettings.history` is `append`.
 
 Not supported: images and documents.
 """
@@ -62,14 +61,14 @@ class TransformersChatFormat(TemplateParts):
         super().__init__(template, traits, tokenizer, tuple(stop_token_ids), rewrites=settings.history == "template")
         self.warning = "" if settings.tool_calls else traits.warning
         self.variables = variables
-        """The template arguments that the template looks at."""
+        """The arguments that the template reads."""
 
     @classmethod
     def load(cls, settings: ChatSettings) -> TransformersChatFormat:
-        """Load a tokenizer, and find out what its chat template does.
+        """Load a tokenizer, and find its chat template's traits.
 
         Raises:
-            ConfigError: there is no tokenizer or no chat template (`key` says which), or the template fails.
+            ConfigError: tokenizer or chat template is missing (`key` names which), or the template fails.
         """
         loaded = _load_tokenizer(settings.tokenizer)
         if not loaded.chat_template:
@@ -90,7 +89,7 @@ class TransformersChatFormat(TemplateParts):
         traits = find_traits(template, tokens, settings.tool_calls, foreign=bool(settings.parser_url))
         frame, inside = inside_turns(template, tokens, traits)
         ends = {*named, *(backend.token_to_id(end) for end in traits.ends.texts)}
-        # What a template also writes within a turn ends none, if anything else does.
+        # A token that the template also writes within a turn does not end one, if any other does.
         stop_token_ids = ends - {backend.token_to_id(token) for token in inside} or ends
         if not stop_token_ids:
             raise ConfigError(
@@ -136,7 +135,7 @@ class TransformersChatFormat(TemplateParts):
         ]
         answered = {str(number): call for number, call in enumerate(calls)}
         shown = tools if self.traits.shows_tools else ()
-        # With its calls or, where the template refuses these (more than one, say), as text alone.
+        # With its calls or, where the template rejects these (more than one, say), as text alone.
         shape = TurnShape(turn.reasoning is not None, tuple(call.name for call in calls), self.traits.writes_calls)
         shapes = dict.fromkeys((shape, shape._replace(written=False)))
         for form, as_shape in product(forms(messages, self.traits.form.write), shapes):
@@ -165,13 +164,13 @@ class TransformersChatFormat(TemplateParts):
 
 
 def _calls_before(turn: ReadTurn) -> int:
-    """Return how many calls came before a turn, if its first call is numbered so."""
+    """Return the number of calls before a turn, if its first call is numbered so."""
     own = next((call.call_id for call in turn.calls if isinstance(call, ToolCall)), "")
     return int(own) if re.fullmatch("[0-9]{1,3}", own) else 0
 
 
 def _with_system(messages: list[ChatMessage], text: str) -> list[ChatMessage]:
-    """Add a text to the system message at the beginning, or begin with one."""
+    """Append a text to the leading system message, or add one."""
     if messages and messages[0].role == Role.SYSTEM:
         content = messages[0].content
         return [ChatMessage(Role.SYSTEM, f"{content}\n\n{text}" if content else text), *messages[1:]]
@@ -179,7 +178,7 @@ def _with_system(messages: list[ChatMessage], text: str) -> list[ChatMessage]:
 
 
 def _without_system(messages: list[ChatMessage]) -> list[ChatMessage]:
-    """Put the system messages at the beginning into the first message of the user; later ones become the user's."""
+    """Move the leading system messages into the first message of the user; later ones become the user's."""
     told = systems_as_user(messages)
     system = [message.content for message in told if message.role == Role.SYSTEM]
     others = [message for message in told if message.role != Role.SYSTEM]
@@ -193,7 +192,7 @@ def _without_system(messages: list[ChatMessage]) -> list[ChatMessage]:
 
 
 def _load_tokenizer(name: str) -> Any:
-    """Load a tokenizer from a directory, without a look at any network, or by its hub name."""
+    """Load a tokenizer from a directory, without network access, or by its hub name."""
     directory = Path(name)
     if not directory.is_dir() and (directory.is_absolute() or name.startswith(".") or directory.exists()):
         raise ConfigError(
@@ -259,7 +258,7 @@ def _checked_arguments(settings: ChatSettings, variables: frozenset[str]) -> dic
 
 
 def _end_tokens(directory: Path) -> list[int]:
-    """Return the ids that `generation_config.json` ends a text with, if there is one."""
+    """Return the ids that end a text by `generation_config.json`, if there is one."""
     path = directory / "generation_config.json"
     if not path.exists():
         return []
@@ -275,7 +274,7 @@ def _end_tokens(directory: Path) -> list[int]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hold back warnings: `transformers` has one for a machine without PyTorch, which a tokenizer does not need."""
+    """Suppress warnings: `transformers` warns on a machine without PyTorch, which a tokenizer does not need."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -1,8 +1,8 @@
 """One conversation by a chat template (see `transformers_chat`).
 
-The ends of messages in a rendered conversation are found by rendering its beginnings. Rendering all of them would cost
-the square of their number, so `RENDERED_BEGINNINGS` are rendered; later messages are found by what the template wrote
-around earlier ones of their role, and a message that does not stand so is one piece with the next.
+The ends of messages in a rendered conversation are found by rendering its beginnings. Rendering all of them would take
+quadratic time, so `RENDERED_BEGINNINGS` are rendered; later messages are found by the template's text around earlier
+ones of their role, and a message without that text is one piece with the next.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """What later prompts need of a turn of the policy."""
+    """The parts of a policy's turn that later prompts need."""
 
     text: str
     """Without its reasoning."""
@@ -52,7 +52,7 @@ class _Turn:
 
 
 class _End(NamedTuple):
-    """Where in a rendered conversation a message ends."""
+    """The position in a rendered conversation where a message ends."""
 
     length: int
     """Of the text up to there."""
@@ -62,14 +62,14 @@ class _End(NamedTuple):
 
 
 class TemplateParts:
-    """What the conversations of one chat format share.
+    """The state that the conversations of one chat format share.
 
     Args:
         template: of the model.
-        traits: what it does.
+        traits: of the template.
         tokenizer: of the model.
-        stop_token_ids: those of the tokenizer, of `generation_config.json`, and what the template writes behind a turn.
-        rewrites: where the template changes what the engine saw, the prompt follows it.
+        stop_token_ids: those of the tokenizer, of `generation_config.json`, and of the template after a turn.
+        rewrites: whether the prompt follows the template where it changes what the engine saw.
     """
 
     def __init__(
@@ -140,21 +140,21 @@ class TransformersConversation:
         self._opening = list(opening)
         self._roles = list(roles)
         self._shown = list(shown)
-        """The tools that the template is given."""
+        """The tools that the template gets."""
         self._tools = list(tools)
         self._tool_names = frozenset(str(tool.get("function", tool).get("name", "")) for tool in tools)
         self._turns: list[_Turn] = []
-        """All of them where the template may rewrite them; otherwise the last."""
+        """All of them if the template may rewrite them; otherwise the last."""
         self._calls = 0
         self._last_whole: tuple[str, list[_End]] = ("", [])
-        """The text that was last rendered whole, and where its messages end."""
+        """The text of the last whole rendering, and where its messages end."""
 
     def prompt(self) -> Prompt:
         try:
             if not self._turns:
                 return Prompt(self._whole(self._opening, self._roles))
             if self._is_rewritten() and self._chat.rewrites:
-                with suppress(TemplateRefused):  # such as of a call that could not be read: what was seen stays
+                with suppress(TemplateRefused):  # such as of an unreadable call: the text that the engine saw stays
                     return Prompt(self._whole(*self._history()), rewritten=True)
             return Prompt(self._continuation())
         except TemplateRefused as error:
@@ -189,7 +189,7 @@ class TransformersConversation:
         return call.name if isinstance(call, ToolCall) and call.name in self._tool_names else UNKNOWN_TOOL
 
     def _ids(self, calls: Sequence[ToolCall | MalformedCall]) -> tuple[str, ...]:
-        """Return the ids that answers name: what the policy wrote, if it is one, or else a number of ours."""
+        """Return the ids that answers name: the policy's own, if it is one, or else a generated number."""
         ids: list[str] = []
         for call in calls:
             self._calls += 1
@@ -198,7 +198,7 @@ class TransformersConversation:
         return tuple(ids)
 
     def _is_rewritten(self) -> bool:
-        """Return whether the template changes what was seen; if it refuses the last calls, they become text."""
+        """Return whether the template changes what was seen; if it rejects the last calls, they become text."""
         try:
             return self._chat.skeleton.rewrites(self._shape())
         except TemplateRefused:  # such as of more than one call in a turn
@@ -264,7 +264,7 @@ class TransformersConversation:
         return (*(piece for piece in pieces if len(piece.token_ids)), Piece(Role.ASSISTANT, opening))
 
     def _known_ends(self, text: str) -> list[_End]:
-        """Return the ends that were found the last time and still are: what is not new is not looked at again."""
+        """Return the ends of the last rendering that still hold, so that only new text is examined."""
         before, ends = self._last_whole
         changed = bisect_right(ends, 0, key=lambda end: not text.startswith(before[: end.length]))
         return ends[:changed]
@@ -272,7 +272,7 @@ class TransformersConversation:
     def _add_ends_alike(
         self, text: str, messages: Sequence[Message], tools: Sequence[Any], roles: Sequence[Role], ends: list[_End]
     ) -> None:
-        """Add the ends of the messages that stand between what the last one of their role did, and the text's end."""
+        """Add the ends of messages between the template's text around their role's last message and the text's end."""
         frames: dict[Role, tuple[str, str]] = {}
         for one, end in pairwise(ends):
             content = text_of(messages[end.messages - 1]).strip()
@@ -301,7 +301,7 @@ class TransformersConversation:
                 ends.append(_End(rendered, roles[-1], len(roles)))
 
     def _front(self, messages: Sequence[Message], tools: Sequence[Any], text: str) -> int:
-        """Return the characters that the template says of its own before the first message, such as the tools'."""
+        """Return the template's own characters before the first message, such as the tools' description."""
         marked = [{**messages[0], "content": marker("first")}, *messages[1:]]
         before, found, _ = self._chat.template.render_or_not(marked, tools).partition(marker("first"))
         header = self._traits.user_header

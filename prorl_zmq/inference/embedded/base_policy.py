@@ -2,10 +2,10 @@
 
     python -m prorl_zmq.inference.embedded.base_policy prorl_zmq/inference/embedded/base_policy.npz
 
-It learnt from random transcripts in which the instruction, the command and the destination are drawn independently. So
-it knows the syntax of a tool call and some shell commands, ends its work after a tool's answer, and sometimes answers
-without a call. It cannot know which command or destination an instruction asks for: reinforcement learning teaches
-that. The instructions are random words, and do not include the demo's tasks.
+It was trained on random transcripts in which the instruction, the command and the destination are drawn independently.
+So it can write the syntax of a tool call and some shell commands, ends its work after a tool's answer, and sometimes
+answers without a call. It cannot infer which command or destination an instruction asks for: reinforcement learning
+teaches that. The instructions are random words, and do not include the demo's tasks.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _STEPS = 300
 _TRANSCRIPTS = 24
 """Transcripts of one training step."""
 _LEARNING_RATE = 6e-3
-"""At the first step; it falls to 0 in a straight line."""
+"""At the first step; it falls linearly to 0."""
 
 _OPENING = generation_prompt()
 _NEWLINE = encode("\n")
@@ -60,7 +60,7 @@ _NO_OUTPUT = encode("[no output]")
 _DONE = np.append(encode("Done."), np.int32(IM_END))
 _FILES = (*(f" {name}" for name in ("data.txt", *DESTINATIONS)), ".", "\n")
 _NOISE = np.concatenate([encode(piece) for piece in (*WORD_PIECES, *_FILES)])
-"""Ids that prompts and tools' answers are made of."""
+"""Ids of random prompts and tools' answers."""
 
 
 def base_policy() -> Policy:
@@ -68,7 +68,7 @@ def base_policy() -> Policy:
 
 
 def train_base_policy(seed: int = 0, shape: PolicyShape | None = None) -> Policy:
-    """Train one from nothing, in a few seconds on one core."""
+    """Train a base policy from scratch, in a few seconds on one core."""
     with one_blas_thread():
         return _train(Policy.initial(shape or PolicyShape(), seed), np.random.default_rng(seed))
 
@@ -90,7 +90,7 @@ def _train(policy: Policy, random: np.random.Generator) -> Policy:
 
 
 def _transcript(random: np.random.Generator) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-    """Make one conversation: its ids, and which of them the policy is to learn to write."""
+    """Make one conversation: its ids, and which of them the policy learns to write."""
     parts: list[tuple[NDArray[np.int32], bool]] = []
 
     def hear(role: Role, content: NDArray[np.int32]) -> None:
@@ -116,7 +116,7 @@ def _transcript(random: np.random.Generator) -> tuple[NDArray[np.int32], NDArray
 
 
 def _words(random: np.random.Generator, least: int, most: int) -> NDArray[np.int32]:
-    """Return random words, and now and then a token of any kind: numbers, brackets and what else a prompt may hold."""
+    """Return random words, and occasionally a token of any kind, such as numbers or brackets."""
     count = int(random.integers(least, most + 1))
     anything = random.integers(0, VOCABULARY_SIZE, count, np.int32)
     words = _NOISE[random.integers(0, len(_NOISE), count)]

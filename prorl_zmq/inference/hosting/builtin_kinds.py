@@ -1,4 +1,4 @@
-"""The engine kinds of this package. They import what is heavy when they start."""
+"""The engine kinds of this package. They import heavy modules when they start."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..engine import Engine
 
 API_KEY = "PRORL_API_KEY"
-"""Environment variable of the key that an HTTP server wants as a bearer token."""
+"""Environment variable of the key that an HTTP server expects as a bearer token."""
 
 
 class EmbeddedKind(EngineKind, frozen=True):
@@ -45,7 +45,7 @@ class EmbeddedKind(EngineKind, frozen=True):
 
 
 class ModelKind(EngineKind, frozen=True):
-    """Base of the kinds whose conversations are written by a model's own chat template."""
+    """Base of the kinds whose conversations a model's own chat template writes."""
 
     tokenizer: str = ""
     tool_calls: ToolCallFormatName = ""
@@ -54,7 +54,6 @@ class ModelKind(EngineKind, frozen=True):
     parser_url: ParserUrl = ""
 
     def chat(self) -> ChatSettings:
-        """Return the settings of the chat format."""
         settings = ChatSettings("transformers", self.tokenizer, self.tool_calls, self.history, self.parser_url)
         return settings.with_arguments(self.template_arguments)
 

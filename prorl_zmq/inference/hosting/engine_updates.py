@@ -1,8 +1,8 @@
 """The weight update in progress on one engine: its begin, its end, and its time limit.
 
 An update stops the engine, and is then ended, cancelled, replaced by a load that the engine does itself, or abandoned
-when its limit has passed (the trainer died). There is one update at a time; calls that change weights run in the order
-in which they came. `Engine.begin_update` says what an engine does in each half.
+after its limit (the trainer died). There is one update at a time; calls that change weights run in order.
+`Engine.begin_update` specifies what an engine does.
 """
 
 from __future__ import annotations
@@ -21,18 +21,16 @@ if TYPE_CHECKING:
     from ..engine import Engine
 
 AGAIN_S = 10.0
-"""Between two tries to resume an engine whose trainer died."""
+"""Seconds between two tries to resume an engine whose trainer died."""
 
 log = logging.getLogger("prorl.engine")
 
 
 @dataclass(slots=True, eq=False)
 class _Begun:
-    """An update from its begin on."""
-
     weight_version: int
     stopping: asyncio.Task[None]
-    """Done when nothing is generated any more."""
+    """Done when no generation runs any more."""
     limit: asyncio.TimerHandle
 
 
@@ -46,7 +44,7 @@ class EngineUpdates:
         self._giving_up: set[asyncio.Task[None]] = set()
 
     async def begin(self, weight_version: int, mode: UpdateMode, limit_s: float) -> None:
-        """Stop generating, as `mode` says; return when nothing is generated. Begun again, the limit restarts.
+        """Stop generating, as `mode` says; return when no generation runs. A repeated begin restarts the limit.
 
         Raises:
             UpdateInProgress: an update to another version was begun.
@@ -74,7 +72,7 @@ class EngineUpdates:
 
         Raises:
             UpdateInProgress: an update to another version was begun.
-            UpdateNotBegun: none was, and the engine serves another version.
+            UpdateNotBegun: no update was begun, and the engine serves another version.
             EngineFailed: the engine could not resume; the end may be repeated.
         """
         self._check_none_but(weight_version)
@@ -104,17 +102,17 @@ class EngineUpdates:
             await self._take_back(self._begun)
 
     async def load(self, path: Path, weight_version: int, mode: UpdateMode) -> None:
-        """Have the engine load weights itself: all of an update, or the rest of one that was begun for this version.
+        """Have the engine load weights itself: a whole update, or the rest of one that was begun for this version.
 
         Raises:
             UpdateInProgress: an update to another version was begun.
-            InvalidWeights: they cannot be used; the engine continues with those that it has.
-            EngineFailed: the engine cannot take new weights, or failed on the way.
+            InvalidWeights: they cannot be used; the engine continues with its current ones.
+            EngineFailed: the engine does not support new weights, or failed during the update.
         """
         self._check_none_but(weight_version)
         begun = self._begun
         if begun is not None:
-            begun.limit.cancel()  # a load has limits of its own
+            begun.limit.cancel()  # a load has its own limits
             await asyncio.wait([begun.stopping])
         async with self._one_change:
             try:
@@ -135,7 +133,7 @@ class EngineUpdates:
             await self._engine.set_weight_version(weight_version)
 
     async def close(self) -> None:
-        """Forget an update that was begun; the engine is closed already. May be called again."""
+        """Forget a begun update; the engine is closed already. May be called again."""
         begun = self._begun
         if begun is not None:
             self._forget(begun)
@@ -149,7 +147,7 @@ class EngineUpdates:
             await self._engine.begin_update(mode)
 
     async def _take_back(self, begun: _Begun) -> None:
-        begun.stopping.cancel()  # where it drains still
+        begun.stopping.cancel()  # it may still be draining
         await asyncio.wait([begun.stopping])
         async with self._one_change:
             if self._begun is begun:

@@ -3,10 +3,10 @@
     clients ⇄ ROUTER, bound here          `AnyEngineRequest` / `AnyEngineReply`
     DEALER ⇄ backend broker's ROUTER      see `registration`
 
-A client that reconnects sends its requests again. The host keeps running generations by request id: a repeated request
-gets the answer of the running one, and an unknown request is run, since engines keep no state between requests. On
-SIGTERM or SIGINT the host deregisters, answers running generations with `EngineFailed`, waits `UPDATES_S` for updates,
-and exits with 0. If it is killed, the broker's lease expires and its clients' sockets notice.
+A client that reconnects resends its requests. The host keeps running generations by request id: a repeated request gets
+the answer of the running one, and an unknown request is run, since engines keep no state between requests. On SIGTERM
+or SIGINT the host deregisters, answers running generations with `EngineFailed`, waits `UPDATES_S` for updates, and
+exits with 0. If it is killed, the broker's lease expires and its clients' sockets notice.
 """
 
 from __future__ import annotations
@@ -69,42 +69,41 @@ if TYPE_CHECKING:
 
 HEARTBEAT_S = 1.0
 HEALTH_S = 5.0
-"""Longest time that an engine may take to say that it is well; the broker's lease must be longer."""
+"""Longest health check of an engine, in seconds; the broker's lease must be longer."""
 UPDATES_S = 2.0
-"""Longest wait, when closing, for new weights that are being read."""
+"""Longest wait, when closing, for a read of new weights to end."""
 
 CANNOT_START = "cannot start: "
-"""Begins the last line of a host whose engine cannot start; behind it is the root cause."""
+"""The prefix of the last line of a host whose engine cannot start; the root cause follows."""
 
 log = logging.getLogger("prorl.engine")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostOptions:
-    """Where and as what an engine is served."""
+    """The engine host's endpoint, registration and limits."""
 
     endpoint: str
     """Where to bind (`ipc://PATH` or `tcp://HOST:PORT`, where PORT may be `*`)."""
     backend_broker: str
-    """The backend broker's endpoint."""
     find_backend_broker: Callable[[], str] | None = None
-    """Returns where it is now, or nothing; None: it does not move."""
+    """Returns its current endpoint, or nothing; None: it does not move."""
     backend_id: str
     """The name to register under."""
     node: str = "local"
     weight: float = 1.0
     """Relative load: a backend with weight 2 gets twice as many jobs."""
     max_in_flight: int = 0
-    """Jobs at once beyond which it counts as full; 0: what the engine says."""
+    """Jobs at once beyond which it counts as full; 0: the engine's own number."""
     heartbeat_s: float = HEARTBEAT_S
     insecure: bool = False
     """Allow plaintext TCP beyond loopback."""
     keys: Path | None = None
-    """The key folder; None: that of `$PRORL_KEYS`, or none."""
+    """The key folder; None: that of `$PRORL_KEYS`, if set."""
     run_dir: Path | None = None
     """The run folder whose collector gets metrics; None: none."""
     warning: str = ""
-    """How the chat format of the engine's model is limited; empty: not at all."""
+    """A limitation of the chat format of the engine's model; empty: none."""
 
 
 class EngineHost:
@@ -137,15 +136,15 @@ class EngineHost:
             self._authenticator.close()
             router.close()
             raise
-        self._router = AsyncSocket(router, self._receive, copied=0)  # only a frame knows whose it is
+        self._router = AsyncSocket(router, self._receive, copied=0)  # only a frame has the sender's envelope
         self._generations: dict[str, asyncio.Task[None]] = {}
         self._envelopes: dict[str, Sequence[Frame]] = {}
-        """Where the answer to each generation goes."""
+        """The envelope for the answer to each generation."""
         self._updates = EngineUpdates(engine)
         self._updating: set[asyncio.Task[None]] = set()
         self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
         self._reported = (time.monotonic(), 0)
-        """When the last heartbeat was, and the tokens generated until then."""
+        """The time of the last heartbeat, and the tokens generated until then."""
         self._problem = ""
         self._closing = False
         self._reporter: MetricsReporter | None = None
@@ -171,7 +170,7 @@ class EngineHost:
             await self.close()
 
     async def close(self) -> None:
-        """Leave the backend broker, refuse what still runs, and close the engine and the sockets. May be repeated."""
+        """Deregister, refuse running requests, and close the engine and the sockets. May be repeated."""
         if self._closing:
             return
         self._closing = True
@@ -219,7 +218,7 @@ class EngineHost:
         return checked
 
     def _weight_version(self) -> int:
-        """Return what the engine says that it serves.
+        """Return the engine's own weight version.
 
         Raises:
             EngineFailed: it is not a version, so its tokens could not be attributed.
@@ -233,7 +232,7 @@ class EngineHost:
             ) from error
 
     async def _ask_health(self) -> str:
-        """Return why the engine cannot serve; empty if it can. An unwell engine is listed, but gets no jobs."""
+        """Return why the engine cannot serve; empty if it can. An unhealthy engine is listed, but gets no jobs."""
         problem = ""
         try:
             async with asyncio.timeout(HEALTH_S):
@@ -244,7 +243,7 @@ class EngineHost:
             problem = error.message
         except TimeoutError:
             problem = f"the engine did not say within {HEALTH_S:g} s whether it is well"
-        except Exception as error:  # noqa: BLE001 - an engine may be anybody's
+        except Exception as error:  # noqa: BLE001 - an engine may be of another package
             problem = f"the engine's health check failed: {type(error).__name__}: {error}"
         if problem and not self._problem:
             log.warning("the engine is not well: %s", problem)
@@ -298,7 +297,7 @@ class EngineHost:
                 token_ids = token_array(message[1])  # first: a malformed request must leave nothing behind
                 self._envelopes[request.request_id] = envelope
                 if request.request_id not in self._generations:
-                    with about_job(request.job_id):  # what the task logs, it logs of the job
+                    with about_job(request.job_id):  # adds the job to the task's log records
                         task = asyncio.create_task(self._generate(request, token_ids))
                     self._generations[request.request_id] = task
                     # Not in the task: one that is cancelled before it begins never runs at all.
@@ -334,7 +333,7 @@ class EngineHost:
         except asyncio.CancelledError:
             result = "cancelled"
             log.debug("generation %s was aborted", request_id)
-        except Exception as error:  # noqa: BLE001 - a fault of the engine is the client's to know of, not the host's end
+        except Exception as error:  # noqa: BLE001 - reported to the client; the host continues
             self._send(self._envelopes[request_id], Refused(request_id, _describe(error)))
         finally:
             catalog.ENGINE_REQUESTS.add(backend_id, result)
@@ -425,7 +424,7 @@ def run_engine_host(start: Callable[[], Awaitable[Engine]], options: HostOptions
 
 
 async def _started(start: Callable[[], Awaitable[Engine]], stop: asyncio.Event) -> Engine | None:
-    """Start an engine; None: it was to stop before it had."""
+    """Start an engine; None: a stop came first."""
     starting = asyncio.ensure_future(start())
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)

@@ -6,7 +6,7 @@
 A restarted broker answers `unknown_backend`, and the host registers again at once. After `UNANSWERED_LIMIT` heartbeats
 without an answer the host reconnects, to the broker's current address. While another backend has the same name, the
 host sends `AddBackend` instead of heartbeats, which would renew the other registration. A host on another node than the
-service's registers once the broker has sent it the list of allowed keys.
+service registers once the broker has sent it the list of allowed keys.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from ...wire.messages.backends import AnyBackendRequest, Backend
 
 UNANSWERED_LIMIT = 5
-"""Heartbeats without an answer after which the host connects to the backend broker again."""
+"""Heartbeats without an answer after which the host reconnects to the backend broker."""
 PROBLEM_LIMIT = 1000
-"""Characters of a problem that are reported."""
+"""Most characters of a reported problem."""
 GOODBYE_S = 1.0
 """Longest wait, when closing, for the backend broker to confirm."""
 
@@ -74,7 +74,7 @@ class Registration:
         self._weight_version = backend.weight_version
         self._registered = False
         self._adding = ""
-        """Id of the latest `AddBackend`: its answer says whether we are registered."""
+        """Id of the latest `AddBackend`; its answer says whether the host is registered."""
         self._connection = AsyncRequestConnection(
             context,
             endpoint,
@@ -86,7 +86,7 @@ class Registration:
         )
 
     def announce(self, weight_version: int, load: EngineLoad | None = None, problem: str = "") -> None:
-        """Send one heartbeat now, or ask to be registered."""
+        """Send one heartbeat now, or request registration."""
         if load is not None:
             self._heartbeat(load, problem)
         self._weight_version = weight_version
@@ -112,9 +112,9 @@ class Registration:
         self._unanswered += 1
 
     async def close(self) -> None:
-        """Take the backend off the list, waiting a little for the answer, and close the socket."""
+        """Remove the backend from the list, waiting a little for the answer, and close the socket."""
         if self._registered and self._unanswered < UNANSWERED_LIMIT:
-            self._registered = False  # a broker that no longer knows the backend must not get it again
+            self._registered = False  # a broker that has forgotten the backend must not get it again
             self._send(DrainBackend(new_id(), self._backend.backend_id))
             remove = RemoveBackend(new_id(), self._backend.backend_id)
             with contextlib.suppress(RequestTimeout):
@@ -125,7 +125,7 @@ class Registration:
         self._connection.send([codec.encode(request)])
 
     def _receive(self, content: dict[str, Any]) -> bool:
-        """Take a reply; return whether it does not answer the request with its id."""
+        """Receive a reply; return whether it does not answer the request with its id."""
         try:
             reply: Answer = codec.convert(content, AnyBackendReply)
         except MalformedMessage as error:

@@ -1,1 +1,1 @@
-"""Engines that are reached over HTTP: existing vLLM, SGLang and ProRL servers, behind the engine protocol."""
+"""Engines reached over HTTP: existing vLLM, SGLang and ProRL servers, behind the engine protocol."""

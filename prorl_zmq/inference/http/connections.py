@@ -1,4 +1,4 @@
-"""The pooled HTTP connections to one server, and what may go wrong on them.
+"""The pooled HTTP connections to one server, and their error handling.
 
 There are two pools, so that a pause or a health check never waits behind generations. A generation has no time limit:
 cancelling it closes the connection, and servers abort it then. A dead server shows as a closed connection. A request is
@@ -23,9 +23,9 @@ CONNECTIONS = 512
 CONTROL_CONNECTIONS = 4
 CONNECT_S = 10.0
 KEEP_ALIVE_S = 3.0
-"""Idle connections are closed by us first: uvicorn, which these servers use, closes its own after 5 s."""
+"""Closes idle connections before the server does: uvicorn, which these servers use, closes its own after 5 s."""
 RETRY_S = 120.0
-"""Default of how long a busy server (429, 503) is asked again."""
+"""Default time in seconds for which a busy server (429, 503) is retried."""
 BACKOFF_S = 0.25
 LONGEST_BACKOFF_S = 15.0
 ANSWER_LIMIT_BYTES = 16 * 2**20
@@ -39,12 +39,10 @@ _BUSY = (429, 503)
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a server answered."""
-
     status: int
     body: bytes
     retry_after_s: float | None = None
-    """What a busy server asks for."""
+    """The wait that a busy server asks for."""
 
     def excerpt(self) -> str:
         """Return the status and the beginning of the answer, for an error."""
@@ -55,10 +53,10 @@ class Answer:
 
 
 class Connections:
-    """Asks one server; made and used on a running loop, and closed by its owner.
+    """Sends requests to one server; made and used on a running loop, and closed by its owner.
 
     Raises:
-        ConfigError: the address is none.
+        ConfigError: the address is invalid.
     """
 
     def __init__(
@@ -70,7 +68,7 @@ class Connections:
         self._retry_s = retry_s
         self._api_key = (api_key or "").encode()
         self._closed = False
-        # Compressed, a few bytes may become many: none is asked for, and none is unpacked.
+        # A few compressed bytes may expand to many: compression is neither requested nor unpacked.
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if api_key:
             headers["Authorization"] = f"Bearer {api_key}"
@@ -80,10 +78,10 @@ class Connections:
     async def generate(
         self, path: str, body: bytes, retry_s: float | None = None, *, limit_bytes: int = ANSWER_LIMIT_BYTES
     ) -> Answer:
-        """POST a generation and wait for its answer; a busy server is asked again for `retry_s` (None: the default).
+        """POST a generation and wait for its answer; retry a busy server for `retry_s` (None: the default).
 
         Raises:
-            EngineFailed: it cannot be reached, ends in the middle of its answer, or stays busy, all with
+            EngineFailed: it cannot be reached, closes the connection during its answer, or stays busy, all with
                 `unreachable=True`; or its answer is longer than `limit_bytes`.
         """
         retry_s = self._retry_s if retry_s is None else retry_s
@@ -93,7 +91,7 @@ class Connections:
             answer = await self._post_again(path, body, limit_bytes)
             if answer.status not in _BUSY:
                 return answer
-            # Full jitter: many generations are refused at one time, and must not all come back at one time.
+            # Full jitter: spreads the retries of many generations that are rejected at the same time.
             backoff_s = random.uniform(0.5, 1) * min(BACKOFF_S * 2**attempt, LONGEST_BACKOFF_S)  # noqa: S311
             wait_s = backoff_s if answer.retry_after_s is None else max(answer.retry_after_s, BACKOFF_S)
             if loop.time() + wait_s > deadline:
@@ -103,11 +101,11 @@ class Connections:
             attempt += 1
 
     async def control(self, method: str, path: str, body: bytes | None = None, *, timeout_s: float) -> Answer:
-        """Ask for something other than a generation, once.
+        """Send a request other than a generation, once.
 
         Raises:
-            EngineFailed: it cannot be reached, ends in the middle of its answer, or gives none within `timeout_s`, all
-                with `unreachable=True`; or TLS with it fails, which no second try mends.
+            EngineFailed: it cannot be reached, closes the connection during its answer, or does not answer within
+                `timeout_s`, all with `unreachable=True`; or TLS with it fails, which a retry cannot fix.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -134,7 +132,7 @@ class Connections:
             except aiohttp.ClientError as error:
                 raise self._failed(path, error) from error
             except asyncio.CancelledError:
-                # aiohttp cancels those that wait for a connection when the pool closes; their callers did not.
+                # aiohttp cancels calls that wait for a connection when the pool closes; their callers did not.
                 task = asyncio.current_task()
                 if self._closed and task is not None and not task.cancelling():
                     raise self._failed(path) from None
@@ -161,7 +159,7 @@ class Connections:
                 if size > limit_bytes:
                     raise EngineFailed(f"{self.url}{path} answers with more than {limit_bytes} bytes")
             content = b"".join(parts)
-            if self._api_key and response.status != 200:  # a server may quote the key that it refuses
+            if self._api_key and response.status != 200:  # a server may quote the rejected key
                 content = content.replace(self._api_key, HIDDEN.encode())
             return Answer(response.status, content, _seconds(response.headers.get("Retry-After")))
 
@@ -193,5 +191,5 @@ def _session(limit: int, headers: dict[str, str]) -> aiohttp.ClientSession:
 
 
 def _seconds(retry_after: str | None) -> float | None:
-    """Read a Retry-After header; its other form, a date, is not worth two clocks' difference."""
+    """Parse a Retry-After header in seconds; its other form, a date, is ignored because two clocks differ."""
     return float(retry_after) if retry_after and retry_after.isdecimal() else None

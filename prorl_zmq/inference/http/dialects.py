@@ -1,7 +1,7 @@
 """The dialects of known servers: vLLM's token API, completions with token ids, SGLang, and ProRL's token servers.
 
-A dialect writes the request and reads the answer of one generation, and does no I/O. Its answers go through
-`engine.checked` afterwards; a dialect raises `EngineFailed` only for an answer that it can make nothing of.
+A dialect encodes the request and decodes the answer of one generation, and does no I/O. Its answers go through
+`engine.checked` afterwards; a dialect raises `EngineFailed` only for an answer that it cannot decode.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from ...wire.messages.jobs import Sampling
 
 UNTOLD: Final = -1
-"""In a dialect's spans: the server gave no number."""
+"""In a dialect's spans: the server reported no number."""
 LOADING: Final = -2
 """In a dialect's spans: the server was taking new weights."""
 LOADING_WORD: Final = "prorl-loading"
-"""The name of a server's weights while it takes new ones; a later engine host finds it if this one dies."""
+"""The name of a server's weights during an update; a later engine host finds it if this one dies."""
 _DIGITS: Final = 10
 """Of an int32."""
 _BASE_BYTES: Final = 2**20
@@ -40,7 +40,7 @@ _MOST_BYTES: Final = 2**28
 TOP_K_ALL = -1
 """Draw from all tokens, as every version of vLLM and SGLang understands it."""
 NOT_A_NUMBER = -9999.0
-"""vLLM writes this where a log-prob is NaN or minus infinity."""
+"""vLLM's value for a log-prob that is NaN or minus infinity."""
 _ID = "token_id:"
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)
@@ -48,39 +48,38 @@ _Body = TypeVar("_Body", bound=msgspec.Struct)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turn:
-    """One generation to ask for."""
+    """One generation to request."""
 
     token_ids: NDArray[np.int32]
     """int32 [P]: the prompt."""
     sampling: Sampling
     stop_token_ids: Sequence[int]
-    """All of them."""
+    """All of them, including those of the sampling."""
 
     @property
     def answer_limit_bytes(self) -> int:
-        """How long an answer may be."""
         tokens = self.sampling.max_tokens * _TOKEN_BYTES + len(self.token_ids) * _PROMPT_TOKEN_BYTES
         return min(_BASE_BYTES + tokens, _MOST_BYTES)
 
 
 class Dialect(Protocol):
-    """How to ask one kind of server to continue token ids."""
+    """The requests and answers of one kind of server that continues token ids."""
 
     name: ClassVar[str]
-    """What `api=` calls it."""
+    """The value of `api=`."""
     path: ClassVar[str]
-    """Where generations are posted."""
+    """The path of generations."""
     tells_spans: ClassVar[bool]
-    """Whether answers say which weights made which tokens."""
+    """Whether answers report which weights generated which tokens."""
 
     def request(self, turn: Turn) -> bytes:
         """Return the body of the request."""
 
     def generation(self, body: bytes, turn: Turn) -> Generation:
-        """Read the body of an answer with status 200. Spans may have `UNTOLD` or `LOADING` in place of a version.
+        """Decode the body of an answer with status 200. Spans may have `UNTOLD` or `LOADING` in place of a version.
 
         Raises:
-            EngineFailed: the body is no JSON, of another form, or holds text only.
+            EngineFailed: the body is not JSON, has another form, or holds text only.
         """
 
 
@@ -88,7 +87,7 @@ def decoded(body: bytes, kind: type[_Body]) -> _Body:
     """Decode an answer; unknown fields are skipped.
 
     Raises:
-        EngineFailed: it is not JSON, or of another form.
+        EngineFailed: it is not JSON, or has another form.
     """
     try:
         return msgspec.json.decode(body, type=kind)
@@ -102,7 +101,7 @@ def id_array(ids: Sequence[int]) -> NDArray[np.int32]:
     """Return token ids as int32 [G].
 
     Raises:
-        EngineFailed: one is no int32.
+        EngineFailed: one is not an int32.
     """
     try:
         return np.array(ids, np.int32)
@@ -111,13 +110,13 @@ def id_array(ids: Sequence[int]) -> NDArray[np.int32]:
 
 
 def logprob_array(logprobs: Sequence[float | None]) -> NDArray[np.float32]:
-    """Return log-probs as float32 [G], with NaN where the server gave none: JSON has no NaN, and some write null."""
-    with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and refused as such
+    """Return log-probs as float32 [G], with NaN for missing ones: JSON has no NaN, and some servers write null."""
+    with np.errstate(over="ignore"):  # values beyond float32 become infinite, and are rejected as such
         return np.array([np.nan if value is None else value for value in logprobs], np.float32)
 
 
 def version_number(text: str) -> int:
-    """Read a server's name for its weights: ours are integers; any word (`default`) is `UNTOLD`."""
+    """Parse a server's name for its weights: ours are integers; any word (`default`) is `UNTOLD`."""
     if text == LOADING_WORD:
         return LOADING
     number = small_number(text)
@@ -125,31 +124,31 @@ def version_number(text: str) -> int:
 
 
 def small_number(text: str) -> int | None:
-    """Read digits; None: they are none, or no int32."""
+    """Parse digits; None: they are none, or not an int32."""
     if not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS):
         return None
     return int(text) if int(text) < 2**31 else None
 
 
 def cached(count: int, turn: Turn) -> int:
-    """Return how much of the prompt was cached, which is no more than there is of it."""
+    """Return the number of cached tokens of the prompt, at most its length."""
     return min(max(count, 0), len(turn.token_ids))
 
 
 def with_version(spans: Sequence[VersionSpan], weight_version: int) -> tuple[VersionSpan, ...]:
-    """Return spans with this version where the server gave none."""
+    """Return spans with this version where the server reported none."""
     return tuple(
         span if span.weight_version >= 0 else VersionSpan(weight_version, span.start, span.end) for span in spans
     )
 
 
 def whole_span(count: int, weight_version: int) -> tuple[VersionSpan, ...]:
-    """Say that one version made all tokens."""
+    """Return one span of this version over all tokens."""
     return (VersionSpan(weight_version, 0, count),) if count else ()
 
 
 def finish(reason: str | None) -> FinishReason:
-    """Read a server's reason for the end of a turn.
+    """Convert a server's reason for the end of a turn.
 
     Raises:
         EngineFailed: it is an error, or unknown.
@@ -220,7 +219,7 @@ class VllmGenerate:
     tells_spans: ClassVar[bool] = True
 
     def request(self, turn: Turn) -> bytes:
-        # Only the ids that are asked for end a turn.
+        # Only the requested ids end a turn.
         parameters = {"logprobs": 0, "detokenize": bool(turn.sampling.stop), "ignore_eos": True, **_sampling(turn)}
         return msgspec.json.encode({"token_ids": turn.token_ids.tolist(), "sampling_params": parameters})
 
@@ -255,7 +254,7 @@ class Completions:
 
     Ids come back as `token_ids` (vLLM 0.10.2 and later) or, from older ones, as `token_id:N` in place of each token's
     text. All parameters are sent, since the server takes missing ones from the model's generation_config.json. The
-    answer does not name the weights that made it.
+    answer does not name its weights.
     """
 
     name: ClassVar[str] = "completions"
@@ -320,7 +319,7 @@ class Sglang:
 
     The log-probs are of the distribution after temperature, before top-p, top-k and min-p (at temperature 1 with
     SGLANG_RETURN_ORIGINAL_LOGPROB). Seeds hold only with `--enable-deterministic-inference`. The answer names the
-    weights that the server had at its end: drain a server before something else updates it.
+    weights that the server had at its end: drain a server before another program updates it.
     """
 
     name: ClassVar[str] = "sglang"
@@ -369,8 +368,8 @@ class _ProrlAnswer(msgspec.Struct):
 class Prorl:
     """Implements `Dialect` for the backends of a ProRL Agent server: `POST /generate` with `prompt_ids`.
 
-    The answer has no finish reason, so it is inferred: `length` at the limit or the end of the context, else `stop`.
-    A turn that the server aborted when it was put to sleep looks like one that ended: drain such servers first.
+    The answer has no finish reason, so it is inferred: `length` at the limit or the end of the context, else `stop`. A
+    turn that the server aborted when it was put to sleep looks like a finished one: drain such servers first.
     """
 
     name: ClassVar[str] = "prorl"
@@ -399,7 +398,7 @@ class Prorl:
 
 
 def _sampling(turn: Turn) -> dict[str, Any]:
-    """Return the sampling parameters that all dialects have, under vLLM's names."""
+    """Return the sampling parameters that all dialects share, under vLLM's names."""
     sampling = turn.sampling
     return {
         "max_tokens": sampling.max_tokens,
@@ -414,5 +413,5 @@ def _sampling(turn: Turn) -> dict[str, Any]:
 
 
 def _number(logprob: float | None) -> float | None:
-    """Return None for what vLLM writes where a log-prob is not a number."""
+    """Return None for vLLM's value of a log-prob that is not a number."""
     return None if logprob is None or logprob <= NOT_A_NUMBER else logprob

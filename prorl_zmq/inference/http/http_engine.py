@@ -5,7 +5,7 @@ generations: mode `keep` aborts them, and continues them after the update from t
 
 If the server dies, running generations raise `EngineFailed` with `unreachable=True`, and `check_health` raises until
 the server is back. Its failures are never `fatal`: it may be restarted at the same address. A generation has no time
-limit, so its caller cancels it. Requests of other clients of the server are unknown here.
+limit, so its caller cancels it. Requests of other clients of the server are not seen here.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 MAX_IN_FLIGHT = 256
 HEALTH_S = 4.0
-"""Longest wait for the server's word on its health; the host's own limit is longer."""
+"""Longest health check of the server, in seconds; the host's own limit is longer."""
 CHECK_S = 120.0
 """Longest reading of a checkpoint's headers: a folder on a network may hang."""
 CLOSE_S = 5.0
@@ -53,13 +53,13 @@ UPDATES: Final[dict[str, type[WeightUpdates]]] = {
     "completions": VllmUpdates,
     "sglang": SglangUpdates,
 }
-"""By dialect; servers of other dialects can only be updated by their trainer."""
+"""By dialect; only their trainer can update servers of other dialects."""
 REQUEST_IS_WRONG = frozenset({400, 413, 422})
-"""Answers that say so; any other failure is the server's."""
+"""Statuses that blame the request; any other failure is the server's."""
 
 
 class HttpEngine:
-    """Implements `engine.Engine` by asking one HTTP server. Made by `start`, on a running loop."""
+    """Implements `engine.Engine` with requests to one HTTP server. Made by `start`, on a running loop."""
 
     def __init__(self, connections: Connections, found: Found, description: EngineDescription) -> None:
         self._connections = connections
@@ -95,7 +95,7 @@ class HttpEngine:
 
         Raises:
             ConfigError: the address or `api` is invalid, or the tokenizer is unknown.
-            EngineFailed: nothing answers in time, or not in a known dialect.
+            EngineFailed: no answer in time, or none in a known dialect.
         """
         pool = Connections(url, limit=connections, api_key=api_key, retry_s=retry_s)
         try:
@@ -126,7 +126,7 @@ class HttpEngine:
 
     @property
     def weight_version(self) -> int:
-        """The version of the server's weights, as the server or `set_weight_version` said last."""
+        """The version of the server's weights, as last reported by the server or `set_weight_version`."""
         return self._weights.weight_version
 
     async def generate(
@@ -134,7 +134,7 @@ class HttpEngine:
         token_ids: NDArray[np.int32],
         sampling: Sampling,
         stop_token_ids: Sequence[int],
-        job_id: str,  # noqa: ARG002 - servers log under names of their own
+        job_id: str,  # noqa: ARG002 - servers log under their own names
     ) -> Generation:
         check_prompt(token_ids, self._description)
         if self._description.context_tokens:
@@ -165,13 +165,13 @@ class HttpEngine:
     async def update_weights(self, path: Path, weight_version: int, mode: UpdateMode) -> None:
         """Serve the weights in the folder `path` from the next token on; see `Engine.update_weights`.
 
-        The folder must be at the same path for the server and for this process. If the caller is
-        cancelled, the update continues: a server must not be left in the middle of one.
+        The folder must be at the same path for the server and for this process. The update continues if the caller is
+        cancelled, so a server is never left with half an update.
 
         Raises:
             InvalidWeights: they cannot be used; nothing has changed.
-            EngineFailed: the server cannot take new weights, or failed on the way; in the middle of reading them,
-                nothing is generated from then on until an update succeeds.
+            EngineFailed: the server does not support new weights, or failed during the update; after a failure while it
+                reads them, all generations fail until an update succeeds.
         """
         path = path.absolute()  # noqa: ASYNC240 - no file is touched
         update = asyncio.create_task(self._update(path, weight_version, mode), name="update weights")
@@ -182,7 +182,7 @@ class HttpEngine:
     async def set_weight_version(self, weight_version: int) -> None:
         """Set the version of the server's weights from the next token on, after they were changed by other means.
 
-        The number that the server reports takes precedence, so it is set there too if the server has a call for it.
+        The number that the server reports takes precedence, so it is set there too if the server supports that.
         """
         self._check_not_closed()
         self._weights.changed(weight_version, numbered=False)
@@ -192,7 +192,7 @@ class HttpEngine:
                 self._weights.changed(weight_version, numbered=self._dialect.tells_spans)
 
     async def check_health(self) -> None:
-        """Ask the server whether it is well, and raise `EngineFailed` if it is not, or does not answer soon."""
+        """Check the server's health; raise `EngineFailed` if it is unhealthy, or does not answer soon."""
         self._check_open()
         if self._health is None:
             self._health = asyncio.create_task(self._ask_health(), name="check health")
@@ -201,7 +201,7 @@ class HttpEngine:
         await self._until(self._health)
 
     async def close(self) -> None:
-        """Close all connections: what runs ends with `EngineFailed`. May be called again."""
+        """Close all connections: running calls raise `EngineFailed`. May be called again."""
         self._closed = True
         self._pause.remove()
         tasks = list(self._tasks)
@@ -227,7 +227,7 @@ class HttpEngine:
             raise EngineFailed(f"{self._connections.url} refused or failed: {answer.excerpt()}", refused=wrong)
         generation = self._weights.read(asked, self._dialect.generation(answer.body, turn))
         unasked = generation.finish_reason == "abort" and not (updating or updates != self._updates_begun)
-        if unasked and not len(generation.token_ids):  # with some, the trainer may have asked it to
+        if unasked and not len(generation.token_ids):  # with generated tokens, the trainer may have requested the abort
             raise EngineFailed(f"{self._connections.url} aborted what nobody asked it to: {answer.excerpt()}")
         return checked(generation, sampling.max_tokens, self._description.vocabulary)
 
@@ -263,7 +263,7 @@ class HttpEngine:
                         f"{self._connections.url} cannot be told to take new weights: the trainer must update it, "
                         "between client.begin_weights and end_weights"
                     )
-                # Before the server reads them, which may not survive wrong ones.
+                # Before the server reads them, since it may not survive wrong weights.
                 await read_in_time(CHECK_S, _check_weights, path, Path(self._model))
                 await updates.check()
             except BaseException:
@@ -282,21 +282,21 @@ class HttpEngine:
             except InvalidWeights:
                 raise
             except BaseException as error:
-                # Nobody may take tokens of weights that are half of the one and half of the other.
+                # No client may get tokens from a mixture of old and new weights.
                 self._weights.half_taken()
                 ended = isinstance(error, EngineFailed) and not error.fields.get("unreachable")
                 raise
             self._weights.changed(weight_version, numbered=self._dialect.tells_spans)
         except BaseException:
             if not ended:
-                self._pause.calls = None  # it may be loading still: it must not be resumed
+                self._pause.calls = None  # it may still be loading: it must not be resumed
             with suppress(EngineFailed):
                 await self._pause.end()
             raise
         await self._pause.end()
 
     async def _go_on(self, weight_version: int | None) -> None:
-        """End a pause; the server's weights are of this version, or None: what they were."""
+        """End a pause; the server's weights are of this version, or unchanged (None)."""
         calls, known = self._pause.calls, self._weights
         if weight_version is not None:
             known.changed(weight_version, numbered=False)
@@ -327,7 +327,7 @@ class HttpEngine:
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
-            if task.cancelled():  # by `close`; that is not the caller's wish
+            if task.cancelled():  # by `close`, not by the caller
                 self._check_open()
             raise
 
@@ -336,17 +336,17 @@ class HttpEngine:
         if task is self._health:
             self._health = None
         if not task.cancelled():
-            task.exception()  # its callers have it, if they still wait
+            task.exception()  # waiting callers receive it
 
 
 def _rest(sampling: Sampling, count: int) -> Sampling:
-    """Return how the rest of a turn is drawn: the same seed would draw the numbers of the beginning again."""
+    """Return the sampling for the rest of a turn: the same seed would repeat the random numbers of its beginning."""
     seed = None if sampling.seed is None else (sampling.seed + 1 + count) % 2**63
     return msgspec.structs.replace(sampling, max_tokens=sampling.max_tokens - count, seed=seed)
 
 
 def _joined(parts: Sequence[Generation]) -> Generation:
-    """Return the parts of one turn as one; it ended as the last did."""
+    """Return the parts of one turn joined, with the last one's finish reason."""
     if len(parts) == 1:
         return parts[0]
     spans: list[VersionSpan] = []
@@ -364,7 +364,7 @@ def _joined(parts: Sequence[Generation]) -> Generation:
 
 
 def _check_weights(path: Path, model: Path) -> None:
-    """Look at weights; where the server's model is not a folder that we see, only at what they are by themselves."""
+    """Check weights against the server's model, or only by themselves if the model is not a folder on this machine."""
     if model.is_absolute() and model.is_dir():  # a relative one may be a name on a hub
         check_checkpoint(path, model)
     else:

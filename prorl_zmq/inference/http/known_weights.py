@@ -1,4 +1,4 @@
-"""The version of a server's weights, where it is known from, and whether it is still valid. No I/O.
+"""The version of a server's weights, its source, and whether it is still valid. No I/O.
 
 A server may be restarted at any time, with the weights of its start. A server that reported a number for its weights
 and now reports a word was restarted; the weights of a server that reports nothing are unknown after an outage. Then all
@@ -22,18 +22,16 @@ REPAIR = "update_weights or set_weight_version"
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What was known when a generation began."""
+    """The known weights when a generation began."""
 
     number: int
-    """Of all generations."""
+    """The generation's number among all."""
     weight_version: int
     numbered: bool
-    """The server had called these weights by a number."""
+    """Whether the server had reported these weights by a number."""
 
 
 class KnownWeights:
-    """The version of one server's weights."""
-
     def __init__(self, url: str, weight_version: int, *, numbered: bool) -> None:
         self._url = url
         self.weight_version = max(weight_version, 0)
@@ -41,24 +39,24 @@ class KnownWeights:
         """Why the server's weights are unknown; empty: they are known."""
         self._numbered = numbered
         self._changed = False
-        """The weights are not those that the server was started with."""
+        """Whether the weights differ from those that the server was started with."""
         self._down = False
         self._asked = 0
         self._told_by = 0
-        """The generation whose answer gave the version; answers to earlier ones are older."""
+        """The generation whose answer reported the version; answers to earlier ones are older."""
         if weight_version == LOADING:
             self.half_taken()
 
     def asked(self) -> Asked:
-        """Note that a generation begins."""
+        """Record that a generation begins."""
         self._asked += 1
         return Asked(self._asked, self.weight_version, self._numbered)
 
     def read(self, asked: Asked, generation: Generation) -> Generation:
-        """Return an answer with versions in place of what the server did not tell, and learn from it.
+        """Return an answer with the known version where the server reported none, and update the known version.
 
         Raises:
-            EngineFailed: it is unknown which weights made it.
+            EngineFailed: it is unknown which weights generated it.
         """
         versions = [span.weight_version for span in generation.spans]
         newer = asked.number > self._told_by
@@ -76,22 +74,21 @@ class KnownWeights:
         return replace(generation, spans=with_version(generation.spans, asked.weight_version))
 
     def changed(self, weight_version: int, *, numbered: bool) -> None:
-        """Note new weights, and that the server will (`numbered`) or may not call them by that number."""
+        """Record new weights, and whether the server will report their number (`numbered`)."""
         self.weight_version, self._numbered = weight_version, numbered
         self._changed, self._down = True, False
         self._told_by = self._asked
         self.fault = ""
 
     def half_taken(self) -> None:
-        """Note that the server's weights may be a mixture of old and new ones."""
+        """Record that the server's weights may be a mixture of old and new ones."""
         self.fault = f"{self._url} was left, or failed, in the middle of taking the weights; {REPAIR}"
 
     def down(self) -> None:
-        """Note an outage."""
         self._down = True
 
     def up(self) -> None:
-        """Note that the server is well."""
+        """Record that the server is healthy."""
         if self._down and self._changed and not self._numbered and not self.fault:
             self.fault = (
                 f"{self._url} was away, may have been started again, and does not say which weights it has; {REPAIR}"

@@ -2,9 +2,9 @@
 
 A server that reports which weights generated which token (`Dialect.tells_spans`) is paused itself, as the mode says.
 For any other server new generations wait here, and running ones finish or are aborted, so that all later tokens come
-from the new weights; then the server is paused too, if it can be. A server that can neither pause nor abort (vLLM
-outside of its development mode, ProRL's) has its requests cancelled from here: their tokens are lost, and they are sent
-again. Only mode `drain` loses nothing there.
+from the new weights; then the server is paused too, if it can be. If a server can neither pause nor abort (vLLM outside
+of its development mode, ProRL's), its requests are cancelled here: their tokens are lost, and they are resent. Only
+mode `drain` loses nothing there.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from .weight_updates import WeightUpdates
 
 ABORT_INTERVAL_S = 1.0
-"""After this, generations that were still on their way to the server when it aborted all are aborted too."""
+"""Seconds after which generations that reached the server after an abort are aborted too."""
 ABORT_S = 60.0
 
 
 class ServerPause:
-    """Pauses one server; all calls that change it come one after the other.
+    """Pauses one server; callers serialise all calls that change it.
 
     Args:
-        tells_spans: the server says which weights made which token.
+        tells_spans: whether the server reports which weights generated which token.
     """
 
     def __init__(self, *, tells_spans: bool) -> None:
@@ -44,23 +44,22 @@ class ServerPause:
         self._open.set()
         self._removed = False
         self._running: set[asyncio.Timeout] = set()
-        """One for each generation on the server; ending its time cancels the request."""
+        """One for each generation on the server; expiring it cancels the request."""
         self._idle = asyncio.Event()
-        """Set while no generation runs."""
         self._idle.set()
         self.begun = False
         """From a pause's begin until its end."""
         self.calls: WeightUpdates | None = None
-        """What the server was paused with; None: new generations only wait here."""
+        """The calls that paused the server; None: new generations only wait here."""
         self._keeping = False
-        """Generations are being aborted only to continue with new weights."""
+        """Whether generations are being aborted only to continue with new weights."""
 
     async def passing(self, ask: Callable[[], Awaitable[Generation]]) -> tuple[Generation, bool]:
-        """Ask the server for a generation, once none have to wait.
+        """Request a generation from the server, after waiting for the end of a pause.
 
         Returns:
-            The answer, without tokens and as if the server had aborted it if it was cancelled for the pause; and
-            whether it is to continue with the new weights.
+            The answer, or an empty one with finish reason `abort` if the pause cancelled it; and whether it is to
+                continue with the new weights.
 
         Raises:
             EngineFailed: the engine was closed.
@@ -86,7 +85,7 @@ class ServerPause:
         return generation, self._keeping and generation.finish_reason == "abort"
 
     async def begin(self, calls: WeightUpdates | None, mode: UpdateMode) -> None:
-        """Return when the server generates nothing for this engine; do nothing if that is so already.
+        """Return when the server generates nothing for this engine; do nothing if a pause has begun already.
 
         Args:
             calls: of the server; None: it has none.
@@ -127,12 +126,12 @@ class ServerPause:
             self._open.set()
 
     def remove(self) -> None:
-        """Fail all generations that wait, and all later ones."""
+        """Fail all waiting generations, and all later ones."""
         self._removed = True
         self._open.set()
 
     async def _clear(self, calls: WeightUpdates | None, mode: UpdateMode) -> None:
-        """Return when none of our generations runs; new ones wait."""
+        """Return when none of this engine's generations runs; new ones wait."""
         if mode == "drain":
             if not await self._until_idle(DRAIN_S):
                 raise EngineFailed(f"generations did not end within {DRAIN_S:g} s; the weights are the old ones")

@@ -34,16 +34,16 @@ if TYPE_CHECKING:
     from .dialects import Dialect
 
 START_S = 600.0
-"""Default of how long a server may take until it answers."""
+"""Default limit in seconds until a server answers."""
 INTERVAL_S = 0.5
 SAY_S = 10.0
-"""Between two log lines about a server that does not answer yet."""
+"""Seconds between two log lines about a server that does not answer yet."""
 ASK_S = 10.0
 GENERATE_S = 120.0
-"""Longest first generation: servers compile on the way."""
+"""Longest first generation: servers compile during it."""
 
 _PROMPT = np.array([1, 2, 3], np.int32)
-"""Ids that every vocabulary has; what they mean does not matter."""
+"""Ids in every vocabulary; their meaning does not matter."""
 _SAMPLING = Sampling(temperature=1.0, top_k=1, max_tokens=4)
 
 _Said = TypeVar("_Said", bound=msgspec.Struct)
@@ -53,18 +53,16 @@ log = logging.getLogger("prorl.engine")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a probe found out."""
-
     dialect: Dialect
     model: str
-    """The model's directory or name as the server knows it; empty: it did not say."""
+    """The model's directory or name as the server reports it; empty: not reported."""
     context_tokens: int
-    """0: it did not say."""
+    """0: not reported."""
     weight_version: int
-    """`LOADING`: it was left in the middle of taking new weights."""
+    """`LOADING`: an update was left unfinished."""
     logprobs_mode: LogprobsMode
     numbered: bool = False
-    """Its answers say this version."""
+    """Whether its answers report this version."""
 
 
 class _Card(msgspec.Struct):
@@ -97,8 +95,8 @@ async def probe(
     """Find out the dialect of a server, or check that it is the one that `api` names.
 
     Raises:
-        ConfigError: `api` names no dialect.
-        EngineFailed: nothing answers in time, or not in a known dialect, or the server is paused.
+        ConfigError: `api` is not a dialect.
+        EngineFailed: no answer in time, or none in a known dialect, or the server is paused.
     """
     if api not in get_args(ServerApi):
         raise ConfigError(f"{api!r} is not one of {', '.join(get_args(ServerApi))}", key="api")
@@ -126,7 +124,7 @@ async def probe(
 
 
 async def _until_up(connections: Connections, start_s: float) -> None:
-    """Wait until the server answers anything but that it is not ready, and log what it waits for."""
+    """Wait until the server answers anything but "not ready", and log the wait."""
     loop = asyncio.get_running_loop()
     started = loop.time()
     deadline, say = started + start_s, started + 2 * INTERVAL_S
@@ -150,7 +148,7 @@ async def _until_up(connections: Connections, start_s: float) -> None:
 
 
 async def _resume_abandoned(connections: Connections) -> None:
-    """Resume a server that an engine host left in the middle of an update; refuse one that something else paused."""
+    """Resume a server that an engine host left during an update; reject one that another program paused."""
     if not (await _said(connections, _Info, "/is_paused")).is_paused:
         return
     info = await _said(connections, _Info, "/weight_info")
@@ -204,7 +202,7 @@ async def _generation(connections: Connections, dialect: Dialect) -> Generation:
 
 
 async def _said(connections: Connections, kind: type[_Said], *paths: str) -> _Said:
-    """Return what a server says of itself at the first of these paths that it has; it may have none."""
+    """Return a server's self-description from the first of these paths that it has; it may have none."""
     for path in paths:
         with suppress(EngineFailed, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             answer = await connections.control("GET", path, timeout_s=ASK_S)
@@ -214,7 +212,7 @@ async def _said(connections: Connections, kind: type[_Said], *paths: str) -> _Sa
 
 
 def vocabulary_of(*directories: str) -> int:
-    """Return the size of a model's vocabulary from the first config.json that can be read; 0: none can."""
+    """Return the size of a model's vocabulary from the first readable config.json; 0: none is readable."""
     for directory in directories:
         try:
             config = json.loads((Path(directory) / "config.json").read_bytes()) if directory else {}

@@ -1,10 +1,10 @@
-"""Reads turns of the policy with vLLM's parsers of tool calls and reasoning, on a server of `vllm launch render`.
+"""Parses turns of the policy with vLLM's parsers of tool calls and reasoning, on a server of `vllm launch render`.
 
     POST /v1/chat/completions/derender    the ids of a prompt and a turn → the message that vLLM would have answered
 
-If the server fails, is slow, has no parser or returns an unreadable answer, reading the turn fails; there is no
-fallback. A turn that the server rejects, although it reads a plain one, is refused. A call that vLLM's parser cannot
-read is text, as it is in vLLM. Not supported: a key for the server, and its streamed form.
+If the server fails, is slow, has no parser or returns an unreadable answer, parsing the turn fails; there is no
+fallback. A turn that the server rejects, although it parses a plain one, is refused. A call that vLLM's parser cannot
+parse is text, as in vLLM. Not supported: a key for the server, and its streamed form.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 PATH = "/v1/chat/completions/derender"
 _CALLERS_FAULT = frozenset({400, 413, 422})
 READ_S = 60.0
-"""How long the server may take for a turn, or stay busy."""
+"""Longest parse of a turn in seconds, including the time that the server is busy."""
 
 
 class _Function(msgspec.Struct):
@@ -58,13 +58,13 @@ class _Answer(msgspec.Struct):
 
 
 class TurnParser:
-    """Reads turns; made and used on a running loop, and closed by its owner.
+    """Parses turns; made and used on a running loop, and closed by its owner.
 
     Args:
         url: of the server.
         chat: of the policy; it knows which ids end a turn.
         limit: most turns at one time.
-        read_s: how long one may take.
+        read_s: limit of one turn, in seconds.
     """
 
     def __init__(self, url: str, chat: ChatFormat, *, limit: int, read_s: float = READ_S) -> None:
@@ -76,16 +76,16 @@ class TurnParser:
     async def read_turn(
         self, prompt: NDArray[np.int32], generated: NDArray[np.int32], tools: Sequence[dict[str, Any]]
     ) -> ReadTurn:
-        """Read a turn, int32 [G], as the engine generated it after a prompt, int32 [P].
+        """Parse a turn, int32 [G], as the engine generated it after a prompt, int32 [P].
 
         Raises:
-            EngineFailed: the server did not read it (`parser`); with `refused`, since the turn or the tools are wrong,
-                and the server is well.
+            EngineFailed: the server did not parse it (field `parser`); with `refused`, the turn or the tools are wrong,
+                and the server is healthy.
         """
         try:
             return await self._read(prompt, generated, tools)
         except EngineFailed as error:
-            error.fields["parser"] = True  # no backend's fault
+            error.fields["parser"] = True  # no backend is to blame
             raise
 
     async def _read(
@@ -93,8 +93,8 @@ class TurnParser:
     ) -> ReadTurn:
         ended = len(generated) > 0 and int(generated[-1]) in self._chat.stop_token_ids
         ended_by = self._chat.decode(generated[-1:]) if ended else ""
-        said = generated[:-1] if ended else generated  # vLLM leaves out what ends a turn before its parsers
-        if not len(said):  # which the server refuses
+        said = generated[:-1] if ended else generated  # vLLM omits the end token before its parsers
+        if not len(said):  # which the server rejects
             return ReadTurn(None, "", "", (), ended, ended_by)
         try:
             async with asyncio.timeout(self._read_s):
@@ -112,11 +112,10 @@ class TurnParser:
         return ReadTurn(message.reasoning, text, text, tuple(map(_call, message.tool_calls)), ended, ended_by)
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._connections.close()
 
     async def _check_has_parser(self) -> None:
-        """Check once that the server has a parser: one that has refuses to read a turn without its request."""
+        """Check once that the server has a parser: a server with one rejects a turn without its request."""
         if self._has_parser:
             return
         body = msgspec.json.encode({"generate_response": {"choices": [{"index": 0, "token_ids": [0]}]}})
@@ -135,7 +134,7 @@ class TurnParser:
         answer = await self._connections.generate(PATH, body)
         if answer.status == 200:
             return decoded(answer.body, _Answer)
-        # A program chooses the tools, and the policy what it says: neither may make it a failure of the service.
+        # A program chooses the tools, and the policy its text: neither may cause a failure of the service.
         wrong = answer.status in _CALLERS_FAULT
         if not wrong and answer.status >= 500:
             plain = _asking(prompt[:1], said[:1], ())

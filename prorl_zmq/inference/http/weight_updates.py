@@ -1,4 +1,4 @@
-"""A server's calls for new weights, which it reads from a folder that it can see.
+"""A server's calls for new weights, which it reads from a folder visible to it.
 
 An update calls `abort_all`, `pause` and `name_loading` before `load`, and `resume` after it, unless the load may still
 be running. The engine decides the order, and handles failures. If the trainer sends the weights to the server itself,
@@ -32,7 +32,7 @@ _ABSENT = (403, 404, 405)
 
 
 class WeightUpdates(ABC):
-    """One server's calls for new weights. Each raises `EngineFailed` if the server has it not, or fails."""
+    """One server's calls for new weights. Each raises `EngineFailed` if the server lacks it, or fails."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
@@ -42,20 +42,20 @@ class WeightUpdates(ABC):
 
     @abstractmethod
     async def abort_all(self) -> None:
-        """End the generations that are running; each is answered with what it has."""
+        """End the running generations; each is answered with its tokens so far."""
 
     async def pause(self, mode: UpdateMode) -> None:  # noqa: B027
-        """Stop between two tokens; what runs is treated as `mode` says."""
+        """Stop between two tokens; `mode` decides about running generations."""
 
     async def name_loading(self) -> None:  # noqa: B027
-        """Have the server say that it takes new weights, for a later engine host to find if this one dies."""
+        """Have the server report that it takes new weights, for a later engine host to find if this one dies."""
 
     @abstractmethod
     async def load(self, path: Path, weight_version: int) -> None:
         """Read new weights.
 
         Raises:
-            InvalidWeights: the server refused them, and has the old ones.
+            InvalidWeights: the server rejected them, and keeps the old ones.
             EngineFailed: it is unknown which weights the server has.
         """
 
@@ -64,7 +64,7 @@ class WeightUpdates(ABC):
 
     @abstractmethod
     async def set_version(self, weight_version: int) -> None:
-        """Have the server call its weights this, where it can."""
+        """Have the server report this version for its weights, if it can."""
 
     async def _post(self, path: str, body: dict[str, Any] | None = None, timeout_s: float = CALL_S) -> Answer:
         data = None if body is None else msgspec.json.encode(body)
@@ -76,7 +76,7 @@ class WeightUpdates(ABC):
 
 
 class VllmUpdates(WeightUpdates):
-    """Implements `WeightUpdates` for vLLM, which forgets its prefix cache with each pause."""
+    """Implements `WeightUpdates` for vLLM, which drops its prefix cache with each pause."""
 
     async def check(self) -> None:
         self._good(await self._connections.control("GET", "/is_paused", timeout_s=CALL_S), "/is_paused")
@@ -92,7 +92,7 @@ class VllmUpdates(WeightUpdates):
         await self._call("/update_weight_version", {"new_version": LOADING_WORD})
 
     async def load(self, path: Path, weight_version: int) -> None:
-        """Read new weights; see `WeightUpdates`. vLLM never refuses any: it fails."""
+        """Read new weights; see `WeightUpdates`. vLLM never rejects any: it fails."""
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
         await self._call("/collective_rpc", body, timeout_s=LOAD_S)
         await self.set_version(weight_version)
@@ -122,10 +122,10 @@ class _Success(msgspec.Struct):
 
 
 class SglangUpdates(WeightUpdates):
-    """Implements `WeightUpdates` for SGLang, which needs no pause: its weights change when nothing of ours runs.
+    """Implements `WeightUpdates` for SGLang, which needs no pause: its weights change when no generation of ours runs.
 
-    Its `/pause_generation` is of no use here: an answer that was paused names only the weights that it ended with.
-    Weights and their version come in one call, so there is nothing to name before it.
+    Its `/pause_generation` does not help: an answer that was paused names only the weights that it ended with. Weights
+    and their version come in one call, so there is nothing to name before it.
     """
 
     async def abort_all(self) -> None:
@@ -133,7 +133,7 @@ class SglangUpdates(WeightUpdates):
         self._check(answer, "/abort_request")
 
     async def load(self, path: Path, weight_version: int) -> None:
-        """Read new weights; see `WeightUpdates`. If they cannot be read, the server keeps the old ones."""
+        """Read new weights; see `WeightUpdates`. If they are unreadable, the server keeps the old ones."""
         body = {"model_path": str(path), "weight_version": str(weight_version)}
         answer = await self._post("/update_weights_from_disk", body, LOAD_S)
         self._check(answer, "/update_weights_from_disk", 400)
@@ -144,7 +144,7 @@ class SglangUpdates(WeightUpdates):
             )
 
     async def set_version(self, weight_version: int) -> None:
-        """Have answers say this version; servers that know it only of weights that they load continue to say theirs."""
+        """Have answers report this version; servers that report only the version of loaded weights keep theirs."""
         body = {"new_version": str(weight_version), "abort_all_requests": False}
         answer = await self._post("/update_weight_version", body)
         self._check(answer, "/update_weight_version", *_ABSENT)

@@ -1,7 +1,7 @@
 """Types of arguments that a form writes as plain text, from the JSON schemas of the tools.
 
-Types are never guessed: an argument without a schema, or one that may be text, stays text, and so does one that has
-not the form of its type. A schema may be anything, since callers write them: what is not understood says nothing.
+Types are never guessed: an argument without a schema, one that may be text, and one whose text does not fit its type
+all stay text. Callers write the schemas, so these may be anything: unsupported parts are ignored.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 MAX_DEPTH = 8
-"""How deep alternatives and references of a schema are followed."""
+"""Most levels of alternatives and references of a schema that are followed."""
 MAX_SCHEMAS = 1000
-"""How many of them: programs within a sandbox choose schemas, too."""
+"""Most schemas that are followed: programs in a sandbox choose schemas, too."""
 MAX_LITERAL_CHARS = 1 << 16
 """Longest literal of Python: its syntax tree takes some hundred times the memory of its text."""
 _NULLS = ("null", "None")
@@ -34,8 +34,6 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
 
 
 class ArgumentTypes:
-    """The schemas of the tools' arguments."""
-
     def __init__(self, tools: Sequence[dict[str, Any]]) -> None:
         self._parameters: dict[str, Any] = {}
         for tool in tools:
@@ -56,12 +54,11 @@ class ArgumentTypes:
         return {**definitions, **schema}
 
     def typed(self, tool: str, key: str, text: str) -> Any:
-        """Return an argument's value."""
         return typed(self.schema(tool, key), text)
 
 
 def typed(schema: Any, text: str) -> Any:
-    """Return the value of a text by a schema; the text itself if it is no such value, or may be text."""
+    """Return the value of a text by a schema; the text itself if it does not fit, or may be text."""
     kinds = set(kinds_of(schema))
     if "null" in kinds and text.strip() in _NULLS:
         return None
@@ -104,7 +101,7 @@ def kinds_of(schema: Any) -> Iterator[str]:
 
 
 def kind_of(value: Any) -> str:
-    """Return the type of a value, as a schema names it."""
+    """Return the type of a value, in a schema's terms."""
     return next((kind for kind, types in _KINDS.items() if isinstance(value, types)), "")
 
 
@@ -118,7 +115,7 @@ def literal(text: str) -> Any:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of backslashes in strings
                 written = json.dumps(read(text), ensure_ascii=False, allow_nan=False)
-            written.encode()  # half of a surrogate pair is no text elsewhere
+            written.encode()  # half of a surrogate pair is not text elsewhere
         except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
             continue
         return json.loads(written)

@@ -1,10 +1,10 @@
 """Tool calls in the text of a policy, and the base classes of the forms in which models write them.
 
-A form reads and writes calls. A call that cannot be read is a `MalformedCall`, whose feedback tells the model what was
-wrong and how to write it; nothing here raises because of what a policy wrote. `formats` lists all forms.
+A form parses and writes calls. A call that cannot be parsed is a `MalformedCall`, whose feedback tells the model what
+was wrong and how to write it; no text of a policy raises here. `formats` lists all forms.
 
 The parsers of vLLM and SGLang cannot be imported without these engines, and those of transformers reject a whole turn
-for one malformed call and strip values, so the forms are read here.
+for one malformed call and strip values, so the forms are parsed here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 MAX_CALLS = 64
-"""Tool calls of one turn that are read."""
+"""Most tool calls of one turn that are parsed."""
 NAME = r"[^\s<>{}\[\]|｜\"']{1,256}"
 """A tool's name, as a regular expression."""
 
@@ -34,33 +34,33 @@ class ToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     arguments: dict[str, Any] = {}
     call_id: str = ""
-    """What its answer is to name, if the policy wrote one."""
+    """The id that its answer names, if the policy wrote one."""
 
 
 class MalformedCall(msgspec.Struct, frozen=True):
-    """Something that was meant as a tool call and is none."""
+    """Text that was meant as a tool call but is invalid."""
 
     feedback: str
-    """What to tell the model."""
+    """The answer to the model."""
     name: str = ""
-    """The tool that was meant, if that can be read."""
+    """The intended tool, if readable."""
     arguments: str = ""
-    """The text that should have been its arguments as JSON."""
+    """The text of its arguments, which should have been JSON."""
 
 
 AnyCall = ToolCall | MalformedCall
 
 
 class TurnMessage(NamedTuple):
-    """One message of a turn, in forms whose turns are several: reasoning, text, and calls, each in a frame."""
+    """One message of a turn, in forms that split a turn into several: reasoning, text, and calls, each in a frame."""
 
     kind: Literal["thought", "said", "call"]
     start: int
     end: int
-    """With its frame."""
+    """Its end, with its frame."""
     body: str
     name: str = ""
-    """Of the tool that is called."""
+    """The called tool."""
 
 
 class Frames(NamedTuple):
@@ -71,20 +71,20 @@ class Frames(NamedTuple):
     thought: str
     """The kind of reasoning."""
     said: str
-    """The kind of what the turn says; all others are calls."""
+    """The kind of the turn's text; all others are calls."""
 
 
 class ToolCallFormat(ABC):
     """One form of tool calls.
 
     Args:
-        name: as `ChatSettings.tool_calls` has it.
+        name: the value of `ChatSettings.tool_calls`.
         example: a call, for a model that has to write one; empty: the call of a tool `NAME`.
         frames: of the messages of a turn; None: a turn is one message.
     """
 
     has_messages = False
-    """Turns are messages that this form frames."""
+    """Whether turns are messages that this form frames."""
 
     def __init__(self, name: str, example: str = "", frames: Frames | None = None) -> None:
         self.name = name
@@ -103,8 +103,8 @@ class ToolCallFormat(ABC):
 
         Args:
             text: the turn, without its reasoning.
-            tools: JSON schemas of what the policy may call. They type arguments that a form writes as plain text;
-                an argument without a schema stays text.
+            tools: JSON schemas of the policy's tools. They type arguments that a form writes as plain text; an argument
+                without a schema stays text.
         """
 
     @abstractmethod
@@ -112,7 +112,7 @@ class ToolCallFormat(ABC):
         """Return the text of a call, for a turn that another program reports."""
 
     def before_calls(self, text: str) -> str:
-        """Return what a turn says before its first call, without frames; all of it, if it calls no tool."""
+        """Return the text of a turn before its first call, without frames; all of it, if it calls no tool."""
         said, found = [], False
         for message in self.messages(text):
             found = True
@@ -123,9 +123,9 @@ class ToolCallFormat(ABC):
         return "".join(said) if found else text
 
     def split(self, text: str) -> tuple[str | None, str] | None:
-        """Return a whole turn's reasoning (None: it has none) and the rest, where turns are messages of this form.
+        """Return a whole turn's reasoning (None: none) and the rest, if turns are messages of this form.
 
-        None: the template's marks of reasoning tell them apart.
+        None: the template's marks of reasoning separate them.
         """
         if not self.has_messages:
             return None
@@ -138,7 +138,7 @@ class ToolCallFormat(ABC):
         return "\n".join(thoughts) if thoughts else None, "".join(rest) + text[position:]
 
     def messages(self, text: str) -> Iterable[TurnMessage]:
-        """Return the messages of a turn; none where the form has no frames."""
+        """Return the messages of a turn; none if the form has no frames."""
         if self._frames is None:
             return
         pattern, thought, said = self._frames
@@ -149,15 +149,15 @@ class ToolCallFormat(ABC):
             yield TurnMessage(kind, found.start(), found.end(), found[2])
 
     def malformed(self, problem: str, name: str = "", arguments: str = "") -> MalformedCall:
-        """Return a call that cannot be read."""
+        """Return a call that cannot be parsed."""
         return MalformedCall(f"The tool call could not be read: {problem}. Write it as {self.example}", name, arguments)
 
 
 class MarkedFormat(ToolCallFormat):
-    """A form whose calls begin with a mark. Reading them takes time linear in the text.
+    """A form whose calls begin with a mark. Parsing takes time linear in the text.
 
     Args:
-        begins: what begins a call, or a section of calls, as a regular expression.
+        begins: the beginning of a call, or of a section of calls, as a regular expression.
         others: see `ToolCallFormat`.
     """
 
@@ -180,27 +180,27 @@ class MarkedFormat(ToolCallFormat):
 
     @abstractmethod
     def read(self, turn: Turn, found: re.Match[str]) -> tuple[Sequence[AnyCall], int]:
-        """Read what a mark begins; also return where it ends, which is behind the mark."""
+        """Parse the call at a mark; also return its end, which is after the mark."""
 
 
 class Turn:
-    """One turn of the policy while its calls are read, and where a value ends that is written without quotes.
+    """One turn of the policy during the parse of its calls; finds the ends of unquoted values.
 
-    A value may hold the marks of its own form. A mark that closes a value counts only where another mark of the form,
-    or the text's end, follows. A whole call within a value, as in the documentation of a form, is part of the value.
-    Both are found by position, in time linear in the text.
+    A value may hold the marks of its own form. A mark that closes a value counts only if another mark of the form, or
+    the text's end, follows. A whole call within a value, as in the documentation of a form, is part of the value. Both
+    are found by position, in time linear in the text.
 
     Args:
-        text: what the policy said.
-        tools: the JSON schemas of what it may call.
+        text: of the policy.
+        tools: the JSON schemas of its tools.
     """
 
     def __init__(self, text: str, tools: Sequence[dict[str, Any]]) -> None:
         self.text = text
         self.types = ArgumentTypes(tools)
         self._nests = True
-        """Every call within a value was closed so far. After the first that was not, their marks are plain text, so
-        that each part of a text is read at most three times."""
+        """Whether every call within a value was closed so far. After the first that was not, their marks are plain
+        text, so that each part of a text is read at most three times."""
 
     def end_of_value(
         self, start: int, marks: re.Pattern[str], ends: Callable[[re.Match[str]], bool]
@@ -225,7 +225,7 @@ class Turn:
 
 
 def at_most(calls: list[AnyCall]) -> list[AnyCall]:
-    """Return the first `MAX_CALLS` of a turn's calls; a malformed one stands for the rest."""
+    """Return the first `MAX_CALLS` of a turn's calls, and a malformed one for the rest."""
     if len(calls) <= MAX_CALLS:
         return calls
     rest = MalformedCall(f"More than {MAX_CALLS} tool calls in one turn; the rest were not read.")
@@ -233,24 +233,23 @@ def at_most(calls: list[AnyCall]) -> list[AnyCall]:
 
 
 def json_text(value: Any) -> str:
-    """Return a value as JSON."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def value_text(value: Any) -> str:
-    """Return an argument as the forms without quotes write it: a text as it is, any other value as JSON."""
+    """Return an argument in the forms without quotes: a text unchanged, any other value as JSON."""
     return value if isinstance(value, str) else json_text(value)
 
 
 def read_json_at(text: str, start: int) -> tuple[Any, int]:
-    """Read the JSON that begins at `start`, whatever follows it; also return where it ends.
+    """Decode the JSON that begins at `start`, whatever follows it; also return its end.
 
     Raises:
-        ValueError: it is no JSON, is nested too deep, or has no text in Unicode.
+        ValueError: it is not JSON, is nested too deep, or has no text in Unicode.
     """
     try:
         value, end = _JSON.raw_decode(text, start)
-        json_text(value).encode()  # half of a surrogate pair, which Python's decoder accepts, is no text elsewhere
+        json_text(value).encode()  # half of a surrogate pair, which Python's decoder accepts, is not text elsewhere
     except RecursionError:
         raise ValueError("it is nested too deep") from None
     return value, end
@@ -260,7 +259,7 @@ def read_arguments(value: Any) -> dict[str, Any]:
     """Return a call's arguments, which may be missing, empty or an object in a string.
 
     Raises:
-        ValueError: they are something else.
+        ValueError: they are anything else.
     """
     if isinstance(value, str) and value.strip():
         start = len(value) - len(value.lstrip())
@@ -269,7 +268,7 @@ def read_arguments(value: Any) -> dict[str, Any]:
         return {}
     if not isinstance(value, dict):
         kind = {str: "str", list: "array", bool: "bool"}.get(type(value), "number")
-        raise ValueError(f"Expected `object`, got `{kind}` for its arguments")  # noqa: TRY004 - of what the policy wrote
+        raise ValueError(f"Expected `object`, got `{kind}` for its arguments")  # noqa: TRY004 - about the policy's text
     return value
 
 
@@ -283,4 +282,4 @@ def _finite(text: str) -> float:
 
 
 _JSON = json.JSONDecoder(parse_constant=_no_number, parse_float=_finite, strict=False)
-"""Not strict: a line's end within a string is read as one."""
+"""Not strict: accepts a line break within a string."""

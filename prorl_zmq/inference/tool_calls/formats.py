@@ -1,4 +1,4 @@
-"""All forms of tool calls, by the names that `ChatSettings.tool_calls` has."""
+"""All forms of tool calls, by their names in `ChatSettings.tool_calls`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MUSE = Frames(
 
 HERMES = MarkedJsonFormat("hermes", "<tool_call>", "</tool_call>")
 FENCED = MarkedJsonFormat("fenced", "\n```tool_call\n", "\n```", begins=r"(?:\A|\n)```tool_call\b", only_calls=False)
-"""Of no model: a block between fences, which stand at the beginnings of lines."""
+"""No model's own form: a block between fences, which stand at the beginnings of lines."""
 FOREIGN = ForeignFormat(FENCED)
 
 _FORMS: tuple[ToolCallFormat, ...] = (
@@ -118,9 +118,8 @@ _FORMS: tuple[ToolCallFormat, ...] = (
     FENCED,
 )
 FORMS = {form.name: form for form in _FORMS}
-"""In the order in which they are tried on what a template writes: a form with a mark of its own before one without."""
+"""In the order in which they are tried on a template's text: a form with its own mark before one without."""
 
 
 def format_named(name: str) -> ToolCallFormat:
-    """Return a form by its name."""
     return FORMS[name]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .call import AnyCall, Turn
 
 MAX_DEPTH = 64
-"""How deep values may be nested."""
+"""Most levels of nested values."""
 QUOTE = '<|"|>'
 
 _HEADER = re.compile(rf"\s*call:({NAME})\s*(?=\{{)")
@@ -28,8 +28,6 @@ _BLANK = re.compile(r"\s*")
 
 
 class GemmaFormat(MarkedFormat):
-    """The form of Gemma 4."""
-
     def __init__(self, name: str) -> None:
         super().__init__(name, r"<\|tool_call>", '<|tool_call>call:NAME{TEXT:<|"|>…<|"|>,NUMBER:1}<tool_call|>')
 

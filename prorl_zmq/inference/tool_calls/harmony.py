@@ -3,8 +3,8 @@
     <|channel|>analysis<|message|>I must look.<|end|><|start|>assistant<|channel|>commentary to=functions.bash
     <|constrain|>json<|message|>{"command": "ls"}<|call|>
 
-The recipient may stand behind the role or the channel. A call's arguments are decoded where they begin, so that a mark
-within a string belongs to the string.
+The recipient may follow the role or the channel. A call's arguments are decoded where they begin, so that a mark within
+a string belongs to the string.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ _END = re.compile(r"<\|(?:end|call|return)\|>(?=\s*(?:<\|start\|>|\Z))")
 
 
 class HarmonyFormat(ToolCallFormat):
-    """The form of gpt-oss."""
-
     has_messages = True
 
     def __init__(self, name: str) -> None:
@@ -59,7 +57,7 @@ class HarmonyFormat(ToolCallFormat):
         return f"{header}<|message|>{json_text(arguments)}<|call|>"
 
     def messages(self, text: str) -> Iterator[TurnMessage]:
-        """Yield the messages of a turn; what has no header is none."""
+        """Yield the messages of a turn; text without a header is skipped."""
         start = 0
         while start < len(text):
             header = _HEADER.match(text, start)
@@ -75,7 +73,7 @@ class HarmonyFormat(ToolCallFormat):
 
 
 def _message(text: str, header: re.Match[str]) -> Generator[TurnMessage, None, int]:
-    """Yield the message behind a header, and return where it ends."""
+    """Yield the message after a header, and return its end."""
     start, body = header.span()
     recipient, channel = _RECIPIENT.search(header[1]), _CHANNEL.search(header[1])
     called = recipient is not None and recipient[1] != "assistant"

@@ -4,9 +4,8 @@
     <|tool_call_begin|>functions.bash:0<|tool_call_argument_begin|>{"command": "ls"}<|tool_call_end|>  `NamedJsonFormat`
     {"name": "bash", "parameters": {"command": "ls"}}                                                  `BareJsonFormat`
 
-The JSON is decoded where it begins, so that a mark within a string belongs to the string. What closes a call may be
-missing behind a name. The keys of all makers are read in each form, and others are ignored; what is written is the
-form's own.
+The JSON is decoded where it begins, so that a mark within a string belongs to the string. The closing mark may be
+missing after a name. Every form accepts the keys of all makers and ignores others; it writes its own.
 """
 
 from __future__ import annotations
@@ -46,12 +45,12 @@ class MarkedJsonFormat(MarkedFormat):
 
     Args:
         name: of the form.
-        opens: what stands before the JSON, as it is written.
-        closes: what stands behind it; empty if nothing does.
-        begins: what is read as `opens`, as a regular expression; empty: only that.
+        opens: the text before the JSON, as written.
+        closes: the text after it; empty if there is none.
+        begins: the accepted forms of `opens`, as a regular expression; empty: only that.
         keys: of name and arguments, as written; None: the name is itself the key of the arguments.
         listed: the calls are written as a list.
-        only_calls: nothing but a call ends in `closes`.
+        only_calls: only calls end in `closes`.
         frames: see `ToolCallFormat`.
     """
 
@@ -80,7 +79,7 @@ class MarkedJsonFormat(MarkedFormat):
     def read(self, turn: Turn, found: re.Match[str]) -> tuple[Sequence[AnyCall], int]:
         text, closes = turn.text, self._closes
         calls, position = read_calls(self, text, found.end(), closes, name_is_key=self._keys is None)
-        following = self.begins.search(text, position) if closes else None  # looked for once, however many
+        following = self.begins.search(text, position) if closes else None  # searched once, however many
         until = len(text) if following is None else following.start()
         end = text.find(closes, position, until) if closes else position
         if end < 0:
@@ -109,14 +108,14 @@ class InklingFormat(MarkedJsonFormat):
 
 
 class NamedJsonFormat(MarkedFormat):
-    """A name between marks, and the arguments behind it.
+    """A name between marks, and the arguments after it.
 
     Args:
         name: of the form.
-        begins: what begins a call, as it is written.
-        header: what follows that, up to the arguments, as a regular expression with a group `name`, and `id` if it has.
+        begins: the beginning of a call, as written.
+        header: the text from there to the arguments, as a regular expression with a group `name`, and `id` if it has.
         written: a call, with `NAME` and `ARGUMENTS` in their places.
-        section: what stands before the calls of a turn; a turn with it and without a call is malformed.
+        section: the text before the calls of a turn; a turn with it and without a call is malformed.
         listed: a mark may also begin a list of objects.
         frames: see `ToolCallFormat`.
     """
@@ -166,8 +165,8 @@ class NamedJsonFormat(MarkedFormat):
 class BareJsonFormat(ToolCallFormat):
     """The form of Llama 3: the whole turn is a call, or several separated by `;`.
 
-    `<|python_tag|>` may stand before them. A turn that begins in another way calls nothing, and neither does JSON that
-    names nothing, since it may be the answer that was asked for.
+    `<|python_tag|>` may precede them. A turn with another beginning is not a call, nor is JSON without a name, since it
+    may be the requested answer.
     """
 
     def __init__(self, name: str = "llama3", example: str = '{"name": "NAME", "parameters": {…}}') -> None:
@@ -196,10 +195,10 @@ class BareJsonFormat(ToolCallFormat):
 
 
 class ForeignFormat(ToolCallFormat):
-    """A template's own form, which a server reads (see `ChatSettings.parser_url`); here its turns are only text.
+    """A template's own form, which a server parses (see `ChatSettings.parser_url`); here its turns are only text.
 
     Args:
-        fenced: the form in which calls are written; the template writes those that it is given.
+        fenced: the form in which calls are written; the template writes those that it gets.
     """
 
     def __init__(self, fenced: ToolCallFormat) -> None:
@@ -216,9 +215,9 @@ class ForeignFormat(ToolCallFormat):
 def read_calls(
     form: ToolCallFormat, text: str, start: int, closes: str = "", *, name_is_key: bool = False
 ) -> tuple[list[AnyCall], int]:
-    """Read a list of calls, or several objects one behind the other; also return where what could be read ends.
+    """Parse a list of calls, or consecutive objects; also return the end of the parsed part.
 
-    What cannot be read reaches to the next mark that closes calls.
+    An unparsable part extends to the next mark that closes calls.
     """
     calls: list[AnyCall] = []
     position = start
@@ -257,7 +256,7 @@ def _read_call(form: ToolCallFormat, value: Any, *, name_is_key: bool) -> AnyCal
 
 
 def malformed_json(form: ToolCallFormat, problem: str, content: str) -> MalformedCall:
-    """Return a call that cannot be read, with what can be seen of it: its name, and the text of its arguments."""
+    """Return an invalid call, with its readable parts: its name, and the text of its arguments."""
     name, arguments = _NAME.search(content), _ARGUMENTS.search(content)
     if name is None or arguments is None:
         return form.malformed(problem)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .call import AnyCall, Turn
 
 MAX_DEPTH = 64
-"""How deep values may be nested."""
+"""Most levels of nested values."""
 MARK = "]<]minimax[>["
 
 _M = re.escape(MARK)
@@ -31,8 +31,6 @@ _CLOSES = re.compile(rf"\s*{_M}</invoke>(?:\s*{_M}</tool_call>)?")
 
 
 class MiniMax3Format(MarkedFormat):
-    """The form of MiniMax M3."""
-
     def __init__(self, name: str) -> None:
         super().__init__(name, rf"{_M}<tool_call>|{_M}<invoke(?= name=)")
 
@@ -59,7 +57,7 @@ class MiniMax3Format(MarkedFormat):
 
 
 def _value(turn: Turn, tag: re.Match[str], schema: Any, depth: int) -> tuple[Any, int]:
-    """Read what stands in a tag; also return where its closing tag ends."""
+    """Parse the content of a tag; also return the end of its closing tag."""
     if depth > MAX_DEPTH:
         raise ValueError("it is nested too deep")
     text, start = turn.text, tag.end()
@@ -82,7 +80,7 @@ def _value(turn: Turn, tag: re.Match[str], schema: Any, depth: int) -> tuple[Any
 
 
 def _text(turn: Turn, start: int, key: str, schema: Any) -> tuple[Any, int]:
-    """Read a value without tags; one that closes it counts only where another tag follows."""
+    """Parse a value without tags; a closing tag counts only if another tag follows."""
     marks = re.compile(
         rf"(?P<enters>{_M}<invoke name=)|(?P<leaves>{_M}</invoke>)|(?P<closed>{_M}</{re.escape(key)}>)(?={_M}<)"
     )

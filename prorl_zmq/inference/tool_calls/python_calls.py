@@ -2,8 +2,8 @@
 
     <|tool_call_start|>[bash(command='ls', seconds=5), clock()]<|tool_call_end|>
 
-Nothing is evaluated: the text is parsed to a syntax tree, of which only calls by name with literals in them are taken.
-`true`, `false` and `null` are literals too, and a line's end within a string is one.
+Nothing is evaluated: the text is parsed to a syntax tree, and only calls by name with literals are accepted. `true`,
+`false` and `null` are literals too, and a string may contain a line break.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class PythonCallsFormat(MarkedFormat):
 
     Args:
         name: of the form.
-        opens: what stands before the calls.
-        closes: what stands behind them.
+        opens: the text before the calls.
+        closes: the text after them.
         listed: the calls are a list; otherwise each is a line.
     """
 
@@ -88,19 +88,19 @@ class Llama4Format(BareJsonFormat):
 
 
 def _llama4_parts(text: str) -> tuple[str, str]:
-    """Return what is said before the calls, and the calls without the marks around them."""
+    """Return the text before the calls, and the calls without the marks around them."""
     before, _, inside = text.rpartition("<|python_start|>") if "<|python_start|>" in text else ("", "", text)
     said, closed, after = inside.partition("<|python_end|>")
     return (before + said, after.strip()) if closed and after.strip() else (before, said.strip())
 
 
 def python_calls(form: ToolCallFormat, source: str) -> list[AnyCall]:
-    """Read calls that are written as a list, or each on a line."""
+    """Parse calls that are written as a list, or each on a line."""
     if len(source) > MAX_CHARS:
         return [form.malformed(f"it is longer than {MAX_CHARS} characters")]
     calls: list[AnyCall] = []
     try:
-        calls.extend(map(_call, islice(_nodes(source), MAX_CALLS + 1)))  # those before a fault are kept
+        calls.extend(map(_call, islice(_nodes(source), MAX_CALLS + 1)))  # calls before a fault are kept
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         problem = error.msg if isinstance(error, SyntaxError) else str(error) or "it is nested too deep"
         calls.append(form.malformed(problem))
@@ -114,7 +114,7 @@ def _nodes(source: str) -> Iterator[ast.expr]:
         tree = _parsed(_LINE_IN_STRING.sub(r"\\n", source.strip()))
     for statement in tree.body:
         if not isinstance(statement, ast.Expr):
-            raise ValueError("it is no call of a function")  # noqa: TRY004 - of what the policy wrote
+            raise ValueError("it is no call of a function")  # noqa: TRY004 - about the policy's text
         if isinstance(statement.value, ast.List | ast.Tuple):
             yield from statement.value.elts
         else:
@@ -135,7 +135,7 @@ def _as_identifier(found: re.Match[str]) -> str:
 
 def _call(node: ast.expr) -> ToolCall:
     if not isinstance(node, ast.Call):
-        raise ValueError("it is no call of a function")  # noqa: TRY004 - of what the policy wrote
+        raise ValueError("it is no call of a function")  # noqa: TRY004 - about the policy's text
     name = ast.unparse(node.func) if isinstance(node.func, ast.Name | ast.Attribute) else "?"
     if not all(part.isidentifier() for part in name.split(".")):
         raise ValueError(f"{name[:40]} is no name of a tool")
@@ -175,7 +175,7 @@ _INFINITE = (float("inf"),)
 
 
 def python_text(name: str, arguments: dict[str, Any]) -> str:
-    """Return a call as Python writes it."""
+    """Return a call in Python's syntax."""
     named = [f"{key}={value!r}" for key, value in arguments.items() if key.isidentifier()]
     others = {key: value for key, value in arguments.items() if not key.isidentifier()}
     return f"{name}({', '.join([*named, *([f'**{others!r}'] if others else [])])})"

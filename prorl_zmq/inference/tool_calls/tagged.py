@@ -49,35 +49,35 @@ class Tags(NamedTuple):
     """The tags of a form, as regular expressions, and as they are written."""
 
     begins: str
-    """What begins a call, or what stands around calls."""
+    """The beginning of a call, or of the section around calls."""
     header: str
-    """Begins a call; group 1 is its name, and a group `alone` says that the call has no arguments. It is matched at a
-    mark, or behind one that ends in `>`."""
+    """Begins a call; group 1 is its name, and a group `alone` marks a call without arguments. It is matched at a mark,
+    or after one that ends in `>`."""
     argument: str
     """Begins an argument; group 1 is its key, and groups `string` and `type` are its attributes."""
     closes: str
-    """Behind the last argument."""
+    """The text after the last argument."""
     marks: str
-    """See `Turn.end_of_value`. The group `closed` is of a mark that belongs to the value that it ends, `last` of one
-    that does not, and `next` the key of another argument, which ends the value if the tool has one of that name."""
+    """See `Turn.end_of_value`. The group `closed` is a mark that belongs to the value that it ends, `last` one that
+    does not, and `next` the key of another argument, which ends the value if the tool has one of that name."""
     problems: tuple[str, str, str]
-    """In errors: that no header follows a mark, that a key's value is not closed, and that the call is not."""
+    """In errors: no header follows a mark, a key's value is not closed, and the call is not closed."""
     call: str
-    """A call, with the places `name` and `arguments`."""
+    """A call, with placeholders `name` and `arguments`."""
     pair: str
-    """An argument, with the places `key` and `value`, `kind` for the type of the value, and `is_text`."""
+    """An argument, with placeholders `key` and `value`, `kind` for the type of the value, and `is_text`."""
 
 
 class TaggedFormat(MarkedFormat):
-    """Reads a call's header, its arguments, and what closes it, one behind the other.
+    """Parses a call's header, its arguments, and its closing marks, in this order.
 
     Args:
         name: of the form.
-        tags: see there.
+        tags: see `Tags`.
         example: see `ToolCallFormat`.
         frames: see `ToolCallFormat`.
-        lines: a value stands on lines of its own.
-        cdata: a value may stand in a CDATA section.
+        lines: a value is on lines of its own.
+        cdata: a value may be a CDATA section.
         escaped: names and keys are escaped as in XML.
     """
 
@@ -136,7 +136,7 @@ class TaggedFormat(MarkedFormat):
     def _ends(
         self, turn: Turn, name: str, argument: re.Match[str], arguments: Mapping[str, Any], mark: re.Match[str]
     ) -> bool:
-        """Return whether a mark ends the value of an argument; `arguments` are those before it."""
+        """Return whether a mark ends the value of an argument; `arguments` are the earlier ones."""
         if self._cdata and turn.text.startswith(_CDATA, argument.end()):
             closed = turn.text.endswith(_CDATA_END, 0, mark.start())
         else:

@@ -29,7 +29,7 @@ _ENDS = ("Traceback (", "File ", "For further information", "[type=", *_CHAINED)
 
 class _Line(NamedTuple):
     source: str
-    """Where it was logged, such as `core.py:1510`; empty if it was not."""
+    """The source of the log line, such as `core.py:1510`; empty if it was not logged."""
     text: str
 
 
@@ -44,7 +44,7 @@ def root_cause(text: str) -> str:
         if record is None or record[1] in ("ERROR", "CRITICAL"):
             source, said = ((record[2] or "", said[record.end() :])) if record else ("", said)
             processes.setdefault(process[1] if process else "", []).append(_Line(source, said))
-    # Our own process, which is not named, comes last: it only waits for the others.
+    # This process, which is not named, comes last: it only waits for the others.
     for name in sorted(processes, key=lambda name: not name):
         if cause := _cause(processes[name]):
             return cause
@@ -52,7 +52,7 @@ def root_cause(text: str) -> str:
 
 
 def _cause(lines: list[_Line]) -> str:
-    """Return the last exception of the first chain that has one which is no wrapper."""
+    """Return the last exception of the first chain that has one that is not a wrapper."""
     cause, last = "", ""
     for index, line in enumerate(lines):
         if cause and line.text.startswith("Traceback (") and not last.startswith(_CHAINED):
@@ -66,12 +66,12 @@ def _cause(lines: list[_Line]) -> str:
 
 
 def _same_source(lines: list[_Line]) -> list[str]:
-    """Return the lines behind the first one that the same call has logged."""
+    """Return the lines after the first one that the same call logged."""
     return [line.text for line in takewhile(lambda line: line.source == lines[0].source, lines)][1:]
 
 
 def _message(raised: re.Match[str], following: list[str]) -> str:
-    """Return an exception's name and message; empty if it says only that another one was raised."""
+    """Return an exception's name and message; empty if it only reports another one."""
     name, first = raised[1].rpartition(".")[2], raised[2] or ""
     parts = [first]
     for line in following:

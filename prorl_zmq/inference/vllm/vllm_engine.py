@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 CHECK_S = 60.0
 """Longest reading of a checkpoint's headers: a folder on a network may hang."""
 DRAIN_S = 1800.0
-"""Longest wait until what runs is paused, or in mode `drain` has ended."""
+"""Longest wait until running generations are paused, or in mode `drain` have ended."""
 RELOAD_S = 1800.0
 """Longest reading of new weights."""
 SHUTDOWN_S = 10.0
-"""How long vLLM's processes may take to end before they are killed; they take 5 s where nothing else runs."""
+"""Seconds in which vLLM's processes must end before they are killed; they take 5 s on an idle machine."""
 REAP_S = 5.0
 """Longest wait for a killed process."""
 
@@ -57,7 +57,7 @@ BY_TEMPLATE = ChatSettings("transformers")
 
 
 class VllmEngine:
-    """Implements `engine.Engine` with vLLM; made by `start`, on the loop that it is used on."""
+    """Implements `engine.Engine` with vLLM; made by `start`, on the loop that uses it."""
 
     def __init__(self, llm: Any, model: Path, description: EngineDescription, weight_version: int) -> None:
         self._llm = llm
@@ -68,7 +68,7 @@ class VllmEngine:
         self._requests = 0
         self._updating = asyncio.Lock()
         self._paused = False
-        """An update was begun."""
+        """Whether an update was begun."""
         self._updates: set[asyncio.Task[None]] = set()
         self._fault = ""
         """Why the engine can never serve again."""
@@ -82,19 +82,19 @@ class VllmEngine:
         chat: ChatSettings = BY_TEMPLATE,
         weight_version: int = 0,
     ) -> VllmEngine:
-        """Start vLLM, and give it when it can serve: after half a minute, or more for large models.
+        """Start vLLM; return the engine once it can serve: after half a minute, or more for large models.
 
-        The loop is blocked meanwhile, but for SIGTERM and SIGINT, which end the start.
+        Blocks the loop meanwhile, except for SIGTERM and SIGINT, which end the start.
 
         Raises:
-            ConfigError: the folder holds no model, tokenizer or chat template, a flag is wrong, or vLLM is not there.
-            EngineFailed: vLLM could not start, or was not let.
+            ConfigError: the folder lacks a model, tokenizer or chat template, a flag is wrong, or vLLM is missing.
+            EngineFailed: vLLM could not start, or was interrupted.
         """
         folder = model_folder(model)
         name = model if folder is None else str(folder)
         set_environment(offline=folder is not None)
         described = chat if chat.tokenizer else msgspec.structs.replace(chat, tokenizer=name)
-        # That no conversation can be held with a model is better known before it is loaded.
+        # A model that cannot hold a conversation should fail before it is loaded.
         if Path(described.tokenizer).is_dir():  # noqa: ASYNC240 - the loop is blocked for much longer below
             load_chat_format(described)
         with tailed_output() as tail:
@@ -112,7 +112,7 @@ class VllmEngine:
         engine = cls(llm, kept, _description(llm.vllm_config, name, chat), weight_version)
         try:
             await llm.update_weight_version(str(weight_version))
-            await llm.get_supported_tasks()  # kept: so the first request, too, is vLLM's at once, and can be aborted
+            await llm.get_supported_tasks()  # kept: so the first request, too, reaches vLLM at once, and can be aborted
         except BaseException:
             await engine.close()
             raise
@@ -142,7 +142,7 @@ class VllmEngine:
         try:
             async for output in self._llm.generate(prompt, parameters, request_id):
                 final = output  # the only one
-        except Exception as error:  # noqa: BLE001 - whatever vLLM raises is the job's to know
+        except Exception as error:  # noqa: BLE001 - vLLM's exceptions are reported to the job
             self._translate(error)
         finally:
             self._running.discard(request_id)
@@ -169,7 +169,7 @@ class VllmEngine:
 
         Raises:
             InvalidWeights: they cannot be used; nothing has changed.
-            EngineFailed: vLLM failed on the way, and is lost (`fatal=True`).
+            EngineFailed: vLLM failed during the update, and is lost (`fatal=True`).
         """
         update = asyncio.create_task(self._update(path, weight_version, mode), name="update weights")
         self._updates.add(update)
@@ -188,7 +188,7 @@ class VllmEngine:
             self._lost("vLLM's engine process has ended; its log says why")
 
     async def close(self) -> None:
-        """Abort what runs, whose callers get `EngineFailed`, and end vLLM's processes. May be called again."""
+        """Abort running generations (`EngineFailed`), and end vLLM's processes. May be called again."""
         if self._closed:
             return
         self._closed = True
@@ -198,7 +198,7 @@ class VllmEngine:
             self._llm.output_handler.cancel()  # it would log our ending the processes as their failure
         await asyncio.to_thread(_shut_down, self._llm)
         self._llm = None
-        gc.collect()  # it is in cycles, and fails noisily where it is collected at the interpreter's end
+        gc.collect()  # it is in cycles, and fails noisily if collected at the interpreter's exit
         for update in self._updates:
             update.cancel()
 
@@ -218,7 +218,7 @@ class VllmEngine:
                     await self._resume()
 
     async def _pause(self, mode: UpdateMode) -> None:
-        """Stop between two tokens: paused, vLLM has forgotten all that it computed with the old weights."""
+        """Stop between two tokens; vLLM then has dropped its results computed with the old weights."""
         if self._paused:
             return
         self._paused = True
@@ -239,7 +239,7 @@ class VllmEngine:
                 await self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(path)})
                 await self._llm.update_weight_version(str(weight_version))
         except BaseException as error:
-            # Nobody may get a token of weights that are half of the one and half of the other.
+            # No caller may get a token from a mixture of old and new weights.
             self._fault = f"vLLM failed in taking the weights in {path}: {type(error).__name__}: {error}"
             await self._llm.abort(list(self._running))
             raise
@@ -252,18 +252,18 @@ class VllmEngine:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Raise what vLLM raises as ours."""
+        """Convert vLLM's exceptions to this package's."""
         try:
             yield
         except ProrlError:
             raise
-        except Exception as error:  # noqa: BLE001 - vLLM hands on whatever its workers raised
+        except Exception as error:  # noqa: BLE001 - vLLM passes on any exception of its workers
             self._translate(error)
 
     def _updated(self, update: asyncio.Task[None]) -> None:
         self._updates.discard(update)
         if not update.cancelled():
-            update.exception()  # its callers have it, if they still wait
+            update.exception()  # waiting callers receive it
 
     # Checks -----------------------------------------------------------------------------------------------------------
 
@@ -282,12 +282,12 @@ class VllmEngine:
             )
 
     def _translate(self, error: Exception) -> NoReturn:
-        """Raise vLLM's error as ours."""
+        """Raise vLLM's error as one of this package."""
         self._check_open()
         if self._llm.errored:
             self._lost("vLLM's engine process has ended; its log says why")
         cause = error.__cause__ or error
-        refused = isinstance(cause, ValueError)  # vLLM's validation errors are some
+        refused = isinstance(cause, ValueError)  # some are vLLM's validation errors
         raise EngineFailed(f"vLLM refused or failed: {type(cause).__name__}: {cause}", refused=refused) from error
 
     def _lost(self, why: str) -> NoReturn:
@@ -296,7 +296,6 @@ class VllmEngine:
 
 
 def _description(config: Any, model: str, chat: ChatSettings) -> EngineDescription:
-    """Describe an engine by its `vllm.VllmConfig`."""
     return EngineDescription(
         model=model,
         chat=chat if chat.tokenizer else msgspec.structs.replace(chat, tokenizer=model),
@@ -311,7 +310,7 @@ def _shut_down(llm: Any) -> None:
     processes = multiprocessing.active_children()
     llm.shutdown(SHUTDOWN_S)
     for process in processes:
-        process.join(REAP_S)  # vLLM leaves those that it had to kill as zombies
+        process.join(REAP_S)  # vLLM leaves processes that it killed as zombies
 
 
 def _sampling_parameters(sampling: Sampling, stop_token_ids: Sequence[int], room: int) -> Any:
@@ -328,7 +327,7 @@ def _sampling_parameters(sampling: Sampling, stop_token_ids: Sequence[int], room
         stop=list(sampling.stop),
         stop_token_ids=list(stop_token_ids),
         ignore_eos=True,
-        logprobs=0,  # of the token that was drawn, and of no other
+        logprobs=0,  # only of the drawn token
         flat_logprobs=True,
         detokenize=bool(sampling.stop),
         skip_special_tokens=False,  # a stop text may be in one
@@ -337,12 +336,11 @@ def _sampling_parameters(sampling: Sampling, stop_token_ids: Sequence[int], room
 
 
 def _generation(output: Any) -> Generation:
-    """Make a `Generation` of a `vllm.RequestOutput`."""
     completion = output.outputs[0]
     finish_reason = FINISH_REASONS.get(completion.finish_reason)
     if finish_reason is None:
         raise EngineFailed(f"vLLM ended a turn with {completion.finish_reason}: {completion.stop_reason}")
-    # Flat: all log-probs of all positions in one list; where a position has several the drawn token's comes first.
+    # Flat: all log-probs of all positions in one list; if a position has several, the drawn token's comes first.
     flat = completion.logprobs
     logprobs = np.array(flat.logprobs, np.float32)
     if len(logprobs) != len(flat):

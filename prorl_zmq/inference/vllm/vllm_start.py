@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json", "tokenizer_config.json")
-"""One of these files makes a folder one with a tokenizer."""
+"""A folder with one of these files has a tokenizer."""
 
 
 def model_folder(model: str) -> Path | None:
-    """Return the folder that `model` names, if it has what an engine needs; None: it is a name on a hub.
+    """Return the folder that `model` names, if it is complete; None: it is a name on a hub.
 
     Raises:
-        ConfigError: there is no such folder, or no model with a tokenizer in it.
+        ConfigError: the folder is missing, or has no model with a tokenizer.
     """
     folder = Path(model).absolute()
     if not folder.is_dir():
@@ -44,7 +44,6 @@ def model_folder(model: str) -> Path | None:
 
 
 def downloaded_folder(llm: Any) -> Path:
-    """Return the folder into which vLLM downloaded its model."""
     from huggingface_hub import snapshot_download
 
     config = llm.vllm_config.model_config
@@ -52,10 +51,10 @@ def downloaded_folder(llm: Any) -> Path:
 
 
 def start_async_llm(model: str, arguments: Sequence[str]) -> Any:
-    """Start vLLM with a model and flags, and give its `AsyncLLM`; what vLLM raises when it starts goes through.
+    """Start vLLM with a model and flags; return its `AsyncLLM`. vLLM's own exceptions pass through.
 
     Raises:
-        ConfigError: vLLM is not installed or too old, or does not take the flags.
+        ConfigError: vLLM is not installed or too old, or rejects the flags.
     """
     try:
         from vllm import AsyncEngineArgs

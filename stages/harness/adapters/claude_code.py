@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SETTINGS = {
-    "IS_SANDBOX": "1",  # or it refuses to run for root
+    "IS_SANDBOX": "1",  # otherwise it refuses to run as root
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     "DISABLE_AUTOUPDATER": "1",
     "ENABLE_TOOL_SEARCH": "0",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 COMPACTION_AT = 0.9
-"""Of the prompt's largest length: the summary must fit too."""
+"""The share of the longest prompt at which it compacts: the summary must fit too."""
 SETTINGS = (
     "model_provider=prorl",
     'web_search="disabled"',

@@ -24,7 +24,7 @@ SETTINGS = {
 
 class MiniSweAgent(Adapter):
     name = "mini-swe-agent"
-    # Its litellm needs mcp, and does not say so.
+    # Its litellm needs mcp without declaring it.
     package = PyPI("mini-swe-agent", version="2.4.6", also=("mcp",), python=(3, 10))
     shell = ShellTool("bash")
 

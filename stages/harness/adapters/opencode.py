@@ -1,4 +1,4 @@
-"""OpenCode, over chat completions. It gets a title, or it would ask the model for one."""
+"""OpenCode, over chat completions. It gets a title; otherwise it would ask the model for one."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from ..adapter import NODE, Adapter, Launch, LaunchRequest, Npm, ShellTool
 
 PROVIDER = "prorl"
 KEPT_PART = 0.25
-"""Of the prompt's largest length, what is kept as it is when the history is shortened."""
+"""The share of the longest prompt that is kept unchanged when the history is compacted."""
 
 
 class Pi(Adapter):
