@@ -81,6 +81,6 @@ class KeepAlive:
                 except ProrlError as error:
                     log.warning("a lease was not renewed: %s: %s", request, error.message)
                 except Exception:
-                    log.exception("a lease was not renewed: %s", request)  # the next one may be
+                    log.exception("a lease was not renewed: %s", request)  # the next renewal may succeed
         finally:
             context.destroy(linger=0)

@@ -71,7 +71,7 @@ class RayNode:
 
 
 class Program:
-    """An actor with a child program. If either dies, so does the other, and Ray restarts both."""
+    """An actor with a child program, which dies with it; if the child fails, the actor exits, and Ray restarts both."""
 
     def __init__(self, python: str, name: str, *arguments: str) -> None:
         self._name = name

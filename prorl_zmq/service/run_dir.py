@@ -49,7 +49,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 async def _sweep(root: Path) -> None:
     if root.exists():  # noqa: ASYNC240 - of this machine
-        from ..tools.sandbox.sweeping import sweep  # with all that removes sandboxes
+        from ..tools.sandbox.sweeping import sweep  # imports all that removes sandboxes
 
         await sweep(root)
 

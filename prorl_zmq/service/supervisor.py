@@ -82,7 +82,7 @@ class Startup(NamedTuple):
     """Progress of a service's start."""
 
     there: int
-    """Processes that have reported to their broker, or listen if they are HTTP servers; brokers count after an answer.
+    """Processes that have reported to their broker, or listen if they are HTTP servers; brokers count once they answer.
     """
     total: int
     missing: str
@@ -148,7 +148,7 @@ class Supervisor:
         self._notifier = Notifier()
         self._metrics: MetricsInbox | None = None
         if topology.gateway.bind or topology.metrics.bind:
-            from .metrics_inbox import MetricsInbox  # with prometheus_client
+            from .metrics_inbox import MetricsInbox  # imports prometheus_client
 
             self._metrics = MetricsInbox(topology.run_dir)
         self._starter = ProcessStarter({**os.environ, SERVICE_VARIABLE: places.service_id}, server)

@@ -177,7 +177,7 @@ class SpanExport:
                 raise
 
     def wait_for_room(self) -> None:
-        """Wait while the SDK's queue is half full; return at once while the collector is unreachable."""
+        """Wait while the SDK's queue is at least half full; return at once while the collector is unreachable."""
         self._exporter.wait_for(self._begun - ROOM)
 
     def close(self) -> None:

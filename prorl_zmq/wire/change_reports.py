@@ -1,8 +1,7 @@
 """What a member reports to the rollout broker with each heartbeat: its full state, or the changes. Pure.
 
 A full report is due on a new connection until the broker answers, when the broker asks, and every `FULL_EVERY`
-heartbeats. Other heartbeats carry only phases that began and machine facts that changed much, so their cost follows the
-rate of change and not the number of jobs.
+heartbeats. Other heartbeats carry only changes, so their cost follows the rate of change and not the number of jobs.
 """
 
 from __future__ import annotations

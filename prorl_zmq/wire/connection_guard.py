@@ -23,7 +23,7 @@ CROWDED_SHARE, FULL_SHARE, USED_SHARE = 0.4, 0.5, 0.7
 
 
 def crowding() -> str:
-    """Return the error text for a new client if the process has nearly all of its files open, else an empty string."""
+    """Return the error text for a new client if over `CROWDED_SHARE` of the possible files are open; else empty."""
     number, limit = _open_files(), _limit()
     if number < CROWDED_SHARE * limit:
         return ""

@@ -83,7 +83,7 @@ class AsyncRolloutClient(AsyncWeightUpdates):
         if service is None:
             endpoint = front_door_at(endpoint)
         else:
-            from ...service.service_folder import ServiceFolder  # with what makes and locks one
+            from ...service.service_folder import ServiceFolder  # imports what makes and locks one
 
             folder = ServiceFolder.open(Path(service))
             keys = keys if keys is not None else folder.keys("client")
@@ -152,7 +152,7 @@ class AsyncRolloutClient(AsyncWeightUpdates):
     async def collect(self, max_results: int = 64, *, wait_s: float | None = None) -> list[Trajectory]:
         """Return up to `max_results` finished jobs of the session; wait up to `wait_s` seconds for the first.
 
-        This call acknowledges the results of earlier ones. It returns an empty list after `wait_s`. Concurrent calls
+        This call acknowledges the results of earlier ones. An empty list means that none came in time. Concurrent calls
         take turns.
 
         Raises:

@@ -108,8 +108,8 @@ class AsyncEndpoint:
             timeout_s: longest wait in seconds for the trajectory; None: no limit, since EVAL has its own.
 
         Raises:
-            EndpointFailed: the reward is not finite, the task cannot judge, no call of the model was answered, or the
-                rollout was ended with another reward (`status` 400 or 409). The rollout is unchanged.
+            EndpointFailed: the reward is not a finite number, the task cannot judge, no call of the model was answered,
+                or the rollout was ended with another reward (`status` 400 or 409). The rollout is unchanged.
             JobsLost: the rollout broker was restarted without its journal.
             RequestTimeout: there was no trajectory in time, or the service did not answer.
         """

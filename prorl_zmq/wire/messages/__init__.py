@@ -10,7 +10,7 @@ sizes in bytes. No message carries a clock reading, since the clocks of two node
     operator                       ⇄ rollout broker   watching              the same
     stage process                  → rollout broker   stages.StageEvent     PUSH → PULL
     rollout broker                 → stage process    stages.StageCommand   PUSH → PULL
-    any of these                   ⇄ backend broker   backends              ROUTER
+    any process                    ⇄ backend broker   backends              ROUTER
     stage process, backend broker  ⇄ engine host      engines               ROUTER
 
 Requests are idempotent: a request without a reply is resent with the same `request_id`. Jobs and results are in `jobs`,

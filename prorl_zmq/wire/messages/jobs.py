@@ -38,7 +38,7 @@ class Phase(StrEnum):
 
 
 class Outcome(StrEnum):
-    """How a job ended. Only `completed` carries a reward."""
+    """How a job ended. Only `completed` carries a reward, unless the agent itself caused the failure."""
 
     COMPLETED = "completed"
     FAILED = "failed"

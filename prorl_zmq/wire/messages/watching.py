@@ -266,7 +266,7 @@ class BatchStep(Part, frozen=True, kw_only=True, array_like=True):
     groups: int
     """Kept."""
     rollouts: int
-    """Rollouts sent to its client; the fields below are means over them, `failed` excepted."""
+    """Rollouts sent to its client; `reward` and the fields below it are over them."""
     failed: int
     reward: float
     tokens: float
