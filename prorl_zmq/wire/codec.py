@@ -26,8 +26,8 @@ HEADER_LIMIT_BYTES = 4 * 2**20
 SMALL_BYTES = 1024
 """Frames up to this size are decoded in one step."""
 FEW_FRAMES = 16
-"""The first frames of a kind decoded in two steps: a one-step decoder of all replies takes 8 ms to build, too long for
-a command that reads four of them."""
+"""How many of a kind's first frames are decoded in two steps: a one-step decoder of all replies takes 8 ms to build,
+too long for a command that reads four of them."""
 CONTAINER_LIMIT = 65_536
 """Most elements of one array or map, and most arrays and maps in one frame."""
 

@@ -209,8 +209,7 @@ class Assign(Request, frozen=True, kw_only=True):
     node: Identifier = "local"
     """Where the job's RUN is."""
     leaving: Identifier | Literal[""] = ""
-    """The backend that the job has and cannot continue with: assign another one, or wait until that one may be tried.
-    """
+    """The backend that the job has and cannot continue with: assign another, or wait until that one may be tried."""
 
 
 class GenerationFailed(Request, frozen=True):

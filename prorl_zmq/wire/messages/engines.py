@@ -91,8 +91,7 @@ class WeightUpdate(Request, frozen=True):
     timeout_s: Seconds = ENGINES_S
     """How long the backend broker waits for engine hosts."""
     backend_id: Identifier | None = None
-    """For `set`: only this backend, without a request to its host; valid until the host's heartbeats report a change.
-    """
+    """For `set`: only this backend, without asking its host; valid until the host's heartbeats report a change."""
     trainer: Identifier | Literal[""] = ""
     """The session of the trainer that holds the weights from then on; empty: an operator."""
     take_over: bool = False
