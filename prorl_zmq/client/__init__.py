@@ -1,1 +1,1 @@
-"""A trainer's clients of the service."""
+"""Clients of the service for trainers."""

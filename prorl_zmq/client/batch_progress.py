@@ -1,8 +1,7 @@
-"""`BatchProgress`: a client's view of a batch, which draws prompts as they are wanted and hands over each group once.
+"""`BatchProgress`: a client's state of a batch, which draws prompts on demand and returns each group once.
 
-No sockets, no clock. A group is acknowledged with the next request, after the caller has had it; a group whose
-acknowledgement was lost arrives a second time and is recognised by its id. Prompts that were drawn and not accepted
-stay drawn for the next `Feed`.
+No sockets, no clock. A group is acknowledged with the request after it was returned; a group whose acknowledgement was
+lost arrives a second time and is recognised by its id. Drawn prompts that were not accepted are kept for the next feed.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ FEED_LIMIT = 512
 """Most prompts of one request."""
 PAUSE_S = 1.0
 FEED_BYTES = 32 * 2**20
-"""Bytes of prompts in one request, about."""
+"""Approximate limit of the prompts in one request."""
 
 
 def mean_reward(
@@ -54,8 +53,8 @@ def mean_reward(
     Args:
         low: the smallest mean that is kept; None: any.
         high: the largest; None: any.
-        least: the smallest reward that there is; with `most`, groups are decided before their last rollout is in.
-        most: the largest reward that there is.
+        least: the smallest possible reward; with `most`, groups are decided before their last rollout ends.
+        most: the largest possible reward.
     """
     return GroupFilter("mean_reward", low, high, least, most)
 
@@ -103,15 +102,15 @@ class BatchProgress:
         self._fed = 0
         self._told_last = False
         self._must_pause = False
-        """The service was too busy for prompts: the next request waits for a group instead of asking for more."""
+        """The service was too busy for prompts: the next request waits for a group instead of requesting more."""
         self._handed_over: list[str] = []
         self._seen: set[str] = set()
         self.wanted = 0
-        """Prompts that the service would take now."""
+        """Prompts that the service would accept now."""
         self.status: BatchStatus | None = None
         self.report: BatchReport | None = None
         self.has_ended = False
-        """All groups that there will be were handed over."""
+        """All groups were returned, and no more will come."""
         self._was_fed = False
 
     def check_failed(self) -> None:
@@ -134,7 +133,7 @@ class BatchProgress:
         return "; ".join(parts)
 
     def check_fed(self) -> None:
-        """Raise `InvalidBatch` if no group can come since nothing was fed."""
+        """Raise `InvalidBatch` if no group can come because nothing was fed."""
         status = self.status
         if status is None or status.state != "open" or self._was_fed or self._fed:
             return
@@ -159,11 +158,11 @@ class BatchProgress:
         self._told_last = False
 
     def feed_request(self) -> tuple[Feed, list[bytes]] | None:
-        """Draw what is wanted, and return the request that feeds it, with the packed prompts; None: nothing to feed.
+        """Draw the wanted prompts, and return the request that feeds them with the packed prompts; None: none to feed.
 
         Raises:
-            JobTooLarge: a prompt is over the service's limit, and is left out.
-            MalformedMessage: a prompt holds something that is not plain data, and is left out.
+            JobTooLarge: a prompt is over the service's limit, and is skipped.
+            MalformedMessage: a prompt has values other than plain data, and is skipped.
         """
         if not self.wanted:
             return None
@@ -188,12 +187,12 @@ class BatchProgress:
         self._told_last = request.last
 
     def feed_later(self) -> None:
-        """Keep what was drawn, since the service takes no prompts now."""
+        """Keep the drawn prompts, since the service accepts none now."""
         self.wanted = 0
         self._must_pause = True
 
     def refused(self, error: ProrlError) -> None:
-        """Leave out the prompt that the error names, if any; the others are fed with the next request."""
+        """Drop the prompt that the error names, if any; the others are fed with the next request."""
         place = error.fields.get("place")
         if isinstance(place, int) and place < len(self._drawn):
             del self._drawn[place]
@@ -201,7 +200,7 @@ class BatchProgress:
     def group_request(self, wait_s: float) -> NextGroup:
         pause, self._must_pause = self._must_pause, False
         if self.status is None and not (self._was_fed or self._fed):
-            wait_s = 0.0  # to learn whether anything can come, or nothing was fed (see `check_fed`)
+            wait_s = 0.0  # find out first whether anything can come (see `check_fed`)
         has_more = bool(self._streams or self._drawn) or not (self._more_to_come or self._told_last)
         return NextGroup(
             new_id(),
@@ -221,7 +220,7 @@ class BatchProgress:
         self.report, self.has_ended = reply.report, reply.ended
         if not reply.group_id:
             return None
-        from ..data.group import Group  # with numpy, which commands without batches can do without
+        from ..data.group import Group  # imports numpy, which commands without batches do not need
 
         group = Group(reply.group_id, reply.prompt_id, tuple(one for one, _ in delivery.trajectories()))
         self._handed_over.append(group.group_id)

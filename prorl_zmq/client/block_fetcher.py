@@ -1,8 +1,8 @@
 """`BlockFetcher`: fetches trajectory blocks from the nodes that keep them (`keep = "node"`); blocks the calling thread.
 
 A block of a node on this machine is mapped from its file; others come over TCP. Blocks that cannot be fetched, or whose
-checksum differs from the handle's, are left out, and the client asks the broker for them (`RelayBlocks`). So nothing is
-resent, and no `Requester` is needed. All nodes share one time limit, which each arriving block extends.
+checksum differs from the handle's, are omitted, and the client requests them from the broker (`RelayBlocks`). So
+nothing is resent, and no `Requester` is needed. All nodes share one time limit, which each arriving block extends.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ STALL_S = 5.0
 LOOK_MS = 100
 LOCAL_S = 1.0
 AT_ONCE = 8
-"""Most requests to one node that wait for their replies."""
+"""Most requests in flight to one node."""
 CONNECTIONS = 256
 """Most nodes that stay connected; the least recently used connection is closed first."""
 FOUND = b"+"
@@ -48,7 +48,7 @@ log = logging.getLogger("prorl.client")
 
 
 class BlockFetcher:
-    """Threads that share it take turns."""
+    """Fetches blocks for one client; concurrent calls take turns."""
 
     def __init__(self, keyring: Keyring | None) -> None:
         self._keyring = keyring
@@ -158,7 +158,7 @@ class BlockFetcher:
 
 
 class _Node:
-    """The requests to one node."""
+    """Requests to one node."""
 
     def __init__(self, endpoint: str, sock: zmq.Socket[bytes], handles: Mapping[str, BlockHandle]) -> None:
         self.endpoint = endpoint
@@ -167,7 +167,7 @@ class _Node:
         self._handles = list(handles.items())
         self._checksums = {key: handle.checksum for key, handle in handles.items()}
         self._asked: dict[str, str] = {}
-        """The key of each request."""
+        """The key of each request, by request id."""
         self._ask()
 
     @property

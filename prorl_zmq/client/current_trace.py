@@ -1,7 +1,7 @@
-"""The trace that a trainer is in: jobs that it submits or feeds go on with it.
+"""The trainer's current OpenTelemetry trace, which the jobs that it submits or feeds continue.
 
-Only what the trainer's own OpenTelemetry has: a span that is current when jobs are given to the client. Without
-OpenTelemetry in the trainer's program, nothing of it is imported here.
+The parent is the span that is current when jobs are passed to the client. OpenTelemetry is only used if the trainer's
+program has imported it.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
 
 
 def in_current_trace(jobs: Iterable[Job]) -> Iterable[Job]:
-    """Return jobs whose spans will be below the one that is current now, unless they name another one."""
+    """Return the jobs with the current span as their parent, unless they name another one."""
     return in_trace(jobs, current_traceparent())
 
 
 def in_trace(jobs: Iterable[Job], traceparent: str) -> Iterable[Job]:
-    """Return jobs whose spans will be below the one of a `traceparent`, unless that is empty or they name another."""
+    """Return the jobs with `traceparent` as their parent, unless it is empty or they name another one."""
     if not traceparent:
         return jobs
     return (replace(job, traceparent=traceparent) if _is_free(job) else job for job in jobs)
 
 
 def _is_free(job: Any) -> bool:
-    return isinstance(job, Job) and not job.traceparent  # what is no job is refused where it is packed
+    return isinstance(job, Job) and not job.traceparent  # other types are rejected when packed
 
 
 def submit_span(count: int) -> AbstractContextManager[Any]:
-    """Return a span of the trainer's own tracer around a request that submits so many jobs, if one is current."""
+    """Return a span of the trainer's tracer around a request that submits `count` jobs, if a span is current."""
     if not current_traceparent():
         return nullcontext()
     from opentelemetry import trace

@@ -1,8 +1,8 @@
-"""Results as a client receives them: `Delivery` reads one reply, `CollectState` hands its results to the caller.
+"""Results as a client receives them: `Delivery` reads one reply, `CollectState` returns its results to the caller.
 
-A trajectory's block is in the reply, behind its result, or a node keeps it: that one is fetched by its handle, and put
-in by `fill`. `CollectState` makes delivery exactly-once for a live client: it drops results that it has seen, and
-acknowledges a result only with the next request, after the caller has had it. No sockets, no clock.
+A trajectory's block follows its result in the reply, or a node keeps it: `fill` adds those after they were fetched by
+their handles. `CollectState` makes delivery exactly-once for a live client: it drops results that it has seen, and
+acknowledges a result only with the request after it was returned. No sockets, no clock.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ SEEN_LIMIT = 20_000
 
 
 class Delivery:
-    """Args: the request, and the frames of its reply.
+    """One reply to a request for results, made from the request and the reply's frames.
 
     Raises:
-        ProrlError: the request was refused with this error.
-        MalformedMessage: the frames are no reply to it.
+        ProrlError: the service refused the request with this error.
+        MalformedMessage: the frames are not a reply to the request.
     """
 
     def __init__(self, request: Collect | NextGroup, frames: Sequence[Received]) -> None:
@@ -46,9 +46,9 @@ class Delivery:
         if not isinstance(self.reply, Collected if isinstance(request, Collect) else GroupGiven):
             raise MalformedMessage(f"the service answered a {type(request).__name__} with {type(self.reply).__name__}")
         self.handles: dict[str, BlockHandle] = {}
-        """The blocks that nodes keep, by job."""
+        """Handles of the blocks that nodes keep, by job."""
         self._blocks: dict[str, Received] = {}
-        """Of the results that have tokens, by job."""
+        """Blocks of the results that have tokens, by job."""
         self._results: list[Result] = []
         rest = iter(frames[1:])
         try:
@@ -63,11 +63,11 @@ class Delivery:
             raise MalformedMessage(f"the trajectory of job {job_id} is missing from the reply") from None
 
     def fill(self, blocks: Mapping[str, Received]) -> list[str]:
-        """Put in blocks that were fetched, by job, and return the jobs that lack theirs.
+        """Add fetched blocks, by job, and return the jobs whose blocks are missing.
 
-        A result without its block is left out, a group as a whole.
+        A result without its block is omitted; a group without one is omitted as a whole.
         """
-        from ..data.trajectory import block_bytes  # with numpy, which commands without results can do without
+        from ..data.trajectory import block_bytes  # imports numpy, which commands without results do not need
 
         for result in self._results:
             block = blocks.get(result.job_id)
@@ -87,7 +87,7 @@ class Delivery:
         """Return the results as trajectories, each with the block that its arrays are views of.
 
         Raises:
-            MalformedMessage: a block is not of the size that its result says.
+            MalformedMessage: a block's size differs from its result's.
         """
         blocks = self._blocks
         return [(read_trajectory(one, block := blocks.get(one.job_id, b"")), block) for one in self._results]
@@ -102,7 +102,7 @@ def _rollouts(given: GroupGiven, rest: Iterator[Received]) -> Iterator[Result]:
 
 
 class CollectState:
-    """What one client has received, handed to its caller, and acknowledged."""
+    """What one client has received, returned to its caller, and acknowledged."""
 
     def __init__(self, session: str, client_id: str) -> None:
         self.session = session
@@ -113,52 +113,52 @@ class CollectState:
         self._expected: dict[str, str] = {}
         self._lost: list[str] = []
         self._aside: dict[str, Trajectory | None] = {}
-        """Those that have a receiver of their own, by job, once they are here."""
+        """Trajectories with a receiver of their own, by job; None until received."""
         self._journal_id = ""
         self.remaining = 0
         """Jobs of the session whose results this client did not have at the last reply."""
 
     @property
     def waiting(self) -> int:
-        """Trajectories received and not handed over; no request is made while there are any."""
+        """Trajectories received and not returned; no request is made while there are any."""
         return len(self._received)
 
     def begin(self, job_ids: Iterable[str]) -> list[str]:
-        """Forget results of jobs that are about to be submitted: the id of an ended job may be reused. Return those."""
+        """Forget results of jobs about to be submitted, since the id of an ended job may be reused. Return those."""
         return [job_id for job_id in job_ids if self._seen.pop(job_id, "") is None]
 
     def refused(self, begun: Iterable[str]) -> None:
-        """Take `begin` back."""
+        """Undo `begin`."""
         self._seen.update(dict.fromkeys(begun))
 
     def expect(self, job_ids: Iterable[str], journal_id: str) -> None:
-        """Note jobs that were accepted, and the journal that has them; some may be here, if the reply was lost."""
+        """Record accepted jobs and their journal; some may have been received, if the reply was lost."""
         for job_id in job_ids:
             if job_id not in self._seen:
                 self._expected[job_id] = journal_id
         self._journal_id = ""  # so that the next reply is compared with all of `_expected`
 
     def set_aside(self, job_id: str) -> None:
-        """Keep this job's trajectory for who asks for it by name."""
+        """Keep this job's trajectory for `aside`."""
         self._aside[job_id] = None
 
     def aside(self, job_id: str) -> Trajectory | None:
-        """Return what was kept, if it is here."""
+        """Return the kept trajectory, if it was received."""
         return self._aside.get(job_id)
 
     def forget_aside(self, job_id: str) -> None:
-        """Its receiver has it, or wants it no more."""
+        """Drop a trajectory that its receiver has, or no longer needs."""
         self._aside.pop(job_id, None)
         self._expected.pop(job_id, None)
         self._lost = [each for each in self._lost if each != job_id]
-        self._seen[job_id] = None  # what was on its way is acknowledged
+        self._seen[job_id] = None  # a delivery in transit is acknowledged
 
     def is_lost(self, job_id: str) -> bool:
-        """Return whether the journal is gone that had this job."""
+        """Return whether this job's journal is gone."""
         return job_id in self._lost
 
     def check_lost(self) -> None:
-        """Raise `JobsLost` once for jobs whose journal is gone, after all results have been handed over."""
+        """Raise `JobsLost` once for jobs whose journal is gone, after all results have been returned."""
         if self._lost and not self._received:
             lost, self._lost = self._lost, []
             raise JobsLost(
@@ -174,7 +174,7 @@ class CollectState:
         return taken
 
     def request(self, max_results: int, wait_s: float, *, goodbye: bool = False) -> Collect:
-        """Return the next request; it acknowledges all that was handed over."""
+        """Return the next request, which acknowledges all returned results."""
         return Collect(
             new_id(),
             self.session,

@@ -1,7 +1,7 @@
-"""`KeepAlive`: renews a lease of a client, such as that of its batches, from a thread with a socket of its own.
+"""`KeepAlive`: renews a client's lease, such as that of its batches, from a thread with its own socket.
 
-A trainer may spend minutes in one optimiser step, in which neither its thread nor its event loop can send anything.
-When it is killed the renewals stop, and the service ends what the lease was of.
+A trainer may spend minutes in one optimiser step, in which neither its thread nor its event loop can send. When the
+trainer is killed the renewals stop, and the lease expires.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class KeepAlive:
         renewal: Callable[[str], Message],
         lease_s: float,
     ) -> None:
-        """Renew the lease at a broker that `find` finds again once it has moved, with what `renewal` makes of an id."""
+        """Renew the lease at a broker, found again by `find` after a move, with what `renewal` makes of an id."""
         self._find = find
         self._endpoint = endpoint
         self._keyring = keyring
@@ -57,12 +57,12 @@ class KeepAlive:
             self._wake.set()
 
     def stop(self) -> None:
-        """Renew no more."""
+        """Stop renewing."""
         self._over = True
         self._wake.set()
 
     def close(self) -> None:
-        """Stop, and wait for the end of a renewal. May be repeated."""
+        """Stop, and wait for a renewal in progress. Idempotent."""
         self.stop()
         self._thread.join(2 * ANSWER_S)
 
@@ -81,6 +81,6 @@ class KeepAlive:
                 except ProrlError as error:
                     log.warning("a lease was not renewed: %s: %s", request, error.message)
                 except Exception:
-                    log.exception("a lease was not renewed: %s", request)  # the next one may be
+                    log.exception("a lease was not renewed: %s", request)  # the next renewal may succeed
         finally:
             context.destroy(linger=0)

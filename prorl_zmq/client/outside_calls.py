@@ -1,6 +1,6 @@
-"""What a client says to the RUN process of a rollout that its own program leads: plain HTTP, by the standard library.
+"""A client's HTTP calls to the RUN process of a rollout that its program leads, by the standard library.
 
-Proxies of the environment are left aside: the address is on this machine or in the service's own network.
+Proxy settings of the environment are ignored: the address is on this machine or in the service's own network.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ def new_key() -> str:
 
 
 def with_key(job: Job, idle_s: float, train_on: TrainOn, key: str = "") -> tuple[Job, str]:
-    """Return a job that a program with the returned key leads, and that is tried once.
+    """Return a job led by a program with the returned key, with one attempt.
 
     Raises:
-        TypeError: it is no `Job`.
-        EndpointFailed: an option is none that a job may have.
+        TypeError: it is not a `Job`.
+        EndpointFailed: an option is invalid.
     """
     if not isinstance(job, Job):
         raise TypeError(f"endpoint takes a prorl_zmq.Job, and not a {type(job).__name__}")
@@ -63,8 +63,8 @@ def reached_at(trace: JobTrace) -> str:
     """Return the URL at which a rollout is reached from here.
 
     Raises:
-        EndpointFailed: it is on the loopback network of another machine or container, where something else may listen
-            here.
+        EndpointFailed: it is on the loopback network of another machine or container, whose port may be another
+            program's here.
     """
     url, _, loopback = trace.address.partition("#")
     if loopback and loopback != loopback_id():
@@ -78,19 +78,19 @@ def reached_at(trace: JobTrace) -> str:
 
 
 def check_reward(reward: Any) -> None:
-    """Raise `EndpointFailed` unless this can be a reward, or there is none."""
+    """Raise `EndpointFailed` unless `reward` is None or a finite number."""
     is_number = isinstance(reward, int | float) and not isinstance(reward, bool)
     if reward is not None and not (is_number and math.isfinite(reward)):
         raise EndpointFailed(f"the reward is {reward!r}; it must be a finite number", status=400)
 
 
 def ask(method: str, url: str, key: str, body: dict[str, Any] | None) -> Answer:
-    """Ask a rollout's RUN process.
+    """Call a rollout's RUN process.
 
     Raises:
-        OSError: it cannot be reached, or what answers there does not speak HTTP.
+        OSError: it cannot be reached, or does not speak HTTP.
     """
-    from http.client import HTTPException  # with much of the standard library, which few clients need
+    from http.client import HTTPException  # imports much that few clients need
     from urllib.error import HTTPError
     from urllib.request import ProxyHandler, Request, build_opener
 
@@ -108,7 +108,7 @@ def ask(method: str, url: str, key: str, body: dict[str, Any] | None) -> Answer:
 
 
 def is_over(answer: Answer) -> bool:
-    """Return whether the rollout has ended before; raise `EndpointFailed` if it refused what was asked."""
+    """Return whether the rollout has already ended; raise `EndpointFailed` if the request was refused."""
     if answer.status == GONE:
         return True
     if answer.status != 200:

@@ -1,4 +1,4 @@
-"""Cuts jobs into requests, and reads replies. No sockets, no clock."""
+"""Splits jobs into requests, and reads replies. No sockets, no clock."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 JOBS_PER_REQUEST = 512
 IDS_PER_REQUEST = 10_000
 REQUEST_BYTES = 32 * 2**20
-"""Packed jobs in one request, about."""
+"""Approximate limit of the packed jobs in one request."""
 POLL_S = 10.0
-"""Longest that one `Collect` is held by the broker; a longer wait is several of them."""
+"""Longest time that the broker holds one `Collect`; a longer wait takes several."""
 NAMELESS_S = 600.0
-"""How long the jobs and results of a session without a name stay when its client is gone."""
+"""How long the jobs and results of an unnamed session are kept after its client is gone."""
 
 REPLIES: Any = FrontDoorReply | AnyBackendReply | AnyEngineReply
 
 
 class MappedBlock(NamedTuple):
-    """A trajectory's block on the disk of a node on this machine, mapped; with a frame's attributes."""
+    """A trajectory's block, mapped from the disk of a node on this machine; has a frame's attributes."""
 
     buffer: memoryview
 
@@ -55,10 +55,10 @@ if TYPE_CHECKING:
 def submissions(
     session: str, jobs: Iterable[Job], limit_bytes: int, lease_s: float | None = None
 ) -> Iterator[tuple[Submit, list[bytes], tuple[str, ...]]]:
-    """Cut jobs into requests: the header of each, its packed jobs, and their ids.
+    """Split jobs into requests: the header of each, its packed jobs, and their ids.
 
     Raises:
-        TypeError: one is no `Job`.
+        TypeError: one is not a `Job`.
     """
     packed_jobs: list[bytes] = []
     ids: list[str] = []
@@ -76,10 +76,10 @@ def submissions(
 
 
 def pack_job(job: Job, limit_bytes: int, what: str = "job") -> bytes:
-    """Pack a job or prompt; raise `JobTooLarge` or, for an instance that is not plain data, `MalformedMessage`.
+    """Pack a job or prompt; raise `JobTooLarge` or, for values other than plain data, `MalformedMessage`.
 
     Raises:
-        TypeError: it is no `Job`.
+        TypeError: it is not a `Job`.
     """
     if not isinstance(job, Job):
         given = shortened(repr(job))
@@ -99,7 +99,7 @@ def pack_job(job: Job, limit_bytes: int, what: str = "job") -> bytes:
 
 
 def check_job_ids(job_ids: Iterable[str]) -> None:
-    """Raise `UnknownJob` unless each of these could be a job's id."""
+    """Raise `UnknownJob` if an id is malformed."""
     for job_id in job_ids:
         try:
             msgspec.convert(job_id, JobIdentifier)
@@ -113,7 +113,7 @@ def check_job_ids(job_ids: Iterable[str]) -> None:
 
 
 def read_reply(frames: Sequence[Received]) -> Any:
-    """Return the reply in a message's first frame, or raise the error that it refuses the request with."""
+    """Return the reply in a message's first frame, or raise the error with which it refuses the request."""
     header = frames[0]
     reply = codec.decode(header if isinstance(header, bytes) else header.bytes, REPLIES)
     if isinstance(reply, Refused):
@@ -122,16 +122,16 @@ def read_reply(frames: Sequence[Received]) -> Any:
 
 
 def read_trajectory(result: Result, block: Received) -> Trajectory:
-    from ..data.trajectory import Trajectory  # with numpy, which commands without results can do without
+    from ..data.trajectory import Trajectory  # imports numpy, which commands without results do not need
 
     return Trajectory.from_frame(result, block if isinstance(block, bytes) else block.buffer)
 
 
 def read_arrays(blocks: Sequence[Received], tokens: int, turns: int) -> TokenArrays:
-    """Return the arrays of so many tokens in the one block of a reply.
+    """Return the arrays of `tokens` tokens in the one block of a reply.
 
     Raises:
-        MalformedMessage: there is no such block.
+        MalformedMessage: the reply does not have exactly one block.
     """
     if len(blocks) != 1:
         raise MalformedMessage(f"a reply with {tokens} tokens has {len(blocks)} blocks")

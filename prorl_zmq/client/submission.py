@@ -1,8 +1,8 @@
-"""`Submission`: takes a file's jobs through a service, submitted in parts as it has room and collected meanwhile.
+"""`Submission`: runs a file's jobs through a service, submitting them in parts and collecting in between.
 
-A part that the service has no room for is halved; a single job is retried when a result has been collected, which makes
-room. So a file may have any number of jobs. Owns no client: `run` and `end` may be cancelled at any await, and a result
-is either handed over or still at the service.
+A part that the service has no room for is halved; a single job is retried after a result was collected, which makes
+room. So a file may have any number of jobs. Owns no client: `run` and `end` may be cancelled at any await, and each
+result is either passed on or still at the service.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RETRY_S = 1.0
 
 
 class Submission:
-    """The jobs of one session: those to submit, if any, and those that it has; `on_result` gets each result once."""
+    """The jobs of one session: those to submit, and those that it has; `on_result` gets each result once."""
 
     def __init__(
         self, client: AsyncRolloutClient, jobs: Iterable[Job], on_result: Callable[[Trajectory], None]
@@ -35,27 +35,27 @@ class Submission:
         self._client = client
         self._on_result = on_result
         self._unsent = list(jobs)
-        self._unsent.reverse()  # the next one is at the end
+        self._unsent.reverse()  # the next job is last
         self._waiting: set[str] = set()
         self._doubtful: set[str] = set()
-        """Unsent jobs that the service may have all the same: no reply came to their request."""
+        """Unsent jobs that the service may have: their request got no reply."""
 
     @property
     def unsent(self) -> int:
-        """Jobs that the service has not got, as far as is known."""
+        """Jobs that the service does not have, as far as is known."""
         return len(self._unsent) - len(self._doubtful)
 
     @property
     def waiting(self) -> int:
-        """Jobs that the service has, or may have, and whose results have not been collected."""
+        """Jobs that the service has or may have, and whose results have not been collected."""
         return len(self._waiting)
 
     async def run(self) -> None:
-        """Submit all, and collect until the session has nothing left.
+        """Submit all jobs, and collect until the session has none left.
 
         Raises:
-            Busy: the service took no job for the client's `timeout_s`, though none of ours was in flight.
-            ProrlError: a job was refused, or the service did not answer.
+            Busy: the service accepted no job for the client's `timeout_s`, though none of this session was in flight.
+            ProrlError: a job was rejected, or the service did not answer.
         """
         most = JOBS_PER_REQUEST
         refused_at: float | None = None
@@ -81,7 +81,7 @@ class Submission:
             self._take(trajectory)
 
     async def end(self, limit_s: float) -> None:
-        """Cancel what has not ended, and collect the outcomes that come within `limit_s`."""
+        """Cancel jobs that have not ended, and collect the outcomes that arrive within `limit_s` seconds."""
         try:
             async with asyncio.timeout(limit_s):
                 fates = await self._client.cancel(self._waiting)
@@ -92,10 +92,10 @@ class Submission:
                     await self._collect(limit_s)
                 await self._collect(0.0)
         except (TimeoutError, ProrlError):
-            return  # what is left stays with the session
+            return  # other results stay with the session
 
     def _part(self, most: int) -> list[Job]:
-        """Return the next jobs, as many as go into one request, which is accepted or refused as a whole."""
+        """Return the next jobs that fit one request, which is accepted or refused as a whole."""
         part: list[Job] = []
         size = 0
         while len(part) < min(most, len(self._unsent)):
@@ -120,7 +120,7 @@ class Submission:
         del self._unsent[-len(part) :]
 
     async def _collect(self, wait_s: float) -> bool:
-        """Wait for a result, take and acknowledge all that there are, and return whether there was one."""
+        """Wait for a result, collect and acknowledge all, and return whether there was one."""
         found = await self._client.collect(wait_s=wait_s)
         came = bool(found)
         while found:

@@ -1,8 +1,8 @@
-"""`TraceLog`: keeps the traces of a run's jobs in a file beside its results, for `prorl explain`.
+"""`TraceLog`: stores the traces of a run's jobs in a file next to its results, for `prorl explain`.
 
-One JSON value per line: when a sitting of the run began, then the trace of each job that has ended, and the slots of
-the service from time to time. Asked of the rollout broker as results come, a few at a time. What it does not answer in
-time is left out, and so is all that a full disk does not take: nothing else depends on it.
+One JSON value per line: the start of each sitting of the run, the trace of each ended job, and periodically the
+service's slots. Traces are requested from the rollout broker as results come, `AT_A_TIME` at once. Traces that it does
+not return in time, or that a full disk cannot take, are omitted; nothing else depends on the file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ASK_S = 5.0
 END_S = 5.0
 """How long the end waits for the last traces."""
 STATUS_S = 10.0
-"""How often the service's slots are looked at."""
+"""Interval in seconds at which the service's slots are recorded."""
 log = logging.getLogger("prorl.client")
 
 
@@ -38,13 +38,13 @@ class TraceLine(msgspec.Struct, frozen=True, omit_defaults=True):
     """A line of the file; one field is set."""
 
     began: float = 0.0
-    """A sitting begins, in seconds since 1970: the run was started, or continued."""
+    """When a sitting of the run began (start or continuation), in seconds since 1970."""
     status: ServiceStatus | None = None
     trace: JobTrace | None = None
 
 
 class TraceLog:
-    """Writes while its context lasts; without a folder it does nothing."""
+    """Writes while its context is open; does nothing without a folder."""
 
     def __init__(self, client: AsyncRolloutClient, folder: Path | None) -> None:
         self._client = client
@@ -55,7 +55,7 @@ class TraceLog:
         self._task: asyncio.Task[None] | None = None
 
     def note(self, job_id: str) -> None:
-        """A job has ended."""
+        """Record that a job has ended."""
         if self._task is not None and not self._task.done():
             self._wanted.append(job_id)
             self._more.set()

@@ -1,1 +1,1 @@
-"""A service on the nodes of a Slurm cluster."""
+"""Runs a service on the nodes of a Slurm cluster."""

@@ -20,16 +20,16 @@ Word = Annotated[str, Meta(pattern=r"^[^\s#]*\Z")]
 """A value in a line of a script."""
 Line = Annotated[str, Meta(pattern=r"^[^\r\n]*\Z")]
 SIGNAL_AHEAD_S = 15
-"""A node is told of its end so long before it has to have left."""
+"""How long before its end a node is signalled, in addition to its drain."""
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a job of Slurm asks for."""
+    """Resources of a Slurm job."""
 
     partition: Word = ""
     """Empty: the cluster's default."""
     time: Word = ""
-    """The limit as Slurm writes it, such as "4:00:00". Empty: the partition's."""
+    """The limit in Slurm's format, such as "4:00:00". Empty: the partition's."""
     cpus: Annotated[int, Meta(ge=1)] = 1
     mem: Word = ""
     """Such as "64G". Empty: the cluster's default."""
@@ -42,13 +42,13 @@ class GroupSettings(Section, frozen=True):
 
     count: Annotated[int, Meta(ge=0, le=10_000)] = 0
     max_nodes: Annotated[int, Meta(ge=0, le=10_000)] = 0
-    """The most of them at a time, with those that are about to leave. 0: twice `count`."""
+    """Most of them at a time, including those that are about to leave. 0: twice `count`."""
     requeue: bool = False
-    """One that is out of time or preempted goes back to Slurm's queue under its own id. False: `prorl up` submits
-    another one, which need not wait for Slurm's pause before a requeued job."""
+    """A job that is out of time or preempted returns to Slurm's queue under its id. False: `prorl up` submits another
+    one, which avoids Slurm's delay for requeued jobs."""
     drain_s: Seconds = 60.0
-    """How long one that has to leave goes on with what it runs; then it gives that back. Less than the `GraceTime` of
-    a partition whose jobs are preempted."""
+    """How long a leaving job continues its work before it returns the rest. Must be less than the `GraceTime` of a
+    partition whose jobs are preempted."""
     gres: Word = ""
     """Such as "gpu:8"."""
 
@@ -58,7 +58,7 @@ class GroupSettings(Section, frozen=True):
 
     @property
     def signal_s(self) -> int:
-        """How long before its time is up Slurm tells a job."""
+        """How long before the end of its time Slurm signals a job, in seconds."""
         return round(self.drain_s) + SIGNAL_AHEAD_S
 
 
@@ -69,8 +69,8 @@ class NodeSettings(GroupSettings, frozen=True):
     slots: dict[Phase, Annotated[int, Meta(ge=1)]] = {}
     """Slots of a node's stage processes by role. Empty: the topology's."""
     images: tuple[Line, ...] = ()
-    """Image files or folders on the shared file system; each host has copies in `image_folder` before it starts."""
-    image_folder: Line = f"/tmp/prorl-images-{os.getuid()}"  # noqa: S108 - it is made private
+    """Image files or folders on the shared file system; each host copies them to `image_folder` before it starts."""
+    image_folder: Line = f"/tmp/prorl-images-{os.getuid()}"  # noqa: S108 - made private
     """On the hosts' own disks."""
 
 
@@ -83,19 +83,19 @@ class ClusterFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     broker_job: Section = Section(cpus=2)
     """With `brokers = "job"`."""
     brokers: Literal["here", "job"] = "here"
-    """`here`: on the host where `prorl up` is run, such as the login node; `job`: in a job of their own."""
+    """`here`: on the host where `prorl up` runs, such as the login node; `job`: in their own job."""
     address: Word = ""
-    """The address at which nodes and clients reach the brokers. Empty: that of this host's way to others."""
+    """The address at which nodes and clients reach the brokers. Empty: this host's address towards others."""
     topology: str = ""
-    """What one node runs: a topology file. Empty: the defaults."""
+    """A topology file for what one node runs. Empty: the defaults."""
     setup: tuple[Line, ...] = ()
-    """Lines of shell that each job begins with, such as "module load apptainer"."""
+    """Shell lines at the start of each job, such as "module load apptainer"."""
     python: Line = sys.executable
-    """The interpreter that has this package, on the hosts."""
+    """The interpreter with this package, on the hosts."""
     templates: str = ""
-    """A folder of own templates in place of those of the package with the same names."""
+    """A folder of templates that replace the package's of the same names."""
     poll_s: Annotated[float, Meta(ge=1, le=3600)] = 15.0
-    """How often Slurm is asked for the state of the jobs."""
+    """Interval at which Slurm is queried for the state of the jobs."""
 
     def group(self, kind: Literal["nodes", "engines"]) -> GroupSettings:
         return self.nodes if kind == "nodes" else self.engines
@@ -105,7 +105,7 @@ def load_cluster_file(path: Path) -> ClusterFile:
     """Read and check a cluster file; paths in it are relative to its folder.
 
     Raises:
-        ConfigError: it cannot be read, is not TOML, or has an unknown key or a wrong value.
+        ConfigError: it cannot be read, is not TOML, or has an unknown key or an invalid value.
     """
     cluster = checked_settings(read_toml(path), ClusterFile, str(path))
     folder = path.absolute().parent

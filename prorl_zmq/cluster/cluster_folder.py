@@ -1,9 +1,9 @@
 """`ClusterFolder`: the state of `prorl up --slurm` in the service's folder, for commands on any host that sees it.
 
-    DIR/slurm/cluster.json   the cluster file as it was checked
-    DIR/slurm/wanted.json    how many nodes and engine hosts there should be, and which jobs are to leave
+    DIR/slurm/cluster.json   the checked cluster file
+    DIR/slurm/wanted.json    how many nodes and engine hosts are wanted, and which jobs must leave
     DIR/slurm/jobs/ID        one file per submitted job: `nodes`, `engines` or `brokers`
-    DIR/slurm/keeper         held by the process that runs the brokers and submits jobs, while it lives
+    DIR/slurm/keeper         locked by the process that runs the brokers and submits jobs, while it lives
     DIR/slurm/logs/          logs of the jobs and of the keeper
 
 Commands replace `wanted.json` under a lock; the keeper reads it and acts.
@@ -34,14 +34,14 @@ T = TypeVar("T")
 
 
 class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the service should have."""
+    """The wanted state of the service."""
 
     nodes: int = 0
     engines: int = 0
     leaving: tuple[str, ...] = ()
-    """Jobs and tasks that were told to go, and count no more."""
+    """Jobs and tasks that were told to leave, and no longer count."""
     stop: bool = False
-    """Nothing: `prorl down`."""
+    """End everything: `prorl down`."""
 
     def count(self, kind: Group) -> int:
         return self.nodes if kind == "nodes" else self.engines
@@ -55,7 +55,7 @@ class ClusterFolder:
         self.path = service / "slurm"
 
     def begin(self, cluster: ClusterFile) -> None:
-        """Make the folder, or set it to a new cluster file and its counts; the jobs that it knows stay known."""
+        """Make the folder, or reset it to a new cluster file and its counts; known jobs stay known."""
         for each in (self.path, self.path / "jobs", self.path / "logs"):
             each.mkdir(mode=0o700, exist_ok=True)
         self._write("cluster.json", cluster)
@@ -71,9 +71,9 @@ class ClusterFolder:
         return (self.path / "wanted.json").stat().st_mtime_ns
 
     def change(self, how: Callable[[Wanted], Wanted]) -> Wanted:
-        """Replace what is wanted, under a lock."""
+        """Replace the wanted state, under a lock."""
         with (self.path / "lock").open("w") as lock:
-            fcntl.lockf(lock, fcntl.LOCK_EX)  # network file systems have locks of this kind
+            fcntl.lockf(lock, fcntl.LOCK_EX)  # network file systems support these locks
             changed = how(self.wanted())
             self._write("wanted.json", changed)
         return changed
@@ -85,16 +85,16 @@ class ClusterFolder:
         (self.path / "jobs" / job_id).unlink(missing_ok=True)
 
     def jobs(self) -> dict[str, Kind]:
-        """Return what the jobs run that were submitted for this service, by their ids."""
+        """Return the kinds of this service's submitted jobs, by id."""
         texts = {path.name: path.read_text(encoding="ascii") for path in (self.path / "jobs").glob("[0-9]*")}
         return msgspec.convert(texts, dict[str, Kind])
 
     def kept(self, *, take_over: bool = False) -> AbstractContextManager[HeldFile]:
-        """Be the keeper; raise `EndpointInUse` if another process is."""
+        """Become the keeper; raise `EndpointInUse` if another process is."""
         return held(self.path / KEEPER, take_over=take_over)
 
     def keeper(self) -> str:
-        """Return which process is the keeper; empty: none."""
+        """Return the keeper's process; empty: none."""
         return holder(self.path / KEEPER)
 
     def _read(self, name: str, kind: type[T]) -> T:

@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from .slurm import Allocation
 
 BROKERS_S = 60.0
-"""How long brokers on this host may take to say where they are."""
+"""How long brokers on this host may take to announce themselves."""
 TAIL_BYTES = 2000
 """Of a log, in an error."""
 SQUEUE_S = 2.0
-"""How often `prorl up` asks Slurm while it waits."""
+"""Interval at which a waiting `prorl up` queries Slurm."""
 
 
 class ClusterService:
@@ -50,12 +50,12 @@ class ClusterService:
 
     @classmethod
     def start(cls, service: Path, cluster: ClusterFile, *, take_over: bool = False) -> ClusterService:
-        """Submit the jobs and start the brokers; it adopts the jobs of an earlier `prorl up` whose keeper has ended.
+        """Submit the jobs and start the brokers; adopt the jobs of an earlier `prorl up` whose keeper has exited.
 
         Raises:
-            EndpointInUse: the service runs.
+            EndpointInUse: the service is running.
             SlurmFailed: sbatch refused a script; nothing was started.
-            ConfigError: something is wrong with the folder or the cluster file, or the brokers did not start.
+            ConfigError: the folder or the cluster file is invalid, or the brokers did not start.
         """
         slurm = Slurm()
         topology = Path(cluster.topology) if cluster.topology else None
@@ -102,10 +102,10 @@ class ClusterService:
     # While it runs ----------------------------------------------------------------------------------------------------
 
     def wait_joined(self, say: Callable[[str], None], limit_s: float) -> int:
-        """Wait until a node has joined; return how many have.
+        """Wait until a node has joined; return how many have. `say` is called with the state of the jobs.
 
         Raises:
-            SlurmFailed: all jobs that were submitted first have ended; the log of one is in the message.
+            SlurmFailed: all jobs that were submitted first have ended; the message has the end of a log.
             RequestTimeout: none has joined in time. The service continues.
         """
         until, first = time.monotonic() + limit_s, set[str]()
@@ -115,7 +115,7 @@ class ClusterService:
                 first = first or {one.name for one in found}
                 asked = time.monotonic() + SQUEUE_S
                 while time.monotonic() < asked:
-                    with suppress(ProrlError):  # the brokers may be in a job that waits
+                    with suppress(ProrlError):  # the brokers' job may be queued
                         if joined := {stage.node for stage in client.status().stages}:
                             return len(joined)
                     time.sleep(LOOK_S)
@@ -150,14 +150,14 @@ class ClusterService:
         self.fleet.folder.change(lambda wanted: msgspec.structs.replace(wanted, **counts))
 
     def drain(self, name: str | None, rows: Iterable[NodeRow] = ()) -> list[Allocation]:
-        """Have a node drain and not come back; return the jobs that leave.
+        """Drain a node for good; return the jobs that leave.
 
         Args:
             name: of the node, its host or its job; None: all nodes and engine hosts.
-            rows: the nodes that the brokers know, for their names.
+            rows: the brokers' nodes, to find a job by its node's name.
 
         Raises:
-            ConfigError: there is no such node.
+            ConfigError: no node, host or job has that name.
         """
         wanted = self.fleet.folder.wanted()
         by_kind = self.fleet.allocations()
@@ -179,7 +179,7 @@ class ClusterService:
 
         Raises:
             SlurmFailed: jobs have not ended in time.
-            ConfigError: the brokers' process does not end, and is on another host.
+            ConfigError: the brokers' process does not exit, and is on another host.
         """
         fleet = self.fleet
         fleet.slurm.forbid_requeue(one.name for one in fleet.allocations(["brokers"])["brokers"])
@@ -209,7 +209,7 @@ def _check_free(service: Path, slurm: Slurm) -> None:
 
 
 def waiting_text(found: list[Allocation]) -> str:
-    """Say what jobs wait for, in squeue's words."""
+    """Describe what jobs wait for, in squeue's words."""
     running = sum(one.is_running for one in found)
     reasons = sorted({one.reason for one in found if one.state == "PENDING"})
     waiting = sum(one.state == "PENDING" for one in found)

@@ -1,4 +1,4 @@
-"""`Fleet`: the jobs of one service in Slurm, as many as are wanted."""
+"""`Fleet`: keeps the wanted number of one service's jobs in Slurm."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from .slurm import Allocation
 
 LOOK_S = 0.25
-"""How often files of the service's folder are looked at: a network file system tells nobody of a change."""
+"""Interval at which files of the service's folder are checked: network file systems report no changes."""
 FORGET_S = 3600.0
-"""How long a job that squeue does not show is remembered: a controller that restarts may show none for a while."""
+"""How long a job that squeue does not show stays known: a restarting controller may show none for a while."""
 
 log = logging.getLogger("prorl.keep")
 
 
 class Fleet:
-    """What a service has in Slurm."""
+    """A service's jobs in Slurm."""
 
     def __init__(self, service: Path, slurm: Slurm | None = None) -> None:
         self.folder = ClusterFolder(service)
@@ -40,10 +40,10 @@ class Fleet:
         self.slurm = slurm or Slurm()
         self._brakes = {kind: Brake(self.cluster.poll_s) for kind in GROUPS}
         self._missing_since: dict[str, float] = {}
-        """Since when squeue does not show a job that we know."""
+        """Since when squeue does not show a known job."""
 
     def allocations(self, kinds: Collection[Kind] = GROUPS) -> dict[Kind, list[Allocation]]:
-        """Return what squeue knows of our jobs, by what they run."""
+        """Return squeue's state of this service's jobs, by kind."""
         jobs = {job_id: kind for job_id, kind in self.folder.jobs().items() if kind in kinds}
         found = self.slurm.allocations(jobs)
         return {kind: [one for one in found if jobs[one.job_id] == kind] for kind in kinds}
@@ -52,7 +52,7 @@ class Fleet:
         self.folder.note_job(self.slurm.submit(self.scripts.brokers()), "brokers")
 
     def look(self) -> None:
-        """Compare the wanted jobs with the existing ones; submit missing jobs, and have surplus ones leave."""
+        """Compare the wanted jobs with the existing ones; submit missing jobs, and drain surplus ones."""
         known = self.folder.jobs()
         allocations = self.allocations()
         for kind in GROUPS:
@@ -79,7 +79,7 @@ class Fleet:
             log.info("submitted %d of %s as job %s", todo.submit, kind, job_id)
 
     def send_away(self, leaving: Sequence[Allocation], **counts: int) -> None:
-        """Have jobs end and not come back: running ones drain; `counts` are new wanted numbers."""
+        """End jobs for good, draining the running ones; `counts` are new wanted numbers."""
         names = [one.name for one in leaving]
 
         def changed(wanted: Wanted) -> Wanted:
@@ -95,7 +95,7 @@ class Fleet:
         """Cancel all jobs of these kinds, and wait until they have ended.
 
         Raises:
-            SlurmFailed: some have not after `limit_s`.
+            SlurmFailed: some have not after `limit_s` seconds.
         """
         until = time.monotonic() + limit_s
         self._cancel(kinds)

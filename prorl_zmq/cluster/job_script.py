@@ -1,4 +1,4 @@
-"""Scripts for sbatch, from the settings of a cluster file and Jinja2 templates, which a site may replace."""
+"""Renders scripts for sbatch from a cluster file and Jinja2 templates, which a site may replace."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Kind = Literal["nodes", "engines", "brokers"]
 """What a job runs."""
 Group = Literal["nodes", "engines"]
 GROUPS: tuple[Group, ...] = ("engines", "nodes")
-"""In the order in which they are submitted: where there is not room for all, nodes without an engine are of no use."""
+"""In the order of submission: if not all fit, nodes without an engine would be useless."""
 
 
 class JobScripts:
@@ -76,5 +76,5 @@ class JobScripts:
 
 
 def log_name(kind: Kind, name: str) -> str:
-    """Return which file in `slurm/logs` has what a job says; `name` may be a pattern that stands for the job's."""
+    """Return a job's log file in `slurm/logs`; `name` may be Slurm's pattern for the job's name."""
     return f"{kind}-{name}.log"

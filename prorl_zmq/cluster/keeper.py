@@ -1,9 +1,9 @@
-"""`Keeper`: the process that `prorl up` leaves. It runs the brokers and keeps as many jobs in Slurm as are wanted.
+"""`Keeper`: the process that `prorl up` leaves running. It runs the brokers and keeps the wanted jobs in Slurm.
 
 Every `poll_s`, and when `wanted.json` changes, it compares that with squeue (`Fleet`). It owns nothing outside of the
 service's folder: if it is killed, the brokers die with it, the nodes wait, and `prorl up` on the same folder resumes.
 SIGTERM, SIGINT and SIGUSR1 end it with the brokers and leave the nodes to the next keeper. `prorl down`, and brokers
-that end by themselves, end the nodes first.
+that exit by themselves, end the nodes first.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..system.held_file import HeldFile
 
 STOP_S = 60.0
-"""How long the brokers may take to end."""
+"""How long the brokers may take to exit."""
 LEAVE_S = 180.0
 """How long jobs may take to end after scancel; Slurm kills them after its KillWait."""
 
@@ -49,7 +49,7 @@ class Keeper:
         self._stopping = asyncio.Event()
 
     async def run(self) -> bool:
-        """Keep the service until it is told to stop; False: the brokers ended by themselves."""
+        """Run the service until it is told to stop; return False if the brokers exited by themselves."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGUSR1, self._stopping.set)
         with self._folder.kept(take_over=self._take_over) as held, stop_signals(self._stopping.set):
@@ -88,7 +88,7 @@ class Keeper:
         return not failed
 
     async def _wait(self, ended: asyncio.Task[int]) -> None:
-        """Wait for the next time to look: `poll_s` are over, something else is wanted, or it is over."""
+        """Wait until `poll_s` has passed, the wanted state changes, the brokers exit or a stop is requested."""
         loop = asyncio.get_running_loop()
         until, state = loop.time() + self._poll_s, self._folder.wanted_changed_at()
         stopping = asyncio.create_task(self._stopping.wait())

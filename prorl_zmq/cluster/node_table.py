@@ -1,4 +1,4 @@
-"""Rows of `prorl nodes` on Slurm: what the brokers know of nodes, joined to Slurm's jobs by the allocation."""
+"""Rows of `prorl nodes` on Slurm: the brokers' nodes, joined to Slurm's jobs by the allocation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def with_slurm(rows: Iterable[NodeRow], allocations: Iterable[Allocation], leaving: Collection[str]) -> list[NodeRow]:
-    """Return a row for each job, then one for each node that the brokers know and Slurm does not."""
+    """Return a row for each job, then one for each of the brokers' nodes that is in no job."""
     left = {row.node: row for row in rows}
     by_job = {raw_id(row): row.node for row in left.values() if row.allocation}
     joined = []

@@ -1,7 +1,7 @@
-"""What to submit and which jobs to end so that there are as many as wanted.
+"""Which jobs to submit or end to reach the wanted number. Pure.
 
-A job counts while it waits, runs or returns to the queue; not when it was asked to leave or is close to its end.
-`Brake` delays replacements while submitted jobs keep ending young, as with a wrong `setup` line.
+A job counts while it waits, runs or is requeued; not when it was asked to leave or is close to its end. `Brake` delays
+replacements while submitted jobs keep ending early, for example because of a wrong `setup` line.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .slurm import Allocation
 
 YOUNG_S = 60.0
-"""A job that ran for less than that did no work worth its start."""
+"""A job that ran for less than this counts as ended early."""
 MAX_PAUSE_S = 600.0
 
 
@@ -27,14 +27,14 @@ class Plan(NamedTuple):
 def plan(
     wanted: int, limit: int, allocations: Iterable[Allocation], leaving: Collection[str] = (), soon_s: float = 0.0
 ) -> Plan:
-    """Return what brings the jobs of one kind to their wanted number.
+    """Return how to bring the jobs of one kind to their wanted number.
 
     Args:
-        wanted: how many there should be.
-        limit: how many there may be, with those that are about to leave.
-        allocations: what there is.
-        leaving: names of those that were told to go.
-        soon_s: those that have less time left are about to leave; 0: they come back by themselves.
+        wanted: the wanted number.
+        limit: the largest number, including jobs that are about to leave.
+        allocations: the current jobs.
+        leaving: names of jobs that were told to leave.
+        soon_s: jobs with less time left, in seconds, count as leaving; 0: they are requeued.
     """
     living = [one for one in allocations if not one.is_ending]
     staying = [one for one in living if one.name not in leaving and not _leaves_soon(one, soon_s)]
@@ -49,24 +49,24 @@ def _leaves_soon(one: Allocation, soon_s: float) -> bool:
 
 
 def _value(one: Allocation) -> tuple[bool, float, int]:
-    """Order jobs by what is lost with them: those that wait are worth least, then those with little time left."""
+    """Order jobs by the loss if they end: queued jobs first, then those with little time left."""
     return (one.is_running, math.inf if one.left_s is None else one.left_s, -int(one.raw_id))
 
 
 class Brake:
-    """Says when the next job may be submitted."""
+    """Decides when the next job may be submitted."""
 
     def __init__(self, pause_s: float) -> None:
         self._first_pause_s = self._pause_s = pause_s
         self._since: dict[str, float] = {}
-        """When what was submitted, by its id, or what is there, by its name, began to run or was last seen to wait."""
+        """When a submitted job (by id) or a present one (by name) began to run or was last seen queued."""
         self._not_before = -math.inf
 
     def submitted(self, job_id: str, now_s: float) -> None:
         self._since[job_id] = now_s
 
     def note(self, allocations: Sequence[Allocation], leaving: Collection[str], now_s: float) -> None:
-        """Take note of the jobs that there are now."""
+        """Record the current jobs."""
         present = [one for one in allocations if not one.is_ending]
         there = {one.name for one in present} | {one.job_id for one in allocations} | set(leaving)
         if any(now_s - since < YOUNG_S for name, since in self._since.items() if name not in there):

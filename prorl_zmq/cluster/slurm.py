@@ -1,4 +1,4 @@
-"""Slurm's commands (`sbatch`, `squeue`, `scancel`, `scontrol`) for this user, and what they print.
+"""Calls Slurm's commands (`sbatch`, `squeue`, `scancel`, `scontrol`) for this user, and parses their output.
 
 Tasks of an array have squeue's names: `104_2`.
 """
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")
 LIMIT_S = 60.0
-"""How long one of them may take: a busy controller answers late."""
+"""Longest time of one command: a busy controller answers late."""
 SQUEUE_FORMAT = "%i|%A|%F|%T|%N|%L|%r"
 ENDING = ("COMPLETING", "CANCELLED", "COMPLETED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL")
-"""States of jobs that squeue still shows and that run nothing of ours any more."""
+"""States in which squeue still shows jobs that no longer run."""
 _LEFT = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 
 
@@ -29,15 +29,15 @@ class Allocation(NamedTuple):
     """One job, or one task of an array."""
 
     name: str
-    """As commands take it: `104_2`."""
+    """As commands accept it: `104_2`."""
     raw_id: str
-    """What `$SLURM_JOB_ID` is in it."""
+    """The job's `$SLURM_JOB_ID`."""
     job_id: str
-    """The array's, as sbatch printed it."""
+    """The array's id, as sbatch printed it."""
     state: str
     host: str
     left_s: float | None
-    """Until its time is up; None: it has no limit, or does not run yet."""
+    """Remaining seconds; None: it has no limit, or does not run yet."""
     reason: str
 
     @property
@@ -50,7 +50,7 @@ class Allocation(NamedTuple):
 
 
 def parse_squeue(text: str) -> list[Allocation]:
-    """Read what `squeue -h -r -o SQUEUE_FORMAT` printed."""
+    """Parse the output of `squeue -h -r -o SQUEUE_FORMAT`."""
     rows = [line.split("|", 6) for line in text.splitlines() if line.count("|") >= 6]
     return [
         Allocation(name, raw_id, job_id, state, host, _seconds(left), reason)
@@ -76,7 +76,7 @@ def _seconds(text: str) -> float | None:
 
 
 class Slurm:
-    """The cluster that this host belongs to."""
+    """The cluster of this host."""
 
     def __init__(self) -> None:
         if missing := [command for command in COMMANDS if shutil.which(command) is None]:
@@ -90,13 +90,13 @@ class Slurm:
         return parse_sbatch(self._run("sbatch", "--parsable", stdin=script))
 
     def allocations(self, job_ids: Iterable[str]) -> list[Allocation]:
-        """Return what squeue knows of these jobs and their tasks."""
+        """Return squeue's rows of these jobs and their tasks."""
         wanted = set(job_ids)
         printed = self._run("squeue", "-h", "-r", "-u", str(os.getuid()), "-o", SQUEUE_FORMAT) if wanted else ""
         return [one for one in parse_squeue(printed) if one.job_id in wanted]
 
     def cancel(self, names: Iterable[str], signal: Literal["", "USR1"] = "") -> None:
-        """End jobs or tasks, or send their steps a signal; of those that are gone already nothing is said."""
+        """End jobs or tasks, or send their steps a signal; ignores jobs that are already gone."""
         if names := sorted(names):
             self._run("scancel", "--quiet", *([f"--signal={signal}"] if signal else []), *names)
 

@@ -1,4 +1,4 @@
-"""A framework's data set: rows with the columns `task` and `instance`, and the jobs that they stand for."""
+"""Converts between jobs and a framework's data set rows with the columns `task` and `instance`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def job_maker(episode: EpisodeLimits | None = None, max_tokens: int = 1024) -> J
     """
 
     def make_job(row: Mapping[str, Any]) -> Job:
-        """Make the job of a row; `InvalidJob` names a column that lacks or cannot be read."""
+        """Make the job of a row; `InvalidJob` names a column that is missing or malformed."""
         if lacking := [name for name in COLUMNS if row.get(name) in (None, "")]:
             raise InvalidJob(
                 f"the data set has rows without {' and '.join(lacking)} (columns: {', '.join(row)}); "
@@ -47,7 +47,7 @@ def job_maker(episode: EpisodeLimits | None = None, max_tokens: int = 1024) -> J
         instance = row["instance"]
         try:
             fields = json.loads(instance) if isinstance(instance, str) else instance
-            # A column of structures has every row's fields, and None where a row has no such field.
+            # A column of structures has the fields of all rows, None where a row has no such field.
             fields = {name: value for name, value in fields.items() if value is not None}
             return Job(
                 task=row["task"],
@@ -62,7 +62,7 @@ def job_maker(episode: EpisodeLimits | None = None, max_tokens: int = 1024) -> J
 
 
 def of_prompt(job: Job, sampling: Sampling) -> Job:
-    """Return a job as a prompt of a batch: of a new id, drawn as the trainer says; lengths stay the job's."""
+    """Return a job as a batch's prompt: with a new id and the trainer's sampling; lengths and stops stay the job's."""
     drawn = msgspec.structs.replace(
         sampling,
         max_tokens=job.sampling.max_tokens,

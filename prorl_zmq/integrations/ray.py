@@ -1,9 +1,9 @@
-"""A rollout service inside a Ray cluster, next to the trainer that runs there: `start` returns it.
+"""Runs a rollout service inside a Ray cluster, next to the trainer: `start` returns it.
 
-Ray places the processes, restarts them and ends them; all data goes over the service's own sockets, with keys. The
-brokers are one actor on the driver's machine. Each node is an actor in a placement group that runs `prorl node`, and
-gets what it needs of the service's folder among the actor's arguments. A program dies with its actor
-(PR_SET_PDEATHSIG), Ray restarts an actor whose program died, and all actors end with the driver.
+Ray places, restarts and ends the processes; all data goes over the service's own sockets, with keys. The brokers are
+one actor on the driver's machine. Each node is an actor in a placement group that runs `prorl node` with the needed
+parts of the service's folder, which the actor's arguments carry. A program dies with its actor (PR_SET_PDEATHSIG), Ray
+restarts an actor whose program died, and all actors end with the driver.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 NODE_PARTS = (MARKER, TOPOLOGY, "keys/node", "keys/client", "brokers")
-"""What a node needs of the service's folder."""
+"""The parts of the service's folder that a node needs."""
 USAGE_ERROR = 2
 STOP_S = 45.0
-"""How long a program may take to end beyond its drain."""
+"""How long a program may take to exit after its drain."""
 ASK_S = 5.0
-"""Longest wait for what an actor says of itself; one that Ray is restarting says nothing."""
+"""Longest wait for an actor's description; an actor that Ray is restarting gives none."""
 CHECK_S = 0.5
 LAUNCH = """
 import os, signal, sys
@@ -50,10 +50,10 @@ die_with_parent(int(sys.argv[1]))
 signal.pthread_sigmask(signal.SIG_SETMASK, ())
 os.execv(sys.executable, [sys.executable, "-P", "-m", "prorl_zmq.cli", "prorl", *sys.argv[2:]])
 """
-"""What the child does first: it dies with the actor's main thread, and takes SIGINT, which Ray blocks and
-sandboxes interrupt cells with. Not in the forked child, as Ray's workers have many threads."""
+"""The child's first code: die with the actor's main thread, and unblock SIGINT, which Ray blocks and sandboxes use to
+interrupt cells. Not in the forked child, since Ray's workers have many threads."""
 LINES = 5
-"""Of a program's last words, in errors."""
+"""Last lines of a program's output in errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +61,17 @@ class RayNode:
     """A node of the service, as its actor describes it."""
 
     name: str
-    """As `prorl status` and a job's history show it; an actor that was restarted has a new one."""
+    """As in `prorl status` and a job's history; a restarted actor has a new one."""
     address: str
     ray_node_id: str
     pid: int
     """Of `prorl node`."""
     problem: str = ""
-    """Why it does no work; empty: it does."""
+    """Why it does not work; empty: it does."""
 
 
 class Program:
-    """An actor with a child: it dies with the actor, and the actor with it, so that Ray starts both again."""
+    """An actor with a child program, which dies with it; if the child fails, the actor exits, and Ray restarts both."""
 
     def __init__(self, python: str, name: str, *arguments: str) -> None:
         self._name = name
@@ -92,7 +92,7 @@ class Program:
         return RayNode(self._name, ray.util.get_node_ip_address(), _machine(), self._child.pid, problem)
 
     def stop(self, limit_s: float) -> None:
-        """End the program in good order, or kill it after a while."""
+        """End the program in order; kill it after `limit_s` seconds."""
         self._stopping = True
         self._child.terminate()
         try:
@@ -129,7 +129,7 @@ def _machine() -> str:
 
 @dataclass(slots=True, kw_only=True)
 class RayService:
-    """A service in a Ray cluster; as a context it stops at the end. `start` makes one."""
+    """A service in a Ray cluster, made by `start`; a context that stops it."""
 
     service: Path
     """The service's folder, on the driver's machine: keys, endpoints, journals."""
@@ -142,7 +142,7 @@ class RayService:
     _drain_s: float
     _wait_s: float
     _groups: list[tuple[Any, list[Any]]] = field(default_factory=list, init=False)
-    """Placement groups, the oldest first, and the actors of nodes in each."""
+    """Placement groups, the oldest first, with the actors of their nodes."""
     _brokers: Any = field(init=False)
 
     def __post_init__(self) -> None:
@@ -164,14 +164,14 @@ class RayService:
         return RolloutClient(service=self.service, session=session, timeout_s=timeout_s)
 
     def nodes(self) -> list[RayNode]:
-        """List the nodes that run now; one whose machine was lost is missing until Ray has another for it."""
+        """List the running nodes; one whose machine was lost is missing until Ray has replaced it."""
         return _asked(self._actors())
 
     def scale(self, nodes: int) -> None:
-        """Start further nodes, or end the youngest ones, which give back what they cannot end in `drain_s`.
+        """Start more nodes, or end the youngest ones, which return what they cannot finish within `drain_s`.
 
         Raises:
-            ConfigError: there are no machines for them; those that were there before go on.
+            ConfigError: there are not enough machines; the existing nodes continue.
         """
         _check_number(nodes)
         actors = self._actors()
@@ -181,7 +181,7 @@ class RayService:
             self._end(actors[nodes:])
 
     def stop(self) -> None:
-        """End the nodes and then the brokers; a second call does nothing."""
+        """End the nodes and then the brokers. Idempotent."""
         self._end(self._actors())
         _stop([self._brokers], STOP_S)
         if self._is_temporary:
@@ -213,7 +213,7 @@ class RayService:
             raise
 
     def _place(self, number: int) -> Any:
-        """Reserve a bundle for each of a number of nodes, apart from the machines that have one already."""
+        """Reserve a bundle for each new node, apart from the machines that have a node."""
         strategy = "STRICT_SPREAD" if self._strict else "SPREAD"
         taken = {node.ray_node_id for node in self.nodes()}
         apart = [{"ray.io/node-id": f"!in({','.join(sorted(taken))})"}] * number if self._strict and taken else None
@@ -241,7 +241,7 @@ class RayService:
                 self._groups.remove(entry)
 
     def _wait_for(self, actors: list[Any]) -> None:
-        """Wait until the broker has heard from all of these nodes."""
+        """Wait until all of these nodes have reported to the broker."""
         with self.client(timeout_s=self._wait_s) as client:
             for nodes in self._looks(actors):
                 there = {stage.node for stage in client.status().stages}
@@ -249,7 +249,7 @@ class RayService:
                     return
 
     def _looks(self, actors: list[Any]) -> Iterator[list[RayNode]]:
-        """Look at actors again and again until the time is up or one of them cannot work."""
+        """Yield the actors' nodes repeatedly, until the time is up or one cannot work."""
         deadline = time.monotonic() + self._wait_s
         while time.monotonic() < deadline:
             found = _asked(actors)
@@ -278,19 +278,19 @@ def start(
 
     Args:
         nodes: how many nodes to run, each an actor in a placement group.
-        slots: jobs at a time per role (`init`, `run`, `eval`) of a node; None: as the topology says.
+        slots: a node's concurrent jobs per role (`init`, `run`, `eval`); None: from the topology.
         resources: what Ray reserves for each node; None: `{"CPU": 1}`.
-        topology: a topology file, which says what one node runs; None: that of `prorl init`.
-        service_dir: the service's folder on this machine, for a service that is continued after its driver has ended;
-            None: a new one, which is removed by `stop`.
-        python: the interpreter that has the extra `server`, on every machine at this path. This process needs only
-            the base package.
-        strict: each node on a machine of its own; False: spread as far as there are machines.
-        drain_s: how long a node that ends waits for its jobs.
-        wait_s: longest wait for Ray to place the nodes, and for them to report.
+        topology: a topology file for what one node runs; None: that of `prorl init`.
+        service_dir: the service's folder on this machine, which a later driver can reuse; None: a new one, which `stop`
+            removes.
+        python: the interpreter with the extra `server`, at this path on every machine; this process only needs the base
+            package.
+        strict: each node on its own machine; False: spread over the available machines.
+        drain_s: how long an ending node waits for its jobs, in seconds.
+        wait_s: longest wait in seconds for Ray to place the nodes, and for them to report.
 
     Raises:
-        ConfigError: Ray is not connected, there are no machines for so many nodes, or a program refused its settings.
+        ConfigError: Ray is not connected, there are not enough machines, or a program rejected its settings.
         RequestTimeout: the service did not start in time.
     """
     _check_number(nodes)
@@ -330,7 +330,7 @@ def _check_number(nodes: int) -> None:
 
 
 def _asked(actors: list[Any]) -> list[RayNode]:
-    """Return what those actors say that run now."""
+    """Return the descriptions of the actors that run now."""
     asked = [actor.describe.remote() for actor in actors]
     ready, _ = ray.wait(asked, num_returns=len(asked), timeout=ASK_S) if asked else ([], [])
     nodes = []

@@ -1,4 +1,4 @@
-"""A framework's sampling parameters as our `Sampling`; those that it lacks are refused."""
+"""Converts a framework's sampling parameters to `Sampling`, and rejects unsupported ones."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MEANS_NOTHING_HERE: dict[str, tuple[object, ...]] = {
-    "logprobs": (None, 0, 1),  # that of the sampled token always comes
-    "min_tokens": (None, 0, 1),  # the token that ends a turn is one
+    "logprobs": (None, 0, 1),  # the sampled token's is always returned
+    "min_tokens": (None, 0, 1),  # every turn has at least one token
     "n": (None, 1),
     "repetition_penalty": (None, 1.0),
     "frequency_penalty": (None, 0.0),
     "presence_penalty": (None, 0.0),
-    "skip_special_tokens": (None, True, False),  # of texts, which nobody gets
+    "skip_special_tokens": (None, True, False),  # for texts, which are not returned
     "spaces_between_special_tokens": (None, True, False),
     "include_stop_str_in_output": (None, True),
     "additional_kwargs": (None, {}),
 }
-"""Parameters that engines have and we do not, with the values that change nothing here."""
+"""Unsupported parameters, with the values that have no effect here."""
 
 
 def sampling_of(parameters: Mapping[str, Any]) -> Sampling:
     """Read sampling parameters under vLLM's names.
 
     Raises:
-        InvalidJob: one is not supported, or has a wrong value; `field` names it.
+        InvalidJob: one is unsupported, or has an invalid value; `field` names it.
     """
     known: dict[str, Any] = {}
     for name, value in parameters.items():
@@ -41,7 +41,7 @@ def sampling_of(parameters: Mapping[str, Any]) -> Sampling:
         elif value not in MEANS_NOTHING_HERE.get(name, ()):
             raise InvalidJob(f"the sampling parameter {name} = {value!r} is not known here", field=f"sampling.{name}")
     if known.get("top_k") == -1:
-        known["top_k"] = 0  # both mean: all of them
+        known["top_k"] = 0  # both mean all tokens
     if isinstance(known.get("stop"), str):
         known["stop"] = (known["stop"],)
     try:

@@ -1,8 +1,7 @@
 """The base of all adapters: groups from the service, and the samples that a framework trains on.
 
-`TrainerSession` collects groups, waits for a service that is away, and replaces prompts that cannot be rolled out.
-`Sample` is a rollout's prompt and response as numpy columns. `WeightsPublisher` hands the weights over. Frameworks' own
-names stay in the adapters.
+`TrainerSession` collects groups, retries while the service is unavailable, and replaces prompts that cannot be rolled
+out. `Sample` is a rollout's prompt and response as numpy columns.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ POLL_S = 1.0
 
 
 class TrainerSession:
-    """Collects a trainer's groups over one client. All methods but `stop` are for one thread.
+    """Collects a trainer's groups over one client. For one thread, except `stop`.
 
     Args:
         connect: opens the client, at its first use.
-        away_s: how long the service may be away before an error ends the collection, in seconds.
+        away_s: how long the service may be unavailable before an error ends the collection, in seconds.
     """
 
     def __init__(self, connect: Callable[[], RolloutClient] = RolloutClient, away_s: float = 0.0) -> None:
@@ -64,7 +63,7 @@ class TrainerSession:
 
     @property
     def report(self) -> BatchReport | None:
-        """What the last batch took so far."""
+        """The last batch's counters so far."""
         return self.batch.report if self.batch is not None else None
 
     def groups(self, wanted: Callable[[], tuple[int, Iterable[Job]]], size: int, **options: Any) -> Iterator[Group]:
@@ -77,7 +76,7 @@ class TrainerSession:
 
         Raises:
             Closed: `stop` was called.
-            RequestTimeout, UnknownBatch: the service was away for longer than `away_s`.
+            RequestTimeout, UnknownBatch: the service was unavailable for longer than `away_s`.
             ProrlError: as `open_batch` and `Batch.next_group`.
         """
         away_since_s: float | None = None
@@ -110,12 +109,12 @@ class TrainerSession:
         Args:
             jobs: one for each place.
             size: rollouts of a group.
-            spare: makes the job of another prompt, which takes the place of one that cannot be rolled out, twice at
-                most; None: no prompt is replaced.
+            spare: makes the job of another prompt, which replaces one that cannot be rolled out, at most twice; None:
+                no prompt is replaced.
             options: of `RolloutClient.open_batch`.
 
         Raises:
-            NotTrainable: a prompt could not be rolled out, nor could its replacements.
+            NotTrainable: a prompt and its replacements could not be rolled out.
             ProrlError: as `groups`.
         """
         places = list(jobs)
@@ -140,7 +139,7 @@ class TrainerSession:
         return [found[job.job_id] for job in places]
 
     def stop(self) -> None:
-        """End the collection within a second; for any thread."""
+        """End the collection within a second; thread-safe."""
         self.stopped.set()
 
     def close(self) -> None:
@@ -161,17 +160,17 @@ class TrainerSession:
                 return batch.next_group(POLL_S)
             except RequestTimeout:
                 if batch.status is before:
-                    raise  # no reply; otherwise the service has answered, and there is no group yet
+                    raise  # no reply; otherwise there is just no group yet
         raise Closed("the rollouts were stopped")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """A row as a framework trains on it: its prompt and its response, the latter up to the framework's limit."""
+    """A row's prompt and response for training, the response cut to the framework's limit."""
 
     row: Row
     length: int
-    """R: tokens of the response; 0: it is dropped since it is too long."""
+    """R: tokens of the response; 0: dropped because it is too long."""
 
     @classmethod
     def of(cls, row: Row, most: int | None = None, too_long: TooLong = "drop") -> Sample:
@@ -183,7 +182,7 @@ class Sample:
 
     @property
     def is_cut(self) -> bool:
-        """It is shorter than the rollout."""
+        """Whether it is shorter than the rollout."""
         return self.length < len(self.row) - self.row.prompt_tokens
 
     @property
@@ -204,7 +203,7 @@ class Sample:
 
     @property
     def logprobs(self) -> NDArray[np.float32]:
-        """The engine's, float32 [R]; 0 where the policy did not generate the token."""
+        """The engine's log-probs, float32 [R]; 0 where the policy did not generate the token."""
         return self.row.arrays.logprobs[self._response]
 
     @property
@@ -225,14 +224,14 @@ class Counts:
             self._counts[what] += number
 
     def take_metrics(self) -> dict[str, float]:
-        """Return what was counted since the last call, as `rollouts/…_total`."""
+        """Return the counts since the last call, as `rollouts/…_total`."""
         with self._lock:
             counts, self._counts = self._counts, Counter()
         return {f"rollouts/{name}_total": float(count) for name, count in counts.items()}
 
 
 def why_given_up(report: BatchReport | None) -> str:
-    """Return what the jobs of given-up groups ended with, such as `handler_failed 5 times`."""
+    """Return the errors of given-up groups' jobs with their counts, such as `handler_failed 5 times`."""
     counts: Counter[str] = Counter()
     for group in report.given_up if report is not None else ():
         counts.update(group.failures)
@@ -240,13 +239,13 @@ def why_given_up(report: BatchReport | None) -> str:
 
 
 def check_too_long(too_long: str) -> None:
-    """Raise `ConfigError` for another word than `drop` and `truncate`."""
+    """Raise `ConfigError` unless `too_long` is `drop` or `truncate`."""
     if too_long not in ("drop", "truncate"):
         raise ConfigError(f'too_long is "drop" or "truncate", not {too_long!r}', key="too_long")
 
 
 def check_version(distribution: str, tested: str) -> None:
-    """Warn of another minor version than the tested one.
+    """Warn if the installed minor version is not the tested one.
 
     Raises:
         ImportError: the framework is not installed.
@@ -262,7 +261,7 @@ def check_version(distribution: str, tested: str) -> None:
 
 
 def load_function(path: str) -> Any:
-    """Return what `package.module.name` names.
+    """Import and return `package.module.name`.
 
     Raises:
         ConfigError: it cannot be imported.

@@ -1,4 +1,4 @@
-"""Run jobs one by one, many at once, over one client: for frameworks that ask for a rollout per call."""
+"""Runs jobs one by one, many at once, over one client: for frameworks that request a rollout per call."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CANCEL_S = 5.0
 
 
 class SingleJobs:
-    """Waits for each job's own trajectory. All calls are made on one asyncio loop.
+    """Waits for each job's own trajectory. All calls must be on one asyncio loop.
 
     Args:
         connect: opens the client, at the first job.
@@ -36,7 +36,7 @@ class SingleJobs:
         self._collector: asyncio.Task[None] | None = None
 
     async def run(self, job: Job) -> Trajectory:
-        """Return the job's trajectory, whatever its outcome; a call that is cancelled cancels its job.
+        """Return the job's trajectory, whatever its outcome; a cancelled call cancels its job.
 
         Raises:
             ProrlError: as `AsyncRolloutClient.submit` and `collect`.
@@ -58,7 +58,7 @@ class SingleJobs:
             del self._waiting[job.job_id]
 
     async def close(self) -> None:
-        """End the collector, and close the client."""
+        """Stop the collector, and close the client."""
         if self._collector is not None:
             self._collector.cancel()
             with suppress(asyncio.CancelledError):
@@ -89,7 +89,7 @@ def row_of(trajectory: Trajectory, framework: str) -> Row:
     """Return a trajectory's only row.
 
     Raises:
-        NotTrainable: it cannot be learned from, or has several segments.
+        NotTrainable: it is not trainable, or has several segments.
     """
     group = Group(trajectory.job_id, trajectory.job_id, (trajectory,))
     (row,) = single_rows_of([group], framework, "let the chat keep its history (`history = 'append'`)")

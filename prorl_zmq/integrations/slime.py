@@ -1,12 +1,12 @@
-r"""slime: a rollout function that lets this service collect the groups, and hooks for rewards and weights.
+r"""slime: a rollout function whose groups this service collects, and hooks for rewards and weights.
 
     train.py --rollout-function-path prorl_zmq.integrations.slime.generate_rollout --custom-config-path prorl.yaml \
         --custom-reward-post-process-path prorl_zmq.integrations.slime.post_process_rewards \
         --update-weight-mode full --update-weight-transport disk --update-weight-disk-dir /shared/weights \
         --custom-update-weight-post-write-path prorl_zmq.integrations.slime.update_weights …
 
-The page Training lists the settings `prorl_…`, which are attributes of slime's `args`. One client per process is kept
-between calls, since what is carried over belongs to its session; `close` closes it, or the process's end.
+The page Training lists the settings `prorl_…`, which are attributes of slime's `args`. A process keeps one client
+between calls, since carried-over rollouts belong to its session; `close` or the process's exit closes it.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from ..data.rows import Row
 
 REMEMBERED_ROLLOUTS = 64
-"""A prompt fed so many calls ago is forgotten: its group was dropped, since no job lasts that long."""
+"""A prompt fed this many calls ago is forgotten: its group was dropped, since no job lasts that long."""
 ZERO_STD = "slime.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std"
 CENTERED = frozenset({"grpo", "gspo", "reinforce_plus_plus_baseline"})
-"""slime's estimators whose rewards are taken relative to their group's mean."""
+"""slime's estimators that subtract the group's mean reward."""
 SCALED = frozenset({"grpo", "gspo"})
 NO_SPREAD = 1e-6
 UPDATE_S = 600.0
@@ -52,7 +52,7 @@ SAMPLING = {
     "stop": "rollout_stop",
     "stop_token_ids": "rollout_stop_token_ids",
 }
-"""Our names of slime's arguments."""
+"""slime's arguments by the names of `Sampling`."""
 
 
 @dataclass(slots=True)
@@ -61,11 +61,11 @@ class _Prompts:
 
     session: TrainerSession
     fed: dict[str, tuple[int, list[Any]]] = field(default_factory=dict)
-    """By prompt id: the call that fed it, and slime's samples of it."""
+    """By prompt id: the call that fed it, and slime's samples."""
     calls: int = 0
 
     def draw(self, args: Any, data_source: Any) -> Iterator[Job]:
-        """Yield the jobs of slime's prompts, without end."""
+        """Yield the jobs of slime's prompts, endlessly."""
         while groups := data_source.get_samples(1):
             for samples in groups:
                 job = _job(args, samples[0])
@@ -89,7 +89,7 @@ _open: dict[tuple[str | None, str | None], _Prompts] = {}
 
 
 def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:  # noqa: ARG001 - slime's contract
-    """Collect one step's groups: slime's rollout function, which slime calls synchronously.
+    """Collect one step's groups: slime's rollout function, called synchronously.
 
     Args:
         args: slime's arguments.
@@ -98,13 +98,13 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
         evaluation: instead, roll out each evaluation sample once and keep all.
 
     Returns:
-        `RolloutFnTrainOutput` of `rollout_batch_size` groups of `n_samples_per_prompt` samples each, by `index`; or
+        `RolloutFnTrainOutput` of `rollout_batch_size` groups of `n_samples_per_prompt` samples, by `index`; or
         `RolloutFnEvalOutput`.
 
     Raises:
         NotTrainable: the prompts ended, or groups were given up, before the batch was full.
-        ConfigError: an argument asks for what is not done here.
-        InvalidJob: a prompt makes no job.
+        ConfigError: an argument is not supported.
+        InvalidJob: a prompt cannot be made into a job.
     """
     from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 
@@ -130,10 +130,10 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
 
 
 def fill_samples(groups: Sequence[Group], samples: Sequence[list[Any]], size: int) -> list[list[Any]]:
-    """Write each group's trajectories into slime's samples of its prompt, and return these.
+    """Write each group's trajectories into slime's samples of its prompt, and return them.
 
-    A trajectory of several segments becomes a list of copies, which share the `rollout_id` that slime counts it by;
-    each has the whole reward, as slime's own `TrajectoryManager` gives it.
+    A trajectory of several segments becomes a list of copies with one `rollout_id`, by which slime counts it; each has
+    the whole reward, as in slime's `TrajectoryManager`.
 
     Args:
         groups: the groups.
@@ -141,8 +141,8 @@ def fill_samples(groups: Sequence[Group], samples: Sequence[list[Any]], size: in
         size: `n_samples_per_prompt`: slime finds the members of a group by counting.
 
     Raises:
-        NotTrainable: no groups, one of another size or that cannot be trained on, or several segments for a
-            slime whose samples have no `rollout_id`.
+        NotTrainable: there are no groups, one has another size or is not trainable, or one has several segments and
+            slime's samples have no `rollout_id`.
     """
     check_sizes(groups, size, "slime")
     filled: list[list[Any]] = [[[] for _ in range(size)] for _ in groups]
@@ -152,13 +152,13 @@ def fill_samples(groups: Sequence[Group], samples: Sequence[list[Any]], size: in
 
 
 def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
-    """Return the samples' rewards, raw and normalized by group, each rollout counted once: slime's reward hook.
+    """Return the samples' rewards, raw and normalized by group, counting each rollout once: slime's reward hook.
 
-    slime's own normalizes over the whole batch, and counts each segment, as soon as one rollout has several.
+    slime's own normalizes over the whole batch and counts each segment as soon as one rollout has several.
 
     Args:
         args: slime's: `reward_key`, `rewards_normalization`, `advantage_estimator`, `grpo_std_normalization`.
-        samples: of all groups, segments included; `group_index`, and `rollout_id` or `index`, tell whose they are.
+        samples: of all groups, segments included; identified by `group_index`, and `rollout_id` or `index`.
     """
     key = getattr(args, "reward_key", None)
     raw = [float(sample.reward[key] if key else sample.reward) for sample in samples]
@@ -177,12 +177,12 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
 
 
 def update_weights(args: Any, version_dir: str, rollout_engines: object) -> None:  # noqa: ARG001 - slime's contract
-    """Have the service's engines load a complete checkpoint: slime's hook behind a disk update, called by each rank.
+    """Have the service's engines load a complete checkpoint: slime's hook after a disk update, called by each rank.
 
     The version is the number at the end of the folder's name.
 
     Raises:
-        ConfigError: the name ends with no number.
+        ConfigError: the name does not end with a number.
         ProrlError: as `RolloutClient.update_weights`.
     """
     from ..system.ranks import ranks, scatter
@@ -241,7 +241,7 @@ def _fill(row: Row, sample: Any) -> Any:
 
 
 def _evaluate(args: Any) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
-    """Roll each evaluation sample out once, in a session of its own."""
+    """Roll each evaluation sample out once, in its own session."""
     path = getattr(args, "prorl_eval_samples", None)
     if not path:
         raise ConfigError(
@@ -303,7 +303,7 @@ def _prompts(args: Any) -> _Prompts:
 
 
 def _job(args: Any, sample: Any) -> Job:
-    """Make the job of a prompt with an id of its own: a data source may return the same prompt more than once."""
+    """Make a prompt's job with a new id, since a data source may return the same prompt more than once."""
     sampling = sampling_of({ours: getattr(args, theirs, None) for ours, theirs in SAMPLING.items()})
     if path := getattr(args, "prorl_make_job", None):
         job: Job = load_function(path)(args, sample)

@@ -1,1 +1,1 @@
-"""Start and supervise the processes of a service, and examine the machine they run on."""
+"""Starts and supervises the processes of a service, and examines the machine they run on."""

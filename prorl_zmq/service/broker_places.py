@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class BrokerPlaces:
     service_id: str
-    """Names this life of the supervisor to its children."""
+    """Identifies this life of the supervisor to its children."""
     front_doors: Callable[[], list[str]]
     """Raises `RequestTimeout` while a rollout broker has not been announced."""
     backend_broker: Callable[[], str]
-    """Empty: not announced."""
+    """Returns an empty string while it is not announced."""
     keys: Path | str
-    """Those that engines are reported with, of one of `roles`."""
+    """For reporting engine starts, with a key of one of `roles`."""
     roles: tuple[KeyRole, ...]
     client_keys: Path | str
     node_id: str = ""
-    """As which a node reports its stage processes as one; empty: each reports by itself."""
+    """The name under which a node reports its stage processes as one; empty: each reports by itself."""
 
 
 def fixed_places(topology: Topology) -> BrokerPlaces:
-    """Return the places that a topology names."""
+    """Return the places in a topology."""
     door, backends = topology.rollout_broker.front_door, topology.backend_broker.endpoint
     keys = topology.security.keys
     return BrokerPlaces(
@@ -47,7 +47,7 @@ def node_id(node: str, service_id: str) -> str:
 
 
 def announced_places(folder: ServiceFolder, node: str, *, of_ours: bool) -> BrokerPlaces:
-    """Return the places that brokers announce in a folder: those of our own life of the service, or any."""
+    """Return the places that brokers announce in a folder: in this life of the service if `of_ours`, else in any."""
     service_id = new_id()
     life = service_id if of_ours else ""
 

@@ -1,6 +1,6 @@
-"""Which addresses a broker of a service's folder tries to bind: its previous one, then any free port.
+"""The addresses that a broker of a service's folder tries to bind: its previous one, then any free port.
 
-Within one life of the service the backend broker keeps its port, since the rollout brokers know it by that.
+Within one life of the service the backend broker keeps its port, since the rollout brokers were started with it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def rollout_topologies(folder: ServiceFolder, topology: Topology, name: str, add
     """Yield the topologies to try for a rollout broker; waits for the backend broker of this life of the service.
 
     Raises:
-        RequestTimeout: that is not announced.
+        RequestTimeout: the backend broker was not announced.
     """
     life = os.environ.get(SERVICE_VARIABLE, "")
     folder.wait_for((BACKENDS,), WAIT_S, life)
@@ -49,7 +49,7 @@ def backend_topologies(folder: ServiceFolder, topology: Topology, address: str) 
 
 
 def _before(folder: ServiceFolder, name: str, address: str) -> dict[str, str]:
-    """Return where a broker was before, if that was at this address."""
+    """Return a broker's previous endpoints, if all were at this address."""
     one = folder.announcement(name)
     if one is None or not all(place.startswith(f"tcp://{address}:") for place in one.endpoints.values()):
         return {}

@@ -1,4 +1,4 @@
-"""Checks of `prorl serve` before it starts a process: each child would report the same error."""
+"""Checks of `prorl serve` before it starts a process, since each child would report the same error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger("prorl.serve")
 
 
 def check_connections(topology: Topology) -> None:
-    """Raise what each child would: about its keys, its endpoints, and where stages and engines reach the brokers."""
+    """Raise the errors that children would: of keys, endpoints, and addresses for stages and engines."""
     stages, backends = topology.rollout_broker.stage_events, topology.backend_broker.endpoint
     keyring = Keyring.load(topology.security.keys, BROKER)
     if topology.stage or topology.backends:
@@ -47,7 +47,7 @@ def check_connections(topology: Topology) -> None:
 
 
 async def check_python(python: str) -> None:
-    """Raise unless another environment's interpreter has what an engine host needs."""
+    """Raise `ConfigError` unless another environment's interpreter can run an engine host."""
     null = asyncio.subprocess.DEVNULL
     try:
         child = await asyncio.create_subprocess_exec(

@@ -1,7 +1,7 @@
-"""A service, or a module of this package, as a child of another program.
+"""Runs a service, or a module of this package, as a child of another program.
 
-The context ends the child and removes its run folder; the kernel ends it if the program is killed. It leads a session
-of its own, so Ctrl-C in a terminal reaches only the program.
+The context ends the child and removes its run folder; the kernel kills it if the program is killed. The child leads its
+own session, so Ctrl-C in a terminal reaches only the program.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ START_S = 60.0
 """How long the service may take until all its processes have reported."""
 STOP_S = 30.0
 RUN_DIR_PREFIX = "prorl-child-"
-"""How the temporary run folder of a child service is called."""
+"""Prefix of a child service's temporary run folder."""
 
 
 class ChildProcess:
-    """A Python module that runs as a child while the context does."""
+    """A Python module that runs as a child while the context is open."""
 
     def __init__(self, arguments: Sequence[str], log: Path, nice: int = 0) -> None:
         self._arguments = arguments
@@ -77,14 +77,14 @@ class ChildProcess:
 
 
 class ChildService(ChildProcess):
-    """A service in a run folder of its own; its `pid` is the supervisor's, which all its processes are below."""
+    """A service in its own run folder; `pid` is the supervisor's, the ancestor of all its processes."""
 
     def __init__(self, folder: Path, topology: str, nice: int = 0) -> None:
         file = folder / "topology.toml"
         file.write_text(topology, encoding="utf-8")
         logs = folder / "logs"
         logs.mkdir(exist_ok=True)
-        # Sockets have short paths only in the system's own temporary folder.
+        # The system's temporary folder keeps socket paths short.
         self._run_dir = tempfile.TemporaryDirectory(prefix=RUN_DIR_PREFIX)
         options = ["--config", str(file), "--run-dir", self.run_dir, "--log-dir", str(logs)]
         super().__init__(["prorl_zmq.cli", "prorl", "serve", *options], logs / "serve.log", nice)

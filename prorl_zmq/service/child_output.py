@@ -1,4 +1,4 @@
-"""The output of a child of `prorl serve`: where it goes, and the reason in it why the child ended."""
+"""The output of a child of `prorl serve`: its destination, and the reason for the child's exit in it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 STANDARD_ERROR = 2
 TAIL_BYTES = 65_536
 RELAY_END_S = 1.0
-"""How long to wait for the last lines of a child that has ended; its own children may hold the pipe open."""
+"""How long to wait for the last lines of an exited child, whose own children may keep the pipe open."""
 _CAUSE = re.compile(r"(?:prorl-engine: )?cannot start: (.+)")
-"""The line in which an engine host writes the root cause; where its lines are JSON, its name is a field of its own."""
+"""The line in which an engine host writes the root cause; in JSON lines the program's name is a separate field."""
 
 
 class ChildOutput:
@@ -36,7 +36,7 @@ class ChildOutput:
             self._begin = os.fstat(self.write_end).st_size
             return
         read_end, self.write_end = os.pipe2(os.O_CLOEXEC)
-        # In a thread: a standard error that is not read must hold up this child only.
+        # A thread: an unread standard error must block this child only.
         self._relay = threading.Thread(target=self._copy, args=(read_end,), daemon=True)
         try:
             self._relay.start()
@@ -51,11 +51,11 @@ class ChildOutput:
         return str(self._path) if self._path is not None else "the standard error of prorl serve"
 
     def close(self) -> None:
-        """Close our write end, once the child has its own."""
+        """Close this process's write end, once the child has its own."""
         os.close(self.write_end)
 
     def tail(self) -> str:
-        """Return the end of what the child wrote; call it in a thread, once the child has ended."""
+        """Return the end of an exited child's output; call in a thread."""
         if self._relay is not None:
             self._relay.join(RELAY_END_S)
         elif self._path is not None:
@@ -74,14 +74,14 @@ class ChildOutput:
 
 
 def reason_of(output: str) -> str:
-    """Return the root cause that an engine host wrote last, else the last line that has words in it."""
+    """Return the last root cause that an engine host wrote, else the last line with words."""
     lines = [text for line in output.splitlines() if any(map(str.isalnum, text := _text(line)))]
     causes = [cause[1] for line in lines if (cause := _CAUSE.match(line))]
     return next(reversed(causes or lines), "it said nothing")
 
 
 def _text(line: str) -> str:
-    """Return a line's text, which is the `event` where lines are JSON."""
+    """Return a line's text, which is `event` in a JSON line."""
     line = line.strip()
     if line.startswith("{"):
         with suppress(msgspec.DecodeError):

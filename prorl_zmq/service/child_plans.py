@@ -1,7 +1,7 @@
-"""Which processes `prorl serve` and `prorl node` start. Pure: it starts nothing.
+"""The processes that `prorl serve` and `prorl node` start. Pure: starts nothing.
 
-Without a folder, a service is one node, whose processes meet in its run folder or at fixed endpoints. With one, brokers
-announce free TCP ports there, and a node's stage processes meet the node's broker in its run folder.
+Without a folder, a service is one node, whose processes connect in its run folder or at fixed endpoints. With one,
+brokers announce free TCP ports there, and a node's stage processes connect to the node's broker in its run folder.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def plan_children(topology: Topology) -> list[AnyPlan]:
-    """List the processes of a service without a folder, in the order in which they start."""
+    """List the processes of a service without a folder, in starting order."""
     topology = pinned(topology)
     front_door = topology.endpoint(topology.rollout_broker.front_door)
     return [
@@ -62,12 +62,12 @@ def plan_node(topology: Topology, folder: ServiceFolder, address: str) -> list[A
 
 
 def node_stage_events(topology: Topology) -> str:
-    """Return where a node's broker is, for its stage processes."""
+    """Return the endpoint of a node's broker for its stage processes."""
     return topology.endpoint("ipc://{run_dir}/stage_events")
 
 
 def _with_folders_keys(topology: Topology) -> Topology:
-    """Leave the choice of keys to each process, which takes those of its kind from the service's folder."""
+    """Return a topology without keys: each process takes the keys of its kind from the service's folder."""
     return replace(pinned(topology), security=SecuritySettings())
 
 
@@ -90,7 +90,7 @@ def _stages(topology: Topology, connect: str) -> list[StagePlan]:
 
 
 def dashboard_settings(topology: Topology) -> GatewaySettings:
-    """Return where a dashboard listens; it has the gateway's certificate."""
+    """Return where a dashboard listens, with the gateway's certificate."""
     return GatewaySettings(
         topology.dashboard.bind, topology.gateway.tls_cert, topology.gateway.tls_key, use_llm_servers=False
     )
@@ -107,7 +107,7 @@ def _http(topology: Topology, *, front_door: str = "", service: str = "") -> Ite
 
 
 def _metrics(topology: Topology, service: str = "") -> Iterator[HttpPlan]:
-    """Plan what serves the metrics of this run folder alone: a gateway that serves nothing else."""
+    """Plan the server of this run folder's metrics: a gateway with nothing else."""
     bound = topology.metrics
     if bound.bind:
         settings = GatewaySettings(bound.bind, bound.tls_cert, bound.tls_key)

@@ -1,4 +1,4 @@
-"""`examine`: what this machine offers to prorl_zmq and what is missing, found by trying it."""
+"""`examine`: reports what this machine offers to prorl_zmq and what is missing, by trying it."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ State = Literal["ok", "missing", "optional"]
 class Finding(NamedTuple):
     subject: str
     state: State
-    """`missing` keeps the default service from working; `optional` only limits what it can do."""
+    """`missing`: the default service cannot work; `optional`: it can do less."""
     detail: str
-    """What was found, and what to do if something is not there."""
+    """What was found, and how to get what is missing."""
 
 
 def examine() -> Iterator[Finding]:
@@ -86,7 +86,7 @@ def _sandbox_kind(kind: str) -> Finding:
         container = container_class(kind)
         if (problem := container.problem()) is None:
             return Finding(f"sandboxes: {kind}", "ok", container.version())
-    except Exception as error:  # noqa: BLE001 - of another package, which does not work
+    except Exception as error:  # noqa: BLE001 - from a broken package
         problem = error.message if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
     return Finding(f"sandboxes: {kind}", "missing" if kind == SandboxSettings().kind else "optional", problem)
 

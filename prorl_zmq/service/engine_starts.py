@@ -6,8 +6,8 @@
     starting   ended; it was ready once                          starting; from MAX_STARTS on reported as failed
     ready      ended                                             starting
 
-The backend broker lists an engine that was killed until its lease expires. So the listing counts as the new process's
-only if the engine was missing from a list since that process started, or if the lease has passed since then.
+The backend broker lists a killed engine until its lease expires. So a listing counts for the new process only if the
+engine was missing from a list since that process started, or if the lease has passed since then.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..wire.messages.backends import BackendList
 
 MAX_STARTS = 3
-"""Starts of an engine that has never been ready."""
+"""Starts of an engine that was never ready."""
 PROBLEM_LENGTH = 900
 """Most characters of a reason, as in `EngineStart`."""
 
@@ -34,12 +34,12 @@ class _Engine:
     is_ready: bool = False
     was_ready: bool = False
     starts: int = 0
-    """Since it was ready last."""
+    """Since it was last ready."""
     started: float = 0.0
     was_missing: bool = False
-    """A list of backends lacked it since its process started."""
+    """A list of backends did not have it since its process started."""
     problem: str = ""
-    """Why it ended, if it ended."""
+    """Why it ended."""
     failed: bool = False
 
 
@@ -54,18 +54,18 @@ class EngineStarts:
         return name in self._engines
 
     def forget(self) -> None:
-        """The node ends, and its engines with it."""
+        """Drop all engines: the node is exiting."""
         self._engines.clear()
 
     def started(self, name: str, now: float) -> None:
-        """A process of the engine is about to start."""
+        """Record that a process of the engine is about to start."""
         engine = self._engines[name]
         engine.is_ready = engine.was_missing = False
         engine.starts += 1
         engine.started = now
 
     def ended(self, name: str, problem: str) -> bool:
-        """Its process ended, or could not be started; return whether it is to be restarted."""
+        """Record that its process ended, or could not be started; return whether to restart it."""
         engine = self._engines[name]
         engine.problem = one_line(problem, PROBLEM_LENGTH)
         engine.is_ready = False
@@ -73,7 +73,7 @@ class EngineStarts:
         return engine.was_ready or not engine.failed
 
     def listed(self, backend_ids: Collection[str], now: float) -> None:
-        """The backend broker has these backends."""
+        """Record the backend broker's current list of backends."""
         for name, engine in self._engines.items():
             if name not in backend_ids:
                 engine.was_missing = True
@@ -85,14 +85,14 @@ class EngineStarts:
         return self._engines[name].is_ready
 
     def failed(self) -> dict[str, str]:
-        """Return the engines that failed, each with the reason."""
+        """Return the failed engines with their reasons."""
         return {name: engine.problem for name, engine in self._engines.items() if engine.failed}
 
     def all_failed(self) -> bool:
         return bool(self._engines) and all(engine.failed for engine in self._engines.values())
 
     def report(self) -> tuple[EngineStart, ...]:
-        """Return what the backend broker needs to hear: the engines that are not ready."""
+        """Return the engines that are not ready, for the backend broker."""
         return tuple(
             EngineStart(name, "failed" if engine.failed else "starting", engine.problem)
             for name, engine in self._engines.items()
@@ -101,7 +101,7 @@ class EngineStarts:
 
 
 def no_engine_left(listed: BackendList) -> str:
-    """Return why a service has no backend and will get none of its own; empty: it has one, or one is starting."""
+    """Return why a service has no backend and will start none; empty: it has one, or one is starting."""
     if listed.backends or not listed.starts or any(start.state == "starting" for start in listed.starts):
         return ""
     return "; ".join(f"{start.backend_id} {start.problem}" for start in listed.starts)

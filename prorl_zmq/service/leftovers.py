@@ -1,7 +1,7 @@
 """Files that prorl_zmq leaves on a machine's disk, which of them this account may remove, and their removal.
 
-It keeps what a live process uses, what another account owns, what a link leads to, and files of other file systems. A
-run folder is held while it is emptied, so no service can start in it.
+Kept are files that a live process uses or another account owns, targets of links, and files of other file systems. A
+run folder is locked while it is emptied, so no service can start in it.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ class Leftover:
     what: str
     size_bytes: int
     kept: str
-    """Why it stays; empty: it may be removed."""
+    """Why it is kept; empty: it may be removed."""
     remove: Callable[[], None]
 
 
 class Wanted(NamedTuple):
-    """Which files may be removed that are not made again automatically."""
+    """Which files may be removed that are not recreated automatically."""
 
     journals: bool = False
-    """With services' folders."""
+    """Including services' folders."""
     images: bool = False
     programs: bool = False
 
@@ -61,17 +61,17 @@ class Wanted(NamedTuple):
 def find_leftovers(
     folders: Sequence[Path], images: Path, unpacked: Path, programs: Path, wanted: Wanted
 ) -> list[Leftover]:
-    """Return what there is of this account in the usual places; or, if folders are named, in these.
+    """Return this account's leftovers in the usual places, or only in `folders`.
 
     Args:
-        folders: run folders and services' folders; images and programs are looked at besides if they are wanted.
+        folders: run folders and services' folders; images and programs are included if they are wanted.
         images: the folder of `prorl image`.
-        unpacked: that of unpacked images, which are unpacked again when they are needed.
-        programs: that of `prorl harness`.
+        unpacked: the folder of unpacked images, which are unpacked again on demand.
+        programs: the folder of `prorl harness`.
         wanted: what else may be removed.
 
     Raises:
-        ConfigError: a folder that is named is neither.
+        ConfigError: one of `folders` is neither a run folder nor a service's.
     """
     found: list[Leftover] = []
     run_folders = dict.fromkeys(filter(_is_run_folder, folders) if folders else usual_run_folders())
@@ -101,7 +101,7 @@ def find_leftovers(
 
 
 def usual_run_folders() -> Iterator[Path]:
-    """Find the default run folder, those of named services, and others in the folder for temporary files."""
+    """Find the default run folder, those of named services, and others in the temporary folder."""
     default, base = default_run_dir(), base_run_dir()
     if default.is_symlink() or default.is_dir():
         yield default
@@ -119,7 +119,7 @@ def _is_run_folder(path: Path) -> bool:
 
 
 def _foreign(path: Path) -> str:
-    """Return why a folder is not this account's to remove; empty if it is."""
+    """Return why this account may not remove a folder; empty if it may."""
     if path.is_symlink():
         return "it is a link, which is not followed"
     owner = path.stat().st_uid
@@ -153,7 +153,7 @@ def _service_folder(path: Path, *, journals: bool) -> Leftover:
 
 
 def _is_used(folder: Path) -> bool:
-    """Return whether a process listens in a run folder, or holds a lock there."""
+    """Return whether a process listens in a run folder, or has a lock there."""
     return any(_is_locked(each) or _is_listening(each) for each in folder.iterdir())
 
 
@@ -165,7 +165,7 @@ def _is_locked(path: Path) -> bool:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except FileNotFoundError:  # it was removed just now
+    except FileNotFoundError:  # just removed
         return False
     return False
 
@@ -179,7 +179,7 @@ def _is_listening(path: Path) -> bool:
 
 
 def _remove_run_folder(path: Path, *, journals: bool) -> None:
-    if _is_used(path):  # since it was found
+    if _is_used(path):  # used since it was found
         raise EndpointInUse(f"{path}: {USED}", endpoint=str(path))
     asyncio.run(_empty_run_folder(path, journals=journals))
     if not any(path.iterdir()):

@@ -1,8 +1,8 @@
-"""Kubernetes manifests of a service, as text from options and a topology; no cluster is asked.
+"""Kubernetes manifests of a service, rendered from options and a topology; contacts no cluster.
 
 Pods share no folder, so each makes its own at its start: keys from a Secret (a tar file, which keeps modes), the
 topology and the brokers' DNS name and fixed ports from ConfigMaps. The brokers' folder is on a volume that one pod at a
-time may mount. A node drains on SIGTERM; Kubernetes waits for `--drain-s` and `STOP_S` more.
+time may mount. A node drains on SIGTERM; Kubernetes waits for `--drain-s` and another `STOP_S`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from .service_folder import BACKENDS, MARKER, Announcement
 BROKERS_HOST = "prorl-brokers-0.prorl"
 """DNS name of the brokers' pod: StatefulSet, number, headless Service."""
 FIRST_PORT = 5555
-"""Of the first rollout broker's front door; all others follow."""
+"""Of the first rollout broker's front door; the other ports follow."""
 STOP_S = 45
-"""A node's own end after its drain: the sum of the supervisor's limits, and some more."""
+"""Seconds for a node's exit after its drain: the sum of the supervisor's limits, with a margin."""
 SECRETS = {"service": ("service",), "node": ("node", "client"), "client": ("client",), "operator": ("operator",)}
-"""The key folders in each Secret; a node asks the service how it is with a client's."""
+"""The key folders in each Secret; a node queries the service's status with a client's key."""
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|[kKMGTP]i?)?")
 _IMAGE = re.compile(r"[A-Za-z0-9][\w./:@-]*")
 _CLAIM = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
@@ -41,7 +41,7 @@ _CLAIM = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestOptions:
     image: str
-    """Container image that has `prorl`, `sh` and `tar`."""
+    """A container image with `prorl`, `sh` and `tar`."""
     nodes: int = 2
     """Pods of the nodes' Deployment."""
     every_machine: bool = False
@@ -50,7 +50,7 @@ class ManifestOptions:
     cpu: str = "16"
     memory: str = "64Gi"
     images_claim: str = ""
-    """PersistentVolumeClaim with images of sandboxes, mounted at /images."""
+    """PersistentVolumeClaim with sandbox images, mounted at /images."""
 
     def __post_init__(self) -> None:
         for flag, value, pattern, such_as in (
@@ -67,7 +67,7 @@ def render(options: ManifestOptions, config: Path | None) -> str:
     """Return the manifests as YAML.
 
     Raises:
-        ConfigError: the topology file is wrong.
+        ConfigError: the topology file is invalid.
     """
     topology = load_topology(config, Path())
     for file in topology.service.task_modules:
@@ -114,9 +114,9 @@ def secrets(folder: Path) -> str:
 
 
 def _brokers(number: int) -> list[Announcement]:
-    """Return where nodes find the brokers: what these announce themselves, with the pod's DNS name.
+    """Return the brokers' announcements for nodes, with the pod's DNS name.
 
-    In the brokers' pod the name is replaced by the pod's address, and a broker binds again where it was before.
+    In the brokers' pod the name is replaced by the pod's address, and a broker binds its previous ports again.
     """
     ports = count(FIRST_PORT)
 

@@ -1,10 +1,9 @@
-"""`MetricsInbox`: collects the metrics of one run folder's processes and hands them to its gateways.
+"""`MetricsInbox`: collects the metrics of one run folder's processes and passes them to its gateways.
 
     metrics.in   Unix datagrams  ← every process of the run folder, once a second
-    metrics.out  Unix stream     → the gateways: Prometheus' text, whole, to each that connects
+    metrics.out  Unix stream     → the gateways: all metrics as Prometheus text, to each connection
 
-The supervisor owns it, since it outlives its children and sees them end. Its failures end no process and are logged
-once.
+The supervisor owns it, since it outlives its children and sees them exit. Failures end no process and are logged once.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ if TYPE_CHECKING:
 
 DATAGRAM_BYTES = 2**18
 BATCH = 1024
-"""Reports taken before others have their turn; more than the kernel queues."""
+"""Reports read before other callbacks run; more than the kernel queues."""
 ASKERS_LIMIT = 8
 TELL_S = 10.0
-"""How long one of them may take to read all."""
+"""How long a reader may take to read everything."""
 
 log = logging.getLogger("prorl.serve")
 _decode = msgspec.msgpack.Decoder(MetricsReport).decode
 
 
 class MetricsInbox:
-    """Of one run folder, which must be held."""
+    """The inbox of one run folder, which the caller must have locked."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -53,7 +52,7 @@ class MetricsInbox:
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Collect while the context is open; where the run folder takes no sockets, nothing is counted."""
+        """Collect while the context is open; if the run folder cannot have sockets, collect nothing."""
         loop = asyncio.get_running_loop()
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as inbox:
             try:
@@ -62,7 +61,7 @@ class MetricsInbox:
             except OSError as error:
                 log.warning("no metrics are collected: %s", error)
                 with contextlib.suppress(OSError):
-                    (self._run_dir / INBOX).unlink(missing_ok=True)  # or processes would count for nobody
+                    (self._run_dir / INBOX).unlink(missing_ok=True)  # or processes would report in vain
                 yield
                 return
             self._inbox = inbox
@@ -81,9 +80,9 @@ class MetricsInbox:
                 reporter.close()
 
     def ended(self, pid: int) -> None:
-        """A process of ours has ended: what it was doing, it does no more."""
+        """Record that a child has exited, which ends its gauges."""
         if self._inbox is not None:
-            self._take_some(self._inbox)  # its last word may still be there
+            self._take_some(self._inbox)  # its last report may be queued
         self._collector.ended(pid)
 
     def restarted(self, process: str) -> None:
@@ -116,7 +115,7 @@ class MetricsInbox:
         SANDBOXES.set(self._sandboxes)
 
     async def _count_sandboxes(self) -> None:
-        """Look into their folder every now and then, in a thread: on a network file system that may take long."""
+        """Count the sandboxes' folder every second, in a thread, since a network file system may be slow."""
         while True:
             with contextlib.suppress(OSError):
                 self._sandboxes = await asyncio.to_thread(sandboxes_in, self._run_dir / "sandboxes")

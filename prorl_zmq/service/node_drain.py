@@ -1,4 +1,4 @@
-"""Requests of `prorl drain`: a file for each node, which the node removes as it takes the request.
+"""Requests of `prorl drain`: one file per node, which the node removes when it accepts the request.
 
 They are in `nodes/` of a service's folder, or in the run folder of a service without one.
 """
@@ -24,26 +24,26 @@ LIMIT_S = 20.0
 
 
 class DrainRequests:
-    """Requests that nodes drain and end, as files in a folder."""
+    """Requests that nodes drain and exit, as files in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def ask(self, node: str) -> None:
-        """Ask a node to drain, wherever it runs."""
+        """Request that a node drains, wherever it runs."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
         write_whole(self._request(node), "")
 
     def withdraw(self, node: str) -> bool:
-        """Remove the request of a node, as the node does that takes it; return whether there was one."""
+        """Remove a node's request, as the node itself does to accept it; return whether there was one."""
         try:
             self._request(node).unlink()
-        except OSError:  # there is none, or the file system is away
+        except OSError:  # there is none, or the file system is unavailable
             return False
         return True
 
     def is_waiting(self, node: str) -> bool:
-        """Return whether a node has not taken the request yet."""
+        """Return whether a node has not accepted the request yet."""
         return self._request(node).exists()
 
     def _request(self, node: str) -> Path:
@@ -53,11 +53,11 @@ class DrainRequests:
 def drain_nodes(
     requests: DrainRequests, nodes: Sequence[NodeRow], name: str | None, limit_s: float = LIMIT_S
 ) -> list[NodeRow]:
-    """Have a node, by its name or host, drain and end; None: all. Return which ones do, once they have answered.
+    """Have the nodes with this name or host drain and exit (None: all); return them after they have accepted.
 
     Raises:
-        ConfigError: there is no such node.
-        RequestTimeout: some have not answered; their requests are withdrawn.
+        ConfigError: no node has that name or host.
+        RequestTimeout: some have not accepted; their requests are withdrawn.
     """
     chosen = [one for one in nodes if one.state != NodeState.LOST and name in (None, one.node, one.host)]
     if name is not None and not chosen:

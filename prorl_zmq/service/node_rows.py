@@ -1,7 +1,7 @@
-"""`NodeRow`: a node as all rollout brokers together see it. Pure.
+"""`NodeRow`: a node as seen by all rollout brokers together. Pure.
 
-Its slots and jobs are sums over the brokers. If they disagree about its state, the row has the worst state and who
-reports it: a link is broken, or a broker has not seen the node again yet.
+Its slots and jobs are sums over the brokers. If they disagree about its state, the row has the worst state and the
+brokers that report it: a link is broken, or a broker has not seen the node again yet.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 STATES = tuple(NodeState)
 TOGETHER_S = 60.0
-"""Brokers that have lost a node within so long mean the same loss."""
+"""Losses of a node that several brokers report within this time are one loss."""
 
 
 class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     node: str = ""
-    """Empty: a job that waits in a scheduler's queue, or whose node has not joined."""
+    """Empty: a job in a scheduler's queue, or one whose node has not joined."""
     host: str = ""
     allocation: str = ""
     state: str = ""
-    """Empty: no broker knows it."""
+    """Empty: no broker has it."""
     said_by: tuple[str, ...] = ()
-    """The brokers that say so, if not all do."""
+    """The brokers that report this state, if not all do."""
     slots: dict[Phase, int] = {}
     used: dict[Phase, int] = {}
     held: int = 0
-    """Jobs that hold one."""
+    """Occupied slots."""
     silent_s: float | None = None
-    """Since its last report; of a node that is lost, since that was noticed."""
+    """Since its last report; for a lost node, since the loss was noticed."""
     lease_s: float = 0.0
-    """How long it may be silent before it is lost."""
+    """How long it may be silent before it counts as lost."""
     facts: NodeFacts = NodeFacts()
     slurm_job: str = ""
     slurm_state: str = ""
-    """With why it waits; `leaving` if it was told to go."""
+    """With the reason for waiting; `leaving` if it was told to leave."""
     left_s: float | None = None
-    """Of its allocation, where that is known."""
+    """Remaining time of its allocation, if known."""
 
 
 def node_rows(lists: Mapping[str, NodeList]) -> list[NodeRow]:
-    """Return the nodes that brokers know, by name, those that are lost and not back among them."""
+    """Return the brokers' nodes by name, including lost ones that are not back."""
     told: dict[str, dict[str, NodeStatus]] = {}
     for broker, one in lists.items():
         for status in (*one.nodes, *(_gone(lost) for lost in one.lost if not lost.is_back)):
@@ -60,7 +60,7 @@ def node_rows(lists: Mapping[str, NodeList]) -> list[NodeRow]:
 
 
 def losses(lists: Iterable[NodeList]) -> list[LostNode]:
-    """Return the last loss of each node, the newest first, with what became of the jobs of all brokers."""
+    """Return the last loss of each node, the newest first, with the fate of all brokers' jobs."""
     found: dict[str, LostNode] = {}
     for lost in sorted((lost for one in lists for lost in one.lost), key=lambda lost: lost.ago_s):
         newest = found.setdefault(lost.node, lost)
@@ -107,7 +107,7 @@ def _row(node: str, told: Mapping[str, NodeStatus]) -> NodeRow:
 
 
 def total(counts: Iterable[Mapping[K, int]]) -> dict[K, int]:
-    """Return the sums of counts of the same things."""
+    """Return the sums of counts by key."""
     total: Counter[K] = Counter()
     for each in counts:
         total.update(each)

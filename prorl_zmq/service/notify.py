@@ -1,6 +1,6 @@
 """`Notifier`: sends the supervisor's state to systemd (`sd_notify(3)`); without `$NOTIFY_SOCKET` it does nothing.
 
-It is written here since it is one datagram, and no dependency sends it. A datagram that cannot be delivered is dropped.
+Undeliverable datagrams are dropped.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class Notifier:
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         named = os.environ if environment is None else environment
         address = named.get("NOTIFY_SOCKET", "")
-        # A leading @ stands for the NUL of the abstract namespace.
+        # A leading @ means the NUL of the abstract namespace.
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
         self.watchdog_s = _watchdog_s(named)
-        """How often WATCHDOG=1 is due, half of what the manager allows; None: it does not ask."""
+        """Interval of WATCHDOG=1, half of the manager's limit; None: not requested."""
 
     def ready(self) -> None:
         self._send("READY=1\nSTATUS=serving")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .process_plans import AnyPlan
 
 SHARED = ("prorl_zmq.commands.children", "prorl_zmq.metrics.reporter", "uvloop")
-"""What a service needs in any case: imported while its topology is read."""
+"""Needed by every service: imported while its topology is read."""
 STAGE = (
     *("prorl_zmq.stages.stage_process", "prorl_zmq.stages.handler"),
     Preload(group="prorl_zmq.handlers", what="task"),
@@ -37,9 +37,9 @@ BY_PROCESS: dict[str, tuple[str | Preload, ...]] = {
 
 @contextmanager
 def begun_fork_server() -> Iterator[ForkServer]:
-    """Have a fork server import what every service needs, while this process imports its command, and makes its checks.
+    """Yield a fork server that imports what every service needs, while this process imports and checks its command.
 
-    Within the context of another one, it is that one.
+    Nested contexts share the outer one's server.
     """
     if _begun:
         yield _begun[0]
@@ -58,5 +58,5 @@ _begun: list[ForkServer] = []
 
 
 def preloaded_for(plan: AnyPlan) -> tuple[str | Preload, ...]:
-    """Return what a process of this service imports."""
+    """Return the modules to import for this process."""
     return (*SHARED, *BY_PROCESS[plan.process])

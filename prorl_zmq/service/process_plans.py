@@ -22,37 +22,37 @@ PLANS = "plans"
 """The folder of the plans, in the run folder."""
 BROKER_RANK, ENGINE_RANK, STAGE_RANK = 0, 1, 2
 FORKED_KINDS = ("embedded", "http")
-"""Kinds of engines whose hosts import nothing that a fork could not use."""
+"""Engine kinds whose hosts import nothing that breaks in a fork."""
 
 
 class ProcessPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="process"):
-    """What all processes have. Those that serve, and where, follow in the plans of each kind."""
+    """The fields that all processes have."""
 
     name: str
-    """Of the process: of its log, of a rollout broker in its service, and of an engine as the brokers list it."""
+    """Of the process: of its log, of a rollout broker in its service, and of an engine in the brokers' lists."""
     topology: Topology
     service: str = ""
     """The folder of a service, which says where the brokers are; empty: none."""
 
     rank: ClassVar[int] = STAGE_RANK
-    """Processes end in descending order of rank: first those that work, last the brokers."""
+    """Processes are ended in descending order of rank: stages first, brokers last."""
     program: ClassVar[str] = "prorl"
-    """As which it reports errors."""
+    """The program name in its error reports."""
     serves_http: ClassVar[bool] = False
 
     @property
     def of_node(self) -> bool:
-        """Whether it works for the node alone, and ends with it."""
+        """Whether it belongs to the node, and ends with it."""
         return isinstance(self, EnginePlan | StagePlan)
 
     @property
     def stage_role(self) -> str:
-        """The role of a stage process; empty: it is another process."""
+        """The role of a stage process; empty: not a stage process."""
         return ""
 
     @property
     def process(self) -> str:
-        """What kind of process it is, as metrics name it."""
+        """The kind of process, as in metrics."""
         return str(self.__struct_config__.tag)
 
     @property
@@ -62,7 +62,7 @@ class ProcessPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def forked(self) -> bool:
-        """Whether it may be a fork of a process that has imported this package; else it is a fresh interpreter."""
+        """Whether it may be a fork of a process that has imported this package, and not only a fresh interpreter."""
         return True
 
     @property
@@ -71,7 +71,7 @@ class ProcessPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """Those of the interpreter."""
+        """Arguments of the interpreter."""
         return ("-m", "prorl_zmq.cli", "prorl-child", str(self.file))
 
     def write(self) -> None:
@@ -88,9 +88,9 @@ class ProcessPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 class BrokerPlan(ProcessPlan, frozen=True, kw_only=True, tag="broker"):
     kind: Literal["rollout", "backend", "node"]
-    """The node of a node's broker is the topology's."""
+    """A node's broker is for the topology's node."""
     address: str = ""
-    """Of a service with a folder: this machine's, at which other nodes reach it."""
+    """In a service with a folder: this machine's address for other nodes."""
 
     rank: ClassVar[int] = BROKER_RANK
 
@@ -105,9 +105,9 @@ class BrokerPlan(ProcessPlan, frozen=True, kw_only=True, tag="broker"):
 
 class EnginePlan(ProcessPlan, frozen=True, kw_only=True, tag="engine"):
     backend: BackendSettings
-    """One engine: `gpus`, `cores` and `urls` are its own."""
+    """One engine, with its own `gpus`, `cores` and `urls`."""
     connect: str = ""
-    """The backend broker; empty: as the service's folder says."""
+    """The backend broker's endpoint; empty: from the service's folder."""
     bind: str = ""
     """Where stage processes reach it; empty: ipc, or loopback TCP."""
     weight_version: int = 0
@@ -132,7 +132,7 @@ class StagePlan(ProcessPlan, frozen=True, kw_only=True, tag="stage"):
     bind: str = ""
     """Where the broker reaches it; empty: ipc, or loopback TCP."""
     tasks: tuple[str, ...] = ()
-    """Serve these only; empty: all that are installed."""
+    """Serve only these; empty: all installed ones."""
 
     program: ClassVar[str] = "prorl-stage"
 
@@ -146,12 +146,12 @@ class StagePlan(ProcessPlan, frozen=True, kw_only=True, tag="stage"):
 
 
 class HttpPlan(ProcessPlan, frozen=True, kw_only=True, tag="http"):
-    """The gateway, the dashboard, or what serves the metrics of this run folder alone."""
+    """The gateway, the dashboard, or the server of this run folder's metrics."""
 
     serves: Literal["gateway", "dashboard", "metrics"]
     settings: GatewaySettings
     front_door: str = ""
-    """Empty: as the service's folder says."""
+    """Empty: from the service's folder."""
     gateway: str = ""
     """Name of this gateway; empty: made of host and port."""
     timeout_s: float = 10.0
@@ -171,7 +171,7 @@ def read_plan(path: Path) -> AnyPlan:
     """Read a process's plan.
 
     Raises:
-        ConfigError: the file cannot be read, or is no plan of this version of the package.
+        ConfigError: the file cannot be read, or is not a plan of this version of the package.
     """
     try:
         plan: AnyPlan = msgspec.json.decode(path.read_bytes(), type=AnyPlan)
@@ -184,6 +184,6 @@ def read_plan(path: Path) -> AnyPlan:
 
 
 def pinned(topology: Topology) -> Topology:
-    """Return a topology whose run folder and node are named in full, as a plan needs it."""
+    """Return a topology with absolute run folder and explicit node name, as plans need it."""
     service = replace(topology.service, run_dir=str(topology.run_dir.absolute()), name="", node=topology.node)
     return replace(topology, service=service)

@@ -1,6 +1,6 @@
-"""How a supervisor starts its processes: those of this package as forks, others as fresh interpreters.
+"""Starts a supervisor's processes: forks where possible, else fresh interpreters.
 
-A fork that is started again, after its process ended, takes the code that is installed then.
+A fork that is restarted runs the code that is installed at that time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger("prorl.serve")
 
 
 class ServiceProcess:
-    """A child of this process, reaped as it ends."""
+    """A child of this process, reaped when it exits."""
 
     def __init__(self, process: subprocess.Popen[Any]) -> None:
         self._process = process
@@ -48,7 +48,7 @@ class ServiceProcess:
         return self._ended.done()
 
     async def wait(self) -> int:
-        """Return its exit code once it has ended; negative: that of the signal that ended it."""
+        """Return its exit code once it has exited; negative: the signal that ended it."""
         return await asyncio.shield(self._ended)
 
     def signal(self, number: int) -> None:
@@ -61,7 +61,7 @@ class ServiceProcess:
 
 
 class ProcessStarter:
-    """Starts processes, and has those that it started last, by the names of their plans; a context.
+    """Starts processes, and keeps the last one of each plan by name; a context.
 
     Args:
         environment: of all processes.
@@ -73,7 +73,7 @@ class ProcessStarter:
         self._environment = environment
         self._server = server
         self._ordering = asyncio.Lock()
-        """Held by the order for a fork: they are given in the order of the plans."""
+        """Serializes orders for forks, in the order of the plans."""
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -83,12 +83,12 @@ class ProcessStarter:
         await self.close()
 
     async def start(self, plan: AnyPlan, output: int | None) -> ServiceProcess:
-        """Start a process whose output goes to a descriptor; None: to ours.
+        """Start a process whose output goes to a descriptor; None: to this process's.
 
-        From the call on it is ours, even if the caller is cancelled.
+        The process is owned from the call on, also if the caller is cancelled.
 
         Raises:
-            OSError: it cannot be started, or its plan not written.
+            OSError: it cannot be started, or its plan cannot be written.
             ConfigError: a task's module cannot be used by a fork.
         """
         starting = asyncio.ensure_future(self._start(plan, output))
@@ -100,7 +100,7 @@ class ProcessStarter:
             raise
 
     async def close(self) -> None:
-        """Start nothing more; running processes keep running."""
+        """Start no more processes; running ones continue."""
         self._closed = True
         await run_aside(self._server.close)
 
@@ -111,17 +111,17 @@ class ProcessStarter:
             process = self._execute(plan, output)
         try:
             self.processes[plan.name] = ServiceProcess(process)
-        except OSError:  # no descriptor is left to watch it with
+        except OSError:  # no free descriptor to watch it
             process.kill()
             process.wait()
             raise
         return self.processes[plan.name]
 
     async def _fork(self, plan: AnyPlan, output: int | None) -> subprocess.Popen[Any] | None:
-        """Return None if there is no fork server, or it is not to be used."""
+        """Return None if there is no fork server, or it must not be used."""
         restarted = plan.name in self.processes
         if restarted and plan.rank == BROKER_RANK:
-            return None  # no module of a task may delay the restart of a broker, or be in it
+            return None  # a task's modules must not delay or enter a restarted broker
         async with self._ordering:
             try:
                 return await run_aside(self._order, plan, output)
@@ -133,7 +133,7 @@ class ProcessStarter:
             except ConfigError as error:
                 if not restarted:
                     raise
-                # A package that was installed meanwhile must not end a service that runs.
+                # A newly installed package must not end a running service.
                 log.warning("%s; starting a fresh interpreter for %s", error, plan.name)
                 return None
 
@@ -152,7 +152,7 @@ class ProcessStarter:
         )
 
     def _execute(self, plan: AnyPlan, output: int | None) -> subprocess.Popen[Any]:
-        # In this thread: what starts in another one would end with that.
+        # In this thread: a child ends with the thread that starts it.
         return subprocess.Popen(
             [plan.python, *ISOLATED, *plan.arguments],
             stdin=subprocess.DEVNULL,

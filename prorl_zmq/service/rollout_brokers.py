@@ -1,4 +1,4 @@
-"""Ask all rollout brokers of a service at once; a broker that does not answer is named.
+"""Queries all rollout brokers of a service at once; reports each broker that does not answer.
 
 `RolloutBrokers` is for commands, `EachBroker` for commands without an event loop, `ask_all` for programs with one.
 """
@@ -33,7 +33,7 @@ class Answers(NamedTuple, Generic[T]):
 
     found: dict[str, T]
     problems: dict[str, ProrlError]
-    """The errors of the others."""
+    """The errors of the other brokers."""
 
     def check(self, *, every: bool = False) -> None:
         """Raise a broker's error if none answered; with `every`, if any did not."""
@@ -49,7 +49,7 @@ class RolloutBrokers:
     """Clients of all rollout brokers of a service, in a thread without an event loop."""
 
     def __init__(self, clients: Mapping[str, AsyncRolloutClient]) -> None:
-        import asyncio  # later: `prorl status` does without
+        import asyncio  # later: `prorl status` does not need it
 
         self._clients = clients
         self._runner = asyncio.Runner()
@@ -67,17 +67,17 @@ class RolloutBrokers:
             self._runner.run(close())
 
     def ask(self, question: Callable[[AsyncRolloutClient], Awaitable[T]], only: str = "") -> Answers[T]:
-        """Ask all at the same time, or only one, each within its client's `timeout_s`."""
+        """Query all at the same time, or only one, each within its client's `timeout_s`."""
         clients = {only: self._clients[only]} if only else self._clients
         return self._runner.run(ask_all(clients, question))
 
     def trace(self, job_id: str) -> JobTrace:
-        """Return what a job went through; see `trace_in`."""
+        """Return a job's history; see `trace_in`."""
         return trace_in(self.ask(lambda client: client.trace(job_id)), job_id)
 
 
 class EachBroker:
-    """Clients of all rollout brokers of a service, each asked in a thread of its own if there are several."""
+    """Clients of all rollout brokers of a service, queried in one thread each."""
 
     def __init__(self, clients: Mapping[str, RolloutClient]) -> None:
         self._clients = clients
@@ -90,7 +90,7 @@ class EachBroker:
             client.close()
 
     def ask(self, question: Callable[[RolloutClient], T], only: str = "") -> Answers[T]:
-        """Ask all at the same time, or only one, each within its client's `timeout_s`."""
+        """Query all at the same time, or only one, each within its client's `timeout_s`."""
         clients = {only: self._clients[only]} if only else self._clients
 
         def one(client: RolloutClient) -> T | ProrlError:
@@ -104,7 +104,7 @@ class EachBroker:
 
 
 def the_answer(answers: Answers[T]) -> T:
-    """Return what the broker says that has what was asked for, or raise the best reason why none does."""
+    """Return the answer of the broker that has the requested item, or raise the most informative error."""
     if answers.found:
         return next(iter(answers.found.values()))
     raise min(
@@ -114,7 +114,7 @@ def the_answer(answers: Answers[T]) -> T:
 
 
 async def ask_all(brokers: Mapping[str, Broker], question: Callable[[Broker], Awaitable[T]]) -> Answers[T]:
-    """Ask all at the same time; each has its own time limit."""
+    """Query all at the same time; each has its own time limit."""
     import asyncio
 
     async def one(broker: Broker) -> T | ProrlError:
@@ -132,11 +132,11 @@ def _answers(told: Mapping[str, T | ProrlError]) -> Answers[T]:
 
 
 def trace_in(answers: Answers[JobTrace], job_id: str) -> JobTrace:
-    """Return what a job went through, from the broker that has it.
+    """Return a job's history from the broker that has it.
 
     Raises:
-        UnknownJob: there is none, or more than one whose id begins so.
-        RequestTimeout: one that has not answered may have it.
+        UnknownJob: no job has this id or prefix, or several have.
+        RequestTimeout: a broker that did not answer may have it.
     """
     for error in answers.problems.values():
         if isinstance(error, UnknownJob) and not error.fields.get("matches"):
@@ -152,7 +152,7 @@ def trace_in(answers: Answers[JobTrace], job_id: str) -> JobTrace:
 
 
 def clients_of(path: Path, timeout_s: float, keys: Path | None = None) -> dict[str, AsyncRolloutClient]:
-    """Return a client of each rollout broker of a service's folder, by name, which finds it again when it has moved."""
+    """Return a client of each rollout broker of a service's folder, by name; it finds a broker again after a move."""
     from ..client.asynchronous.client import AsyncRolloutClient
 
     return {
@@ -170,7 +170,7 @@ def sessions_of(path: Path) -> dict[str, str]:
 
 
 def summed(statuses: Iterable[ServiceStatus]) -> ServiceStatus:
-    """Return what brokers say together: a node's stages once, with the slots that each broker has of them."""
+    """Return the sum of brokers' statuses: a node's stages once, with the slots that each broker has of them."""
     parts = list(statuses)
     stages: dict[str, StageStatus] = {}
     for each in (stage for part in parts for stage in part.stages):
@@ -193,7 +193,7 @@ def summed(statuses: Iterable[ServiceStatus]) -> ServiceStatus:
 
 
 def fates(answers: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Return what became of each job that was to be cancelled, of what all brokers say."""
+    """Return the fate of each job that was to be cancelled, merged from all brokers."""
     known: dict[str, str] = {}
     for each in answers:
         for job_id, fate in each.items():

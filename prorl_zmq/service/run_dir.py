@@ -1,4 +1,4 @@
-"""The run folder of a service: private to this user, held by one service at a time, and emptied before and after it."""
+"""The run folder of a service: private to this user, locked by one service at a time, emptied before and after it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOCK = "serve.lock"
 
 @contextlib.asynccontextmanager
 async def held_run_dir(path: Path) -> AsyncIterator[None]:
-    """Hold a run folder; no sandboxes are left in it afterwards."""
+    """Lock a run folder; afterwards it has no sandboxes."""
     with _locked(path):
         await _sweep(path / "sandboxes")  # of a service that was killed
         _clear(path)
@@ -49,13 +49,13 @@ def _locked(path: Path) -> Iterator[None]:
 
 async def _sweep(root: Path) -> None:
     if root.exists():  # noqa: ASYNC240 - of this machine
-        from ..tools.sandbox.sweeping import sweep  # with all that removes sandboxes
+        from ..tools.sandbox.sweeping import sweep  # imports all that removes sandboxes
 
         await sweep(root)
 
 
 def _clear(path: Path) -> None:
-    """Remove the sockets and the plans that a service leaves in its run folder."""
+    """Remove a service's sockets and plans from its run folder."""
     shutil.rmtree(path / PLANS, ignore_errors=True)
     for left in path.iterdir():
         if left.is_socket() or (left.name.endswith(".lock") and left.name != LOCK):

@@ -9,9 +9,8 @@
     DIR/nodes/NAME.drain         asks a node to drain; the node removes it as it begins to
     DIR/lock                     held by `prorl serve` while it lives, with its host and process
 
-All files are private to this user (0700). A broker that restarts announces its new place; clients without an answer
-read its file again. The brokers' names are fixed when the folder is made, since a session's name decides which of them
-it belongs to.
+All files are private to this user (0700). A broker that restarts announces its new address; clients without an answer
+read its file again. The brokers' names are fixed when the folder is made, since sessions map to brokers by name.
 """
 
 from __future__ import annotations
@@ -45,15 +44,15 @@ if TYPE_CHECKING:
 MARKER, TOPOLOGY, LOCK = ".prorl-service", "topology.toml", "lock"
 SCHEMA = 1
 BACKENDS, NODES = "backends", "nodes"
-"""The name of the backend broker."""
+"""The name of the backend broker, and the folder of drain requests."""
 KEYS = {"node": KeyRole.STAGE, "client": KeyRole.TRAINER, "operator": KeyRole.OPERATOR}
-"""The keys that the service lets in, each in a folder of this name."""
+"""The keys that the service accepts, each in a folder of this name."""
 FOLDERS, TASKS = ("brokers", "journals"), "tasks"
 BEFORE = {TOPOLOGY, "slurm", LOCK, MARKER, "keys", TASKS, *FOLDERS}
-"""Names that a folder may contain before it is made a service's."""
+"""Names that a folder may contain before it becomes a service's."""
 LOOK_S = 0.1
 WAIT_S = 60.0
-"""How long a process that is started waits for the brokers that it needs."""
+"""How long a starting process waits for the brokers that it needs."""
 
 
 class Announcement(msgspec.Struct, frozen=True):
@@ -67,7 +66,7 @@ class Announcement(msgspec.Struct, frozen=True):
     pid: int
     started_at: float
     service_id: str
-    """Names the life of `prorl serve` that it belongs to."""
+    """Identifies the life of `prorl serve` that it belongs to."""
     version: str
     protocol: int
 
@@ -89,11 +88,11 @@ class ServiceFolder:
 
     @classmethod
     def create(cls, path: Path, topology: Path | None = None) -> Self:
-        """Make the folder, its keys, and its topology file: a copy of `topology`, or the one that is there.
+        """Make the folder, its keys, and its topology file: a copy of `topology`, or the existing one.
 
         Raises:
-            ConfigError: it cannot be made, is another user's, or has other things in it; or the topology is wrong.
-            EndpointInUse: another process makes it now.
+            ConfigError: the folder cannot be made, is another user's, or has other files; or the topology is invalid.
+            EndpointInUse: another process is making it.
         """
         path = _absolute(path)
         try:
@@ -102,7 +101,7 @@ class ServiceFolder:
             if others := sorted(each.name for each in path.iterdir() if not _is_ours(each.name)):
                 raise _wrong(f"{path} has other things in it ({', '.join(others[:3])}); name an empty or new folder")
             with cls(path, 0).held():
-                if not cls.is_made(path):  # by another process, until we held it
+                if not cls.is_made(path):  # another process may have made it
                     _make(path, topology)
         except OSError as error:
             raise _wrong(f"{path} cannot be made a service's folder: {error.strerror}") from error
@@ -110,10 +109,10 @@ class ServiceFolder:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open a folder that was made.
+        """Open an existing folder.
 
         Raises:
-            ConfigError: it is none, is another user's, or others can read it.
+            ConfigError: it is not a service's folder, is another user's, or others can read it.
         """
         path = _absolute(path)
         try:
@@ -140,7 +139,7 @@ class ServiceFolder:
         """Read the topology file.
 
         Raises:
-            ConfigError: it is wrong, or names another number of rollout brokers than the folder was made for.
+            ConfigError: it is invalid, or has another number of rollout brokers than the folder was made for.
         """
         topology = load_topology(self.path / TOPOLOGY, self.path / TASKS)
         if topology.service.rollout_brokers != len(self.rollout_brokers):
@@ -169,22 +168,22 @@ class ServiceFolder:
         write_whole(self.path / "brokers" / f"{name}.json", msgspec.json.encode(Announcement(*where)).decode())
 
     def announcement(self, name: str) -> Announcement | None:
-        """Return where a broker last was; None: it never was, or its file cannot be read now."""
+        """Return a broker's last announcement; None: there is none, or its file cannot be read now."""
         try:
             return msgspec.json.decode((self.path / "brokers" / f"{name}.json").read_bytes(), type=Announcement)
         except (OSError, msgspec.MsgspecError):
             return None
 
     def broker_endpoints(self) -> dict[str, dict[str, str]]:
-        """Return the endpoints of all brokers that have been announced, by their names."""
+        """Return the endpoints of all announced brokers, by name."""
         found = {name: self.announcement(name) for name in (*self.rollout_brokers, BACKENDS)}
         return {name: one.endpoints for name, one in found.items() if one is not None}
 
     def check_version(self) -> str:
-        """Return the version of the brokers that were announced if it is another than ours; else nothing.
+        """Return the announced brokers' package version if it differs from this process's, else an empty string.
 
         Raises:
-            VersionMismatch: they speak another protocol than this process.
+            VersionMismatch: they use another protocol version.
         """
         from importlib.metadata import version
 
@@ -203,41 +202,41 @@ class ServiceFolder:
         return other
 
     def stage_events(self) -> dict[str, str]:
-        """Return where stage processes connect, of each rollout broker that has been announced."""
+        """Return each announced rollout broker's endpoint for stage processes."""
         found = self.broker_endpoints()
         return {name: found[name]["stage_events"] for name in self.rollout_brokers if name in found}
 
     def backend_broker(self, service_id: str = "") -> str:
-        """Return where the backend broker is; empty: not announced, or of another life than that which is named."""
+        """Return the backend broker's endpoint; empty: not announced, or in another life than `service_id`."""
         one = self.announcement(BACKENDS)
         return one.endpoints["endpoint"] if one is not None and service_id in ("", one.service_id) else ""
 
     def front_door(self, session: str) -> str:
-        """Return where a session's rollout broker is; empty: not announced."""
+        """Return the endpoint of a session's rollout broker; empty: not announced."""
         one = self.announcement(self.broker_of(session))
         return one.endpoints["front_door"] if one is not None else ""
 
     def broker_of(self, session: str) -> str:
-        """Return the rollout broker to which a session belongs, by rendezvous hashing."""
+        """Return the name of a session's rollout broker, by rendezvous hashing."""
         return max(self.rollout_brokers, key=lambda name: hashlib.blake2b(f"{name} {session}".encode()).digest())
 
     def session_of(self, broker: str) -> str:
-        """Return a session that belongs to a rollout broker, for a client that only asks."""
+        """Return a session that belongs to a rollout broker, for a client that only reads."""
         names = (f"look-{number}" for number in itertools.count())
         return next(name for name in names if self.broker_of(name) == broker)
 
     def wait_for_brokers(self, timeout_s: float, service_id: str = "") -> dict[str, dict[str, str]]:
-        """Wait until all brokers have been announced, in one life of `prorl serve` if it is named; return where.
+        """Wait until all brokers are announced (in the life `service_id`, if given), and return their endpoints.
 
         Raises:
-            RequestTimeout: some have not.
+            RequestTimeout: some are not.
         """
         names = (*self.rollout_brokers, BACKENDS)
         self.wait_for(names, timeout_s, service_id)
         return self.broker_endpoints()
 
     def wait_for(self, names: Sequence[str], timeout_s: float, service_id: str = "") -> None:
-        """Wait until brokers have been announced, as `wait_for_brokers` does."""
+        """Wait until these brokers are announced, as `wait_for_brokers` does."""
         until = time.monotonic() + timeout_s
         while missing := [name for name in names if not self._is_there(name, service_id)]:
             if time.monotonic() >= until:
@@ -245,7 +244,7 @@ class ServiceFolder:
             time.sleep(LOOK_S)
 
     def not_announced(self, names: str, waited_s: float) -> str:
-        """Say that brokers are missing."""
+        """Return the error text for missing brokers."""
         return (
             f"no broker called {names} was announced in {self.path} within {waited_s:.1f} s; is the service running? "
             f"(`prorl serve --service {self.path}`)"
@@ -259,13 +258,13 @@ class ServiceFolder:
 
     @contextlib.contextmanager
     def held(self, *, take_over: bool = False) -> Iterator[HeldFile]:
-        """Hold the folder for a service.
+        """Lock the folder for a service.
 
         Args:
-            take_over: do so although another service holds it; that one ends when it notices.
+            take_over: do so although another service has the lock, which ends when it notices.
 
         Raises:
-            EndpointInUse: another service does.
+            EndpointInUse: another service has it.
             ConfigError: the file system has no locks.
         """
         with contextlib.ExitStack() as stack:
@@ -291,7 +290,7 @@ def _make(path: Path, topology: Path | None) -> None:
     settings = load_topology(path / TOPOLOGY).service
     for name in FOLDERS:
         (path / name).mkdir(mode=0o700, exist_ok=True)
-    shutil.rmtree(path / "keys", ignore_errors=True)  # of a `create` that did not get to its end
+    shutil.rmtree(path / "keys", ignore_errors=True)  # left by an interrupted `create`
     (path / "keys").mkdir(mode=0o700)
     _make_keys(path / "keys")
     marker = {"schema": SCHEMA, "rollout_brokers": settings.rollout_brokers}
@@ -312,7 +311,7 @@ def _make_keys(keys: Path) -> None:
 
 
 def _copy_topology(source: Path, target: Path) -> None:
-    """Copy a topology file, with the task modules that it names by paths from where it is."""
+    """Copy a topology file, with the task modules that it names by relative paths."""
     for name in load_topology(source, Path()).service.task_modules:
         if not Path(name).is_absolute():
             copy_module(source.absolute().parent, name, target.parent / TASKS)
@@ -321,10 +320,10 @@ def _copy_topology(source: Path, target: Path) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file at once: readers see the old text or the new one.
+    """Write a file atomically.
 
     Raises:
-        ConfigError: it cannot be written, as on a full disk.
+        ConfigError: it cannot be written, for example on a full disk.
     """
     part = path.with_name(f".{path.name}.{socket.gethostname()}.{new_id()[:8]}")
     try:

@@ -1,8 +1,8 @@
-"""`Supervisor`: starts the planned processes of a run folder, restarts those that end, and ends them in order.
+"""`Supervisor`: starts the planned processes of a run folder, restarts those that exit, and ends them in order.
 
-It owns the run folder (private, locked) and its children, which the kernel ends if it dies. A child that ends with exit
+It owns the run folder (private, locked) and its children, which the kernel kills if it dies. A child that exits with
 code 2 before the service was ready ends the service. An engine that was never ready is started at most `MAX_STARTS`
-times; other children are restarted after a pause, which doubles up to `MAX_PAUSE_S` while they die young. On SIGTERM or
+times; other children are restarted after a pause, which doubles up to `MAX_PAUSE_S` while they die early. On SIGTERM or
 SIGINT, stages end first and brokers last, each rank within its `STOP_S`; a second signal kills at once.
 """
 
@@ -53,50 +53,51 @@ if TYPE_CHECKING:
     from .process_plans import AnyPlan
 
 USAGE_ERROR = 2
-"""Exit code of a child that cannot work with its settings."""
+"""Exit code of a child with invalid settings."""
 FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 30.0
 STARTUP_LOOK_S = 0.05
-"""How often the brokers are asked until all processes have reported."""
+"""Interval at which the brokers are queried until all processes have reported."""
 GROWN_UP_S = 30.0
-"""A child that lived for so long is restarted without a longer pause."""
+"""A child that lived this long is restarted after the first pause."""
 REPORT_S = 1.0
 LOSS_S = 5.0
-"""How often to look whether another supervisor has taken over."""
+"""Interval of the check whether another supervisor has taken over."""
 DRAIN_LOOK_S = 1.0
 REPORT_TIMEOUT_S = 5.0
 REASON_LENGTH = 500
 """Most characters of an engine's last line; the log has all of it."""
 STOP_S = (15.0, 20.0, 15.0)
-"""How long the children of each rank may take to end before they are killed; vLLM takes up to ten seconds, and a node's
-broker gives trajectories away first."""
+"""How long the children of each rank may take to exit before they are killed. vLLM takes up to ten seconds, and a
+node's broker sends its trajectories first."""
 PATIENCE_S = 2.0
-"""Children that take longer to end are named in the log."""
+"""Children that take longer to exit are logged."""
 TWICE_S = 0.5
-"""A second signal within this time is the first one, which came twice: from a terminal and from a program above us."""
+"""A second signal within this time counts as the first: it may arrive from the terminal and from a parent program."""
 
 log = logging.getLogger("prorl.serve")
 
 
 class Startup(NamedTuple):
-    """How far a service's start has come."""
+    """Progress of a service's start."""
 
     there: int
-    """Processes that have reported to their broker, or listen, as HTTP servers do; brokers count once they answer."""
+    """Processes that have reported to their broker, or listen if they are HTTP servers; brokers count once they answer.
+    """
     total: int
     missing: str
-    """What is waited for, for people."""
+    """What is still missing, for people."""
 
 
 class Drain(NamedTuple):
-    """How a node is drained: by `prorl drain`, and, if it is all that the supervisor runs, by signals."""
+    """How a node is drained: by `prorl drain`, and by signals if the supervisor runs nothing else."""
 
     is_asked: Callable[[], bool]
     """Called every second."""
     limit_s: float
-    """How long the node's jobs may take to end."""
+    """Longest time for the node's jobs to end."""
     ends: bool
-    """The supervisor ends with its node; else brokers and HTTP servers stay."""
+    """The supervisor exits with its node; otherwise brokers and HTTP servers stay."""
 
 
 class Supervisor:
@@ -105,11 +106,11 @@ class Supervisor:
     Args:
         topology: with the settings of the run folder.
         plans: what to start.
-        server: forks the processes that can be forks; closed when `run` ends.
         places: where the brokers are.
-        log_dir: for one log file per process; None: our standard error.
-        is_lost: returns whether another supervisor has taken over what this one holds; called every `LOSS_S`.
-        drain: how its node is drained; None: there is none.
+        server: forks the processes that can be forks; closed when `run` ends.
+        log_dir: for one log file per process; None: this process's standard error.
+        is_lost: returns whether another supervisor has taken over; called every `LOSS_S`.
+        drain: how its node is drained; None: there is no node.
     """
 
     def __init__(
@@ -141,20 +142,20 @@ class Supervisor:
         self._engines = EngineStarts(engines, topology.backend_broker.lease_s)
         self._engines_changed = asyncio.Event()
         self._backend_ids: set[str] = set()
-        """As the backend broker listed them last."""
+        """From the backend broker's last list."""
         self._failure: BaseException | None = None
-        """The error of a task that only a stop should end."""
+        """The error of a task that should run until the stop."""
         self._notifier = Notifier()
         self._metrics: MetricsInbox | None = None
         if topology.gateway.bind or topology.metrics.bind:
-            from .metrics_inbox import MetricsInbox  # with prometheus_client
+            from .metrics_inbox import MetricsInbox  # imports prometheus_client
 
             self._metrics = MetricsInbox(topology.run_dir)
         self._starter = ProcessStarter({**os.environ, SERVICE_VARIABLE: places.service_id}, server)
         self._children = self._starter.processes
 
     async def run(self, on_startup: Callable[[Startup], None], on_ready: Callable[[], None]) -> None:
-        """Serve until SIGTERM, SIGINT or `stop`."""
+        """Serve until SIGTERM, SIGINT or `stop`; `on_startup` gets the progress, `on_ready` is called once."""
         raise_open_files()
         metrics = self._metrics.open() if self._metrics is not None else contextlib.nullcontext()
         async with self._starter, held_run_dir(self._topology.run_dir), metrics:
@@ -195,7 +196,7 @@ class Supervisor:
             watchdog.cancel()
 
     def stop(self) -> None:
-        """End `run` in good order; a second call ends it at once."""
+        """End `run` in order; a second call ends it at once."""
         now = asyncio.get_running_loop().time()
         if not self._stopping.is_set():
             self._stopped_at = now
@@ -213,7 +214,7 @@ class Supervisor:
         raise EndpointInUse("another `prorl serve` has taken this service's folder over, or removed it; this one ends")
 
     async def _watch_drain(self, drain: Drain) -> None:
-        """Wait until the node is asked to drain, and end its processes, or the supervisor."""
+        """Wait for a drain request, then end the node's processes or the supervisor."""
         await _until(drain.is_asked, DRAIN_LOOK_S)
         log.info("asked to drain")
         if drain.ends:
@@ -237,7 +238,7 @@ class Supervisor:
             self._stopping.set()
 
     async def _keep(self, plan: AnyPlan) -> None:
-        """Start a child, and restart it whenever it ends."""
+        """Start a child, and restart it whenever it exits."""
         loop = asyncio.get_running_loop()
         is_engine = plan.name in self._engines
         pause = FIRST_PAUSE_S
@@ -264,7 +265,7 @@ class Supervisor:
             await asyncio.sleep(pause)
 
     async def _run_child(self, plan: AnyPlan) -> str | None:
-        """Run a child until it ends; return how it ended, or None if that ends the service."""
+        """Run a child until it exits; return how it ended, or None if that ends the service."""
         try:
             output = self._output(plan)
             with contextlib.closing(output) if output is not None else contextlib.nullcontext():
@@ -285,7 +286,7 @@ class Supervisor:
         return f"{how}: {one_line(reason, REASON_LENGTH)} (log: {output.name})"
 
     def _output(self, plan: AnyPlan) -> ChildOutput | None:
-        """Return where a child writes to; None: to our standard error, without a look at it."""
+        """Return a child's output; None: this process's standard error, unread."""
         if self._log_dir is not None:
             return ChildOutput(self._log_dir / f"{plan.name}.log")
         return ChildOutput(None) if plan.name in self._engines else None
@@ -301,7 +302,7 @@ class Supervisor:
             )
 
     async def _report_starts(self) -> None:
-        """Report engines that are not ready to the backend broker; learn from its list which are."""
+        """Report engines that are not ready to the backend broker, and update their states from its list."""
         owner = self._places.service_id
         while not (endpoint := self._places.backend_broker()):  # noqa: ASYNC110 - as above
             await asyncio.sleep(REPORT_S)
@@ -342,7 +343,7 @@ class Supervisor:
             on_ready()
 
     async def _startup(self) -> AsyncIterator[Startup]:
-        """Yield what is missing, when that changes, until every process has reported to its broker or listens."""
+        """Yield the progress, when it changes, until every process has reported to its broker or listens."""
         said = nothing = Startup(0, len(self._plans), "the brokers")
         yield said
         clients: list[AsyncRolloutClient] = []
@@ -366,7 +367,7 @@ class Supervisor:
                 await asyncio.sleep(STARTUP_LOOK_S)
 
     def _compared(self, statuses: Sequence[ServiceStatus]) -> Startup:
-        """Compare what has reported with what was planned; engines that failed are not waited for."""
+        """Compare the reported processes with the planned ones, without failed engines."""
         failed = self._engines.failed()
         planned = [plan for plan in self._plans if plan.name not in failed and plan.name in self._keeping]
         engines = {plan.name for plan in planned if plan.name in self._engines}
@@ -381,7 +382,7 @@ class Supervisor:
         return Startup(len(planned) - missing, len(planned), ", ".join(parts))
 
     def _is_silent(self, plan: AnyPlan) -> bool:
-        """Return whether a child that is an HTTP server takes no connections yet."""
+        """Return whether a child is an HTTP server that does not accept connections yet."""
         child = self._children.get(plan.name)
         return plan.serves_http and (child is None or not listens_at_tcp(child.pid))
 
@@ -425,18 +426,18 @@ class Supervisor:
             living = {asyncio.create_task(self._children[name].wait()): name for name in ending}
             for name in living.values():
                 self._children[name].signal(signal.SIGTERM)
-                self._children[name].signal(signal.SIGCONT)  # one that was stopped could not end in good order
+                self._children[name].signal(signal.SIGCONT)  # a stopped process could not exit in order
             for name in await self._wait_for(living, STOP_S[rank]):
                 log.warning("%s did not end in time; killing it", name)
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self._children[name].pid, signal.SIGKILL)  # it leads a session of its own
+                    os.killpg(self._children[name].pid, signal.SIGKILL)  # it leads its own session
             if living:
                 await asyncio.wait(living)
 
     async def _wait_for(
         self, ends: dict[asyncio.Task[int], str], limit_s: float, patience_s: float = PATIENCE_S
     ) -> list[str]:
-        """Wait until children have ended, `limit_s` have passed, or a second signal came; return those that live."""
+        """Wait until children have exited, `limit_s` has passed, or a second signal came; return those still alive."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         patience, deadline = now + patience_s, now + limit_s
@@ -461,6 +462,6 @@ class Supervisor:
 
 
 async def _until(is_so: Callable[[], bool], look_s: float) -> None:
-    """Wait until a file says so: files have no events on network file systems."""
+    """Poll until true: files have no events on network file systems."""
     while not await asyncio.to_thread(is_so):  # noqa: ASYNC110
         await asyncio.sleep(look_s)

@@ -1,1 +1,1 @@
-"""Helpers for processes, memory, threads, files and logs of this machine."""
+"""Helpers for this machine's processes, memory, threads, files and logs."""

@@ -1,4 +1,4 @@
-"""Format a duration for people."""
+"""Formats a duration for people."""
 
 from __future__ import annotations
 

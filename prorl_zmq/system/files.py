@@ -1,4 +1,4 @@
-"""Read and write files that another account may have created."""
+"""Opens files that another account may have created."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import stat
 
 
 def open_regular(path: str, flags: int) -> int:
-    """Open a regular file; refuse others, and never wait for the peer of a FIFO."""
+    """Open a regular file without blocking; raise `OSError` for other kinds."""
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

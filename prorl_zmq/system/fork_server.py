@@ -6,10 +6,10 @@
     stream socket, one per process  ← the forked process: its pid; after the order, nothing or an error
                                     → the forked process: the order (see `forked_program`)
 
-A forked process is a child of the process that asked for it: the server forks twice, and the kernel gives the orphan to
-the nearest subreaper, the asking process. It runs nothing before it has its order, which is sent once its pid is known,
-so a server that dies half-way leaves nothing running. Running processes survive the server, and end with the main
-thread of the process that asked. (`multiprocessing`'s server keeps its forks as its own children, which end with it.)
+A forked process is a child of the requesting process: the server forks twice, and the kernel reparents the orphan to
+the nearest subreaper, the requesting process. It runs nothing before its order, which is sent once its pid is known, so
+a server that dies half-way leaves nothing running. Running processes survive the server, and die with the main thread
+of the requesting process. (The forks of `multiprocessing`'s server are its own children and die with it.)
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ FORK = b"fork"
 BEGIN_LIMIT_S = 60.0
 IMPORT_LIMIT_S = 300.0
 FORK_LIMIT_S = 30.0
-"""How long a server may take for one fork, before it counts as dead; also the forked process for its order."""
+"""How long a server may take for one fork before it counts as dead; also a forked process for its order."""
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
-"""Else numpy starts threads at its import, which no fork would have."""
+"""Otherwise numpy starts threads on import, which a fork would lose."""
 
 log = logging.getLogger("prorl.service")
 
@@ -60,7 +60,7 @@ class Preload(NamedTuple):
     module: str = ""
     group: str = ""
     what: str = ""
-    """What they are in an error message, such as `task`."""
+    """What they are in error messages, such as `task`."""
 
 
 class ServerLost(OSError):
@@ -68,7 +68,7 @@ class ServerLost(OSError):
 
 
 class ForkServer:
-    """Owns the server process; a context, whose end leaves running processes alone. Threads may share it.
+    """Owns the server process; a context, whose end does not affect running processes. Thread-safe.
 
     Args:
         preload: what to import before the first fork (see `preload`).
@@ -76,20 +76,20 @@ class ForkServer:
 
     def __init__(self, preload: Iterable[str | Preload] = ()) -> None:
         self._preloaded: dict[Preload, bool] = {}
-        """What the processes need, and whether the server has it."""
+        """What the processes need, and whether the server has imported it."""
         self._note(preload)
         self._ordering = threading.Lock()
-        """Held by the thread that gives an order; guards what follows."""
+        """Serializes orders; guards the fields below."""
         self._control: socket.socket | None = None
         self._starter: subprocess.Popen[bytes] | None = None
         self._adopting = contextlib.ExitStack()
-        """Until the server is our child."""
+        """Open until the server is a child of this process."""
         self._pid = 0
         self._asked: list[Preload] = []
-        """What it was asked to import and has not answered for."""
+        """Imports that the server was asked for and has not answered."""
         self._installed: dict[str, Installed] = {}
         self._files: dict[str, int] = {}
-        """What the server has imported: packages, and files of entry points with the time of their modification."""
+        """What the server has imported: packages, and files of entry points with their modification times."""
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -100,20 +100,20 @@ class ForkServer:
 
     @property
     def pid(self) -> int:
-        """The server's; 0 before it has begun."""
+        """The server's pid; 0 before it has started."""
         return self._pid
 
     def begin(self) -> None:
-        """Have the server begin to import, without waiting for it; `start` does so if this was not called."""
+        """Start the server's imports without waiting; `start` does so if this was not called."""
         with self._ordering:
             self._begin()
             self._ask_import()
 
     def preload(self, more: Iterable[str | Preload] = ()) -> None:
-        """Import modules before the next fork. What cannot be imported is left to the processes, which raise.
+        """Import modules before the next fork. Import errors are left to the processes, which raise them.
 
         Raises:
-            ConfigError: a module starts a thread or makes a ZeroMQ context as it is imported.
+            ConfigError: a module starts a thread or makes a ZeroMQ context when imported.
             ServerLost: the server died.
         """
         with self._ordering:
@@ -133,19 +133,18 @@ class ForkServer:
         nice: int = 0,
         text: bool = False,
     ) -> ForkedProcess:
-        """Run `python -P` with these arguments, as a fork: a child of this process that leads a session of its own.
+        """Run `python -P` with these arguments as a fork: a child of this process that leads its own session.
 
-        Variables that the interpreter itself reads as it starts, but for PYTHONPATH and PYTHONUNBUFFERED, are those of
-        the server.
+        Variables that the interpreter reads at its start are the server's, except PYTHONPATH and PYTHONUNBUFFERED.
 
         Args:
             program: `-m` and a module, or a script, and their arguments.
-            env: the environment; None: ours.
-            cwd: the working folder; None: ours.
-            stdin: as of `subprocess.Popen`.
-            stdout: as there.
-            stderr: as there.
-            pass_fds: more descriptors that the program gets, under the same numbers.
+            env: the environment; None: this process's.
+            cwd: the working folder; None: this process's.
+            stdin: as for `subprocess.Popen`.
+            stdout: likewise.
+            stderr: likewise.
+            pass_fds: more descriptors for the program, under the same numbers.
             nice: by how much to lower the priority.
             text: whether pipes are of text.
 
@@ -163,10 +162,10 @@ class ForkServer:
         return ForkedProcess(self, order, tuple(pass_fds), stdin=stdin, stdout=stdout, stderr=stderr, text=text)
 
     def renew_if_changed(self) -> list[str]:
-        """End the server if what it has imported was changed, for the next order to start another; return the changes.
+        """End the server if what it has imported has changed, so the next order starts another; return the changes.
 
-        That are packages that were upgraded, installed or removed, prorl-zmq and those of entry points, and edited
-        files of the latter.
+        Changes are upgraded, installed or removed packages (this one and those of entry points), and edited entry
+        points.
         """
         with self._ordering:
             if not self._installed:
@@ -181,7 +180,7 @@ class ForkServer:
             return found
 
     def close(self) -> None:
-        """End the server; an order under way in another thread fails. Running processes live on."""
+        """End the server; an order in progress in another thread fails. Running processes continue."""
         self._closed = True
         while not self._ordering.acquire(timeout=0.05):
             self._kill()
@@ -211,7 +210,7 @@ class ForkServer:
                 except ServerLost:
                     line.reap()
                     raise
-            _reap(line.pids[0], how=os.WNOHANG)  # ours only if the server has died meanwhile
+            _reap(line.pids[0], how=os.WNOHANG)  # a child of this process only if the server has died
             self._give(order, line)
         return line.pids[1]
 
@@ -222,7 +221,7 @@ class ForkServer:
             try:
                 socket.send_fds(self._control, [FORK], [theirs.fileno(), *descriptors])
             finally:
-                theirs.close()  # or we would wait for what only we could write
+                theirs.close()  # or the end of the stream would never come
             while len(line.pids) < 2:
                 if line.read() is None:
                     raise self._lost("died")
@@ -232,7 +231,7 @@ class ForkServer:
             raise self._lost("does not answer") from None
 
     def _give(self, order: dict[str, Any], line: _Line) -> None:
-        """Send a forked process its order; one that has died already has an exit code that says so."""
+        """Send a forked process its order; a dead one already has an exit code."""
         try:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 line.send(order)
@@ -281,7 +280,7 @@ class ForkServer:
         self._control.settimeout(FORK_LIMIT_S)
 
     def _ask_import(self) -> bool:
-        """Ask for what the server has not been asked for yet; return whether there is anything."""
+        """Request the missing imports; return whether there are any."""
         assert self._control is not None
         self._asked = [each for each, there in self._preloaded.items() if not there]
         if self._asked:
@@ -307,7 +306,7 @@ class ForkServer:
         self._asked = []
 
     def _receive_pid(self) -> None:
-        """Wait until the server is our child, whichever thread has started it."""
+        """Wait until the server is a child of this process, whichever thread started it."""
         if self._pid:
             return
         assert self._starter is not None
@@ -338,7 +337,7 @@ class ForkServer:
         return ServerLost(f"the fork server {'was closed' if self._closed else how}")
 
     def _end(self) -> None:
-        """Leave no process and no descriptor of the server's."""
+        """End the server and release its process and descriptors."""
         if self._control is None:
             return
         if not self._pid:
@@ -369,7 +368,7 @@ class ForkServer:
 
 
 class ForkedProcess(subprocess.Popen[Any]):
-    """A forked process: a `subprocess.Popen` in all that one does with a running process."""
+    """A forked process with the interface of a running `subprocess.Popen`."""
 
     def __init__(self, server: ForkServer, order: dict[str, Any], pass_fds: tuple[int, ...], **streams: Any) -> None:
         self._server = server
@@ -378,7 +377,7 @@ class ForkedProcess(subprocess.Popen[Any]):
         super().__init__(order["program"], **streams)
 
     def _execute_child(self, *arguments: Any) -> None:
-        """Take the place of the private method that starts a `Popen`'s process."""
+        """Override the private method that starts a `Popen`'s process."""
         (read_stdin, _, _, write_stdout, _, write_stderr) = pipes = arguments[10:16]
         streams = (read_stdin, write_stdout, write_stderr)
         standard = [number if number >= 0 else place for place, number in enumerate(streams)]
@@ -391,14 +390,14 @@ class ForkedProcess(subprocess.Popen[Any]):
 
 
 class _Line:
-    """Our end of the line to a process that is being forked, as a context."""
+    """This end of the line to a process that is being forked, as a context."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.settimeout(FORK_LIMIT_S)
         self._connection = connection
         self._received = b""
         self.pids: list[int] = []
-        """Of the process that forks it, which ends at once, and its own, as far as they have been read."""
+        """Of the intermediate process, which exits at once, and of the forked one, as far as received."""
 
     def __enter__(self) -> Self:
         return self
@@ -428,7 +427,7 @@ class _Line:
         return self.pids[-1]
 
     def reap(self) -> None:
-        """Reap what a server forked that has died since: without an order it ends."""
+        """Reap the forks of a server that has died; without an order they exit."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_WR)
             while self.read() is not None:
@@ -441,12 +440,12 @@ def _reap(pid: int, how: int = 0) -> bool:
     """Reap a child; return whether it is gone."""
     try:
         return os.waitpid(pid, how)[0] != 0
-    except ChildProcessError:  # not ours, or other code here waits for all children
+    except ChildProcessError:  # not a child, or other code here waits for all children
         return True
 
 
 def _end_child(pid: int) -> None:
-    """Reap a process; kill it first if it has not ended, such as one that was stopped."""
+    """Reap a process; kill it first if it has not exited, for example because it is stopped."""
     if not _reap(pid, os.WNOHANG):
         os.kill(pid, signal.SIGKILL)
         _reap(pid)

@@ -1,7 +1,7 @@
 """The process of a `ForkServer`: imports modules, then forks itself for each order.
 
 It has one thread, no event loop, no ZeroMQ context and no signal handlers, so its forks equal fresh interpreters; it
-refuses modules that start a thread or make a context at their import. It ends with the process that started it.
+refuses modules that start a thread or make a context on import. It dies with the process that started it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 DESCRIPTORS = 250
-"""Most that one message may carry is 253."""
+"""Most descriptors of one message; the kernel allows 253."""
 TASKS = Path("/proc/self/task")
 
 
 def imported(preload: list[list[str]]) -> dict[str, Any]:
-    """Import what a client asks for; return its answer."""
+    """Import what a client requests; return the answer."""
     points: list[EntryPoint] = []
     refused = ""
     for module, group, what in preload:
@@ -48,7 +48,7 @@ def imported(preload: list[list[str]]) -> dict[str, Any]:
 
 
 def _import(module: str, subject: str) -> str:
-    """Import a module; return why no process can be forked with it imported, if so."""
+    """Import a module; return why it makes forks impossible, or an empty string."""
     with contextlib.suppress(Exception, SystemExit):  # a process that needs it raises it again
         import_module(module)
     found = []
@@ -57,7 +57,7 @@ def _import(module: str, subject: str) -> str:
         found.append(f"starts a thread ({', '.join(names) or 'not of Python'})")
     if _makes_contexts():
         found.append("makes a ZeroMQ context")
-    gc.freeze()  # what is frozen is not looked at again
+    gc.freeze()  # frozen objects are skipped next time
     if not found:
         return ""
     return (
@@ -99,7 +99,7 @@ def _fork(control: socket.socket, client: int, descriptors: list[int]) -> None:
 
 
 def main() -> None:
-    """Serve the connection whose descriptor is the first argument, for the process that is the second."""
+    """Serve the connection of the descriptor in the first argument, for the process in the second."""
     control = socket.socket(fileno=int(sys.argv[1]))
     client = int(sys.argv[2])
     starter = os.getpid()

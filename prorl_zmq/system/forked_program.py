@@ -1,4 +1,4 @@
-"""What a forked process does in place of `python -P PROGRAM`: reset itself, run the program, and end.
+"""What a forked process does in place of `python -P PROGRAM`: reset itself, run the program, and exit.
 
 The order is a JSON object: program (`-m` and a module, or a script, and the arguments), environment, folder,
 descriptors (the numbers that passed descriptors get), nice, open_files (soft and hard limit, or null).
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 NOT_FLUSHED = 120
-"""The exit code of an interpreter that cannot write the rest of its output."""
+"""The exit code of an interpreter that cannot flush its output."""
 
 
 def become(line: int, descriptors: Sequence[int], starter: int, client: int) -> NoReturn:
-    """Take an order from a line and execute it, once the client has adopted this process, which `starter` forked."""
+    """Read an order from a line and execute it, after the client has adopted this process, which `starter` forked."""
     code = 1
     try:
         gc.enable()
@@ -59,7 +59,7 @@ def report(line: int, said: int | OSError) -> None:
 
 
 def _prepare(order: dict[str, Any], line: int, descriptors: Sequence[int]) -> Callable[[], None] | None:
-    """Make this process as the order says; return what runs the program, or None if it cannot run."""
+    """Set up this process by the order; return what runs the program, or None if it cannot run."""
     try:
         os.setsid()
         numbers: list[int] = order["descriptors"]
@@ -85,8 +85,8 @@ def _prepare(order: dict[str, Any], line: int, descriptors: Sequence[int]) -> Ca
         sys.argv = program
         return lambda: _discard(runpy.run_path(program[0], run_name="__main__"))
     module = program[1]
-    sys.argv = program[1:]  # the module's file takes the first place as it runs
-    sys.modules.pop(module, None)  # imported for the sake of what it imports
+    sys.argv = program[1:]  # the first item becomes the module's file when it runs
+    sys.modules.pop(module, None)  # was preloaded for its imports
     return lambda: _discard(runpy.run_module(module, run_name="__main__", alter_sys=True))
 
 
@@ -140,10 +140,10 @@ def _reseed() -> None:
 
 
 def set_title(arguments: Sequence[str]) -> None:
-    """Have the system show this command line; it is cut to the room that the first one has."""
+    """Show this command line in the process list, cut to the length of the first one."""
     try:
         place = ctypes.c_void_p.in_dll(ctypes.CDLL(None), "program_invocation_name").value
-    except ValueError:  # a C library that does not tell
+    except ValueError:  # a C library without that symbol
         return
     if place is not None and ctypes.string_at(place, len(_shown)) == _shown:
         room = len(_shown)
@@ -156,11 +156,11 @@ def _joined(arguments: Sequence[str]) -> bytes:
 
 
 _shown = bytearray(_joined(sys.orig_argv))
-"""This process's command line, as it lies in memory."""
+"""This process's command line, as in memory."""
 
 
 def exit_code_of(run: Callable[[], None]) -> int:
-    """Run a program; return the exit code that an interpreter would end with, negative if a signal would end it."""
+    """Run a program; return an interpreter's exit code for it, negative if a signal would end it."""
     try:
         run()
     except SystemExit as end:
@@ -178,7 +178,7 @@ def exit_code_of(run: Callable[[], None]) -> int:
 
 
 def _end(code: int) -> NoReturn:
-    """Do what an interpreter does at its end, but for taking itself apart."""
+    """Do what an interpreter does at its exit, except finalization."""
     try:
         for finish in (threading._shutdown, atexit._run_exitfuncs):  # type: ignore[attr-defined]  # noqa: SLF001
             try:

@@ -1,4 +1,4 @@
-"""Find the frames, and the line to look at, of a thread or task that does not end."""
+"""Finds the frames, and the relevant line, of a thread or task that does not end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LIBRARY = sysconfig.get_path("stdlib")
 
 
 def task_frames(task: asyncio.Task[Any]) -> list[FrameType]:
-    """Return the frames of the coroutines that await each other, the innermost last."""
+    """Return the frames of a task's coroutines, the innermost last."""
     frames: list[FrameType] = []
     waits: Any = task.get_coro()
     while (frame := getattr(waits, "cr_frame", None)) is not None:
@@ -34,7 +34,7 @@ def thread_frames(ident: int) -> list[FrameType]:
 
 
 def place_of(frames: list[FrameType]) -> str:
-    """Return the file and line of the innermost frame that is not in Python's own library, if there is one."""
+    """Return the file and line of the innermost frame outside of Python's library, if there is one."""
     places = [(frame.f_code.co_filename, frame.f_lineno) for frame in frames]
     others = [place for place in places if not place[0].startswith(LIBRARY) or "site-packages" in place[0]]
     return "{}:{}".format(*(others or places or [("an unknown place", 0)])[-1])

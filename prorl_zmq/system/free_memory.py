@@ -1,4 +1,4 @@
-"""How much memory this process may still use: the machine's, or what its control groups leave.
+"""Memory that this process may still use: the machine's, within the limits of its control groups.
 
 All groups above the process count, and file caches count as free. `psutil` reads no control groups.
 """
@@ -17,11 +17,11 @@ NAMES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""A group's limit and use, and what of its use is idle files; of both versions of control groups."""
+"""A group's limit, use, and idle file cache in its use; for both versions of control groups."""
 
 
 def free_memory() -> tuple[int, int]:
-    """Return how many bytes are free, and of how many; zeros where the system does not say."""
+    """Return the free and the total bytes; zeros where unknown."""
     try:
         machine = _fields(PROC / "meminfo")
         free, total = 1024 * machine["MemAvailable:"], 1024 * machine["MemTotal:"]
@@ -29,7 +29,7 @@ def free_memory() -> tuple[int, int]:
         return 0, 0
     for group in _groups():
         for limit_name, use_name, idle_name in NAMES:
-            with suppress(OSError, ValueError):  # a file is not there, or there is no limit (`max`)
+            with suppress(OSError, ValueError):  # no such file, or no limit (`max`)
                 limit = int((group / limit_name).read_text("ascii"))
                 idle = _fields(group / "memory.stat").get(idle_name, 0)
                 used = int((group / use_name).read_text("ascii")) - idle
@@ -38,7 +38,7 @@ def free_memory() -> tuple[int, int]:
 
 
 def _groups() -> Iterator[Path]:
-    """Return the folders of this process's memory group and of those above it."""
+    """Yield the folders of this process's memory group and of its ancestors."""
     with suppress(OSError):
         for line in (PROC / "self" / "cgroup").read_text("utf-8").splitlines():
             _, controllers, path = line.split(":", 2)

@@ -1,7 +1,7 @@
 """A lock file that one process at a time holds, and that names its holder: `process 7 on login1`.
 
-The lock is a `flock`, which the kernel drops with the process, on shared file systems for other hosts too. A process
-that takes over removes the name, and the former holder notices; lock libraries offer neither.
+The lock is a `flock`, which the kernel releases when the process dies, on shared file systems for other hosts too. A
+process that takes over removes the file, which the former holder detects; lock libraries offer neither.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class HeldFile:
-    """Held by this process."""
+    """A file locked by this process."""
 
     def __init__(self, path: Path, ours: os.stat_result) -> None:
         self._path = path
@@ -34,21 +34,21 @@ class HeldFile:
             there = self._path.stat()
         except FileNotFoundError:
             return True
-        except OSError:  # the file system is away, and nobody else sees it either
+        except OSError:  # the file system is unavailable, for others too
             return False
         return not os.path.samestat(there, self._ours)
 
 
 @contextlib.contextmanager
 def held(path: Path, *, take_over: bool = False) -> Iterator[HeldFile]:
-    """Hold a file, which is made if it is not there.
+    """Lock a file, which is created if it is missing.
 
     Args:
         path: of the file.
-        take_over: do so though another process holds it.
+        take_over: do so although another process holds it.
 
     Raises:
-        EndpointInUse: another process does; the message is which.
+        EndpointInUse: another process holds it; the message names the process.
         ConfigError: the file system has no locks.
     """
     if take_over:
@@ -68,7 +68,7 @@ def held(path: Path, *, take_over: bool = False) -> Iterator[HeldFile]:
 
 
 def holder(path: Path) -> str:
-    """Return which process holds a file; empty: none, or the file cannot be read."""
+    """Return the process that holds a file; empty: none, or the file cannot be read."""
     with contextlib.suppress(OSError), path.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -80,11 +80,10 @@ def holder(path: Path) -> str:
 def claim_folder(folder: Path, lock: str) -> int:
     """Make a folder that one process at a time uses; return the open descriptor of its lock, a file in it.
 
-    Nothing is written before the folder is known to be this account's alone, and the lock's content stays.
+    Nothing is written before the folder is known to be this account's alone. The lock's content is unchanged.
 
     Raises:
-        ConfigError: others may write to the folder, or it or a link on the way to it is another account's, or the lock
-            is a link.
+        ConfigError: others may write to the folder, it or a link in its path is another account's, or the lock a link.
         BlockingIOError: another process uses it.
         OSError: it cannot be made.
     """

@@ -1,4 +1,4 @@
-"""Read which version is installed, so that a running process can notice an upgrade."""
+"""Reads the installed versions, so that a running process can detect an upgrade."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OURS = "prorl-zmq"
 class Installed(NamedTuple):
     version: str
     record: str
-    """A digest of the list of its files, which has a hash of each; empty: the package has no such list."""
+    """A digest of the package's file list with its hashes; empty: the package has no such list."""
 
 
 def installed(points: Iterable[EntryPoint]) -> dict[str, Installed]:
@@ -31,7 +31,7 @@ def installed(points: Iterable[EntryPoint]) -> dict[str, Installed]:
 
 
 def changes(before: Mapping[str, Installed], now: Mapping[str, Installed]) -> list[str]:
-    """Return in words what was upgraded, installed or removed."""
+    """Return messages about what was upgraded, installed or removed."""
     words = []
     for name in sorted(before.keys() | now.keys()):
         was, is_now = before.get(name), now.get(name)
@@ -47,7 +47,7 @@ def changes(before: Mapping[str, Installed], now: Mapping[str, Installed]) -> li
 
 
 def modified(files: Iterable[str]) -> dict[str, int]:
-    """Return when files were modified, in nanoseconds; those that are missing are left out."""
+    """Return files' modification times in nanoseconds, without missing files."""
     found = {}
     for file in files:
         with suppress(OSError):

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 def start_python(
     module: str, *arguments: str, descriptor: int, env: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start a module in an interpreter and a session of its own, without standard input.
+    """Start a module in its own interpreter and session, without standard input.
 
     Args:
         module: what `python -m` runs.
-        arguments: those of the program.
-        descriptor: one that the program gets, under the same number.
-        env: its environment; None: ours.
+        arguments: of the program.
+        descriptor: passed to the program under the same number.
+        env: its environment; None: this process's.
     """
     return subprocess.Popen(
         [sys.executable, *ISOLATED, "-m", module, *arguments],

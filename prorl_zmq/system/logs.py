@@ -2,7 +2,7 @@
 
 A line about a job has its id, attempt and phase as fields (`extra=of_job(…)`, or `with about_job(…)`). The formatters
 escape control characters and line breaks, cut long texts and omit secrets registered with `keep_secret`, so callers
-need not. Lines of a traceback follow behind a mark. vLLM's own loggers are not formatted here.
+need not. Traceback lines follow with a prefix. vLLM's own loggers are not formatted here.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 FIELDS = ("job_id", "attempt", "phase", "stage_id", "backend")
-"""What a line may carry beside its text."""
+"""Optional fields of a line."""
 TEXT_LIMIT = 4000
 """Most characters of one text in a line."""
 TRACEBACK_LINES = 100
-"""Most lines of one traceback: its end, where the error is."""
+"""Most lines of one traceback: its end, with the error."""
 HIDDEN = "[secret]"
 
-# C0 and C1 controls, line and paragraph separators, marks that reorder a line on the screen, what is not seen (soft
-# hyphen, fillers, spaces without width, tags), halves of surrogate pairs.
+# C0 and C1 controls, line and paragraph separators, bidirectional marks, invisible characters (soft hyphen, fillers,
+# zero-width spaces, tags), halves of surrogate pairs.
 _UNPRINTABLE = re.compile(
     "[\x00-\x1f\x7f-\x9f\xad\u061c\u115f\u1160\u180b-\u180f\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0"
     "\ud800-\udfff\U000e0000-\U000e0fff]"
@@ -45,7 +45,7 @@ _settings: tuple[str, LogFormat, LogLevel] = ("prorl", "text", "info")
 
 
 def of_job(job_id: str, attempt: int | None = None, phase: str | None = None, **more: str) -> dict[str, Any]:
-    """Return the fields of a line about a job, for `extra`; `more` are others of `FIELDS`."""
+    """Return the `extra` fields of a line about a job; `more` are others of `FIELDS`."""
     fields = {"job_id": job_id, "attempt": attempt, "phase": phase, **more}
     return {name: value for name, value in fields.items() if value is not None}
 
@@ -58,7 +58,7 @@ def job_of_sandbox(name: str) -> tuple[str, int | None]:
 
 
 class about_job:  # noqa: N801 - a function's name, as `contextlib.suppress` has
-    """Add the fields of a job to all lines that this task logs within the block."""
+    """Add a job's fields to all lines that this task logs within the block."""
 
     def __init__(self, job_id: str, attempt: int | None = None, phase: str | None = None) -> None:
         self._named = of_job(job_id, attempt, phase)
@@ -71,14 +71,14 @@ class about_job:  # noqa: N801 - a function's name, as `contextlib.suppress` has
 
 
 def keep_secret(text: str | None) -> None:
-    """Never write `text` into this process's log: a server may quote the key that it refuses."""
+    """Omit `text` from this process's log: a server may quote a key that it refuses."""
     if text and text not in _secrets:
         _secrets.append(text)
         _secrets.sort(key=len, reverse=True)
 
 
 def one_line(text: str, limit: int = TEXT_LIMIT) -> str:
-    """Return a text as one line of printable characters, others escaped; of a long one the beginning."""
+    """Return a text as one line of printable characters, others escaped, cut to `limit` characters."""
     for secret in _secrets:
         text = text.replace(secret, HIDDEN)
     more = len(text) - limit
@@ -95,7 +95,7 @@ def printable(text: str, line_limit: int = TEXT_LIMIT) -> str:
 
 
 def start_logging(process: str, log_format: LogFormat = "text", level: LogLevel = "info") -> None:
-    """Have this process log under this name, a stage's or backend's id say; other packages log from warnings on."""
+    """Log under the name `process`, such as a stage's or backend's id; other packages log from warnings on."""
     global _settings  # noqa: PLW0603 - as logging's own settings, there is one for the process
     _settings = (process, log_format, level)
     handler = logging.StreamHandler(sys.stderr)
@@ -113,7 +113,7 @@ def log_settings() -> tuple[str, LogFormat, LogLevel]:
 
 
 def say(program: str, message: str, level: int = logging.INFO) -> None:
-    """Print a line for who started this process; where the log is JSON, a line of the log."""
+    """Print a line for the person who started this process; if the log is JSON, log it."""
     if any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers):
         logging.getLogger("prorl").log(level, "%s", message)
     else:
@@ -121,7 +121,7 @@ def say(program: str, message: str, level: int = logging.INFO) -> None:
 
 
 class TextFormatter(logging.Formatter):
-    """Lines for people: time, level, process, logger if it is not ours, text, fields; then the traceback."""
+    """Lines for people: time, level, process, a foreign logger's name, text, fields; then the traceback."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ class JsonFormatter(logging.Formatter):
 def _message(record: logging.LogRecord) -> str:
     try:
         text = record.getMessage()
-    except (TypeError, ValueError, KeyError) as error:  # a fault of the caller must not cost the line
+    except (TypeError, ValueError, KeyError) as error:  # log the line in spite of the caller's error
         text = f"{record.msg!s} (its arguments do not fit: {error})"
     return one_line(text)
 

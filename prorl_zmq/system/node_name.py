@@ -1,4 +1,4 @@
-"""Default names of nodes and run folders, distinct for two machines and for two allocations.
+"""Default names of nodes and run folders, distinct between machines and between allocations.
 
 All processes of one run folder get the same name: the phases of a job share a sandbox's folder in it. `place_of`
 identifies machine and folder, so that a broker can refuse a second node of the same name.
@@ -14,23 +14,23 @@ from pathlib import Path
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 NETWORK = Path("/proc/self/ns/net")
 HOST_LENGTH, FOLDER_LENGTH = 40, 60
-"""Most characters of a host's name in a node's, and of a folder's in a place."""
+"""Most characters of a host's name in a node's name, and of a folder's in a place."""
 
 
 def allocation() -> str:
-    """Return the name of what a scheduler has given this process; empty: it runs by itself."""
+    """Return the name of this process's allocation by a scheduler; empty: none."""
     job, task = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_ARRAY_TASK_ID", "")
     slurm = f"{job}_{task}" if job and task else job
     return _plain(slurm or os.environ.get("RAY_NODE_ID", "")[:12] or os.environ.get("POD_UID", "")[:12])
 
 
 def default_node(run_dir: Path) -> str:
-    """Return the name of a node from its run folder, which is there: host and allocation, or host and folder."""
+    """Return a node's name from its existing run folder: host and allocation, or host and folder."""
     return f"{_plain(socket.gethostname())[:HOST_LENGTH]}-{allocation() or short_id(str(_number(run_dir)))}"
 
 
 def place_of(run_dir: Path) -> str:
-    """Return which machine and folder a node is, in words for people and a number that no two of them share."""
+    """Return a node's machine and folder, as text for people with an id that is unique to both."""
     folder = str(run_dir.absolute())
     if len(folder) > FOLDER_LENGTH:
         folder = f"…{folder[1 - FOLDER_LENGTH :]}"
@@ -39,12 +39,12 @@ def place_of(run_dir: Path) -> str:
 
 
 def boot_id() -> str:
-    """Return the name of this machine's life since its start; empty: it has none."""
+    """Return the id of this machine's current boot; empty: it has none."""
     return BOOT_ID.read_text("ascii").strip() if BOOT_ID.exists() else ""
 
 
 def loopback_id() -> str:
-    """Return the name of this process's loopback network, which a machine has one of in each network namespace."""
+    """Return the id of this process's loopback network, of which each network namespace has its own."""
     namespace = NETWORK.stat().st_ino if NETWORK.exists() else 0
     return short_id(f"{boot_id()} {namespace}" if boot_id() else f"{socket.gethostname()} {namespace}")
 
@@ -55,7 +55,7 @@ def _number(folder: Path) -> tuple[str, int, int]:
 
 
 def short_id(text: str) -> str:
-    import hashlib  # later: it loads OpenSSL, which a client without keys needs for nothing
+    import hashlib  # later: it loads OpenSSL, which a client without keys does not need
 
     return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=4).hexdigest()
 

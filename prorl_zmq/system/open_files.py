@@ -1,4 +1,4 @@
-"""Limits of open files: raised for our processes, unchanged for other programs; and waiting for free descriptors.
+"""Limits of open files: raised for this package's processes, unchanged for other programs; and waiting for descriptors.
 
 Programs of agents, tasks and graders keep their limit, since `select` fails beyond 1,024 and some programs loop up to
 the limit. A process without descriptors waits instead of failing fast, which would attract more work.
@@ -17,18 +17,18 @@ import time
 from functools import lru_cache
 
 WANTED = 65_536
-"""Open files that are enough for all; more makes programs slow that go through all numbers."""
+"""Enough for all processes; a larger limit slows programs that loop over all descriptors."""
 LOOK_S = 0.25
 
 log = logging.getLogger("prorl.service")
 
 
 _limits: list[tuple[int, int]] = []
-"""Those that this process began with, once it has raised them."""
+"""The limits that this process began with, once raised."""
 
 
 def raise_open_files() -> None:
-    """Raise this process's limit of open files, and that of its children, as far as it may."""
+    """Raise the limit of open files of this process and its children as far as possible."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = WANTED if hard == resource.RLIM_INFINITY else min(WANTED, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -42,15 +42,15 @@ def first_open_files() -> tuple[int, int]:
 
 
 def lower_open_files(pid: int) -> None:
-    """Give a process (a child; 0: this one) the limit of open files that this one began with."""
+    """Reset a process (a child; 0: this one) to the limit that this process began with."""
     for limits in _limits:
         with contextlib.suppress(ProcessLookupError):
             resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
 
 
 async def wait_for_descriptors(count: int, limit_s: float) -> None:
-    """Return once this process can open so many more files, or after `limit_s`."""
-    import asyncio  # later: commands without an event loop do without
+    """Return once this process can open `count` more files, or after `limit_s` seconds."""
+    import asyncio  # later: commands without an event loop do not need it
 
     until = time.monotonic() + limit_s
     waits = False
@@ -62,13 +62,13 @@ async def wait_for_descriptors(count: int, limit_s: float) -> None:
 
 
 def _can_open(count: int) -> bool:
-    """Return whether this process can open so many more files."""
+    """Return whether this process can open `count` more files."""
     if _highest_are_free(count):
         return True
     opened: list[int] = []
     try:
         for _ in range(count):
-            opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))  # noqa: PERF401 - what was opened is closed
+            opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))  # noqa: PERF401 - opened files are closed on errors
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             return False
@@ -82,7 +82,7 @@ def _can_open(count: int) -> bool:
 def _highest_are_free(count: int) -> bool:
     """Return whether the last numbers below the limit are free, by one system call.
 
-    The system gives out the lowest free number, so they are, unless this process was near its limit before.
+    The system assigns the lowest free number, so they are free unless this process was near its limit.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit <= count:
@@ -93,7 +93,7 @@ def _highest_are_free(count: int) -> bool:
 
 @lru_cache(maxsize=16)
 def _last_numbers(limit: int, count: int, thread: int) -> tuple[select.poll, list[tuple[int, int]]]:
-    """Return what asks for the last numbers below a limit, for one thread, and what it answers if all are free."""
+    """Return one thread's poll object for the last numbers below a limit, and its result if all are free."""
     del thread
     numbers = select.poll()
     for number in range(limit - count, limit):

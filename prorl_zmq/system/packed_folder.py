@@ -1,4 +1,4 @@
-"""Pack parts of a folder into one block of bytes, for machines without a shared disk. Keeps modes, drops owners."""
+"""Packs parts of a folder into bytes, for machines without a shared disk. Keeps modes, drops owners."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ def pack(folder: Path, parts: Iterable[str]) -> bytes:
 
 
 def unpack(packed: bytes, folder: Path) -> None:
-    """Write what `pack` made into a private folder of ours; files that are there are replaced."""
+    """Write what `pack` made into a private folder, replacing existing files."""
     with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
-        tar.extractall(folder, filter="tar")  # it keeps modes, and nothing outside of the folder is written
+        tar.extractall(folder, filter="tar")  # keeps modes, and writes nothing outside of the folder

@@ -1,4 +1,4 @@
-"""Pauses of this process: it or its machine was stopped, or one task blocked it.
+"""Detects pauses of this process: it or its machine was stopped, or one task blocked it.
 
 A process that expires silent peers must exclude its own pauses, during which their messages wait unread.
 """
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PAUSE_S = 1.0
-"""Shorter ones are no pauses: every limit on another's silence is longer."""
+"""Shorter delays are no pauses; every limit on a peer's silence is longer."""
 LOOK_S = 0.25
 BLOCKED_LOOK_S, BLOCKED_LOOKS = 1.0, 5
-"""How often a thread looks whether the loop still runs; after how many looks in a row without that it is blocked. They
-are counted, since the thread stops where the process does."""
+"""Interval at which a thread checks that the loop runs, and consecutive failed checks after which the loop counts as
+blocked. Checks are counted, since the thread stops together with the process."""
 
 BLOCKED = "the event loop is blocked at %s: nothing else runs in this process until that ends"
 
@@ -30,13 +30,13 @@ blocked_log = logging.getLogger("prorl.blocked")
 
 
 class RunningClock:
-    """`time.monotonic` without the pauses. It is looked at often, or `waits` says how long it will not be."""
+    """`time.monotonic` without the pauses. Read it often, or announce longer waits with `waits`."""
 
     def __init__(self) -> None:
         self.lost_s = 0.0
-        """How long all pauses were."""
+        """Total length of all pauses, in seconds."""
         self._due = time.monotonic()
-        """When it was looked at last, or should be at the latest."""
+        """When it was last read, or must be read at the latest."""
 
     def now(self) -> float:
         ours = time.monotonic()
@@ -50,7 +50,7 @@ class RunningClock:
         return ours - self.lost_s
 
     def waits(self, seconds: float) -> None:
-        """Say that this process is about to wait for at most so long."""
+        """Announce that this process will wait for at most `seconds`."""
         self.now()
         self._due += seconds
 
@@ -70,7 +70,7 @@ async def wait_running(future: asyncio.Future[Any], limit_s: float) -> bool:
 
 
 class PauseWatch:
-    """Calls `tell` with the seconds of each pause, before any timer of the running loop that fell due in it.
+    """Calls `tell` with the seconds of each pause, before any timer of the running loop that became due in it.
 
     While something blocks the loop, a thread logs its file and line.
     """

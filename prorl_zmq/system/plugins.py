@@ -17,24 +17,24 @@ def offered(group: str) -> dict[str, EntryPoint]:
 
 
 def all_offered(group: str, *, fresh: bool = False) -> list[EntryPoint]:
-    """Return the entry points of a group, also those of the same name; `fresh` looks whether packages have changed."""
+    """Return the entry points of a group, including equal names; `fresh` reads the installed packages again."""
     if fresh:
         _installed.cache_clear()
     return list(_installed(*sys.path).select(group=group))
 
 
 def package_of(point: EntryPoint) -> str:
-    """Return the name of the package that offers it."""
+    """Return the name of an entry point's package."""
     return point.dist.name if point.dist is not None else "an unknown package"
 
 
 def load_plugin(group: str, name: str, what: str, *, key: str = "kind", base: str = "") -> Any:
-    """Load one entry point; `what` it is a kind of, such as `engine`, and `key`, the option, are for errors.
+    """Load one entry point; errors name `what` kind of thing it is, such as `engine`, and the option `key`.
 
-    `base` is the class that it must be a subclass of, as `module:name`: this file imports none of them.
+    `base` is its required base class as `module:name`, since this file imports none of them.
 
     Raises:
-        ConfigError: no installed package offers the name, several do, it cannot be imported, or it is no such subclass.
+        ConfigError: no installed package offers the name, several do, it cannot be imported, or its base is wrong.
     """
     points = {point.value: point for point in _installed(*sys.path).select(group=group, name=name)}
     if not points:
@@ -54,8 +54,8 @@ def load_plugin(group: str, name: str, what: str, *, key: str = "kind", base: st
 
 
 @cache
-def _installed(*path: str) -> Any:  # noqa: ARG001 - they are read from there
-    """Return the `EntryPoints` of all packages (Python 3.11 has another class for all); a file of each is read."""
-    from importlib.metadata import entry_points  # later: it takes a while to import
+def _installed(*path: str) -> Any:  # noqa: ARG001 - the cache's key
+    """Return the `EntryPoints` of all packages (Python 3.11 has another class for all), reading a file of each."""
+    from importlib.metadata import entry_points  # later: a slow import
 
     return entry_points()

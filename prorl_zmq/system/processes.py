@@ -1,4 +1,4 @@
-"""Process helpers that Python lacks: end with the parent, signals that end a loop, listeners."""
+"""Process helpers that Python lacks: dying with the parent, signals that stop a loop, listeners."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ISOLATED = ("-P",)
-"""Flags of the interpreter for our children: a file in the current folder must not hide a module of the same name."""
+"""Interpreter flags for child processes: a file in the current folder must not hide a module of the same name."""
 
 AUTOGROUP = Path("/proc/self/autogroup")
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37
@@ -25,13 +25,13 @@ _STATE, _INODE, _LISTENING = 3, 9, "0A"
 """Columns of /proc/net/tcp (proc(5)), and what the first of them says."""
 _adopting = threading.Lock()
 _adopting_blocks: list[bool] = []
-"""Whether this process adopted orphans before each block that runs."""
+"""For each open block: whether this process adopted orphans before."""
 
 
 def die_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> None:
-    """Have the kernel send this process a signal when the thread that started it ends, however that ends.
+    """Have the kernel signal this process when the thread that started it ends.
 
-    With the parent's pid known, a parent that is gone already ends this process at once.
+    Given the parent's pid, this process also ends if the parent is already gone.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     if parent is not None and os.getppid() != parent:
@@ -39,9 +39,9 @@ def die_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> 
 
 
 def begin_session(parent: int, nice: int = 0) -> None:
-    """In a forked child that leads a session: die with the parent, and run at a priority lower by `nice`.
+    """Set up a forked child that leads a session: die with the parent, and lower the priority by `nice`.
 
-    It begins with the limit of open files that the parent began with.
+    Also resets the limit of open files to the one that the parent began with.
     """
     die_with_parent(parent)
     lower_open_files(0)
@@ -49,19 +49,19 @@ def begin_session(parent: int, nice: int = 0) -> None:
 
 
 def lower_priority(nice: int) -> None:
-    """In a process that leads a session: run at a priority lower by `nice`.
+    """Lower the priority of a process that leads a session, by `nice`.
 
-    Where the kernel groups processes by session (sched_autogroup), it weighs the groups: a niceness of the process
+    Where the kernel groups processes by session (sched_autogroup), it weighs the groups: the niceness of the process
     alone would have no effect.
     """
     niceness = os.nice(nice)
     if niceness != 0:
-        with contextlib.suppress(OSError):  # no such groups, none that may be changed yet, or no right to raise one
+        with contextlib.suppress(OSError):  # no groups, not writable yet, or not permitted
             AUTOGROUP.write_text(str(niceness), encoding="ascii")
 
 
 def become_subreaper() -> None:
-    """Adopt all orphans below this process, so that nothing it started can escape it."""
+    """Adopt all orphans below this process, so that no descendant can escape it."""
     with _adopting:
         _adopting_blocks[:1] = [True for _ in _adopting_blocks[:1]]
         _set_subreaper(adopts=True)
@@ -69,7 +69,7 @@ def become_subreaper() -> None:
 
 @contextlib.contextmanager
 def adopting_orphans() -> Iterator[None]:
-    """Adopt orphans below this process while the block runs; blocks of several threads may overlap."""
+    """Adopt orphans below this process within the block; blocks of several threads may overlap."""
     with _adopting:
         _adopting_blocks.append(_is_subreaper())
         if len(_adopting_blocks) == 1:
@@ -85,7 +85,7 @@ def adopting_orphans() -> Iterator[None]:
 
 
 def wait_adopted(starter: int) -> None:
-    """In a forked process: wait until its parent, which ends, has ended, and another process has adopted this one."""
+    """In a forked process: wait until its exiting parent has exited, and another process has adopted this one."""
     with contextlib.suppress(ProcessLookupError):
         end = os.pidfd_open(starter)
         try:
@@ -114,7 +114,7 @@ def _prctl(option: int, argument: int) -> None:
 @contextlib.contextmanager
 def stop_signals(stop: Callable[[], None], *more: signal.Signals) -> Iterator[None]:
     """Call `stop` on SIGTERM, SIGINT and `more` while the block runs on the current asyncio loop."""
-    import asyncio  # later: commands without an event loop do without
+    import asyncio  # later: commands without an event loop do not need it
 
     loop = asyncio.get_running_loop()
     numbers = (signal.SIGTERM, signal.SIGINT, *more)
@@ -128,14 +128,14 @@ def stop_signals(stop: Callable[[], None], *more: signal.Signals) -> Iterator[No
 
 
 def listens_at_tcp(pid: int) -> bool:
-    """Return whether a process of this user's takes TCP connections; False once it has ended."""
+    """Return whether a process of this user accepts TCP connections; False once it has exited."""
     place = Path(f"/proc/{pid}")
     try:
         tables = "".join((place / "net" / name).read_text(encoding="ascii") for name in ("tcp", "tcp6"))
         fields = (line.split() for line in tables.splitlines())
         listening = {f"socket:[{row[_INODE]}]" for row in fields if row[_STATE] == _LISTENING}
         for each in (place / "fd").iterdir():
-            with contextlib.suppress(OSError):  # closed a moment ago
+            with contextlib.suppress(OSError):  # just closed
                 if str(each.readlink()) in listening:
                     return True
     except OSError:

@@ -1,4 +1,4 @@
-"""Copy a Python file and the modules that it imports from its folder, so that it can be imported elsewhere."""
+"""Copies a Python file with the modules that it imports from its folder, so that it can be imported elsewhere."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 def copy_module(root: Path, name: str, target: Path) -> None:
     """Copy a file below `root` into `target`, under the same relative name.
 
-    Modules and packages next to it that it imports come with it, and what these import; of a file in a package comes
-    the whole package. Other files, such as data that it reads, stay.
+    Modules and packages next to it that it imports are copied too, recursively; for a file in a package, the whole
+    package. Other files, such as data that it reads, are not.
 
     Raises:
-        ConfigError: it is not there, or not below `root`.
+        ConfigError: it is missing, or not below `root`.
         OSError: it cannot be read or written.
     """
     file = root / name
@@ -49,11 +49,11 @@ def copy_module(root: Path, name: str, target: Path) -> None:
 
 
 def _imported_from(place: Path, folder: Path) -> Iterator[Path]:
-    """Find what a module or a package imports from a folder."""
+    """Yield what a module or a package imports from a folder."""
     for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
         try:
             tree = ast.parse(file.read_bytes())
-        except (SyntaxError, ValueError):  # whoever imports it reports that
+        except (SyntaxError, ValueError):  # reported on import
             continue
         for node in ast.walk(tree):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

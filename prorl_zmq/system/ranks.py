@@ -1,4 +1,4 @@
-"""The processes of a distributed trainer: only rank 0 talks to the service; its errors are raised on every rank.
+"""Processes of a distributed trainer: only rank 0 talks to the service; its errors are raised on every rank.
 
 Needs PyTorch.
 """
@@ -26,7 +26,7 @@ def rank() -> int:
 
 
 def gather(value: Part) -> list[Part]:
-    """Return all ranks' values, on rank 0; elsewhere nothing."""
+    """Return all ranks' values on rank 0; elsewhere an empty list."""
     if ranks() == 1:
         return [value]
     values: list[Any] = [None] * ranks()
@@ -35,7 +35,7 @@ def gather(value: Part) -> list[Part]:
 
 
 def scatter(make: Callable[[], Sequence[Part]]) -> Part:
-    """Return this rank's part of what rank 0 makes: one for each."""
+    """Return this rank's part of what `make` returns on rank 0: a sequence with one part per rank."""
     failure: Exception | None = None
     parts: Sequence[Any] = [None] * ranks()
     if rank() == 0:
@@ -52,7 +52,7 @@ def scatter(make: Callable[[], Sequence[Part]]) -> Part:
 
 
 def raise_everywhere(failure: Exception | None) -> None:
-    """Raise a failure of rank 0 on all ranks; to be called by all."""
+    """Raise rank 0's failure on all ranks; all ranks must call this."""
     if ranks() > 1:
         told: list[ErrorInfo | str] = [failure.info() if isinstance(failure, ProrlError) else repr(failure or "")]
         distributed.broadcast_object_list(told)

@@ -1,4 +1,4 @@
-"""Wait for readable files. `select` cannot: it rejects descriptors above 1,023, which our processes reach."""
+"""Waits for readable files. `select` cannot: it rejects descriptors above 1,023, which prorl_zmq's processes reach."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def readable(files: Iterable[FileDescriptorLike], limit_s: float | None = None) -> list[FileDescriptorLike]:
-    """Return those that can be read, or have ended, once one can; none after `limit_s`, in seconds."""
+    """Return the files that can be read or have ended, once one can; an empty list after `limit_s` seconds."""
     with selectors.PollSelector() as selector:
         for file in files:
             selector.register(file, selectors.EVENT_READ)

@@ -1,4 +1,4 @@
-"""Where a service's run folder is: one per user, or one per name.
+"""The place of a service's run folder: one per user, or one per name.
 
 `PRORL_RUN_DIR` sets the folder of services without a name, and `PRORL_NAME` the name if no flag, argument or topology
 file sets one. A named service appends `-NAME` to the folder.
@@ -21,7 +21,7 @@ _is_name = re.compile(NAME_PATTERN).fullmatch
 
 
 def shared_run_dir() -> Path:
-    """Return the run folder that all services of a user share if nothing names another one."""
+    """Return the run folder of all of a user's services, unless another one is set."""
     return Path(tempfile.gettempdir()) / f"prorl-{os.getuid()}"
 
 
@@ -31,7 +31,7 @@ def base_run_dir() -> Path:
 
 
 def default_run_dir(name: str = "") -> Path:
-    """Return the run folder of the service of a name; empty: of the one in `PRORL_NAME`, or of none."""
+    """Return the run folder of a service by name; empty: of the one in `PRORL_NAME`, or of the unnamed one."""
     return named_run_dir(base_run_dir(), name or name_of_environment())
 
 
@@ -41,10 +41,10 @@ def named_run_dir(base: Path, name: str) -> Path:
 
 
 def name_of_environment() -> str:
-    """Return the name in `PRORL_NAME`; empty: there is none.
+    """Return the name in `PRORL_NAME`; empty: none.
 
     Raises:
-        ConfigError: it cannot be a service's.
+        ConfigError: it is not a valid name.
     """
     name = os.environ.get(NAME_VARIABLE, "")
     return checked_name(name, f"${NAME_VARIABLE}") if name else ""
@@ -54,7 +54,7 @@ def checked_name(name: str, source: str) -> str:
     """Return a service's name.
 
     Raises:
-        ConfigError: it cannot be one; the message begins with `source`, which says where it is from.
+        ConfigError: it is not valid; the message begins with its `source`.
     """
     if not _is_name(name):
         raise ConfigError(
@@ -65,12 +65,12 @@ def checked_name(name: str, source: str) -> str:
 
 
 def is_name(place: str) -> bool:
-    """Return whether a place is the name of a service, and not an endpoint."""
+    """Return whether `place` is a service's name, and not an endpoint."""
     return _is_name(place) is not None
 
 
 def front_door_at(place: str | None) -> str:
-    """Return the front door at a place: an endpoint, a service's name, or None for the default service."""
+    """Return the front door of an endpoint, a service's name, or None for the default service."""
     if place is None or is_name(place):
         return f"ipc://{default_run_dir(place or '')}/front_door"
     return place

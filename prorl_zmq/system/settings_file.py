@@ -1,4 +1,4 @@
-"""Settings files: TOML that is checked as a whole against a struct; errors name the place and what is allowed there."""
+"""Settings files: TOML that is checked as a whole against a struct; errors name the place and the allowed values."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def read_toml(path: Path) -> dict[str, Any]:
 def checked_settings(data: Mapping[str, Any], kind: type[Settings], source: str, advice: str = "") -> Settings:
     """Convert the content of a file, which errors call `source`.
 
-    `advice` follows an unknown key that resembles none; empty: the keys are listed.
+    `advice` is shown for an unknown key that resembles no known one; empty: the known keys are listed.
 
     Raises:
-        ConfigError: it has an unknown key or a wrong value (`key` names it).
+        ConfigError: it has an unknown key or an invalid value (`key` names it).
     """
     try:
         return msgspec.convert(data, kind)
@@ -58,7 +58,7 @@ def checked_settings(data: Mapping[str, Any], kind: type[Settings], source: str,
 
 
 def _type_at(kind: type[Any], place: str) -> Any:
-    """Return msgspec's description of what is allowed at a place, such as `backends[0].tool_calls`."""
+    """Return msgspec's type description at a place, such as `backends[0].tool_calls`."""
     found: Any = msgspec.inspect.type_info(kind)
     for part in place.replace("[", ".[").split(".") if place else ():
         if part.startswith("["):
@@ -71,7 +71,7 @@ def _type_at(kind: type[Any], place: str) -> Any:
 
 
 def _allowed(taken: Any, what: str, name: str, advice: str) -> str:
-    """Say what is allowed in place of an unknown value or field; nothing for other errors."""
+    """Return what is allowed in place of an unknown value or field; empty for other errors."""
     if what.startswith("Invalid enum value"):
         is_enum = isinstance(taken, msgspec.inspect.EnumType)
         found = [one.value for one in taken.cls] if is_enum else getattr(taken, "values", ())
@@ -79,7 +79,7 @@ def _allowed(taken: Any, what: str, name: str, advice: str) -> str:
         return f"; allowed are {', '.join(values)}" if values else ""
     if "unknown field" not in what:
         return ""
-    from difflib import get_close_matches  # for an error only
+    from difflib import get_close_matches  # only for errors
 
     keys = [field.encode_name for field in getattr(taken, "fields", ())]
     near = get_close_matches(name, keys, 1)
@@ -87,10 +87,10 @@ def _allowed(taken: Any, what: str, name: str, advice: str) -> str:
 
 
 def _wrong_item(kind: type[Any], data: Any, place: str) -> tuple[str, object] | None:
-    """Find the item of a table with free names that an error is about: msgspec's errors do not name it.
+    """Find the item that an error is about in a table with free names, since msgspec's errors do not name it.
 
-    Returns its place and what is wrong there: the value (`place` ends with `[...]`), or the name itself. None: the
-    place is no such table.
+    Return its place and what is wrong: the value (`place` ends with `[...]`) or the name; None if there is no such
+    table.
     """
     of_value = place.endswith("[...]")
     place = place.removesuffix("[...]")

@@ -10,15 +10,15 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
 TWICE_S = 0.5
-"""A second signal within this time is the first one, which came twice: from a terminal and from a program above us."""
+"""A second signal within this time counts as the first: it may arrive from the terminal and from a parent program."""
 
 
 class Stopping:
-    """Each signal, which `stop` takes, ends what `until_stopped` does at the time."""
+    """Each call of `stop` cancels the `until_stopped` in progress."""
 
     def __init__(self) -> None:
         self.stopped = False
-        """A signal has come."""
+        """A signal has arrived."""
         self._last = -TWICE_S
         self._work: asyncio.Task[None] | None = None
 
@@ -32,7 +32,7 @@ class Stopping:
             self._work.cancel()
 
     async def until_stopped(self, work: Coroutine[Any, Any, None]) -> bool:
-        """Do work to its end, or until the next signal, which cancels it; return whether it got to its end."""
+        """Run work until it ends or the next signal cancels it; return whether it ended."""
         self._work = asyncio.ensure_future(work)
         await asyncio.wait({self._work})
         done, self._work = self._work, None

@@ -1,4 +1,4 @@
-"""Run blocking work outside of an asyncio loop, such as reading a file on a network that may hang."""
+"""Runs blocking work outside of an asyncio loop, such as reading a file on a network that may hang."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 async def run_aside(function: Callable[..., Result], *arguments: object) -> Result:
-    """Call a function in a daemon thread: unlike an executor's, the process's end does not wait for it.
+    """Call a function in a daemon thread: unlike an executor's, it does not delay the process's exit.
 
     Cancelling leaves the thread running.
     """

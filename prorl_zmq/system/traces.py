@@ -3,10 +3,9 @@
     with tracing("stage", stage_id):                        the process's main
         with span("turn", parent=command.traceparent):      and within it `current_traceparent()`, for messages
 
-It is on if the standard variables name a collector (`is_wanted`); otherwise nothing of OpenTelemetry is imported. A
-span continues a sampled trace and never begins one: the rollout broker does. If the collector is unreachable or slow,
-spans are dropped, reported once and counted at the end, which waits at most `CLOSE_S`. Texts of prompts, tools and
-errors are not exported.
+Enabled if the standard variables name a collector (`is_wanted`); otherwise OpenTelemetry is not imported. A span
+continues a sampled trace; only the rollout broker begins one. If the collector is unreachable or slow, spans are
+dropped, reported once and counted at the end, which waits at most `CLOSE_S`. Prompts, tool and error texts stay local.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ if TYPE_CHECKING:
 SpanKind = Literal["internal", "client", "server", "producer", "consumer"]
 
 CLOSE_S = 1.5
-"""How long a process that ends may take to export what it has."""
+"""How long an exiting process may take to export its spans."""
 TRACEPARENT_LIMIT = 128
-"""Most characters of a W3C `traceparent` that is looked at; version 00 has 55."""
+"""Longest W3C `traceparent` that is parsed, in characters; version 00 has 55."""
 ROOM = 1024
-"""Half of the spans that the SDK's queue has room for."""
+"""Half of the SDK's queue, in spans."""
 SCOPE = "prorl_zmq"
 
 _OFF: AbstractContextManager[Any] = nullcontext()
@@ -45,7 +44,7 @@ log = logging.getLogger("prorl.traces")
 
 @contextmanager
 def tracing(process: str, instance: str) -> Iterator[None]:
-    """Export the spans of this process, if the environment asks for that: its main, around all that it does.
+    """Export the spans of this process, if the environment says so; opened by the process's main.
 
     Raises:
         ConfigError: a variable has a value that the SDK cannot use.
@@ -68,15 +67,15 @@ def tracing(process: str, instance: str) -> Iterator[None]:
 def span(
     name: str, attributes: Attributes | None = None, *, kind: SpanKind = "internal", parent: str | None = None
 ) -> AbstractContextManager[Any]:
-    """Make a span of the block, below `parent` (a `traceparent`), or below the span that is current.
+    """Make a span of the block, below `parent` (a `traceparent`), or below the current span.
 
-    Its value is the OpenTelemetry span, for `set_attribute`; None without tracing, or where the trace is not sampled.
+    Its value is the OpenTelemetry span, for `set_attribute`; None without tracing, or if the trace is not sampled.
     """
     return _OFF if _export is None else _export.span(name, attributes or {}, kind, parent)
 
 
 def current(traceparent: str) -> AbstractContextManager[Any]:
-    """Have the spans of the block be below the one that a message names."""
+    """Make a message's span the parent of the block's spans."""
     if _export is None or not traceparent:
         return _OFF
     from opentelemetry import trace
@@ -86,7 +85,7 @@ def current(traceparent: str) -> AbstractContextManager[Any]:
 
 
 def is_wanted() -> bool:
-    """Return whether the environment says that spans go to an OTLP collector."""
+    """Return whether the environment sends spans to an OTLP collector."""
     environment = os.environ
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
@@ -97,7 +96,7 @@ def is_wanted() -> bool:
 
 
 def is_possible() -> bool:
-    """Return whether spans are wanted, and the SDK is here to make them; warn where it is not."""
+    """Return whether spans are wanted and the SDK is installed; warn if it is not."""
     if not is_wanted():
         return False
     try:
@@ -110,7 +109,7 @@ def is_possible() -> bool:
 
 
 def current_traceparent() -> str:
-    """Return the W3C `traceparent` of the OpenTelemetry span that is current in this program; empty: there is none."""
+    """Return the W3C `traceparent` of this program's current OpenTelemetry span; empty: none."""
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:
         return ""
@@ -125,7 +124,7 @@ def traceparent_of(trace_id: int, span_id: int, *, sampled: bool) -> str:
 
 
 def read_traceparent(traceparent: str) -> Any:
-    """Return the OpenTelemetry context of a `traceparent`, an empty one if that is malformed. The SDK must be here."""
+    """Return the OpenTelemetry context of a `traceparent`, empty if that is malformed. Needs the SDK."""
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
     carrier = {"traceparent": traceparent} if len(traceparent) <= TRACEPARENT_LIMIT else {}
@@ -178,23 +177,23 @@ class SpanExport:
                 raise
 
     def wait_for_room(self) -> None:
-        """Wait while the SDK's queue is half full; if the collector is unreachable, drop the queue."""
+        """Wait while the SDK's queue is at least half full; return at once while the collector is unreachable."""
         self._exporter.wait_for(self._begun - ROOM)
 
     def close(self) -> None:
-        """Export what there is, within `CLOSE_S`, and say how much was dropped."""
+        """Export the remaining spans within `CLOSE_S`, and log how many were dropped."""
         ending = threading.Thread(target=self._provider.shutdown, daemon=True)
         ending.start()
         ending.join(CLOSE_S)
         if ending.is_alive():
-            self._exporter.shutdown()  # it tries no more
+            self._exporter.shutdown()  # stop retrying
         if dropped := self._begun - self._exporter.exported:
             log.warning("%d of %d spans were dropped: the collector did not take them in time", dropped, self._begun)
 
 
 @contextmanager
 def no_fork_hooks() -> Iterator[None]:
-    """Keep the SDK from starting threads in each forked child: only a process of one thread can join a sandbox."""
+    """Keep the SDK from starting threads in each forked child: only a single-threaded process can join a sandbox."""
     register = os.register_at_fork
     os.register_at_fork = lambda **_: None
     try:
@@ -204,7 +203,7 @@ def no_fork_hooks() -> Iterator[None]:
 
 
 def set_error(made: Any, code: str) -> None:
-    """Say how a span failed, by a word and no text: what an error quotes may be a prompt."""
+    """Mark a span as failed by an error code only: an error's text may quote a prompt."""
     from opentelemetry.trace import StatusCode
 
     made.set_status(StatusCode.ERROR)
@@ -212,7 +211,7 @@ def set_error(made: Any, code: str) -> None:
 
 
 class _CountingExporter:
-    """Says once that the collector takes no spans, and once that it does again. The SDK says it with every batch."""
+    """Logs once that the collector rejects spans, and once that it accepts them again; the SDK logs every batch."""
 
     def __init__(self, exporter: Any) -> None:
         self.exported = 0
@@ -230,7 +229,7 @@ class _CountingExporter:
         self._note(len(spans), failing=self._failing)
         result = self._exporter.export(spans)
         failing = result.name != "SUCCESS"
-        if failing and not (self._failing or self._ended):  # what comes too late is told as dropped
+        if failing and not (self._failing or self._ended):  # `close` reports late spans as dropped
             log.warning("the collector takes no spans, and they are dropped until it does: %s", self._words.text)
         elif self._failing and not failing:
             log.warning("the collector takes spans again")
@@ -258,7 +257,7 @@ class _CountingExporter:
 
 
 class _FirstWords(logging.Handler):
-    """Keeps what the SDK says first of an export, which has the reason of its failure."""
+    """Keeps the SDK's first message of an export, which has the reason of a failure."""
 
     text = ""
 

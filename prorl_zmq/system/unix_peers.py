@@ -1,4 +1,4 @@
-"""Check who owns folders and Unix sockets: another account may have made a folder or link in our place."""
+"""Checks the owners of folders and Unix sockets, since another account may have created one first."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 
 ROOT = 0
 LINKS = 40
-"""As many as the kernel follows."""
+"""The kernel's limit."""
 _CREDENTIALS = struct.Struct("=iII")
 
 
 def folder_problem(folder: Path) -> str:
-    """Return why another account could put a socket of its own into a folder; empty if none could.
+    """Return why another account could put its own socket into a folder; empty if none could.
 
     Raises:
-        OSError: it cannot be looked at.
+        OSError: it cannot be examined.
     """
     if problem := way_problem(folder):
         return problem
@@ -28,13 +28,13 @@ def folder_problem(folder: Path) -> str:
 
 
 def way_problem(folder: Path) -> str:
-    """Return why a folder may not be the one that is meant; empty if it is.
+    """Return why a path may not lead to the intended folder; empty if it does.
 
-    It must be this user's or root's. No folder on the way may be writable by everybody (but /tmp and its like, where
-    nobody can rename what is another's), and no link be another user's.
+    The folder must be this user's or root's. No folder in the path may be world-writable without the sticky bit (which
+    /tmp has), and no link may be another user's.
 
     Raises:
-        OSError: it cannot be looked at.
+        OSError: it cannot be examined.
     """
     way = Path(os.path.abspath(folder))  # noqa: PTH100 - links are looked at below
     left = list(way.parts[1:])
@@ -59,13 +59,13 @@ def way_problem(folder: Path) -> str:
 
 
 def is_shared(missing: Path) -> bool:
-    """Return whether everybody could make a folder that is missing: the first one on the way that is there is /tmp."""
+    """Return whether any account could create a missing folder: its first existing ancestor is world-writable."""
     way = next(each for each in Path(os.path.abspath(missing)).parents if each.exists())  # noqa: PTH100
     return bool(way.stat().st_mode & stat.S_IWOTH)
 
 
 def peer_problem(connected: socket.socket) -> str:
-    """Return whose a Unix socket's other end is, if it is neither this user's nor root's; else nothing."""
+    """Return the owner of a Unix socket's other end if it is neither this user nor root; else an empty string."""
     credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, uid, _ = _CREDENTIALS.unpack(credentials)
     return "" if _is_trusted(uid) else f"what answers there is another user's (uid {uid})"

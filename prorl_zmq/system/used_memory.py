@@ -12,16 +12,16 @@ PROCESSES_LIMIT = 256
 
 
 def used_memory() -> int:
-    """Return the bytes that this process and its descendants have in memory; what they share counts for each.
+    """Return the resident bytes of this process and its descendants; shared memory counts for each.
 
-    Of a system that names no children, those of this process alone; 0 where it does not say.
+    Where the system lists no children, only those of this process; 0 where unknown.
     """
     used, left = 0, [os.getpid()]
     for _ in range(PROCESSES_LIMIT):
         if not left:
             break
         process = PROC / str(left.pop())
-        with suppress(OSError, ValueError, IndexError):  # it has ended
+        with suppress(OSError, ValueError, IndexError):  # it has exited
             used += int((process / "statm").read_bytes().split()[1]) * PAGE_BYTES
             children = process / "task" / process.name / "children"  # of the main thread, which starts an engine's
             left += map(int, children.read_bytes().split())

@@ -1,1 +1,1 @@
-"""What crosses sockets: messages, their encoding, and the sockets themselves."""
+"""Wire messages, their encoding, and the sockets that carry them."""

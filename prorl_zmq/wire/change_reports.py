@@ -1,8 +1,7 @@
-"""What a member reports to the rollout broker with its next heartbeat: everything, or what has changed. Pure.
+"""What a member reports to the rollout broker with each heartbeat: its full state, or the changes. Pure.
 
-Everything is due over a new connection until the broker has answered, when it asks, and now and then. Else a heartbeat
-says which phases have begun, so that it costs by what happens, not by what is held, and what the machine is like if
-that has changed much.
+A full report is due on a new connection until the broker answers, when the broker asks, and every `FULL_EVERY`
+heartbeats. Other heartbeats carry only changes, so their cost follows the rate of change and not the number of jobs.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FULL_EVERY = 60
-"""Heartbeats from one full report to the next: what no rule thought of lasts no longer."""
+"""Heartbeats between two full reports, which bound how long a missed change can last."""
 
 Phases = dict[str, int]
 """Attempts by job."""
@@ -30,29 +29,29 @@ class ChangeReports:
         self._number = 0
         self._full_in = 0
         self.is_unanswered = True
-        """The broker has not answered since the connection began: it may be another one."""
+        """The broker has not answered on this connection; it may be a new broker."""
         self._running: dict[str, Phases] = {}
         self._backends: dict[str, str] = {}
         self._addresses: dict[str, str] = {}
         self._facts = NodeFacts()
-        """All as they were last reported."""
+        """This and the three above: as last reported."""
 
     @property
     def number(self) -> int:
-        """Of the last heartbeat that said what has changed."""
+        """The number of the last heartbeat that carried changes."""
         return self._number
 
     def connected(self) -> None:
-        """A connection has begun."""
+        """Note a new connection."""
         self.is_unanswered = True
 
     def answered(self) -> None:
-        """The broker asks for everything, and then has it."""
+        """Note the broker's answer, and make the next report a full one."""
         self.is_unanswered = False
         self._full_in = 0
 
     def want_full(self) -> None:
-        """Say everything next: something may have been lost."""
+        """Make the next report a full one."""
         self._full_in = 0
 
     def is_full(
@@ -62,7 +61,7 @@ class ChangeReports:
         facts: NodeFacts,
         addresses: Mapping[str, str] = NONE,
     ) -> bool:
-        """Return whether to say everything now; then it counts as said."""
+        """Return whether a full report is due now; if so, record the state as reported."""
         if self._full_in > 0 and not self.is_unanswered:
             self._full_in -= 1
             return False
@@ -78,7 +77,7 @@ class ChangeReports:
         facts: NodeFacts,
         addresses: Mapping[str, str] = NONE,
     ) -> MemberAlive:
-        """Return what has changed since the last report; it counts as said."""
+        """Return what changed since the last report, and record it as reported."""
         self._number += 1
         began: dict[str, Phases] = {}
         for stage_id, phases in running.items():
@@ -103,7 +102,7 @@ class ChangeReports:
 
 
 def _new(now: Mapping[str, str], before: Mapping[str, str], attempts: Phases) -> dict[str, tuple[int, str]]:
-    """Return what jobs have got that they did not have, with their attempts."""
+    """Return the entries that are new or changed, with their jobs' attempts."""
     return {
         job_id: (attempts[job_id], value)
         for job_id, value in now.items()

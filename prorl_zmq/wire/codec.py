@@ -1,10 +1,9 @@
-"""Frames to messages and back: MessagePack with every size limit set, then a typed, frozen Struct or a clear error.
+"""Encodes messages as MessagePack frames, and decodes frames into typed, frozen Structs within size limits.
 
-A limit exists for each way in which a small frame could claim a large object: `msgpack` stops at the first container
-or string beyond its limit, before it allocates (ten megabytes of empty maps cost an unlimited decoder 700 MB).
-`msgspec.convert` then checks names and types, and its error names the field. It analyses a union on
-every call (measured: 27 µs for that of the backend broker), so the class that a message's tag names is looked up here
-(2 µs), and the union is left for the error of a tag that names none.
+`msgpack` stops at the first container or string over its limit, before it allocates: ten megabytes of empty maps cost
+an unlimited decoder 700 MB. `msgspec.convert` then checks names and types, and its error names the field. The class is
+looked up by the message's tag (2 µs), since `convert` analyses a union on every call (27 µs for the backend broker's);
+the union only serves for the error on an unknown tag.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ HEADER_LIMIT_BYTES = 4 * 2**20
 SMALL_BYTES = 1024
 """Frames up to this size are decoded in one step."""
 FEW_FRAMES = 16
-"""So many frames of a kind are decoded in two steps first: a decoder of all replies takes 8 ms to make, which a command
-that reads four of them need not spend."""
+"""How many of a kind's first frames are decoded in two steps: a one-step decoder of all replies takes 8 ms to build,
+too long for a command that reads four of them."""
 CONTAINER_LIMIT = 65_536
-"""Most elements of one array or map, and most arrays and maps of one frame."""
+"""Most elements of one array or map, and most arrays and maps in one frame."""
 
 T = TypeVar("T")
 M = TypeVar("M", bound=msgspec.Struct)
 
-# That of `messages.Identifier`: nothing else is worth an answer, or fit for a log.
+# The pattern of `messages.Identifier`; other values are neither answered nor logged.
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:-]{0,127}")
 
-# One for all: `msgpack.packb` makes a new one for every call, each with a buffer of 256 KiB.
+# Shared: `msgpack.packb` makes a new one per call, each with a buffer of 256 KiB.
 _packer = msgpack.Packer(use_bin_type=True)
 
 
@@ -46,12 +45,12 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(message: msgspec.Struct, *, is_plain: bool = False) -> bytes:
-    """Pack a message (or any Struct) into one MessagePack frame.
+    """Pack a message (or any Struct) into one MessagePack frame; raise `MalformedMessage` unless it is plain data.
 
     Args:
         message: what to pack.
-        is_plain: its fields of any type hold plain data for sure, since they were received or checked. That takes a
-            fifth of the time. Otherwise a `datetime`, which has no form on the wire, becomes text.
+        is_plain: fields of any type are certain to hold plain data (received or checked), which takes a fifth of the
+            time. Otherwise a `datetime` is converted to text.
     """
     try:
         if is_plain or not _holds_any(type(message)):
@@ -65,8 +64,7 @@ def encode(message: msgspec.Struct, *, is_plain: bool = False) -> bytes:
 def decode(frame: bytes | memoryview, kind: Any, limit_bytes: int = HEADER_LIMIT_BYTES) -> Any:
     """Unpack one MessagePack frame into `kind`: a Struct class or a union of tagged ones.
 
-    Raises `MalformedMessage`, whose `field` names the place, if it is over a limit, not MessagePack, or not of that
-    type.
+    Raises `MalformedMessage`, whose `field` is the path, if it is over a limit, not MessagePack, or not of that type.
     """
     size = len(frame)
     if size <= SMALL_BYTES and size <= limit_bytes:
@@ -77,10 +75,10 @@ def decode(frame: bytes | memoryview, kind: Any, limit_bytes: int = HEADER_LIMIT
 
 
 def _decode_small(frame: bytes | memoryview, kind: Any) -> Any:
-    """Decode a frame that is too small to claim much, in one step and a third of the time; None: it takes both.
+    """Decode a small frame in one step and a third of the time; None if it needs both steps.
 
-    What both steps would refuse is left to them, and so is what they would read in another way: `msgspec` takes keys
-    and extensions that are no plain data where a field may hold anything.
+    Frames that both steps would reject, or read differently, are left to them: `msgspec` accepts keys and extensions
+    that are not plain data in fields of any type.
     """
     known = _known(kind)
     decode_one = known.decode or known.made_decoder()
@@ -109,9 +107,9 @@ def _is_plain(value: Any) -> bool:
 
 
 def read_back(message: M, kind: type[M], limit_bytes: int = HEADER_LIMIT_BYTES, *, is_plain: bool) -> M:
-    """Return a message of ours as its receiver will read it, or raise `MalformedMessage` as `decode` does there.
+    """Return a message as its receiver will decode it, or raise `MalformedMessage` as its receiver would.
 
-    `is_plain`: its fields of any type are empty. That takes a third of the time.
+    `is_plain`: its fields of any type are empty, which takes a third of the time.
     """
     frame = encode(message, is_plain=is_plain)
     if not is_plain:
@@ -134,7 +132,7 @@ def pack(value: Any) -> bytes:
 
 def unpack(frame: bytes | memoryview, limit_bytes: int = HEADER_LIMIT_BYTES) -> Any:
     size = _check_size(frame, limit_bytes)
-    # A frame no longer than the limit cannot hold more containers than it: each takes a byte.
+    # Each container takes a byte, so a frame no longer than the limit needs no count.
     count = _ContainerCount() if size > CONTAINER_LIMIT else None
     try:
         return msgpack.unpackb(
@@ -155,7 +153,7 @@ def unpack(frame: bytes | memoryview, limit_bytes: int = HEADER_LIMIT_BYTES) -> 
 
 
 def convert(value: Any, kind: type[T] | Any) -> T:
-    """Turn plain data into `kind`, or raise `MalformedMessage`: its `field` is the path of the first wrong place."""
+    """Convert plain data to `kind`, or raise `MalformedMessage` whose `field` is the path of the first error."""
     try:
         tag = value.get("type") if isinstance(value, dict) else None
         target: Any = _known(kind).tagged.get(tag, kind) if isinstance(tag, str) else kind
@@ -166,13 +164,13 @@ def convert(value: Any, kind: type[T] | Any) -> T:
 
 
 def request_id(content: Any) -> str:
-    """Return the `request_id` of an unpacked header that may be malformed otherwise; `unknown` if it has none."""
+    """Return the `request_id` of an unpacked header, which may be malformed otherwise; `unknown` if it is missing."""
     value = content.get("request_id") if isinstance(content, dict) else None
     return value if isinstance(value, str) and _IDENTIFIER.fullmatch(value) else "unknown"
 
 
 class _ContainerCount:
-    """Called by `msgpack` with each array and map of a frame; refuses one too many, though each may be small."""
+    """Counts the arrays and maps of a frame for `msgpack`, and raises `ValueError` above the limit."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -185,7 +183,7 @@ class _ContainerCount:
 
 
 class _Kind:
-    """What is known of a class or union that frames are decoded into."""
+    """Cached decoding state of a class or union."""
 
     __slots__ = ("_few", "decode", "kind", "tagged")
 
@@ -193,13 +191,13 @@ class _Kind:
         self.kind = kind
         members = [one for one in get_args(kind) if isinstance(one, type) and issubclass(one, msgspec.Struct)]
         self.tagged = {str(one.__struct_config__.tag): one for one in members}
-        """The classes of a union by their tags."""
+        """A union's classes by tag."""
         self.decode: Callable[[bytes | memoryview], Any] | None = None
-        """Decodes a frame in one step; None: there were few frames, or none of this kind can be decoded so."""
+        """Decodes a frame in one step; None: not built yet, or impossible for this kind."""
         self._few = FEW_FRAMES
 
     def made_decoder(self) -> Callable[[bytes | memoryview], Any] | None:
-        """Make the decoder, unless there were few frames."""
+        """Return the one-step decoder, building it after `FEW_FRAMES` calls; None before."""
         self._few -= 1
         if self._few == 0:
             with suppress(TypeError, NameError):
@@ -209,7 +207,7 @@ class _Kind:
 
 _KINDS_LIMIT = 256
 _kinds: dict[int, _Kind] = {}
-"""By the address of a kind, which is kept here: a union computes its hash from all of its members at each call."""
+"""By the kind's id (the kind is kept alive here): a union hashes all of its members on each call."""
 
 
 def _known(kind: Any) -> _Kind:
@@ -222,13 +220,13 @@ def _known(kind: Any) -> _Kind:
 
 
 def _holds_any(kind: type[msgspec.Struct]) -> bool:
-    """Return whether some field of a class may hold anything; true if its annotations cannot be read here."""
+    """Return whether a field may hold a value of any type; also true if the annotations cannot be resolved."""
     return _any_fields(kind) != ()
 
 
 @cache
 def _any_fields(kind: type[msgspec.Struct]) -> tuple[str, ...] | None:
-    """Return the fields of a class that may hold anything; None: that is hard to say."""
+    """Return the names of the fields that may hold any value; None if that cannot be determined."""
     try:
         found = msgspec.inspect.type_info(kind)
     except (NameError, TypeError):

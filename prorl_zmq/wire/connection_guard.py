@@ -1,9 +1,9 @@
-"""Keeps a process below its limit of open files, which libzmq answers by aborting it (4.3.5, `ipc_listener.cpp`).
+"""Keeps a process below its open-file limit, at which libzmq 4.3.5 aborts the process (`ipc_listener.cpp`).
 
-The limit is raised as far as it goes (`system.open_files`). The kernel gives the lowest free descriptor, so the number
-of a new connection's says how many there are. Well below the limit newcomers are told so (`crowding`, at the front
-door); from half of it a thread ends their connections as they come. libzmq accepts hundreds before such a thread runs,
-so the rest is for those.
+`system.open_files` raises the limit as far as it can. The kernel assigns the lowest free descriptor, so a new
+connection's number is about the count of open files. Above `CROWDED_SHARE` of the limit the front door refuses new
+clients with an explanation (`crowding`); above `FULL_SHARE` a thread closes new connections. libzmq accepts hundreds
+before that thread runs, and the remaining descriptors are for those.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CROWDED_SHARE, FULL_SHARE, USED_SHARE = 0.4, 0.5, 0.7
 
 
 def crowding() -> str:
-    """Return what to tell a newcomer if this process has nearly as many files open as it may; else nothing."""
+    """Return the error text for a new client if over `CROWDED_SHARE` of the possible files are open; else empty."""
     number, limit = _open_files(), _limit()
     if number < CROWDED_SHARE * limit:
         return ""
@@ -34,10 +34,10 @@ def crowding() -> str:
 
 
 def no_room() -> str:
-    """Return why this process should connect to nobody else: the rest of its descriptors are for its files; or nothing.
+    """Return why this process should open no more connections, to leave descriptors for its files; or an empty string.
 
-    libzmq is never to run out of them: where it does, it ends the process, or waits for ever. Of the four that it takes
-    for a connection of ours it opens one later, in a thread of its own.
+    libzmq must not run out of descriptors: it then aborts the process or waits forever. It opens one of the four
+    descriptors of an outgoing connection later, in its own thread.
     """
     limit, (_, hard) = _limit(), resource.getrlimit(resource.RLIMIT_NOFILE)
     if _open_files() < USED_SHARE * limit:
@@ -49,8 +49,8 @@ def no_room() -> str:
 
 
 def guard(bound: zmq.Socket[bytes]) -> None:
-    """End connections to a socket, as they come, while there are too many; call it before the socket is bound."""
-    # Of its own context: ours would close it in another thread. The end of ours ends it too.
+    """Close new connections to a socket while too many files are open; call before the socket is bound."""
+    # A shadow context: pyzmq's own would close the socket in another thread. Terminating that one ends this one too.
     monitor: zmq.Socket[bytes] = zmq.Context.shadow(bound.context.underlying).socket(zmq.PAIR)
     monitor.linger = 0
     address = f"inproc://guard-{id(bound)}"

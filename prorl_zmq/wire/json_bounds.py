@@ -1,21 +1,21 @@
-"""What decoding a JSON text will cost, found before it is decoded.
+"""Bounds the cost of decoding a JSON text before it is decoded.
 
-A decoder makes an object of each value and holds the interpreter meanwhile, so a few megabytes of `[],[],` stop a
-process for seconds. Counting is as fast as a search for a byte.
+A decoder creates an object per value and holds the interpreter lock, so a few megabytes of `[],[],` block a process for
+seconds. Counting is as fast as a byte search.
 """
 
 from __future__ import annotations
 
 _PER_VALUE = 4
-"""Quotation marks that a value may have: those of its name, and its own."""
+"""Most quotation marks per value: two of its name, two of its own."""
 
 
 def json_values(data: bytes | bytearray, limit: int) -> int:
-    """Return how many values a JSON text has, or a few more; beyond `limit`, at least `limit + 1`.
+    """Return an upper bound of the values in a JSON text; above `limit`, at least `limit + 1`.
 
-    Text that is no JSON has no more than is returned either.
+    The bound also holds for invalid JSON.
     """
-    # What stands in strings is none; escaped quotation marks do not end them.
+    # Strings are skipped; an escaped quotation mark does not end one.
     plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     if plain.count(b'"') > _PER_VALUE * (limit + 1):
         return limit + 1

@@ -1,6 +1,6 @@
-"""`convert_request`: reads a request at one of the service's ROUTER sockets.
+"""`convert_request`: decodes a request at one of the service's ROUTER sockets.
 
-It refuses what another version of the protocol has sent, and what is asked of another socket, with that one's name.
+Requests of another protocol version are rejected, and so are requests for another socket, with that socket's name.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ KINDS: dict[str, Any] = {
     ENGINE_HOST: AnyEngineRequest,
     NODE_BROKER: FetchBlock,
 }
-"""What is asked of each place."""
+"""The requests that each socket accepts."""
 ASKED_OF: dict[str, dict[str, Any]] = {
     place: {str(kind.__struct_config__.tag): kind for kind in get_args(kinds) or (kinds,)}
     for place, kinds in KINDS.items()
 }
-"""The requests of each place, by their tags."""
+"""Each socket's requests, by tag."""
 
 
 def convert_request(content: Any, kinds: Any, here: str) -> Any:
-    """Return an unpacked header as one of the requests that are asked `here`.
+    """Return an unpacked header as one of `kinds`, the requests that the socket `here` accepts.
 
     Raises:
-        VersionMismatch: the sender speaks another protocol.
-        MalformedMessage: it is no request, or one that is asked elsewhere.
+        VersionMismatch: the sender uses another protocol version.
+        MalformedMessage: it is not a request, or one for another socket.
     """
     if isinstance(content, dict) and content.get("protocol") != PROTOCOL_VERSION:
         _check_protocol(content, here)
@@ -57,7 +57,7 @@ def convert_request(content: Any, kinds: Any, here: str) -> Any:
 
 
 def _check_protocol(content: dict[str, Any], here: str) -> None:
-    """Raise `VersionMismatch` if a header is of another protocol; what names no type or no number is malformed."""
+    """Raise `VersionMismatch` for a header of another protocol version; without a type or number it is malformed."""
     theirs = content.get("protocol", UNSAID_PROTOCOL)
     if "type" not in content or not isinstance(theirs, int):
         return

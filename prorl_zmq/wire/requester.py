@@ -1,8 +1,8 @@
-"""`Requester`: when the requests of one connection are sent, sent again and given up. No socket and no clock.
+"""`Requester`: decides when requests of one connection are sent, resent and failed. No socket and no clock.
 
-`security.request_connection` (asyncio) and `client.blocking.transport` are its shells: they report the time and the
-connection's state, and do what each `Step` says. A restart of the other side loses the requests on their way to it. So
-a request may arrive twice, and the other side answers both with the reply to the first.
+`security.request_connection` (asyncio) and `client.blocking.transport` are its shells: they pass in the time and the
+connection's state, and carry out each `Step`. A restart of the other side loses requests in transit, so a request may
+arrive twice; the other side answers both with the same reply.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 RESEND_S = 2.0
-"""A request is resent after this time without a reply, beyond the time that its reply may be held: a broker that was
-killed is back in about as long (bench/chaos.py)."""
+"""A request is resent after this time without a reply, added to the time that its reply may be held: about how long a
+killed broker takes to come back (bench/chaos.py)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What to do for a request now, in this order."""
+    """What to do for a request now, in the order of the fields."""
 
     move_to: str = ""
-    """Connect to this endpoint in place of the earlier one; empty: stay."""
+    """Connect to this endpoint instead of the current one; empty: stay."""
     warning: str = ""
-    """Text for the log."""
+    """Text to log."""
     error: RequestTimeout | None = None
     """The request has failed."""
     send: bool = False
@@ -40,14 +40,14 @@ class Request:
 
     asked_at: float
     until: float
-    """When it fails without a reply; may be moved."""
+    """When it fails without a reply; may be changed."""
     held_s: float
     """How long the other side may hold the reply."""
     warns: bool
-    """Log the first reply that is late."""
+    """Log the first late reply."""
     sent_at: float = -math.inf
     connection: int = 0
-    """The number of the connection over which it was sent; 0: it was not."""
+    """The number of the connection that it was sent on; 0: not sent."""
 
 
 class Requester:
@@ -55,12 +55,13 @@ class Requester:
 
     Args:
         endpoint: where the other side is.
-        now: the time.
-        find: returns where the other side is now, or nothing; called when a reply is late. None: it does not move.
-        resend_s: after how many seconds without a reply a request is sent again over the same connection.
-        reconnect_s: how many seconds the connection may be down before its requests fail. If finite, requests are sent
-            only after `connected`, and sent again after each reconnection; if infinite, neither is called.
-        hint: what to check when there is no reply, for a person.
+        now: the time in seconds.
+        find: returns where the other side is now, or an empty string; called for a late reply. None: it does not move.
+        resend_s: seconds without a reply after which a request is resent over the same connection.
+        reconnect_s: seconds the connection may be down before its requests fail. If finite, requests are sent only
+            after `connected`, and resent after each reconnection; if infinite, neither `connected` nor `disconnected`
+            is called.
+        hint: what a person should check when there is no reply.
     """
 
     def __init__(
@@ -90,11 +91,11 @@ class Requester:
             self._down_at = now
 
     def down_s(self, now: float) -> float:
-        """Return for how many seconds the connection has been down."""
+        """Return how many seconds the connection has been down."""
         return 0.0 if self._down_at is None else now - self._down_at
 
     def moved(self) -> str:
-        """Return where the other side is now, if that is another place than before; else nothing."""
+        """Return the other side's new endpoint if it has moved, else an empty string."""
         place = self._find() if self._find is not None else ""
         if not place or place == self.endpoint:
             return ""
@@ -102,7 +103,7 @@ class Requester:
         return place
 
     def wake_at(self, request: Request) -> float:
-        """Return when the request's next step is due, if neither a reply nor a change of the connection comes first."""
+        """Return when the request's next step is due if neither a reply nor a connection change comes first."""
         if self._down_at is not None:
             limit = self._down_at + self.reconnect_s
             return min(request.until, limit if request.asked_at < limit else request.asked_at + self.reconnect_s)
@@ -111,12 +112,12 @@ class Requester:
         return min(request.until, request.sent_at + request.held_s + self.resend_s)
 
     def step(self, request: Request, now: float, problem: str = "") -> Step:
-        """Return what to do for a request now; `problem` says why there is no connection, where that is known."""
+        """Return what to do for a request now; `problem`: the known reason why there is no connection."""
         due_at = self.wake_at(request)
         if now < due_at:
             return Step()
         move_to, warning, why = "", "", problem or self._hint
-        if due_at > -math.inf:  # a reply is late, or the connection
+        if due_at > -math.inf:  # the reply or the connection is late
             move_to, waited = self.moved(), now - request.asked_at
             if now >= request.until:
                 message = _with_reason(f"no reply from {self.endpoint} within {waited:.1f} s", why)

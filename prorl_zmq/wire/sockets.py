@@ -1,12 +1,12 @@
-"""Sockets with the options that the service relies on, endpoints that are checked, and frames in and out.
+"""Opens, binds and connects sockets with the service's options, checks endpoints, and sends and receives frames.
 
-- Every socket has LINGER 0, pings (a stopped peer is noticed within 2 s; within 20 s between nodes and rollout brokers,
-  where leases judge) and a limit on the size of a frame and on the frames of a message.
-- A second bind silently steals a live ipc path from the first process, so `bind` holds a lock beside the path for as
-  long as the process lives. The path's folder is made private (0700) if it is missing, and refused by both sides if
+- Every socket has LINGER 0, heartbeats (a stopped peer is noticed within 2 s; within 20 s between nodes and rollout
+  brokers, where leases decide) and limits on the size of a frame and the number of frames of a message.
+- A second bind silently steals a live ipc path from the first process, so `bind` holds a lock beside the path for the
+  life of the process. The path's folder is created private (0700) if it is missing, and rejected by both sides if
   another account could put a socket there.
-- Plaintext TCP is for loopback only: `bind` refuses any other address unless told that the network is trusted. Services
-  bind through `security.zap_authenticator` and connect through `security.keyring`, which add the keys.
+- Plaintext TCP is for loopback only: `bind` rejects other addresses unless `insecure`. Services bind through
+  `security.zap_authenticator` and connect through `security.keyring`, which add the keys.
 """
 
 from __future__ import annotations
@@ -36,31 +36,32 @@ if TYPE_CHECKING:
 AnyFrame = TypeVar("AnyFrame", bound="bytes | zmq.Frame")
 
 ELSEWHERE = "192.0.2.1"
-"""An address that is nobody's (RFC 5737)."""
+"""An address that belongs to no host (RFC 5737)."""
 IPC_PATH_LIMIT = 107
 """Longest path of a Unix socket on Linux, in bytes."""
 COPY_LIMIT_BYTES = 64 * 1024
-"""Frames from this size on are sent without a copy; below, a copy is faster (measured: 2.4 to 5 times)."""
+"""Frames from this size on are sent without a copy; for smaller ones a copy is faster (measured: 2.4 to 5 times)."""
 MAX_FRAME_BYTES = 2**30
-"""Largest frame that any socket takes; a peer that sends a larger one is disconnected."""
+"""Largest frame that any socket accepts; a peer that sends a larger one is disconnected."""
 CONTROL_FRAME_BYTES = 16 * 2**20
-"""Largest frame of sockets that only take headers: four times a header's own limit, whose excess gets a reply."""
+"""Largest frame of sockets that only accept headers: four times a header's limit, so that larger headers get a reply.
+"""
 JOB_FRAME_BYTES = 256 * 2**20
-"""Largest frame of sockets that take jobs: as large as any service may allow one to be."""
+"""Largest frame of sockets that accept jobs: the largest job limit that a service can set."""
 PROMPT_FRAME_BYTES = 64 * 2**20
-"""Largest frame of sockets that take headers and the tokens of one turn: 16 million of them."""
+"""Largest frame of sockets that accept headers and the tokens of one turn: 16 million tokens."""
 NOBLOCK = int(zmq.NOBLOCK)
-"""As a plain number: combining two of pyzmq's flags costs more than packing a header."""
+"""A plain int: combining two of pyzmq's flags costs more than packing a header."""
 _MORE = int(zmq.SNDMORE)
 _PORT = re.compile("[0-9]{1,5}")
 
 PING_S = 0.5
 NODE_PING_S = 5.0
-"""Between nodes and rollout brokers: each of thousands of nodes cost 400 µs/s by pings of half a second."""
+"""Between nodes and rollout brokers: at half a second, each of thousands of nodes cost 400 µs/s."""
 FRAME_LIMIT = MAX_FRAMES + 4
-"""Most frames of a message with its envelope; of one with more, none is kept."""
+"""Most frames of a message with its envelope; a longer message is dropped whole."""
 HIGH_WATER_MARK = 100_000
-"""Messages that a socket holds for a peer: more than the credit of any stage process."""
+"""Messages that a socket queues for a peer: more than any stage process's credit."""
 
 
 def open_socket(
@@ -85,7 +86,7 @@ def open_socket(
 
 
 def check_endpoint(endpoint: str) -> str:
-    """Return `endpoint` if a socket could use it, else raise `InvalidEndpoint`."""
+    """Return `endpoint` if it is valid, else raise `InvalidEndpoint`."""
     transport, _, address = endpoint.partition("://")
     if transport == "ipc" and address and "\0" not in address:
         length = len(os.fsencode(address))
@@ -102,7 +103,7 @@ def check_endpoint(endpoint: str) -> str:
 
 
 def check_numeric(endpoint: str) -> str:
-    """Return an endpoint that a peer announced if it has an address in it, not a name."""
+    """Return a peer's announced endpoint; raise `MalformedMessage` if it has a host name instead of an address."""
     if endpoint.startswith("tcp://"):
         try:
             ipaddress.ip_address(_host(endpoint).strip("[]"))
@@ -112,7 +113,7 @@ def check_numeric(endpoint: str) -> str:
 
 
 def endpoint_beside(peer: str, ipc_path: str) -> str:
-    """Return an endpoint to bind where the one of `peer` is sure to reach it: ipc, or TCP on the same address."""
+    """Return an endpoint to bind that the host of `peer` can reach: ipc, or TCP on the same address."""
     if check_endpoint(peer).startswith("ipc://"):
         return f"ipc://{ipc_path}"
     host = _host(peer)
@@ -126,7 +127,7 @@ def endpoint_beside(peer: str, ipc_path: str) -> str:
 
 
 def bind(socket: zmq.Socket[bytes], endpoint: str, *, insecure: bool = False) -> str:
-    """Bind `socket`, and return the endpoint that it got (`tcp://127.0.0.1:*` takes a free port).
+    """Bind `socket`, and return the resolved endpoint (`tcp://127.0.0.1:*` gets a free port).
 
     `insecure` allows plaintext TCP beyond loopback.
     """
@@ -146,7 +147,7 @@ def bind(socket: zmq.Socket[bytes], endpoint: str, *, insecure: bool = False) ->
 
 
 def check_private(endpoint: str, role: KeyRole = KeyRole.SERVICE) -> None:
-    """Raise `InvalidEndpoint` if a socket without keys would be reachable there from other machines."""
+    """Raise `InvalidEndpoint` if a socket without keys would be reachable at `endpoint` from other machines."""
     if endpoint.startswith("tcp://") and not is_loopback(endpoint):
         name = role if role == KeyRole.SERVICE else "NAME"
         raise InvalidEndpoint(
@@ -158,7 +159,7 @@ def check_private(endpoint: str, role: KeyRole = KeyRole.SERVICE) -> None:
 
 
 def connect(socket: zmq.Socket[bytes], endpoint: str) -> None:
-    """Connect, now or when somebody binds the endpoint.
+    """Connect, now or when the endpoint is bound.
 
     Raises:
         InvalidEndpoint: it is malformed, or another account could answer there.
@@ -178,7 +179,7 @@ def connect(socket: zmq.Socket[bytes], endpoint: str) -> None:
 
 
 def is_listening(endpoint: str, timeout_s: float = 1.0) -> bool:
-    """Return whether a process listens at an endpoint, as far as a connection within `timeout_s` shows.
+    """Return whether a connection to the endpoint succeeds within `timeout_s` seconds.
 
     Raises:
         InvalidEndpoint: it is malformed, or another account could answer there.
@@ -219,13 +220,13 @@ def _host(endpoint: str) -> str:
 
 
 def own_address() -> str:
-    """Return this machine's address towards others; that of loopback if there is no other.
+    """Return this machine's address towards other hosts, or loopback's if there is none.
 
-    Hosts of a cluster may have no route out of it: then it is the address of the host's name.
+    Without a route out of the cluster it is the address of the host's name.
     """
     with plain_socket(AF_INET, SOCK_DGRAM) as probe:
         try:
-            probe.connect((ELSEWHERE, 9))  # of a datagram socket: it only looks at the routes
+            probe.connect((ELSEWHERE, 9))  # for a datagram socket this only consults the routes
             return str(probe.getsockname()[0])
         except OSError:
             with suppress(OSError):
@@ -234,7 +235,7 @@ def own_address() -> str:
 
 
 def is_own_address(host: str) -> bool:
-    """Tell whether a socket of this machine can be bound to an address."""
+    """Return whether a socket of this machine can be bound to `host`."""
     try:
         with plain_socket(AF_INET, SOCK_DGRAM) as probe:
             probe.bind((str(ipaddress.IPv4Address(host)), 0))
@@ -257,7 +258,7 @@ def _check_ipc_path(path: Path, endpoint: str) -> None:
 
 
 _locks: dict[str, int] = {}
-"""Descriptors of the locks on this process's ipc paths; closed, and so freed, when the process ends."""
+"""Descriptors of the locks on this process's ipc paths; released when the process exits."""
 
 
 def _own_ipc_path(path: Path, endpoint: str) -> None:
@@ -268,7 +269,7 @@ def _own_ipc_path(path: Path, endpoint: str) -> None:
         raise InvalidEndpoint(f"{endpoint} cannot be used: {error}", endpoint=endpoint) from error
     _check_ipc_path(path, endpoint)
     try:
-        # A descriptor left over from an earlier bind of ours does not stop us; that of another process does.
+        # Release the lock of an earlier bind by this process; another process's lock is an error.
         previous = _locks.pop(lock_path, None)
         if previous is not None:
             os.close(previous)
@@ -284,7 +285,7 @@ def _own_ipc_path(path: Path, endpoint: str) -> None:
 
 
 def free_ipc_paths(folder: Path) -> None:
-    """Free the ipc paths that this process bound in a folder; their sockets are closed."""
+    """Release the ipc paths that this process bound in a folder; their sockets must be closed."""
     for path in tuple(_locks):
         if Path(path).parent == folder:
             os.close(_locks.pop(path))
@@ -294,7 +295,7 @@ def free_ipc_paths(folder: Path) -> None:
 
 
 def send(socket: zmq.Socket[bytes], frames: Sequence[Frame], flags: int = 0) -> None:
-    """Send one message. Large frames are not copied: their memory must not change until they are sent."""
+    """Send one message. Large frames are not copied: do not change their memory before they are sent."""
     last = len(frames) - 1
     for index, frame in enumerate(frames):
         size = frame.nbytes if isinstance(frame, memoryview) else len(frame)
@@ -302,17 +303,17 @@ def send(socket: zmq.Socket[bytes], frames: Sequence[Frame], flags: int = 0) -> 
 
 
 def receive(socket: zmq.Socket[bytes], copied: int, flags: int = NOBLOCK) -> list[bytes | zmq.Frame]:
-    """Receive one message: its first `copied` frames as bytes, the others as views on libzmq's own memory.
+    """Receive one message: its first `copied` frames as bytes, the others as views of libzmq's memory.
 
-    Raises `MalformedMessage` if it has too many frames: then it is gone.
+    Raises `MalformedMessage` if it has too many frames; it is then dropped.
     """
     return receive_rest(socket, socket.recv(flags, copy=False), copied)
 
 
 def receive_rest(socket: zmq.Socket[bytes], first: zmq.Frame, copied: int) -> list[bytes | zmq.Frame]:
-    """Receive what follows the first frame of a message, and return all of it.
+    """Receive the frames after the first one of a message, and return all of them.
 
-    A frame itself says whether another one follows; to ask its socket takes longer than to receive it.
+    Each frame says whether another one follows; asking the socket takes longer than receiving a frame.
     """
     frames: list[bytes | zmq.Frame] = [first.bytes if copied else first]
     frame = first
@@ -334,7 +335,7 @@ def _drop_rest(socket: zmq.Socket[bytes]) -> int:
 
 
 def split_envelope(frames: list[AnyFrame]) -> tuple[list[AnyFrame], list[AnyFrame]]:
-    """Split what a ROUTER received after the first empty frame: the envelope to echo, and the message."""
+    """Split a ROUTER's message after the first empty frame: the envelope to echo, and the message."""
     for index, frame in enumerate(frames[1:4], start=1):
         if len(frame) == 0:
             if index + 1 == len(frames):

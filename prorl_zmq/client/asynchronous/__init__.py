@@ -1,1 +1,1 @@
-"""The asyncio client. Written by hand; `client.blocking` is generated from it (`make client`)."""
+"""The asyncio client, from which `client.blocking` is generated (`make client`)."""

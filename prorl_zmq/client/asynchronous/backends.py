@@ -1,4 +1,4 @@
-"""`AsyncBackends`: the inference backends of a service, as a trainer's client lists and changes them."""
+"""`AsyncBackends`: lists and changes the inference backends of a service."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class AsyncBackends:
     """The inference backends of a service: `AsyncRolloutClient.backends`.
 
-    Each call raises `RequestTimeout` if the backend broker does not answer in the client's `timeout_s`.
+    Each call raises `RequestTimeout` if the backend broker does not answer within the client's `timeout_s`.
     """
 
     def __init__(self, service: AsyncServiceConnection) -> None:
@@ -32,35 +32,35 @@ class AsyncBackends:
         """Register a backend that does not register itself; adding a draining one makes it ready.
 
         Raises:
-            DuplicateBackend: another one has its id.
+            DuplicateBackend: another backend has its id.
         """
         await self.ask(AddBackend(new_id(), backend))
 
     async def drain(self, backend_id: str) -> None:
-        """Assign no more jobs to a backend; those that have it keep it.
+        """Assign no more jobs to a backend; existing assignments stay.
 
         Raises:
-            UnknownBackend: there is none of that id.
+            UnknownBackend: no backend has that id.
         """
         await self.ask(DrainBackend(new_id(), backend_id))
 
     async def remove(self, backend_id: str) -> None:
-        """Forget a backend and the assignments on it.
+        """Remove a backend and its assignments.
 
         Raises:
-            UnknownBackend: there is none of that id.
+            UnknownBackend: no backend has that id.
         """
         await self.ask(RemoveBackend(new_id(), backend_id))
 
     async def clear(self) -> None:
-        """Forget all backends."""
+        """Remove all backends."""
         await self.ask(ClearBackends(new_id()))
 
     async def list(self, *, timeout_s: float | None = None) -> tuple[BackendStatus, ...]:
-        """Describe all backends: state, weight version, assignments in flight."""
+        """Return all backends: state, weight version, assignments in flight."""
         reply: BackendList = await self.ask(ListBackends(new_id()), timeout_s)
         return reply.backends
 
     async def ask(self, request: Any, timeout_s: float | None = None) -> Any:
-        """Send any request to the backend broker and return its reply."""
+        """Send any request to the backend broker and return the reply."""
         return await self._service.ask_backend_broker(request, self._service.until(timeout_s))

@@ -1,12 +1,12 @@
-"""`AsyncBatch`: a trainer's request for k groups that disagree.
+"""`AsyncBatch`: a trainer's request for k groups whose rewards differ.
 
     async with await client.open_batch(target_groups=32, group_size=8) as batch:
         batch.feed(prompts)
         async for group in batch:
             learn(group)
 
-The service runs as many rollouts as its slots can carry, draws prompts as it wants them, and stops when it has enough;
-what is then under way goes on into the session's next batch.
+The service runs as many rollouts as its slots allow, draws prompts as it needs them, and stops when it has enough
+groups; the session's next batch continues the rollouts in flight.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class AsyncBatch:
-    """An open batch, from `AsyncRolloutClient.open_batch`. Closing it carries over what it has under way."""
+    """An open batch, from `AsyncRolloutClient.open_batch`. Closing it carries over its rollouts in flight."""
 
     def __init__(self, service: AsyncServiceConnection, batch_id: str, progress: BatchProgress) -> None:
         self.batch_id = batch_id
@@ -41,46 +41,46 @@ class AsyncBatch:
 
     @property
     def state(self) -> BatchState:
-        """`open`; `met`; `short`: the stream of prompts ended before the target; `failed`: the keep policy raised."""
+        """`open`; `met`; `short`: the stream of prompts ended before the target; `failed`: see `next_group`."""
         return self._progress.status.state if self._progress.status is not None else "open"
 
     @property
     def status(self) -> BatchStatus | None:
-        """How far it had come at the last reply; None before the first."""
+        """The progress as of the last reply; None before the first."""
         return self._progress.status
 
     @property
     def report(self) -> BatchReport | None:
-        """What it took: jobs, what was not used and why, kept ones beside dropped ones; None before a reply."""
+        """Counters as of the last reply: jobs, unused ones by reason, kept and dropped rollouts; None before."""
         return self._progress.report
 
     def feed(self, prompts: Job | Iterable[Job], *, last: bool = True) -> None:
         """Feed prompts: jobs that are templates of their groups' (the `job_id` is the prompt's id).
 
-        `next_group` draws them as the service wants them, so the iterable may be endless. It is drawn from on the event
+        `next_group` draws them as the service needs them, so the iterable may be endless. It is drawn from on the event
         loop, so it must not block. May be called more than once.
 
         Args:
-            prompts: any iterable, or one.
-            last: the stream ends where these end; False: more will be fed.
+            prompts: any iterable, or one prompt.
+            last: these are the last prompts of the batch; False: more will be fed.
         """
         self._progress.feed(prompts, last=last)
 
     async def next_group(self, timeout_s: float | None = None) -> Group | None:
-        """Wait for a kept group; None: the batch has ended, and all its groups were handed over (see `state`).
+        """Wait for a kept group; None: the batch has ended, and all its groups were returned (see `state`).
 
         A group is acknowledged by the next call, or by `close`.
 
         Args:
-            timeout_s: longest wait in seconds, after which the batch goes on; None: no limit, since jobs have theirs.
+            timeout_s: longest wait in seconds, after which the batch stays open; None: no limit, as jobs have theirs.
 
         Raises:
-            BatchFailed: the keep policy raised, or `max_given_up` groups in a row could not be completed.
-            InvalidBatch: nothing was fed, so nothing can come.
+            BatchFailed: the keep policy raised, or `max_given_up` consecutive groups could not be completed.
+            InvalidBatch: nothing was fed, so no group can come.
             Closed: this batch was closed here.
-            UnknownBatch: the batch was closed, or the service heard nothing for longer than `lease_s`.
-            InvalidJob, UnknownTask, JobTooLarge: a prompt is no job for this service; it is left out, and the next call
-                goes on with the others.
+            UnknownBatch: the batch was closed, or its lease (`lease_s`) expired.
+            InvalidJob, UnknownTask, JobTooLarge: a prompt is invalid for this service; it is skipped, and the next call
+                continues with the others.
             RequestTimeout: there was none in time, or the service did not answer.
         """
         if self._closed:
@@ -107,7 +107,7 @@ class AsyncBatch:
             yield group
 
     async def close(self) -> None:
-        """End the batch, acknowledge what was handed over, and carry over the rest as `carry` says. May be repeated.
+        """End the batch, acknowledge returned groups, and carry over the rest as `carry` says. Idempotent.
 
         Raises:
             UnknownBatch: another client has closed it, or its lease has expired.
@@ -125,7 +125,7 @@ class AsyncBatch:
         if kind is None:
             await self.close()
             return
-        with suppress(ProrlError):  # the first error is the one to see, and the lease ends the batch
+        with suppress(ProrlError):  # keep the first error; the lease ends the batch
             await self.close()
 
     async def _feed_wanted(self) -> None:

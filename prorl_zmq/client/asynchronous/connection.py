@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from ..requests import Received
 
 FIND_S = 0.2
-"""How often to look for a broker that has not been announced."""
+"""Interval in seconds at which to look for a broker that has not been announced."""
 
 
 class AsyncServiceConnection:
     """A client's connections to one service: to its front door, and to the backend broker that the front door names.
 
-    Each is opened by the first request. `timeout_s` is the limit of calls that name none. With a service's `folder`,
-    the session's broker and the backend broker are where the folder says, also once they have moved.
+    Each is opened by the first request. `timeout_s` is the default limit of calls. With a service's `folder`, the
+    folder says where the session's broker and the backend broker are, also after a move.
     """
 
     def __init__(
@@ -48,17 +48,17 @@ class AsyncServiceConnection:
         session: str = "",
     ) -> None:
         self.find = None if folder is None else partial(folder.front_door, session)
-        """Returns where the front door is now; None: it does not move."""
+        """Returns the front door's current endpoint; None: it does not move."""
         self._folder = folder
         self._session = session
         self.endpoint = check_endpoint(endpoint) if endpoint is not None else ""
         self.keyring = keyring
         self.timeout_s = timeout_s
         self.welcome: Welcome | None = None
-        """What the front door answered to the first `Hello`."""
+        """The front door's answer to the first `Hello`."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._connections: dict[str, AsyncRequestConnection] = {}
-        # It keeps the sockets alive, which a collector would else take before their context, and wait for ever.
+        # Keeps the sockets alive: collected after their context, they would block forever.
         self._fetcher = BlockFetcher(keyring)
         self._dropped = weakref.finalize(self, _drop, self.endpoint, self._context, self._connections, self._fetcher)
         self._dropped.atexit = False
@@ -68,11 +68,11 @@ class AsyncServiceConnection:
         return bool(self._context.closed)
 
     def until(self, timeout_s: float | None = None) -> float:
-        """Return when a call that begins now must be over."""
+        """Return the deadline of a call that begins now."""
         return time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
 
     async def hello(self, until: float) -> Welcome:
-        """Ask the front door once where the backend broker is, and how large a job may be."""
+        """Request, once, the backend broker's endpoint and the size limit of jobs from the front door."""
         if self.welcome is None:
             await self._find_first(until)
             request = Hello(new_id(), session=self._session)
@@ -93,8 +93,8 @@ class AsyncServiceConnection:
     async def ask_results(self, request: Collect | NextGroup, until: float) -> Delivery:
         """Send a request for results, which the front door may hold for its `wait_s`; return them with their blocks.
 
-        Blocks that nodes keep are fetched. Results whose blocks cannot be fetched are left out, and given later: the
-        broker takes over their blocks.
+        Blocks that nodes keep are fetched. Results whose blocks cannot be fetched are omitted, and delivered again
+        after the broker has fetched their blocks.
         """
         delivery = Delivery(request, await self.ask_frames(request, until + request.wait_s, held_s=request.wait_s))
         if handles := delivery.handles:
@@ -109,7 +109,7 @@ class AsyncServiceConnection:
         return read_reply(await self._connection(endpoint, find).ask_frames(request, until))
 
     async def backend_broker_place(self, until: float) -> tuple[str, Keyring | None, Callable[[], str] | None]:
-        """Return where the backend broker is, our keys, and what returns where it is later (None: it does not move)."""
+        """Return the backend broker's endpoint, the client's keys, and what finds it again (None: it is fixed)."""
         find = None if self._folder is None else self._folder.backend_broker
         return (await self.hello(until)).backend_broker, self.keyring, find
 
@@ -128,7 +128,7 @@ class AsyncServiceConnection:
         return self._connections[endpoint]
 
     async def _find_first(self, until: float) -> None:
-        """Wait until the session's broker has been announced, if it never was."""
+        """Wait until the session's broker is announced for the first time."""
         folder, started = self._folder, time.monotonic()
         while not self.endpoint and folder is not None:
             if place := folder.front_door(self._session):
@@ -156,6 +156,6 @@ def _drop(
     connections: dict[str, AsyncRequestConnection],
     fetcher: BlockFetcher,
 ) -> None:
-    """Close what nobody can use any more."""
+    """Close the sockets of a client that was collected without `close`."""
     _close(context, connections, fetcher)
     warnings.warn(f"a client of {endpoint} was not closed: use `with`, or call `close`", ResourceWarning, stacklevel=2)

@@ -1,4 +1,4 @@
-"""What the asyncio client waits with. `blocking.transport` has the same names; both are written by hand."""
+"""Waiting primitives of the asyncio client. `blocking.transport` has the same names; both are written by hand."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # Generated from ../asynchronous/backends.py by `make client`; do not edit.
-"""`Backends`: the inference backends of a service, as a trainer's client lists and changes them."""
+"""`Backends`: lists and changes the inference backends of a service."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Backends:
     """The inference backends of a service: `RolloutClient.backends`.
 
-    Each call raises `RequestTimeout` if the backend broker does not answer in the client's `timeout_s`.
+    Each call raises `RequestTimeout` if the backend broker does not answer within the client's `timeout_s`.
     """
 
     def __init__(self, service: ServiceConnection) -> None:
@@ -33,35 +33,35 @@ class Backends:
         """Register a backend that does not register itself; adding a draining one makes it ready.
 
         Raises:
-            DuplicateBackend: another one has its id.
+            DuplicateBackend: another backend has its id.
         """
         self.ask(AddBackend(new_id(), backend))
 
     def drain(self, backend_id: str) -> None:
-        """Assign no more jobs to a backend; those that have it keep it.
+        """Assign no more jobs to a backend; existing assignments stay.
 
         Raises:
-            UnknownBackend: there is none of that id.
+            UnknownBackend: no backend has that id.
         """
         self.ask(DrainBackend(new_id(), backend_id))
 
     def remove(self, backend_id: str) -> None:
-        """Forget a backend and the assignments on it.
+        """Remove a backend and its assignments.
 
         Raises:
-            UnknownBackend: there is none of that id.
+            UnknownBackend: no backend has that id.
         """
         self.ask(RemoveBackend(new_id(), backend_id))
 
     def clear(self) -> None:
-        """Forget all backends."""
+        """Remove all backends."""
         self.ask(ClearBackends(new_id()))
 
     def list(self, *, timeout_s: float | None = None) -> tuple[BackendStatus, ...]:
-        """Describe all backends: state, weight version, assignments in flight."""
+        """Return all backends: state, weight version, assignments in flight."""
         reply: BackendList = self.ask(ListBackends(new_id()), timeout_s)
         return reply.backends
 
     def ask(self, request: Any, timeout_s: float | None = None) -> Any:
-        """Send any request to the backend broker and return its reply."""
+        """Send any request to the backend broker and return the reply."""
         return self._service.ask_backend_broker(request, self._service.until(timeout_s))

@@ -6,8 +6,8 @@
         for trajectory in client.stream():
             learn(trajectory.token_ids, trajectory.reward)
 
-Results belong to the client's session and stay at the service until they are acknowledged, which happens with the next
-`collect` after the one that returned them, or at `close`. How a request survives a restart of the broker: `connection`.
+Results belong to the client's session and stay at the service until they are acknowledged: by the `collect` after the
+one that returned them, or by `close`.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ class RolloutClient(WeightUpdates):
     Args:
         endpoint: the service's front door, or the name of a service on this machine (`prorl serve --name`). None: that
             of `$PRORL_NAME`, or of `prorl serve` without a topology file.
-        session: the name under which jobs and results are kept apart from other trainers'. A trainer that was
-            restarted names its old session to collect what it had submitted. None: a new one, which the service ends,
-            with its jobs and results, 10 minutes after its client is gone.
-        timeout_s: longest time, in seconds, that a call waits for the service unless it names another.
-        keys: for a service over TCP with keys: the folder that has ours and the service's public one, or our secret
-            file in it (see SECURITY.md). None: `$PRORL_KEYS`, and without it no keys.
-        service: the folder of `prorl serve --service`, which says where the session's broker is, also once it has
-            moved, and has keys; in place of `endpoint`. Several brokers share the sessions.
+        session: the name that separates its jobs and results from other trainers'. A restarted trainer passes its old
+            session to collect what it had submitted. None: a new session, which the service ends, with its jobs and
+            results, 10 minutes after its client is gone.
+        timeout_s: longest time in seconds that a call waits for the service, by default.
+        keys: for a service over TCP with keys: the folder with the client's key and the service's public key, or the
+            client's secret file in it (see SECURITY.md). None: `$PRORL_KEYS`, and without it no keys.
+        service: the folder of `prorl serve --service`, which has the keys and the address of the session's broker, also
+            after a move; in place of `endpoint`. Several brokers share the sessions.
 
     Raises:
-        ConfigError: the key folder, or the service's, is not private, or lacks a key.
+        ConfigError: the key folder, or the service's, is not private, or a key is missing.
         InvalidEndpoint: the endpoint is malformed.
     """
 
@@ -84,7 +84,7 @@ class RolloutClient(WeightUpdates):
         if service is None:
             endpoint = front_door_at(endpoint)
         else:
-            from ...service.service_folder import ServiceFolder  # with what makes and locks one
+            from ...service.service_folder import ServiceFolder  # imports what makes and locks one
 
             folder = ServiceFolder.open(Path(service))
             keys = keys if keys is not None else folder.keys("client")
@@ -95,7 +95,7 @@ class RolloutClient(WeightUpdates):
         self.backends = Backends(self._service)
         """The inference backends: add, drain, remove, clear, list."""
         self.views = Views(self._service)
-        """For an operator: jobs as rows of a table, what ended ones brought, and batches from near."""
+        """For operators: jobs as table rows, results of ended jobs, and batches in detail."""
 
     @property
     def timeout_s(self) -> float:
@@ -109,22 +109,21 @@ class RolloutClient(WeightUpdates):
     def submit(
         self, jobs: Job | Iterable[Job], *, timeout_s: float | None = None, busy_s: float | None = None
     ) -> list[str]:
-        """Hand jobs over; when this returns, the service will end each in exactly one outcome. Returns their ids.
+        """Submit jobs and return their ids; from then on the service ends each in exactly one outcome.
 
-        While the service is full or starting, the call retries until its time is up. All jobs of one call must find
-        room; a session that has more than the service takes at once (`max_jobs`, `max_session_share`) submits them in
-        parts, and collects in between.
+        While the service is full or starting, the call retries until its time is up. All jobs of one call must fit; a
+        session with more jobs (`max_jobs`, `max_session_share`) submits in parts and collects in between.
 
         Args:
             jobs: those to submit.
-            timeout_s: longest time in seconds for all of it; None: the client's `timeout_s`.
-            busy_s: longest time to retry while the service is full; None: as long as there is time.
+            timeout_s: longest time in seconds for the whole call; None: the client's `timeout_s`.
+            busy_s: longest time in seconds to retry while the service is full; None: until the timeout.
 
         Raises:
-            UnknownTask, InvalidJob, JobTooLarge, DuplicateJob: a job was refused; of its request none was accepted.
-            TypeError: one of them is no `Job`.
+            UnknownTask, InvalidJob, JobTooLarge, DuplicateJob: a job was rejected, and with it all jobs of its request.
+            TypeError: one of them is not a `Job`.
             Busy: the service stayed full.
-            RequestTimeout: it did not answer.
+            RequestTimeout: the service did not answer.
         """
         until = self._service.until(timeout_s)
         limit_bytes = (self._service.hello(until)).job_limit_bytes
@@ -148,13 +147,13 @@ class RolloutClient(WeightUpdates):
     def endpoint(
         self, job: Job, *, idle_s: float = 600.0, train_on: TrainOn = ("all",), timeout_s: float | None = None
     ) -> Endpoint:
-        """Open a rollout to a program of yours at an OpenAI-style address, `with` it: see `Endpoint`."""
+        """Open a rollout to your own program at an OpenAI-style address, by `with`: see `Endpoint`."""
         return Endpoint(self.submit, self._service, self._collecting, job, idle_s, train_on, timeout_s)
 
     def collect(self, max_results: int = 64, *, wait_s: float | None = None) -> list[Trajectory]:
-        """Take up to `max_results` finished jobs of the session; wait up to `wait_s` seconds for the first.
+        """Return up to `max_results` finished jobs of the session; wait up to `wait_s` seconds for the first.
 
-        Results of earlier calls are acknowledged by this one. An empty list means that the time is up.
+        This call acknowledges the results of earlier ones. An empty list means that none came in time.
 
         Raises:
             JobsLost: the rollout broker was restarted without its journal.
@@ -169,9 +168,9 @@ class RolloutClient(WeightUpdates):
         return self._collecting.take(max_results)
 
     def stream(self, *, timeout_s: float | None = None) -> Iterator[Trajectory]:
-        """Yield the session's trajectories as they finish, until every job that was submitted has ended.
+        """Yield the session's trajectories as they finish, until every submitted job has ended.
 
-        Each is acknowledged when the next are asked for, so what a consumer dies over is redelivered to its session.
+        A trajectory is acknowledged when the next one is requested; if its consumer dies, the session gets it again.
 
         Args:
             timeout_s: longest time in seconds without a new trajectory; None: no limit, since jobs have their own.
@@ -200,10 +199,10 @@ class RolloutClient(WeightUpdates):
             wait = max(0.0, min(left, POLL_S)) if self._collecting.remaining else 0.0
 
     def cancel(self, job_ids: str | Iterable[str], *, timeout_s: float | None = None) -> dict[str, str]:
-        """End jobs with outcome `cancelled`. Returns `cancelled`, `finished` or `unknown` for each id.
+        """End jobs with outcome `cancelled`. Return `cancelled`, `finished` or `unknown` for each id.
 
         Raises:
-            UnknownJob: one of these cannot be a job's id at all.
+            UnknownJob: an id is malformed.
             RequestTimeout: the service did not answer.
         """
         ids = (job_ids,) if isinstance(job_ids, str) else tuple(job_ids)
@@ -216,19 +215,19 @@ class RolloutClient(WeightUpdates):
         return fates
 
     def status(self, *, timeout_s: float | None = None) -> ServiceStatus:
-        """Describe the service: stage processes, queues, outcomes.
+        """Return the service's stage processes, queues and outcomes.
 
         Raises:
-            RequestTimeout: it did not answer.
+            RequestTimeout: the service did not answer.
         """
         reply: ServiceStatus = self._service.ask(Status(new_id()), self._service.until(timeout_s))
         return reply
 
     def nodes(self, *, timeout_s: float | None = None) -> NodeList:
-        """List the nodes that the session's rollout broker knows, and the last ones that it has lost.
+        """List the nodes of the session's rollout broker, and the last ones that it lost.
 
         Raises:
-            RequestTimeout: it did not answer.
+            RequestTimeout: the service did not answer.
         """
         until = self._service.until(timeout_s)
         reply: NodeList = self._service.ask(ListNodes(new_id()), until)
@@ -239,11 +238,11 @@ class RolloutClient(WeightUpdates):
         return replace(reply, nodes=found)
 
     def trace(self, job_id: str, *, timeout_s: float | None = None) -> JobTrace:
-        """Return what a job went through: each state, where, how long, and what ended it.
+        """Return a job's history: each state, where, how long, and the error that ended it.
 
         Args:
-            job_id: its id, or a prefix that no other job's id has.
-            timeout_s: longest wait for the answer; None: the client's `timeout_s`.
+            job_id: its id, or a unique prefix.
+            timeout_s: longest wait in seconds for the answer; None: the client's `timeout_s`.
 
         Raises:
             UnknownJob: no such job is known (any more), or several ids have this prefix.
@@ -270,35 +269,34 @@ class RolloutClient(WeightUpdates):
         batch_id: str | None = None,
         timeout_s: float | None = None,
     ) -> Batch:
-        """Ask for groups of rollouts, as soon as possible: DAPO's dynamic sampling (arXiv 2503.14476, section 3.2).
+        """Request groups of rollouts as soon as possible: DAPO's dynamic sampling (arXiv 2503.14476, section 3.2).
 
-        The service runs as many rollouts as its slots can carry, prompt by prompt, until enough groups are kept. What
-        is then under way goes on into the session's next batch of the same group size.
+        The service runs as many rollouts as its slots allow, prompt by prompt, until enough groups are kept. Rollouts
+        still in flight continue in the session's next batch of the same group size.
 
         Args:
             target_groups: how many groups to keep.
             group_size: rollouts of each prompt.
-            keep: which: `informative` (not all rewards equal), `all`, what `prorl_zmq.mean_reward` returns, or the name
-                of a function that the service's environment registers as an entry point in `prorl_zmq.keep_policies`.
-            carry: what of unneeded groups goes on into the next batch: `nothing`, rollouts that are `finished`, or
-                those `running` too.
-            weight: its share of the slots, next to those of other batches.
-            max_staleness: weight versions that a rollout's oldest token may be behind the current one; what is older is
-                dropped, counted, and replaced. None: any number.
-            max_replacements: jobs of a group that may end without a reward and are replaced; beyond it the group is
+            keep: which groups: `informative` (not all rewards equal), `all`, the result of `prorl_zmq.mean_reward`, or
+                the name of a function that the service's environment registers as an entry point in
+                `prorl_zmq.keep_policies`.
+            carry: what of unneeded groups the next batch gets: `nothing`, `finished` rollouts, or `running` ones too.
+            weight: its share of the slots, relative to other batches.
+            max_staleness: most weight versions that a rollout's oldest token may be behind the current one; older
+                rollouts are dropped, counted, and replaced. None: any number.
+            max_replacements: most jobs of a group that may end without a reward and be replaced; beyond it the group is
                 given up, and `report.given_up` says why.
             stop_early: cancel the running jobs of a group that can no longer be kept.
-            adopt: begin with what earlier batches of this session carried over; False (for an evaluation, say): with
-                its own prompts only.
-            max_given_up: groups given up in a row, with none completed between them, at which the batch fails.
-            lease_s: how long the service may hear nothing from this client before it stops its batches' jobs. A thread
-                of the client renews the lease, however long the trainer computes.
-            batch_id: its name, with which another client of this session can take it up with the same options; None: a
-                new name.
-            timeout_s: longest wait until it is open; None: the client's `timeout_s`.
+            adopt: start with what earlier batches of this session carried over; False (as for an evaluation): without
+                it.
+            max_given_up: consecutive groups given up, with none completed between them, at which the batch fails.
+            lease_s: seconds without a sign of life of this client after which the service stops its batches' jobs. A
+                thread of the client renews the lease, however long the trainer computes.
+            batch_id: its name, by which another client of this session can continue it; None: a new name.
+            timeout_s: longest wait in seconds until it is open; None: the client's `timeout_s`.
 
         Raises:
-            InvalidBatch: an option (`field`) cannot be used, or another one has this name.
+            InvalidBatch: an option (`field`) is invalid, or another batch has this name.
             Busy: too many batches are open.
             RequestTimeout: the service did not answer.
         """
@@ -324,7 +322,7 @@ class RolloutClient(WeightUpdates):
         return Batch(self._service, name, progress)
 
     def close(self) -> None:
-        """Acknowledge what was collected, give back the rest (if the service answers in a second), and close."""
+        """Acknowledge collected results, release the others if the service answers within a second, and close."""
         if self._service.closed:
             return
         try:

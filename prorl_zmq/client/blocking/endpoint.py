@@ -1,12 +1,12 @@
 # Generated from ../asynchronous/endpoint.py by `make client`; do not edit.
-"""`Endpoint`: one rollout that a program of the user's leads, at an OpenAI-style address.
+"""`Endpoint`: one rollout led by the user's program, at an OpenAI-style address.
 
     with client.endpoint(job) as rollout:
         agent = MyAgent(openai.OpenAI(base_url=rollout.base_url, api_key=rollout.api_key))
         trajectory = rollout.finish(reward=score(agent.run()))
 
-The rollout is a job like any other: it waits for a slot in RUN, holds it until its end, and its trajectory goes to who
-opened it. The program calls the RUN process directly, so it must be on that machine; others go through the gateway.
+The rollout is a job: it waits for a RUN slot, occupies it until its end, and returns its trajectory to the opener. The
+program calls the RUN process directly, so it must be on that machine; programs elsewhere use the gateway.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
 
 
 class Endpoint:
-    """A rollout whose model a program outside calls; made by `RolloutClient.endpoint`, and entered with `with`.
+    """A rollout whose model an outside program calls; made by `RolloutClient.endpoint`, entered with `with`.
 
-    Entering submits the job and waits until a RUN process takes the program's calls. Leaving cancels the rollout if it
-    was not finished. A rollout is tried once: the service cannot start your program again. If it is lost, or the
-    program is silent for longer than `idle_s`, its trajectory says so (`outcome`, `error`).
+    Entering submits the job and waits until a RUN process accepts the program's calls. Leaving cancels an unfinished
+    rollout. A rollout is tried once, since the service cannot restart your program. If it is lost, or the program is
+    silent for longer than `idle_s`, its trajectory says so (`outcome`, `error`).
 
     Args:
-        job: the task, with the sampling and the limits that hold whatever the program asks for. `limits.run_s` is the
+        job: the task, with the sampling and the limits that apply whatever the program requests. `limits.run_s` is the
             longest time of the whole rollout. Its `max_attempts` counts as 1.
-        idle_s: how many seconds the program may make no call.
+        idle_s: longest time in seconds without a call of the program.
         train_on: which of the program's calls are in the trajectory, by kind (see `Harness.train_on`).
-        timeout_s: longest wait for a RUN process, in seconds; None: as long as the job waits in its queue.
+        timeout_s: longest wait for a RUN process in seconds; None: as long as the job waits in its queue.
 
     Raises:
-        RequestTimeout: no RUN process had a free slot in time; the job is cancelled. Or the service did not answer.
+        RequestTimeout: no RUN process had a free slot in time (the job is cancelled), or the service did not answer.
         EndpointFailed: the address cannot be reached from here.
         ProrlError: what `RolloutClient.submit` raises, or what ended the job before the program could begin.
     """
@@ -63,7 +63,7 @@ class Endpoint:
     ) -> None:
         self.job, self.api_key = with_key(job, idle_s, train_on)
         self.base_url = ""
-        """Of the model, for OpenAI's and Anthropic's clients alike; known inside the `with` block."""
+        """The model's base URL, for OpenAI's and Anthropic's clients; set inside the `with` block."""
         self._submit = submit
         self._service = service
         self._collecting = collecting
@@ -98,19 +98,19 @@ class Endpoint:
                 raise
 
     def finish(self, reward: float | None = None, *, timeout_s: float | None = None) -> Trajectory:
-        """End the rollout, and return its trajectory once it was judged.
+        """End the rollout, and return its trajectory after judging.
 
-        Calls that are still being answered have a second. If the rollout has ended before in another way (a limit, a
-        lost process), this returns the trajectory of that.
+        Calls in progress have one more second. If the rollout has already ended otherwise (a limit, a lost process),
+        this returns that trajectory.
 
         Args:
-            reward: what the program earned: a finite number, which takes the place of the task's EVAL. None: EVAL
-                judges; the task `outside` has none.
-            timeout_s: longest wait for the trajectory; None: no limit, since EVAL has its own.
+            reward: the program's reward: a finite number, which replaces the task's EVAL. None: EVAL judges; the task
+                `outside` has none.
+            timeout_s: longest wait in seconds for the trajectory; None: no limit, since EVAL has its own.
 
         Raises:
-            EndpointFailed: the reward is no finite number, the task cannot judge, no call of the model was answered,
-                or the rollout was ended with another reward (`status` 400 or 409). It stays as it was.
+            EndpointFailed: the reward is not a finite number, the task cannot judge, no call of the model was answered,
+                or the rollout was ended with another reward (`status` 400 or 409). The rollout is unchanged.
             JobsLost: the rollout broker was restarted without its journal.
             RequestTimeout: there was no trajectory in time, or the service did not answer.
         """
@@ -119,7 +119,7 @@ class Endpoint:
             try:
                 answer = in_thread(ask, "POST", f"{self.base_url}/finish", self.api_key, {"reward": reward})
             except OSError:
-                pass  # the process is gone, and the trajectory will say so
+                pass  # the process is gone; the trajectory has the error
             else:
                 is_over(answer)
         return self.trajectory(timeout_s=timeout_s)
@@ -146,7 +146,7 @@ class Endpoint:
         return self._trajectory
 
     def _collect(self, wait_s: float) -> None:
-        """Ask for the trajectory; a `collect` of the same client may have got it, and put it aside."""
+        """Request the trajectory; a `collect` of the same client may have received it and put it aside."""
         names = (self._collecting.session, self._client_id)
         request = Collect(new_id(), *names, max_results=1, wait_s=wait_s, job_ids=(self.job_id,))
         self._collecting.receive(request, self._service.ask_results(request, self._service.until()))
@@ -159,7 +159,7 @@ class Endpoint:
             )
 
     def _opened(self) -> str:
-        """Wait for a RUN process, and return where it takes the program's calls."""
+        """Wait for a RUN process, and return the URL at which it accepts the program's calls."""
         until = None if self._timeout_s is None else time.monotonic() + self._timeout_s
         while True:
             left_s = POLL_S if until is None else max(0.0, until - time.monotonic())
@@ -186,12 +186,12 @@ class Endpoint:
         return url
 
     def _ended_before(self) -> ProrlError:
-        """Return what ended the job before its program could begin."""
+        """Return the error that ended the job before its program could begin."""
         ended = (self.trajectory()).error
         return from_info(ended) if ended is not None else EndpointFailed("the rollout has ended", status=GONE)
 
     def _leave(self) -> None:
-        """Cancel what was not finished, and acknowledge the trajectory."""
+        """Cancel an unfinished rollout, and acknowledge the trajectory."""
         try:
             if self._trajectory is None:
                 self.cancel()

@@ -1,4 +1,4 @@
-"""What the blocking client waits with. `asynchronous.transport` has the same names; both are written by hand.
+"""Waiting primitives of the blocking client. `asynchronous.transport` has the same names; both are written by hand.
 
 A client is for one thread, so its `Lock` locks nothing.
 """
@@ -33,19 +33,19 @@ Result = TypeVar("Result")
 log = logging.getLogger("prorl.client")
 
 SEND_MS = 1000
-"""Longest wait to hand a request to libzmq; only a connection that is being refused makes it wait at all."""
+"""Longest wait to pass a request to libzmq, which only waits while the connection is being refused."""
 
 
 def in_thread(call: Callable[..., Result], *args: Any) -> Result:
-    """Call it here: this thread has nothing else to do."""
+    """Call it in this thread, which has nothing else to do."""
     return call(*args)
 
 
 class RequestConnection:
     """A REQ socket that connects to a broker. One request at a time, by one thread.
 
-    Args, errors and methods are those of `security.request_connection`. When the other side refuses our key, the
-    request fails, and the next one connects again.
+    Args, errors and methods are those of `security.request_connection`. When the other side refuses the client's key,
+    the request fails, and the next one reconnects.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class RequestConnection:
     def ask_frames(
         self, message: Any, until: float, payload: Sequence[bytes] = (), held_s: float = 0.0, *, warns: bool = False
     ) -> list[bytes | zmq.Frame]:
-        """Send a request with the frames behind its header, and return the frames of its reply."""
+        """Send a request with its payload frames, and return the frames of its reply."""
         frames = [codec.encode(message), *payload]
         request = Request(time.monotonic(), until, held_s, warns)
         reply = None
@@ -96,7 +96,7 @@ class RequestConnection:
         self._handshake.drain()
         if self._handshake.refused:
             self._handshake.renew()
-        with contextlib.suppress(zmq.Again):  # refused at this moment: the wait for the reply will say so
+        with contextlib.suppress(zmq.Again):  # refused right now: the wait for the reply reports that
             self._socket.send_multipart(frames)
 
     def _receive(self, request_id: str, until: float) -> list[bytes | zmq.Frame] | None:
@@ -112,7 +112,7 @@ class RequestConnection:
             try:
                 frames = receive(self._socket, copied=1)
             except zmq.Again:
-                continue  # it was the late reply to an earlier sending, which REQ_CORRELATE drops
+                continue  # a late reply to an earlier send, which REQ_CORRELATE drops
             if codec.request_id(codec.unpack(frames[0])) in (request_id, "unknown"):  # type: ignore[arg-type]
                 return frames
         return None

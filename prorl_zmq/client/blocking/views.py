@@ -1,5 +1,5 @@
 # Generated from ../asynchronous/views.py by `make client`; do not edit.
-"""`Views`: what an operator sees of a service's sessions, jobs and batches. Looking changes none of them."""
+"""`Views`: an operator's read access to a service's sessions, jobs and batches, and `end_session`."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ if TYPE_CHECKING:
 
 
 class Views:
-    """What an operator sees of jobs and batches: `RolloutClient.views`.
+    """An operator's view of jobs and batches: `RolloutClient.views`.
 
-    Each call raises `RequestTimeout` if the rollout broker does not answer in time, and `NotAllowed` with a trainer's
-    key.
+    Each call raises `RequestTimeout` if the rollout broker does not answer, and `NotAllowed` with a trainer's key.
     """
 
     def __init__(self, service: ServiceConnection) -> None:
@@ -38,19 +37,19 @@ class Views:
         counts_ended: bool = False,
         timeout_s: float | None = None,
     ) -> Watched:
-        """Name the jobs that have changed; see `Watch`. `watching.Watcher` keeps a whole table by it."""
+        """Return the jobs that have changed; see `Watch`. `watching.Watcher` maintains a whole table with it."""
         request = Watch(new_id(), broker_id, since, before, limit, counts_ended)
         reply: Watched = self._service.ask(request, self._service.until(timeout_s))
         return reply
 
     def peek(self, job_id: str, *, timeout_s: float | None = None) -> tuple[Result, Trajectory | None]:
-        """Return what an ended job brought, whoever's it is; it stays where it is.
+        """Return an ended job's result and trajectory, of any session, without collecting them.
 
-        There is no trajectory where the broker does not have the block: its node does (`kept` of the result says
-        where), or only the client that has collected it.
+        The trajectory is None if the broker does not have the block: a node does (`kept` of the result says which), or
+        only the client that has collected it.
 
         Raises:
-            UnknownJob: the job has not ended, or it is long ago that its client had the result.
+            UnknownJob: the job has not ended, or its client collected the result too long ago.
         """
         check_job_ids((job_id,))
         frames = self._service.ask_frames(Peek(new_id(), job_id), self._service.until(timeout_s))
@@ -62,13 +61,13 @@ class Views:
     def turns(
         self, job_id: str, *, known_attempt: int = 0, known_tokens: int = 0, timeout_s: float | None = None
     ) -> tuple[TurnsPeeked, TokenArrays | None]:
-        """Return how far a job has come that has not ended, and the arrays of its last turns.
+        """Return the progress of a job that has not ended, and the arrays of its last turns.
 
-        There are no arrays before the conversation begins, or if the attempt has come no further than the known tokens.
+        The arrays are None before the conversation begins, or if the attempt has no more than the known tokens.
 
         Raises:
-            UnknownJob: the job has ended (`ended`), or there is none.
-            RequestTimeout: its stage process does not answer either.
+            UnknownJob: the job has ended (`ended`), or is unknown.
+            RequestTimeout: its stage process or the broker did not answer.
         """
         check_job_ids((job_id,))
         request = PeekTurns(new_id(), job_id, known_attempt, known_tokens)
@@ -80,25 +79,25 @@ class Views:
         return reply, read_arrays(frames[1:], so_far.shown_tokens, so_far.shown_turns)
 
     def result(self, job_id: str, *, timeout_s: float | None = None) -> Result:
-        """Return what `peek` does, without the trajectory."""
+        """Return an ended job's result, as `peek` does, without the trajectory."""
         check_job_ids((job_id,))
         request = Peek(new_id(), job_id, only_result=True)
         reply: Peeked = self._service.ask(request, self._service.until(timeout_s))
         return reply.result
 
     def batch(self, batch_id: str, *, timeout_s: float | None = None) -> BatchView:
-        """Show a batch, by its id or a beginning of it: its groups, their rollouts, and what it waits for.
+        """Return a batch, by its id or a prefix: its groups, their rollouts, and what it waits for.
 
-        Of one that was closed not long ago, only what it came to.
+        For a batch that was closed recently, only the totals.
 
         Raises:
-            UnknownBatch: there is none of that id (any more), or more than one.
+            UnknownBatch: no batch has that id (any more), or several have that prefix.
         """
         reply: BatchView = self._service.ask(ViewBatch(new_id(), batch_id), self._service.until(timeout_s))
         return reply
 
     def steps(self, *, timeout_s: float | None = None) -> StepList:
-        """List the batches that were closed last, as the steps of trainings, and when weights changed."""
+        """List the last closed batches, as training steps, and when weights changed."""
         reply: StepList = self._service.ask(ListSteps(new_id()), self._service.until(timeout_s))
         return reply
 
@@ -108,10 +107,10 @@ class Views:
         return reply
 
     def end_session(self, session: str, *, timeout_s: float | None = None) -> SessionStopped:
-        """End a session: cancel its jobs, close its batches, drop its results. Returns how many there were.
+        """End a session: cancel its jobs, close its batches, drop its results. Return how many there were.
 
         Raises:
-            UnknownSession: it holds nothing here.
+            UnknownSession: the rollout broker has nothing of this session.
         """
         request = EndSession(new_id(), session)
         reply: SessionStopped = self._service.ask(request, self._service.until(timeout_s))

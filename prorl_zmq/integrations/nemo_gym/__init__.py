@@ -1,4 +1,4 @@
-"""NeMo Gym (0.4): an agent server, `agent.ProrlAgent`, whose rollouts are made by the service.
+"""NeMo Gym (0.4): an agent server, `agent.ProrlAgent`, whose rollouts the service makes.
 
-`rollouts` makes the rollouts that Gym asks for, and `response` what Gym gets for them; both work without NeMo Gym.
+`rollouts` makes the requested rollouts, and `response` Gym's answers for them; neither needs NeMo Gym.
 """

@@ -1,4 +1,4 @@
-"""NeMo Gym (0.4): an agent server whose rollouts are made by the service. Needs nemo-gym, on Python 3.12 or newer.
+"""NeMo Gym (0.4): an agent server whose rollouts the service makes. Needs nemo-gym, on Python 3.12 or newer.
 
     # responses_api_agents/prorl_agent/app.py
     from prorl_zmq.integrations.nemo_gym.agent import ProrlAgent
@@ -6,17 +6,17 @@
     if __name__ == "__main__":
         ProrlAgent.run_webserver()
 
-`prorl init --trainer nemo-gym FOLDER` writes it with its configuration. Gym sends each row of the data to `POST /run`,
-as often as it is to be rolled out. A row has the columns `task` and `instance`; of its `responses_create_params` only
-`temperature`, `top_p` and `max_output_tokens` (of one turn) count, since prompts, tools and rewards are the service's.
-Answers are as `response` says. A failed rollout has no reward, and none in Gym's averages: it is counted.
+`prorl init --trainer nemo-gym FOLDER` writes this file and its configuration. Gym sends each row of the data to `POST
+/run`, once per rollout. A row has the columns `task` and `instance`; of its `responses_create_params` only
+`temperature`, `top_p` and `max_output_tokens` (of one turn) are used, since prompts, tools and rewards are the
+service's. `response` describes the answers. A failed rollout has no reward, is not in Gym's averages, and is counted.
 
-A caller that hangs up cancels its job, so a collection that is stopped leaves none behind.
+A caller that disconnects cancels its job, so a stopped collection leaves none running.
 """
 
 from __future__ import annotations
 
-# ruff: noqa: E402 - another version of NeMo Gym is said before its modules are found to be others
+# ruff: noqa: E402 - check NeMo Gym's version before its modules are imported
 import asyncio
 from functools import partial
 from typing import Any
@@ -38,7 +38,7 @@ from pydantic import Field, PrivateAttr
 
 
 class ProrlAgentConfig(BaseResponsesAPIAgentConfig):  # type: ignore[misc]
-    """The agent's part of Gym's configuration, beside `entrypoint`, `host` and `port`.
+    """The agent's part of Gym's configuration, in addition to `entrypoint`, `host` and `port`.
 
     One process is enough, since it only waits; Gym's `num_workers` finds no agent outside of its own packages.
     """
@@ -48,13 +48,13 @@ class ProrlAgentConfig(BaseResponsesAPIAgentConfig):  # type: ignore[misc]
     keys: str | None = None
     """The folder of keys, if the service requires them."""
     task: str = ""
-    """The task of rows that have no column `task`."""
+    """The task of rows without a column `task`."""
     sampling: dict[str, Any] = Field(default_factory=dict)
-    """How tokens are drawn where a row does not say, under the names of `Sampling`: `{max_tokens: 512}`."""
+    """Default sampling of rows, under the names of `Sampling`: `{max_tokens: 512}`."""
     episode: dict[str, Any] = Field(default_factory=dict)
     """The jobs' limits, under the names of `EpisodeLimits`: `{max_turns: 8, max_tokens: 16384}`."""
     wait_s: float | None = Field(default=None, gt=0)
-    """Longest time in seconds for one rollout, time in queues included; None: no limit but the job's own."""
+    """Longest time in seconds for one rollout, including time in queues; None: only the job's own limits."""
 
 
 class ProrlAgent(SimpleResponsesAPIAgent):  # type: ignore[misc]
@@ -65,7 +65,7 @@ class ProrlAgent(SimpleResponsesAPIAgent):  # type: ignore[misc]
         server_client: Gym's; not used.
 
     Raises:
-        InvalidJob: the configuration's `sampling` or `episode` has a name or value that is not known.
+        InvalidJob: the configuration's `sampling` or `episode` has an unknown name or invalid value.
     """
 
     config: ProrlAgentConfig
@@ -84,7 +84,7 @@ class ProrlAgent(SimpleResponsesAPIAgent):  # type: ignore[misc]
         )
 
     async def responses(self) -> None:
-        """Refuse `POST /v1/responses`: the service makes whole rollouts, with tools and reward."""
+        """Reject `POST /v1/responses`: the service makes whole rollouts, with tools and reward."""
         raise HTTPException(501, "this agent makes whole rollouts only: POST /run")
 
     async def run(self, request: Request, body: dict[str, Any] = Body()) -> Response:  # noqa: B008 - FastAPI's way
@@ -94,8 +94,8 @@ class ProrlAgent(SimpleResponsesAPIAgent):  # type: ignore[misc]
         try:
             await asyncio.wait({rollout, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not rollout.done():
-                return Response(status_code=204)  # which nobody reads
-            # Lists of thousands of tokens; as a model of pydantic each number would be looked at once more.
+                return Response(status_code=204)  # the client is gone
+            # Lists of thousands of tokens, each of which pydantic would validate again.
             return Response(msgspec.json.encode(rollout.result()), media_type="application/json")
         finally:
             for task in (rollout, gone):
@@ -103,7 +103,7 @@ class ProrlAgent(SimpleResponsesAPIAgent):  # type: ignore[misc]
             await asyncio.gather(rollout, gone, return_exceptions=True)
 
     async def aggregate_metrics(self, body: AggregateMetricsRequest = Body()) -> AggregateMetrics:  # noqa: B008
-        """Return Gym's own metrics over the rollouts that have a reward, and `failed`: how many have none, and why."""
+        """Return Gym's metrics over the rollouts with a reward, and counts of the `failed` ones by class."""
         rewarded, failed = split_failures(body.verify_responses)
         metrics = compute_aggregate_metrics(
             rewarded, compute_metrics_fn=self.compute_metrics, get_key_metrics_fn=self.get_key_metrics

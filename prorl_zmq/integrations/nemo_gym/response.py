@@ -1,10 +1,9 @@
-"""What NeMo Gym gets for a rollout: its response with the items that are trained on, or the failure that it was.
+"""NeMo Gym's answer for a rollout: a response with the items to train on, or a failure.
 
-Plain data, made without NeMo Gym. Each stretch of tokens that the policy generated is one output message; its
-`prompt_token_ids` are all tokens before it. So each item begins with all of the one before, as NeMo RL asserts, and a
-rollout's JSON grows with the square of its turns. Tokens behind the last stretch are in no item: nothing is learned
-from them. A tool's answer is an item without tokens that only marks its place. Texts are empty, since the service
-returns tokens; NeMo RL decodes them itself.
+Plain data, made without NeMo Gym. Each stretch of policy tokens is one output message, whose `prompt_token_ids` are all
+tokens before it. So each item begins with all of the previous one, as NeMo RL asserts, and a rollout's JSON grows with
+the square of its turns. Tokens after the last stretch are in no item and not trained on. A tool's answer is an item
+without tokens that only marks its place. Texts are empty, since the service returns tokens; NeMo RL decodes them.
 """
 
 from __future__ import annotations
@@ -22,21 +21,21 @@ if TYPE_CHECKING:
     from ...errors import ErrorInfo
 
 FAILURE_CLASS = "_ng_failure_class"
-"""What went wrong: the row goes to the side file of failures, and a resumed run makes the rollout again."""
+"""The error class: the row goes to Gym's file of failures, and a resumed run makes the rollout again."""
 TERMINAL = "_ng_failure_terminal"
-"""Making the rollout again is of no use."""
+"""Making the rollout again would fail again."""
 NO_PERSIST = "_ng_no_persist"
-"""The row goes into no file: it says nothing of the rollout, which a resumed run makes as if for the first time."""
+"""The row goes into no file; a resumed run makes the rollout as if for the first time."""
 COUNTS = ("tool_calls", "malformed_tool_calls", "invalid_tool_arguments", "continued_turns")
-"""Metrics that a job has only if they are not 0; Gym averages over the rows that have them."""
+"""Metrics that jobs omit when they are 0; Gym averages over the rows that have them."""
 
 
 def output_items(row: Row) -> list[dict[str, Any]]:
     """Return a row's output items, in order, as Gym's JSON.
 
-    A message per stretch of the policy's tokens, as `NeMoGymResponseOutputMessageForTraining`: `prompt_token_ids` and
+    One message per stretch of policy tokens, as `NeMoGymResponseOutputMessageForTraining`: `prompt_token_ids` and
     `generation_token_ids` lists of int, `generation_log_probs` a list of float as long as the latter. The last one is
-    `incomplete` if the rollout was stopped by a limit. A `function_call_output` per turn of a tool.
+    `incomplete` if a limit stopped the rollout. One `function_call_output` per tool turn.
     """
     arrays = row.arrays
     edges = np.flatnonzero(np.diff(arrays.loss_mask.astype(np.int8), prepend=0, append=0)).tolist()
@@ -62,11 +61,11 @@ def output_items(row: Row) -> list[dict[str, Any]]:
 
 
 def rollout(request: Mapping[str, Any], row: Row, created_at: float) -> dict[str, Any]:
-    """Return what `/run` answers for a rollout that can be trained on.
+    """Return the answer of `/run` for a trainable rollout.
 
-    It has all that the request had, `reward`, and `response`, whose status is `incomplete` if a limit stopped the
-    rollout. Beside them what Gym averages: the service's metrics, `truncated`, `weight_version` (the oldest),
-    `seconds` (queues excluded).
+    It has all of the request, `reward`, and `response`, whose status is `incomplete` if a limit stopped the rollout,
+    and values that Gym averages: the service's metrics, `truncated`, `weight_version` (the oldest), `seconds` (not
+    queued).
 
     Args:
         request: the row of the data, as Gym sent it.
@@ -107,12 +106,12 @@ def rollout(request: Mapping[str, Any], row: Row, created_at: float) -> dict[str
 def failure(
     request: Mapping[str, Any], error: ErrorInfo, job_id: str, created_at: float, mark: str = ""
 ) -> dict[str, Any]:
-    """Return what `/run` answers for a rollout that has no reward: it has none in Gym either.
+    """Return the answer of `/run` for a rollout without a reward.
 
     Args:
         request: the row of the data, as Gym sent it.
         error: its code becomes the class of the failure.
-        job_id: the job's; empty: none was made.
+        job_id: the job's; empty: there is no job.
         created_at: seconds since the epoch.
         mark: `TERMINAL`, `NO_PERSIST`, or empty.
     """
@@ -129,7 +128,7 @@ def failure(
 
 
 def split_failures(answers: Iterable[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """Return the answers that have a reward, and how many others there are of each class."""
+    """Return the answers with a reward, and the number of the others by class."""
     rewarded: list[dict[str, Any]] = []
     failed: dict[str, int] = {}
     for answer in answers:

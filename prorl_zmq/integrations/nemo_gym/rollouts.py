@@ -1,11 +1,11 @@
-"""Rows of NeMo Gym's data, rolled out by the service one by one: what `agent.ProrlAgent` does, without NeMo Gym.
+"""Rolls out rows of NeMo Gym's data one by one, for `agent.ProrlAgent`; does not need NeMo Gym.
 
-A rollout without a reward is reported as a failure, never as a number, and never as an exception: any HTTP status but
-200 ends Gym's whole collection.
+A rollout without a reward is reported as a failure, never as a number or an exception: any HTTP status except 200 ends
+Gym's whole collection.
 
-- What is useless to repeat (`USELESS`) is terminal.
+- Errors that would recur (`USELESS`) are terminal.
 - A job that ended without a reward, or cannot be trained on, is made again by a resumed run.
-- A service that does not answer, or lost its jobs, says nothing of the rollout: no row is kept.
+- If the service does not answer, or lost its jobs, no row is kept.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ if TYPE_CHECKING:
     from ...wire.messages.jobs import Job
 
 USELESS = frozenset(error.code for error in (UnknownTask, InvalidJob, JobTooLarge))
-"""Errors that the same row meets again."""
+"""Errors that recur for the same row."""
 SAMPLING = {"temperature": "temperature", "top_p": "top_p", "max_output_tokens": "max_tokens"}
-"""What of a row's `responses_create_params` says how tokens are drawn, and our names for it."""
+"""Sampling parameters in a row's `responses_create_params`, and their names in `Sampling`."""
 
 log = logging.getLogger(__name__)
 
 
 class GymRollouts:
-    """Makes the rollouts that NeMo Gym asks for. All calls are made on one asyncio loop.
+    """Makes the rollouts that NeMo Gym requests. All calls must be on one asyncio loop.
 
     Args:
         connect: opens the client, at the first rollout.
-        task: the task of rows that have no column `task`.
-        sampling: how tokens are drawn where a row does not say, under the names of `Sampling`.
+        task: the task of rows without a column `task`.
+        sampling: default sampling of rows, under the names of `Sampling`.
         episode: the jobs' limits, under the names of `EpisodeLimits`.
-        wait_s: longest time in seconds for one rollout, time in queues included; its job is then cancelled. None: no
-            limit but the job's own.
+        wait_s: longest time in seconds for one rollout, including time in queues; its job is then cancelled. None: only
+            the job's own limits.
 
     Raises:
-        InvalidJob: `sampling` or `episode` has a name or value that is not known.
+        InvalidJob: `sampling` or `episode` has an unknown name or invalid value.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class GymRollouts:
         self._wait_s = wait_s
 
     async def run(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `response.rollout` or `response.failure` for one row, whatever happens."""
+        """Return `response.rollout` or `response.failure` for one row; never raises `Exception`."""
         job_id = ""
         try:
             job = self._job(request)
@@ -80,7 +80,7 @@ class GymRollouts:
             async with asyncio.timeout(self._wait_s):
                 trajectory = await self._rolled_out(job)
             return rollout(request, row_of(trajectory, "NeMo Gym"), time.time())
-        except NotTrainable as error:  # the job ended, and says why; or it has a reward, and cannot be trained on
+        except NotTrainable as error:  # the job ended with an error, or its rollout is not trainable
             info = trajectory.error if trajectory.reward is None and trajectory.error is not None else error.info()
             mark = TERMINAL if info.code in USELESS else ""
         except TimeoutError:
@@ -101,11 +101,11 @@ class GymRollouts:
         while True:
             try:
                 return await self._jobs.run(job)
-            except Busy:  # all rows come at once; the client has waited for room between its tries
+            except Busy:  # all rows come at once; the client already waited between its tries
                 log.info("the service is full; job %s goes on waiting", job.job_id)
 
     def _job(self, request: Mapping[str, Any]) -> Job:
-        """Make a row's job. Rollouts of one row share the group's id, so that one backend can have them all.
+        """Make a row's job. Rollouts of one row share the group's id, so that one backend can serve them all.
 
         The index is Gym's; NeMo RL numbers no rows, and a user's own index may be any text.
         """

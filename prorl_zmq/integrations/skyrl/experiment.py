@@ -1,7 +1,7 @@
 """`ProrlExp`: SkyRL's experiment with rollouts by this service. Needs SkyRL (0.3) and the extra `[train]`.
 
-`trainer.override_entrypoint=prorl_zmq.integrations.skyrl.experiment` calls `main`. The service's part of the
-configuration is the section `prorl` (`ProrlConfig`).
+`trainer.override_entrypoint=prorl_zmq.integrations.skyrl.experiment` calls `main`. The section `prorl` of the
+configuration is `ProrlConfig`.
 """
 
 # No `from __future__ import annotations`: SkyRL reads the types of the configuration's fields.
@@ -29,13 +29,13 @@ from ..session import check_version
 from .generator import Generator
 
 TESTED = "0.3"
-"""The version of SkyRL that this was run with."""
+"""The tested version of SkyRL."""
 OVERRIDE = "trainer.override_entrypoint="
 NOT_HERE = (
     *("apply_overlong_filtering", "zero_reward_on_non_stop", "vision_language_generator", "batched"),
     *("chat_template", "chat_template_kwargs", "use_conversation_multi_turn"),
 )
-"""What only SkyRL's own generator does, under `generator`: the chat format is the engine's here."""
+"""Options under `generator` of SkyRL's own generator only; here the engine has the chat format."""
 
 try:
     import ray
@@ -47,7 +47,7 @@ try:
     from skyrl.train.utils import validate_cfg
     from skyrl.train.utils.utils import initialize_ray
 except ImportError:
-    check_version("skyrl", TESTED)  # says first which version it is
+    check_version("skyrl", TESTED)  # reports the version first
     raise
 
 
@@ -58,18 +58,18 @@ class ProrlConfig(BaseConfig):  # type: ignore[misc]
     endpoint: str | None = None
     """The service's front door; None: that of `prorl serve` without a topology file."""
     keys: str | None = None
-    """Folder of keys, or file of the secret one, for a service over TCP; None: `$PRORL_KEYS`."""
+    """Folder of keys, or the secret key's file, for a service over TCP; None: `$PRORL_KEYS`."""
     timeout_s: float = 60.0
-    """Longest wait for an answer of the service."""
+    """Longest wait for an answer of the service, in seconds."""
     away_s: float = 600.0
-    """How long the service may be away while it rolls out, in seconds; while it loads weights, ten minutes."""
+    """How long the service may be unavailable during rollouts, in seconds; while weights are loaded, ten minutes."""
     served_model: str | None = None
     """Folder of the model that the engines were started with; None: `trainer.policy.model.path`."""
     weights_folder: str | None = None
-    """Where weights are written; all engine hosts and the trainer's machines see it under this path. None: `weights`
-    in `trainer.export_path`."""
+    """Where weights are written, at the same path on all engine hosts and the trainer's machines. None:
+    `export_path`/weights."""
     keep_weights: int = 2
-    """How many folders of weights stay."""
+    """How many folders of weights are kept."""
     update_mode: UpdateMode = "keep"
     """What happens to running generations; see `RolloutClient.begin_weights`."""
     batch: dict[str, Any] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class ProrlTrainConfig(SkyRLTrainConfig):  # type: ignore[misc]
 
 
 class InferenceClient:
-    """Stands for SkyRL's client of its engines, which a simulated training calls: the service pauses its engines."""
+    """Replaces SkyRL's client of its engines, which a simulated training calls; the service pauses its engines."""
 
     def __init__(self) -> None:
         self.weight_version = 0
@@ -96,20 +96,20 @@ class InferenceClient:
         """Do nothing."""
 
     def increment_weight_version(self) -> None:
-        """Count the trainer's updates of weights."""
+        """Count the trainer's weight updates."""
         self.weight_version += 1
 
 
 class ServedWeights:
     """Publishes a trainer's weights before its first step and after each; the version is its global step.
 
-    SkyRL's workers gather and save the model by their own means, whatever their sharding; its tensors are then cast to
-    the served model's dtypes.
+    SkyRL's workers gather and save the model, whatever their sharding; its tensors are cast to the served model's
+    dtypes.
 
     Args:
         trainer: SkyRL's `RayPPOTrainer` or `FullyAsyncRayPPOTrainer`, before its `train`.
-        publisher: of this process alone.
-        folder: the publisher's folder. The trainer's machines see it under this path too.
+        publisher: of this process only.
+        folder: the publisher's folder, under the same path on the trainer's machines.
     """
 
     def __init__(self, trainer: Any, publisher: WeightsPublisher, folder: Path) -> None:
@@ -119,7 +119,7 @@ class ServedWeights:
         trainer.init_weight_sync_state = self._begin
 
     def _begin(self) -> None:
-        """Replace the step in which SkyRL's workers connect to SkyRL's engines."""
+        """Replace SkyRL's connection of its workers to its engines."""
         self._trainer.dispatch.save_weights_for_sampler = self.save_weights_for_sampler
 
     async def save_weights_for_sampler(self, model_id: str | None = None) -> None:  # noqa: ARG002 - as SkyRL's
@@ -132,7 +132,7 @@ class ServedWeights:
         await asyncio.to_thread(self._publish, self._trainer.global_step)
 
     def _publish(self, step: int) -> None:
-        shutil.rmtree(self._saved, ignore_errors=True)  # of a run that was killed
+        shutil.rmtree(self._saved, ignore_errors=True)  # left by a killed run
         try:
             self._trainer.dispatch.save_hf_model("policy", str(self._saved), self._trainer.tokenizer)
             done = self._publisher.publish(self._tensors(), step)
@@ -153,23 +153,23 @@ class ServedWeights:
         with ExitStack() as stack:  # all stay open: the publisher tells tensors apart by their addresses
             for file in files:
                 opened = stack.enter_context(safe_open(file, framework="pt"))
-                for name in opened.keys():  # noqa: SIM118 - it is no mapping
+                for name in opened.keys():  # noqa: SIM118 - not a mapping
                     yield name, opened.get_tensor(name)
 
 
 class ProrlExp(BasePPOExp):  # type: ignore[misc]
     """A SkyRL experiment with rollouts by this service, and weights for its engines.
 
-    The data sets have the columns `prompt`, `task` and `instance` (`dataset_rows` makes them of jobs); for others,
+    The data sets have the columns `prompt`, `task` and `instance` (`dataset_rows` makes them from jobs); for others,
     override `make_job`. `generator.max_turns` limits turns, `sampling_params.max_generate_length` a turn's tokens, and
-    that and `max_input_length` together a conversation's.
+    its sum with `max_input_length` a conversation's.
 
     Args:
         cfg: the configuration.
 
     Raises:
         ConfigError: an option cannot be used here.
-        InvalidJob: a row of a data set makes no job; `field` names the column.
+        InvalidJob: a data set's row cannot be made into a job; `field` names the column.
     """
 
     def __init__(self, cfg: ProrlTrainConfig) -> None:
@@ -187,19 +187,19 @@ class ProrlExp(BasePPOExp):  # type: ignore[misc]
         super().__init__(cfg)
 
     def make_job(self, prompt: Any, env_class: str, env_extras: dict[str, Any]) -> Job:  # noqa: ARG002 - for overriding
-        """Make the job of a row: of its messages, its environment's name, and its other columns."""
+        """Make the job of a row from its messages, its environment's name, and its other columns."""
         return self._job_of_row(env_extras)
 
     def get_train_dataset(self) -> Any:
-        """Return SkyRL's data set, after a look at each row."""
+        """Return SkyRL's data set, after checking each row."""
         return self._checked(super().get_train_dataset())
 
     def get_eval_dataset(self) -> Any:
-        """Return SkyRL's data set, after a look at each row; None: there is none."""
+        """Return SkyRL's data set, after checking each row; None: there is none."""
         return self._checked(super().get_eval_dataset())
 
     def get_inference_client(self) -> InferenceClient:
-        """Return what stands for SkyRL's engines; none are started."""
+        """Return the replacement of SkyRL's engines; none are started."""
         return InferenceClient()
 
     def get_generator(self, cfg: ProrlTrainConfig, tokenizer: Any, inference_engine_client: Any) -> Generator:  # noqa: ARG002
@@ -215,7 +215,7 @@ class ProrlExp(BasePPOExp):  # type: ignore[misc]
         return self._generator
 
     def get_trainer(self, cfg: ProrlTrainConfig, **parts: Any) -> Any:
-        """Return SkyRL's trainer, whose weights go to the service.
+        """Return SkyRL's trainer, which publishes its weights to the service.
 
         Raises:
             ConfigError: another trainer uses the folder of weights.
@@ -223,11 +223,11 @@ class ProrlExp(BasePPOExp):  # type: ignore[misc]
             RequestTimeout: the service does not answer.
         """
         if cfg.trainer.fully_async.simulate_training:
-            return FullyAsyncTrainerSim(cfg=cfg, **parts)  # it has no model, so no weights
+            return FullyAsyncTrainerSim(cfg=cfg, **parts)  # has no model and no weights
         kind = FullyAsyncRayPPOTrainer if cfg.trainer.fully_async.enabled else RayPPOTrainer
         trainer = kind(cfg=cfg, **parts)
         with self._connect() as client:
-            client.status()  # before SkyRL loads models for minutes
+            client.status()  # fail before SkyRL loads models
         ours = cfg.prorl
         folder = Path(ours.weights_folder or Path(cfg.trainer.export_path, "weights")).absolute()
         served = ours.served_model or cfg.trainer.policy.model.path
@@ -259,7 +259,7 @@ class ProrlExp(BasePPOExp):  # type: ignore[misc]
 
 
 def check_config(cfg: ProrlTrainConfig) -> None:
-    """Refuse what cannot be done here, or would silently not be done.
+    """Reject options that this service does not support or would ignore.
 
     Raises:
         ConfigError: `key` names the option.
@@ -287,12 +287,12 @@ def check_config(cfg: ProrlTrainConfig) -> None:
 
 
 def main() -> None:
-    """Train by the command line's `key=value` words, as SkyRL's own entry point does."""
+    """Train with the command line's `key=value` words, as SkyRL's own entry point does."""
     cfg = ProrlTrainConfig.from_cli_overrides([word for word in sys.argv[1:] if not word.startswith(OVERRIDE)])
     check_config(cfg)
     validate_cfg(cfg)
     initialize_ray(cfg)
-    ray.get(ray.remote(num_cpus=1)(_train).remote(cfg))  # as SkyRL: on any machine, not just this one
+    ray.get(ray.remote(num_cpus=1)(_train).remote(cfg))  # as in SkyRL: on any machine
 
 
 def _train(cfg: ProrlTrainConfig) -> None:

@@ -4,7 +4,7 @@
     trainer = RayPPOTrainer(..., generator=generator)
 
 The service replaces jobs without a reward, and never returns copies. To sample until enough groups are informative,
-collect them with `open_batch` and convert them with `generator_output`. SkyRL cuts, pads and re-aligns the rows itself.
+collect them with `open_batch` and convert them with `generator_output`. SkyRL cuts, pads and re-aligns the rows.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryID:
-    """A rollout's prompt, and its number among that prompt's rollouts; has the fields of SkyRL's class."""
+    """A rollout's prompt and its number within the prompt's group; has the fields of SkyRL's class."""
 
     instance_id: str
     repetition_id: int
@@ -54,12 +54,12 @@ def generator_output(
 
     Args:
         groups: what to train on, in this order.
-        step_wise: `generator.step_wise_trajectories` is set: a trajectory may have several rows, all with its reward,
-            the last with `is_last_step`.
-        trajectory_ids: SkyRL's own, one per trajectory; None: made of the groups' ids, which are then the `uids`.
+        step_wise: with `generator.step_wise_trajectories` a trajectory may have several rows, all with its reward, the
+            last with `is_last_step`.
+        trajectory_ids: SkyRL's own, one per trajectory; None: made from the groups' ids, which are then the `uids`.
 
     Raises:
-        NotTrainable: no groups, or one that cannot be trained on; several segments without `step_wise`.
+        NotTrainable: there are no groups, one is not trainable, or one has several segments without `step_wise`.
     """
     rows = rows_of(groups) if step_wise else single_rows_of(groups, "SkyRL", "set generator.step_wise_trajectories")
     ids = trajectory_ids or [
@@ -85,17 +85,17 @@ def generator_output(
 class Generator:
     """SkyRL's `GeneratorInterface` by a service.
 
-    Each call has a client and session of its own: SkyRL's fully asynchronous trainer makes many calls at once, and
-    batches of one session share their prompts.
+    Each call has its own client and session: SkyRL's fully asynchronous trainer makes many calls at once, and batches
+    of one session share their prompts.
 
     Args:
         make_job: makes the job of a prompt from its messages, its `env_class` and its `env_extras`. The generator sets
             its `job_id` and, where SkyRL passes sampling parameters, its `sampling`.
         connect: opens a client, in a thread; by default that of `prorl serve` without a topology file.
         step_wise: as in `generator_output`.
-        spare: makes the job of another prompt of the training data, which in training takes the place of a prompt that
-            cannot be rolled out; None: no prompt is replaced.
-        away_s: how long the service may be away, in seconds.
+        spare: makes the job of another training prompt, which replaces a training prompt that cannot be rolled out;
+            None: no prompt is replaced.
+        away_s: how long the service may be unavailable, in seconds.
         options: more options of `open_batch`, such as `weight` and `max_replacements`.
     """
 
@@ -116,17 +116,17 @@ class Generator:
         self._away_s = away_s
         self._options = {"carry": "nothing", **(options or {}), "keep": "all"}
         self.curve = RewardCurve()
-        """The rewards of the training's batches; each prints a line."""
+        """The rewards of the training batches; each prints a line."""
 
     async def generate(self, input_batch: Mapping[str, Any], disable_tqdm: bool = False) -> dict[str, Any]:  # noqa: ARG002 - SkyRL passes it
         """Roll out a `GeneratorInput`; the output is in the order of the input.
 
-        Its metric `generate/replaced_prompts` counts the prompts in whose place another one was rolled out.
+        Its metric `generate/replaced_prompts` counts the prompts that were replaced by others.
 
         Raises:
-            InvalidJob: the prompts do not repeat as SkyRL repeats them, or a sampling parameter is unknown.
-            NotTrainable: prompts could not be rolled out, nor could their replacements. In an evaluation none is
-                replaced: its score is of these prompts.
+            InvalidJob: the prompts are not repeated in SkyRL's order, or a sampling parameter is unknown.
+            NotTrainable: prompts and their replacements could not be rolled out. In an evaluation none is replaced,
+                since its score is of these prompts.
         """
         given = input_batch.get("sampling_params")
         drawn = {} if given is None else {"sampling": sampling_of(given)}
@@ -165,7 +165,7 @@ class Generator:
 
 
 async def _in_thread(session: TrainerSession, collect: Callable[[], list[Group]]) -> list[Group]:
-    """Collect groups in a thread of their own; if the caller is cancelled, so is what is under way."""
+    """Collect groups in a thread; if the caller is cancelled, stop the collection."""
     collected: Future[list[Group]] = Future()
     collected.set_running_or_notify_cancel()
 
@@ -185,7 +185,7 @@ async def _in_thread(session: TrainerSession, collect: Callable[[], list[Group]]
 
 
 def _metrics(rows: list[Row]) -> dict[str, float]:
-    """Return what SkyRL logs; it reduces several batches' values by `min`, `max` or `avg` in the name."""
+    """Return the metrics that SkyRL logs; it merges batches by `min`, `max` or `avg` in the name."""
     tokens = np.array([len(row) - row.prompt_tokens for row in rows])
     seconds = np.array([row.seconds for row in rows if row.is_last])
     versions = [row.versions for row in rows]

@@ -4,8 +4,8 @@
         trainer = GRPOTrainer(model, rollout_reward, train_dataset=data, rollout_func=rollouts, args=args)
         trainer.train()
 
-The data set has the columns `prompt`, `task` and `instance` (`dataset_rows` makes them of jobs). Chat templates, tools
-and rewards are the service's; TRL's loop, loss and optimizer are used as they are.
+The data set has the columns `prompt`, `task` and `instance` (`dataset_rows` makes them from jobs). The service has the
+chat templates, tools and rewards; TRL's loop, loss and optimizer are unchanged.
 """
 
 from ..dataset_rows import dataset_rows, job_maker

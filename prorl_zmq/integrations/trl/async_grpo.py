@@ -1,4 +1,4 @@
-"""`RolloutWorker` and `WeightTransfer`: what TRL's `AsyncGRPOTrainer` gets in place of its own.
+"""`RolloutWorker` and `WeightTransfer`: replacements of the parts of TRL's `AsyncGRPOTrainer`.
 
 Rollouts continue while the trainer learns. The worker is at most `ahead` steps' samples ahead of the trainer, not
 counting the batch that is being collected.
@@ -38,29 +38,29 @@ NO_SPREAD = 1e-8
 
 
 class RolloutWorker:
-    """Rolls out prompts by the service, without a pause, for TRL's `AsyncGRPOTrainer`; pass it as `rollout_worker`.
+    """Continuously rolls out prompts by the service for TRL's `AsyncGRPOTrainer`; pass it as `rollout_worker`.
 
-    Each segment of a trajectory becomes a sample; all samples of one trajectory have its advantage, which is that of
-    GRPO: (reward - mean) / standard deviation, over the group. A sample's `model_version` is that of its oldest token.
-    A service that is away is waited for; `check_health` has the limit. In a distributed trainer every process makes a
-    worker, and the main process's alone is started.
+    Each segment of a trajectory becomes a sample; all samples of one trajectory have its GRPO advantage: (reward -
+    mean) / standard deviation, over the group. A sample's `model_version` is that of its oldest token. The worker waits
+    for an unavailable service; `check_health` has the limit. In a distributed trainer every process makes a worker, and
+    only the main process's is started.
 
     Args:
-        rows: the data set, such as a `datasets.Dataset`; its prompts are taken at random.
-        args: the trainer's `AsyncGRPOConfig`: group size, staleness, and how tokens are drawn.
+        rows: the data set, such as a `datasets.Dataset`; prompts are drawn at random.
+        args: the trainer's `AsyncGRPOConfig`: group size, staleness, and sampling.
         connect: opens the client, in a thread of the worker; by default that of `prorl serve` without a topology file.
         make_job: makes a row's job, by default from its columns `task` and `instance`.
         too_long: what happens to a sample whose response has more than `max_completion_length` tokens: `drop` (counted
             as `rollouts/dropped_total`), or `truncate`.
         ahead: steps' worth of samples that may wait for the trainer.
         seed: of the order of prompts.
-        batch_options: options of `open_batch`, such as `keep="all"` (by default groups whose rewards are all equal
-            are not kept, since nothing can be learned from them).
+        batch_options: options of `open_batch`, such as `keep="all"` (by default groups whose rewards are all equal are
+            dropped, since they teach nothing).
 
     Raises:
         ImportError: TRL is not installed.
-        ConfigError: the data set is empty, a step is no whole number of groups, or an option has an invalid value.
-        InvalidJob: the first row makes no job.
+        ConfigError: the data set is empty, a step is not a whole number of groups, or an option is invalid.
+        InvalidJob: the first row cannot be made into a job.
     """
 
     def __init__(
@@ -102,31 +102,31 @@ class RolloutWorker:
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._rewards: deque[float] = deque()
-        """Of the samples that the trainer was given, in their order."""
+        """Of the samples passed to the trainer, in order."""
         self._last_s = time.monotonic()
-        """When the last sample came, or the trainer had no need of one."""
+        """When the last sample came, or the trainer last needed none."""
 
     def start(self) -> None:
-        """Begin to roll out, in a thread."""
+        """Start rolling out, in a thread."""
         self._last_s = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="rollouts", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; the service stops what is under way, at the latest when the session's lease ends."""
+        """End the thread; the service stops its rollouts, at the latest when the session's lease expires."""
         self._session.stop()
         if self._thread is not None:
             self._thread.join()
 
     def take_rewards(self) -> list[float]:
-        """Return the rewards of the next step's samples, in the order in which the trainer gets them."""
+        """Return the rewards of the next step's samples, in the trainer's order."""
         return [self._rewards.popleft() for _ in range(min(self._samples_per_step, len(self._rewards)))]
 
     def update_model_version(self, model_version: int) -> None:
-        """Nothing: each token carries the version of the weights that drew it."""
+        """Do nothing: each token carries the version of the weights that generated it."""
 
     def check_health(self, stale_after_s: float) -> None:
-        """Raise what ended the worker; `RequestTimeout` if no sample came for so long."""
+        """Raise the error that ended the worker; `RequestTimeout` if no sample came for `stale_after_s` seconds."""
         if self._failure is not None:
             raise self._failure
         if self._thread is None or not self._thread.is_alive():
@@ -167,7 +167,7 @@ class RolloutWorker:
             yield of_prompt(self._make_job(self._rows[self._random.randrange(len(self._rows))]), self._sampling)
 
     def _put(self, group: Group) -> int:
-        """Give the trainer a group's samples; return how many were not dropped."""
+        """Pass a group's samples to the trainer; return how many were not dropped."""
         from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
         spread = float(group.rewards.std())
@@ -201,13 +201,13 @@ class RolloutWorker:
 class WeightTransfer:
     """Publishes the weights of TRL's `AsyncGRPOTrainer` to the engines; pass it as `weight_transfer`.
 
-    The versions are the trainer's own: 1 before the first step, one more after each synchronization; a resumed trainer
+    The versions are the trainer's own: 1 before the first step, incremented by each synchronization; a resumed trainer
     continues them (`continue_from`). Generations continue between two tokens with the new weights, unless `mode` says
     otherwise.
 
     Args:
         served: folder of the model that the engines were started with; see `WeightsPublisher`.
-        weights_folder: where the weights are written; all engine hosts see it under this path.
+        weights_folder: where the weights are written, under the same path on all engine hosts.
         connect: opens the client; by default that of `prorl serve` without a topology file.
         publisher_options: options of `WeightsPublisher`, such as `rename`, `mode` and `keep`.
     """
@@ -224,14 +224,14 @@ class WeightTransfer:
         self._options = {"all_ranks": False, **(publisher_options or {})}
         self._publisher: WeightsPublisher | None = None
         self.version = 0
-        """Of the weights that were sent last."""
+        """Of the last published weights."""
 
     def init_weight_transfer(self) -> None:
         """Connect; TRL calls it on the main process only, and gathers sharded tensors itself."""
         self._publisher = WeightsPublisher(*self._arguments, **self._options)
 
     def pause(self) -> None:
-        """Nothing: `send_weights` pauses the engines, as its mode says."""
+        """Do nothing: `send_weights` pauses the engines, as its mode says."""
 
     def send_weights(self, iterator: Iterator[tuple[str, Any]]) -> None:
         """Have all engines serve these tensors.
@@ -244,9 +244,9 @@ class WeightTransfer:
         self.version += 1
 
     def resume(self) -> None:
-        """Nothing: the engines continue when they have the weights."""
+        """Do nothing: the engines resume when they have the weights."""
 
     def destroy(self) -> None:
-        """Close the client, and let others publish in the folder."""
+        """Close the client, and release the folder to other publishers."""
         if self._publisher is not None:
             self._publisher.close()

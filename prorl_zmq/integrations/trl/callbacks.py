@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .grpo import GrpoRollouts
 
 EVALUATION_S = 600.0
-"""Longest wait for the next rollout of an evaluation."""
+"""Longest wait for the next rollout of an evaluation, in seconds."""
 
 
 class RewardLines(TrainerCallback):
@@ -35,7 +35,7 @@ class RewardLines(TrainerCallback):
         self._curve = RewardCurve()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **more: Any) -> None:
-        """Print a line for a step that was logged."""
+        """Print a line for a logged step."""
         del args, control, more
         if not state.is_world_process_zero or "loss" not in (logs or {}):
             return
@@ -50,21 +50,21 @@ class RewardLines(TrainerCallback):
 
 
 class Evaluations(TrainerCallback):
-    """Evaluates what the engines serve, every few steps of `AsyncGRPOTrainer`; learning waits for it.
+    """Evaluates the served weights every few steps of `AsyncGRPOTrainer`; learning waits for it.
 
     Add it after the trainer is made (`trainer.add_callback`), so that the engines have the step's weights by then. It
-    logs `eval_reward` and `eval_reward_error`, its standard error.
+    logs `eval_reward` and its standard error, `eval_reward_error`.
 
     Args:
         trainer: the trainer, through which it logs.
         rows: the data set, with a row for each rollout.
         every: steps between two evaluations.
         connect: opens the client; by default that of `prorl serve` without a topology file.
-        make_job: makes a row's job, by default from its columns `task` and `instance`. Tokens are drawn as in training.
+        make_job: makes a row's job, by default from its columns `task` and `instance`. Sampling is as in training.
 
     Raises:
-        ConfigError: there are no rows, or `every` is no number of steps.
-        InvalidJob: the first row makes no job.
+        ConfigError: there are no rows, or `every` is below 1.
+        InvalidJob: the first row cannot be made into a job.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Evaluations(TrainerCallback):
         self._make_job(self._rows[0])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        """Evaluate if it is time."""
+        """Evaluate every `every` steps."""
         del more
         if state.global_step % self._every or not state.is_world_process_zero:
             return
@@ -107,17 +107,17 @@ class Evaluations(TrainerCallback):
         is_due = control.should_log
         # Not by the trainer's own `log`, which would give this entry the metrics of the step.
         Trainer.log(self._trainer, {"eval_reward": mean, "eval_reward_error": error})
-        control.should_log = is_due  # the step's own entry is still to come
+        control.should_log = is_due  # the step's own entry follows
         print(f"step {state.global_step}: evaluation: reward {mean:.3f} ± {error:.3f} ({len(rewards)} rollouts)")
 
 
 def continue_from(trainer: Any, weight_transfer: Any, checkpoint: str) -> None:
-    """Number the weights of a resumed `AsyncGRPOTrainer` on from its checkpoint's; call it before `train`.
+    """Continue the weight versions of a checkpoint in a resumed `AsyncGRPOTrainer`; call it before `train`.
 
-    Without it the versions begin at 1 again, below those of the rollouts that the service still has.
+    Without it the versions begin at 1 again, below those of the service's existing rollouts.
 
     Args:
-        trainer: the trainer, of which `train(resume_from_checkpoint=checkpoint)` is called next.
+        trainer: the trainer, whose `train(resume_from_checkpoint=checkpoint)` is called next.
         weight_transfer: its `WeightTransfer`.
         checkpoint: the checkpoint's folder, such as `out/checkpoint-40`.
 

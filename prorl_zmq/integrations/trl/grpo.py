@@ -40,7 +40,7 @@ def rollout_reward(
 ) -> list[float | None]:
     """Return the service's rewards: a reward function for `GRPOTrainer`.
 
-    None for a rollout that was dropped because of its length: TRL leaves it out of its group's mean.
+    None for a rollout that was dropped because of its length: TRL omits it from its group's mean.
     """
     if log_metric is not None:
         log_metric("rollouts/truncated", sum(more["truncated"]) / len(completions))
@@ -49,10 +49,10 @@ def rollout_reward(
 
 
 def sampling_of_args(args: Any) -> Sampling:
-    """Return how tokens are drawn, by a `GRPOConfig` or `AsyncGRPOConfig`.
+    """Return the sampling of a `GRPOConfig` or `AsyncGRPOConfig`.
 
     Raises:
-        InvalidJob: a parameter is not supported; `field` names it.
+        InvalidJob: a parameter is unsupported; `field` names it.
     """
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     sampling = sampling_of({name: getattr(args, name) for name in names})
@@ -70,20 +70,20 @@ class GrpoRollouts:
 
     Args:
         served: folder of the model that the engines were started with; see `WeightsPublisher`.
-        weights_folder: where the weights are written; all engine hosts see it under this path.
+        weights_folder: where the weights are written, under the same path on all engine hosts.
         connect: opens a client; by default that of `prorl serve` without a topology file.
         make_job: makes the job of a row of the data set, by default from its columns `task` and `instance`. The
             trainer's `temperature`, `top_p`, `top_k` and `min_p` replace the job's.
         too_long: what happens to a rollout whose response has more than `max_completion_length` tokens: `drop` (not
             trained on, without a reward, counted as `rollouts/dropped`), or `truncate` (trained on up to there, with
             its reward).
-        batch_options: options of `open_batch`, such as `keep="informative"` for DAPO's sampling: then random prompts of
-            TRL's data set are rolled out too.
+        batch_options: options of `open_batch`, such as `keep="informative"` for DAPO's sampling, which also rolls out
+            random prompts of TRL's data set.
         publisher_options: options of `WeightsPublisher`, such as `rename`, `mode` and `keep`.
 
     Raises:
         ImportError: TRL is not installed.
-        ConfigError: an option has an invalid value.
+        ConfigError: an option is invalid.
     """
 
     def __init__(
@@ -110,15 +110,15 @@ class GrpoRollouts:
         self._publisher: WeightsPublisher | None = None
         self._trainer: Any = None
         self._rows: dict[str, Mapping[str, Any]] = {}
-        """The data sets' rows by their prompts."""
+        """The data sets' rows, by prompt."""
         self._random = random.Random(0)  # noqa: S311 - the order of prompts is no secret
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
-        """Roll out this process's prompts: lists of one entry per prompt, as `GRPOTrainer` wants them.
+        """Roll out this process's prompts; return lists of one entry per prompt, in `GRPOTrainer`'s format.
 
         Raises:
-            ConfigError: the prompts are no whole groups, or are not in the data set.
-            InvalidJob: a row of the data set makes no job.
+            ConfigError: the prompts are not whole groups, or are not in the data set.
+            InvalidJob: a data set's row cannot be made into a job.
             NotTrainable: prompts could not be rolled out, or a rollout has several segments.
         """
         if self._trainer is None:
@@ -134,12 +134,12 @@ class GrpoRollouts:
             self._publisher.publish(weights, trainer.state.global_step)
 
     def take_rewards(self) -> list[float]:
-        """Return the rewards of the training's rollouts since the last call; none on other processes than the main."""
+        """Return the rewards of the training's rollouts since the last call; empty except on the main process."""
         taken, self._rewards = self._rewards, []
         return taken
 
     def close(self) -> None:
-        """Close the clients, and let others publish in the folder."""
+        """Close the clients, and release the folder to other publishers."""
         if self._publisher is not None:
             self._publisher.close()
         self._session.close()
@@ -158,13 +158,13 @@ class GrpoRollouts:
         self._publisher = WeightsPublisher(self._connect, served, folder, **options)
         self._trainer = trainer
         self.sync_weights()
-        # TRL uses the engine's log-probs, and calls `sync_weights`, only where it finds an engine of its own.
+        # TRL uses the engine's log-probs, and calls `sync_weights`, only if it has its own engine.
         trainer.use_vllm = True
         trainer.vllm_generation = self
         trainer._last_loaded_step = trainer.state.global_step  # noqa: SLF001 - TRL has no other place for it
 
     def _parts(self, everyone: list[list[Any]], trainer: Any) -> list[dict[str, list[Any]]]:
-        """Return each process's part of what all of them asked for."""
+        """Return each process's rollouts, in the order of its prompts."""
         training, most = trainer.model.training, trainer.args.max_completion_length
         size = trainer.num_generations if training else trainer.num_generations_eval
         prompts = [prompt for mine in everyone for prompt in mine]
@@ -188,7 +188,7 @@ class GrpoRollouts:
         return [{name: [entry[name] for entry in part] for name in rolled[0]} for part in parts]
 
     def _groups(self, keys: list[str], size: int, sampling: Sampling, training: bool) -> list[Group]:
-        """Return a group for each prompt; of those that could not be rolled out, groups of other prompts."""
+        """Return a group for each prompt, or for others in place of those that could not be rolled out."""
         jobs = [of_prompt(self._make_job(self._row(key)), sampling) for key in keys]
         rows = self._trainer.train_dataset
 
@@ -216,7 +216,7 @@ class GrpoRollouts:
         return self._rows[key]
 
     def _look_up(self) -> None:
-        """Index the data sets' rows by their prompts: a rollout function gets prompts only."""
+        """Index the data sets' rows by prompt, since a rollout function gets prompts only."""
         evaluation = self._trainer.eval_dataset
         more = evaluation.values() if isinstance(evaluation, dict) else [evaluation]
         for rows in (self._trainer.train_dataset, *more):
@@ -253,7 +253,7 @@ def _key(prompt: Any) -> str:
 
 @contextmanager
 def _plain_weights(model: Any) -> Iterator[Iterable[tuple[str, Any]]]:
-    """Give a model's tensors under its checkpoint's names; adapters (PEFT) are merged meanwhile."""
+    """Yield a model's tensors under its checkpoint's names, with adapters (PEFT) merged meanwhile."""
     if not hasattr(model, "merge_adapter"):
         yield model.state_dict().items()
         return

@@ -1,4 +1,4 @@
-"""`AsyncGRPOTrainer` on a CPU: in PyTorch what TRL 1.16 does by CUDA alone. For trying an example, not for speed."""
+"""`AsyncGRPOTrainer` on a CPU: PyTorch versions of TRL 1.16's CUDA-only parts. For examples, not for speed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 def use_cpu() -> None:
-    """Let this process's `AsyncGRPOTrainer` run without a GPU; call it before one is made."""
+    """Make this process's `AsyncGRPOTrainer` run without a GPU; call it before one is made."""
     from trl.experimental.async_grpo import async_grpo_trainer, packing
 
     trainer: Any = async_grpo_trainer
@@ -22,7 +22,7 @@ def use_cpu() -> None:
 def attention(
     query: Any, key: Any, value: Any, ends_q: Any, ends_k: Any, *_: Any, softmax_scale: Any, **_more: Any
 ) -> Any:
-    """Attend, segment by segment: queries are the last of their keys. [tokens, heads, width] each."""
+    """Compute attention per segment, whose queries are the last of its keys. Tensors are [tokens, heads, width]."""
     repeats = query.shape[1] // key.shape[1]
     out = torch.empty_like(query)
     for (q0, q1), (k0, k1) in zip(pairwise(ends_q), pairwise(ends_k), strict=True):

@@ -1,8 +1,8 @@
-"""Where verl's trainer gets its batches: replay buffers that the service's rollouts wake.
+"""Replay buffers, from which verl's trainer gets its batches, woken by the service's rollouts.
 
 `ServiceReplayBuffer` is verl's asynchronous one: it drops rows that are too old, and refills prompts that failed. With
 `DynamicReplayBuffer` the service samples (DAPO): a batch is the groups that `open_batch(keep=…)` keeps, of as many of
-verl's prompts as that takes, and what is under way at its end continues while the policy learns.
+verl's prompts as needed, and rollouts in flight at its end continue while the policy learns.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
     from .rollouts import Prompt, RolloutManager
 
 REMEMBERED_BATCHES = 16
-"""How long a prompt without a group may still get one, as a part of a later batch."""
+"""For how many batches a prompt without a group may still get one."""
 
 
 class ServiceReplayBuffer(ReplayBufferAsync):  # type: ignore[misc]
-    """verl's asynchronous replay buffer, woken by the rollouts themselves."""
+    """verl's asynchronous replay buffer, woken by the rollouts."""
 
     manager: RolloutManager
     """Set by `ServiceTrainer` when the training begins."""
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, float]]:
-        """Return the keys of a batch, and what to log.
+        """Return the keys of a batch, and metrics to log.
 
         Raises:
-            ProrlError: what ended the rollouts.
+            ProrlError: the error that ended the rollouts.
         """
         batch, metrics = super().sample(global_steps, partition_id, batch_size)
         return batch, metrics if partition_id == "val" else {**metrics, **self.manager.take_metrics()}
 
     def close(self) -> None:
-        """Nothing: the rollouts are the manager's."""
+        """Do nothing: the manager owns the rollouts."""
 
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:  # noqa: ARG002 - verl's
         self.manager.wait(self.poll_interval)
@@ -50,24 +50,24 @@ class ServiceReplayBuffer(ReplayBufferAsync):  # type: ignore[misc]
 class DynamicReplayBuffer(ServiceReplayBuffer):
     """Trains on the groups that the service keeps: `trainer.v1.prorl.keep=informative`.
 
-    Drawn prompts leave verl's queue with their batch, so that a training that is resumed does not begin with those that
-    taught nothing; they are remembered here as long as the service may carry them over.
+    Drawn prompts leave verl's queue with their batch, so that a resumed training does not start with prompts that
+    taught nothing; this buffer remembers them while the service may carry them over.
     """
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._session: TrainerSession | None = None
         self._asked: dict[str, tuple[Prompt, int]] = {}
-        """Prompts that may still get a group, and the batch that each was drawn for."""
+        """Prompts that may still get a group, each with the batch that drew it."""
         self._drawn: list[Prompt] = []
-        """Since the batch was opened last, in order."""
+        """Since the last batch was opened, in order."""
         self._batches = 0
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, float]]:
-        """Return the keys of a batch, and what to log.
+        """Return the keys of a batch, and metrics to log.
 
         Raises:
-            BatchFailed: too many prompts in a row could not be rolled out.
+            BatchFailed: too many consecutive prompts could not be rolled out.
             NotTrainable: the rollouts of too many groups are too long.
             ProrlError: as `TrainerSession.groups`.
         """
@@ -91,12 +91,12 @@ class DynamicReplayBuffer(ServiceReplayBuffer):
         )
 
     def close(self) -> None:
-        """Close the client; what it has under way ends with its session."""
+        """Close the client; its rollouts end with its session."""
         if self._session is not None:
             self._session.close()
 
     def _groups(self, number: int, drawn: set[str]) -> Iterator[Group]:
-        """Yield so many groups that are kept, and note the prompts that were drawn for them."""
+        """Yield `number` kept groups, and record the prompts drawn for them."""
         manager = self.manager
         self._session = self._session or manager.session()
         staleness = None if self.max_off_policy_threshold is None else self.max_off_policy_threshold - 1
@@ -105,7 +105,7 @@ class DynamicReplayBuffer(ServiceReplayBuffer):
         self._drawn = []
 
         def wanted() -> tuple[int, Iterator[Job]]:
-            # After an outage, prompts without a group are drawn again, before others.
+            # After an outage, redraw prompts without a group first.
             manager.waiting.extendleft(one for one in reversed(self._drawn) if one.uid in self._asked)
             self._drawn = []
             return number - came, self._jobs(number, drawn)
@@ -118,7 +118,7 @@ class DynamicReplayBuffer(ServiceReplayBuffer):
             manager.count(what, getattr(report, what))
 
     def _jobs(self, more: int, drawn: set[str]) -> Iterator[Job]:
-        """Yield the jobs of verl's prompts, without end, and note these."""
+        """Yield the jobs of verl's prompts, endlessly, and record the prompts."""
         waiting = self.manager.waiting
         while True:
             if not waiting:
@@ -130,7 +130,7 @@ class DynamicReplayBuffer(ServiceReplayBuffer):
             yield self.manager.job(prompt)
 
     def _forget(self, drawn: set[str]) -> None:
-        """Take what this batch has drawn out of verl's queue, and what is old out of memory; rows stay."""
+        """Remove this batch's drawn prompts from verl's queue, and old ones from memory; rows stay."""
         if uids := drawn - {prompt.uid for prompt in self.manager.waiting}:
             tq.kv_clear(partition_id="train", keys=[*uids])
         old = self._batches - REMEMBERED_BATCHES

@@ -1,4 +1,4 @@
-"""Our keys of verl's configuration, read from its `DictConfig`; an invalid one is named in the error."""
+"""The service's keys of verl's configuration, read from its `DictConfig`; errors name an invalid one."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class ServiceOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     served: str = ""
     """Folder of the model that the engines were started with, such as `${actor_rollout_ref.model.path}`."""
     folder: str = ""
-    """Where each step's weights are written; all engine hosts see it under this path."""
+    """Where each step's weights are written, under the same path on all engine hosts."""
     keep: int = 2
-    """Folders of weights that stay."""
+    """How many folders of weights are kept."""
     mode: Literal["keep", "drain", "abort"] = "keep"
     """What happens to running generations; see `RolloutClient.begin_weights`."""
 
@@ -48,8 +48,8 @@ class RolloutOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     parameter_sync_step: Annotated[int, Meta(ge=1, le=1)] = 1
     """verl's: weights are published after each step."""
     num_warmup_batches: Annotated[float, Meta(ge=0)] = 0
-    """verl's: batches of rollouts that are under way while the policy learns; 0: none. Ignored with another `keep` than
-    `all`, where rollouts always continue."""
+    """verl's: batches of rollouts in flight while the policy learns; 0: none. Ignored unless `keep` is `all`, since
+    otherwise rollouts always continue."""
     make_job: str | None = None
     """`package.module.function` that makes the job of a row; None: the columns `task` and `instance` are the job."""
     turn_tokens: Annotated[int, Meta(ge=1)] | None = None
@@ -57,17 +57,17 @@ class RolloutOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     too_long: TooLong = "drop"
     """What happens to a row of more than `prompt_length + response_length` tokens."""
     keep: str = "all"
-    """Which groups are trained on: `all` of the prompts that verl asks for, or the groups of `open_batch(keep=…)`, such
-    as `informative`, of as many prompts as that takes."""
+    """Which groups are trained on: `all` of verl's requested prompts, or the groups of `open_batch(keep=…)`, such as
+    `informative`, of as many prompts as needed."""
     batch: dict[str, Any] = {}
-    """More options of `open_batch`, such as `max_replacements` and `weight`; of `BATCH` or, with another `keep` than
-    `all`, of `SAMPLED`."""
+    """More options of `open_batch`, such as `weight`: those of `BATCH` or, unless `keep` is `all`, of `SAMPLED`."""
     away_s: float = 600.0
-    """How long rollouts may wait for the service, in seconds, before the training ends; weights wait ten minutes."""
+    """How long rollouts may wait for an unavailable service, in seconds, before the training ends; weights wait 10
+    minutes."""
 
 
 def service_options(config: Any) -> ServiceOptions:
-    """Read the keys of `ServiceOptions` of a whole configuration.
+    """Read `ServiceOptions` from a whole configuration.
 
     Raises:
         ConfigError: a key is unknown or missing, or its value is invalid.
@@ -85,7 +85,7 @@ def read_service(given: Any) -> ServiceOptions:
 
 
 def rollout_options(config: Any) -> RolloutOptions:
-    """Read the keys of `RolloutOptions` of a whole configuration.
+    """Read `RolloutOptions` from a whole configuration.
 
     Raises:
         ConfigError: a key is unknown, or its value is invalid.
@@ -101,7 +101,7 @@ def rollout_options(config: Any) -> RolloutOptions:
 
 
 def job_maker_of(config: Any) -> JobMaker:
-    """Return what makes the job of a row: turns and lengths are verl's, unless `make_job` is given."""
+    """Return the function that makes a row's job: with verl's turns and lengths, unless `make_job` is set."""
     options = rollout_options(config)
     if options.make_job:
         return load_function(options.make_job)  # type: ignore[no-any-return]

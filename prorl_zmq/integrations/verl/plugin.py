@@ -1,4 +1,4 @@
-"""What `import verl` loads by the entry point `verl.plugins`, in each of its processes: it registers our parts.
+"""The entry point `verl.plugins`, which `import verl` loads in each process: registers the service's parts.
 
 verl ignores a plugin that fails; this one logs the reason as a warning.
 """
@@ -23,5 +23,5 @@ except Exception as error:
         TESTED,
     )
     raise
-# Resolved, and never made: the trainer's processes have no engines.
+# Resolved but never instantiated: the trainer's processes have no engines.
 RolloutReplicaRegistry.register(NAME, lambda: RolloutReplica)

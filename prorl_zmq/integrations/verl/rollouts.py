@@ -1,9 +1,9 @@
-"""`RolloutManager`: verl's agent-loop manager, whose rollouts are the service's.
+"""`RolloutManager`: verl's agent-loop manager, with the service's rollouts.
 
-It lives in verl's `TaskRunner` actor, next to the trainer. Each call of `generate_sequences` rolls out its prompts in a
-thread, with a client of its own. A prompt that cannot be rolled out is reported as verl's `failure`, never as a reward
-of 0. What cannot get better (an invalid job, batches without any group, a service that is away for longer than
-`away_s`) ends the training: `wait` raises it in the trainer's thread.
+It runs in verl's `TaskRunner` actor, next to the trainer. Each call of `generate_sequences` rolls out its prompts in a
+thread, with its own client. A prompt that cannot be rolled out is reported as verl's `failure`, never as a reward of 0.
+Permanent errors (an invalid job, batches without any group, a service that is unavailable for longer than `away_s`) end
+the training: `wait` raises them in the trainer's thread.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("prorl.trainer")
 
 GIVEN_UP = 32
-"""So many prompts that fail, or whose rollouts are too long, with none between them that does not, are no accident."""
+"""This many consecutive prompts that fail, or whose rollouts are too long, are an error."""
 CLOSE_S = 60.0
 NEVER = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A row of verl's data set that is to be rolled out; its key in verl's TransferQueue is its `uid`."""
+    """A row of verl's data set to roll out; its `uid` is its key in verl's TransferQueue."""
 
     uid: str
     partition: str
@@ -55,7 +55,7 @@ class Prompt:
     columns: dict[str, Any]
 
     def set_status(self, status: str) -> None:
-        """Report `running`, `finished`, or `failure`: there are no rows that can be trained on."""
+        """Report `running`, `finished`, or `failure`: there are no trainable rows."""
         tq.kv_put(key=self.uid, partition_id=self.partition, tag={"status": status})
 
 
@@ -63,10 +63,10 @@ class RolloutManager(Counts):
     """Rolls out verl's prompts by the service: `rollout.agent.agent_loop_manager_class`.
 
     Args:
-        config: verl's whole configuration; `options` lists our keys.
+        config: verl's whole configuration; `options` lists the service's keys.
 
     Raises:
-        ConfigError: a key of ours is unknown or has an invalid value.
+        ConfigError: a key of the service is unknown or invalid.
     """
 
     def __init__(self, config: Any) -> None:
@@ -82,9 +82,9 @@ class RolloutManager(Counts):
         self._running: dict[threading.Thread, TrainerSession] = {}
         self._failure: Exception | None = None
         self._given_up = 0
-        """Prompts since the last batch of which something came."""
+        """Prompts since the last batch with any group."""
         self._untrainable = 0
-        """Groups since the last one with enough rollouts that are short enough."""
+        """Groups since the last one with enough short rollouts."""
         self._changed = threading.Event()
 
     @classmethod
@@ -95,10 +95,10 @@ class RolloutManager(Counts):
         teacher_client: object = None,
         reward_loop_worker_handles: object = None,  # noqa: ARG003
     ) -> RolloutManager:
-        """Make one; verl's clients of its own engines are not used.
+        """Make a manager; verl's clients of its own engines are not used.
 
         Raises:
-            ConfigError: a key of ours is invalid, or distillation is on: teachers need verl's own agent loops.
+            ConfigError: a key of the service is invalid, or distillation is on: teachers need verl's own agent loops.
         """
         if teacher_client is not None:
             raise ConfigError("distillation is not done here: set distillation.enabled=False", key="distillation")
@@ -114,10 +114,10 @@ class RolloutManager(Counts):
         return TrainerSession(self._connect, self.options.away_s)
 
     def generate_sequences(self, prompts: Any) -> None:
-        """Begin to roll out a `TensorDict` of prompts, and return; their rows come into verl's TransferQueue.
+        """Start rolling out a `TensorDict` of prompts, and return; their rows are put into verl's TransferQueue.
 
         Raises:
-            InvalidJob: a row of the data set makes no job.
+            InvalidJob: a data set's row cannot be made into a job.
         """
         validate = get_non_tensor_data(prompts, "validate", default=False)
         columns = {name: value for name, value in prompts.items() if name != "validate"}
@@ -140,7 +140,7 @@ class RolloutManager(Counts):
             thread.start()
 
     def job(self, prompt: Prompt) -> Job:
-        """Make a prompt's job, whose id is the prompt's `uid`; how tokens are drawn is verl's configuration."""
+        """Make a prompt's job with the prompt's `uid` as id and the sampling of verl's configuration."""
         drawn = self._rollout.val_kwargs if prompt.partition == "val" else self._rollout
         sampling = sampling_of({name: drawn.get(name) for name in ("temperature", "top_p", "top_k")})
         if prompt.partition == "train" and not prompt.columns.get("__do_sample__", True):
@@ -148,13 +148,13 @@ class RolloutManager(Counts):
         return msgspec.structs.replace(of_prompt(self._make_job(prompt.columns), sampling), job_id=prompt.uid)
 
     def put(self, prompt: Prompt, group: Group) -> dict[str, dict[str, Any]]:
-        """Put a prompt's rows into verl's queue; return their tags by their keys: none, if they are too long.
+        """Put a prompt's rows into verl's queue; return their tags by key: empty if they are too long.
 
         Keys are `{uid}_{place in the group}_{segment}`, as in verl's `AgentLoopWorkerTQ`. In an evaluation no row is
-        too long. Rows of a single rollout of several are not put: it would have no baseline.
+        too long. If only one of several rollouts is left, its rows are not put: it would have no baseline.
 
         Raises:
-            NotTrainable: so were the rows of too many prompts before it.
+            NotTrainable: the rows of too many consecutive prompts were too long.
         """
         training = prompt.partition == "train"
         segments: Counter[int] = Counter()
@@ -179,10 +179,10 @@ class RolloutManager(Counts):
         return tags
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until a prompt has ended.
+        """Wait until a prompt has ended, for at most `timeout_s` seconds.
 
         Raises:
-            ProrlError: what ended the rollouts.
+            ProrlError: the error that ended the rollouts.
         """
         self._changed.wait(timeout_s)
         self._changed.clear()
@@ -190,7 +190,7 @@ class RolloutManager(Counts):
             raise self._failure
 
     def close(self) -> None:
-        """Cancel what is under way, and end the threads; verl's TransferQueue must still be open."""
+        """Cancel the running rollouts, and end the threads; verl's TransferQueue must still be open."""
         for session in self._running.values():
             session.stop()
         for thread in [*self._running]:
@@ -221,7 +221,7 @@ class RolloutManager(Counts):
             self._running.pop(threading.current_thread(), None)
 
     def _roll_out(self, session: TrainerSession, asked: dict[str, tuple[Prompt, Job]], size: int) -> None:
-        """Take prompts out of `asked` as they end, each as `finished` or `failure`."""
+        """Remove prompts from `asked` as they end, each as `finished` or `failure`."""
         number = len(asked)
         for prompt, _ in asked.values():
             prompt.set_status("running")
@@ -260,7 +260,7 @@ def _value(column: Any, index: int) -> Any:
 
 
 def _fields(sample: Sample) -> dict[str, Any]:
-    """Return what verl's own agent loops put for a row of text."""
+    """Return the fields that verl's own agent loops put for a text row."""
     fields = AgentLoopOutput(**output_of(sample)).as_dict()
     input_ids = torch.cat([fields["prompts"], fields["responses"]])
     return {

@@ -1,4 +1,4 @@
-"""The rows that verl's agent loops return, made of groups without verl."""
+"""Makes the rows of verl's agent loops from groups; does not need verl."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def agent_loop_outputs(groups: Sequence[Group]) -> list[list[dict[str, Any]]]:
     `[AgentLoopOutput(**fields) for fields in outputs[i]]` is what an agent loop's `run` returns for rollout i.
 
     Raises:
-        NotTrainable: no groups, or one that cannot be trained on.
+        NotTrainable: there are no groups, or one is not trainable.
     """
     outputs: list[list[dict[str, Any]]] = [[] for group in groups for _ in group.trajectories]
     for row in rows_of(groups):

@@ -1,6 +1,6 @@
-"""`ServiceTrainer`: verl's V1 trainer with `trainer.v1.trainer_mode=prorl`, and the hand-over of its weights.
+"""`ServiceTrainer`: verl's V1 trainer with `trainer.v1.trainer_mode=prorl`, and the publication of its weights.
 
-Loss, advantages, rollout correction, checkpoints, metrics: all verl's own. Its processes have no inference engines.
+Loss, advantages, rollout correction, checkpoints and metrics are verl's own. Its processes have no inference engines.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ MANAGER = "prorl_zmq.integrations.verl.rollouts.RolloutManager"
 
 @register_trainer(NAME)
 class ServiceTrainer(PPOTrainer):  # type: ignore[misc]
-    """verl's trainer, whose rollouts are the service's and whose weights go to its engines.
+    """verl's trainer with the service's rollouts, which publishes its weights to the service's engines.
 
     Args:
         config: verl's whole configuration.
 
     Raises:
-        ConfigError: a key of ours is unknown or invalid, or one of verl's cannot be used here.
-        InvalidJob: the first row of a data set makes no job.
+        ConfigError: a key of the service is unknown or invalid, or one of verl's cannot be used here.
+        InvalidJob: the first row of a data set cannot be made into a job.
     """
 
-    _enable_hybrid_replicas = False  # verl's word for: no engines beside the actor
+    _enable_hybrid_replicas = False  # verl's option for no engines next to the actor
 
     def __init__(self, config: Any) -> None:
         check_version("verl", TESTED)
@@ -67,7 +67,7 @@ class ServiceTrainer(PPOTrainer):  # type: ignore[misc]
             )
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """Train, and cancel the rollouts that are under way at the end."""
+        """Train, and cancel the running rollouts at the end."""
         self.replay_buffer.manager = agent_loop_manager
         try:
             super().fit(agent_loop_manager)
@@ -77,7 +77,7 @@ class ServiceTrainer(PPOTrainer):  # type: ignore[misc]
             agent_loop_manager.close()
 
     def _init_dataloader(self) -> None:
-        """Refuse a data set without what a job needs before verl starts its workers."""
+        """Reject a data set without a job's columns before verl starts its workers."""
         super()._init_dataloader()
         make_job = job_maker_of(self.config)
         for rows in (self.train_dataset, self.val_dataset):
@@ -91,7 +91,7 @@ class ServiceTrainer(PPOTrainer):  # type: ignore[misc]
         self._add_async_warmup_batches(self._warmup_batches)
 
     def on_sample_end(self) -> None:
-        """Nothing: the engines continue."""
+        """Do nothing: the engines continue."""
 
     def on_step_end(self) -> None:
         with marked_timer("update_weights", self.timing_raw, color="red"):
@@ -137,7 +137,7 @@ class ServiceCheckpointEngine(ColocatedCheckpointEngine):  # type: ignore[misc]
     async def send_weights(
         self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None
     ) -> dict[str, float]:
-        """Have all engines serve these weights; return the seconds of each part on rank 0, elsewhere nothing.
+        """Have all engines serve these weights; return the seconds of each part on rank 0, elsewhere an empty dict.
 
         Raises:
             ProrlError: as `WeightsPublisher.publish`.

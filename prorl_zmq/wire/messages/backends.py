@@ -1,6 +1,6 @@
-"""The backend broker: requests of stage processes, engine hosts and clients, and its replies.
+"""Backend broker: requests of stage processes, engine hosts and clients, and its replies.
 
-A `WeightUpdate` is answered when all engine hosts have done their part: the broker asks them with one deadline.
+The broker answers a `WeightUpdate` after all engine hosts have, within one deadline.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .engines import WeightUpdate
 from .jobs import LogprobsMode
 
 TAKE_BACK_S = 5.0
-"""How much later than its `timeout_s` a `WeightUpdate` may be answered: a begin that failed is taken back first."""
+"""How long after its `timeout_s` a `WeightUpdate` may be answered: a failed begin is cancelled first."""
 STARTS_LIMIT = 1024
 """Most engines of one report."""
 
@@ -78,7 +78,7 @@ ToolCallFormatName = Literal[
 ]
 History = Literal["template", "append"]
 TemplateArguments = Annotated[dict[FieldName, Any], Meta(max_length=32)]
-"""What a chat template is given by name, such as `enable_thinking`."""
+"""Named arguments of a chat template, such as `enable_thinking`."""
 ParserUrl = Annotated[str, Meta(pattern="^(https?://[^/].*)?$", max_length=2048)]
 
 
@@ -92,16 +92,16 @@ class ChatSettings(Part, frozen=True):
     tool_calls: ToolCallFormatName = ""
     """How the model writes tool calls; empty: as its template does."""
     history: History = "template"
-    """Where the template changes earlier turns (as those do that drop old reasoning): `template` follows it and begins
-    a new segment of the trajectory; `append` keeps what the engine saw, so that there is always one segment."""
+    """Where the template changes earlier turns (for example drops old reasoning): `template` follows it and begins a
+    new segment of the trajectory; `append` keeps what the engine saw, so that there is always one segment."""
     parser_url: ParserUrl = ""
-    """A server of `vllm launch render`, as stage processes reach it: its parsers of tool calls and reasoning read what
-    the policy says to a harness. The agent loop reads by the formats above. Empty: that is done for harnesses too."""
+    """A server of `vllm launch render`, as stage processes reach it: its parsers read tool calls and reasoning of
+    rollouts led by a harness. The agent loop reads by the formats above. Empty: harnesses use those too."""
     template_arguments: str = ""
-    """The `TemplateArguments` as JSON, its names in order; empty: none. Text, so that settings can be compared."""
+    """The `TemplateArguments` as JSON with sorted names; empty: none. Text, so that settings can be compared."""
 
     def with_arguments(self, arguments: dict[str, Any]) -> ChatSettings:
-        """Return the same settings with more template arguments, which count more than those of the settings."""
+        """Return these settings with more template arguments, which override existing ones."""
         if not arguments:
             return self
         merged = {**self.arguments(), **arguments}
@@ -111,7 +111,7 @@ class ChatSettings(Part, frozen=True):
         """Return the template arguments.
 
         Raises:
-            ValueError: they are no JSON object.
+            ValueError: they are not a JSON object.
         """
         return decode(self.template_arguments, type=dict[str, Any]) if self.template_arguments else {}
 
@@ -124,7 +124,7 @@ class Backend(Part, frozen=True, kw_only=True):
     """Where the engine host's ROUTER is bound."""
     curve_key: AnnouncedKey = ""
     model: str = ""
-    """What the engine says that it serves."""
+    """The model name that the engine reports."""
     chat: ChatSettings = ChatSettings()
     weight_version: WeightVersion = 0
     node: Identifier = "local"
@@ -132,32 +132,32 @@ class Backend(Part, frozen=True, kw_only=True):
     weight: Annotated[float, Meta(gt=0, le=1_000_000)] = 1.0
     """Relative load: a backend with weight 2 gets twice as many jobs."""
     max_in_flight: Count = 256
-    """Jobs at once beyond which it counts as full: others are preferred, and a group is split."""
+    """Jobs from which it counts as full: others are preferred, and a group is split."""
     context_tokens: Annotated[int, Meta(ge=0)] = 0
-    """Most tokens of a prompt and its answer together; 0: it did not say."""
+    """Most tokens of a prompt and its answer together; 0: not known."""
     logprobs_mode: LogprobsMode = "processed_logprobs"
     life: Annotated[str, Meta(max_length=64)] = ""
-    """Names one life of its host: who was sent to another one is refused there. Empty: it has no host of ours."""
+    """An identifier of its host's current life, which rejects requests for another life. Empty: no engine host."""
     version: ShortText = ""
-    """Of its host's package; empty: it has no host of ours."""
+    """Of its host's prorl-zmq package; empty: no engine host."""
     warning: Annotated[str, Meta(max_length=512)] = ""
-    """What its users must know of how its model is understood, such as that its tool calls are not read."""
+    """A limit of how its model's output is read, such as that its tool calls are not read."""
 
 
 class EngineLoad(Part, frozen=True):
-    """What an engine host is doing, as of its last heartbeat."""
+    """What an engine host reported in its last heartbeat."""
 
     running: Annotated[int, Meta(ge=0)] = 0
-    """Generations going on."""
+    """Running generations."""
     tokens_per_s: Annotated[float, Meta(ge=0)] = 0.0
-    """Generated tokens per second since the heartbeat before."""
+    """Generated tokens per second since the previous heartbeat."""
     prompt_tokens: Annotated[int, Meta(ge=0)] = 0
-    """Of all prompts since the host started."""
+    """Tokens of all prompts since the host started."""
     cached_tokens: Annotated[int, Meta(ge=0)] = 0
-    """Those of them that were found in the prefix cache."""
+    """Prompt tokens that were found in the prefix cache."""
     generated_tokens: Annotated[int, Meta(ge=0)] = 0
     memory_bytes: Annotated[int, Meta(ge=0)] = 0
-    """That its host's process, and those that it has started, have in memory; 0: not known."""
+    """Resident memory of the host's process and its children; 0: not known."""
 
 
 class BackendStatus(Part, frozen=True, kw_only=True):
@@ -165,42 +165,42 @@ class BackendStatus(Part, frozen=True, kw_only=True):
 
     backend: Backend
     state: Literal["ready", "draining", "updating", "behind", "probation", "unwell"]
-    """`updating`: new weights are on their way and it does not serve them yet, so it gets no jobs.
-    `behind`: it serves other weights than the trainer announced last, so it gets no jobs; `problem` says what to do.
-    `probation`: a job could not reach it, or its generation failed there; single jobs try it, at growing intervals,
-    until one is served. `unwell`: its host says that the engine cannot serve now, so it gets none."""
+    """`updating`: it does not serve the new weights yet, so it gets no jobs. `behind`: it serves other weights than the
+    trainer announced last, so it gets no jobs; `problem` says what to do. `probation`: a job could not reach it, or its
+    generation failed there; single jobs try it, at growing intervals, until one succeeds. `unwell`: its host reports
+    that the engine cannot serve now, so it gets no jobs."""
     problem: str = ""
     """Why it is behind, unwell or on probation."""
     next_try_s: float | None = None
-    """How soon a job may try one on probation; 0: the next one does."""
+    """Seconds until a job may try a backend on probation; 0: the next job does."""
     in_flight: int
-    """Assignments held now."""
+    """Current assignments."""
     assigned: int
-    """Assignments ever made."""
+    """Assignments since it was added."""
     load: EngineLoad | None = None
     """None: it sends no heartbeats."""
     silent_s: float | None = None
     """Seconds since its last heartbeat; None: it sends none."""
     lease_s: float = 0.0
-    """How long it may be silent before it is removed; 0: it sends no heartbeats, and stays."""
+    """Seconds of silence after which it is removed; 0: it sends no heartbeats and is not removed."""
 
 
 class EngineStart(Part, frozen=True):
-    """An engine that is expected to register as a backend, or was."""
+    """An engine that is expected to register as a backend, or whose start failed."""
 
     backend_id: Identifier
     state: Literal["starting", "failed"]
-    """`failed`: it ended before it was ready, and is not started again."""
+    """`failed`: it exited before it was ready, and is not restarted."""
     problem: Annotated[str, Meta(max_length=1000)] = ""
-    """Why it failed, or ended the last time."""
+    """Why it failed, or exited the last time."""
 
 
 class Assign(Request, frozen=True, kw_only=True):
-    """Assign a backend to the job; a job that holds one gets the same. The reply waits while there is none."""
+    """Assign a backend to a job; a job that has one gets the same. The reply waits until one is available."""
 
     roles: ClassVar[Roles] = FOR_STAGES
     owner: Identifier
-    """The stage process that holds the job: when it falls silent its assignments are released."""
+    """The stage process that runs the job: when it falls silent its assignments are released."""
     job_id: JobIdentifier
     attempt: Attempt
     wait_s: Seconds
@@ -209,22 +209,22 @@ class Assign(Request, frozen=True, kw_only=True):
     node: Identifier = "local"
     """Where the job's RUN is."""
     leaving: Identifier | Literal[""] = ""
-    """The backend that the job holds and cannot continue with: assign another one, or wait until that may be tried."""
+    """The backend that the job has and cannot continue with: assign another, or wait until that one may be tried."""
 
 
 class GenerationFailed(Request, frozen=True):
-    """A backend could not be reached by a job, or failed its generation: put it on probation."""
+    """Put a backend on probation: a job could not reach it, or its generation failed."""
 
     roles: ClassVar[Roles] = FOR_STAGES
     job_id: JobIdentifier
     backend_id: Identifier
     problem: Annotated[str, Meta(min_length=1, max_length=1000)]
     life: Annotated[str, Meta(max_length=64)] = ""
-    """Of the backend as it was assigned; a later life is not held to it."""
+    """The backend's life at the assignment; a later life is not put on probation."""
 
 
 class Release(Request, frozen=True):
-    """End a job's assignment. Of an older attempt than the one that holds it: do nothing."""
+    """End a job's assignment; ignored if a newer attempt has it."""
 
     roles: ClassVar[Roles] = FOR_STAGES
     job_id: JobIdentifier
@@ -234,44 +234,44 @@ class Release(Request, frozen=True):
 
 
 class HeldAssignment(Part, frozen=True, array_like=True):
-    """An assignment, as known to the stage process that holds its job."""
+    """A job's assignment, as its stage process has it."""
 
     attempt: Attempt
     backend_id: Identifier | None = None
-    """None: it waits for one."""
+    """None: the job waits for one."""
     served: Annotated[int, Meta(ge=0)] = 0
-    """Generations that the backend has done for the job, failed ones not counted."""
+    """Generations that the backend completed for the job."""
 
 
 class OwnerAlive(Request, frozen=True):
-    """Keep the assignments of a stage process, and name those it still wants, or those that have changed.
+    """Keep the assignments of a stage process, and list those that it still needs, or those that changed.
 
-    A broker that holds others, as one that was restarted, answers with `NameAll`, and learns which jobs are where.
+    A broker whose assignments differ, such as a restarted one, answers with `NameAll` and learns where each job is.
     """
 
     roles: ClassVar[Roles] = FOR_STAGES
     owner: Identifier
     jobs: dict[JobIdentifier, HeldAssignment] = {}
     digest: Annotated[int, Meta(ge=0, le=2**62)] | None = None
-    """The sum of `assignment_digest` over all that have a backend. None: `jobs` names all, also those that wait."""
+    """The sum of `assignment_digest` over all jobs with a backend. None: `jobs` is complete, waiting jobs included."""
 
 
 def assignment_digest(job_id: str, attempt: int, backend_id: str) -> int:
-    """Return what an assignment adds to the digest of those of its owner."""
+    """Return an assignment's term in its owner's digest."""
     return zlib.crc32(f"{job_id} {attempt} {backend_id}".encode())
 
 
 class AddBackend(Request, frozen=True):
-    """Register a backend. Under the id of a live one at another endpoint it is refused."""
+    """Register a backend; refused if a live one has its id at another endpoint."""
 
     roles: ClassVar[Roles] = FOR_OPERATORS | FOR_STAGES
     backend: Backend
     heartbeats: bool = False
-    """The backend will send `BackendAlive`, and is removed when it falls silent."""
+    """The backend sends `BackendAlive`, and is removed when it falls silent."""
 
 
 class BackendAlive(Request, frozen=True):
-    """Heartbeat of an engine host. It is refused with `unknown_backend` if it has to register (again)."""
+    """Heartbeat of an engine host; refused with `unknown_backend` if the host must register (again)."""
 
     roles: ClassVar[Roles] = FOR_STAGES
     backend_id: Identifier
@@ -282,21 +282,21 @@ class BackendAlive(Request, frozen=True):
 
 
 class DrainBackend(Request, frozen=True):
-    """Assign no more jobs to a backend; those that hold it keep it."""
+    """Assign no more jobs to a backend; existing assignments stay."""
 
     roles: ClassVar[Roles] = FOR_OPERATORS | FOR_STAGES
     backend_id: Identifier
 
 
 class RemoveBackend(Request, frozen=True):
-    """Forget a backend and the assignments on it."""
+    """Remove a backend and its assignments."""
 
     roles: ClassVar[Roles] = FOR_OPERATORS | FOR_STAGES
     backend_id: Identifier
 
 
 class ClearBackends(Request, frozen=True):
-    """Forget all backends."""
+    """Remove all backends."""
 
     roles: ClassVar[Roles] = FOR_OPERATORS
 
@@ -308,10 +308,10 @@ class ListBackends(Request, frozen=True):
 
 
 class ReportStarts(Request, frozen=True):
-    """Name the engines that are not ready yet: while one is `starting`, the waits of jobs for a backend do not run out.
+    """List the engines that are not ready; while one is `starting`, jobs' waits for a backend do not expire.
 
-    Whoever starts engines sends it every second while one of them is not ready. It replaces the owner's report before,
-    and expires after the lease. An engine that registers is not starting any more.
+    The process that starts engines sends this every second while one is not ready. It replaces the owner's last report
+    and expires after the lease. An engine that registers is no longer starting.
     """
 
     roles: ClassVar[Roles] = FOR_STAGES
@@ -320,7 +320,7 @@ class ReportStarts(Request, frozen=True):
 
 
 class HoldWeights(Request, frozen=True):
-    """Renew the lease of a trainer that has sent a `WeightUpdate`, while its client lives; or end it."""
+    """Renew the lease of a trainer that has sent a `WeightUpdate`, or end it."""
 
     roles: ClassVar[Roles] = FOR_TRAINERS | FOR_OPERATORS
     trainer: Identifier
@@ -328,7 +328,7 @@ class HoldWeights(Request, frozen=True):
 
 
 class ListKeys(Request, frozen=True):
-    """List the keys that the service lets in, for an engine host, which has the list of this state."""
+    """List the keys that the service accepts, for an engine host whose list is of this state."""
 
     roles: ClassVar[Roles] = FOR_STAGES
     state: str = ""
@@ -341,14 +341,14 @@ class Assigned(Reply, frozen=True):
 
 
 class WaitLonger(Reply, frozen=True):
-    """Answer to an `Assign` that came while a backend is starting: its wait begins when none is.
+    """Answer to an `Assign` that arrived while a backend is starting: its wait begins when none is starting.
 
-    The answer proper follows. A stage process that hears nothing more asks again with the same request.
+    The final reply follows. A stage process that receives none resends the same request.
     """
 
 
 class NameAll(Reply, frozen=True):
-    """Answer to an `OwnerAlive` with another digest than that of the assignments here: name all of them."""
+    """Answer to an `OwnerAlive` whose digest differs from the broker's: list all assignments."""
 
 
 class BackendList(Reply, frozen=True):
@@ -358,11 +358,11 @@ class BackendList(Reply, frozen=True):
     waiting: int = 0
     """Jobs that wait for a backend."""
     starts: tuple[EngineStart, ...] = ()
-    """Engines that are no backends yet."""
+    """Engines that have not registered yet."""
 
 
 class AllowedKey(Part, frozen=True):
-    """A key that the service lets in."""
+    """A key that the service accepts."""
 
     name: Identifier
     role: KeyRole
@@ -373,9 +373,9 @@ class KeyList(Reply, frozen=True):
     """Answer to `ListKeys`."""
 
     state: str
-    """Names what the list holds."""
+    """An identifier of the list's content."""
     keys: tuple[AllowedKey, ...] | None = None
-    """None: the list has not changed since the state that was named."""
+    """None: unchanged since the requested state."""
 
 
 AnyBackendRequest = (

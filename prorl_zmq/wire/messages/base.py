@@ -1,4 +1,4 @@
-"""What all messages share: limits, field types, and the bases of messages and of their parts."""
+"""What all messages share: limits, field types, and base classes."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from msgspec import Meta
 from ...errors import ErrorInfo
 
 PROTOCOL_VERSION = 8
-"""Raised with every incompatible change; requests and reports of another one are refused."""
+"""Incremented with every incompatible change; requests and reports of another version are refused."""
 UNSAID_PROTOCOL = 7
-"""Spoken by a peer whose messages name no protocol."""
+"""The version of a peer whose messages have no `protocol`."""
 JOB_LIMIT_BYTES = 4 * 2**20
 """Default limit on one packed job."""
 MAX_FRAMES = 4096
 """Most frames of one message."""
 ATTEMPT_LIMIT = 2**20
-"""Largest attempt: every attempt crosses the wire and lies in the journal."""
+"""Largest attempt; every attempt is sent and journaled."""
 TASK_LIMIT = 256
 """Most tasks of one stage process, and most fields of one task."""
 METRICS_LIMIT = 512
-"""Most metrics of one phase: a result carries those of three, and must fit into one header with its error."""
+"""Most metrics of one phase: a result has those of three phases, and must fit into one header with its error."""
 NOTES_LIMIT = 16
 """Most notes of one job."""
 NOTE_LIMIT = 16_000
-"""Most characters of one note, beside what says how many were left out."""
+"""Most characters of one note, without the text that says how many were cut."""
 TIMINGS_LIMIT = 64
 """Most timings of one phase."""
 SEGMENTS_LIMIT = 16_384
 """Most segments of one trajectory."""
 GROUP_LIMIT = 1024
-"""Most rollouts of a group, which crosses the wire in one message of two frames each."""
+"""Most rollouts of a group, which is one message with two frames per rollout."""
 SESSIONS_LIMIT = 1000
 """Most sessions of one reply."""
 UNUSED_LIMIT = 4096
-"""Most unused prompts that a report names: as many as may wait for a batch."""
+"""Most unused prompts in a report: as many as may wait for a batch."""
 GIVEN_UP_LIMIT = 32
-"""Most given-up groups that a report names."""
+"""Most given-up groups in a report."""
 
 
 def _snake(name: str) -> str:
@@ -49,7 +49,7 @@ def _snake(name: str) -> str:
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Base of what messages are made of."""
+    """Base of the components of messages."""
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag=_snake):
@@ -57,7 +57,7 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 
 Identifier = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._:-]{0,127}\Z")]
-"""The name of a job, group, session, stage process or backend: it may become part of a file's name."""
+"""The name of a job, group, session, stage process or backend; safe as part of a file name."""
 JobIdentifier = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}\Z")]
 BatchIdentifier = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_-]{0,39}\Z")]
 """The ids of its groups and jobs begin with it."""
@@ -75,14 +75,14 @@ Segments = Annotated[tuple[Count, ...], Meta(max_length=SEGMENTS_LIMIT)]
 ShortText = Annotated[str, Meta(max_length=128)]
 PathText = Annotated[str, Meta(max_length=4096)]
 Argument = Annotated[str, Meta(max_length=16_384, pattern=r"^[^\x00]*\Z")]
-"""A word of a command line, or the value of a variable."""
+"""A word of a command line, or the value of an environment variable."""
 WeightVersion = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 StopText = Annotated[str, Meta(min_length=1, max_length=256)]
 CurveKey = Annotated[str, Meta(pattern=r"^[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}\Z")]
-"""32 bytes as ZeroMQ writes keys; there are neither quotes nor backslashes in it."""
+"""32 bytes in ZeroMQ's key encoding (Z85), without quotes or backslashes."""
 AnnouncedKey = Annotated[str, Meta(pattern=r"^(?:[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40})?\Z")]
-"""The public key that a socket proves; empty: it takes plaintext."""
+"""The public key of a socket; empty: plaintext."""
 
 
 def new_id() -> str:
@@ -91,14 +91,14 @@ def new_id() -> str:
 
 
 class KeyRole(StrEnum):
-    """What a key is for (see `security.rights`)."""
+    """What a key may do (see `security.rights`)."""
 
     TRAINER = "trainer"
-    """Submits jobs, collects trajectories, gives engines new weights."""
+    """Submits jobs, collects trajectories, updates engines' weights."""
     STAGE = "stage"
     """A node's stage processes and engine hosts."""
     OPERATOR = "operator"
-    """Looks at the service and at what its jobs brought, cancels jobs, manages backends; submits and collects none."""
+    """Inspects the service and its jobs' results, cancels jobs, manages backends; cannot submit or collect."""
     SERVICE = "service"
     """The brokers themselves."""
 
@@ -111,16 +111,16 @@ FOR_ALL: Roles = FOR_TRAINERS | FOR_OPERATORS | FOR_STAGES
 
 
 class _SaysProtocol(Message, frozen=True, kw_only=True):
-    # By a factory: a field that has its default value is not sent.
+    # A factory, since fields with their default value are not sent.
     protocol: int = msgspec.field(default_factory=lambda: PROTOCOL_VERSION)
-    """What the sender speaks; every request names it."""
+    """The sender's protocol version, in every request."""
 
 
 class Request(_SaysProtocol, frozen=True):
     """Base of requests, on every link; the reply repeats `request_id`."""
 
     roles: ClassVar[Roles] = frozenset()
-    """The roles of keys that may send it; the service's own may send all."""
+    """The key roles that may send it; the service's own keys may send all."""
 
     request_id: Identifier
 
@@ -132,13 +132,13 @@ class Reply(Message, frozen=True):
 
 
 class Done(Reply, frozen=True):
-    """The request was done, and there is nothing more to say."""
+    """The request succeeded; there is no data."""
 
 
 class Refused(Reply, frozen=True):
-    """The request was not done, and changed nothing.
+    """The request failed and changed nothing.
 
-    Of a `WeightUpdate`, at least one engine did not do its part: the error's field `backend` names it.
+    For a `WeightUpdate`, at least one engine failed its step: the error's field `backend` names it.
     """
 
     error: ErrorInfo

@@ -1,4 +1,4 @@
-"""Batches of groups, at the front door: a client opens one, feeds prompts, and takes groups."""
+"""Batches of groups, at the front door: a client opens one, feeds prompts, and receives groups."""
 
 from __future__ import annotations
 
@@ -32,42 +32,41 @@ class GroupFilter(Part, frozen=True):
     low: float | None = None
     """`mean_reward`: the smallest mean that is kept."""
     high: float | None = None
-    """The largest."""
+    """`mean_reward`: the largest."""
     least: float | None = None
-    """The smallest reward that there is; with `most`, groups are decided before their last rollout is in."""
+    """The smallest possible reward; with `most`, groups are decided before their last rollout ends."""
     most: float | None = None
 
 
 CarryOver = Literal["nothing", "finished", "running"]
-"""What of a batch's unneeded groups is carried into its session's next one: nothing, rollouts that are in, or also
-those that run."""
+"""What of a batch's unneeded groups its session's next batch gets: nothing, finished rollouts, or running ones too."""
 
 
 class BatchOptions(Part, frozen=True, kw_only=True):
-    """What a batch is to be."""
+    """Options of a batch."""
 
     target_groups: Count
     group_size: Annotated[int, Meta(ge=1, le=GROUP_LIMIT)]
     keep: GroupFilter = GroupFilter()
     carry: CarryOver = "running"
     weight: Annotated[float, Meta(gt=0, le=1_000_000)] = 1.0
-    """Its share of the slots, beside other batches."""
+    """Its share of the slots, relative to other batches."""
     max_staleness: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
-    """Weight versions that a rollout's oldest token may be behind the current one; None: any number."""
+    """Most weight versions that a rollout's oldest token may be behind the current one; None: any number."""
     max_replacements: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 4
-    """Jobs of a group that may end without a reward, and are replaced."""
+    """Most jobs of a group that may end without a reward and be replaced."""
     stop_early: bool = True
     """Cancel the running jobs of a group that can no longer be kept."""
     adopt: bool = True
-    """Begin with what earlier batches of the session carried over; False: with nothing but its own prompts."""
+    """Start with what earlier batches of the session carried over; False: only with its own prompts."""
     max_given_up: Count = 32
-    """Groups given up in a row, with none completed between them, at which the batch fails."""
+    """Consecutive groups given up, with none completed between them, at which the batch fails."""
     lease_s: Seconds = 60.0
-    """How long its session may be silent before its batches' jobs stop."""
+    """How long its session may be silent before its batches' jobs are stopped."""
 
 
 class OpenBatch(Request, frozen=True):
-    """Begin to collect groups. A batch that is open under this id with the same options is not opened again."""
+    """Open a batch. Idempotent for the same id and options."""
 
     roles: ClassVar[Roles] = FOR_TRAINERS
     session: Identifier
@@ -82,16 +81,16 @@ class Feed(Request, frozen=True):
     session: Identifier
     batch_id: BatchIdentifier
     start: Annotated[int, Meta(ge=0)]
-    """Prompts that the batch was fed before these; what it has already is not taken twice."""
+    """Prompts that the batch was fed before these; prompts that it has already are not added twice."""
     last: bool = False
-    """The stream of prompts ends with these."""
+    """These are the last prompts of the stream."""
 
 
 class NextGroup(Request, frozen=True):
     """Wait for a kept group, for the batch's end, or until more prompts are wanted.
 
-    Groups of earlier replies are acknowledged first; one that was sent to this client and is not among `acknowledge`
-    was lost on the way, and is sent again.
+    Groups of earlier replies are acknowledged first; a group that was sent to this client and is not in `acknowledge`
+    was lost in transit and is resent.
     """
 
     roles: ClassVar[Roles] = FOR_TRAINERS
@@ -100,13 +99,13 @@ class NextGroup(Request, frozen=True):
     client_id: Identifier
     acknowledge: tuple[GroupIdentifier, ...] = ()
     feeds: bool = False
-    """The client has more prompts, and is to be told when they are wanted."""
+    """The client has more prompts; reply when they are wanted."""
     wait_s: Annotated[float, Meta(ge=0, le=60)] = 0.0
-    """Hold the reply for so long while there is nothing to say."""
+    """Longest time to hold the reply while there is nothing to report."""
 
 
 class CloseBatch(Request, frozen=True):
-    """End a batch. What it has under way, and groups that are not acknowledged, are carried as its `carry` says."""
+    """End a batch. Its running jobs and unacknowledged groups are carried over as its `carry` says."""
 
     roles: ClassVar[Roles] = FOR_TRAINERS
     session: Identifier
@@ -115,38 +114,38 @@ class CloseBatch(Request, frozen=True):
 
 
 class SessionAlive(Request, frozen=True):
-    """The client of a session's batches lives."""
+    """Renew the lease of a session's batches."""
 
     roles: ClassVar[Roles] = FOR_TRAINERS
     session: Identifier
 
 
 BatchState = Literal["open", "met", "short", "failed"]
-"""`met`: the target is reached. `short`: the stream of prompts ended before it. `failed`: its group filter raised, or
-too many groups in a row could not be completed."""
+"""`met`: the target is reached. `short`: the stream of prompts ended before it. `failed`: the group filter raised, or
+too many consecutive groups could not be completed."""
 
 
 class Distribution(Part, frozen=True, kw_only=True):
-    """How some numbers are distributed; of none at all, all is 0."""
+    """Summary statistics of a set of numbers; all 0 for an empty one."""
 
     count: int = 0
     mean: float = 0.0
     least: float = 0.0
     most: float = 0.0
     p50: float = 0.0
-    """The median, to a few percent, as are the others."""
+    """The median, accurate to a few percent, as are the other percentiles."""
     p90: float = 0.0
 
 
 class RolloutDistribution(Part, frozen=True, kw_only=True):
-    """How rollouts are distributed."""
+    """Distributions over rollouts."""
 
     reward: Distribution = Distribution()
     tokens: Distribution = Distribution()
     seconds: Distribution = Distribution()
     """From start to end, in all phases."""
     staleness: Distribution = Distribution()
-    """Versions that the oldest token was behind the announced weights, as its group was sent or dropped."""
+    """Versions that the oldest token was behind the announced weights when its group was sent or dropped."""
 
 
 class GivenUpGroup(Part, frozen=True):
@@ -154,19 +153,19 @@ class GivenUpGroup(Part, frozen=True):
 
     prompt_id: JobIdentifier
     failures: dict[ShortText, int]
-    """How many of its jobs ended without a reward, by the reason."""
+    """Jobs that ended without a reward, by reason."""
 
 
 class BatchReport(Part, frozen=True, kw_only=True):
-    """What a batch took, counted while it was open."""
+    """Counters of a batch while it was open."""
 
     launched: int = 0
     """Jobs started for it."""
     completed: int = 0
     failed: int = 0
-    """Jobs that ended without a reward, and were replaced where that could be."""
+    """Jobs that ended without a reward; they were replaced if allowed."""
     adopted: int = 0
-    """Jobs of earlier batches, running or ended, that it took over."""
+    """Jobs of earlier batches, running or ended, that it adopted."""
     carried: int = 0
     """Jobs, running or ended, that it left to later batches."""
     withdrawn: int = 0
@@ -178,19 +177,18 @@ class BatchReport(Part, frozen=True, kw_only=True):
     given_up: tuple[GivenUpGroup, ...] = ()
     """The last of them."""
     wasted: dict[ShortText, int] = {}
-    """Jobs that ran and are not used, by the reason: `stale`, `not_needed`, `not_kept` (of groups that were stopped),
+    """Jobs that ran and are not used, by reason: `stale`, `not_needed`, `not_kept` (of groups that were stopped),
     `given_up`, `abandoned`."""
     wasted_s: dict[ShortText, float] = {}
-    """Their seconds of work, waiting not counted."""
+    """Their seconds of work, without waiting."""
     kept: RolloutDistribution = RolloutDistribution()
-    """Rollouts of the groups that were kept."""
+    """Rollouts of kept groups."""
     dropped: RolloutDistribution = RolloutDistribution()
-    """Rollouts of those that were not: are they longer?"""
+    """Rollouts of dropped groups, for comparison with `kept`."""
     returned_prompts: int = 0
-    """Prompts that it did not use, and that the session's next batch begins with."""
+    """Unused prompts with which the session's next batch begins."""
     unused_prompts: tuple[JobIdentifier, ...] = ()
-    """Prompts that it did not use, and that no other batch gets, since it shares none (`carry="nothing"` with
-    `adopt=False`). The first 4,096 of them."""
+    """Unused prompts that no other batch gets (`carry="nothing"` with `adopt=False`); the first 4,096."""
 
 
 class BatchStatus(Part, frozen=True, kw_only=True):
@@ -206,17 +204,17 @@ class BatchStatus(Part, frozen=True, kw_only=True):
     kept: int
     """Groups, fetched or not."""
     under_way: int
-    """Groups that are not complete."""
+    """Incomplete groups."""
     in_flight: int
-    """Jobs."""
+    """Jobs in flight."""
     prompts: int
-    """That wait."""
+    """Waiting prompts."""
     dropped: int = 0
     """Whole groups that were not kept."""
     failed: int = 0
     """Jobs that ended without a reward."""
     failures: dict[ShortText, int] = {}
-    """Why, the most frequent ones."""
+    """Their most frequent reasons."""
     given_up: int = 0
     """Groups that could not be completed."""
 
@@ -225,7 +223,7 @@ class BatchOpened(Reply, frozen=True):
     """Answer to `OpenBatch`."""
 
     fed: int = 0
-    """Prompts that the batch was fed already."""
+    """Prompts that the batch was fed before."""
     wanted: int = 0
     """More prompts that it could use soon; 0: none now."""
 
@@ -234,25 +232,25 @@ class Fed(Reply, frozen=True):
     """Answer to `Feed`."""
 
     fed: int = 0
-    """Prompts that the batch was fed, with these."""
+    """Prompts that the batch was fed, including these."""
 
 
 class GroupGiven(Reply, frozen=True, kw_only=True):
     """Answer to `NextGroup`.
 
-    Further frames, if there is a group: for each of its rollouts the packed `Result`, and behind it the trajectory's
-    block if `tokens` is not 0 and the block is not `kept` by its node.
+    Further frames, if there is a group: for each rollout the packed `Result`, followed by the trajectory's block if
+    `tokens` is not 0 and the block is not `kept` by its node.
     """
 
     batch: BatchStatus
     group_id: str = ""
-    """Empty: no group is there yet, or none will come, as `batch.state` says."""
+    """Empty: there is no group yet, or no more will come (see `batch.state`)."""
     prompt_id: str = ""
     rollouts: int = 0
     wanted: int = 0
     """As in `BatchOpened`."""
     ended: bool = False
-    """The batch has ended, and all its groups were given."""
+    """The batch has ended, and all its groups were sent."""
     report: BatchReport
 
 

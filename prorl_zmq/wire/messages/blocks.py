@@ -9,7 +9,7 @@ from .base import FOR_ALL, JobIdentifier, Reply, Request, Roles
 
 
 class FetchBlock(Request, frozen=True):
-    """Return a block. Its id is a capability."""
+    """Request a block; its id is a capability."""
 
     roles: ClassVar[Roles] = FOR_ALL
     block_id: JobIdentifier

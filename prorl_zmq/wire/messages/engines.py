@@ -1,4 +1,4 @@
-"""Engine hosts: what stage processes and the backend broker ask them, and their replies."""
+"""Engine hosts: requests of stage processes and the backend broker, and the replies."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from .base import (
 from .jobs import Sampling
 
 ENGINES_S = 30.0
-"""How long engine hosts have to answer the backend broker, unless a request says otherwise."""
+"""How long the backend broker waits for engine hosts, unless a request says otherwise."""
 UPDATE_LIMIT_S = 600.0
-"""How long engines wait for the end of an update by default; then the trainer counts as dead."""
+"""Default limit of an update, after which engines consider the trainer dead."""
 
 UpdateStep = Literal["begin", "load", "end", "cancel", "set"]
 UpdateMode = Literal["keep", "drain", "abort"]
-"""What becomes of running generations when new weights come: they pause and continue with the new ones; they end first,
-with the old ones, while new requests wait; or they are ended at once, and the agent loop has the rest of the turn
-generated with the new ones."""
+"""What happens to running generations when new weights come. `keep`: they pause, and resume with the new weights.
+`drain`: they end first, with the old ones, while new requests wait. `abort`: they end at once, and the agent loop has
+the rest of the turn generated with the new ones."""
 
 
 class Generate(Request, frozen=True, kw_only=True):
@@ -45,13 +45,13 @@ class Generate(Request, frozen=True, kw_only=True):
     stop_token_ids: tuple[int, ...] = ()
     """The turn ends after any of these; the one that ended it is part of the answer."""
     life: Annotated[str, Meta(max_length=64)] = ""
-    """The host's life that is meant; a host that was started anew may have older weights. Empty: any."""
+    """The expected life of the host, since a restarted host may have older weights. Empty: any."""
     traceparent: ShortText = ""
-    """The W3C trace context of the span that asks; empty: there is none."""
+    """The W3C trace context of the requesting span; empty: none."""
 
 
 class Abort(Request, frozen=True):
-    """Stop the generation that `request_id` began; there is no reply to either."""
+    """Stop the generation that `request_id` began; neither gets a reply."""
 
     roles: ClassVar[Roles] = FOR_STAGES
 
@@ -63,44 +63,43 @@ class EngineHealth(Request, frozen=True):
 
 
 class WeightUpdate(Request, frozen=True):
-    """Do one step of an update of weights. The backend broker passes it on to every engine host.
+    """Do one step of a weight update. The backend broker forwards it to every engine host.
 
     | step | an engine host |
     |---|---|
-    | `begin` | stops generating, as `mode` says; of the version that was begun already, only `limit_s` starts over |
+    | `begin` | stops generating, as `mode` says; for the version already begun, only restarts `limit_s` |
     | `load` | loads the weights at `path` and serves them: begin, load and end in one |
     | `end` | resumes with the weights that the trainer has put into the engine |
     | `cancel` | resumes with the weights that it has; without a `begin` it does nothing |
     | `set` | calls its weights `weight_version` from the next token on: they were changed by other means |
 
     An engine host replies with `EngineReady` after the step. The backend broker replies after all hosts have; from
-    `begin` on it assigns no job to a backend that does not serve this version, and takes a `begin` back if one engine
-    cannot stop. The front door takes `load`, `end` and `set`, after the backend broker has replied: batches drop what
-    is too old for the version.
+    `begin` on it assigns no job to a backend that does not serve this version, and it cancels a `begin` if one engine
+    cannot stop. The front door accepts `load`, `end` and `set`, after the backend broker has replied: batches drop
+    rollouts that are too old for the version.
     """
 
     roles: ClassVar[Roles] = FOR_TRAINERS | FOR_OPERATORS
     step: UpdateStep
     weight_version: WeightVersion
     path: PathText = ""
-    """Of `load`: where the weights are, as engine hosts see it."""
+    """For `load`: the path of the weights, as engine hosts see it."""
     mode: UpdateMode = "keep"
-    """Of `begin` and `load`."""
+    """For `begin` and `load`."""
     limit_s: Seconds = UPDATE_LIMIT_S
-    """Of `begin`: without an end or cancel for so long, engines resume with the version that they had."""
+    """For `begin`: after this time without an end or cancel, engines resume with the version that they had."""
     timeout_s: Seconds = ENGINES_S
-    """How long engine hosts have to answer the backend broker."""
+    """How long the backend broker waits for engine hosts."""
     backend_id: Identifier | None = None
-    """Of `set`: only this backend, whose host is not asked. It holds until the host's heartbeats report a change."""
+    """For `set`: only this backend, without asking its host; valid until the host's heartbeats report a change."""
     trainer: Identifier | Literal[""] = ""
-    """The session of the trainer whose weights they are from then on; empty: an operator's."""
+    """The session of the trainer that holds the weights from then on; empty: an operator."""
     take_over: bool = False
-    """Do so although another trainer holds the weights (refused with `weights_held` else); it is refused from then on.
-    """
+    """Take the weights from another trainer, whose updates are refused from then on (otherwise: `weights_held`)."""
 
 
 class VersionSpan(Part, frozen=True):
-    """Generated tokens `start` up to `end` came from weights `weight_version`."""
+    """Generated tokens from `start` up to `end` (exclusive) have weights `weight_version`."""
 
     weight_version: int
     start: int
@@ -117,7 +116,7 @@ class Generated(Reply, frozen=True, kw_only=True):
     finish_reason: FinishReason
     spans: tuple[VersionSpan, ...]
     cached_tokens: Annotated[int, Meta(ge=0)] = 0
-    """Of the prompt, found in the engine's prefix cache."""
+    """Prompt tokens found in the engine's prefix cache."""
 
 
 class EngineReady(Reply, frozen=True):
@@ -125,7 +124,7 @@ class EngineReady(Reply, frozen=True):
 
     weight_version: WeightVersion
     in_flight: int = 0
-    """Generations going on."""
+    """Running generations."""
 
 
 AnyEngineRequest = Generate | Abort | EngineHealth | WeightUpdate

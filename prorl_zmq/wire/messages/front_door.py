@@ -1,4 +1,4 @@
-"""The front door: what trainers and operators ask the rollout broker, and its replies."""
+"""Front door: requests of trainers and operators to the rollout broker, and its replies."""
 
 from __future__ import annotations
 
@@ -46,22 +46,22 @@ class Hello(Request, frozen=True):
 
     roles: ClassVar[Roles] = FOR_ALL
     session: Identifier | Literal[""] = ""
-    """Its session; empty: it has none."""
+    """The client's session; empty: none."""
 
 
 class Submit(Request, frozen=True):
-    """Accept these jobs, all or none. Further frames: one packed `Job` each. A job already here is not added twice."""
+    """Accept these jobs, all or none. Further frames: one packed `Job` each. Known jobs are not added twice."""
 
     roles: ClassVar[Roles] = FOR_TRAINERS
     session: Identifier
     lease_s: Seconds | None = None
-    """How long the session may be silent before its jobs and results are dropped; None: it lasts."""
+    """How long the session may be silent before its jobs and results are dropped; None: no limit."""
 
 
 class Collect(Request, frozen=True):
-    """Wait for finished jobs of a session and take them; the results of earlier replies are acknowledged first.
+    """Wait for finished jobs of a session and return them; results of earlier replies are acknowledged first.
 
-    A result that was sent to this client and is not among `acknowledge` was lost on the way, and is sent again.
+    A result that was sent to this client and is not in `acknowledge` was lost in transit and is resent.
     """
 
     roles: ClassVar[Roles] = FOR_TRAINERS
@@ -71,17 +71,17 @@ class Collect(Request, frozen=True):
     max_results: Annotated[int, Meta(ge=0, le=1024)] = 64
     """0 only acknowledges."""
     goodbye: bool = False
-    """The client will not ask again: what it was given and did not acknowledge is for the session's next client."""
+    """The client will not ask again: its unacknowledged results go to the session's next client."""
     wait_s: Annotated[float, Meta(ge=0, le=60)] = 0.0
-    """Hold the reply for so long while there is nothing to give."""
+    """Longest time to hold the reply while there are no results."""
     job_ids: tuple[JobIdentifier, ...] = ()
-    """Only these, whichever client was sent them before: for who keeps no state of its own. Empty: any."""
+    """Only these, whichever client they were sent to before, for callers without state. Empty: any."""
 
 
 class RelayBlocks(Request, frozen=True):
-    """Make the broker the keeper of these results' blocks, which cannot be fetched from their nodes.
+    """Move the blocks of these results, which cannot be fetched from their nodes, to the broker.
 
-    The results are delivered again once it has them.
+    The results are delivered again once the broker has the blocks.
     """
 
     roles: ClassVar[Roles] = FOR_TRAINERS
@@ -95,7 +95,7 @@ class Cancel(Request, frozen=True):
     roles: ClassVar[Roles] = FOR_TRAINERS | FOR_OPERATORS
     job_ids: tuple[JobIdentifier, ...]
     session: Identifier | Literal[""] = ""
-    """Only jobs of this session; others are answered as unknown. Empty: of any."""
+    """Only jobs of this session; others are answered as unknown. Empty: any session."""
 
 
 class Status(Request, frozen=True):
@@ -105,18 +105,18 @@ class Status(Request, frozen=True):
 
 
 class Trace(Request, frozen=True):
-    """Tell what a job went through; `job_id` is its id, or a beginning that no other job's has."""
+    """Return a job's history; `job_id` is its id or a unique prefix."""
 
     roles: ClassVar[Roles] = FOR_TRAINERS | FOR_OPERATORS
     job_id: JobIdentifier
     session: Identifier | Literal[""] = ""
-    """Only a job of this session that was not collected yet, by its whole id. Empty: any that is known."""
+    """Only an uncollected job of this session, by its whole id. Empty: any known job."""
     wait_s: Annotated[float, Meta(ge=0, le=60)] = 0.0
-    """Hold the reply for so long while the job has not ended and its rollout has no address."""
+    """Longest time to hold the reply while the job has not ended and its rollout has no address."""
 
 
 class ListSessions(Request, frozen=True):
-    """List the sessions that hold something."""
+    """List the sessions that have jobs, results, batches or carried groups."""
 
     roles: ClassVar[Roles] = FOR_OPERATORS
 
@@ -140,19 +140,18 @@ class Welcome(Reply, frozen=True, kw_only=True):
 
 
 class Accepted(Reply, frozen=True):
-    """Answer to `Submit`: the jobs are the service's now, and each will end in exactly one outcome."""
+    """Answer to `Submit`: the service owns the jobs, and each will end in exactly one outcome."""
 
     new: int = 0
-    """How many of them were not here before."""
+    """How many were not known before."""
     journal_id: str = ""
-    """The journal that has them now; jobs that went into another one, which is gone, are lost."""
+    """The journal that has them; jobs of another journal, which is gone, are lost."""
 
 
 class Collected(Reply, frozen=True):
     """Answer to `Collect`.
 
-    Further frames: one trajectory block for each result whose `tokens` is not 0 and whose block is not `kept` by its
-    node, in order.
+    Further frames, in order: one trajectory block for each result whose `tokens` is not 0 and that no node has `kept`.
     """
 
     results: tuple[Result, ...] = ()
@@ -163,7 +162,7 @@ class Collected(Reply, frozen=True):
 
 
 class Cancelled(Reply, frozen=True):
-    """Answer to `Cancel`: what became of each id."""
+    """Answer to `Cancel`: the result for each id."""
 
     jobs: dict[str, Literal["cancelled", "finished", "unknown"]] = {}
 
@@ -191,9 +190,9 @@ class ServiceStatus(Reply, frozen=True, kw_only=True):
     uncollected: int = 0
     """Results that no client has acknowledged yet."""
     redelivered: int = 0
-    """Phases started again after a loss."""
+    """Phases restarted after a loss."""
     lost_blocks: int = 0
-    """Trajectories that were lost with their node before they were fetched, so that their jobs ran again."""
+    """Trajectories lost with their node before they were fetched; their jobs ran again."""
     tasks: tuple[str, ...] = ()
     """Tasks that some stage process serves."""
     batches: tuple[BatchStatus, ...] = ()
@@ -201,7 +200,7 @@ class ServiceStatus(Reply, frozen=True, kw_only=True):
 
 
 class Span(Part, frozen=True, kw_only=True):
-    """A job's stay in one state."""
+    """A job's time in one state."""
 
     phase: Phase
     place: Literal["queued", "held"]
@@ -209,30 +208,30 @@ class Span(Part, frozen=True, kw_only=True):
     start_s: float
     """Seconds after the job was accepted."""
     end_s: float | None = None
-    """None: it is there still."""
+    """None: the job is still in it."""
     stage_id: str = ""
     """The stage process that held it."""
     node: str = ""
     backends: tuple[str, ...] = ()
-    """Those that RUN was assigned to, one after the other."""
+    """Backends assigned to RUN, in order."""
     error: ErrorInfo | None = None
-    """What ended it badly, in short."""
+    """The error that ended it, shortened."""
 
 
 class JobTrace(Reply, frozen=True, kw_only=True):
-    """Answer to `Trace`. All times but one are seconds after the job was accepted."""
+    """Answer to `Trace`. Times are seconds after the job was accepted, except `accepted_at`."""
 
     job_id: str
     accepted_at: float
-    """For people: the broker's wall clock, in seconds since 1970."""
+    """The broker's wall clock, in seconds since 1970; for people."""
     age_s: float
     spans: tuple[Span, ...]
     left_out: int = 0
-    """Events that a very long history has lost in its middle."""
+    """Events cut from the middle of a very long history."""
     restarts: tuple[float, ...] = ()
     """When the broker was restarted."""
     outcome: Outcome | None = None
-    """None: the job has not ended; then of what follows only its task and its group are known."""
+    """None: the job has not ended; of the fields below only its task and group are known."""
     ended_s: float | None = None
     collected_s: float | None = None
     """When a client acknowledged the result."""
@@ -244,32 +243,32 @@ class JobTrace(Reply, frozen=True, kw_only=True):
     turns: int = 0
     error: ErrorInfo | None = None
     address: str = ""
-    """While a program outside may lead the rollout: the URL at which RUN takes its calls. Behind `#` is the loopback
-    network that it is on, if it is on one (see `system.node_name.loopback_id`)."""
+    """The URL at which RUN accepts calls of an outside program, while it may lead the rollout. The part after `#` names
+    the loopback network, if the URL is on one (see `system.node_name.loopback_id`)."""
     traceparent: str = ""
-    """The W3C trace context of the job's span; empty: it is not traced."""
+    """The W3C trace context of the job's span; empty: not traced."""
     parent_span: str = ""
-    """The id of the span above it, 16 hexadecimal digits; empty: there is none."""
+    """The id of the parent span, 16 hexadecimal digits; empty: none."""
 
 
 class SessionRow(Part, frozen=True):
-    """What a session holds."""
+    """The contents of a session."""
 
     session: str
     queued: int = 0
-    """Jobs that wait, those of its batches too."""
+    """Waiting jobs, including those of its batches."""
     running: int = 0
     """Jobs that hold a slot."""
     results: int = 0
-    """Results that no client has acknowledged, and rollouts of groups that are not fetched."""
+    """Unacknowledged results, and rollouts of groups that were not fetched."""
     batches: int = 0
-    """Open ones, and ended ones that were not closed."""
+    """Open batches, and ended ones that were not closed."""
     carried_groups: int = 0
     """Groups that wait for its next batch."""
     lease_s: float | None = None
-    """How long it may be silent; None: its jobs and results last."""
+    """How long it may be silent; None: no limit."""
     silent_s: float | None = None
-    """How long it has been."""
+    """How long it has been silent."""
 
 
 class SessionList(Reply, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Jobs and what they end in: what a client submits, and the result that comes back with its trajectory."""
+"""Jobs that a client submits, and the results that it gets with their trajectories."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Phase(StrEnum):
 
 
 class Outcome(StrEnum):
-    """How a job ended. Only `completed` carries a reward."""
+    """How a job ended. Only `completed` carries a reward, unless the agent itself caused the failure."""
 
     COMPLETED = "completed"
     FAILED = "failed"
@@ -48,28 +48,28 @@ class Outcome(StrEnum):
 
 
 class Sampling(Part, frozen=True):
-    """How the policy's tokens are drawn. The names and meanings are vLLM's."""
+    """How the policy's tokens are sampled. Names and meanings are vLLM's."""
 
     temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
-    """0 takes the likeliest token, whose log-prob is then that at temperature 1."""
+    """0 takes the likeliest token, whose log-prob is then at temperature 1."""
     max_tokens: Count = 1024
     """Most tokens of one turn."""
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
     """The job's random seed; each turn derives its own from it. None: the engine's own randomness."""
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    """Draw from the likeliest tokens that have this share of the probability together."""
+    """Sample from the likeliest tokens with this total probability."""
     top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
-    """Draw from so many of the likeliest tokens; 0: from all."""
+    """Sample from this many of the likeliest tokens; 0: from all."""
     min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    """Draw from tokens at least this share as likely as the likeliest."""
+    """Sample from tokens with at least this share of the likeliest one's probability."""
     stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=64)] = ()
-    """A turn ends after any of these, beside those of the chat format; the one that ended it is part of the turn."""
+    """A turn ends after any of these or of the chat format's; the one that ended it is part of the turn."""
     stop: Annotated[tuple[StopText, ...], Meta(max_length=16)] = ()
     """A turn ends with the token that completes any of these texts."""
 
 
 class EpisodeLimits(Part, frozen=True):
-    """Where an episode stops if the policy does not."""
+    """Limits that stop an episode if the policy does not."""
 
     max_turns: Count = 16
     """Most turns of the policy."""
@@ -78,7 +78,7 @@ class EpisodeLimits(Part, frozen=True):
     tool_call_s: Seconds = 60.0
     """Longest single tool call."""
     generation_s: Seconds = 600.0
-    """Longest that an engine may take for one turn; beyond it the engine hangs, and the turn is asked of another."""
+    """Longest time of an engine for one turn; then the engine counts as hung, and another one generates the turn."""
 
 
 class PhaseLimits(Part, frozen=True):
@@ -101,23 +101,24 @@ HarnessName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._:-]{0,127}(
 
 
 class Harness(Part, frozen=True):
-    """An agent program that leads a rollout in place of the service's own agent loop (see `docs/harnesses.md`)."""
+    """An agent program that leads a rollout in place of the service's agent loop (see `docs/harnesses.md`)."""
 
     name: Identifier
-    """As `prorl harness list` has it, such as `claude-code`."""
+    """A name that `prorl harness list` prints, such as `claude-code`."""
     version: ShortText = ""
-    """One of those that are installed; empty: the newest."""
+    """An installed version; empty: the newest."""
     train_on: TrainOn = ("main",)
-    """The calls whose tokens are in the trajectory: of the main conversation, of sub-agents, others (titles, memories),
-    summaries of a history that became too long, or all. Every call counts in the metrics."""
+    """The kinds of calls whose tokens are in the trajectory: of the main conversation, of sub-agents, others (titles,
+    memories), summaries of a history that became too long, or all. Every call counts in the metrics."""
     arguments: Annotated[tuple[Argument, ...], Meta(max_length=64)] = ()
-    """Added to its command line; for `command`, all of it, with places `{url}`, `{key}`, `{model}` and `{prompt}`."""
+    """Added to its command line; for `command`, all of it, with placeholders `{url}`, `{key}`, `{model}` and
+    `{prompt}`."""
     environment: Annotated[dict[FieldName, Argument], Meta(max_length=64)] = {}
     """Added to its environment."""
 
     @classmethod
     def of(cls, named: Harness | str) -> Harness:
-        """Return the harness that a job names: NAME or NAME==VERSION, or one with more fields."""
+        """Return the harness for a job's `harness`: NAME, NAME==VERSION or a `Harness`."""
         if isinstance(named, Harness):
             return named
         name, _, version = named.partition("==")
@@ -125,12 +126,12 @@ class Harness(Part, frozen=True):
 
 
 class Outside(Part, frozen=True, kw_only=True):
-    """The program outside of the service that leads a rollout (see `docs/outside-programs.md`)."""
+    """A program outside of the service that leads a rollout (see `docs/outside-programs.md`)."""
 
     key_sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
-    """SHA-256 of the key that each of its calls shows. The service never has the key."""
+    """SHA-256 of the key that each call presents. The service never has the key."""
     idle_s: Seconds = 600.0
-    """How long it may make no call before the rollout ends with `phase_timeout`."""
+    """How long the program may make no call before the rollout ends with `phase_timeout`."""
     train_on: TrainOn = ("all",)
     """As in `Harness`."""
 
@@ -141,7 +142,7 @@ class Job(Part, frozen=True, kw_only=True):
     task: Identifier
     """Names the `AgentHandler`."""
     instance: dict[str, Any]
-    """The handler's own fields: plain data."""
+    """The handler's fields: plain data."""
     job_id: JobIdentifier = msgspec.field(default_factory=new_id)
     group_id: Identifier | Literal[""] = ""
     """Shared by the jobs of one prompt."""
@@ -149,32 +150,32 @@ class Job(Part, frozen=True, kw_only=True):
     episode: EpisodeLimits = EpisodeLimits()
     limits: PhaseLimits = PhaseLimits()
     backend_wait_s: Seconds = 60.0
-    """How long RUN may wait for an inference backend before the job ends with `no_backend`. While a backend is
-    starting, that wait has not begun, and no time of RUN's limit passes."""
+    """How long RUN may wait for an inference backend before the job ends with `no_backend`. Neither this wait nor RUN's
+    limit runs while a backend is starting."""
     stage_wait_s: Seconds = 60.0
-    """How long a phase may wait while no live stage process could take it before the job ends with `no_stage`."""
+    """How long a phase may wait while no live stage process can run it before the job ends with `no_stage`."""
     max_attempts: Annotated[int, Meta(ge=1, le=100)] = 3
     """How many times the job is started before a loss is final."""
     template_arguments: Annotated[dict[FieldName, Any], Meta(max_length=32)] = {}
-    """Given to the model's chat template, such as `{"enable_thinking": false}`; they count more than the backend's."""
+    """Arguments of the model's chat template, such as `{"enable_thinking": false}`; they override the backend's."""
     harness: Harness | HarnessName | None = None
-    """What leads the rollout, or only its name (`codex`, `codex==0.169.0`); None: the service's agent loop. The task
-    prepares and judges it either way."""
+    """The harness that leads the rollout, or its name (`codex`, `codex==0.169.0`); None: the service's agent loop. The
+    task prepares and judges in both cases."""
     outside: Outside | None = None
-    """A program outside of the service leads the rollout, at the address that `JobTrace` has; in place of `harness`.
-    Clients fill it in: see `RolloutClient.endpoint`."""
+    """An outside program leads the rollout in place of `harness`, at the address in `JobTrace`. Clients fill it in: see
+    `RolloutClient.endpoint`."""
     traceparent: str = ""
-    """The W3C trace context of the span that the job's own will be below (see `docs/traces.md`): the client fills in
-    that of the OpenTelemetry span that is current. What is malformed is ignored."""
+    """The W3C trace context of the parent of the job's span (see `docs/traces.md`): the client fills in that of the
+    current OpenTelemetry span. Malformed values are ignored."""
 
 
 SandboxKind = Identifier
-"""What a sandbox is made of: a name that an installed package registers as entry point of `prorl_zmq.sandboxes`, such
-as `apptainer`, `bubblewrap`, or `process`, which is no isolation at all. Checked where sandboxes are made."""
+"""A sandbox implementation, by the name that an installed package registers as an entry point in `prorl_zmq.sandboxes`,
+such as `apptainer`, `bubblewrap`, or `process`, which isolates nothing. Checked when a sandbox is made."""
 
 
 class SandboxHandle(Part, frozen=True):
-    """Where a sandbox lives, as plain data: enough for another process of the same node to attach to it."""
+    """A sandbox's location as plain data, with which another process of the same node can attach to it."""
 
     kind: SandboxKind
     path: PathText
@@ -183,12 +184,12 @@ class SandboxHandle(Part, frozen=True):
 
 
 LogprobsMode = Literal["processed_logprobs", "raw_logprobs", "tempered_logprobs"]
-"""Which distribution log-probs are of: in vLLM's words, the one that was sampled from, after temperature, top-p, top-k
-and min-p, or the model's own at temperature 1, before all of them; SGLang's are after the temperature alone."""
+"""The distribution of the log-probs, in vLLM's words: the sampled one, after temperature, top-p, top-k and min-p, or
+the model's own at temperature 1, before all of them; SGLang's are after the temperature only."""
 
 
 class BlockHandle(Part, frozen=True, kw_only=True):
-    """Where a trajectory's block is that its node keeps (`keep = "node"`). The handle is a capability."""
+    """The location of a trajectory's block on the node that keeps it (`keep = "node"`). The handle is a capability."""
 
     node: Identifier
     block_id: JobIdentifier
@@ -199,7 +200,7 @@ class BlockHandle(Part, frozen=True, kw_only=True):
     """Where the node's broker serves blocks."""
     curve_key: AnnouncedKey = ""
     socket: PathText = ""
-    """The Unix socket at which it serves them to programs of its machine."""
+    """The Unix socket at which the node's broker serves blocks to programs on its machine."""
     oldest_version: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = -1
     """The oldest weight version of a token; -1: nothing was generated."""
 
@@ -209,12 +210,12 @@ STEPS_LIMIT = 512
 
 
 class Step(Part, frozen=True, array_like=True):
-    """One thing that an episode spent time on."""
+    """One timed step of an episode."""
 
     name: MeasureName
     """As in `Result.timings`: `engine`, `chat`, `tool.bash`, …"""
     turn: Annotated[int, Meta(ge=0)]
-    """The turn of the policy that it was, or followed; 0: none had begun."""
+    """The policy's turn of this step, or the one before it; 0: before the first turn."""
     start_s: Annotated[float, Meta(ge=0)]
     """Seconds after RUN began, on the clock of its node."""
     seconds: Annotated[float, Meta(ge=0)]
@@ -224,7 +225,7 @@ Steps = Annotated[tuple[Step, ...], Meta(max_length=STEPS_LIMIT)]
 
 
 class Result(Part, frozen=True, kw_only=True):
-    """Everything about an ended job that is not an array."""
+    """Everything about an ended job except its arrays."""
 
     job_id: JobIdentifier
     task: Identifier
@@ -232,7 +233,7 @@ class Result(Part, frozen=True, kw_only=True):
     group_id: Identifier | Literal[""] = ""
     attempt: Attempt = 1
     reward: float | None = None
-    """None unless the outcome is `completed`, or the agent itself is why it is not (see `stages.handler.Failure`)."""
+    """None unless the outcome is `completed`, or the agent itself caused the failure (see `stages.handler.Failure`)."""
     error: ErrorInfo | None = None
     stop_reason: str = ""
     """Why the episode stopped (see `stages.episode.StopReason`); empty if RUN did not end."""
@@ -241,20 +242,20 @@ class Result(Part, frozen=True, kw_only=True):
     metrics: dict[MeasureName, float] = {}
     """Counts and measures of the agent loop (`turns`, `tool_calls`, …) and those of the handler."""
     timings: dict[MeasureName, float] = {}
-    """Seconds per phase (`init`, `run`, `eval`), queue (`init_queue`, …), tool (`tool.bash`), in the `engine`, and
-    until there was a `backend`, if that took a while."""
+    """Seconds per phase (`init`, `run`, `eval`), queue (`init_queue`, …), tool (`tool.bash`), in the `engine`, and of
+    the wait for a `backend`, if that was long."""
     steps: Steps = ()
-    """What RUN's time was spent on, in the order of the ends; of very many the first. Those under a millisecond are in
-    `timings` only."""
+    """The timed steps of RUN, ordered by their ends, the first if there are very many; without those under a
+    millisecond."""
     notes: dict[MeasureName, str] = {}
-    """What EVAL wrote down for people: a judge's verdict, a report of tests, a patch."""
+    """Text from EVAL for people: a judge's verdict, a report of tests, a patch."""
     tokens: Annotated[int, Meta(ge=0)] = 0
     """T: the length of the trajectory's arrays."""
     turns: Annotated[int, Meta(ge=0)] = 0
     """n: the number of its turns."""
     segments: Segments = ()
-    """Where in the arrays a segment begins, but for the first: each is a prompt of its own (see `ChatSettings`)."""
+    """The array offset of each segment after the first; each segment is a prompt of its own (see `ChatSettings`)."""
     logprobs_mode: LogprobsMode | Literal[""] = ""
-    """Which distribution the log-probs are of; empty if nothing was generated."""
+    """The distribution of the log-probs; empty if nothing was generated."""
     kept: BlockHandle | None = None
-    """The block's keeper, if that is a node; None: the broker keeps it, or there is none."""
+    """The block's location, if a node keeps it; None: the broker keeps it, or there is none."""

@@ -1,4 +1,4 @@
-"""Nodes as the rollout broker knows them: what they say of themselves, who is here, and what was lost with others."""
+"""Nodes as the rollout broker sees them: what they report, their state, and what was lost with lost ones."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from .base import FOR_ALL, Identifier, Part, Reply, Request, Roles, ShortText
 from .jobs import Outcome, Phase
 
 IMAGES_LIMIT = 64
-"""Most images that a node names."""
+"""Most images that a node reports."""
 CHANGE_SHARE = 0.05
 Bytes = Annotated[int, Meta(ge=0, le=2**62)]
 
 
 class NodeFacts(Part, frozen=True, kw_only=True):
-    """What a node says of its machine; for people, nothing is decided by it."""
+    """What a node reports about its machine; for people only, no decision depends on it."""
 
     host: ShortText = ""
     allocation: ShortText = ""
-    """What a scheduler has given it."""
+    """The scheduler's allocation."""
     version: ShortText = ""
-    """Of its package."""
+    """Of its prorl-zmq package."""
     images: Annotated[tuple[ShortText, ...], Meta(max_length=IMAGES_LIMIT)] = ()
-    """Names of the images that are there."""
+    """Names of the installed images."""
     sandboxes: Annotated[int, Meta(ge=0)] = 0
-    """Those that are open in its run folder."""
+    """Open sandboxes in its run folder."""
     memory_free_bytes: Bytes = 0
     memory_total_bytes: Bytes = 0
-    """Of the machine, or what the node's control group may have; 0: not known."""
+    """Of the machine, or the limit of the node's control group; 0: not known."""
     disk_free_bytes: Bytes = 0
     disk_total_bytes: Bytes = 0
-    """Where its run folder is."""
+    """Of the file system of its run folder."""
 
     def differs(self, before: NodeFacts) -> bool:
-        """Return whether these are worth a message: what moves all the time by more than a share, or others at all."""
+        """Return whether to report: a varying value moved by more than `CHANGE_SHARE`, or any other one changed."""
         moving = (
             (self.memory_free_bytes - before.memory_free_bytes, self.memory_total_bytes),
             (self.disk_free_bytes - before.disk_free_bytes, self.disk_total_bytes),
@@ -53,20 +53,20 @@ class NodeFacts(Part, frozen=True, kw_only=True):
 
 
 class ListNodes(Request, frozen=True):
-    """List the nodes in the order of their names; those after a name, for who has the ones before."""
+    """List the nodes ordered by name, or those after a name, to continue a list."""
 
     roles: ClassVar[Roles] = FOR_ALL
     after: Identifier | None = None
 
 
 class NodeState(StrEnum):
-    """In the order in which the worst of several is told."""
+    """Ordered: of several states the last one is reported."""
 
     READY = "ready"
     DRAINING = "draining"
-    """It takes nothing new, and ends what it has."""
+    """It accepts nothing new and finishes what it has."""
     SILENT = "silent"
-    """It has not reported for a while, and is given nothing new; it keeps what it holds until its lease is over."""
+    """It has not reported for a while and gets nothing new; it keeps its jobs until its lease expires."""
     LOST = "lost"
 
 
@@ -76,34 +76,34 @@ class NodeStatus(Part, frozen=True, kw_only=True):
     node: str
     state: NodeState
     slots: dict[Phase, int] = {}
-    """By stage, those that this broker may use."""
+    """By stage, the slots that this broker may use."""
     busy: dict[Phase, int] = {}
-    """Jobs that hold one."""
+    """Occupied slots."""
     silent_s: float
-    """Seconds since its last report; of one that is lost, since that was noticed."""
+    """Seconds since its last report; for a lost node, since the loss was noticed."""
     lease_s: float = 0.0
-    """How long it may be silent before it is lost; 0: it is."""
+    """How long it may be silent before it counts as lost; 0: it is lost."""
     facts: NodeFacts | None = None
-    """As its member said last; None: it has said nothing of the machine."""
+    """The member's last report; None: none yet."""
 
 
 class LostNode(Part, frozen=True, kw_only=True):
-    """A node whose lease has ended, and what became of the jobs that were there. Those not named have not ended."""
+    """A node whose lease has expired, and the fate of its jobs. Jobs in none of the counts have not ended."""
 
     node: str
     host: str = ""
     died: bool
-    """Its connection ended; else it fell silent."""
+    """Its connection ended; otherwise it fell silent."""
     ago_s: float
     is_back: bool = False
     jobs: int
-    """Jobs that it held, or whose sandboxes it had: they were restarted elsewhere, or had no attempt left."""
+    """Jobs that it ran, or whose sandboxes it had: they were restarted elsewhere, or had no attempt left."""
     completed: dict[str, int] = {}
-    """How many have completed since, by the node where they did."""
+    """Jobs that have completed since, by node."""
     ended: dict[Outcome, int] = {}
-    """How many have ended otherwise."""
+    """Jobs that have ended otherwise, by outcome."""
     lost_again: int = 0
-    """How many were lost with another node since, and are counted there."""
+    """Jobs that were lost again with another node, and are counted there."""
 
 
 class NodeList(Reply, frozen=True, kw_only=True):
@@ -113,4 +113,4 @@ class NodeList(Reply, frozen=True, kw_only=True):
     more: bool = False
     """There are nodes after these."""
     lost: tuple[LostNode, ...] = ()
-    """The last ones, the newest first."""
+    """The last lost nodes, the newest first."""

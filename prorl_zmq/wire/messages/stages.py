@@ -41,52 +41,52 @@ class Task(Part, frozen=True):
     fields: Annotated[dict[FieldName, ShortText], Meta(max_length=TASK_LIMIT)] = {}
     """The instance's fields and their types: `str`, `int`, `float`, `bool`, `list[str]`, `dict[str, str]` or `any`."""
     optional: Annotated[tuple[FieldName, ...], Meta(max_length=TASK_LIMIT)] = ()
-    """Those of the fields that may be left out."""
+    """Fields that may be omitted."""
     harnesses: Annotated[tuple[Identifier, ...], Meta(max_length=TASK_LIMIT)] = ()
     """The agent programs that may lead its rollouts."""
 
 
 class StageReport(Message, frozen=True, kw_only=True):
-    """Says everything of a stage process: sent over each new connection, when the broker asks, and now and then.
+    """The full state of a stage process: sent on each new connection, when the broker asks, and periodically.
 
-    In between, `MemberAlive` keeps its leases and says what has changed.
+    In between, `MemberAlive` renews its leases and reports changes.
     """
 
     protocol: int = UNSAID_PROTOCOL
-    """What the sender speaks; it names its `PROTOCOL_VERSION`."""
+    """The sender's `PROTOCOL_VERSION`."""
     stage_id: Identifier
-    """Names one process for its lifetime, never another one."""
+    """Identifies one process for its lifetime; never reused."""
     member: Identifier | Literal[""] = ""
-    """Who reports: the node, for all of its stage processes; empty: the process itself."""
+    """The sender: the node, for all of its stage processes; empty: the process itself."""
     number: ReportNumber = 0
-    """Of the member's last `MemberAlive` before this one."""
+    """Of the member's last `MemberAlive` before this report."""
     role: Phase
     node: Identifier
     place: ShortText = ""
-    """Which machine and run folder the node is (`system.node_name.place_of`): no other one may have its name."""
+    """The node's machine and run folder (`system.node_name.place_of`); no other place may use its name."""
     slots: Annotated[int, Meta(ge=0, le=2**31 - 1)]
     endpoint: PathText
-    """Where the process's PULL is bound."""
+    """Where the process's PULL socket is bound."""
     curve_key: AnnouncedKey = ""
     tasks: Annotated[tuple[Task, ...], Meta(max_length=TASK_LIMIT)]
     welcomed: bool = False
-    """The broker's welcome has arrived at `endpoint`; before that, the process gets no job."""
+    """The broker's welcome has arrived at `endpoint`; until then the process gets no job."""
     draining: bool = False
-    """It takes no more jobs, and ends what it holds; `StageLeaving` follows."""
+    """It accepts no more jobs and finishes those that it has; `StageLeaving` follows."""
     asks_answer: bool = False
-    """The broker is to send `StageWelcome`, so that the member knows that its reports arrive."""
+    """Request a `StageWelcome`, which shows the member that its reports arrive."""
     running: dict[JobIdentifier, Attempt] = {}
-    """The jobs that it holds, with their attempts."""
+    """Its jobs and their attempts."""
     origins: dict[JobIdentifier, Identifier] = {}
-    """Of those that it holds and of those that ended, as far as their `StartPhase` had one."""
+    """Of its running and ended jobs, as far as their `StartPhase` had one."""
     backends: dict[JobIdentifier, Identifier] = {}
-    """RUN: the backends of those that have one."""
+    """RUN: the backends of its jobs, where assigned."""
     addresses: dict[JobIdentifier, PathText] = {}
-    """RUN: where programs outside reach the rollouts that they lead."""
+    """RUN: the addresses at which outside programs reach the rollouts that they lead."""
     ended: dict[JobIdentifier, Attempt] = {}
-    """The jobs whose phase ended here and whose event the broker has not noted yet, with their attempts."""
+    """Attempts of jobs whose phase ended here and whose event the broker has not noted yet."""
     kept: tuple[JobIdentifier, ...] | None = None
-    """From a node's broker, of RUN: the blocks of this rollout broker's trajectories that are there, by `block_id`."""
+    """From a node's broker, of RUN: the `block_id`s of this rollout broker's trajectories that the node has."""
     facts: NodeFacts | None = None
     """Of the node."""
 
@@ -96,27 +96,27 @@ class StageReport(Message, frozen=True, kw_only=True):
 
 
 class MemberAlive(Message, frozen=True, kw_only=True):
-    """Keeps the leases of a member, who has reported before, and says what began since: sent with every heartbeat.
+    """Renews the leases of a member that has reported before, and reports what began since: sent with every heartbeat.
 
-    A number that does not follow the last one tells the broker that a message was lost; it asks for full reports.
+    A gap in the numbers tells the broker that a message was lost; it then asks for full reports.
     """
 
     member: Identifier
     number: ReportNumber
     began: dict[Identifier, dict[JobIdentifier, Attempt]] = {}
-    """The phases that have arrived since the last report, by stage process; those that ended say so themselves."""
+    """The phases that have arrived since the last report, by stage process; ends are reported separately."""
     backends: dict[JobIdentifier, tuple[Attempt, Identifier]] = {}
-    """The backends that attempts of jobs have got since the last report."""
+    """Backends assigned to attempts of jobs since the last report."""
     addresses: dict[JobIdentifier, tuple[Attempt, PathText]] = {}
-    """The addresses that attempts of jobs have got since the last report."""
+    """Addresses of attempts of jobs that opened since the last report."""
     asks_demand: bool = False
-    """The broker is to send `SlotDemand`."""
+    """Request a `SlotDemand`."""
     facts: NodeFacts | None = None
-    """Those of the node, if they have changed much since they were last said."""
+    """Those of the node, if they changed much since the last report."""
 
 
 class StageLeaving(Message, frozen=True):
-    """The stage process takes no more jobs; those that it still holds go to others."""
+    """The stage process accepts no more jobs; its remaining jobs go to other processes."""
 
     stage_id: Identifier
 
@@ -132,7 +132,7 @@ class PhaseEnd(Message, frozen=True, kw_only=True):
     attempt: Attempt
     phase: Phase
     number: Annotated[int, Meta(ge=0)] = 0
-    """Names the event among those of its process, which sends it again until `EventsNoted` names it; 0: only once."""
+    """Identifies the event within its process, which resends it until `EventsNoted` names it; 0: sent once."""
     origin: Identifier | Literal[""] = ""
     """That of its `StartPhase`."""
     stop_reason: ShortText = ""
@@ -147,14 +147,14 @@ class PhaseEnd(Message, frozen=True, kw_only=True):
     notes: Notes = {}
     """For people, from RUN and EVAL."""
     kept: BlockHandle | None = None
-    """From a node's broker: the trajectory's block stays there."""
+    """From a node's broker: the trajectory's block stays on the node."""
 
 
 class PhaseDone(PhaseEnd, frozen=True, kw_only=True):
-    """A phase ended well."""
+    """A phase succeeded."""
 
     sandbox: SandboxHandle | None = None
-    """The sandbox that lives on, for the next phase, which must run on its node."""
+    """The sandbox that stays open for the next phase, which must run on its node."""
     phase_data: dict[str, Any] = {}
     """Plain data for the next phase: INIT's for RUN, RUN's for EVAL."""
     reward: float | None = None
@@ -162,22 +162,22 @@ class PhaseDone(PhaseEnd, frozen=True, kw_only=True):
 
 
 class PhaseFailed(PhaseEnd, frozen=True, kw_only=True):
-    """A phase ended badly; its block is what there is of the trajectory."""
+    """A phase failed; its block is the partial trajectory."""
 
     outcome: Outcome
     error: ErrorInfo
     retry: bool = False
-    """Nothing was observed, so the phase may be tried again."""
+    """Nothing was observed, so the phase may be retried."""
     given_back: bool = False
     """Nothing was tried, so a retry spends no attempt."""
     sandbox_gone: bool = False
-    """The sandbox that earlier phases left for this one is gone, so a retry begins with a new one."""
+    """The sandbox of earlier phases is gone, so a retry begins with a new one."""
     reward: float | None = None
-    """What a job earns that the agent itself has ended; finite."""
+    """The reward of a job that the agent itself ended; finite."""
 
 
 class BlockSent(Message, frozen=True, kw_only=True):
-    """Makes the broker the keeper of a block: the answer to `SendBlocks`, and sent for each block by a node that ends.
+    """Moves a block to the broker: the answer to `SendBlocks`, and sent for each block by a node that exits.
 
     Further frame: the block, unless it is `lost`.
     """
@@ -189,15 +189,15 @@ class BlockSent(Message, frozen=True, kw_only=True):
 
 
 class TurnsShown(Message, frozen=True, kw_only=True):
-    """Answer to `ShowTurns`. Further frame, if there are `shown_tokens`: the block of the turns that are shown."""
+    """Answer to `ShowTurns`. Further frame, if `shown_tokens` is not 0: the block of the shown turns."""
 
     stage_id: Identifier
     job_id: JobIdentifier
     attempt: Attempt
     known_tokens: Tokens = 0
-    """That of the question."""
+    """Copied from the request."""
     origin: Identifier | Literal[""] = ""
-    """That of the question."""
+    """Copied from the request."""
     so_far: TurnsSoFar | None = None
     """None: the process does not have that attempt (any more)."""
 
@@ -210,17 +210,17 @@ StageEvent = StageReport | MemberAlive | StageLeaving | PhaseDone | PhaseFailed 
 
 
 class StageWelcome(Message, frozen=True, kw_only=True):
-    """Answer to the first `StageReport` of a member, and to what shows that a report was lost: report everything."""
+    """Answer to a member's first `StageReport`, and to a sign that a report was lost: send a full report."""
 
     backend_broker: str
     heartbeat_s: Seconds
-    """How often to report."""
+    """Reporting interval."""
     keep: Keep = "broker"
-    """Where the blocks of trajectories are to be until a client has them."""
+    """Where the blocks of trajectories stay until a client has them."""
 
 
 class StageRefused(Message, frozen=True):
-    """The process cannot work for this broker, and should end."""
+    """The process cannot work for this broker, and should exit."""
 
     error: ErrorInfo
 
@@ -234,38 +234,38 @@ class StartPhase(Message, frozen=True, kw_only=True):
     sandbox: SandboxHandle | None = None
     phase_data: dict[str, Any] = {}
     origin: Identifier | Literal[""] = ""
-    """From a node's broker: the rollout broker whose job it is."""
+    """From a node's broker: the rollout broker that owns the job."""
     traceparent: ShortText = ""
-    """The W3C trace context of the phase's span; empty: the job is not traced."""
+    """The W3C trace context of the phase's span; empty: not traced."""
 
 
 class StopPhase(Message, frozen=True):
-    """End a phase whose result is not waited for. Of another attempt than the running one: do nothing."""
+    """Stop a phase whose result is not needed; ignored for another attempt than the running one."""
 
     job_id: JobIdentifier
     attempt: Attempt
 
 
 class ShowTurns(Message, frozen=True, kw_only=True):
-    """Send the last turns of a phase of RUN, unless it has come no further than `known_tokens`."""
+    """Send the last turns of a RUN phase, unless it has no more than `known_tokens`."""
 
     job_id: JobIdentifier
     attempt: Attempt
     known_tokens: Tokens = 0
     origin: Identifier | Literal[""] = ""
-    """From a node's broker: the rollout broker that asks."""
+    """From a node's broker: the requesting rollout broker."""
 
 
 class SlotDemand(Message, frozen=True):
-    """How many slots of each stage this broker's jobs could use on the node, those they have included."""
+    """How many slots of each stage this broker's jobs could use on the node, including those in use."""
 
     slots: dict[Phase, Annotated[int, Meta(ge=0)]]
     weight: Annotated[float, Meta(gt=0)] = 1.0
-    """Of the sessions that have jobs, together: slots are divided among brokers by it."""
+    """The total weight of the sessions that have jobs, by which slots are divided among brokers."""
 
 
 class EventsNoted(Message, frozen=True):
-    """The events of these numbers are in the broker's journal, or were stale: the process may forget them."""
+    """The events of these numbers are in the broker's journal, or were stale: the process may drop them."""
 
     numbers: tuple[Count, ...]
 
@@ -277,13 +277,13 @@ class CloseSandbox(Message, frozen=True):
 
 
 class ForgetBlocks(Message, frozen=True):
-    """Delete these blocks, which are no longer needed."""
+    """Delete these blocks."""
 
     block_ids: tuple[JobIdentifier, ...]
 
 
 class SendBlocks(Message, frozen=True):
-    """Send these blocks to the broker, which becomes their keeper: clients cannot fetch them."""
+    """Send these blocks to the broker, which stores them from then on: clients cannot fetch them."""
 
     block_ids: tuple[JobIdentifier, ...]
 
