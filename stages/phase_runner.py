@@ -113,7 +113,7 @@ class PhaseRunner:
         self._services, self._command, self._handler = services, command, handler
         self._phase = command.phase
         self._clock = PhaseClock(job.limits.of(command.phase))
-        self.backend = self._backend()
+        self.backend = JobBackend(job, command.attempt, services.backends, services.engines, self._clock)
         self._fresh: list[Sandbox] = []
         """The fresh sandboxes, which are closed when the phase ends."""
         self._harness: ChosenHarness | None = None
@@ -147,17 +147,14 @@ class PhaseRunner:
     @property
     def so_far(self) -> tuple[Episode, str]:
         """The rollout so far, and its backend."""
-        return self._episode or NO_EPISODE, self._backend_id
+        current = self.backend.current
+        return self._episode or NO_EPISODE, current.backend_id if current is not None else ""
 
     def add_time(self, seconds: float) -> None:
         """Extend the phase's limit by a pause of this process."""
         if self._outside is not None:
             self._outside.add_time(seconds)
         self._clock.add(seconds)
-
-    def _backend(self, *limits: int) -> JobBackend:
-        services = self._services
-        return JobBackend(self.job, self._command.attempt, services.backends, services.engines, self._clock, *limits)
 
     async def _ran(self) -> PhaseDone:
         job, instance = self.job, self._handler.parse_instance(self.job)
@@ -207,7 +204,8 @@ class PhaseRunner:
 
     async def _eval(self, instance: Any) -> PhaseDone:
         job, services, data = self.job, self._services, self._command.phase_data
-        judge = Judge(services.judge, EngineJudge(lambda: self._backend(ENGINE_MOVES)))
+        place = (job, self._command.attempt, services.backends, services.engines, self._clock)
+        judge = Judge(services.judge, EngineJudge(lambda: JobBackend(*place, ENGINE_MOVES)))
         phase = EvalPhase(job, instance, data, self.sandbox, self._create_fresh_sandbox, services.graders.call, judge)
         reported = data.get(REPORTED_REWARD) if job.outside is not None else None
         with span("grade", {"prorl.task": job.task}):
@@ -314,10 +312,6 @@ class PhaseRunner:
     def _hands_on_sandbox(self) -> bool:
         return self._phase == Phase.INIT or (self._phase == Phase.RUN and self._handler.eval_in_sandbox)
 
-    @property
-    def _backend_id(self) -> str:
-        return self.backend.current.backend_id if self.backend.current is not None else ""
-
     def _done(self, phase_data: PhaseData, evaluation: Evaluation | None = None) -> PhaseDone:
         return PhaseDone(
             sandbox=self.sandbox.handle if self.sandbox is not None and self._hands_on_sandbox() else None,
@@ -352,7 +346,7 @@ class PhaseRunner:
             "attempt": self._command.attempt,
             "phase": self._phase,
             "stop_reason": episode.stop_reason or "",
-            "backend": self._backend_id,
+            "backend": backend.backend_id if backend is not None else "",
             "metrics": {key: float(value) for key, value in metrics.items()},
             "notes": notes_of(notes),
             "timings": {str(self._phase): time.monotonic() - self._clock.began, **episode.timings},
