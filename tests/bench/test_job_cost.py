@@ -26,7 +26,7 @@ LIMITS = {
     "journal rows": 9.2,
     "journal bytes": 40_000.0,
     "calls of functions in the brokers": 910.0,
-    "calls of functions in stage processes and the client": 345.0,
+    "calls of functions in stage processes and the client": 352.0,
     SYSTEM_CALLS: 64.0,
 }
 WAITING = {
