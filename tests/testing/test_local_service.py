@@ -160,6 +160,14 @@ def running(process: psutil.Process) -> bool:
         return False
 
 
+def name_of(process: psutil.Process) -> str:
+    """Return a process's name; empty: it has ended."""
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return ""
+
+
 # Jobs ---------------------------------------------------------------------------------------------------------------
 
 
@@ -315,7 +323,7 @@ def test_jobs_under_way_leave_no_sandbox(kind: str) -> None:
 
 
 def sleepers() -> list[psutil.Process]:
-    return [each for each in alive_below() if each.name() == "sleep"]
+    return [each for each in alive_below() if name_of(each) == "sleep"]
 
 
 def test_a_handler_that_waits_is_cancelled() -> None:
