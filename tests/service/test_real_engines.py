@@ -63,7 +63,7 @@ class Engines:
         self.models = server.models
         self.ledger = running.enter_context(Ledger(server.url))
         self.config = folder / "topology.toml"
-        (tables,) = [block for block in blocks("toml") if 'kind = "vllm"' in block]
+        (tables,) = [block for block in blocks("toml") if 'kind = "vllm"' in block and 'kind = "http"' in block]
         for there, here in (
             ('"Qwen/Qwen3-8B"', json.dumps(str(self.models[0]))),
             ('".vllm/bin/python"', json.dumps(vllm_python())),
