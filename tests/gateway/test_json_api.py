@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 from typing import TYPE_CHECKING, Any
+from unittest.mock import ANY
 
 import pytest
 from support.waiting import until_async
@@ -102,10 +103,16 @@ def test_a_job_runs_is_cancelled_and_is_acknowledged(served: SharedService) -> N
             status, state = await client.get(f"{place}/trajectory")
             assert (status, state["state"], state["phase"]) == (202, "running", "run")
             assert (await client.get(place))[1]["state"] == "running"
-            assert (await client("DELETE", place))[1]["jobs"] == {job["job_id"]: "cancelled"}
+            assert (await client("DELETE", place)) == (
+                200,
+                {"type": "cancelled", "request_id": ANY, "jobs": {job["job_id"]: "cancelled"}},
+            )
         status, told = await client.get(f"{place}/trajectory?wait_s=20&arrays=false")
         assert (status, told["result"]["outcome"]) == (200, "cancelled")
-        assert (await client("DELETE", place))[1]["jobs"] == {job["job_id"]: "finished"}
+        assert (await client("DELETE", place)) == (
+            200,
+            {"type": "cancelled", "request_id": ANY, "jobs": {job["job_id"]: "finished"}},
+        )
         assert (await client("DELETE", f"{place}/trajectory"))[1] == {"session": "http", "remaining": 0}
         assert (await client.get(place))[0] == 404
         assert (await client.get("/v1/jobs"))[1]["remaining"] == 0
@@ -125,7 +132,11 @@ def test_a_batch_of_groups(served: SharedService) -> None:
         assert (await client.post("/v1/batches", opened))[1]["fed"] == 0
         prompts = {"prompts": [problem(str(number)) for number in range(2)], "start": 0, "last": True}
         for _ in range(2):  # the second is a repeat
-            assert (await client.post("/v1/batches/by-http/prompts", prompts))[1]["fed"] == 2
+            assert (await client.post("/v1/batches/by-http/prompts", prompts))[1] == {
+                "type": "fed",
+                "request_id": ANY,
+                "fed": 2,
+            }
         assert (await client.get("/v1/batches/by-http"))[1]["batches"][0]["target_groups"] == 2
         assert (await client.post("/v1/alive")) == (200, {"status": "ok"})
         groups: list[str] = []

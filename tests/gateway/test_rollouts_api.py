@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
+from unittest.mock import ANY
 
 import anthropic
 import openai
@@ -101,7 +102,10 @@ def test_only_the_rollouts_key_opens_it_and_nothing_else(served: SharedService) 
         status, told = await client.post(f"{path}/finish", {"reward": 1}, headers=bearer(made["api_key"]))
         assert (status, "no call of the model" in told["error"]["message"]) == (409, True)
         for one in (made, other):
-            assert (await client("DELETE", f"/v1/rollouts/{one['job_id']}"))[1]["jobs"] == {one["job_id"]: "cancelled"}
+            assert (await client("DELETE", f"/v1/rollouts/{one['job_id']}")) == (
+                200,
+                {"type": "cancelled", "request_id": ANY, "jobs": {one["job_id"]: "cancelled"}},
+            )
         status, _ = await client.post(f"{path}/chat/completions", ASKS, headers=bearer(made["api_key"]))
         assert status == 410
 
@@ -192,7 +196,10 @@ def test_tokens_and_roles_and_a_gateway_that_is_started_again(
             made: dict[str, Any] = (await client.post("/v1/rollouts", rollout(), headers=bearer(alice)))[1]
             path = f"/v1/rollouts/{made['job_id']}"
             assert (await client.get(path, headers=bearer(bob)))[0] == 404
-            assert (await client("DELETE", path, headers=bearer(bob)))[1]["jobs"] == {made["job_id"]: "unknown"}
+            assert (await client("DELETE", path, headers=bearer(bob))) == (
+                200,
+                {"type": "cancelled", "request_id": ANY, "jobs": {made["job_id"]: "unknown"}},
+            )
             assert (await client.get(path, headers=bearer(made["api_key"])))[0] == 401
             # A trainer's token is no rollout's key, not even to who opened it.
             assert (await client.post(f"{path}/chat/completions", ASKS, headers=bearer(alice)))[0] == 401

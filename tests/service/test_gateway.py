@@ -8,6 +8,7 @@ import signal
 import socket
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest.mock import ANY
 
 import aiohttp
 import pytest
@@ -177,12 +178,21 @@ def test_an_operator_cancels_at_whichever_broker_has_the_job(shared: Shared) -> 
                 place = f"/v1/jobs/{job_id}"
                 assert (await http(broker, "POST", "/v1/jobs", {**problem(), "job_id": job_id}))[0] == 200
                 await until_running(http, broker, job_id)
-                assert (await http("operator", "DELETE", place))[1]["jobs"] == {job_id: "cancelled"}
+                assert (await http("operator", "DELETE", place)) == (
+                    200,
+                    {"type": "cancelled", "request_id": ANY, "jobs": {job_id: "cancelled"}},
+                )
                 status, told = await http(broker, "GET", f"{place}/trajectory?wait_s=50")
                 assert (status, told["result"]["outcome"]) == (200, "cancelled")
-                assert (await http("operator", "DELETE", place))[1]["jobs"] == {job_id: "finished"}
+                assert (await http("operator", "DELETE", place)) == (
+                    200,
+                    {"type": "cancelled", "request_id": ANY, "jobs": {job_id: "finished"}},
+                )
                 assert (await http(broker, "DELETE", f"{place}/trajectory"))[0] == 200
-        assert (await http("operator", "DELETE", "/v1/jobs/none"))[1]["jobs"] == {"none": "unknown"}
+        assert (await http("operator", "DELETE", "/v1/jobs/none")) == (
+            200,
+            {"type": "cancelled", "request_id": ANY, "jobs": {"none": "unknown"}},
+        )
 
     run(shared, asks)
 
@@ -201,7 +211,11 @@ def test_the_dashboard_sees_both_brokers(shared: Shared) -> None:
             _, view = await http("operator", "GET", f"{place}/view")
             assert [turn["role"] for turn in view["transcript"]["turns"]][:2] == ["system", "user"]
             assert (await http(who, "GET", f"{place}/view"))[0] == 403  # a trainer's token looks at nothing here
-            assert (await http("operator", "POST", f"{place}/cancel"))[1]["jobs"] == {job["job_id"]: "finished"}
+            assert (await http("operator", "POST", f"{place}/cancel"))[1] == {
+                "type": "cancelled",
+                "request_id": ANY,
+                "jobs": {job["job_id"]: "finished"},
+            }
             assert (await http(who, "DELETE", f"{place}/trajectory"))[1]["remaining"] == 0
 
     run(shared, body)
