@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..errors import EngineFailed
@@ -29,13 +30,13 @@ MOVE_LIMIT = 4
 log = logging.getLogger("prorl.stage")
 
 
+@dataclass(slots=True)
 class PhaseClock:
     """The time limit of a phase; a pause of this process or the start of a backend does not count."""
 
-    def __init__(self, limit_s: float) -> None:
-        self.limit_s = limit_s
-        self.began = time.monotonic()
-        self._timer: asyncio.Timeout | None = None
+    limit_s: float
+    began: float = field(default_factory=time.monotonic)
+    _timer: asyncio.Timeout | None = None
 
     def limit(self) -> asyncio.Timeout:
         """Start the limit: an asynchronous context."""
@@ -71,24 +72,18 @@ class PhaseClock:
                 timer.reschedule(loop.time() + left_s)
 
 
+@dataclass(slots=True)
 class JobBackend:
     """Generates on a backend, assigned with the first call and replaced when it fails; `release` it."""
 
-    def __init__(
-        self,
-        job: Job,
-        attempt: int,
-        backends: BackendClient,
-        engines: EngineClient,
-        clock: PhaseClock,
-        move_limit: int = MOVE_LIMIT,
-    ) -> None:
-        self.current: Backend | None = None
-        self._job, self._attempt = job, attempt
-        self._backends, self._engines = backends, engines
-        self._clock = clock
-        self._moves_left = move_limit
-        self._reported: EngineFailed | None = None
+    _job: Job
+    _attempt: int
+    _backends: BackendClient
+    _engines: EngineClient
+    _clock: PhaseClock
+    _moves_left: int = MOVE_LIMIT
+    current: Backend | None = None
+    _reported: EngineFailed | None = None
 
     async def assigned(self) -> Backend:
         """Return the backend, waiting for one as long as the job allows; the start of a backend does not count."""
