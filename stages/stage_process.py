@@ -280,7 +280,7 @@ class StageProcess:
         else:
             self._send(self._reports.changes(*news))
         self._resend(self._event_outbox.due(time.monotonic()))
-        if self._services is not None and (self._options.role == Phase.RUN or backends):
+        if self._services is not None and (self._options.role == Phase.RUN or self._services.backends.holds_some):
             self._services.backends.keep_alive()
 
     def _full_report(self, running: dict[str, int], backends: dict[str, str], facts: NodeFacts) -> StageReport:

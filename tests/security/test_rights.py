@@ -18,6 +18,7 @@ from prorl_zmq.wire.messages.backends import (
     GenerationFailed,
     HoldWeights,
     ListBackends,
+    ListModels,
     ListKeys,
     OwnerAlive,
     Release,
@@ -43,7 +44,7 @@ from prorl_zmq.wire.messages.front_door import (
 from prorl_zmq.wire.messages.nodes import ListNodes
 from prorl_zmq.wire.messages.watching import ListSteps, Peek, PeekTurns, ViewBatch, Watch
 
-LOOK = {Hello, Status, ListNodes, ListBackends, FetchBlock}
+LOOK = {Hello, Status, ListNodes, ListBackends, ListModels, FetchBlock}
 WEIGHTS = {WeightUpdate, HoldWeights}
 RIGHTS = {
     KeyRole.TRAINER: LOOK
