@@ -48,6 +48,7 @@ from ..system.plugins import load_plugin, offered
 from ..wire import codec
 from ..wire.messages.jobs import Harness, Outcome, Phase
 from ..wire.messages.stages import Task
+from .chat_endpoint import endpoints
 from .harness.adapter import known_harnesses
 
 if TYPE_CHECKING:
@@ -235,6 +236,7 @@ class AgentHandler(ABC, Generic[Instance]):
             fields={one.encode_name: _type_name(hints[one.name]) for one in fields},
             optional=tuple(one.encode_name for one in fields if not one.required),
             harnesses=tuple(known_harnesses()),
+            models=endpoints(),
         )
 
     def parse_instance(self, job: Job) -> Instance:

@@ -52,6 +52,7 @@ from .handler import (
 )
 from .job_backend import JobBackend, PhaseClock
 from .judge import ENGINE_MOVES, EngineJudge, Judge
+from .other_models import OtherModels
 from .phase_ends import checked, checked_data, checked_evaluation, notes_of, passed_on, readable, reward_of
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
     from .harness.outside_rollout import OutsideRollout, RolloutDoor
     from .harness.rollout import ChosenHarness
     from .judge import JudgeServer
+    from .other_models import ChatEndpoints
     from .sandbox_handoff import SandboxHandoff
 
 log = logging.getLogger("prorl.stage")
@@ -100,6 +102,7 @@ class StageServices:
     handoff: SandboxHandoff
     graders: GraderPool
     judge: JudgeServer
+    endpoints: ChatEndpoints
     door: Callable[[], RolloutDoor]
     """Returns the server through which programs outside lead rollouts of this process."""
 
@@ -114,6 +117,7 @@ class PhaseRunner:
         self._phase = command.phase
         self._clock = PhaseClock(job.limits.of(command.phase))
         self.backend = JobBackend(job, command.attempt, services.backends, services.engines, self._clock)
+        self._others = OtherModels(job, services.endpoints, self._backend_of)
         self._fresh: list[Sandbox] = []
         """The fresh sandboxes, which are closed when the phase ends."""
         self._harness: ChosenHarness | None = None
@@ -196,11 +200,18 @@ class PhaseRunner:
                 raise SandboxBroken(f"the agent broke its sandbox: {error.message}") from error
             raise
         except EngineFailed as error:  # also for messages that the agent loop could not process
-            if not (error.fields.get("refused") or error.fields.get("parser")):
+            if not any(error.fields.get(name) for name in ("refused", "parser", "model")):
                 self.backend.report(error)
             raise
         finally:
             self.backend.release()
+            self._others.release()
+
+    def _backend_of(self, model: str) -> JobBackend:
+        services = self._services
+        return JobBackend(
+            self.job, self._command.attempt, services.backends, services.engines, self._clock, model=model
+        )
 
     async def _eval(self, instance: Any) -> PhaseDone:
         job, services, data = self.job, self._services, self._command.phase_data
@@ -249,7 +260,9 @@ class PhaseRunner:
         self._acting_since = time.monotonic()
         if waited_s >= BACKEND_WAIT_S:
             episode.timings["backend"] = waited_s
-        policy = JobPolicy(self.backend.generate, chat, backend.context_tokens, self.job, episode, parser_url)
+        policy = JobPolicy(
+            self.backend.generate, chat, backend.context_tokens, self.job, episode, parser_url, self._others
+        )
         if self.job.outside is not None:
             await self._be_led(policy, messages, tools)
         elif self._harness is None:
@@ -307,7 +320,8 @@ class PhaseRunner:
         """
         timings = self._episode.timings if self._episode is not None else {}
         chat_s = timings.get("chat", 0.0) if self._harness is None else 0.0
-        return time.monotonic() - self._acting_since - timings.get("engine", 0.0) - chat_s
+        models_s = sum(seconds for name, seconds in timings.items() if name.startswith("model."))
+        return time.monotonic() - self._acting_since - timings.get("engine", 0.0) - chat_s - models_s
 
     def _hands_on_sandbox(self) -> bool:
         return self._phase == Phase.INIT or (self._phase == Phase.RUN and self._handler.eval_in_sandbox)
