@@ -77,9 +77,12 @@ class OtherModels:
         """Return the model for a task's or a program's name of it."""
         return NamedModel.of(self.job.models.get(role, role))
 
+    def is_policy(self, role: str) -> bool:
+        return self.named(role).name == POLICY
+
     def maps(self, role: str) -> bool:
         """Return whether the job maps a name to a model other than the policy."""
-        return role in self.job.models and self.named(role).name != POLICY
+        return role in self.job.models and not self.is_policy(role)
 
     async def policy(self, role: str, *, parsed: bool = False) -> JobPolicy:
         """Return what takes a model's turns, with a record and limits of their own.

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import threading
 import urllib.error
 import urllib.request
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.chat_server import ChatServer, chat_server
 from support.waiting import until
 
 from prorl_zmq import Job, NamedModel, RolloutClient, Sampling
@@ -24,44 +23,15 @@ MODELS = {"user": NamedModel("sim", Sampling(temperature=0)), "openai/gpt-4.1": 
 SECRET = "secret-of-the-critic"
 
 
-class Critic(BaseHTTPRequestHandler):
-    """An OpenAI-style server: calls a tool where it may, fails where it is asked to."""
-
-    asked: ClassVar[list[tuple[str, dict[str, Any]]]] = []
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.asked.append((self.headers["Authorization"], body))
-        last = body["messages"][-1]
-        message: dict[str, Any] = {"role": "assistant", "content": f"I heard {last['content']}"}
-        if body.get("tools") and last["role"] == "user":
-            call = {"id": "x", "type": "function", "function": {"name": "look", "arguments": '{"at": "it"}'}}
-            message = {"role": "assistant", "content": None, "tool_calls": [call]}
-        status = 400 if "refuse" in str(last["content"]) else 200
-        answer = {"choices": [{"message": message, "finish_reason": "stop"}]} if status == 200 else {"error": "no"}
-        data = json.dumps(answer).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @pytest.fixture(scope="module")
 def service() -> Iterator[LocalService]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Critic)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("PRORL_MODEL_CRITIC_URL", f"http://127.0.0.1:{server.server_port}/v1")
+    with chat_server() as url, pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PRORL_MODEL_CRITIC_URL", url)
         patched.setenv("PRORL_MODEL_CRITIC_MODEL", "big-critic")
         patched.setenv("PRORL_MODEL_CRITIC_KEY", SECRET)
         engines = {"sim": say(lambda prompt: f"I simulate {prompt.count('user')}")}
         with LocalService(engine=say(lambda _prompt: "I am the policy"), models=engines, slots=4) as running:
             yield running
-    server.shutdown()
-    server.server_close()
 
 
 @pytest.fixture
@@ -122,7 +92,7 @@ def test_each_name_is_answered_by_its_model_and_only_the_policy_is_in_the_trajec
 
 def test_an_endpoint_of_the_environment_answers_with_text_and_calls(client: RolloutClient) -> None:
     tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
-    Critic.asked.clear()
+    ChatServer.asked.clear()
     with client.endpoint(job()) as rollout:
         said(rollout, "policy", "Help the user.")
         _, message = ask(rollout, "openai/gpt-4.1", "Judge.", tools=tools)
@@ -133,7 +103,7 @@ def test_an_endpoint_of_the_environment_answers_with_text_and_calls(client: Roll
         trajectory = rollout.finish(reward=1.0)
     assert trajectory.result.metrics["turns"] == 1
     assert trajectory.result.metrics["model.openai/gpt-4.1.turns"] == 2
-    keys, bodies = zip(*Critic.asked, strict=True)
+    keys, bodies = zip(*ChatServer.asked, strict=True)
     assert set(keys) == {f"Bearer {SECRET}"}
     assert {body["model"] for body in bodies} == {"big-critic"}
     assert bodies[1]["messages"] == [
