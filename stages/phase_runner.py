@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ..data.conversations import finite_reward
 from ..errors import (
     Cancelled,
     ConfigError,
@@ -52,7 +53,17 @@ from .handler import (
 )
 from .job_backend import JobBackend, PhaseClock
 from .judge import ENGINE_MOVES, EngineJudge, Judge
-from .phase_ends import checked, checked_data, checked_evaluation, notes_of, passed_on, readable, reward_of
+from .phase_ends import (
+    MUST_BE_FINITE,
+    checked,
+    checked_data,
+    checked_evaluation,
+    notes_of,
+    passed_on,
+    readable,
+    reward_of,
+    rewards_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -317,8 +328,13 @@ class PhaseRunner:
             sandbox=self.sandbox.handle if self.sandbox is not None and self._hands_on_sandbox() else None,
             phase_data=phase_data,
             reward=reward_of(evaluation) if evaluation is not None else None,
+            rewards=self._rewards(evaluation) if evaluation is not None and evaluation.rewards else {},
             **self._record(evaluation),
         )
+
+    def _rewards(self, evaluation: Evaluation) -> dict[str, float]:
+        rewards = rewards_of(evaluation, self._command.conversations)
+        return rewards if self._command.conversations else {}
 
     def _failed(self, failure: Failure) -> PhaseFailed:
         if failure.outcome == Outcome.INFRASTRUCTURE_ERROR:
@@ -376,6 +392,8 @@ class PhaseRunner:
             failure: Failure = hook(self.job, error)
         except Exception as second:  # noqa: BLE001 - as above
             return failure_of(second)
+        if failure.reward is not None and finite_reward(failure.reward) is None:
+            return failure_of(HandlerFailed(f"{phase}_exception gave the reward {failure.reward!r}; {MUST_BE_FINITE}"))
         return failure
 
 

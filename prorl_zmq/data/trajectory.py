@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..errors import MalformedMessage
+from .conversations import rewards_problem
 from .printed import TurnLine, conversation_text, trajectory_html, trajectory_line
 
 if TYPE_CHECKING:
@@ -227,6 +228,8 @@ class Trajectory:
         """
         if list(result.segments) != sorted(set(result.segments)) or result.segments[-1:] >= (result.tokens or 1,):
             raise MalformedMessage(f"segments cannot begin at {result.segments} in {result.tokens} tokens")
+        if (result.conversations or result.turn_rewards) and (problem := rewards_problem(result)):
+            raise MalformedMessage(f"job {result.job_id}: {problem}")
         arrays = array_views(block, result.tokens, result.turns)
         return cls(**arrays._asdict(), result=result)
 
