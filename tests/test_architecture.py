@@ -92,7 +92,7 @@ BUDGET = {
     "cluster": 1000,
     "commands": 6750,
     "config": 500,
-    "data": 1150,
+    "data": 1250,
     "demo": 750,
     "errors": 350,
     "evaluation": 3250,

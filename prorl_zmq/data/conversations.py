@@ -1,4 +1,4 @@
-"""The rewards of a rollout's conversations and turns, and the parts of its arrays that belong to each conversation."""
+"""The rewards of a rollout's conversations and turns."""
 
 from __future__ import annotations
 
@@ -37,6 +37,14 @@ def rewards_problem(ended: Result | PhaseDone | PhaseFailed, rewards: Iterable[f
     if ended.conversations or ended.turn_rewards:
         return _misfit(ended)
     return ""
+
+
+def trained_rewards(result: Result) -> dict[str, float | None]:
+    """Return the rewards of the trained conversations that are in the arrays, by name; empty: only `main` is."""
+    if not result.conversations:
+        return {}
+    parts = [part for part in result.conversations if part.trained and part.segments]
+    return {part.name: result.reward if part.reward is None else part.reward for part in parts}
 
 
 def _misfit(ended: Result | PhaseDone | PhaseFailed) -> str:
