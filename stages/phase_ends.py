@@ -167,22 +167,6 @@ def rewards_of(evaluation: Evaluation, names: Sequence[str]) -> dict[str, float]
     return rewards
 
 
-def turn_reward(reward: Any, place: str) -> float:
-    """Return a turn's reward as a float.
-
-    Args:
-        reward: what the task's code set.
-        place: names the turn, for the error.
-
-    Raises:
-        HandlerFailed: it is not a finite number.
-    """
-    number = finite_reward(reward)
-    if number is None:
-        raise HandlerFailed(f"RUN gave {place} the reward {reward!r:.100}; {MUST_BE_FINITE}")
-    return number
-
-
 def _not_finite(reward: Any, what: str) -> GraderFailed:
     return GraderFailed(f"{what} {reward!r:.100}; {MUST_BE_FINITE}", reason="result", output="")
 

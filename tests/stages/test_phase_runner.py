@@ -13,7 +13,7 @@ import pytest
 from prorl_zmq.errors import EngineFailed, ErrorInfo, GraderFailed, HandlerFailed, SandboxLimitExceeded
 from prorl_zmq.stages.grading.grader_pool import GraderPool
 from prorl_zmq.stages.handler import AgentHandler, EvalPhase, Evaluation, Failure, InitPhase, PhaseData, RunPhase
-from prorl_zmq.stages.phase_ends import checked, readable, reward_of, rewards_of, turn_reward
+from prorl_zmq.stages.phase_ends import checked, readable, reward_of, rewards_of
 from prorl_zmq.stages.phase_runner import PhaseRunner, StageServices
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.backends import Backend
@@ -68,12 +68,6 @@ def test_conversations_have_rewards_by_name() -> None:
 def test_wrong_rewards_of_conversations_are_refused_by_name(rewards: Any, names: list[str], problem: str) -> None:
     with pytest.raises((GraderFailed, HandlerFailed), match=problem):
         rewards_of(Evaluation(0.0, rewards=rewards), names)
-
-
-@pytest.mark.parametrize("reward", [math.nan, "1", 10**400])
-def test_a_turn_s_reward_that_is_no_finite_number_is_refused_by_name(reward: Any) -> None:
-    with pytest.raises(HandlerFailed, match=r"RUN gave turn 2 of white the reward .*; it must be a finite number"):
-        turn_reward(reward, "turn 2 of white")
 
 
 @pytest.mark.parametrize(
