@@ -69,7 +69,7 @@ from .phase_ends import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -134,7 +134,7 @@ class PhaseRunner:
         self._phase = command.phase
         self._clock = PhaseClock(job.limits.of(command.phase))
         self.backend = JobBackend(job, command.attempt, services.backends, services.engines, self._clock)
-        self._others = OtherModels(job, services.endpoints, self._backend_of)
+        self._others: OtherModels | None = None
         self._fresh: list[Sandbox] = []
         """The fresh sandboxes, which are closed when the phase ends."""
         self._harness: ChosenHarness | None = None
@@ -224,7 +224,8 @@ class PhaseRunner:
             raise
         finally:
             self.backend.release()
-            self._others.release()
+            if self._others is not None:
+                self._others.release()
 
     def _backend_of(self, model: str) -> JobBackend:
         services = self._services
@@ -308,15 +309,22 @@ class PhaseRunner:
                 f"this rollout has a conversation named {name!r} already: give the other one a name (name=…), or say "
                 "more in the first one"
             )
-        policy = partial(self._policy_of, model)
-        trained = trained and self._others.is_policy(model)
+        policy: Callable[[], Awaitable[JobPolicy]] = self._policy
+        if model != POLICY or self.job.models:
+            policy, trained = partial(self._policy_of, model), trained and self._other_models().is_policy(model)
         return Conversation(self._episode, policy, opening, tools, name=name, trained=trained)
+
+    def _other_models(self) -> OtherModels:
+        if self._others is None:
+            self._others = OtherModels(self.job, self._services.endpoints, self._backend_of)
+        return self._others
 
     async def _policy_of(self, role: str) -> JobPolicy:
         """Return what takes the turns of the model that the job or the service calls so."""
-        if not self._others.is_policy(role):
-            return await self._others.policy(role)
-        policy, sampling = await self._policy(), self._others.named(role).sampling
+        others = self._other_models()
+        if not others.is_policy(role):
+            return await others.policy(role)
+        policy, sampling = await self._policy(), others.named(role).sampling
         if sampling is None:
             return policy
         return replace(policy, job=msgspec.structs.replace(self.job, sampling=sampling))
@@ -340,9 +348,8 @@ class PhaseRunner:
         self._acting_since = time.monotonic()
         if waited_s >= BACKEND_WAIT_S:
             episode.timings["backend"] = waited_s
-        return JobPolicy(
-            self.backend.generate, chat, backend.context_tokens, self.job, episode, parser_url, self._others
-        )
+        others = self._other_models() if self._is_led and self.job.models else None
+        return JobPolicy(self.backend.generate, chat, backend.context_tokens, self.job, episode, parser_url, others)
 
     async def _be_led(self, policy: JobPolicy, messages: Sequence[ChatMessage], tools: Sequence[Tool[Any]]) -> None:
         if tools:
