@@ -22,7 +22,7 @@ from .system.run_places import NAME_PATTERN, base_run_dir, name_of_environment, 
 from .system.settings_file import checked_settings, read_toml
 from .system.unix_peers import way_problem
 from .wire.messages.backends import History, ParserUrl, TemplateArguments, ToolCallFormatName  # noqa: TC001 - msgspec reads the annotations at run time
-from .wire.messages.base import JOB_LIMIT_BYTES, Count, Seconds
+from .wire.messages.base import JOB_LIMIT_BYTES, POLICY, Count, ModelName, Seconds
 from .wire.messages.jobs import Phase, SandboxKind
 from .wire.messages.stages import Keep  # noqa: TC001 - msgspec reads the annotations at run time
 from .wire.sockets import check_endpoint
@@ -144,6 +144,11 @@ class StageSettings(Section, frozen=True):
 class BackendSettings(Section, frozen=True, kw_only=True):
     """One `[[backends]]`: inference engines that the service starts itself, or servers that run already."""
 
+    name: ModelName = POLICY
+    """The model that they serve, by which jobs ask for it. `policy` is what is trained; a task may talk to others too,
+    such as `user`."""
+    frozen: bool = False
+    """They keep their weights: weight updates pass them by."""
     kind: str = "embedded"
     """An engine kind of an installed package (entry points `prorl_zmq.engines`); each takes some of what follows."""
     model: str = ""

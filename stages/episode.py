@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..inference.engine import Generator
     from ..inference.tool_calls.call import MalformedCall, ToolCall
     from ..wire.messages.jobs import Job
+    from .other_models import OtherModels
 
 STEP_S = 0.001
 """Seconds; shorter steps are not reported one by one."""
@@ -224,3 +225,5 @@ class JobPolicy:
     episode: Episode
     parser_url: str = ""
     """The server that parses turns led by a program; empty: the chat format parses them."""
+    others: OtherModels | None = None
+    """The job's other models, for programs that lead; None: the job has none."""

@@ -82,11 +82,11 @@ ALL_TOGETHER = {"commands", "cli", "prorl_zmq"}
 """`prorl_zmq` itself re-exports what trainers need, when it is first asked for."""
 BUDGET = {
     "brokers": 250,
-    "brokers.backends": 2250,
+    "brokers.backends": 2350,
     "brokers.batches": 1800,
     "brokers.journal": 1600,
     "brokers.node": 1300,
-    "brokers.rollout": 6450,
+    "brokers.rollout": 6550,
     "cli": 100,
     "client": 2700,
     "cluster": 1000,
@@ -114,10 +114,10 @@ BUDGET = {
     "security": 1350,
     "service": 2700,
     "service_folder": 400,
-    "stages": 9850,
+    "stages": 10550,
     "system": 2650,
     "tasks": 2000,
-    "testing": 800,
+    "testing": 850,
     "tools": 850,
     "tools.containers": 2300,
     "tools.editor": 1000,
@@ -130,12 +130,11 @@ BUDGET = {
     "trackers": 1000,
     "watching": 750,
     "weights_publisher": 350,
-    "wire": 3500,
+    "wire": 3550,
 }
 """Lines that the files of a room may have together; lowered as it shrinks."""
 STAND_ALONE = {
     "prorl_zmq.brokers.backends.backend_gauges",
-    "prorl_zmq.brokers.backends.engine_starts",
     "prorl_zmq.brokers.backends.group_memory",
     "prorl_zmq.brokers.backends.trainer_lease",
     "prorl_zmq.brokers.node.slot_shares",
@@ -148,7 +147,6 @@ STAND_ALONE = {
     "prorl_zmq.integrations.trl.on_cpu",
     "prorl_zmq.service.notify",
     "prorl_zmq.stages.handlers.math",
-    "prorl_zmq.stages.held_assignments",
     "prorl_zmq.system.free_memory",
     "prorl_zmq.system.used_memory",
     "prorl_zmq.testing",

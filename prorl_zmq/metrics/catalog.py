@@ -57,8 +57,8 @@ JOURNAL_WRITE_SECONDS = Histogram("prorl_journal_write_seconds", "Duration of on
 
 # Backend broker -------------------------------------------------------------------------------------------------------
 
-BACKENDS = Gauge("prorl_backends", "Inference backends.", ("state",))
-BACKEND_JOBS_WAITING = Gauge("prorl_backend_jobs_waiting", "Jobs in RUN that wait for a backend.")
+BACKENDS = Gauge("prorl_backends", "Inference backends.", ("model", "state"))
+BACKEND_JOBS_WAITING = Gauge("prorl_backend_jobs_waiting", "Jobs in RUN that wait for a backend.", ("model",))
 BACKEND_JOBS = Gauge("prorl_backend_jobs", "Jobs that a backend is assigned to.", ("backend",))
 BACKEND_ASSIGNED = Counter("prorl_backend_assigned_total", "Assignments of jobs to a backend.", ("backend",))
 BACKEND_FAILURES = Counter(

@@ -16,13 +16,15 @@ from prorl_zmq import Job, Role, Trajectory
 from prorl_zmq.errors import GraderFailed
 from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.stages.handler import AgentHandler, Evaluation
-from prorl_zmq.stages.judge import KEY, MODEL, URL, JudgeServer
+from prorl_zmq.stages.judge import JudgeServer
 from prorl_zmq.testing import LocalService, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from prorl_zmq.stages.handler import EvalPhase, PhaseData, RunPhase
+
+URL, MODEL, KEY = "PRORL_JUDGE_URL", "PRORL_JUDGE_MODEL", "PRORL_JUDGE_KEY"
 
 LIMIT_S = 20
 
