@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..inference.chat import ChatMessage
+    from ..wire.messages.engines import FinishReason
     from ..wire.messages.jobs import Sampling
     from .chat_endpoint import ChatEndpoint
 
@@ -117,7 +118,7 @@ class EndpointChat:
         )
         ids = _ids(turn)
         logprobs = np.full(len(ids), np.nan, np.float32)
-        finish = "length" if choice.finish_reason == "length" else "stop"
+        finish: FinishReason = "length" if choice.finish_reason == "length" else "stop"
         return Generation(ids, logprobs, (VersionSpan(0, 0, len(ids)),), finish)
 
     def conversation(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> EndpointConversation:

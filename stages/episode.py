@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ..data.conversations import finite_reward
 from ..data.trajectory import TrajectoryBuilder
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from ..inference.engine import Generator
     from ..inference.tool_calls.call import MalformedCall, ToolCall
     from ..wire.messages.jobs import Job
-    from .other_models import OtherModels
 
 STEP_S = 0.001
 """Seconds; shorter steps are not reported one by one."""
@@ -225,5 +224,15 @@ class JobPolicy:
     episode: Episode
     parser_url: str = ""
     """The server that parses turns led by a program; empty: the chat format parses them."""
-    others: OtherModels | None = None
+    others: OtherPolicies | None = None
     """The job's other models, for programs that lead; None: the job has none."""
+
+
+class OtherPolicies(Protocol):
+    """What `other_models.OtherModels` is for programs that lead a rollout."""
+
+    def maps(self, role: str) -> bool:
+        """Return whether the job maps a name to a model other than the policy."""
+
+    async def policy(self, role: str, *, parsed: bool = False) -> JobPolicy:
+        """Return what takes a model's turns."""

@@ -16,7 +16,7 @@ STATES = ("ready", "draining", "updating", "behind", "probation", "unwell")
 
 def set_gauges(handler: BackendRequestHandler) -> None:
     backends = handler.heap.status()
-    states = Counter((one.backend.name, one.state) for one in backends)
+    states: Counter[tuple[str, str]] = Counter((one.backend.name, one.state) for one in backends)
     models = {POLICY, *(one.backend.name for one in backends)}
     for model in models:
         for state in STATES:

@@ -23,7 +23,7 @@ from ...wire.sockets import CONTROL_FRAME_BYTES, NOBLOCK, open_socket, receive, 
 if TYPE_CHECKING:
     from ...security.keyring import Keyring
     from ..loop import Loop
-    from .actions import SlotClaim
+    from .stage_pool import SlotClaim
     from .task_catalog import TaskCatalog
 
 BATCH = 256
@@ -33,7 +33,7 @@ log = logging.getLogger("prorl.rollout_broker")
 
 
 class BackendLink:
-    def __init__(self, loop: Loop, endpoint: str, keyring: Keyring, catalog: TaskCatalog) -> None:
+    def __init__(self, loop: Loop, endpoint: str, keyring: Keyring | None, catalog: TaskCatalog) -> None:
         self._loop = loop
         self._catalog = catalog
         self._socket = open_socket(loop.context, zmq.DEALER, CONTROL_FRAME_BYTES)

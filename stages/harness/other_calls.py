@@ -9,18 +9,30 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ...errors import NoBackend
-from ...model_proxy.calls import CallRefused, Problem
+from ...model_proxy.calls import CallRefused, Model, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from ...errors import ProrlError
-    from ...model_proxy.calls import ModelReply, ModelRequest
+    from ...model_proxy.calls import ModelReply, ModelRequest, OpenCall
     from ..episode import JobPolicy
-    from .harness_model import HarnessCall, HarnessModel
+
+
+class CallsModel(Model, Protocol):
+    """What answers the calls of one model: a `HarnessModel`."""
+
+    policy: JobPolicy
+
+    @property
+    def failure(self) -> ProrlError | None:
+        """Why its last call failed, if it did."""
+
+    async def finish(self, train_on: Collection[str] = ...) -> None:
+        """Take no more calls."""
 
 
 class OtherCalls:
@@ -31,12 +43,12 @@ class OtherCalls:
         make: makes what answers the calls of one of them.
     """
 
-    def __init__(self, policy: JobPolicy, make: Callable[[JobPolicy], HarnessModel]) -> None:
+    def __init__(self, policy: JobPolicy, make: Callable[[JobPolicy], CallsModel]) -> None:
         self.policy = policy
         self.failure: ProrlError | None = None
         """Why the last call of another model failed, if it did."""
         self._make = make
-        self._models: dict[str, HarnessModel] = {}
+        self._models: dict[str, CallsModel] = {}
         self._opening = asyncio.Lock()
 
     def takes(self, name: str) -> bool:
@@ -53,13 +65,14 @@ class OtherCalls:
         name = request.model
         since = time.monotonic()
         try:
-            call = await (await self._model(name)).open(request)
+            model = await self._model(name)
+            call = await model.open(request)
         except NoBackend as error:
             self.failure = error
             raise CallRefused(Problem.FAILED, f"service unavailable: {error.message}") from error
         finally:
             self.policy.episode.spent(f"model.{name}", since)
-        return OtherCall(self, name, call)
+        return OtherCall(self, name, model, call)
 
     async def count_tokens(self, request: ModelRequest) -> int:
         """Return the tokens of a prompt (see `model_proxy.calls.Model.count_tokens`)."""
@@ -72,7 +85,7 @@ class OtherCalls:
             metrics[f"model.{name}.turns"] = model.policy.episode.metrics["turns"]
             await model.finish(())
 
-    async def _model(self, name: str) -> HarnessModel:
+    async def _model(self, name: str) -> CallsModel:
         others = self.policy.others
         assert others is not None, "the job names it"
         async with self._opening:
@@ -87,7 +100,8 @@ class OtherCall:
 
     others: OtherCalls
     name: str
-    call: HarnessCall
+    model: CallsModel
+    call: OpenCall
 
     @property
     def turn_id(self) -> str:
@@ -104,7 +118,7 @@ class OtherCall:
         try:
             return await self.call.reply()
         finally:
-            self.others.failure = self.call.model.failure
+            self.others.failure = self.model.failure
             self.others.policy.episode.spent(f"model.{self.name}", since)
 
     def close(self, *, delivered: bool) -> None:

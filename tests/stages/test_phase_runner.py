@@ -198,7 +198,7 @@ class Reports:
     def report_failure(self, _job_id: str, backend: Backend, _message: str) -> None:
         self.failed.append(backend.backend_id)
 
-    def release(self, _job_id: str, _attempt: int) -> None:
+    def release(self, _job_id: str, _attempt: int, _model: str) -> None:
         pass
 
 
@@ -206,7 +206,7 @@ class Reports:
     ("fields", "failed"),
     [({}, ["b"]), ({"refused": True}, []), ({"parser": True, "unreachable": True}, []), ({"model": "user"}, [])],
 )
-def test_only_a_backends_own_failure_is_reported_of_it(fields: dict[str, bool], failed: list[str]) -> None:
+def test_only_a_backends_own_failure_is_reported_of_it(fields: dict[str, Any], failed: list[str]) -> None:
     async def fail() -> None:
         raise EngineFailed("no", **fields)
 
