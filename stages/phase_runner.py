@@ -426,11 +426,13 @@ class PhaseRunner:
         episode, backend = self._episode or NO_EPISODE, self.backend.current
         metrics: dict[str, float] = {**episode.metrics}
         notes = {**episode.notes}
-        notes |= {f"conversation {one.name}": one.note for one in episode.conversations if one.note}
+        trajectory, named = episode.trajectory, NOTHING_NAMED
+        if episode.conversations:
+            notes |= {f"conversation {one.name}": one.note for one in episode.conversations if one.note}
+            trajectory, named = episode.whole(), episode.named()
         if evaluation is not None:
             metrics |= evaluation.metrics
             notes |= evaluation.notes
-        trajectory, named = episode.whole(), episode.named() if episode.conversations else NOTHING_NAMED
         return {
             "stage_id": self._services.stage_id,
             "job_id": self.job.job_id,

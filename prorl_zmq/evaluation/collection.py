@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from ..data.trajectory import Role, TokenArrays
+from ..data.conversations import rewards_problem
+from ..data.trajectory import Role, TokenArrays, Trajectory
 from ..errors import ConfigError
 from ..wire.messages.jobs import Result
 from .run_folder import ARRAYS, PLAN, RESULTS, TRAJECTORIES, Sample, read_file, read_lines, read_samples
@@ -65,7 +66,7 @@ class Collection:
         for folder in (TRAJECTORIES, SUBMITTED):
             arrays = self.path / folder / f"{rollout.job_id}.npz"
             if arrays.exists():
-                return make_transcript(rollout.job_id, read_arrays(arrays), self.reader)
+                return make_transcript(rollout.job_id, _with_result(read_arrays(arrays), rollout.result), self.reader)
         if rollout.result.tokens:
             raise ConfigError(f"{self.path} has no trajectory of job {rollout.job_id}", key="folder")
         return Transcript(job_id=rollout.job_id)
@@ -110,6 +111,12 @@ def open_collection(path: Path, reader: TextReader | None = None) -> Collection:
     if not rollouts:
         raise ConfigError(f"{path} has no rollouts yet", key="folder")
     return Collection(path, rollouts, reader)
+
+
+def _with_result(arrays: TokenArrays, result: Result) -> TokenArrays | Trajectory:
+    """Return arrays as the trajectory of a result, which says who spoke, if it is of these arrays."""
+    fits = (result.tokens, result.turns) == (len(arrays.token_ids), len(arrays.turns)) and not rewards_problem(result)
+    return Trajectory(**arrays._asdict(), result=result) if fits else arrays
 
 
 def read_arrays(file: Path) -> TokenArrays:
