@@ -121,7 +121,7 @@ BUDGET = {
     "tools": 850,
     "tools.containers": 2300,
     "tools.editor": 1000,
-    "tools.execution": 1600,
+    "tools.execution": 1650,
     "tools.images": 1600,
     "tools.kinds": 350,
     "tools.processes": 350,

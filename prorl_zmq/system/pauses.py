@@ -56,8 +56,8 @@ class RunningClock:
 
 
 async def wait_running(future: asyncio.Future[Any], limit_s: float) -> bool:
-    """Wait for a future until this process has run for `limit_s`; return whether it is done."""
-    loop = asyncio.get_running_loop()
+    """Wait for a future until this process has run for `limit_s`; return whether it is done. A negative limit is 0."""
+    loop, limit_s = asyncio.get_running_loop(), max(0.0, limit_s)
     while not future.done():
         began, step_s = loop.time(), min(limit_s, PAUSE_S)
         await asyncio.wait((future,), timeout=step_s)
