@@ -90,7 +90,7 @@ BUDGET = {
     "cli": 150,
     "client": 2700,
     "cluster": 1000,
-    "commands": 6750,
+    "commands": 6800,
     "config": 500,
     "data": 1050,
     "demo": 750,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated
 
 import typer
@@ -9,9 +10,11 @@ from msgspec.structs import replace
 
 from ..config import DashboardSettings, GatewaySettings
 from ..service.process_plans import HttpPlan
+from ..system.logs import say
 from . import options
 from .children import run
 from .option_groups import ProcessOptions
+from .target import Target
 
 
 def gateway(
@@ -46,12 +49,19 @@ def gateway(
 
     Beyond loopback it wants --tls-cert and --tls-key, and --keys with tokens that `prorl keys bearer` has made.
     """
+    topology = process.topology()
+    folder = service if front_door is None else None
+    target = Target(connect=front_door or topology.endpoint(topology.rollout_broker.front_door))
+    if folder is not None:
+        target = Target(service=folder)
+    if not metrics_only and (absent := target.absence()):
+        say("prorl gateway", f"{absent.message}; requests are answered 503 until it runs", logging.WARNING)
     run(
         HttpPlan(
             name="gateway",
             serves="metrics" if metrics_only else "gateway",
-            topology=replace(process.topology(), dashboard=DashboardSettings(runs=str(runs or ""))),
-            service=str(service) if service is not None and front_door is None else "",
+            topology=replace(topology, dashboard=DashboardSettings(runs=str(runs or ""))),
+            service=str(folder or ""),
             settings=GatewaySettings(bind, tls_cert, tls_key, not no_llm_servers, tokenizer),
             front_door=front_door or "",
             gateway=name,

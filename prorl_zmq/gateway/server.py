@@ -104,6 +104,8 @@ class Gateway:
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT."""
         options = self._options
+        if options.runs is not None and not options.runs.is_dir():
+            log.warning("%s is not a folder: no evaluation is shown until `prorl eval --out` makes it", options.runs)
         if options.keys is not None and not len(self._bearers):
             log.warning("no bearer token is let in yet: make one with `prorl keys bearer NAME --role trainer`")
         logging.getLogger("aiohttp.server").addFilter(is_for_the_log)
