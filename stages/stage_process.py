@@ -211,7 +211,7 @@ class StageProcess:
             context.destroy(linger=1000)
 
     def _note_pause(self, pause_s: float) -> None:
-        log.warning("this process did not run for %.1f s, which is no time of its jobs", pause_s)
+        log.warning("this process did not run for %.1f s, which does not count for its jobs", pause_s)
         PROCESS_PAUSED.add(self._process, amount=pause_s)
         for running in self._running.values():
             running.runner.add_time(pause_s)

@@ -88,7 +88,7 @@ def add(
 ) -> None:
     """Register an engine host that does not register itself, or make a draining one ready again.
 
-    An HTTP server (vLLM, SGLang) is no backend itself: `prorl-engine --engine http --url URL` serves and registers it.
+    An HTTP server (vLLM, SGLang) is not a backend: `prorl-engine --engine http --url URL` serves and registers it.
     """
     chat = ChatSettings() if tokenizer is None else ChatSettings(kind="transformers", tokenizer=tokenizer)
     backend = Backend(

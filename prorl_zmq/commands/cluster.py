@@ -120,7 +120,7 @@ def down(service: Service) -> None:
 
     with console(stderr=True).status("waiting for jobs and brokers to end"):
         ClusterService(service).down()
-    print(f"the service in {service} has ended; `prorl up` goes on with its journal")
+    print(f"the service in {service} has ended; `prorl up` continues with its journal")
 
 
 def keep(service: Service, take_over: TakeOver = False) -> None:

@@ -39,7 +39,7 @@ def dashboard(
     prorl dashboard --runs eval
 
     It prints its address and runs until Ctrl-C. The address holds a key that only you can read, since others may be on
-    this machine; where the folder of --keys lets in bearer tokens (`prorl keys bearer NAME --role operator`), viewers
+    this machine; where the folder of --keys has bearer tokens (`prorl keys bearer NAME --role operator`), viewers
     need one of these. Over TCP the dashboard's own key is an operator's.
     From elsewhere, `ssh -L 8787:127.0.0.1:8787 HOST` brings it to you; --tls-cert and --tls-key let it listen beyond
     loopback.

@@ -30,7 +30,7 @@ PICTURE = "reward.png"
 
 def _finite(value: float | None) -> float | None:
     if value is not None and not math.isfinite(value):  # a range lets NaN pass
-        raise typer.BadParameter(f"{value} is no number")
+        raise typer.BadParameter(f"{value} is not a number")
     return value
 
 
@@ -61,7 +61,7 @@ def demo(
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoint in --out.")] = False,
     sandbox: Annotated[
         Literal["bubblewrap", "process"],
-        typer.Option(help="What the agent's bash runs in; `process` is no isolation at all."),
+        typer.Option(help="What the agent's bash runs in; `process` is not isolated at all."),
     ] = "bubblewrap",
     log: Log = None,
 ) -> None:

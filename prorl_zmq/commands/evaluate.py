@@ -193,7 +193,7 @@ def evaluate(
 
     The model is an engine that is started for this run, or that of a running service (--connect, --config, --service).
     Results are kept in the run folder as they come: after Ctrl-C, a crash or a reboot, the same command continues with
-    what is missing, and retries what ended with an error of the infrastructure or the task, which is no wrong answer.
+    what is missing, and retries what ended with an error of the infrastructure or the task: no wrong answer is retried.
     The folder gets report.md and report.html, and `prorl view DIR` shows each rollout. With nothing missing, the
     command makes new reports, also for another --k, --threshold or prices. Exit codes: 0 each rollout has a result that
     counts; 1 some ended with errors; 2 a wrong flag, file or setting; 130 after Ctrl-C.

@@ -92,9 +92,7 @@ def _explain_service(brokers: RolloutBrokers, *, as_json: bool) -> None:
 
     recorded = record_service(brokers)
     if recorded.recording is None:
-        raise UnknownJob(
-            "the service knows of no job: nothing was submitted, or it was restarted and all was collected"
-        )
+        raise UnknownJob("the service has no job: nothing was submitted, or it was restarted and all was collected")
     _show(recorded.recording, "the service's newest work", recorded.notes, as_json=as_json)
 
 
@@ -124,13 +122,13 @@ def _explain_job(brokers: RolloutBrokers, what: str, *, as_json: bool) -> None:
         if error.fields.get("matches"):
             raise
         raise UnknownJob(
-            f"{what} is no folder and no batch that is known here, and {error.message}", job_id=what
+            f"{what} is neither a folder nor a batch that is known here, and {error.message}", job_id=what
         ) from error
     try:
         recorded = record_service(brokers, lambda row: row.task == trace.task or not trace.task)
         jobs = brokers.ask(lambda client: record_job(client, trace.job_id))
     except NotAllowed as error:
-        raise NotAllowed(f"{error.message}; the jobs beside it are for an operator's key") from error
+        raise NotAllowed(f"{error.message}; only an operator's key may see the other jobs") from error
     job = next(one for one in jobs.found.values() if one is not None)
     recording = with_job(recorded.recording, job) if recorded.recording is not None else None
     explanation = explain_job(job, recording.rollouts if recording is not None else (), recording)

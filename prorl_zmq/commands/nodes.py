@@ -134,7 +134,7 @@ def _loss(lost: LostNode) -> str:
     went += [f"{count} ended as {outcome}" for outcome, count in sorted(lost.ended.items())]
     went += [f"{lost.lost_again} were lost again"] if lost.lost_again else []
     left = lost.jobs - completed - sum(lost.ended.values()) - lost.lost_again
-    went += [f"{left} go on elsewhere"] if left else []
+    went += [f"{left} continue elsewhere"] if left else []
     how = "its connection ended" if lost.died else "it fell silent"
     back = "; it is back" if lost.is_back else ""
     jobs = f"with {lost.jobs} jobs: {', '.join(went)}" if lost.jobs else "without jobs"

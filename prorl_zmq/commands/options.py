@@ -144,7 +144,7 @@ Sandbox = Annotated[
     typer.Option(
         parser=sandbox_kind,
         metavar="KIND",
-        help="What tools act in, such as bubblewrap or apptainer (`prorl doctor` lists all); `process` is no isolation "
+        help="What tools act in, such as bubblewrap or apptainer (`prorl doctor` lists all); `process` is not isolated "
         "at all. [default: the topology's; bubblewrap]",
     ),
 ]

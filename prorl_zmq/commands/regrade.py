@@ -61,7 +61,7 @@ def regrade(
     from ..stages.own_tasks import all_handlers
 
     if not (run / PLAN).exists():
-        raise ConfigError(f"{run} is no run folder of `prorl eval`: it has no {PLAN}", key="run")
+        raise ConfigError(f"{run} is not a run folder of `prorl eval`: it has no {PLAN}", key="run")
     plan = read_plan(run)
     samples = sorted(read_samples(run / RESULTS), key=lambda one: one.index)
     if not samples:

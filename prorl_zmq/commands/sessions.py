@@ -73,7 +73,7 @@ def end(
         msgspec.convert(session, Identifier)
     except msgspec.ValidationError:
         raise typer.BadParameter(
-            f"{session!r} is no name of a session, which is 1 to 128 letters, digits and `._:-`"
+            f"{session!r} is not a name of a session, which is 1 to 128 letters, digits and `._:-`"
         ) from None
     with target.brokers() as brokers:
         answers = brokers.ask(lambda client: client.views.end_session(session))

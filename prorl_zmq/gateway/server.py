@@ -107,7 +107,7 @@ class Gateway:
         if options.runs is not None and not options.runs.is_dir():
             log.warning("%s is not a folder: no evaluation is shown until `prorl eval --out` makes it", options.runs)
         if options.keys is not None and not len(self._bearers):
-            log.warning("no bearer token is let in yet: make one with `prorl keys bearer NAME --role trainer`")
+            log.warning("no bearer token is allowed yet: make one with `prorl keys bearer NAME --role trainer`")
         logging.getLogger("aiohttp.server").addFilter(is_for_the_log)
         runner = web.AppRunner(
             self._app(), handler_cancellation=True, access_log=None, shutdown_timeout=STOP_S, keepalive_timeout=75
@@ -226,7 +226,7 @@ class Gateway:
             raise NotAllowed("a web page of another origin may not use a gateway that asks for no keys")
         if not self._is_named(request):
             raise NotAllowed(
-                f"{request.host[:80]!r} is no name of this machine, and a gateway that asks for no keys answers to no "
+                f"{request.host[:80]!r} is not a name of this machine; a gateway that asks for no keys answers to no "
                 "other: use its address or its host name, or start it with --keys"
             )
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PAUSE_S = 1.0
-"""Shorter delays are no pauses; every limit on a peer's silence is longer."""
+"""Shorter delays are not pauses; every limit on a peer's silence is longer."""
 LOOK_S = 0.25
 BLOCKED_LOOK_S, BLOCKED_LOOKS = 1.0, 5
 """Interval at which a thread checks that the loop runs, and consecutive failed checks after which the loop counts as

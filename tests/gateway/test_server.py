@@ -118,7 +118,7 @@ def test_an_insecure_gateway_answers_to_names_of_its_machine_only(served: Shared
             for method, path in (("GET", "/v1/status"), ("GET", "/v1/jobs/a/view"), ("POST", "/v1/jobs")):
                 status, answer = await client(method, path, headers={"Host": "evil.example"})
                 assert (status, answer["error"]["code"]) == (403, "not_allowed")
-                assert "'evil.example' is no name of this machine" in answer["error"]["message"]
+                assert "'evil.example' is not a name of this machine" in answer["error"]["message"]
 
     with served.gateway("--insecure") as (_, url):
         asyncio.run(asks(url))

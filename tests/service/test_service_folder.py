@@ -178,7 +178,7 @@ def test_a_folder_that_is_unfit_is_refused(folder: ServiceFolder, tmp_path: Path
         with pytest.raises(ConfigError, match="is not what prorl-zmq wrote"):
             ServiceFolder.open(path)
     for unfit in (tmp_path / "none", tmp_path):
-        with pytest.raises(ConfigError, match="is no service's folder: `prorl serve --service"):
+        with pytest.raises(ConfigError, match="is not a service's folder: `prorl serve --service"):
             ServiceFolder.open(unfit)
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot be made a service's folder: File exists"):

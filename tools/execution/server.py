@@ -107,7 +107,7 @@ class ExecutionServer:
         # The path may be longer than a socket's may be; this process has no other use for its folder.
         os.chdir(self._path)
         with suppress(FileNotFoundError):
-            os.unlink(messages.SOCKET)  # noqa: PTH108 - relative on purpose; the lock says that nobody serves it
+            os.unlink(messages.SOCKET)  # noqa: PTH108 - relative on purpose; the lock excludes another server
         server = await loop.create_unix_server(partial(_Connection, self), messages.SOCKET, backlog=BACKLOG)
         self._renew()
         self._watch.start()
@@ -152,7 +152,7 @@ class ExecutionServer:
             error = SandboxLimitExceeded(f"the disk of the sandboxes was full: {held}", limit="disk_bytes")
         self._break(error)
         for each in list(self._path.iterdir()):
-            if each.name not in (LOCK, messages.SOCKET, SPEC):  # whoever attaches is told why it ended
+            if each.name not in (LOCK, messages.SOCKET, SPEC):  # a client that attaches learns why it ended
                 with suppress(ProrlError, OSError):
                     if each.is_dir() and not each.is_symlink():
                         tree.remove_tree(each, REMOVE_LIMIT_S)

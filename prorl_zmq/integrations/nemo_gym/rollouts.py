@@ -102,7 +102,7 @@ class GymRollouts:
             try:
                 return await self._jobs.run(job)
             except Busy:  # all rows come at once; the client already waited between its tries
-                log.info("the service is full; job %s goes on waiting", job.job_id)
+                log.info("the service is full; job %s continues to wait", job.job_id)
 
     def _job(self, request: Mapping[str, Any]) -> Job:
         """Make a row's job. Rollouts of one row share the group's id, so that one backend can serve them all.
