@@ -199,7 +199,7 @@ def test_the_folder_of_another_user_is_refused(folder: ServiceFolder) -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a small disk")
 def test_a_full_disk_is_said(tmp_path: Path) -> None:
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", tmp_path], check=False).returncode:
-        pytest.skip("no file system can be mounted here")
+        pytest.skip("this root cannot mount file systems")
     try:
         folder = ServiceFolder.create(tmp_path / "service")
         with suppress(OSError), (tmp_path / "full").open("wb", buffering=0) as file:

@@ -198,7 +198,7 @@ def test_a_kill_of_the_holder_leaves_nothing(
 ) -> None:
     """Of the stage process alone, and together with what it started."""
     if kind == "process" and "server" in victims:
-        pytest.skip("nobody is left to find plain processes")
+        pytest.skip("plain processes have no container, and no process is left that could end them")
     mark = f"3600.{uuid.uuid4().int}"
     root = tmp_path / "sandboxes"
     holder = subprocess.Popen(
@@ -557,7 +557,7 @@ def test_a_server_that_was_stopped_counts_that_for_no_command(sandboxes: Sandbox
 def test_an_editor_on_a_full_disk_loses_nothing(kind: SandboxKind, image: str, tmp_path: Path) -> None:
     """The sandbox's folder lies on a small file system of its own; what the model gets is a text."""
     if os.geteuid() != 0:
-        pytest.skip("mounting a small file system needs root")
+        pytest.skip("only root can mount a small disk")
     root = tmp_path / "small"
     root.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(root)], check=True)
