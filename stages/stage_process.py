@@ -256,7 +256,7 @@ class StageProcess:
             try:
                 self._report(time.monotonic() - started)
                 failures = 0
-            except Exception:
+            except Exception:  # a bug in one report must not cost the running phases
                 failures += 1
                 if failures == MAX_REPORT_FAILURES:
                     raise
@@ -533,5 +533,5 @@ def _logged(what: str) -> Iterator[None]:
     """Log an error of the block instead of raising it."""
     try:
         yield
-    except Exception:
+    except Exception:  # a task's own handler is closed too
         log.exception("%s failed", what)

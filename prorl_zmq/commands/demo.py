@@ -36,19 +36,18 @@ def _finite(value: float | None) -> float | None:
 
 def demo(
     out: Annotated[
-        Path, typer.Option(metavar="DIR", help="For pictures, conversations, figures and checkpoint.")
+        Path, typer.Option(metavar="DIR", help="Folder for pictures, conversations, figures and the checkpoint.")
     ] = Path("demo"),
     seed: Annotated[
-        int | None, typer.Option(min=0, max=2**32, help="Of the tasks, the sampling and the training. [default: 0]")
+        int | None,
+        typer.Option(min=0, max=2**32, help="Seed of the tasks, the sampling and the training. [default: 0]"),
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, max=100_000, help="Training steps in all. [default: 22]")] = None,
     groups: Annotated[int | None, typer.Option(min=1, max=1024, help="Groups in a batch. [default: 5]")] = None,
     group_size: Annotated[
         int | None, typer.Option(min=2, max=256, help="Rollouts of each prompt. [default: 8]")
     ] = None,
-    epochs: Annotated[
-        int | None, typer.Option(min=1, max=1000, help="How often each rollout is learned from. [default: 6]")
-    ] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, max=1000, help="Passes over each batch. [default: 6]")] = None,
     learning_rate: Annotated[
         float | None, typer.Option("--lr", min=1e-7, max=1.0, callback=_finite, help="Of Adam. [default: 0.001]")
     ] = None,

@@ -43,15 +43,14 @@ def explain(
     ] = "",
     as_json: options.AsJson = False,
 ) -> None:
-    """Say what bounded a run, a batch or a job: a stage, its slots, a task, node, engine or tool, losses, the client.
+    """Find what limited a run, a batch or a job: a stage, its slots, a task, node, engine or tool, losses, the client.
 
     prorl explain eval/aime
 
     prorl explain 3f2a90c1d5e7
 
-    It looks at the recorded times of each rollout, and replays them without what may have been slow: so it says how
-    long the run would have taken, and how sure that is. A running service is asked for its newest jobs; what is running
-    counts as far as it has come. With keys, it takes an operator's.
+    It replays the recorded times of each rollout without each suspect, and estimates how long the run would have taken.
+    Of a running service it reads the newest jobs; running ones count up to now. With keys, it needs an operator's.
     """
     if what and Path(what).is_dir():
         _explain_folder(Path(what), as_json=as_json)

@@ -26,12 +26,12 @@ def gateway(
     ] = None,
     tls_cert: options.TlsCert = "",
     tls_key: options.TlsKey = "",
-    name: Annotated[
-        str, typer.Option(help="Of this gateway; no two may have the same. [default: of host and port]")
-    ] = "",
+    name: Annotated[str, typer.Option(help="This gateway's unique name. [default: made of host and port]")] = "",
     tokenizer: Annotated[
         str,
-        typer.Option(metavar="DIR", help="Of servers that /add_llm_server names. [default: what the client says]"),
+        typer.Option(
+            metavar="DIR", help="Tokenizer of servers that /add_llm_server names. [default: what the client says]"
+        ),
     ] = "",
     no_llm_servers: Annotated[
         bool, typer.Option("--no-llm-servers", help="Ignore /add_llm_server: the service has its own backends.")
@@ -45,9 +45,9 @@ def gateway(
     ] = 10.0,
     service: options.Service = None,
 ) -> None:
-    """HTTP in front of a service: a JSON API, the REST API of ProRL Agent, and the dashboard, until SIGTERM.
+    """Serve a service over HTTP: a JSON API, the REST API of ProRL Agent, and the dashboard, until SIGTERM.
 
-    Beyond loopback it wants --tls-cert and --tls-key, and --keys with tokens that `prorl keys bearer` has made.
+    Beyond loopback it needs --tls-cert and --tls-key, and --keys with tokens that `prorl keys bearer` made.
     """
     topology = process.topology()
     folder = service if front_door is None else None

@@ -27,7 +27,7 @@ commands = typer.Typer(
 )
 
 Name = Annotated[str, typer.Argument(metavar="NAME[==VERSION]", help="The harness, as `prorl harness list` shows.")]
-Wait = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for another who installs it.")]
+Wait = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for another installation of it.")]
 Into = Annotated[
     Path | None,
     typer.Option(
@@ -44,7 +44,7 @@ def install(
     into: Into = None,
     timeout: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="How long npm or pip may take.")] = 1800.0,
     wait: Wait = 3600.0,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all that npm and pip say.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the output of npm and pip.")] = False,
 ) -> None:
     """Install a harness for all sandboxes of this machine, from npm or PyPI; print its folder.
 

@@ -49,14 +49,14 @@ def submit(
         typer.Option(
             metavar="DIR",
             help="Write results.jsonl, traces.jsonl and one .npz of arrays per job there; `prorl explain DIR` says "
-            "what bounded the run. Results that are there move to DIR/earlier; without TASKS.jsonl, they stay.",
+            "what bounded the run. Existing results move to DIR/earlier; without TASKS.jsonl, they stay.",
         ),
     ] = None,
     session: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Whose jobs these are. All that the session still has is collected too; without TASKS.jsonl, nothing "
+            help="The session of these jobs. Its earlier results are collected too; without TASKS.jsonl, nothing "
             "else. [default: a new session]",
             show_default=False,
         ),

@@ -29,7 +29,7 @@ Role = Annotated[
 
 @commands.command("new")
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose it is, such as alice or gpu-7.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The key's name: its owner, such as alice or gpu-7.")],
     role: Role,
     folder: Folder = None,
 ) -> None:
@@ -43,7 +43,7 @@ def new(
 
 @commands.command("bearer")
 def bearer(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose it is, such as alice.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The token's name: its owner, such as alice.")],
     role: Role,
     folder: Folder = None,
 ) -> None:

@@ -32,7 +32,7 @@ def list_(
     """List the sessions that hold something: jobs that wait or run, results that were not collected, batches.
 
     A session without a name ends when its client has been silent for its lease; the column `ends in` says when. A named
-    one lasts. The exit code is 1 if a rollout broker did not answer; what others say is shown all the same.
+    one lasts. The exit code is 1 if a rollout broker did not answer; what the others report is shown.
     """
     with target.brokers() as brokers:
         answers = brokers.ask(lambda client: client.views.sessions())

@@ -197,7 +197,7 @@ class Gateway:
                 return error_response(error)
             except web.HTTPException:
                 raise
-            except Exception as error:
+            except Exception as error:  # a bug must cost only this request
                 log.exception("%s %s failed", request.method, request.path)
                 return error_response(InternalError(f"{type(error).__name__}: {error}"))
             finally:

@@ -206,7 +206,7 @@ def _load_tokenizer(name: str) -> Any:
             raise ConfigError(message, key="chat.kind") from error
     try:
         loaded = AutoTokenizer.from_pretrained(name, local_files_only=directory.is_dir(), trust_remote_code=False)
-    except Exception as error:
+    except Exception as error:  # transformers raises many kinds for a damaged tokenizer
         if "trust_remote_code" in str(error):
             raise ConfigError(
                 f"the tokenizer of {name} is Python code in the model's own files, which prorl does not run: set "
