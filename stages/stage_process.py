@@ -213,7 +213,7 @@ class StageProcess:
             context.destroy(linger=1000)
 
     def _note_pause(self, pause_s: float) -> None:
-        log.warning("this process did not run for %.1f s, which is no time of its jobs", pause_s)
+        log.warning("this process did not run for %.1f s, which does not count for its jobs", pause_s)
         PROCESS_PAUSED.add(self._process, amount=pause_s)
         for running in self._running.values():
             running.runner.add_time(pause_s)
@@ -258,7 +258,7 @@ class StageProcess:
             try:
                 self._report(time.monotonic() - started)
                 failures = 0
-            except Exception:
+            except Exception:  # a bug in one report must not cost the running phases
                 failures += 1
                 if failures == MAX_REPORT_FAILURES:
                     raise
@@ -537,5 +537,5 @@ def _logged(what: str) -> Iterator[None]:
     """Log an error of the block instead of raising it."""
     try:
         yield
-    except Exception:
+    except Exception:  # a task's own handler is closed too
         log.exception("%s failed", what)
