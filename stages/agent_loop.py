@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import ChainMap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..data.trajectory import Role
@@ -16,12 +17,12 @@ from ..inference.chat import ChatMessage
 from ..inference.tool_calls.call import MalformedCall, ToolCall
 from ..metrics.catalog import TOOL_SECONDS
 from ..system.traces import span
-from ..tools.tool import Tool, ToolArgumentsInvalid
+from ..tools.tool import AnyTool, ToolArgumentsInvalid
 from .episode import UNLIMITED, StopReason
 from .turn_sampler import TurnSampler, version_per_token
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, MutableMapping, Sequence
 
     from ..inference.chat import PolicyTurn, Prompt
     from ..inference.engine import Generation
@@ -54,18 +55,23 @@ def check_opening(messages: Any, tools: Any) -> None:
         if not isinstance(message.content, str):
             raise TypeError(f"a message's content must be a text, and not {message.content!r:.100}")
     for tool in tools:
-        if isinstance(tool, type) or not isinstance(tool, Tool):
+        if isinstance(tool, type) or not isinstance(tool, AnyTool):
             raise TypeError(f"a tool must be an object of a class derived from Tool, and not {tool!r:.100}")
 
 
 class AgentLoop:
     """One conversation of a policy with its tools."""
 
-    def __init__(self, policy: JobPolicy, tools: Sequence[Tool[Any]]) -> None:
+    def __init__(
+        self, policy: JobPolicy, tools: Sequence[AnyTool], more: MutableMapping[str, AnyTool] | None = None
+    ) -> None:
         self.episode = policy.episode
         self.chat, self.sampling, self.limits = policy.chat, policy.job.sampling, policy.job.episode
         self.context_tokens = policy.context_tokens or UNLIMITED
-        self._tools = {tool.name: tool for tool in tools}
+        own: dict[str, AnyTool] = {tool.name: tool for tool in tools}
+        self._tools: Mapping[str, AnyTool] = (
+            ChainMap(own, more) if more is not None else own
+        )  # more tools may come during the conversation
         self._trajectory = self.episode.trajectory
         self._sampler = TurnSampler(policy, self.sampling)
 

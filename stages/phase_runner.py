@@ -32,7 +32,7 @@ from ..errors import (
 from ..inference.chat.loading import chat_format
 from ..system.open_files import wait_for_descriptors
 from ..system.traces import span
-from ..tools.containers.specification import SandboxSpec
+from ..tools.containers.specification import SandboxSpec, with_address_space
 from ..tools.processes.child import to_the_end
 from ..wire.messages.base import new_id
 from ..wire.messages.jobs import Outcome, Phase
@@ -55,18 +55,19 @@ from .judge import ENGINE_MOVES, EngineJudge, Judge
 from .phase_ends import checked, checked_data, checked_evaluation, notes_of, passed_on, readable, reward_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, MutableMapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
     from ..inference.chat import ChatFormat, ChatMessage
     from ..inference.client import EngineClient
+    from ..tools.mcp.toolset import McpTools
     from ..tools.sandbox.sandbox import Sandbox
     from ..tools.sandbox.sandboxes import Sandboxes
-    from ..tools.tool import Tool
+    from ..tools.tool import AnyTool
     from ..wire.messages.backends import ChatSettings
-    from ..wire.messages.jobs import Job
+    from ..wire.messages.jobs import Job, McpServer
     from ..wire.messages.stages import StartPhase
     from .backend_client import BackendClient
     from .grading.grader_pool import GraderPool
@@ -102,6 +103,8 @@ class StageServices:
     judge: JudgeServer
     door: Callable[[], RolloutDoor]
     """Returns the server through which programs outside lead rollouts of this process."""
+    mcp_keys: Mapping[str, str]
+    """The addresses of the MCP servers that jobs may name, with the key for each."""
 
 
 class PhaseRunner:
@@ -118,6 +121,8 @@ class PhaseRunner:
         """The fresh sandboxes, which are closed when the phase ends."""
         self._harness: ChosenHarness | None = None
         self._outside: OutsideRollout | None = None
+        self._servers: Sequence[McpServer] = ()
+        self._mcp: McpTools | None = None
         self._episode: Episode | None = None
         self._acting_since = math.inf
 
@@ -158,20 +163,21 @@ class PhaseRunner:
 
     async def _ran(self) -> PhaseDone:
         job, instance = self.job, self._handler.parse_instance(self.job)
+        self._servers = self._handler.mcp_servers(job, instance)
         choice = self._handler.harness(job, instance)
         if choice is not None and job.outside is not None:
             raise InvalidJob("a job names a harness or has a program outside, not both", field="harness")
         if choice is not None:
             from .harness.rollout import ChosenHarness  # imports aiohttp, which takes half of a process's start
 
-            self._harness = ChosenHarness.find(choice)
+            self._harness = ChosenHarness.find(choice, self._servers)
         if self._command.sandbox is not None:
             self.sandbox = await self._services.sandboxes.attach(self._command.sandbox)
         match self._phase:
             case Phase.INIT:
                 data = await self._handler.init(InitPhase(job, instance, self._create_sandbox))
                 checked_data(Phase.INIT, data)
-                if self._harness is not None:
+                if self._harness is not None or self._has_programs:
                     await self._create_sandbox(SandboxSpec())  # unless the task has made one
                 return self._done(data)
             case Phase.RUN:
@@ -182,7 +188,11 @@ class PhaseRunner:
     async def _run(self, instance: Any) -> PhaseDone:
         phase = RunPhase(self.job, instance, self._command.phase_data, self.sandbox, self._converse)
         try:
-            data = await self._handler.run(phase)
+            try:
+                data = await self._handler.run(phase)
+            finally:
+                if self._mcp is not None:
+                    await self._mcp.close()
             if self.sandbox is not None and self._hands_on_sandbox():
                 await self.sandbox.end_processes()
             data = passed_on(data)
@@ -220,6 +230,8 @@ class PhaseRunner:
         if self.sandbox is None:
             if self._harness is not None:
                 spec = self._harness.prepared(spec)
+            elif self._has_programs:
+                spec = with_address_space(spec)
             # Job ids are not unique among brokers that share the node.
             name = f"{self.job.job_id}.{self._command.attempt}-{new_id()[:8]}"
             with span("create sandbox"):
@@ -232,7 +244,7 @@ class PhaseRunner:
             self._fresh.append(await self._services.sandboxes.create(name, spec))
         return self._fresh[-1]
 
-    async def _converse(self, messages: Sequence[ChatMessage], tools: Sequence[Tool[Any]]) -> Episode:
+    async def _converse(self, messages: Sequence[ChatMessage], tools: Sequence[AnyTool]) -> Episode:
         if self._episode is not None:
             raise HandlerFailed(
                 "phase.converse was called a second time; a rollout has one conversation, and its trajectory, mask and "
@@ -240,6 +252,7 @@ class PhaseRunner:
             )
         check_opening(messages, tools)
         self._episode = episode = Episode(began=self._clock.began)
+        more = await self._more_tools(tools) if self._servers else None
         asked_at = time.monotonic()
         backend = await self.backend.assigned()
         waited_s = time.monotonic() - asked_at
@@ -253,14 +266,32 @@ class PhaseRunner:
         if self.job.outside is not None:
             await self._be_led(policy, messages, tools)
         elif self._harness is None:
-            await AgentLoop(policy, tools).run(messages)
+            await AgentLoop(policy, tools, more).run(messages)
         elif self.sandbox is None:
             raise SandboxFailed("a harness needs the job's sandbox, and there is none")
         else:
             await self._harness.lead(policy, messages, self.sandbox)
         return episode
 
-    async def _be_led(self, policy: JobPolicy, messages: Sequence[ChatMessage], tools: Sequence[Tool[Any]]) -> None:
+    @property
+    def _has_programs(self) -> bool:
+        return any(server.command for server in self._servers)
+
+    async def _more_tools(self, tools: Sequence[AnyTool]) -> MutableMapping[str, AnyTool] | None:
+        """Start the job's MCP servers, and return their tools; None: whatever leads the rollout does that."""
+        if self.job.outside is not None:
+            raise InvalidJob("MCP servers are for the agent loop and harnesses, not for a program outside", field="mcp")
+        if self._harness is not None:
+            return None
+        from ..tools.mcp.toolset import McpTools
+
+        names = {tool.name for tool in tools}
+        self._mcp = McpTools(self._servers, self.sandbox, self._services.mcp_keys, names)
+        with span("start MCP servers"):
+            await self._mcp.open()
+        return self._mcp.tools
+
+    async def _be_led(self, policy: JobPolicy, messages: Sequence[ChatMessage], tools: Sequence[AnyTool]) -> None:
         if tools:
             names = ", ".join(tool.name for tool in tools)
             raise InvalidJob(
@@ -287,7 +318,7 @@ class PhaseRunner:
         sandbox = self.sandbox
         if sandbox is None or not (self._has_acted() and sandbox.held and sandbox.isolated):
             return False
-        if error.fields.get("reason") in TASKS_OWN_REASONS:
+        if error.fields.get("reason") in {*TASKS_OWN_REASONS, "server"}:
             return False
         with suppress(ProrlError):
             await sandbox.end_processes()  # its processes must not disturb a fresh one
