@@ -61,6 +61,11 @@ def values_of(annotation: Any) -> st.SearchStrategy[Any]:
     return _values(msgspec.inspect.type_info(annotation))
 
 
+def _structs(info: Any) -> st.SearchStrategy[Any]:
+    fields = {field.name: _values(field.type) for field in info.fields}
+    return st.fixed_dictionaries(fields).map(lambda values: info.cls(**values))
+
+
 def _mcp_servers() -> st.SearchStrategy[McpServer]:
     words = st.from_regex(r"[^\x00]{1,20}", fullmatch=True)
     name = st.from_regex(r"[A-Za-z0-9_-]{1,32}", fullmatch=True)
@@ -72,10 +77,7 @@ def _mcp_servers() -> st.SearchStrategy[McpServer]:
 def _values(info: Any) -> st.SearchStrategy[Any]:
     match info:
         case msgspec.inspect.StructType():
-            if info.cls is McpServer:
-                return _mcp_servers()
-            fields = {field.name: _values(field.type) for field in info.fields}
-            return st.fixed_dictionaries(fields).map(lambda values: info.cls(**values))
+            return _mcp_servers() if info.cls is McpServer else _structs(info)
         case msgspec.inspect.StrType():
             return (
                 st.from_regex(info.pattern, fullmatch=True)
