@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import re
 import socket
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
+from documents import PAGES, ROOT
 from framework_python import framework_python
 from mcp_servers import FAST, add, served
 from support.waiting import until
 
+from prorl_zmq import Job
 from prorl_zmq.errors import ToolSessionLost
+from prorl_zmq.inference.chat.embedded_chat import EmbeddedChatFormat
+from prorl_zmq.testing import LocalService, say, tool_call
 from prorl_zmq.tools.containers.specification import Bind
 from prorl_zmq.tools.tool import AnyTool, ToolArgumentsInvalid
 from prorl_zmq.wire.messages.jobs import McpServer
@@ -89,6 +96,26 @@ def _answers(port: int) -> bool:
 
 def test_a_server_of_the_real_package_over_http(sandboxes_of: SharedSandboxes, url: str) -> None:
     served(sandboxes_of, McpServer(name="shop", url=url), use_all, url_key="a-key")
+
+
+def test_the_servers_page(python: str, tmp_path: Path) -> None:
+    """Run the job of docs/mcp.md with its server, where the image is this machine."""
+    page = PAGES[ROOT / "docs" / "mcp.md"]
+    source, row = (
+        re.search(rf"^```{language}\n(.*?)^```", page, re.DOTALL | re.MULTILINE) for language in ("python", "json")
+    )
+    assert source is not None
+    assert row is not None
+    (tmp_path / "shop.py").write_text(source[1])
+    written = json.loads(row[1])
+    assert written["mcp"][0]["command"] == ["python3", "/opt/shop.py"]
+    written["mcp"][0]["command"] = [python, str(tmp_path / "shop.py")]
+    turns = (tool_call("price", item="book"), tool_call("bash", command="echo 12.0 > answer.txt"), "Done.")
+    with LocalService(engine=say(*turns), sandbox="process") as service, service.client() as client:
+        client.submit(msgspec.convert(written, Job))
+        (trajectory,) = client.collect(1, wait_s=100)
+    assert (trajectory.result.error, trajectory.result.reward) == (None, 1.0)
+    assert "\n12.0" in EmbeddedChatFormat().decode(trajectory.token_ids)
 
 
 def test_addresses_that_do_not_answer(sandboxes_of: SharedSandboxes, url: str) -> None:
