@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     from ..tasks.row_format import RowFormat
     from ..tools.containers.specification import SandboxSpec
     from ..tools.sandbox.sandbox import Sandbox
-    from ..tools.tool import Tool
-    from ..wire.messages.jobs import Job
+    from ..tools.tool import AnyTool
+    from ..wire.messages.jobs import Job, McpServer
     from .conversation import Conversation
     from .episode import Episode
     from .judge import Judge
@@ -95,7 +95,7 @@ class RunPhase(Generic[Instance]):
     """The data that INIT returned."""
     sandbox: Sandbox | None
     """The sandbox that INIT made."""
-    converse: Callable[[Sequence[ChatMessage], Sequence[Tool[Any]]], Awaitable[Episode]]
+    converse: Callable[[Sequence[ChatMessage], Sequence[AnyTool]], Awaitable[Episode]]
     """Holds one conversation from the opening messages until a turn without a tool call, and returns the episode: a
     `conversation` and one `say`. The chat template describes the tools to the model. A harness that leads the rollout
     gets the user's messages as its task, and has tools of its own."""
@@ -190,6 +190,11 @@ class AgentHandler(ABC, Generic[Instance]):
         """Return the harness that leads the rollout; None: the service's own agent loop, in `RunPhase.converse`."""
         del instance
         return Harness.of(job.harness) if job.harness is not None else None
+
+    def mcp_servers(self, job: Job, instance: Instance) -> Sequence[McpServer]:
+        """Return the MCP servers whose tools the policy gets: those that the job names, unless the task adds some."""
+        del instance
+        return job.mcp
 
     def lacks(self, instance: Instance) -> str:
         """Describe what the instance needs and this process's environment lacks; empty: nothing."""

@@ -158,7 +158,7 @@ def outcome(
     async def main() -> PhaseDone | PhaseFailed:
         async with GraderPool(1) as graders, asyncio.timeout(20):
             backends: Any = Reports()
-            services = StageServices("s", unused, backends, unused, unused, graders, unused, unused, unused)
+            services = StageServices("s", unused, backends, unused, unused, graders, unused, unused, unused, {})
             runner = PhaseRunner(services, command, job, handler(act))
             event, _ = await runner.run()
             return event

@@ -154,6 +154,7 @@ OF_PATH = {
     "tests/tools/execution/test_memory_files.py": UNIT,
     "tests/tools/execution/test_memory_files.py::test_a_file_counts_once_however_often_it_is_open": PROCESS,
     "tests/tools/images/test_image.py": UNIT,
+    "tests/tools/mcp/": UNIT,
     "tests/tools/images/test_definition.py": UNIT,
     "tests/tools/images/test_sources.py": UNIT,
     "tests/tools/images/test_sources.py::test_a_folders_identity_changes_with_its_content": PROCESS,

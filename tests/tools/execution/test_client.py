@@ -166,10 +166,10 @@ def test_a_server_that_passes_no_tcp_socket_is_an_error(tmp_path: Path) -> None:
             assert name
 
         for ask, said in (
-            (silent, "passed no socket"),
-            (connected, "passed no socket"),
+            (silent, "passed no descriptor"),
+            (connected, "passed no descriptor"),
             (lambda name: passed(name, null), "Socket operation on non-socket"),
-            (lambda name: passed(name, unix.fileno()), "passed no socket of TCP"),
+            (lambda name: passed(name, unix.fileno()), "passed no descriptor of TCP"),
         ):
             with pytest.raises(SandboxFailed, match=said):
                 await receive_socket(folder, ask)
