@@ -27,6 +27,7 @@ import msgspec
 from ..errors import (
     ConfigError,
     EngineFailed,
+    EnvironmentFailed,
     ErrorInfo,
     GraderFailed,
     HandlerFailed,
@@ -146,6 +147,7 @@ INFRASTRUCTURE_ERRORS: dict[type[ProrlError], bool] = {
     SandboxFailed: True,
     ToolSessionLost: True,
     HarnessFailed: True,
+    EnvironmentFailed: True,
     InternalError: True,
     JudgeUnreachable: True,
     GraderFailed: False,
