@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from documents import REAL_ENVIRONMENT_COMMANDS
 from needed import lacking
+from support.commands import prorl
 
 from prorl_zmq import Job, Outcome, Role
 from prorl_zmq.errors import EnvironmentFailed
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.proof
 MADE = Path(__file__).resolve().parents[3] / ".environments"
 ROOT = MADE if MADE.is_dir() and "PRORL_ENVIRONMENTS" not in os.environ else default_root()
+SAID = ("you guessed 5", "Player 1 placed their symbol (X) in cell 0", "rewards: {'main': 1.0}; done")
 TIC_TAC_TOE = {"environment": "textarena", "args": {"id": "TicTacToe-v0", "players": 2}, "seed": 1}
 
 
@@ -119,6 +123,15 @@ def test_games_that_seed_the_global_generator_are_as_they_are_alone() -> None:
         assert await asyncio.gather(*(play(pool, seed) for seed in range(4))) == alone
 
     pooled(use)
+
+
+@pytest.mark.parametrize(("line", "said"), zip(REAL_ENVIRONMENT_COMMANDS, SAID, strict=True))
+def test_a_command_of_the_documents(line: str, said: str) -> None:
+    program, *arguments = shlex.split(line)
+    installed(arguments[2])
+    done = prorl(*arguments, environment={**os.environ, "PRORL_ENVIRONMENTS": str(ROOT)})
+    assert (program, done.returncode, done.stderr) == ("prorl", 0, "")
+    assert said in done.stdout
 
 
 @pytest.mark.parametrize(
