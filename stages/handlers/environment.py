@@ -93,7 +93,7 @@ class EnvironmentHandler(AgentHandler[EnvironmentInstance]):
 
     async def eval(self, phase: EvalPhase[EnvironmentInstance]) -> Evaluation:
         data = phase.data
-        return Evaluation(data["reward"], data["metrics"], data["notes"])
+        return Evaluation(data["reward"], data["metrics"], data["notes"], data["rewards"])
 
     async def close(self) -> None:
         if self._pool is not None:

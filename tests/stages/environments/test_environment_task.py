@@ -52,6 +52,7 @@ def test_a_game_of_one_player_is_played_to_its_end() -> None:
     (trajectory,) = played(say("7", "1"), instance)
     assert (trajectory.outcome, trajectory.reward, trajectory.error) == (Outcome.COMPLETED, 1.0, None)
     assert trajectory.result.stop_reason == "environment"
+    assert trajectory.result.turn_rewards == ((4, 1.0),)
     assert roles(trajectory) == [Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.USER, Role.ASSISTANT]
     assert trajectory.result.metrics["number"] == 1.0
 
@@ -69,8 +70,13 @@ def test_two_players_take_turns_and_may_call_the_environments_tools() -> None:
             return tool_call("look")
         return "move"
 
-    (trajectory,) = played(say(turn), {"environment": "duel"})
+    (trajectory,) = played(say(turn), {"environment": "duel"}, group_id="g")
     assert (trajectory.outcome, trajectory.reward) == (Outcome.COMPLETED, 1.0)
+    white, black = trajectory.split()
+    assert [(one.group_id.rpartition("/")[2], one.reward) for one in (white, black)] == [
+        ("white", 1.0),
+        ("black", -1.0),
+    ]
     assert trajectory.result.metrics["tool_calls"] == 1
     assert trajectory.result.metrics["length"] == 4.0
     assert trajectory.result.notes["end"] == "mate"
