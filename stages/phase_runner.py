@@ -300,7 +300,9 @@ class PhaseRunner:
             )
         return Conversation(self._episode, self._policy, opening, tools, name=name, trained=trained)
 
-    async def _serve(self, play: Callable[[str, str, Sequence[str]], Awaitable[Any]]) -> Any:
+    async def _serve(
+        self, play: Callable[[str, str, Sequence[str]], Awaitable[tuple[PhaseData, Sequence[tuple[int, float]]]]]
+    ) -> PhaseData:
         if self._is_led or self._episode is not None:
             raise HandlerFailed("phase.serve was called in a rollout that has a conversation, or that another leads")
         from .harness.served_program import serve_program  # imports aiohttp, as above
@@ -414,7 +416,9 @@ class PhaseRunner:
         if evaluation is not None:
             metrics |= evaluation.metrics
             notes |= evaluation.notes
-        trajectory, named = episode.whole(), episode.named() if episode.conversations else NOTHING_NAMED
+        trajectory, named = episode.whole(), NOTHING_NAMED
+        if episode.conversations or episode.turn_rewards:
+            named = episode.named()
         return {
             "stage_id": self._services.stage_id,
             "job_id": self.job.job_id,
