@@ -294,6 +294,14 @@ class HarnessFailed(ProrlError):
     """An agent program ended without a call of the model that was answered. Fields: `harness`, `exit_code`."""
 
 
+class EnvironmentFailed(ProrlError):
+    """An environment could not be played, which says nothing about the policy (`environment`, `reason`).
+
+    `reason` is `missing` (it is not installed here), `raised` (or it returned what is not allowed), `hung` or `died`
+    (its worker), `cancelled` (the worker was closed), or `masked` (it asks for another try itself).
+    """
+
+
 class EndpointFailed(ProrlError):
     """A program outside cannot lead its rollout: the address is out of reach, or refuses what was asked (`status`)."""
 

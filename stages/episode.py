@@ -167,6 +167,8 @@ class Episode:
     """The policy's message in the call that ended the episode, if there was such a call."""
     notes: dict[str, str] = field(default_factory=dict)
     """Notes for people, stored in the trajectory's `result.notes`."""
+    turn_rewards: list[tuple[int, float]] = field(default_factory=list)
+    """Rewards that a program gave to turns: index in the trajectory's turns, reward."""
     so_far: Callable[[], TrajectoryBuilder] | None = None
     """Returns the conversation that a harness leads, so far; None: it is in `trajectory`."""
 
@@ -186,7 +188,7 @@ class Episode:
         Both are empty for one conversation, `main`, whose turns have no rewards.
         """
         parts: list[ConversationPart] = []
-        rewards: list[tuple[int, float]] = []
+        rewards = [*self.turn_rewards]
         segments = turns = 0
         for one in self.conversations:
             builder, first = one.trajectory, segments

@@ -27,6 +27,7 @@ import msgspec
 from ..errors import (
     ConfigError,
     EngineFailed,
+    EnvironmentFailed,
     ErrorInfo,
     GraderFailed,
     HandlerFailed,
@@ -105,6 +106,13 @@ class RunPhase(Generic[Instance]):
     that the job maps (`Job.models`), or a model of the service. A conversation with another model than the policy, or
     with `trained=False`, is context: its text is kept as a note, its tokens are not. Raises `HandlerFailed` if the name
     is taken, or if a harness or a program outside leads the rollout."""
+    serve: Callable[
+        [Callable[[str, str, Sequence[str]], Awaitable[tuple[PhaseData, Sequence[tuple[int, float]]]]]],
+        Awaitable[PhaseData],
+    ]
+    """`serve(play)` serves the job's model over HTTP while `play(url, key, models)` runs, in place of conversations.
+    All calls at the address are turns of this rollout. `play` returns data, which `serve` returns, and rewards of the
+    policy's turns: index from 0, reward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +165,7 @@ INFRASTRUCTURE_ERRORS: dict[type[ProrlError], bool] = {
     SandboxFailed: True,
     ToolSessionLost: True,
     HarnessFailed: True,
+    EnvironmentFailed: True,
     InternalError: True,
     JudgeUnreachable: True,
     GraderFailed: False,

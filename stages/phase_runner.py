@@ -69,7 +69,7 @@ from .phase_ends import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, MutableMapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -147,6 +147,8 @@ class PhaseRunner:
         """Names of the task's own tools; noted only for jobs with MCP servers."""
         self._mcp: McpTools | None = None
         self._episode: Episode | None = None
+        self._serves = False
+        """A program that calls the model over HTTP plays the rollout."""
         self._opening: asyncio.Lock | None = None
         self._opened: JobPolicy | None = None
         self._acting_since = math.inf
@@ -213,7 +215,8 @@ class PhaseRunner:
                 return await self._eval(instance)
 
     async def _run(self, instance: Any) -> PhaseDone:
-        phase = RunPhase(self.job, instance, self._command.phase_data, self.sandbox, self._converse, self._conversation)
+        calls = (self._converse, self._conversation, self._serve)
+        phase = RunPhase(self.job, instance, self._command.phase_data, self.sandbox, *calls)
         try:
             try:
                 data = await self._handler.run(phase)
@@ -343,6 +346,16 @@ class PhaseRunner:
             return policy
         return replace(policy, job=msgspec.structs.replace(self.job, sampling=sampling))
 
+    async def _serve(
+        self, play: Callable[[str, str, Sequence[str]], Awaitable[tuple[PhaseData, Sequence[tuple[int, float]]]]]
+    ) -> PhaseData:
+        if self._is_led or self._episode is not None:
+            raise HandlerFailed("phase.serve was called in a rollout that has a conversation, or that another leads")
+        from .harness.served_program import serve_program  # imports aiohttp, as above
+
+        self._episode, self._serves = Episode(began=self._clock.began), True
+        return await serve_program(await self._policy(), play)
+
     async def _policy(self) -> JobPolicy:
         """Return the job's policy, on the backend that the job is assigned to."""
         self._opening = self._opening or asyncio.Lock()  # conversations may begin at once
@@ -358,7 +371,7 @@ class PhaseRunner:
         asked_at = time.monotonic()
         backend = await self.backend.assigned()
         waited_s = time.monotonic() - asked_at
-        parser_url = backend.chat.parser_url if self._is_led else ""
+        parser_url = backend.chat.parser_url if self._is_led or self._serves else ""
         chat = await self._chat(msgspec.structs.replace(backend.chat, parser_url=parser_url))
         self._acting_since = time.monotonic()
         if waited_s >= BACKEND_WAIT_S:
@@ -458,7 +471,7 @@ class PhaseRunner:
         metrics: dict[str, float] = {**episode.metrics}
         notes = {**episode.notes}
         trajectory, named = episode.trajectory, NOTHING_NAMED
-        if episode.conversations:
+        if episode.conversations or episode.turn_rewards:
             notes |= {f"conversation {one.name}": one.note for one in episode.conversations if one.note}
             trajectory, named = episode.whole(), episode.named()
         if evaluation is not None:

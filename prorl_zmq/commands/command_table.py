@@ -53,6 +53,7 @@ COMMANDS = {
     "image": Command("images:commands", "Build and keep the images that sandboxes start from"),
     "k8s": Command("k8s:commands", "Write manifests of a service on Kubernetes, for `kubectl apply`"),
     "harness": Command("harnesses:commands", "Install and try the agent harnesses that rollouts run"),
+    "env": Command("environments:commands", "Install and try environments of other packages"),
     "clean": Command("clean:clean", "List what this account's services and commands left on this machine's disk"),
     "doctor": Command("machine:doctor", "Check what this machine has and what is missing"),
     "broker": Command("broker:commands", "Run one broker alone, for a service on several nodes"),
