@@ -53,6 +53,7 @@ COMMANDS = {
     "image": Command("images:commands", "Build and keep the images that sandboxes start from"),
     "k8s": Command("k8s:commands", "Manifests of a service on Kubernetes, for `kubectl apply`"),
     "harness": Command("harnesses:commands", "Install and try the agent harnesses that rollouts run"),
+    "env": Command("environments:commands", "Install and try environments of other packages"),
     "clean": Command("clean:clean", "List what services and commands of this account left on this machine's disk"),
     "doctor": Command("machine:doctor", "Show what this machine has and lacks"),
     "broker": Command("broker:commands", "One broker alone, for a service on several nodes"),

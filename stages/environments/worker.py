@@ -396,14 +396,33 @@ def load(place: str) -> Any:
     for part in name.split("."):
         loaded = getattr(loaded, part)
     if not callable(getattr(loaded, "run", None)):
+        if not hasattr(loaded, "open") and (not inspect.isclass(loaded) or hasattr(loaded, "reset")):
+            return _wrapped(loaded)
         lacking = [each for each in ("open", "step", "close") if not callable(getattr(loaded, each, None))]
         if lacking:
-            raise Invalid(f"{place} has no method {lacking[0]}: an adapter has open, step and close, or run")
+            raise Invalid(
+                f"{place} has no method {lacking[0]}: an adapter has open, step and close, or run, or reset and step"
+            )
     return loaded
 
 
 def limit_of(adapter: Any) -> float:
     return float(getattr(adapter, "limit_s", 60.0))
+
+
+def _wrapped(make: Any) -> Any:
+    """Return the adapter of a class with gymnasium's `reset` and `step`, or of a function that makes such objects."""
+    gymnasium = load(f"{Path(__file__).with_name('adapters')}/gymnasium.py:Gymnasium")
+
+    class Wrapped(gymnasium):  # type: ignore[misc]
+        slots = getattr(make, "slots", 64)
+        limit_s = getattr(make, "limit_s", 60.0)
+        own_thread = getattr(make, "own_thread", False)
+
+        def __init__(self) -> None:
+            super().__init__(make)
+
+    return Wrapped
 
 
 async def serve(channel: socket.socket, place: str) -> None:
