@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from typing import Any
 
 import aiohttp
+
+from prorl_zmq.stages.environments.named_servers import named_server
 
 VARIABLE = "PRORL_OPENENV"
 WAIT_S = 1.0
@@ -27,18 +28,14 @@ TOOL_ACTIONS = ("CallToolAction", "ListToolsAction", "Action")
 
 class OpenEnv:
     async def open(self, args: dict[str, Any], seed: int | None) -> dict[str, Any]:
-        servers = dict(each.split("=", 1) for each in os.environ.get(VARIABLE, "").split())
-        name = args.get("server") or (next(iter(servers)) if len(servers) == 1 else "")
-        if name not in servers:
-            known = ", ".join(servers) or "none"
-            raise LookupError(f"no OpenEnv server {name!r}: {VARIABLE} in the environment of RUN names {known}")
-        self._show = args.get("show")
-        self._http = aiohttp.ClientSession(servers[name].rstrip("/") + "/")
+        url = named_server(VARIABLE, args.get("server", ""))
+        self.show, self.field = args.get("show"), args.get("field", "")
+        self.http = aiohttp.ClientSession(url)
         try:
-            async with self._http.get("schema", raise_for_status=True) as answer:
+            async with self.http.get("schema", raise_for_status=True) as answer:
                 action = (await answer.json())["action"]
             seen = await self._reset({**args.get("reset", {}), **({} if seed is None else {"seed": seed})})
-            tools = await self._tools(action, args.get("field"))
+            tools = await self._tools(action)
         except BaseException:
             await self.close()
             raise
@@ -46,71 +43,66 @@ class OpenEnv:
 
     async def _reset(self, data: dict[str, Any]) -> dict[str, Any]:
         while True:
-            self._socket = await self._http.ws_connect("ws")
+            self.socket = await self.http.ws_connect("ws")
             seen = await self._ask("reset", data)
             if seen.get("code") != "CAPACITY_REACHED":
-                return self._whole(seen)
-            await self._socket.close()
+                return _whole(seen)
+            await self.socket.close()
             await asyncio.sleep(WAIT_S)  # the server has no queue; the limit of `open` ends the wait
 
-    async def _tools(self, action: dict[str, Any], field: str | None) -> list[dict[str, Any]]:
-        self._field = field or ""
+    async def _tools(self, action: dict[str, Any]) -> list[dict[str, Any]]:
         if action.get("title") in TOOL_ACTIONS:
-            listed = self._whole(await self._ask("step", {"type": "list_tools"}))["observation"]["tools"]
-            return [
-                {"name": tool["name"], "description": tool["description"], "parameters": tool["input_schema"]}
-                for tool in listed
-            ]
-        required = action.get("required", [])
-        if not field and len(required) == 1:
-            self._field = required[0]
-        fields = {name: about for name, about in action.get("properties", {}).items() if name != "metadata"}
-        parameters = {**action, "properties": fields}
-        about = {"name": "act", "description": action.get("description", "Act."), "parameters": parameters}
-        return [] if self._field else [about]
+            listed = _whole(await self._ask("step", {"type": "list_tools"}))["observation"]["tools"]
+            return [_function(tool["name"], tool["description"], tool["input_schema"]) for tool in listed]
+        if len(required := action.get("required", ())) == 1:
+            self.field = self.field or required[0]
+        fields = {name: about for name, about in action["properties"].items() if name != "metadata"}
+        acts = _function("act", action.get("description", "Act."), {**action, "properties": fields})
+        return [] if self.field else [acts]
 
     async def step(self, player: str, text: str) -> dict[str, Any]:
-        if not self._field:
-            return {"done": True}
-        return self._step(player, await self._ask("step", {self._field: text}))
+        return await self._take(player, {self.field: text}) if self.field else {"done": True}
 
     async def call(self, player: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        call = {"type": "call_tool", "tool_name": name, "arguments": arguments}
-        return self._step(player, await self._ask("step", arguments if name == "act" else call))
+        tool = {"type": "call_tool", "tool_name": name, "arguments": arguments}
+        return await self._take(player, arguments if name == "act" else tool)
 
-    def _step(self, player: str, seen: dict[str, Any]) -> dict[str, Any]:
+    async def _take(self, player: str, action: dict[str, Any]) -> dict[str, Any]:
+        seen = await self._ask("step", action)
         if seen.get("code") == "VALIDATION_ERROR":
             wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in seen.get("errors", ()))
             return {"observations": {player: f"This is not a valid action: {wrong or seen['message']}"}}
-        reward = self._whole(seen).get("reward")
+        reward = _whole(seen)["reward"]
         rewards = {} if reward is None else {player: float(reward)}
-        return {"observations": {player: self._text(seen)}, "rewards": rewards, "done": bool(seen.get("done"))}
+        return {"observations": {player: self._text(seen)}, "rewards": rewards, "done": seen["done"]}
 
     async def _ask(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
-        await self._socket.send_json({"type": kind, "data": data})
-        frame = await self._socket.receive()
+        await self.socket.send_json({"type": kind, "data": data})
+        frame = await self.socket.receive()
         if frame.type != aiohttp.WSMsgType.TEXT:
             raise ConnectionError(f"the OpenEnv server ended the session: {frame.data or frame.type.name}")
         answer: dict[str, Any] = json.loads(frame.data)["data"]
         return answer
 
-    def _whole(self, seen: dict[str, Any]) -> dict[str, Any]:
-        if "code" in seen:
-            raise RuntimeError(f"the OpenEnv environment failed: {seen['code']}: {seen.get('message')}")
-        return seen
-
     def _text(self, seen: dict[str, Any]) -> str:
-        told = {name: value for name, value in seen["observation"].items() if value is not None}
-        if self._show is not None:
-            told = {self._show: told.get(self._show, "")}
-        if "result" in told and "tool_name" in told:
-            told = {
-                "result": (told["result"] or {}).get("data", told["result"])
-                if isinstance(told["result"], dict)
-                else told["result"]
-            }
-        only = next(iter(told.values())) if len(told) == 1 else told
-        return only if isinstance(only, str) else json.dumps(only, ensure_ascii=False) if told else ""
+        fields = {name: value for name, value in seen["observation"].items() if value is not None}
+        if "tool_name" in fields:  # of a tool's result, its plain value
+            result = fields.get("result", fields.get("error"))
+            fields = {"result": result.get("data", result) if isinstance(result, dict) else result}
+        elif self.show is not None:
+            fields = {self.show: fields.get(self.show, "")}
+        only = next(iter(fields.values())) if len(fields) == 1 else fields
+        return only if isinstance(only, str) else json.dumps(only, ensure_ascii=False) if fields else ""
 
     async def close(self) -> None:
-        await self._http.close()
+        await self.http.close()
+
+
+def _function(name: str, description: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "description": description, "parameters": parameters}
+
+
+def _whole(seen: dict[str, Any]) -> dict[str, Any]:
+    if "code" in seen:
+        raise RuntimeError(f"the OpenEnv environment failed: {seen['code']}: {seen.get('message')}")
+    return seen

@@ -122,9 +122,9 @@ async def test_the_row_names_its_server(named):
         await world.open({"row": {**GAME, "agent_ref": {"name": "game"}}}, None)
         await world.close()
         assert game.requests
-        with pytest.raises(LookupError, match=f"no NeMo Gym server 'shop': {VARIABLE} .* names counter, game"):
+        with pytest.raises(LookupError, match=f"no server 'shop': {VARIABLE} .* names counter, game"):
             await NemoGym().open({"row": GAME, "server": "shop"}, None)
-        with pytest.raises(LookupError, match="no NeMo Gym server ''"):
+        with pytest.raises(LookupError, match="no server ''"):
             await NemoGym().open({"row": GAME}, None)
 
 
@@ -132,5 +132,5 @@ async def test_the_row_names_its_server(named):
 async def test_an_unusable_row_is_the_servers_words(named):
     async with GymServer() as server:
         named(counter=server)
-        with pytest.raises(RuntimeError, match="answered /seed_session with 500"):
+        with pytest.raises(RuntimeError, match="answered with 500"):
             await NemoGym().open({"row": {"responses_create_params": {"input": "Hello."}}}, None)

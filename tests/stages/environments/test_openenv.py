@@ -112,7 +112,7 @@ async def test_a_world_that_fails_raises(named):
 async def test_an_unknown_server_is_named(named):
     async with OpenEnvServer(GUESS) as server:
         named(guess=server, other=server)
-        with pytest.raises(LookupError, match=f"no OpenEnv server 'shop': {VARIABLE} .* names guess, other"):
+        with pytest.raises(LookupError, match=f"no server 'shop': {VARIABLE} .* names guess, other"):
             await OpenEnv().open({"server": "shop"}, None)
-        with pytest.raises(LookupError, match="no OpenEnv server ''"):
+        with pytest.raises(LookupError, match="no server ''"):
             await OpenEnv().open({}, None)
