@@ -104,6 +104,9 @@ class RunPhase(Generic[Instance]):
     turn (see `Conversation`); several may run at once, under names of their own. One with `trained=False` is context:
     its text is kept as a note, its tokens are not. Raises `HandlerFailed` if the name is taken, or if a harness or a
     program outside leads the rollout."""
+    serve: Callable[[Callable[[str, str, Sequence[str]], Awaitable[Any]]], Awaitable[Any]]
+    """`serve(play)` serves the job's model over HTTP while `play(url, key, models)` runs, in place of conversations,
+    and returns what `play` returned. All calls at the address are turns of this rollout."""
 
 
 @dataclass(frozen=True, slots=True)

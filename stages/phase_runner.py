@@ -55,7 +55,7 @@ from .judge import ENGINE_MOVES, EngineJudge, Judge
 from .phase_ends import checked, checked_data, checked_evaluation, notes_of, passed_on, readable, reward_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -120,6 +120,8 @@ class PhaseRunner:
         self._harness: ChosenHarness | None = None
         self._outside: OutsideRollout | None = None
         self._episode: Episode | None = None
+        self._serves = False
+        """A program that calls the model over HTTP plays the rollout."""
         self._opening: asyncio.Lock | None = None
         self._opened: JobPolicy | None = None
         self._acting_since = math.inf
@@ -183,7 +185,8 @@ class PhaseRunner:
                 return await self._eval(instance)
 
     async def _run(self, instance: Any) -> PhaseDone:
-        phase = RunPhase(self.job, instance, self._command.phase_data, self.sandbox, self._converse, self._conversation)
+        calls = (self._converse, self._conversation, self._serve)
+        phase = RunPhase(self.job, instance, self._command.phase_data, self.sandbox, *calls)
         try:
             data = await self._handler.run(phase)
             if self.sandbox is not None and self._hands_on_sandbox():
@@ -278,6 +281,14 @@ class PhaseRunner:
             )
         return Conversation(self._episode, self._policy, opening, tools, name=name, trained=trained)
 
+    async def _serve(self, play: Callable[[str, str, Sequence[str]], Awaitable[Any]]) -> Any:
+        if self._is_led or self._episode is not None:
+            raise HandlerFailed("phase.serve was called in a rollout that has a conversation, or that another leads")
+        from .harness.served_program import serve_program  # imports aiohttp, as above
+
+        self._episode, self._serves = Episode(began=self._clock.began), True
+        return await serve_program(await self._policy(), play)
+
     async def _policy(self) -> JobPolicy:
         """Return the job's policy, on the backend that the job is assigned to."""
         self._opening = self._opening or asyncio.Lock()  # conversations may begin at once
@@ -292,7 +303,7 @@ class PhaseRunner:
         asked_at = time.monotonic()
         backend = await self.backend.assigned()
         waited_s = time.monotonic() - asked_at
-        parser_url = backend.chat.parser_url if self._is_led else ""
+        parser_url = backend.chat.parser_url if self._is_led or self._serves else ""
         chat = await self._chat(msgspec.structs.replace(backend.chat, parser_url=parser_url))
         self._acting_since = time.monotonic()
         if waited_s >= BACKEND_WAIT_S:

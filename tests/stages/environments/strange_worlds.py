@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import random
 import sys
 import time
+import urllib.request
 
 
 class Guess:
@@ -184,3 +186,21 @@ class Halves:
     def open(self, args, seed): ...
 
     def step(self, player, text): ...
+
+
+class Caller:
+    """Calls the model twice over HTTP."""
+
+    def run(self, url, key, models, args, seed):
+        del seed
+        messages, said = [{"role": "user", "content": "Say one."}], ""
+        while len(messages) < 5 and not args.get("silent"):
+            request = urllib.request.Request(f"{url}/chat/completions")
+            request.add_header("Authorization", f"Bearer {key}")
+            request.add_header("Content-Type", "application/json")
+            request.data = json.dumps({"model": models[0], "messages": messages}).encode()
+            with urllib.request.urlopen(request, timeout=30) as response:
+                answer = json.load(response)["choices"][0]["message"]
+            said += answer["content"]
+            messages += [answer, {"role": "user", "content": "Say more."}]
+        return {"reward": -2.5, "metrics": {"said": len(said)}}
