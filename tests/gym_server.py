@@ -4,6 +4,8 @@ The contract is that of nemo-gym 0.4 to 0.7; `tests/stages/environments/test_rea
 against the real package.
 """
 
+from itertools import count
+
 from aiohttp import web
 
 
@@ -16,6 +18,7 @@ class GymServer:
         self.verdict: dict = {}
         """What `verify` adds to its answer."""
         self._counts: dict[str, int] = {}
+        self._sessions = count()
         paths = {"reset": self._reset, "step": self._step}
         if not is_gymnasium:
             paths = {"seed_session": self._seed, "increment_counter": self._increment, "verify": self._verify}
@@ -36,7 +39,7 @@ class GymServer:
 
     def _kept(self, answer):
         async def kept(request):
-            session = request.cookies.get("session") or f"s{len(self.requests)}"
+            session = request.cookies.get("session") or str(next(self._sessions))
             body = await request.json()
             self.requests.append((request.path, session, body))
             response = answer(session, body)

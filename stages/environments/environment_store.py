@@ -53,8 +53,6 @@ KNOWN = {
     "textarena": KnownEnvironment(PyPI("textarena", "0.7.4", python=(3, 10)), "textarena.py:TextArena"),
     "verifiers": KnownEnvironment(PyPI("verifiers", "0.4.0", also=("uv",)), "verifiers.py:Verifiers"),
     "verifiers-v0": KnownEnvironment(PyPI("verifiers", "0.1.14", python=(3, 10)), "verifiers_v0.py:VerifiersV0"),
-    "verifiers": KnownEnvironment(PyPI("verifiers", "0.4.0", also=("uv",)), "verifiers.py:Verifiers"),
-    "verifiers-v0": KnownEnvironment(PyPI("verifiers", "0.1.14", python=(3, 10)), "verifiers_v0.py:VerifiersV0"),
 }
 """The environments that have an adapter here, by name."""
 

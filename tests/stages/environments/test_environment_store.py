@@ -97,5 +97,5 @@ def test_every_adapter_of_ours_belongs_to_a_known_environment() -> None:
 def test_an_adapter_of_ours_is_named_by_its_file(store: EnvironmentStore) -> None:
     store.install("shop", say=ignored, heard=ignored, adapter="tau2.py:Tau2")
     assert store.place("shop").adapter == f"{ADAPTERS}/tau2.py:Tau2"
-    with pytest.raises(ConfigError, match=r"file tau3\.py does not exist; files of this package: gymnasium\.py, .*tau2"):
+    with pytest.raises(ConfigError, match=r"file tau3\.py does not exist; files of this package: .*tau2"):
         store.install("mall", say=ignored, heard=ignored, adapter="tau3.py:Tau3")
