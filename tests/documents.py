@@ -29,6 +29,21 @@ OWN_TASK_COMMANDS = (
 'Rain is water that falls.' --say 'RATING: 4'""",
 )
 """Run by `tests/commands/test_own_tasks.py`."""
+ENVIRONMENT_COMMANDS = (
+    "prorl env install guess --adapter guess.py:GuessTheNumber",
+    """prorl env test guess --args '{"up_to": 3}' --say 1 --say 2 --say 3""",
+    "prorl env list",
+    "prorl env remove guess",
+)
+"""Run by `tests/commands/test_environments.py`, in this order."""
+REAL_ENVIRONMENT_COMMANDS = (
+    r"""prorl env test gem --args '{"id": "game:GuessTheNumber-v0-easy"}' --seed 1 --say '\boxed{5}'""",
+    """prorl env test textarena --args '{"id": "TicTacToe-v0", "players": 2}' --seed 1 --say '[4]' --say '[0]'""",
+    """prorl env test reasoning-gym --args '{"name": "basic_arithmetic"}' --seed 1 --say '<answer>-4</answer>'""",
+)
+"""Run by `tests/stages/environments/test_real_environments.py`."""
+ENVIRONMENT_INSTALLS = ("prorl env install gem", "prorl env install textarena", "prorl env install reasoning-gym")
+"""Run by `make environments`."""
 SLURM_COMMANDS = (
     "prorl up --slurm cluster.toml --service ~/run-1 --dry-run",
     "prorl up --slurm cluster.toml --service ~/run-1",

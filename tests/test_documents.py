@@ -25,9 +25,12 @@ from documents import (
     DEMO_COMMANDS,
     DOCUMENTS,
     ENGINE_COMMANDS,
+    ENVIRONMENT_COMMANDS,
+    ENVIRONMENT_INSTALLS,
     MAKE_SWE_COMMANDS,
     OWN_TASK_COMMANDS,
     PAGES,
+    REAL_ENVIRONMENT_COMMANDS,
     ROOT,
     SLURM_COMMANDS,
     blocks,
@@ -190,6 +193,9 @@ def test_every_command_is_run_here_or_by_ci() -> None:
         *SLURM_COMMANDS,
         *OWN_TASK_COMMANDS,
         *DEMO_COMMANDS,
+        *ENVIRONMENT_COMMANDS,
+        *ENVIRONMENT_INSTALLS,
+        *REAL_ENVIRONMENT_COMMANDS,
         DASHBOARD_COMMAND,
     }
     elsewhere |= {IMAGE_BUILD, ENGINE, WATCHED, *serves}

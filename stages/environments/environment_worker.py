@@ -220,8 +220,9 @@ class EnvironmentWorker(asyncio.Protocol):
             self._loop.call_later(END_LIMIT_S, self.fail, "died", "closed its socket")
 
     def _send(self, call: dict[str, Any]) -> None:
-        packed = msgspec.json.encode(call)
-        self._transport.write(LENGTH.pack(len(packed)) + packed)
+        if not self._transport.is_closing():  # otherwise the call fails with the process
+            packed = msgspec.json.encode(call)
+            self._transport.write(LENGTH.pack(len(packed)) + packed)
 
     async def _answered(self, future: asyncio.Future[msgspec.Raw]) -> msgspec.Raw:
         try:

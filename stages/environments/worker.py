@@ -40,6 +40,7 @@ INFO_LIMIT, NOTE_LIMIT, NAME_LIMIT = 64, 4000, 200
 """Most entries of `info` that are kept, and most characters of a text and of a name in it."""
 CANCEL_S = 5.0
 """Seconds in which a cancelled call must end."""
+READ_BYTES = 256 * 1024
 ROLES = ("system", "user", "assistant")
 ARGUMENTS: dict[str, tuple[str, ...]] = {
     "open": ("args", "seed"),
@@ -93,7 +94,7 @@ class Worker(asyncio.Protocol):
         ended: set when the pool has closed the socket.
     """
 
-    def __init__(self, adapter: Any, ended: asyncio.Event) -> None:
+    def __init__(self, adapter: Any, ended: asyncio.Event | None = None) -> None:
         self._adapter = adapter
         self._ended = ended
         self._rollouts: dict[str, Rollout] = {}
@@ -110,7 +111,8 @@ class Worker(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         del error
-        self._ended.set()
+        if self._ended is not None:
+            self._ended.set()
 
     def data_received(self, data: bytes) -> None:
         self._data += data
@@ -210,6 +212,9 @@ class Worker(asyncio.Protocol):
         return checked
 
     def _begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        if not isinstance(self._transport, asyncio.BaseTransport):
+            asyncio.run(coroutine)
+            return
         task = asyncio.ensure_future(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -428,20 +433,24 @@ def _wrapped(make: Any) -> Any:
     return Wrapped
 
 
-async def serve(channel: socket.socket, place: str) -> None:
-    ended = asyncio.Event()
-    try:
-        adapter = load(place)
-        first: dict[str, Any] = {"n": 0, "value": {"slots": slots_of(adapter), "limit_s": limit_of(adapter)}}
-        first["value"]["is_program"] = is_program = callable(getattr(adapter, "run", None))
-        waits = any(inspect.iscoroutinefunction(getattr(adapter, each, None)) for each in ARGUMENTS)
-        first["value"]["one_at_a_time"] = not (is_program or waits or getattr(adapter, "own_thread", False))
-    except BaseException as error:  # noqa: BLE001 - as above
-        packed = json.dumps({"n": 0, "error": words_of("the import", error)}).encode()
+class Blocking:
+    """Stands for a transport where calls are played one after the other: an event loop would double a step's time."""
+
+    def __init__(self, channel: socket.socket) -> None:
         channel.setblocking(True)
-        channel.sendall(LENGTH.pack(len(packed)) + packed)
-        return
-    os.register_at_fork(after_in_child=channel.close)
+        self._channel = channel
+
+    def write(self, data: bytes) -> None:
+        self._channel.sendall(data)
+
+    def serve(self, worker: Worker) -> None:
+        while data := self._channel.recv(READ_BYTES):
+            worker.data_received(data)
+
+
+async def serve(channel: socket.socket, adapter: Any, first: dict[str, Any]) -> None:
+    ended = asyncio.Event()
+    channel.setblocking(False)
     _, worker = await asyncio.get_running_loop().create_connection(lambda: Worker(adapter, ended), sock=channel)
     worker.answer(first)
     await ended.wait()
@@ -452,9 +461,27 @@ def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != int(sys.argv[2]):
         return
-    channel = socket.socket(fileno=int(sys.argv[1]))
-    channel.setblocking(False)
-    asyncio.run(serve(channel, sys.argv[3]))
+    channel, place = socket.socket(fileno=int(sys.argv[1])), sys.argv[3]
+    blocking = Blocking(channel)
+    try:
+        adapter = load(place)
+        is_program = callable(getattr(adapter, "run", None))
+        waits = any(inspect.iscoroutinefunction(getattr(adapter, each, None)) for each in ARGUMENTS)
+        plain = not (is_program or waits or getattr(adapter, "own_thread", False))
+        about = {"slots": slots_of(adapter), "limit_s": limit_of(adapter), "is_program": is_program}
+        first = {"n": 0, "value": {**about, "one_at_a_time": plain}}
+    except BaseException as error:  # noqa: BLE001 - as above
+        packed = json.dumps({"n": 0, "error": words_of("the import", error)}).encode()
+        blocking.write(LENGTH.pack(len(packed)) + packed)
+        return
+    os.register_at_fork(after_in_child=channel.close)
+    if plain:
+        worker = Worker(adapter)
+        worker.connection_made(blocking)
+        worker.answer(first)
+        blocking.serve(worker)
+    else:
+        asyncio.run(serve(channel, adapter, first))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,9 @@ is the sum of those that the environment gave it, and each is also one of the pl
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,7 +26,10 @@ if TYPE_CHECKING:
 
     from ..conversation import Conversation, Turn
     from ..environments.environment_pool import EnvironmentRollout, Message, Step
+    from ..environments.environment_worker import EnvironmentPlace
 
+LOOK_S = 5.0
+"""Seconds after which a rollout looks again where its environment is."""
 ROLES = {"system": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}
 
 
@@ -62,10 +67,12 @@ class EnvironmentHandler(AgentHandler[EnvironmentInstance]):
 
     def __init__(self) -> None:
         self._pool: EnvironmentPool | None = None
+        self._places: dict[str, tuple[EnvironmentPlace, float]] = {}
+        """Where environments were, and when."""
 
     async def run(self, phase: RunPhase[EnvironmentInstance]) -> PhaseData:
         instance = phase.instance
-        place = EnvironmentStore(default_root()).place(instance.environment)
+        place = self._place(instance.environment)
         self._pool = self._pool or EnvironmentPool()
         async with self._pool.rollout(place, phase.job.job_id) as world:
             if not world.is_program:
@@ -76,6 +83,13 @@ class EnvironmentHandler(AgentHandler[EnvironmentInstance]):
                 return {"reward": outcome.reward, "rewards": outcome.rewards, "metrics": outcome.metrics, "notes": {}}
 
             return await phase.serve(play)
+
+    def _place(self, name: str) -> EnvironmentPlace:
+        place, looked_at = self._places.get(name, (None, 0.0))
+        if place is None or time.monotonic() - looked_at > LOOK_S or not Path(place.python).exists():
+            place = EnvironmentStore(default_root()).place(name)
+            self._places[name] = (place, time.monotonic())
+        return place
 
     async def eval(self, phase: EvalPhase[EnvironmentInstance]) -> Evaluation:
         data = phase.data

@@ -39,7 +39,7 @@ def played(engine: ScriptedEngine, instance: dict[str, Any], jobs: int = 1, **fi
     ):
         for _ in range(jobs):
             client.submit(Job(task="environment", instance=instance, **fields))
-        return list(client.collect(jobs))
+        return list(client.stream())
 
 
 def roles(trajectory: Trajectory) -> list[Role]:
@@ -99,6 +99,7 @@ def test_an_environment_that_is_not_there_is_named(environments: Path) -> None:
 def test_programs_call_the_model_at_an_address_of_their_own() -> None:
     """Equal rollouts at once keep all their turns, as they would not behind one address."""
     trajectories = played(say("one", "two"), {"environment": "caller", "seed": 1}, jobs=4)
+    assert len(trajectories) == 4
     for trajectory in trajectories:
         assert (trajectory.outcome, trajectory.reward, trajectory.error) == (Outcome.COMPLETED, -2.5, None)
         assert roles(trajectory).count(Role.ASSISTANT) == 2
