@@ -114,7 +114,7 @@ BUDGET = {
     "security": 1350,
     "service": 2700,
     "service_folder": 400,
-    "stages": 12100,
+    "stages": 12150,
     "system": 2650,
     "tasks": 2100,
     "testing": 800,
