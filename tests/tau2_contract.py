@@ -220,5 +220,8 @@ def modules() -> dict[str, ModuleType]:
     made = {}
     for name, content in parts.items():
         made[name] = ModuleType(name)
+        parent = name.rpartition(".")[0]
+        if parent != "tau2":
+            made[parent] = ModuleType(parent)
         vars(made[name]).update(content)
     return made

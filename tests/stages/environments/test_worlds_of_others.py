@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
-import threading
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gym_server import GymServer
 from openenv_server import GUESS, OpenEnvServer
+from support.loops import serving
 
 from prorl_zmq import Job, Outcome, Role
 from prorl_zmq.stages.handlers.environment import EnvironmentHandler
@@ -22,8 +20,6 @@ sys.path.append(str(Path(__file__).parent))
 from offered import offer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import pytest
 
     from prorl_zmq import Trajectory
@@ -35,24 +31,6 @@ COUNTER = {
     "initial_count": 3,
     "expected_count": 6,
 }
-
-
-@contextmanager
-def serving(*servers: Any) -> Iterator[None]:
-    """Serve on an event loop in a thread of its own."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    try:
-        for server in servers:
-            asyncio.run_coroutine_threadsafe(server.__aenter__(), loop).result()
-        yield
-        for server in servers:
-            asyncio.run_coroutine_threadsafe(server.__aexit__(), loop).result()
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
 
 
 def played(engine: ScriptedEngine, *jobs: Job) -> list[Trajectory]:
