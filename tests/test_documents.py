@@ -28,11 +28,14 @@ from documents import (
     ENVIRONMENT_COMMANDS,
     ENVIRONMENT_INSTALLS,
     MAKE_SWE_COMMANDS,
+    NEMO_GYM_COMMANDS,
+    OPENENV_COMMANDS,
     OWN_TASK_COMMANDS,
     PAGES,
     REAL_ENVIRONMENT_COMMANDS,
     ROOT,
     SLURM_COMMANDS,
+    TAU2_COMMANDS,
     blocks,
 )
 from needed import lacking, usable
@@ -195,6 +198,9 @@ def test_every_command_is_run_here_or_by_ci() -> None:
         *DEMO_COMMANDS,
         *ENVIRONMENT_COMMANDS,
         *ENVIRONMENT_INSTALLS,
+        *NEMO_GYM_COMMANDS,
+        *OPENENV_COMMANDS,
+        *TAU2_COMMANDS,
         *REAL_ENVIRONMENT_COMMANDS,
         DASHBOARD_COMMAND,
     }

@@ -346,8 +346,9 @@ def _tools(tools: Iterable[Any]) -> list[dict[str, Any]]:
     for tool in tools:
         try:
             name, parameters = tool["name"], tool.get("parameters") or {}
-            about = tool.get("description") or ""
+            about, players = tool.get("description") or "", tool.get("players")
             fits = isinstance(name, str) and isinstance(parameters, dict) and isinstance(about, str)
+            fits = fits and (players is None or isinstance(players, list))
         except (TypeError, KeyError, AttributeError):
             fits = False
         if not fits:
@@ -355,6 +356,8 @@ def _tools(tools: Iterable[Any]) -> list[dict[str, Any]]:
                 f"open returned the tool {tool!r:.100}; it needs a name, a description, and parameters as a JSON schema"
             )
         checked.append({"name": name, "description": about, "parameters": parameters})
+        if players is not None:
+            checked[-1]["players"] = [_name("open", player) for player in players]
     try:
         size = len(json.dumps(checked, allow_nan=False))
     except (TypeError, ValueError) as error:
