@@ -91,7 +91,7 @@ BUDGET = {
     "cli": 100,
     "client": 2700,
     "cluster": 1000,
-    "commands": 6750,
+    "commands": 6900,
     "config": 500,
     "data": 1050,
     "demo": 750,

@@ -181,6 +181,13 @@ def same_image(reference: str) -> str:
     return f"{host}/{rest}{at}{pinned}"
 
 
+def base_of(reference: str, bases: Mapping[str, Base]) -> Base:
+    """Return the base image for a published one: that of its name, with or without the digest, or from its registry."""
+    given = {same_image(name): source for name, source in bases.items()}
+    name = same_image(reference)
+    return given.get(name) or given.get(name.partition("@")[0]) or RegistrySource(f"docker://{reference}")
+
+
 def _parse_dockerfile(path: Path, bases: Mapping[str, Base]) -> DockerfileSource:
     try:
         dockerfile = read_dockerfile(path)
@@ -188,14 +195,7 @@ def _parse_dockerfile(path: Path, bases: Mapping[str, Base]) -> DockerfileSource
         raise ConfigError(f"{path}, {error.message}", key="source") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {getattr(error, 'strerror', error)}", key="source") from error
-    given = {same_image(name): source for name, source in bases.items()}
-    found = {
-        name: given.get(same_image(name))
-        or given.get(same_image(name).partition("@")[0])
-        or RegistrySource(f"docker://{name}")
-        for name in dockerfile.images()
-    }
-    return DockerfileSource(dockerfile, found)
+    return DockerfileSource(dockerfile, {name: base_of(name, bases) for name in dockerfile.images()})
 
 
 def check_sif(path: Path) -> None:
