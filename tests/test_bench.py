@@ -29,6 +29,7 @@ NAMES = (
     "nodes",
     "async_grpo",
     "tasks",
+    "harbor",
     "tools",
     "sandbox",
     "losses",
