@@ -30,6 +30,7 @@ NAMES = (
     "nodes",
     "async_grpo",
     "tasks",
+    "harbor",
     "tools",
     "sandbox",
     "losses",
