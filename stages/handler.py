@@ -180,6 +180,11 @@ class AgentHandler(ABC, Generic[Instance]):
         del instance
         return Harness.of(job.harness) if job.harness is not None else None
 
+    def ends_processes(self, instance: Instance) -> bool:
+        """Return whether RUN ends the agent's processes; False: EVAL, in the sandbox, judges these too."""
+        del instance
+        return True
+
     def lacks(self, instance: Instance) -> str:
         """Describe what the instance needs and this process's environment lacks; empty: nothing."""
         del instance

@@ -183,7 +183,7 @@ class PhaseRunner:
         phase = RunPhase(self.job, instance, self._command.phase_data, self.sandbox, self._converse)
         try:
             data = await self._handler.run(phase)
-            if self.sandbox is not None and self._hands_on_sandbox():
+            if self.sandbox is not None and self._hands_on_sandbox() and self._handler.ends_processes(instance):
                 await self.sandbox.end_processes()
             data = passed_on(data)
             if self._outside is not None and self._outside.reward is not None:

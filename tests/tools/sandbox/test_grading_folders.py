@@ -126,7 +126,6 @@ def test_commands_are_of_the_users_that_the_image_has(sandboxes_of: SharedSandbo
         bash = await sandbox.bash()
         assert (await bash.run("id -un", LIMIT_S)).output.strip() == "nobody"
         await sandbox.replace_folders({"/logs/verifier": b""}, "1234")
-        assert "denied" in await said(sandbox, "touch /logs/verifier/reward.txt")
         assert await said(sandbox, "touch /logs/verifier/reward.txt", user="1234") == ""
 
     use(sandboxes_of, body, SandboxSpec(writable="disk", fakeroot=True, user="nobody"))

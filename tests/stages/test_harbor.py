@@ -1,0 +1,257 @@
+"""The `harbor` task in real Apptainer sandboxes: what verifiers return, and what a policy tries that wants reward."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import io
+import tarfile
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from phases import eval_phase
+
+from prorl_zmq import Job
+from prorl_zmq.errors import GraderFailed, InvalidJob, SandboxFailed
+from prorl_zmq.stages.episode import Episode
+from prorl_zmq.stages.handler import InitPhase, RunPhase
+from prorl_zmq.stages.handlers.harbor import HarborHandler
+from prorl_zmq.stages.handlers.harbor_verifier import Grade, parsed_rewards, unpacked, verify
+from prorl_zmq.tasks.harbor_task import (
+    Artifact,
+    Collect,
+    Environment,
+    HarborTask,
+    Healthcheck,
+    NetworkPolicy,
+    Step,
+    Verifier,
+)
+from prorl_zmq.tools.containers.specification import SandboxSpec
+from prorl_zmq.wire.messages.base import new_id
+from prorl_zmq.wire.messages.jobs import Outcome
+
+if TYPE_CHECKING:
+    from support.sandboxes import SharedSandboxes
+
+    from prorl_zmq.stages.handler import Evaluation
+
+pytestmark = pytest.mark.timeout(120)
+JOB = Job(task="harbor", instance={})
+TEST = """\
+#!/bin/bash
+cd /app
+if [ "$(cat answer.txt 2>/dev/null)" = "$(cat /tests/expected.txt)" ]; then echo 1; else echo 0; fi > $REWARD
+"""
+SOLVE = "echo 42 > answer.txt"
+
+
+def packed(mode: int = 0o755, **files: str) -> bytes:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as archive:
+        for name, text in files.items():
+            member = tarfile.TarInfo(name.replace("_", "."))
+            member.size, member.mode = len(text.encode()), mode
+            archive.addfile(member, io.BytesIO(text.encode()))
+    return gzip.compress(content.getvalue())
+
+
+def task(test: str = TEST, **fields: Any) -> HarborTask:
+    step = Step(
+        "Write 42 to answer.txt.", **{name: fields.pop(name) for name in ("verifier", "artifacts") if name in fields}
+    )
+    given = {
+        "environment": Environment(workdir="/app", variables=PLACES),
+        "tests": packed(test_sh=test, expected_txt="42\n"),
+    }
+    return HarborTask("answer", (step,), **{**given, **fields})
+
+
+def rolled_out(acts: str, sandboxes_of: SharedSandboxes, instance: HarborTask | None = None) -> tuple[Evaluation, str]:
+    """Return what EVAL says of an agent that runs `acts` in bash, and what the agent saw."""
+    sandboxes, instance, handler = sandboxes_of("apptainer"), instance or task(), HarborHandler()
+    seen = ""
+
+    async def run() -> Evaluation:
+        nonlocal seen
+        made: list[Any] = []
+
+        async def create(spec: Any) -> Any:
+            made.append(await sandboxes.create(f"{new_id()[:8]}.1", spec))
+            return made[-1]
+
+        async def converse(_messages: Any, tools: Any) -> Episode:
+            nonlocal seen
+            bash = next(tool for tool in tools if tool.name == "bash")
+            if acts:
+                seen = await bash({"command": acts}, 60.0)
+            return Episode()
+
+        try:
+            data = await handler.init(InitPhase(JOB, instance, create))
+            data = await handler.run(RunPhase(JOB, instance, data, made[0], converse))
+            if handler.ends_processes(instance):
+                await made[0].end_processes()
+            async with eval_phase(JOB, instance, data, sandboxes, made[0], pool=NO_GRADERS) as phase:
+                return await handler.eval(phase)
+        finally:
+            for each in made:
+                await each.close()
+
+    return asyncio.run(run()), seen
+
+
+class _NoGraders:
+    def call(self, *_: object) -> None:
+        raise AssertionError("harbor jobs need no grader process")
+
+
+NO_GRADERS: Any = _NoGraders()
+
+
+def test_solving_earns_one_and_doing_nothing_zero(sandboxes_of: SharedSandboxes) -> None:
+    solved, seen = rolled_out(
+        f"{SOLVE}; pwd; id -un; echo $HOME; ls / | tr '\\n' ' '; ls -A /logs/verifier", sandboxes_of
+    )
+    assert solved.reward == 1.0
+    where, who, home, root, *more = seen.splitlines()
+    assert (where, who, home, "".join(more).strip()) == ("/app", "root", "/root", "")
+    assert "tests" not in root.split()
+    nothing, _ = rolled_out("", sandboxes_of)
+    assert nothing.reward == 0.0
+
+
+CHEATS = {
+    "fakes": (
+        "mkdir /tests; "
+        "printf '#!/bin/sh\\necho 1 > /logs/verifier/reward.txt\\n' > /tests/test.sh; chmod 555 /tests/test.sh; "
+        "echo 7 | tee /tests/expected.txt > answer.txt; echo 1 > /logs/verifier/reward.txt; "
+        "echo '{\"reward\": 1}' > /logs/verifier/reward.json; "
+        "setsid -f bash -c 'while :; do echo 1 > /logs/verifier/reward.txt; done' 2>/dev/null"
+    ),
+    "links": (
+        "rm -rf /logs; ln -s /workspace /logs; mkdir /workspace/verifier; echo 1 > /workspace/verifier/reward.txt; "
+        "ln -s /logs /tests; cd /; rm -rf /app"
+    ),
+    "path": (
+        "echo 'PATH=/app:$PATH' | tee /root/.bashrc > e; printf 'echo 42' > cat; chmod +x cat; "
+        "export PATH=/app:$PATH BASH_ENV=/app/e; mkfifo /logs/verifier/reward.txt; chmod 000 /logs/verifier /logs"
+    ),
+}
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_a_policy_that_sabotages_its_grader_earns_nothing(cheat: str, sandboxes_of: SharedSandboxes) -> None:
+    assert rolled_out(CHEATS[cheat], sandboxes_of)[0].reward == 0.0
+
+
+NO_REWARDS = [
+    ("true", "wrote neither", "result"),
+    (": > $REWARD", "it is empty", "result"),
+    ("echo nan > $REWARD", "not finite", "result"),
+    ("echo passed > $REWARD", "has no reward", "result"),
+    ("mkdir $REWARD", "cannot be read", "result"),
+    ("""echo '{"a": 1, "b": 0}' > $JSON""", "rewards a, b, and none is called reward", "result"),
+    ("""echo 0 > $REWARD; echo '{"reward": 1}' > $JSON""", "contradict", "result"),
+    ("kill -9 $$", "was killed", "killed"),
+    ("echo 0 > $REWARD; uvx pytest", "could not install its tools: .*uvx: command not found", "tools"),
+    ("sleep 60", "did not end within 0.5 s", "hung"),
+]
+REWARDS = [
+    ("""echo '{"reward": -0.5, "speed": 3}' > $JSON; exit 1""", {"reward": -0.5, "speed": 3.0}),
+    (
+        "echo '===== test session starts ====='; echo 'curl: (6) Could not resolve host'; echo 0 > $REWARD",
+        {"reward": 0.0},
+    ),
+    ("""echo '{"accuracy": true}' > $JSON""", {"accuracy": 1.0}),
+]
+PLACES = {"REWARD": "/logs/verifier/reward.txt", "JSON": "/logs/verifier/reward.json"}
+
+
+def test_what_a_verifier_writes_is_a_reward_or_an_error_of_the_infrastructure(sandboxes_of: SharedSandboxes) -> None:
+    async def run() -> None:
+        sandbox = await sandboxes_of("apptainer").create("job.1", SandboxSpec(writable="disk", fakeroot=True))
+
+        async def graded(test: str, timeout_s: float) -> Grade:
+            verifier = Verifier(timeout_s=timeout_s, variables=PLACES)
+            tests = [packed(test_sh=f"#!/bin/bash\n{test}\n")]
+            return await verify(sandbox, verifier, tests, NetworkPolicy(), "/")
+
+        try:
+            for test, words, reason in NO_REWARDS:
+                with pytest.raises(GraderFailed, match=words) as raised:
+                    (await graded(test, 0.5 if reason == "hung" else 60.0)).reward  # noqa: B018 - it raises
+                assert raised.value.fields["reason"] == reason, test
+                failure = HarborHandler().eval_exception(JOB, raised.value)
+                assert (failure.outcome, failure.reward) == (Outcome.INFRASTRUCTURE_ERROR, None)
+                assert failure.retry == (reason == "tools")
+            for test, rewards in REWARDS:
+                assert (await graded(test, 60.0)).rewards == rewards
+        finally:
+            await sandbox.close()
+
+    asyncio.run(run())
+
+
+SERVES = (
+    "python3 -m http.server --bind 127.0.0.1 8000 > /dev/null 2>&1 & "
+    "until (: < /dev/tcp/127.0.0.1/8000) 2>/dev/null; do sleep 0.1; done"
+)
+LOOKS = "#!/bin/bash\nif (: < /dev/tcp/127.0.0.1/8000); then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_a_live_server_is_graded_before_its_end(live: bool, sandboxes_of: SharedSandboxes) -> None:
+    assert rolled_out(SERVES, sandboxes_of, task(LOOKS, live=live))[0].reward == float(live)
+
+
+SEPARATE = Verifier(
+    separate=Environment(workdir="/app", variables=PLACES),
+    collect=(Collect("cat /proc/[0-9]*/cmdline > /logs/artifacts/processes"),),
+)
+
+
+def test_a_separate_verifier_sees_the_artifacts_alone(sandboxes_of: SharedSandboxes) -> None:
+    looks = "grep -q sleep /logs/artifacts/processes && test ! -e other.txt && test ! -e /bin/planted && "
+    instance = task(
+        TEST.replace("if [", f"if {looks}["), verifier=SEPARATE, artifacts=(Artifact("/app", ("other.*",)),)
+    )
+    acts = f"{SOLVE}; touch other.txt /bin/planted; sleep 600 & disown"
+    evaluation, _ = rolled_out(acts, sandboxes_of, instance)
+    assert evaluation.reward == 1.0, evaluation.notes
+
+
+def test_an_artifact_does_not_point_at_the_tests(sandboxes_of: SharedSandboxes) -> None:
+    instance = task(
+        verifier=Verifier(separate=Environment(workdir="/app", variables=PLACES)), artifacts=(Artifact("/app"),)
+    )
+    evaluation, _ = rolled_out("ln -s /tests/expected.txt answer.txt", sandboxes_of, instance)
+    assert evaluation.reward == 0.0
+
+
+def test_a_command_that_collects_and_fails_is_named(sandboxes_of: SharedSandboxes) -> None:
+    with pytest.raises(GraderFailed, match=r"collects for the verifier failed .3.: no database"):
+        rolled_out(SOLVE, sandboxes_of, task(verifier=Verifier(collect=(Collect("echo no database; exit 3"),))))
+
+
+def test_a_sandbox_that_is_not_healthy_is_named(sandboxes_of: SharedSandboxes) -> None:
+    check = Healthcheck("echo no port; exit 1", interval_s=0.01, retries=2)
+    with pytest.raises(SandboxFailed, match="the healthcheck failed 2 times: no port"):
+        rolled_out(SOLVE, sandboxes_of, task(environment=Environment(healthcheck=check)))
+
+
+def test_folders_that_are_no_archives_are_refused() -> None:
+    with pytest.raises(InvalidJob, match="not gzip"):
+        unpacked(b"no archive")
+    with pytest.raises(InvalidJob, match="cut off"):
+        unpacked(packed(a="b")[:-9])
+
+
+@pytest.mark.parametrize("wrong", ["[1]", "1", "null", '{"reward": "1"}', '{"reward": 1e999}', "{}", "{", "NaN"])
+def test_what_is_no_reward(wrong: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        parsed_rewards("reward.json", wrong.encode())
+
+
+def test_one_reward_needs_no_name() -> None:
+    assert Grade({"accuracy": 0.25}, "").reward == 0.25
