@@ -73,6 +73,10 @@ PhaseData = dict[str, Any]
 """The data that one phase returns for the next: plain data with string keys."""
 
 
+async def _no_sandbox(_: SandboxSpec) -> Sandbox:
+    raise HandlerFailed("this RUN has no fresh sandboxes")
+
+
 @dataclass(frozen=True, slots=True)
 class InitPhase(Generic[Instance]):
     """The input of INIT."""
@@ -97,6 +101,9 @@ class RunPhase(Generic[Instance]):
     """Runs the agent loop on the job's backend, from the opening messages to the end, and returns the episode. A
     rollout is one conversation: a second call raises `HandlerFailed`. The chat template describes the tools to the
     model. A harness that leads the rollout gets the user's messages as its task, and has tools of its own."""
+    create_sandbox: Callable[[SandboxSpec], Awaitable[Sandbox]] = _no_sandbox
+    """Makes a fresh sandbox without any process of the agent, to judge a part of the rollout before its end; the
+    service closes it when the phase ends."""
 
 
 @dataclass(frozen=True, slots=True)

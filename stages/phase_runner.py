@@ -180,7 +180,8 @@ class PhaseRunner:
                 return await self._eval(instance)
 
     async def _run(self, instance: Any) -> PhaseDone:
-        phase = RunPhase(self.job, instance, self._command.phase_data, self.sandbox, self._converse)
+        data = self._command.phase_data
+        phase = RunPhase(self.job, instance, data, self.sandbox, self._converse, self._create_fresh_sandbox)
         try:
             data = await self._handler.run(phase)
             if self.sandbox is not None and self._hands_on_sandbox() and self._handler.ends_processes(instance):

@@ -12,6 +12,7 @@ rollouts cannot reach each other, nor services of the node.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
@@ -25,13 +26,17 @@ from ...tools.sandbox.egress_proxy import PORT, proxy_variables
 from ...tools.toolbox import Toolbox
 from ...wire.messages.jobs import Outcome
 from ..handler import AgentHandler, EvalPhase, Evaluation, Failure, InitPhase, PhaseData, RunPhase, failure_of
-from .harbor_verifier import Grade, allowed_hosts, open_network, verifier_tools, verify
+from .harbor_verifier import LOGS, REWARD, TESTS, Grade, allowed_hosts, open_network, unpacked, verifier_tools, verify
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from ...tools.sandbox.sandbox import Sandbox
     from ...wire.messages.jobs import Job
+
+    Create = Callable[[SandboxSpec], Awaitable[Sandbox]]
+    Act = Callable[[Step], Awaitable[bool]]
+    """Works on a step; returns whether its time was over."""
 
 SYSTEM_MESSAGE = """\
 You work in a Linux container, in the folder {directory}. Do the task that the user describes; nobody can answer \
@@ -64,31 +69,31 @@ class HarborHandler(AgentHandler[HarborTask]):
         for step in task.steps:
             for policy in (step.agent_network, step.verifier.network, task.environment.network):
                 allowed_hosts(policy or NetworkPolicy())
-        networks = [_agents_network(task, step) for step in task.steps]
+        networks = [agents_network(task, step) for step in task.steps]
         sandbox = await _sandbox(phase.create_sandbox, task.environment, user=users.pop(), networks=networks)
         has_tests = await _said(sandbox, "test -e /tests && echo yes") == "yes"
+        if has_tests and len(task.steps) > 1:
+            raise SandboxFailed("the image has /tests, which a task with several steps cannot hide", reason="image")
         await sandbox.replace_folders({AGENT_LOGS: b"", ARTIFACTS: b""}, sandbox.spec.user)
-        await sandbox.replace_folders({"/logs/verifier": b""}, task.steps[0].verifier.user)
+        await sandbox.replace_folders({LOGS: b""}, task.steps[0].verifier.user)
         if task.environment.healthcheck is not None:
             await _check_health(sandbox, task.environment.healthcheck)
         return {"sessions": await Toolbox(sandbox, task.tools).start(), "has_tests": has_tests}
 
     async def run(self, phase: RunPhase[HarborTask]) -> PhaseData:
-        task, sandbox = phase.instance, phase.sandbox
-        if sandbox is None:
+        if phase.sandbox is None:
             raise SandboxFailed("a harbor job needs its sandbox, and has none")
-        step = task.steps[0]
-        timed_out = await self._act(phase, sandbox, step)
-        return {"has_tests": phase.data["has_tests"], "agent_timed_out": timed_out}
+        sandbox = phase.sandbox
+
+        async def act(step: Step) -> bool:
+            return await self._act(phase, sandbox, step)
+
+        return await run_steps(phase.instance, sandbox, phase.data, act, phase.create_sandbox)
 
     async def eval(self, phase: EvalPhase[HarborTask]) -> Evaluation:
-        task, sandbox = phase.instance, phase.sandbox
-        if sandbox is None:
+        if phase.sandbox is None:
             raise SandboxFailed("a harbor job needs its sandbox, and has none")
-        grade = await _graded(
-            task, task.steps[0], sandbox, phase.create_sandbox, has_tests=bool(phase.data.get("has_tests"))
-        )
-        return _evaluation(grade, agent_timed_out=bool(phase.data.get("agent_timed_out")))
+        return await evaluate(phase.instance, phase.sandbox, phase.data, phase.create_sandbox)
 
     def eval_exception(self, job: Job, error: Exception) -> Failure:  # noqa: ARG002 - the base's signature
         return _failure(error)
@@ -99,29 +104,94 @@ class HarborHandler(AgentHandler[HarborTask]):
     async def _act(self, phase: RunPhase[HarborTask], sandbox: Sandbox, step: Step) -> bool:
         """Let the agent work on a step; return whether its time was over."""
         task = phase.instance
-        directory = sandbox.spec.directory
-        system = task.system or SYSTEM_MESSAGE.format(directory=directory)
-        async with AsyncExitStack() as stack:
-            await open_network(sandbox, _agents_network(task, step), stack)
-            try:
-                async with asyncio.timeout(step.agent_s):
-                    # The tools stay open: to close a bash would kill the servers that it started.
-                    tools = Toolbox(sandbox, task.tools).tools(phase.data["sessions"])
-                    opening = [ChatMessage(Role.SYSTEM, system), ChatMessage(Role.USER, step.instruction)]
-                    await phase.converse(opening, tools)
-            except TimeoutError:
-                if step.agent_s is None:
-                    raise
-                return True
+        system = task.system or SYSTEM_MESSAGE.format(directory=sandbox.spec.directory)
+        # The tools stay open: to close a bash would kill the servers that it started.
+        tools = Toolbox(sandbox, task.tools).tools(phase.data["sessions"])
+        opening = [ChatMessage(Role.SYSTEM, system)]
+        try:
+            async with asyncio.timeout(step.agent_s):
+                if not step.name:
+                    await phase.converse([*opening, ChatMessage(Role.USER, step.instruction)], tools)
+                else:
+                    await phase.conversation(opening, tools, name=step.name).say(step.instruction)
+        except TimeoutError:
+            if step.agent_s is None:
+                raise
+            return True
         return False
 
 
-def _agents_network(task: HarborTask, step: Step) -> NetworkPolicy:
+async def run_steps(task: HarborTask, sandbox: Sandbox, data: PhaseData, act: Act, create: Create) -> PhaseData:
+    """Let an agent act on each step; grade all but the last one, which EVAL grades. Return the data for `evaluate`.
+
+    A step whose rewards are below its `min_reward` is the last one.
+    """
+    graded: list[dict[str, float]] = []
+    has_tests, timed_out = bool(data["has_tests"]), 0
+    for step in task.steps:
+        await _prepare_step(step, sandbox)
+        async with AsyncExitStack() as stack:
+            await open_network(sandbox, agents_network(task, step), stack)
+            timed_out += await act(step)
+        if step is task.steps[-1]:
+            break
+        if not task.live:
+            await sandbox.end_processes()
+        grade = await _graded(task, step, sandbox, create, has_tests=has_tests)
+        graded.append(grade.rewards)
+        if _is_below(grade.rewards, step):
+            return {"graded": graded, "agent_timed_out": timed_out}
+        await sandbox.replace_folders({TESTS: b"", LOGS: b"", AGENT_LOGS: b""}, sandbox.spec.user)
+    return {"graded": graded, "last": len(task.steps) - 1, "has_tests": has_tests, "agent_timed_out": timed_out}
+
+
+async def evaluate(task: HarborTask, sandbox: Sandbox, data: PhaseData, create: Create) -> Evaluation:
+    """Grade the last step, and return the reward of all."""
+    graded: list[dict[str, float]] = list(data["graded"])
+    output = ""
+    if "last" in data:
+        step = task.steps[data["last"]]
+        grade = await _graded(task, step, sandbox, create, has_tests=bool(data["has_tests"]))
+        graded.append(grade.rewards)
+        output = grade.output
+    grade = Grade(graded[-1] if task.reward == "final" else _means(graded), output)
+    metrics = {f"reward_{name}": value for name, value in grade.rewards.items() if name != REWARD}
+    if len(task.steps) > 1:
+        metrics["steps_graded"] = float(len(graded))
+    if data.get("agent_timed_out"):
+        metrics["agent_timed_out"] = float(data["agent_timed_out"])
+    return Evaluation(grade.reward, metrics, {"verifier": output} if output else {})
+
+
+async def _prepare_step(step: Step, sandbox: Sandbox) -> None:
+    directory = sandbox.spec.directory
+    if step.workdir:
+        await sandbox.unpack(unpacked(step.workdir), directory)
+        line = "if [ -e setup.sh ]; then exec bash setup.sh; fi"
+        done = await sandbox.exec(["/bin/bash", "-c", line], SETUP_S, directory=directory)
+        if done.exit_code or done.timed_out:
+            words = (done.stderr or done.stdout).decode(errors="replace").strip()[-WORDS:]
+            raise SandboxFailed(f"setup.sh of step {step.name} failed ({done.exit_code}): {words}", reason="start")
+    if step.healthcheck is not None:
+        await _check_health(sandbox, step.healthcheck)
+
+
+def _is_below(rewards: dict[str, float], step: Step) -> bool:
+    return any(rewards.get(name, -math.inf) < least for name, least in step.min_reward.items())
+
+
+def _means(graded: list[dict[str, float]]) -> dict[str, float]:
+    """Return the mean of each reward; a step without it counts as 0."""
+    names = {name: None for rewards in graded for name in rewards}
+    return {name: sum(rewards.get(name, 0.0) for rewards in graded) / len(graded) for name in names}
+
+
+def agents_network(task: HarborTask, step: Step) -> NetworkPolicy:
     return step.agent_network or task.environment.network
 
 
 async def _sandbox(
-    create: Callable[[SandboxSpec], Awaitable[Sandbox]],
+    create: Create,
     environment: Environment,
     *,
     user: str,
@@ -170,7 +240,7 @@ async def _graded(
     task: HarborTask,
     step: Step,
     sandbox: Sandbox,
-    create: Callable[[SandboxSpec], Awaitable[Sandbox]],
+    create: Create,
     *,
     has_tests: bool,
 ) -> Grade:
@@ -231,13 +301,6 @@ async def _check_health(sandbox: Sandbox, check: Healthcheck) -> None:
 
 async def _said(sandbox: Sandbox, line: str) -> str:
     return (await sandbox.exec(["/bin/sh", "-c", line], SETUP_S)).stdout.decode(errors="replace").strip()
-
-
-def _evaluation(grade: Grade, *, agent_timed_out: bool) -> Evaluation:
-    metrics = {f"reward_{name}": value for name, value in grade.rewards.items() if name != "reward"}
-    if agent_timed_out:
-        metrics["agent_timed_out"] = 1.0
-    return Evaluation(grade.reward, metrics, {"verifier": grade.output})
 
 
 def _failure(error: Exception) -> Failure:

@@ -8,6 +8,7 @@ import io
 import tarfile
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from phases import eval_phase
 
@@ -16,6 +17,7 @@ from prorl_zmq.errors import GraderFailed, InvalidJob, SandboxFailed
 from prorl_zmq.stages.episode import Episode
 from prorl_zmq.stages.handler import InitPhase, RunPhase
 from prorl_zmq.stages.handlers.harbor import HarborHandler
+from prorl_zmq.stages.handlers.harbor_oracle import Proof, prove
 from prorl_zmq.stages.handlers.harbor_verifier import Grade, parsed_rewards, unpacked, verify
 from prorl_zmq.tasks.harbor_task import (
     Artifact,
@@ -29,7 +31,7 @@ from prorl_zmq.tasks.harbor_task import (
 )
 from prorl_zmq.tools.containers.specification import SandboxSpec
 from prorl_zmq.wire.messages.base import new_id
-from prorl_zmq.wire.messages.jobs import Outcome
+from prorl_zmq.wire.messages.jobs import Outcome, PhaseLimits
 
 if TYPE_CHECKING:
     from support.sandboxes import SharedSandboxes
@@ -255,3 +257,37 @@ def test_what_is_no_reward(wrong: str) -> None:
 
 def test_one_reward_needs_no_name() -> None:
     assert Grade({"accuracy": 0.25}, "").reward == 0.25
+
+
+def proof(instance: HarborTask, sandboxes_of: SharedSandboxes, agent: str = "oracle") -> Proof:
+    return asyncio.run(prove(instance, PhaseLimits(), sandboxes_of("apptainer"), agent))  # type: ignore[arg-type]
+
+
+def step(name: str, answer: str, solve: str, **fields: Any) -> Step:
+    tests = packed(expected_txt=f"{answer}\n")
+    return Step(f"Do {name}.", name=name, tests=tests, solution=packed(solve_sh=f"cd /app\n{solve}\n"), **fields)
+
+
+def test_steps_are_graded_one_by_one_and_gated(sandboxes_of: SharedSandboxes) -> None:
+    setup = packed(setup_sh="test ! -e /tests/test.sh && echo ready > ready.txt")
+    solve = SOLVE
+    steps = (
+        step("one", "42", solve, min_reward={"reward": 1.0}),
+        step("two", "43", f'test -e ready.txt && test -z "$(ls /tests)" && {solve.replace("42", "43")}', workdir=setup),
+    )
+    instance = msgspec.structs.replace(task(), steps=steps)
+    assert proof(instance, sandboxes_of) == Proof("oracle", 1.0, "")
+    assert proof(instance, sandboxes_of, "no-op").reward == 0.0
+    wrong = (step("one", "42", "echo 1 > answer.txt", min_reward={"reward": 0.5}), steps[1])
+    assert proof(msgspec.structs.replace(instance, steps=wrong), sandboxes_of).reward == 0.0
+    ungated = (step("one", "42", "echo 1 > answer.txt"), steps[1])
+    assert proof(msgspec.structs.replace(instance, steps=ungated), sandboxes_of).reward == 0.5
+    last = msgspec.structs.replace(instance, steps=ungated, reward="final")
+    assert proof(last, sandboxes_of).reward == 1.0
+
+
+def test_a_solution_that_fails_says_why(sandboxes_of: SharedSandboxes) -> None:
+    failed = proof(task(solution=packed(solve_sh="echo no compiler; exit 2")), sandboxes_of)
+    assert (failed.reward, failed.holds) == (0.0, False)
+    assert "solve.sh ended with 2: no compiler" in failed.problem
+    assert "no solution/solve.sh" in proof(task(), sandboxes_of).problem
