@@ -1,7 +1,8 @@
-"""`Episode`, the record of a job's conversations, and `JobPolicy`, which answers them."""
+"""`Episode`, the record of a job's conversations, and `JobPolicy`, the model that takes their turns."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -9,15 +10,19 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from ..data.trajectory import TrajectoryBuilder
+from ..errors import HandlerFailed
 from ..wire.messages.jobs import STEPS_LIMIT, Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..inference.chat import ChatFormat
+    from ..inference.chat import ChatFormat, ChatMessage, ReadTurn
     from ..inference.engine import Generator
+    from ..inference.tool_calls.call import MalformedCall, ToolCall
     from ..wire.messages.jobs import Job
 
+MAIN = "main"
+"""The name of a rollout's only conversation."""
 STEP_S = 0.001
 """Seconds; shorter steps are not reported one by one."""
 UNLIMITED = 2**31 - 1
@@ -29,6 +34,8 @@ class StopReason(StrEnum):
 
     DONE = "done"
     """The policy ended a turn without calling a tool."""
+    ENVIRONMENT = "environment"
+    """The environment that the policy acts in ended the conversation."""
     FINISHED = "finished"
     """The policy called a tool that ends the episode (see `Tool.ends_episode`)."""
     MAX_TURNS = "max_turns"
@@ -41,6 +48,89 @@ class StopReason(StrEnum):
     """The policy did not end a turn within `Sampling.max_tokens`."""
     HARNESS_FAILED = "harness_failed"
     """The harness that led the rollout exited with an error, or was killed (see `stages.harness`)."""
+
+
+class Turn:
+    """One turn of a conversation's model."""
+
+    __slots__ = ("_reward", "_row", "calls", "reasoning", "stop", "text")
+
+    def __init__(self, read: ReadTurn | None = None, row: int | None = None) -> None:
+        self.text: str = read.content if read is not None else ""
+        """What it said, without its reasoning and its tool calls."""
+        self.reasoning: str | None = read.reasoning if read is not None else None
+        self.calls: tuple[ToolCall | MalformedCall, ...] = read.calls if read is not None else ()
+        """Its tool calls, in order; a conversation without tools has none."""
+        self.stop: StopReason | None = None
+        """Why the conversation ends with this turn, such as a limit; None: the conversation can go on."""
+        self._row = row
+        self._reward: float | None = None
+
+    @property
+    def row(self) -> int | None:
+        """Its index in the conversation's turns; None: nothing was generated, or the conversation is not trained."""
+        return self._row
+
+    @property
+    def reward(self) -> float | None:
+        """The reward of this turn, any finite number; may be set until RUN ends. None: none.
+
+        Raises:
+            HandlerFailed: it is set to something else, or the turn has no tokens that a reward could train.
+        """
+        return self._reward
+
+    @reward.setter
+    def reward(self, reward: float | None) -> None:
+        if reward is None:
+            self._reward = None
+            return
+        try:
+            number = float(reward) if not isinstance(reward, str | bytes) else math.nan
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise HandlerFailed(f"a turn's reward must be a finite number, and not {reward!r:.100}")
+        if self._row is None:
+            why = f"nothing was generated ({self.stop})" if self.stop is not None else "its conversation is not trained"
+            raise HandlerFailed(f"the reward {number:g} was given to a turn without trained tokens: {why}")
+        self._reward = number
+
+    def __repr__(self) -> str:
+        return f"Turn({self.text!r:.60}, calls={len(self.calls)}, stop={self.stop}, reward={self._reward})"
+
+
+@dataclass(slots=True)
+class ConversationRecord:
+    """What one conversation has left behind so far."""
+
+    name: str
+    trained: bool
+    trajectory: TrajectoryBuilder
+    """Its tokens; those of a conversation that is not trained are not part of the result."""
+    turns: list[Turn] = field(default_factory=list)
+    """The model's turns."""
+    stop: StopReason | None = None
+    """Why nothing more can be said; None: the conversation can go on."""
+    failed: bool = False
+    """A turn is under way, or has failed."""
+    transcript: list[ChatMessage] = field(default_factory=list)
+    """The messages and turns of a conversation that is not trained."""
+
+    @property
+    def rewards(self) -> list[tuple[int, float]]:
+        """The rewards of its turns: index in the turns of its trajectory, reward."""
+        return [(turn.row, turn.reward) for turn in self.turns if turn.row is not None and turn.reward is not None]
+
+    @property
+    def note(self) -> str:
+        """The text of a conversation that is not trained; empty: it is trained."""
+        return "\n\n".join(f"{one.role.name.lower()}: {one.content}" for one in self.transcript)
+
+    @property
+    def stop_reason(self) -> StopReason | None:
+        """Why it stopped; None: it has no turn, or one is under way, or failed."""
+        return None if self.failed or not self.turns else self.stop or StopReason.DONE
 
 
 @dataclass(slots=True)
@@ -61,7 +151,13 @@ class Episode:
     """The summands of the timings, without short ones (`STEP_S`)."""
     began: float = field(default_factory=time.monotonic)
     trajectory: TrajectoryBuilder = field(default_factory=TrajectoryBuilder)
+    """The first trained conversation."""
+    conversations: list[ConversationRecord] = field(default_factory=list)
+    """In the order in which they began; none if a harness leads the rollout."""
+    turns_begun: int = 0
+    """The trained conversations' turns, against the limit on them."""
     stop_reason: StopReason | None = None
+    """The first limit that a trained conversation reached; else why the last one that spoke stopped."""
     last_text: str = ""
     """The text of the policy's last turn, without its reasoning."""
     final_message: str | None = None
@@ -70,6 +166,20 @@ class Episode:
     """Notes for people, stored in the trajectory's `result.notes`."""
     so_far: Callable[[], TrajectoryBuilder] | None = None
     """Returns the conversation that a harness leads, so far; None: it is in `trajectory`."""
+
+    def whole(self) -> TrajectoryBuilder:
+        """Return the trained conversations as one trajectory, in the order in which they began, as segments."""
+        builders = [one.trajectory for one in self.conversations if one.trained and one.trajectory.tokens]
+        if len(builders) < 2:
+            return builders[0] if builders else self.trajectory
+        whole = TrajectoryBuilder()
+        for builder in builders:
+            whole.append(builder)
+        return whole
+
+    def apart(self) -> Episode:
+        """Return the record of a conversation that is not trained: counts of its own, times in common."""
+        return Episode(timings=self.timings, steps=self.steps, began=self.began)
 
     def spent(self, what: str, since: float) -> None:
         """Add the time since `since` (monotonic clock) to a timing and to the steps."""

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from ..tools.sandbox.sandbox import Sandbox
     from ..tools.tool import Tool
     from ..wire.messages.jobs import Job
+    from .conversation import Conversation
     from .episode import Episode
     from .judge import Judge
 
@@ -98,9 +99,14 @@ class RunPhase(Generic[Instance]):
     sandbox: Sandbox | None
     """The sandbox that INIT made."""
     converse: Callable[[Sequence[ChatMessage], Sequence[Tool[Any]]], Awaitable[Episode]]
-    """Runs the agent loop on the job's backend, from the opening messages to the end, and returns the episode. A
-    rollout is one conversation: a second call raises `HandlerFailed`. The chat template describes the tools to the
-    model. A harness that leads the rollout gets the user's messages as its task, and has tools of its own."""
+    """Holds one conversation from the opening messages until a turn without a tool call, and returns the episode: a
+    `conversation` and one `say`. The chat template describes the tools to the model. A harness that leads the rollout
+    gets the user's messages as its task, and has tools of its own."""
+    conversation: Callable[..., Conversation]
+    """`conversation(opening, tools=(), *, name="main", trained=True)` begins a conversation that the task leads turn by
+    turn (see `Conversation`); several may run at once, under names of their own. One with `trained=False` is context:
+    its text is kept as a note, its tokens are not. Raises `HandlerFailed` if the name is taken, or if a harness or a
+    program outside leads the rollout."""
     create_sandbox: Callable[[SandboxSpec], Awaitable[Sandbox]] = _no_sandbox
     """Makes a fresh sandbox without any process of the agent, to judge a part of the rollout before its end; the
     service closes it when the phase ends."""

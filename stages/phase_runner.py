@@ -37,8 +37,8 @@ from ..tools.processes.child import to_the_end
 from ..wire.messages.base import new_id
 from ..wire.messages.jobs import Outcome, Phase
 from ..wire.messages.stages import PhaseDone, PhaseFailed
-from .agent_loop import AgentLoop, check_opening
-from .episode import Episode, JobPolicy
+from .conversation import Conversation, checked_messages, checked_tools
+from .episode import MAIN, Episode, JobPolicy
 from .handler import (
     TASKS_OWN_REASONS,
     AgentHandler,
@@ -83,6 +83,7 @@ DESCRIPTORS, DESCRIPTORS_LIMIT_S = 16, 60.0
 PROBE_S = 10.0
 BACKEND_WAIT_S = 0.1
 """Seconds; a shorter wait for a backend is not among the timings."""
+LED = "a harness or a program outside leads this rollout, and holds its only conversation"
 NO_EPISODE = Episode()
 """The record of a phase without a conversation; never modified."""
 REPORTED_REWARD = "reward reported by the program outside"
@@ -119,6 +120,8 @@ class PhaseRunner:
         self._harness: ChosenHarness | None = None
         self._outside: OutsideRollout | None = None
         self._episode: Episode | None = None
+        self._opening: asyncio.Lock | None = None
+        self._opened: JobPolicy | None = None
         self._acting_since = math.inf
 
     async def run(self) -> tuple[PhaseDone | PhaseFailed, NDArray[np.uint8] | None]:
@@ -141,7 +144,7 @@ class PhaseRunner:
         for sandbox in self._fresh:
             with suppress(asyncio.CancelledError):  # too late: the phase has ended, and its event has the outcome
                 await to_the_end(_close(sandbox))
-        block = self._episode.trajectory.block() if self._episode is not None and event.tokens else None
+        block = self._episode.whole().block() if self._episode is not None and event.tokens else None
         return event, block
 
     @property
@@ -180,8 +183,8 @@ class PhaseRunner:
                 return await self._eval(instance)
 
     async def _run(self, instance: Any) -> PhaseDone:
-        data = self._command.phase_data
-        phase = RunPhase(self.job, instance, data, self.sandbox, self._converse, self._create_fresh_sandbox)
+        inputs = (self.job, instance, self._command.phase_data, self.sandbox)
+        phase = RunPhase(*inputs, self._converse, self._conversation, self._create_fresh_sandbox)
         try:
             data = await self._handler.run(phase)
             if self.sandbox is not None and self._hands_on_sandbox() and self._handler.ends_processes(instance):
@@ -234,32 +237,68 @@ class PhaseRunner:
         return self._fresh[-1]
 
     async def _converse(self, messages: Sequence[ChatMessage], tools: Sequence[Tool[Any]]) -> Episode:
+        if not self._is_led:
+            await self._conversation(messages, tools).say()
+            assert self._episode is not None, "a conversation has begun"
+            return self._episode
         if self._episode is not None:
-            raise HandlerFailed(
-                "phase.converse was called a second time; a rollout has one conversation, and its trajectory, mask and "
-                "limits are of that one: pass all opening messages in one call, and let tools answer the policy"
-            )
-        check_opening(messages, tools)
+            raise HandlerFailed(f"phase.converse was called a second time; {LED}")
+        checked_messages(messages)
+        checked_tools(tools)
         self._episode = episode = Episode(began=self._clock.began)
-        asked_at = time.monotonic()
-        backend = await self.backend.assigned()
-        waited_s = time.monotonic() - asked_at
-        has_program = self._harness is not None or self.job.outside is not None
-        parser_url = backend.chat.parser_url if has_program else ""
-        chat = await self._chat(msgspec.structs.replace(backend.chat, parser_url=parser_url))
-        self._acting_since = time.monotonic()
-        if waited_s >= BACKEND_WAIT_S:
-            episode.timings["backend"] = waited_s
-        policy = JobPolicy(self.backend.generate, chat, backend.context_tokens, self.job, episode, parser_url)
-        if self.job.outside is not None:
+        policy = await self._policy()
+        if self._harness is None:
             await self._be_led(policy, messages, tools)
-        elif self._harness is None:
-            await AgentLoop(policy, tools).run(messages)
         elif self.sandbox is None:
             raise SandboxFailed("a harness needs the job's sandbox, and there is none")
         else:
             await self._harness.lead(policy, messages, self.sandbox)
         return episode
+
+    @property
+    def _is_led(self) -> bool:
+        """Whether a harness or a program outside leads the rollout."""
+        return self._harness is not None or self.job.outside is not None
+
+    def _conversation(
+        self,
+        opening: Sequence[ChatMessage],
+        tools: Sequence[Tool[Any]] = (),
+        *,
+        name: str = MAIN,
+        trained: bool = True,
+    ) -> Conversation:
+        if self._is_led:
+            raise HandlerFailed(f"phase.conversation was called; {LED}")
+        if self._episode is None:
+            self._episode = Episode(began=self._clock.began)
+        if any(one.name == name for one in self._episode.conversations):
+            raise HandlerFailed(
+                f"this rollout has a conversation named {name!r} already: give the other one a name (name=…), or say "
+                "more in the first one"
+            )
+        return Conversation(self._episode, self._policy, opening, tools, name=name, trained=trained)
+
+    async def _policy(self) -> JobPolicy:
+        """Return the job's policy, on the backend that the job is assigned to."""
+        self._opening = self._opening or asyncio.Lock()  # conversations may begin at once
+        async with self._opening:
+            if self._opened is None:
+                self._opened = await self._open_policy()
+            return self._opened
+
+    async def _open_policy(self) -> JobPolicy:
+        episode = self._episode
+        assert episode is not None, "a conversation has begun"
+        asked_at = time.monotonic()
+        backend = await self.backend.assigned()
+        waited_s = time.monotonic() - asked_at
+        parser_url = backend.chat.parser_url if self._is_led else ""
+        chat = await self._chat(msgspec.structs.replace(backend.chat, parser_url=parser_url))
+        self._acting_since = time.monotonic()
+        if waited_s >= BACKEND_WAIT_S:
+            episode.timings["backend"] = waited_s
+        return JobPolicy(self.backend.generate, chat, backend.context_tokens, self.job, episode, parser_url)
 
     async def _be_led(self, policy: JobPolicy, messages: Sequence[ChatMessage], tools: Sequence[Tool[Any]]) -> None:
         if tools:
@@ -337,10 +376,11 @@ class PhaseRunner:
         episode, backend = self._episode or NO_EPISODE, self.backend.current
         metrics: dict[str, float] = {**episode.metrics}
         notes = {**episode.notes}
+        notes |= {f"conversation {one.name}": one.note for one in episode.conversations if one.note}
         if evaluation is not None:
             metrics |= evaluation.metrics
             notes |= evaluation.notes
-        trajectory = episode.trajectory
+        trajectory = episode.whole()
         return {
             "stage_id": self._services.stage_id,
             "job_id": self.job.job_id,

@@ -431,7 +431,7 @@ class StageProcess:
         held = self._running.get(question.job_id)
         if held is not None and held.attempt == question.attempt:
             episode, backend = held.runner.so_far
-            trajectory = episode.so_far() if episode.so_far is not None else episode.trajectory
+            trajectory = episode.so_far() if episode.so_far is not None else episode.whole()
             steps = tuple(episode.steps)
             so_far, block = turns_so_far(trajectory.arrays(), backend, steps, question.known_tokens)
         answer = TurnsShown(

@@ -263,6 +263,15 @@ class TrajectoryBuilder:
             raise ValueError("token ids, log-probs and weight versions differ in length")
         self._add(token_ids, True, logprobs, weight_versions)
 
+    def append(self, other: TrajectoryBuilder) -> None:
+        """Append another conversation, as segments of its own."""
+        arrays, start, turns = other.arrays(), self.tokens, len(self._turns)
+        self.begin_segment()
+        self._segments += [start + segment for segment in other.segments]
+        self._turns += [[start + first, start + end, role] for first, end, role in arrays.turns.tolist()]
+        if len(self._turns) > turns:
+            self._add(arrays.token_ids, arrays.loss_mask, arrays.logprobs, arrays.weight_versions)
+
     def prompt(self) -> NDArray[np.int32]:
         """Return all ids of the segment so far, int32: the engine's next prompt. A view that stays valid."""
         return self._room.token_ids[self._segments[-1] : self.tokens]
@@ -296,7 +305,7 @@ class TrajectoryBuilder:
     def _add(
         self,
         token_ids: NDArray[np.int32],
-        loss_mask: bool,
+        loss_mask: NDArray[np.bool_] | bool,
         logprobs: NDArray[np.float32] | float,
         weight_versions: NDArray[np.int32] | int,
     ) -> None:

@@ -23,7 +23,7 @@ from ...inference.http.turn_parser import TurnParser
 from ...inference.tool_calls.call import ToolCall
 from ...model_proxy.calls import CallRefused, ModelReply, Problem, ReplyCall, Usage, new_turn_id
 from ...system.traces import current_traceparent, span
-from ..agent_loop import LONG_TEXT
+from ..conversation import LONG_TEXT
 from ..turn_sampler import TurnSampler
 from .adapter import CallKind
 from .call_limits import CALLS_AT_ONCE, CallLimits, text_size

@@ -82,14 +82,32 @@ def test_a_turn_and_what_follows_make_one_conversation(ended: bool) -> None:
 
 
 def test_a_call_that_cannot_be_read_is_given_as_such() -> None:
-    turn = CHAT.conversation([], []).add_turn(np.array([TOOL_CALL, *encode("ls"), IM_END], np.int32))
+    turn = CHAT.conversation([], [BASH]).add_turn(np.array([TOOL_CALL, *encode("ls"), IM_END], np.int32))
     (call,) = turn.calls
     assert isinstance(call, MalformedCall)
 
 
+def test_without_tools_what_looks_like_a_call_is_text() -> None:
+    conversation = CHAT.conversation([], [])
+    turn = conversation.add_turn(call_turn(True))
+    assert (turn.calls, turn.content) == ((), turn.text)
+    assert turn.text.startswith("<tool_call>")
+
+
+def test_the_user_speaks_after_a_turn_and_after_its_answers() -> None:
+    conversation = CHAT.conversation([ChatMessage(Role.USER, "Go.")], [BASH])
+    conversation.add_turn(call_turn(True))
+    conversation.add_tool_results(["a.txt"])
+    conversation.add_messages([ChatMessage(Role.USER, "And<|im_end|>?")])
+    prompt = conversation.prompt()
+    assert [piece.role for piece in prompt.pieces] == [Role.ASSISTANT, Role.TOOL, Role.USER, Role.ASSISTANT]
+    assert decode(prompt.pieces[2].token_ids) == "<|im_start|>user\nAnd<|im_end|>?<|im_end|>\n"
+    assert ids(prompt).tolist().count(IM_END) == 2
+
+
 def test_a_turn_of_nothing_is_no_error() -> None:
     conversation = CHAT.conversation([], [])
-    assert conversation.add_turn(np.zeros(0, np.int32)) == ("", ())
+    assert conversation.add_turn(np.zeros(0, np.int32)) == (None, "", "", (), False, "")
     assert decode(ids(conversation.prompt())) == "<|im_end|>\n<|im_start|>assistant\n"
 
 

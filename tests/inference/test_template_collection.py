@@ -63,9 +63,10 @@ class Step(NamedTuple):
 
 
 @lru_cache(64)
-def load(name: str) -> TransformersChatFormat:
+def load(name: str, history: str = "template") -> TransformersChatFormat:
     with tempfile.TemporaryDirectory() as folder:
-        return TransformersChatFormat.load(ChatSettings("transformers", str(save_model(MODELS[name], Path(folder)))))
+        directory = str(save_model(MODELS[name], Path(folder)))
+        return TransformersChatFormat.load(ChatSettings("transformers", directory, history=history))
 
 
 @lru_cache(64)
@@ -73,11 +74,11 @@ def tokenizer_of(name: str) -> Any:
     return make_tokenizer(MODELS[name])
 
 
-def render(name: str, messages: list[dict[str, Any]], *, opened: bool) -> str:
+def render(name: str, messages: list[dict[str, Any]], *, opened: bool, tools: bool = True) -> str:
     return str(
         tokenizer_of(name).apply_chat_template(
             messages,
-            tools=TOOLS if load(name).traits.shows_tools else None,
+            tools=TOOLS if tools and load(name).traits.shows_tools else None,
             tokenize=False,
             add_generation_prompt=opened,
         )
@@ -203,6 +204,76 @@ def test_a_message_of_the_user_follows_without_a_word_of_markers(name: str) -> N
     text = chat.decode(ids_of(chat.following(said, [ChatMessage(Role.USER, "And then?")], TOOLS)))
     assert "And then?" in text
     assert "qz" not in text
+
+
+def talk(name: str, thoughts: Sequence[str | None]) -> list[Step]:
+    """Give turns of a conversation without tools, each with a thought where the template has a place for one."""
+    traits = load(name).traits
+    messages: list[dict[str, Any]] = [{"role": "system", "content": "Work."}, {"role": "user", "content": "Do it."}]
+    if not traits.takes_system:
+        messages = [{"role": "user", "content": "Work.\n\nDo it."}]
+    steps = []
+    seen = render(name, messages, opened=True, tools=False)
+    for number, thought in enumerate(thoughts):
+        begun, closed = traits.reasoning.marks
+        thinks = traits.reasoning.key and not re.search(re.escape(begun) + r"\s*" + re.escape(closed), seen[-80:])
+        turn = traits.turn(f"It is done {number}.", thought if thinks else None, [])
+        before, whole = seen, render(name, [*messages, turn], opened=False, tools=False)
+        behind = whole.index(turn_text := f"It is done {number}.") + len(turn_text)
+        start, (_, end) = common(whole, before), traits.ends.find(whole[behind:])
+        said = whole[start : behind + max(end, 0)]
+        generated = tokenizer_of(name)(said, add_special_tokens=False)["input_ids"]
+        if generated[-1] not in load(name).stop_token_ids:
+            generated.append(load(name).stop_token_ids[0])
+        messages += [turn, {"role": "user", "content": f"And then {number}?"}]
+        seen = render(name, messages, opened=True, tools=False)
+        steps.append(Step(np.array(generated, np.int32), seen, [], [], seen.startswith(before + said)))
+    return steps
+
+
+@pytest.mark.few(8)
+@pytest.mark.parametrize("thoughts", [("I add.", None, "I add.", None), (None, None)], ids=["thinks", "silent"])
+@on_each_template
+def test_the_user_answers_turn_by_turn(name: str, thoughts: tuple[str | None, ...]) -> None:
+    """What follows is appended; with history `template`, a segment begins where the template changes what was seen."""
+    steps = talk(name, thoughts)
+    for history in ("template", "append"):
+        chat = load(name, history)
+        conversation = chat.conversation(opening(), [])
+        seen = ids_of(conversation.prompt().pieces)
+        exact = True
+        for number, step in enumerate(steps):
+            turn = conversation.add_turn(step.generated)
+            assert turn.content.strip() == f"It is done {number}."
+            conversation.add_messages([ChatMessage(Role.USER, f"And then {number}?")])
+            prompt = conversation.prompt()
+            new = ids_of(prompt.pieces)
+            assert chat.decode(new).count(f"And then {number}?") == 1
+            assert not (prompt.rewritten and history == "append")
+            assert not (prompt.rewritten and step.kept)
+            exact = prompt.rewritten or (exact and step.kept)
+            seen = new if prompt.rewritten else np.concatenate([seen, step.generated, new])
+            if exact or history == "template":
+                assert chat.decode(seen) == step.whole, (chat.decode(seen)[-900:], step.whole[-900:])
+
+
+@pytest.mark.few(8)
+@pytest.mark.parametrize("history", ["template", "append"])
+@on_each_template
+def test_the_user_speaks_after_tools_answers(name: str, history: str) -> None:
+    chat = load(name, history)
+    conversation = chat.conversation(opening(), TOOLS)
+    conversation.prompt()
+    for step in calling_steps(name):
+        conversation.add_turn(step.generated)
+        conversation.add_tool_results([f"a\nb {n}" for n in range(len(step.calls))])
+        conversation.add_messages([ChatMessage(Role.USER, "And then?")])
+        prompt = conversation.prompt()
+        text = chat.decode(ids_of(prompt.pieces))
+        assert not (prompt.rewritten and history == "append")
+        assert text.count("And then?") == (1 if not prompt.rewritten else text.count("And then?"))
+        assert "qz" not in text
+        assert f"a\nb {len(step.calls) - 1}" in text
 
 
 @pytest.mark.few(8)

@@ -83,7 +83,7 @@ class Scene:
 
 @st.composite
 def scenes(draw: st.DrawFn, family: Family) -> Scene:
-    scene = Scene(draw(st.none() | CONTENTS), draw(CONTENTS), draw(st.sampled_from([TOOLS, []])))
+    scene = Scene(draw(st.none() | CONTENTS), draw(CONTENTS), TOOLS)
     for _ in range(draw(st.integers(1, 3))):
         calls = draw(
             st.lists(st.tuples(st.sampled_from(["bash", "python"]), ARGUMENTS), min_size=1, max_size=family.max_calls)

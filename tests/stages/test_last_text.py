@@ -17,7 +17,7 @@ from prorl_zmq.data.trajectory import Role
 from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.inference.chat.transformers_chat import TransformersChatFormat
 from prorl_zmq.inference.engine import Generation
-from prorl_zmq.stages.agent_loop import AgentLoop
+from prorl_zmq.stages.conversation import Conversation
 from prorl_zmq.stages.episode import Episode, JobPolicy
 from prorl_zmq.stages.handlers.code_source import last_block
 from prorl_zmq.stages.handlers.math_answers import answer_of, right_answer
@@ -56,7 +56,7 @@ def encode(name: str, text: str, *, ended: bool = True) -> NDArray[np.int32]:
     return np.array([*ids, *end], np.int32)
 
 
-def by_agent_loop(name: str, text: str, *, ended: bool) -> Episode:
+def by_conversation(name: str, text: str, *, ended: bool) -> Episode:
     async def generate(_ids: NDArray[np.int32], _sampling: Sampling, _stops: Sequence[int]) -> Generation:
         ids = encode(name, text, ended=ended)
         return Generation(
@@ -64,8 +64,13 @@ def by_agent_loop(name: str, text: str, *, ended: bool) -> Episode:
         )
 
     episode = Episode()
-    loop = AgentLoop(JobPolicy(generate, chat(name), 0, Job(task="t", instance={}), episode), [FinishTool()])
-    asyncio.run(loop.run([ChatMessage(Role.USER, "What is 3 + 4?")]))
+    policy = JobPolicy(generate, chat(name), 0, Job(task="t", instance={}), episode)
+
+    async def given() -> JobPolicy:
+        return policy
+
+    opening = [ChatMessage(Role.USER, "What is 3 + 4?")]
+    asyncio.run(Conversation(episode, given, opening, [FinishTool()]).say())
     return episode
 
 
@@ -76,7 +81,7 @@ def by_harness(name: str, text: str, *, ended: bool) -> Episode:
     return Talk(chat(name), lambda said: encode(name, said, ended=ended), [text]).run(talk)
 
 
-LEADERS = pytest.mark.parametrize("lead", [by_agent_loop, by_harness])
+LEADERS = pytest.mark.parametrize("lead", [by_conversation, by_harness])
 
 
 @LEADERS
@@ -104,7 +109,7 @@ def test_the_answer_counts_and_not_the_box_that_was_thought_of(lead: Any) -> Non
 
 
 def test_the_finish_message_counts_and_not_the_box_that_was_thought_of() -> None:
-    episode = by_agent_loop("qwen3", "<think>\nIs it \\boxed{8}? No.\n</think>\n\n" + FINISH, ended=True)
+    episode = by_conversation("qwen3", "<think>\nIs it \\boxed{8}? No.\n</think>\n\n" + FINISH, ended=True)
     assert episode.final_message == "7"
     assert right_answer("7", answer_of(episode.final_message, episode.last_text))
 

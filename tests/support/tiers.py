@@ -119,7 +119,7 @@ OF_PATH = {
     "tests/stages/harness/test_call_tree.py": UNIT,
     "tests/stages/harness/test_captured_harnesses.py": PROOF,
     "tests/stages/harness/test_real_harnesses.py": PROOF,
-    "tests/stages/test_agent_loop.py": UNIT,
+    "tests/stages/test_conversation.py": UNIT,
     "tests/stages/test_answer_corpus.py": UNIT,
     "tests/stages/test_backend_client.py": UNIT,
     "tests/stages/test_backend_client.py::test_a_job_waits_for_a_backend_that_is_starting_longer_than_it_allows": PROCESS,

@@ -439,7 +439,7 @@ def test_an_unknown_task_is_refused_at_the_front_door() -> None:
 
 
 class TwiceHandler(RiddleHandler):
-    """Asks a second time, after the first conversation or beside it."""
+    """Begins a second conversation of the same name, after the first one or at once."""
 
     async def run(self, phase: RunPhase[RiddleInstance]) -> PhaseData:
         asked = [phase.converse([ChatMessage(Role.USER, phase.instance.question)], []) for _ in range(2)]
@@ -452,15 +452,39 @@ class TwiceHandler(RiddleHandler):
 
 
 @pytest.mark.parametrize("when", ["later", "at once"])
-def test_a_second_conversation_is_refused_by_name(when: str) -> None:
-    """The turns of the first were dropped from the mask, the counters and the limits."""
+def test_a_second_conversation_of_the_same_name_is_refused(when: str) -> None:
     with local(handlers={"riddle": TwiceHandler}) as service:
         trajectory = ended(service, Job(task="riddle", instance={"question": "2 + 2?", "answer": when}))
     assert trajectory.outcome == Outcome.FAILED
     assert trajectory.reward is None
     assert trajectory.error is not None
     assert trajectory.error.code == "handler_failed"
-    assert "phase.converse was called a second time" in trajectory.error.message
+    assert "this rollout has a conversation named 'main' already" in trajectory.error.message
+
+
+class GuessHandler(RiddleHandler):
+    """A guessing game: the user says whether the policy's number is too small."""
+
+    async def run(self, phase: RunPhase[RiddleInstance]) -> PhaseData:
+        talk = phase.conversation([ChatMessage(Role.SYSTEM, "Guess.")])
+        said = phase.instance.question
+        while said != "Right.":
+            turn = await talk.say(said)
+            if turn.stop is not None:
+                break
+            right = turn.text == phase.instance.answer
+            turn.reward = 1.0 if right else -0.1
+            said = "Right." if right else "No."
+        talk.end()
+        return {"said": turn.text, "message": None, "makers": [phase.data["maker"], id(self)]}
+
+
+def test_a_task_speaks_with_the_policy_turn_by_turn() -> None:
+    with local(engine=say("3", "4"), handlers={"riddle": GuessHandler}) as service:
+        trajectory = ended(service, Job(task="riddle", instance={"question": "2 + 2?", "answer": "4"}))
+    assert (trajectory.outcome, trajectory.result.stop_reason) == (Outcome.COMPLETED, "environment")
+    roles = "SYSTEM USER ASSISTANT USER ASSISTANT"
+    assert [Role(role).name for role in trajectory.turns[:, 2]] == roles.split()
 
 
 @pytest.mark.parametrize("given", [{"task": "riddle"}, [{"task": "riddle"}], ["riddle"]])

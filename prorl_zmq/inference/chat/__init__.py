@@ -67,25 +67,17 @@ class Prompt(NamedTuple):
     follow what the engine has seen and generated."""
 
 
-class PolicyTurn(NamedTuple):
-    """The policy's text and calls in one turn."""
-
-    text: str
-    """The text after its reasoning, with its tool calls, without the token that ended the turn. Empty if the turn ended
-    within its reasoning."""
-    calls: tuple[ToolCall | MalformedCall, ...]
-    """In order, without those in its reasoning."""
-
-
 class ReadTurn(NamedTuple):
     """A parsed turn of the policy."""
 
     reasoning: str | None
     text: str
-    """The text after the reasoning, without the token that ended the turn."""
+    """The text after the reasoning, with its tool calls, without the token that ended the turn. Empty if the turn ended
+    within its reasoning."""
     content: str
     """The text before its first call."""
     calls: tuple[ToolCall | MalformedCall, ...]
+    """In order, without those in its reasoning."""
     ended: bool
     """Whether its last token is one that ends a turn."""
     ended_by: str = ""
@@ -93,7 +85,7 @@ class ReadTurn(NamedTuple):
 
 
 class Conversation(Protocol):
-    """One conversation under way. The calls alternate: `prompt`, `add_turn`, `add_tool_results`, `prompt` and so on."""
+    """One conversation under way: `prompt`, `add_turn`, what follows the turn, `prompt` and so on."""
 
     def prompt(self) -> Prompt:
         """Return the ids before the policy's next turn.
@@ -102,8 +94,10 @@ class Conversation(Protocol):
             InvalidJob: the template rejects the messages (`field` is `messages`).
         """
 
-    def add_turn(self, generated: NDArray[np.int32]) -> PolicyTurn:
+    def add_turn(self, generated: NDArray[np.int32]) -> ReadTurn:
         """Parse and append a turn of the policy, int32 [G], as the engine generated it.
+
+        In a conversation without tools, a turn has no calls: what looks like one is part of its content.
 
         Raises:
             EngineFailed: an id is not in the vocabulary.
@@ -111,6 +105,9 @@ class Conversation(Protocol):
 
     def add_tool_results(self, results: Sequence[str]) -> None:
         """Answer the last turn's tool calls, one text for each of its `calls`."""
+
+    def add_messages(self, messages: Sequence[ChatMessage]) -> None:
+        """Append messages of the user or the system after the last turn and the answers to its calls."""
 
 
 class ChatFormat(Protocol):

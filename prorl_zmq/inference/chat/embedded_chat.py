@@ -16,7 +16,7 @@ from ...data.trajectory import Role
 from ...errors import EngineFailed
 from ..tokenizer import IM_END, IM_START, ROLE_PIECES, decode, encode
 from ..tool_calls.formats import HERMES
-from . import ChatMessage, Piece, PolicyTurn, Prompt, ReadTurn
+from . import ChatMessage, Piece, Prompt, ReadTurn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,14 +41,13 @@ class EmbeddedChatFormat:
         return (IM_END,)
 
     def conversation(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> EmbeddedConversation:
-        return EmbeddedConversation([encode_message(message) for message in _with_tools(messages, tools)])
+        return EmbeddedConversation([encode_message(message) for message in _with_tools(messages, tools)], tools)
 
     def opening(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> tuple[Piece, ...]:
         return self.conversation(messages, tools).prompt().pieces
 
     def read_turn(self, generated: NDArray[np.int32], tools: Sequence[dict[str, Any]] = ()) -> ReadTurn:
-        ended = len(generated) > 0 and int(generated[-1]) == IM_END
-        text = self.decode(generated[:-1] if ended else generated)
+        text, ended = _text_of_turn(generated)
         return ReadTurn(None, text, _TOOL_CALLS.before_calls(text), tuple(_TOOL_CALLS.parse(text, tools)), ended)
 
     def following(
@@ -58,30 +57,32 @@ class EmbeddedChatFormat:
         return (_end_of_turn(turn.ended), *map(encode_message, messages), Piece(Role.ASSISTANT, generation_prompt()))
 
     def decode(self, token_ids: NDArray[np.int32]) -> str:
-        try:
-            return decode(token_ids)
-        except ValueError as error:
-            raise EngineFailed(f"the engine gave ids that the chat format has no text for: {error}") from error
+        return _text(token_ids)
 
 
 class EmbeddedConversation:
     """Implements `chat.Conversation` for the embedded policy; its prompts are never rewritten."""
 
-    def __init__(self, opening: Sequence[Piece]) -> None:
+    def __init__(self, opening: Sequence[Piece], tools: Sequence[dict[str, Any]]) -> None:
+        self._tools = tools
         self._coming = list(opening)
         """The ids before the next turn, without those that open it."""
 
     def prompt(self) -> Prompt:
         return Prompt((*self._coming, Piece(Role.ASSISTANT, generation_prompt())))
 
-    def add_turn(self, generated: NDArray[np.int32]) -> PolicyTurn:
-        ended = len(generated) > 0 and generated[-1] == IM_END
-        text = EmbeddedChatFormat().decode(generated[:-1] if ended else generated)
+    def add_turn(self, generated: NDArray[np.int32]) -> ReadTurn:
+        text, ended = _text_of_turn(generated)
         self._coming = [_end_of_turn(ended)]
-        return PolicyTurn(text, tuple(_TOOL_CALLS.parse(text)))
+        if not self._tools:
+            return ReadTurn(None, text, text, (), ended)
+        return ReadTurn(None, text, _TOOL_CALLS.before_calls(text), tuple(_TOOL_CALLS.parse(text)), ended)
 
     def add_tool_results(self, results: Sequence[str]) -> None:
-        self._coming += [encode_message(ChatMessage(Role.TOOL, result)) for result in results]
+        self.add_messages([ChatMessage(Role.TOOL, result) for result in results])
+
+    def add_messages(self, messages: Sequence[ChatMessage]) -> None:
+        self._coming += map(encode_message, messages)
 
 
 def encode_message(message: ChatMessage) -> Piece:
@@ -89,6 +90,19 @@ def encode_message(message: ChatMessage) -> Piece:
     calls = "".join(_TOOL_CALLS.write(call.name, call.arguments) for call in message.calls)
     parts = [_ids(IM_START), _ROLES[message.role], encode(message.content + calls), _ids(IM_END), _NEWLINE]
     return Piece(message.role, np.concatenate(parts))
+
+
+def _text_of_turn(generated: NDArray[np.int32]) -> tuple[str, bool]:
+    """Return a turn's text, and whether the token that ends a turn ended it."""
+    ended = len(generated) > 0 and int(generated[-1]) == IM_END
+    return _text(generated[:-1] if ended else generated), ended
+
+
+def _text(token_ids: NDArray[np.int32]) -> str:
+    try:
+        return decode(token_ids)
+    except ValueError as error:
+        raise EngineFailed(f"the engine gave ids that the chat format has no text for: {error}") from error
 
 
 def _end_of_turn(ended: bool) -> Piece:

@@ -40,6 +40,8 @@ class TurnShape(NamedTuple):
     """The names of the called tools."""
     written: bool
     """Whether the template gets the calls; otherwise they are part of the text."""
+    after: tuple[str, ...] = ()
+    """The roles of the messages that follow it and the answers to its calls."""
 
 
 class Shape(NamedTuple):
@@ -50,7 +52,7 @@ class Shape(NamedTuple):
     tools: bool
     """Whether it gets tools."""
     turns: tuple[TurnShape, ...]
-    """The last turn, preceded by the one before it, if there is one."""
+    """The last turn, after those before it that decide what the template changes."""
 
 
 class Continuation(NamedTuple):
@@ -174,7 +176,7 @@ class ChatSkeleton:
     def _earlier(self, turn: TurnShape) -> list[Message]:
         # Ids that no later call has: some templates look up a tool's name by them.
         ids = [self._traits.call_id(number, name) for number, name in enumerate(turn.calls, EARLIER_CALLS)]
-        return [self._turn(turn, _EARLIER, ids), *self._answers(turn, ids)]
+        return [self._turn(turn, _EARLIER, ids), *self._answers(turn, ids), *_after(turn)]
 
     def _rewrites(self, shape: Shape) -> bool:
         tools = [marker_tool()] if shape.tools else []
@@ -183,7 +185,8 @@ class ChatSkeleton:
             seen += self._earlier(turn)
         last = shape.turns[-1]
         before = self._template.render(seen, tools, opened=True)
-        text = self._template.render([*seen, self._turn(last, _SPOKEN), *self._answers(last)], tools, opened=True)
+        said = [self._turn(last, _SPOKEN), *self._answers(last), *_after(last)]
+        text = self._template.render([*seen, *said], tools, opened=True)
         self._end(text, last)
         return not text.startswith(before) or (last.reasoning and _THOUGHT not in text[len(before) :])
 
@@ -206,6 +209,10 @@ class ChatSkeleton:
             WrittenCall(name, {marker("key"): _argument(spoken, index)}, call_id)
             for index, (name, call_id) in enumerate(zip(turn.calls, call_ids, strict=True))
         ]
+
+
+def _after(turn: TurnShape) -> list[Message]:
+    return [{"role": role, "content": marker(f"after{number}")} for number, role in enumerate(turn.after)]
 
 
 def _argument(spoken: str, index: int) -> str:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ...data.trajectory import Role
 from ...errors import InvalidJob
 from ..tool_calls.call import MalformedCall, ToolCall
-from . import Piece, PolicyTurn, Prompt
-from .history import UNKNOWN_TOOL, History
+from . import ChatMessage, Piece, Prompt, ReadTurn
+from .forms import forms
+from .history import UNKNOWN_TOOL, History, history
 from .skeleton import RENDERED_BEGINNINGS, ChatSkeleton, Shape, TurnShape
 from .template import TemplateRefused, marker, marker_tool
 from .traits import WrittenCall, text_of
@@ -46,9 +47,20 @@ class _Turn:
     ended_by: str
     """The token that ended it; empty: it was cut off."""
     results: tuple[str, ...] = ()
+    messages: tuple[ChatMessage, ...] = ()
+    """Those that follow it and the answers to its calls."""
 
     def answered(self) -> list[WrittenCall]:
         return [WrittenCall(name, {}, call_id) for name, call_id in zip(self.shape.calls, self.call_ids, strict=True)]
+
+    def following(self) -> list[ChatMessage]:
+        """Return the answers to its calls, which name them by their number, and the messages after these."""
+        answers = (ChatMessage(Role.TOOL, result, call_id=str(n)) for n, result in enumerate(self.results))
+        return [*answers, *self.messages]
+
+    def written(self, messages: Sequence[ChatMessage], traits: TemplateTraits) -> History:
+        """Return a form of `following` as the template takes it."""
+        return history(messages, traits, {str(n): call for n, call in enumerate(self.answered())})
 
 
 class _End(NamedTuple):
@@ -161,10 +173,10 @@ class TransformersConversation:
             message = f"the model's chat template refuses the conversation: {error}"
             raise InvalidJob(message, field="messages") from error
 
-    def add_turn(self, generated: NDArray[np.int32]) -> PolicyTurn:
+    def add_turn(self, generated: NDArray[np.int32]) -> ReadTurn:
         whole, ended_by = self._chat.decode_turn(generated)
         reasoning, text = self._traits.split(whole)
-        calls = tuple(self._traits.calls(text, ended_by, self._tools))
+        calls = tuple(self._traits.calls(text, ended_by, self._tools)) if self._tools else ()
         names = tuple(self._name(call) for call in calls)
         turn = _Turn(
             text,
@@ -177,13 +189,20 @@ class TransformersConversation:
         if not self._chat.rewrites:
             self._turns.clear()
         self._turns.append(turn)
-        return PolicyTurn(text, calls)
+        content = self._traits.before_calls(text) if calls else self._traits.said(text)
+        return ReadTurn(reasoning, text, content, calls, bool(ended_by), ended_by)
 
     def add_tool_results(self, results: Sequence[str]) -> None:
         turn = self._turns[-1]
         if len(results) != len(turn.calls):
             raise ValueError(f"{len(turn.calls)} calls, {len(results)} answers")
         self._turns[-1] = replace(turn, results=tuple(results))
+
+    def add_messages(self, messages: Sequence[ChatMessage]) -> None:
+        turn = self._turns[-1]
+        said = (*turn.messages, *messages)
+        roles = tuple(message["role"] for message in history(said, self._traits).messages)
+        self._turns[-1] = replace(turn, messages=said, shape=turn.shape._replace(after=roles))
 
     def _name(self, call: ToolCall | MalformedCall) -> str:
         return call.name if isinstance(call, ToolCall) and call.name in self._tool_names else UNKNOWN_TOOL
@@ -198,30 +217,46 @@ class TransformersConversation:
         return tuple(ids)
 
     def _is_rewritten(self) -> bool:
-        """Return whether the template changes what was seen; if it rejects the last calls, they become text."""
-        try:
-            return self._chat.skeleton.rewrites(self._shape())
-        except TemplateRefused:  # such as of more than one call in a turn
-            turn = self._turns[-1]
-            self._turns[-1] = replace(turn, shape=turn.shape._replace(written=False))
-            return self._chat.skeleton.rewrites(self._shape())
+        """Return whether the template changes what was seen.
+
+        Calls that it rejects, such as a second one in a turn, become text; messages that it rejects after the turn,
+        such as the user's after a tool's answer, get another form, which cannot change what was seen.
+        """
+        turn = self._turns[-1]
+        shape = turn.shape
+        for tried in dict.fromkeys((shape, shape._replace(written=False), shape._replace(after=()))):
+            self._turns[-1] = replace(turn, shape=tried)
+            with suppress(TemplateRefused):
+                return self._chat.skeleton.rewrites(self._shape())
+        self._turns[-1] = replace(turn, shape=shape._replace(written=False, after=()))
+        return self._chat.skeleton.rewrites(self._shape())
 
     def _continuation(self) -> tuple[Piece, ...]:
         turn = self._turns[-1]
-        answers = self._traits.results(turn.results, turn.answered())
-        return self._chat.pieces_after(
-            [message["role"] for message in self._opening],
-            turn.shape,
-            turn.call_ids,
-            History(answers, [Role.TOOL] * len(answers)),
-            [marker_tool()] if self._shown else [],
-            ended_by=turn.ended_by,
-            calls_before=self._calls - len(turn.calls),
-        )
+        refused: TemplateRefused | None = None
+        for form in forms(turn.following(), self._traits.form.write):
+            try:
+                return self._chat.pieces_after(
+                    [message["role"] for message in self._opening],
+                    turn.shape,
+                    turn.call_ids,
+                    turn.written(form, self._traits),
+                    [marker_tool()] if self._shown else [],
+                    ended_by=turn.ended_by,
+                    calls_before=self._calls - len(turn.calls),
+                )
+            except TemplateRefused as error:
+                refused = refused or error
+        assert refused is not None
+        raise refused
 
     def _shape(self) -> Shape:
         roles = tuple(message["role"] for message in self._opening)
-        return Shape(roles, bool(self._shown), tuple(turn.shape for turn in self._turns[-2:]))
+        turns = self._turns[-2:]
+        if turns[-1].shape.after and not turns[0].shape.reasoning:
+            # A message of the user may end the reasoning of any turn before it.
+            turns = next(([turn] for turn in reversed(self._turns[:-2]) if turn.shape.reasoning), []) + turns
+        return Shape(roles, bool(self._shown), tuple(turn.shape for turn in turns))
 
     def _history(self) -> tuple[list[Message], list[Role]]:
         """Return the whole conversation as messages, with their roles."""
@@ -236,9 +271,9 @@ class TransformersConversation:
                     if isinstance(call, ToolCall)
                 ]
             reasoning = None if turn.reasoning is None else turn.reasoning.strip("\n")
-            answers = self._traits.results(turn.results, turn.answered())
-            messages += [self._traits.turn(content.strip("\n"), reasoning, calls), *answers]
-            roles += [Role.ASSISTANT, *[Role.TOOL] * len(answers)]
+            following = turn.written(turn.following(), self._traits)
+            messages += [self._traits.turn(content.strip("\n"), reasoning, calls), *following.messages]
+            roles += [Role.ASSISTANT, *following.roles]
         return messages, roles
 
     def _whole(self, messages: Sequence[Message], roles: Sequence[Role]) -> tuple[Piece, ...]:

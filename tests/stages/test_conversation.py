@@ -1,4 +1,4 @@
-"""The agent loop: what it sends to the engine, what it records, where it stops. The engine alone is scripted."""
+"""A conversation: what it sends to the engine, what it records, where it stops. The engine alone is scripted."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from msgspec import Meta
 
 from prorl_zmq.data.trajectory import Role, Trajectory, array_views
-from prorl_zmq.errors import EngineFailed, InvalidJob
+from prorl_zmq.errors import EngineFailed, HandlerFailed, InvalidJob
 from prorl_zmq.inference import tokenizer
 from prorl_zmq.inference.chat import ChatMessage, Prompt
 from prorl_zmq.inference.chat.embedded_chat import EmbeddedChatFormat
 from prorl_zmq.inference.engine import Generation
-from prorl_zmq.stages.agent_loop import AgentLoop
-from prorl_zmq.stages.episode import Episode, JobPolicy, StopReason
+from prorl_zmq.stages.conversation import Conversation
+from prorl_zmq.stages.episode import Episode, JobPolicy, StopReason, Turn
 from prorl_zmq.tools.think_and_finish import FinishTool
 from prorl_zmq.tools.tool import Arguments, Tool
 from prorl_zmq.wire.messages.engines import VersionSpan
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from prorl_zmq.inference.chat import ChatFormat, Conversation, PolicyTurn
+    from prorl_zmq.inference import chat as chats
+    from prorl_zmq.inference.chat import ChatFormat, ReadTurn
     from prorl_zmq.wire.messages.engines import FinishReason
 
 CHAT = EmbeddedChatFormat()
@@ -98,9 +99,16 @@ def run(
     episode = Episode()
     tools = [Echo(), FinishTool()]
     job = Job(task="t", instance={}, sampling=sampling or Sampling(), episode=limits or EpisodeLimits())
-    loop = AgentLoop(JobPolicy(engine, chat, context_tokens, job, episode), tools)
-    asyncio.run(loop.run(OPENING))
+    policy = JobPolicy(engine, chat, context_tokens, job, episode)
+    asyncio.run(conversation(policy, tools).say())
     return episode
+
+
+def conversation(policy: JobPolicy, tools: Sequence[Tool[Any]] = (), **options: Any) -> Conversation:
+    async def given() -> JobPolicy:
+        return policy
+
+    return Conversation(policy.episode, given, options.pop("opening", OPENING), tools, **options)
 
 
 def arrays_of(episode: Episode):  # type: ignore[no-untyped-def]
@@ -281,9 +289,9 @@ def test_an_engine_that_always_gives_up_is_not_asked_for_ever() -> None:
 
 def test_an_episode_that_could_not_begin_has_no_stop_reason() -> None:
     episode = Episode()
-    loop = AgentLoop(JobPolicy(ScriptedEngine("x"), CHAT, 5, Job(task="t", instance={}), episode), [])
+    talk = conversation(JobPolicy(ScriptedEngine("x"), CHAT, 5, Job(task="t", instance={}), episode))
     with pytest.raises(InvalidJob):
-        asyncio.run(loop.run(OPENING))
+        asyncio.run(talk.say())
     assert episode.stop_reason is None
 
 
@@ -328,7 +336,7 @@ class Forgetful:
 
 
 class ForgetfulConversation:
-    def __init__(self, inner: Conversation) -> None:
+    def __init__(self, inner: chats.Conversation) -> None:
         self._inner = inner
         self._opening = inner.prompt()
         self._turns = 0
@@ -337,7 +345,7 @@ class ForgetfulConversation:
         self._turns += 1
         return Prompt(self._opening.pieces, rewritten=self._turns > 1)
 
-    def add_turn(self, generated: NDArray[np.int32]) -> PolicyTurn:
+    def add_turn(self, generated: NDArray[np.int32]) -> ReadTurn:
         return self._inner.add_turn(generated)
 
     def add_tool_results(self, results: Sequence[str]) -> None:
@@ -398,3 +406,223 @@ def test_versions_that_do_not_cover_the_tokens_are_the_engines_fault() -> None:
 
     with pytest.raises(EngineFailed, match="do not cover"):
         run(Careless("one two three"))
+
+
+def policy(engine: ScriptedEngine, limits: EpisodeLimits | None = None, **options: Any) -> JobPolicy:
+    job = Job(task="t", instance={}, episode=limits or EpisodeLimits(), sampling=options.pop("sampling", Sampling()))
+    return JobPolicy(engine, CHAT, options.pop("context_tokens", 0), job, Episode())
+
+
+def roles_of(talk: Conversation) -> str:
+    return " ".join(Role(code).name.lower() for code in talk.trajectory.arrays().turns[:, 2])
+
+
+def test_the_user_speaks_turn_by_turn() -> None:
+    engine = ScriptedEngine("five", CALL, "seven", "right")
+    talk = conversation(policy(engine), [Echo()], opening=OPENING[:1])
+
+    async def game() -> list[str]:
+        said = [(await talk.say("Guess.")).text, (await talk.say("More.")).text, (await talk.say("Yes.")).text]
+        talk.end()
+        return said
+
+    assert asyncio.run(game()) == ["five", "seven", "right"]
+    assert roles_of(talk) == "system user assistant user assistant tool assistant user assistant"
+    for (before, answer), after in zip(
+        zip(engine.prompts, engine.answers, strict=True), engine.prompts[1:], strict=False
+    ):
+        seen = [*before, *answer.token_ids]
+        assert after[: len(seen)].tolist() == seen
+    assert [turn.calls for turn in talk.turns].count(()) == 3
+    assert (talk.stop_reason, talk.stop) == (StopReason.ENVIRONMENT, StopReason.ENVIRONMENT)
+
+
+def test_without_tools_what_looks_like_a_call_is_what_was_said() -> None:
+    talk = conversation(policy(ScriptedEngine(CALL)))
+    assert asyncio.run(talk.say()).text == CALL
+    assert talk.stop_reason == StopReason.DONE
+
+
+def test_a_turns_reward_is_any_finite_number() -> None:
+    talk = conversation(policy(ScriptedEngine("one", "two", "three")))
+
+    async def game() -> None:
+        (await talk.say()).reward = -1.5
+        await talk.say("And?")
+        (await talk.say("And?")).reward = np.float32(2.0)  # type: ignore[assignment]
+
+    asyncio.run(game())
+    assert talk.rewards == [(2, -1.5), (6, 2.0)]
+    assert talk.trajectory.arrays().turns[[2, 6], 2].tolist() == [Role.ASSISTANT] * 2
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), "1.0", b"1", [1.0], {}])
+def test_a_reward_that_is_no_finite_number_is_refused_by_name(reward: Any) -> None:
+    talk = conversation(policy(ScriptedEngine("one")))
+    turn = asyncio.run(talk.say())
+    with pytest.raises(HandlerFailed, match="a turn's reward must be a finite number, and not"):
+        turn.reward = reward
+    assert talk.rewards == []
+
+
+def test_what_no_longer_fits_is_not_said_and_earns_nothing() -> None:
+    talk = conversation(policy(ScriptedEngine("one", "two"), context_tokens=100))
+
+    async def game() -> Turn:
+        await talk.say()
+        return await talk.say("a b c " * 100)
+
+    turn = asyncio.run(game())
+    assert (turn.text, turn.stop, talk.stop_reason) == ("", *[StopReason.CONTEXT_LENGTH] * 2)
+    assert roles_of(talk) == "system user assistant"
+    with pytest.raises(HandlerFailed, match=r"without trained tokens: nothing was generated \(context_length\)"):
+        turn.reward = 1.0
+    with pytest.raises(HandlerFailed, match=r"'main' has ended \(context_length\)"):
+        asyncio.run(talk.say("Still there?"))
+
+
+def test_a_turn_cut_off_by_a_limit_ends_the_conversation() -> None:
+    talk = conversation(policy(ScriptedEngine("one two three four"), sampling=Sampling(max_tokens=3)))
+    turn = asyncio.run(talk.say())
+    assert (turn.stop, turn.row) == (StopReason.TURN_LENGTH, 2)
+
+
+def test_the_limit_on_turns_counts_all_trained_conversations() -> None:
+    shared = policy(ScriptedEngine(*"abcdef"), EpisodeLimits(max_turns=3))
+    black, white = (conversation(shared, name=name) for name in ("black", "white"))
+    user = conversation(shared, name="user", trained=False)
+
+    async def game() -> list[Turn]:
+        await user.say("Begin.")
+        return [await one.say("Play.") for one in (black, white, black, white)]
+
+    turns = asyncio.run(game())
+    assert [turn.stop for turn in turns] == [None, None, None, StopReason.MAX_TURNS]
+    assert shared.episode.stop_reason == StopReason.MAX_TURNS
+    assert (black.stop_reason, white.stop_reason) == (StopReason.DONE, StopReason.MAX_TURNS)
+
+
+def test_several_conversations_at_once_are_segments_in_the_order_of_their_opening() -> None:
+    shared = policy(ScriptedEngine(*"abcdef"))
+    talks = [conversation(shared, name=name, opening=OPENING[:1]) for name in ("black", "white", "unused")]
+
+    async def game() -> None:
+        await asyncio.gather(talks[1].say("w1"), talks[0].say("b1"))
+        await talks[1].say("w2")
+
+    asyncio.run(game())
+    whole = shared.episode.whole()
+    result = Result(
+        job_id="j",
+        task="t",
+        outcome=Outcome.COMPLETED,
+        tokens=whole.tokens,
+        turns=whole.turns,
+        segments=whole.segments,
+    )
+    segments = Trajectory.from_frame(result, whole.block()).segments()
+    assert len(segments) == 2
+    for segment, talk in zip(segments, talks, strict=False):
+        for given_array, own in zip(segment, talk.trajectory.arrays(), strict=True):
+            assert given_array.tolist() == own.tolist()
+
+
+def test_an_untrained_conversation_is_a_note_and_not_in_the_arrays() -> None:
+    shared = policy(ScriptedEngine("I am a user", "Hello"))
+    user = conversation(shared, name="user", trained=False)
+    talk = conversation(shared, opening=OPENING[:1])
+
+    async def game() -> Turn:
+        asked = await user.say()
+        await talk.say(asked.text)
+        return asked
+
+    turn = asyncio.run(game())
+    assert shared.episode.whole() is talk.trajectory
+    assert user.note.endswith("user: Count to three.\n\nassistant: I am a user")
+    assert (shared.episode.metrics["turns"], shared.episode.last_text) == (1, "Hello")
+    assert shared.episode.timings["engine"] > 0
+    with pytest.raises(HandlerFailed, match="its conversation is not trained"):
+        turn.reward = 1.0
+
+
+def test_calls_of_a_turn_are_answered_by_whoever_leads() -> None:
+    engine = ScriptedEngine(CALL, "done")
+    talk = conversation(policy(engine), [Echo()])
+
+    async def game() -> tuple[Turn, Turn]:
+        calling = await talk.turn()
+        with pytest.raises(HandlerFailed, match="1 unanswered tool calls; answer them with `turn`"):
+            await talk.say("Hm?")
+        return calling, await talk.turn(ChatMessage(Role.TOOL, "mine"), ChatMessage(Role.USER, "And?"))
+
+    calling, last = asyncio.run(game())
+    assert [call.name for call in calling.calls] == ["echo"]
+    assert (last.text, roles_of(talk)) == ("done", "system user assistant tool user assistant")
+
+
+def test_as_many_answers_as_calls() -> None:
+    talk = conversation(policy(ScriptedEngine(CALL)), [Echo()])
+
+    async def game() -> None:
+        await talk.turn()
+        await talk.turn(ChatMessage(Role.USER, "And?"))
+
+    with pytest.raises(HandlerFailed, match="the last turn has 1 tool calls, and 0 answers were given"):
+        asyncio.run(game())
+
+
+def test_one_call_at_a_time() -> None:
+    class Slow(ScriptedEngine):
+        async def __call__(
+            self, token_ids: NDArray[np.int32], sampling: Sampling, stop_token_ids: Sequence[int]
+        ) -> Generation:
+            await asyncio.sleep(0)
+            return await super().__call__(token_ids, sampling, stop_token_ids)
+
+    talk = conversation(policy(Slow("one", "two")))
+
+    async def game() -> None:
+        await asyncio.gather(talk.say(), talk.say("And?"))
+
+    with pytest.raises(HandlerFailed, match="was called while another call is under way"):
+        asyncio.run(game())
+
+
+def test_after_a_failed_turn_nothing_can_be_said() -> None:
+    talk = conversation(policy(ScriptedEngine(*[""] * 20, reasons=["abort"] * 20)))
+    with pytest.raises(EngineFailed):
+        asyncio.run(talk.say())
+    assert talk.stop_reason is None
+    with pytest.raises(HandlerFailed, match="an earlier call failed, so nothing more can be said"):
+        asyncio.run(talk.say("And?"))
+
+
+def test_a_tool_that_ends_the_episode_ends_the_conversation() -> None:
+    finish = '<tool_call>{"name": "finish", "arguments": {"message": "It is 3."}}</tool_call>'
+    talk = conversation(policy(ScriptedEngine(finish)), [FinishTool()])
+    assert asyncio.run(talk.say()).stop == StopReason.FINISHED
+    with pytest.raises(HandlerFailed, match=r"has ended \(finished\)"):
+        asyncio.run(talk.say("And?"))
+
+
+def test_nothing_to_answer_is_said_so() -> None:
+    with pytest.raises(HandlerFailed, match="has no message that the model could answer"):
+        asyncio.run(conversation(policy(ScriptedEngine("x")), opening=[]).say())
+    talk = conversation(policy(ScriptedEngine("x")))
+    asyncio.run(talk.say())
+    with pytest.raises(HandlerFailed, match="`say` needs a message, since the model spoke last"):
+        asyncio.run(talk.say())
+
+
+def test_conversations_with_equal_prompts_have_seeds_of_their_own() -> None:
+    engine = ScriptedEngine(*"abcd")
+    shared = policy(engine, sampling=Sampling(seed=7))
+    black, white = (conversation(shared, name=name) for name in ("black", "white"))
+
+    async def game() -> None:
+        for one in (black, white, black, white):
+            await one.say("Play.")
+
+    asyncio.run(game())
+    assert len({sampling.seed for sampling in engine.samplings}) == 4
