@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from phases import eval_phase
+from needed import usable
+from support.sandboxes import default_image
 
 from prorl_zmq import Job
-from prorl_zmq.errors import GraderFailed, InvalidJob, SandboxFailed
-from prorl_zmq.stages.episode import Episode
-from prorl_zmq.stages.handler import InitPhase, RunPhase
+from prorl_zmq.errors import GraderFailed, InvalidJob
 from prorl_zmq.stages.handlers.harbor import HarborHandler
-from prorl_zmq.stages.handlers.harbor_oracle import Proof, prove
+from prorl_zmq.stages.handlers.harbor_oracle import Agent, Proof, prove
 from prorl_zmq.stages.handlers.harbor_verifier import Grade, parsed_rewards, unpacked, verify
 from prorl_zmq.tasks.harbor_task import (
     Artifact,
@@ -29,14 +28,15 @@ from prorl_zmq.tasks.harbor_task import (
     Step,
     Verifier,
 )
+from prorl_zmq.testing import LocalService, say, tool_call
 from prorl_zmq.tools.containers.specification import SandboxSpec
-from prorl_zmq.wire.messages.base import new_id
 from prorl_zmq.wire.messages.jobs import Outcome, PhaseLimits
 
 if TYPE_CHECKING:
     from support.sandboxes import SharedSandboxes
 
-    from prorl_zmq.stages.handler import Evaluation
+    from prorl_zmq import Trajectory
+
 
 pytestmark = pytest.mark.timeout(120)
 JOB = Job(task="harbor", instance={})
@@ -69,58 +69,20 @@ def task(test: str = TEST, **fields: Any) -> HarborTask:
     return HarborTask("answer", (step,), **{**given, **fields})
 
 
-def rolled_out(acts: str, sandboxes_of: SharedSandboxes, instance: HarborTask | None = None) -> tuple[Evaluation, str]:
-    """Return what EVAL says of an agent that runs `acts` in bash, and what the agent saw."""
-    sandboxes, instance, handler = sandboxes_of("apptainer"), instance or task(), HarborHandler()
-    seen = ""
-
-    async def run() -> Evaluation:
-        nonlocal seen
-        made: list[Any] = []
-
-        async def create(spec: Any) -> Any:
-            made.append(await sandboxes.create(f"{new_id()[:8]}.1", spec))
-            return made[-1]
-
-        async def converse(_messages: Any, tools: Any) -> Episode:
-            nonlocal seen
-            bash = next(tool for tool in tools if tool.name == "bash")
-            if acts:
-                seen = await bash({"command": acts}, 60.0)
-            return Episode()
-
-        try:
-            data = await handler.init(InitPhase(JOB, instance, create))
-            data = await handler.run(RunPhase(JOB, instance, data, made[0], converse))
-            if handler.ends_processes(instance):
-                await made[0].end_processes()
-            async with eval_phase(JOB, instance, data, sandboxes, made[0], pool=NO_GRADERS) as phase:
-                return await handler.eval(phase)
-        finally:
-            for each in made:
-                await each.close()
-
-    return asyncio.run(run()), seen
+def acted(acts: str, sandboxes_of: SharedSandboxes, instance: HarborTask | None = None) -> Proof:
+    """Return what an agent earns that runs a script."""
+    solution = packed(solve_sh=f"#!/bin/bash\n{acts}\n")
+    return proof(msgspec.structs.replace(instance or task(), solution=solution), sandboxes_of)
 
 
-class _NoGraders:
-    def call(self, *_: object) -> None:
-        raise AssertionError("harbor jobs need no grader process")
-
-
-NO_GRADERS: Any = _NoGraders()
+def proof(instance: HarborTask, sandboxes_of: SharedSandboxes, agent: Agent = "oracle") -> Proof:
+    return asyncio.run(prove(instance, PhaseLimits(), sandboxes_of("apptainer"), agent))
 
 
 def test_solving_earns_one_and_doing_nothing_zero(sandboxes_of: SharedSandboxes) -> None:
-    solved, seen = rolled_out(
-        f"{SOLVE}; pwd; id -un; echo $HOME; ls / | tr '\\n' ' '; ls -A /logs/verifier", sandboxes_of
-    )
-    assert solved.reward == 1.0
-    where, who, home, root, *more = seen.splitlines()
-    assert (where, who, home, "".join(more).strip()) == ("/app", "root", "/root", "")
-    assert "tests" not in root.split()
-    nothing, _ = rolled_out("", sandboxes_of)
-    assert nothing.reward == 0.0
+    place = 'test "$(pwd) $(id -un) $HOME" = "/app root /root" && test ! -e /tests && test -z "$(ls -A /logs/verifier)"'
+    assert acted(f"{place} && {SOLVE}", sandboxes_of) == Proof("oracle", 1.0, "")
+    assert proof(task(), sandboxes_of, "no-op").holds
 
 
 CHEATS = {
@@ -144,7 +106,7 @@ CHEATS = {
 
 @pytest.mark.parametrize("cheat", CHEATS)
 def test_a_policy_that_sabotages_its_grader_earns_nothing(cheat: str, sandboxes_of: SharedSandboxes) -> None:
-    assert rolled_out(CHEATS[cheat], sandboxes_of)[0].reward == 0.0
+    assert acted(CHEATS[cheat], sandboxes_of).reward == 0.0
 
 
 NO_REWARDS = [
@@ -202,9 +164,33 @@ SERVES = (
 LOOKS = "#!/bin/bash\nif (: < /dev/tcp/127.0.0.1/8000); then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
 
 
+def rolled_out(instance: HarborTask, *acts: str) -> Trajectory:
+    """Return the trajectory of a policy that runs each of `acts` in bash, one for each step, and then ends the step."""
+    usable("apptainer")
+    engine = say(*(turn for each in acts for turn in (tool_call("bash", command=each), "done")))
+    topology = {"sandbox": {"image": default_image("apptainer")}}
+    handlers = {"harbor": HarborHandler}
+    with (
+        LocalService(handlers=handlers, engine=engine, sandbox="apptainer", slots=1, topology=topology) as service,
+        service.client() as client,
+    ):
+        client.submit(Job(task="harbor", instance=msgspec.to_builtins(instance), max_attempts=1))
+        (trajectory,) = client.collect(1)
+        return trajectory
+
+
 @pytest.mark.parametrize("live", [True, False])
-def test_a_live_server_is_graded_before_its_end(live: bool, sandboxes_of: SharedSandboxes) -> None:
-    assert rolled_out(SERVES, sandboxes_of, task(LOOKS, live=live))[0].reward == float(live)
+def test_a_live_server_is_graded_before_its_end(live: bool) -> None:
+    trajectory = rolled_out(task(LOOKS, live=live), SERVES)
+    assert (trajectory.error, trajectory.reward) == (None, float(live))
+
+
+def test_each_step_is_a_conversation_of_its_own() -> None:
+    steps = (step("one", "42", "", min_reward={"reward": 1.0}), step("two", "43", ""))
+    trajectory = rolled_out(msgspec.structs.replace(task(), steps=steps), SOLVE, SOLVE)
+    assert (trajectory.error, trajectory.reward) == (None, 0.5)
+    assert trajectory.result.metrics["steps_graded"] == 2
+    assert trajectory.result.metrics["turns"] == 4
 
 
 SEPARATE = Verifier(
@@ -218,28 +204,22 @@ def test_a_separate_verifier_sees_the_artifacts_alone(sandboxes_of: SharedSandbo
     instance = task(
         TEST.replace("if [", f"if {looks}["), verifier=SEPARATE, artifacts=(Artifact("/app", ("other.*",)),)
     )
-    acts = f"{SOLVE}; touch other.txt /bin/planted; sleep 600 & disown"
-    evaluation, _ = rolled_out(acts, sandboxes_of, instance)
-    assert evaluation.reward == 1.0, evaluation.notes
+    acts = f"{SOLVE}; touch other.txt /bin/planted; setsid -f sleep 600"
+    assert acted(acts, sandboxes_of, instance) == Proof("oracle", 1.0, "")
 
 
 def test_an_artifact_does_not_point_at_the_tests(sandboxes_of: SharedSandboxes) -> None:
-    instance = task(
-        verifier=Verifier(separate=Environment(workdir="/app", variables=PLACES)), artifacts=(Artifact("/app"),)
-    )
-    evaluation, _ = rolled_out("ln -s /tests/expected.txt answer.txt", sandboxes_of, instance)
-    assert evaluation.reward == 0.0
+    separate = Verifier(separate=Environment(workdir="/app", variables=PLACES))
+    instance = task(verifier=separate, artifacts=(Artifact("/app"),))
+    assert acted("ln -s /tests/expected.txt answer.txt", sandboxes_of, instance).reward == 0.0
 
 
-def test_a_command_that_collects_and_fails_is_named(sandboxes_of: SharedSandboxes) -> None:
-    with pytest.raises(GraderFailed, match=r"collects for the verifier failed .3.: no database"):
-        rolled_out(SOLVE, sandboxes_of, task(verifier=Verifier(collect=(Collect("echo no database; exit 3"),))))
-
-
-def test_a_sandbox_that_is_not_healthy_is_named(sandboxes_of: SharedSandboxes) -> None:
+def test_what_goes_wrong_around_the_agent_is_named(sandboxes_of: SharedSandboxes) -> None:
+    collects = task(verifier=Verifier(collect=(Collect("echo no database; exit 3"),)))
+    assert "collects for the verifier failed (3): no database" in acted(SOLVE, sandboxes_of, collects).problem
     check = Healthcheck("echo no port; exit 1", interval_s=0.01, retries=2)
-    with pytest.raises(SandboxFailed, match="the healthcheck failed 2 times: no port"):
-        rolled_out(SOLVE, sandboxes_of, task(environment=Environment(healthcheck=check)))
+    ill = task(environment=Environment(healthcheck=check))
+    assert "the healthcheck failed 2 times: no port" in acted(SOLVE, sandboxes_of, ill).problem
 
 
 def test_folders_that_are_no_archives_are_refused() -> None:
@@ -257,10 +237,6 @@ def test_what_is_no_reward(wrong: str) -> None:
 
 def test_one_reward_needs_no_name() -> None:
     assert Grade({"accuracy": 0.25}, "").reward == 0.25
-
-
-def proof(instance: HarborTask, sandboxes_of: SharedSandboxes, agent: str = "oracle") -> Proof:
-    return asyncio.run(prove(instance, PhaseLimits(), sandboxes_of("apptainer"), agent))  # type: ignore[arg-type]
 
 
 def step(name: str, answer: str, solve: str, **fields: Any) -> Step:
