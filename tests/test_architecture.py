@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "data": {"errors", "system", "wire"},
     "service_folder": {"errors", "system", "wire", "config", "security"},
     "client": BASE,
-    "integrations": BASE | {"client", "weights_publisher"},
+    "integrations": BASE | {"client", "weights_publisher", "tasks", "tools.containers", "tools.sandbox"},
     "trackers": BASE,
     "inference": BASE,
     "inference.tool_calls": set(),

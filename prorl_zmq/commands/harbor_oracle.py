@@ -12,6 +12,7 @@ import typer
 
 from ..errors import InvalidRecord
 from ..system.logs import one_line
+from .options import Images
 from .tables import print_table
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ SHOWN = 300
 def prove_tasks(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A Harbor task, or a folder with such tasks below it.")],
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, max=256, help="Sandboxes at a time.")] = 2,
+    images: Images = None,
 ) -> None:
     """Prove Harbor tasks: the reference solution must earn 1, and doing nothing 0; the exit code is 1 if one does not.
 
@@ -43,7 +45,8 @@ def prove_tasks(
         except InvalidRecord as error:
             read.append((path.name, error.message))
     with tempfile.TemporaryDirectory(prefix="prorl-oracle-") as root:
-        sandboxes = Sandboxes("apptainer", Path(root) / "sandboxes")
+        folders = [images] if images is not None else None
+        sandboxes = Sandboxes("apptainer", Path(root) / "sandboxes", image_folders=folders)
         try:
             sandboxes.check()
             rows = asyncio.run(_all_rows(read, sandboxes, jobs))
