@@ -135,10 +135,13 @@ class Evaluation:
     """The result of EVAL."""
 
     reward: float
+    """Any finite number. Batches decide by this one which groups they keep."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Added to the trajectory's metrics."""
     notes: dict[str, str] = field(default_factory=dict)
     """Notes for people, in the trajectory's `result.notes`; a note over `NOTE_LIMIT` characters loses its middle."""
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """The rewards of single conversations, by their names; the others have `reward`."""
 
 
 @dataclass(frozen=True, slots=True)
