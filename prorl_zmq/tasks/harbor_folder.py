@@ -16,10 +16,13 @@ import stat
 import tarfile
 import unicodedata
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from ..dockerfile.instructions import DockerfileError
+from ..dockerfile.stages import read_dockerfile
 from ..errors import ConfigError, InvalidRecord
 from ..wire.messages.jobs import PhaseLimits
 from . import harbor_toml as toml
@@ -27,7 +30,6 @@ from .harbor_task import HarborTask, Step, Verifier
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from .harbor_task import Environment
     from .harbor_toml import EnvironmentTable, StepTable, TaskToml, VerifierTable
@@ -123,6 +125,8 @@ class _Reader:
         self._with_solution = with_solution
         self._images: dict[str, TaskImage] = {}
         self._looks_at_processes = False
+        self._ends: dict[str, tuple[str, str]] = {}
+        """WORKDIR and USER with which the Dockerfile of an image ends."""
 
     def read(self) -> TaskFolder:
         config = toml.parse_task_toml(self._text(CONFIG))
@@ -133,9 +137,10 @@ class _Reader:
         keys = {unicodedata.normalize("NFC", step.name).casefold() for step in steps}
         if len(keys) < len(steps):
             raise InvalidRecord("task.toml: two steps have the same name", field="steps")
+        _, user = self._ends.get(environment.image, ("", ""))
         task = HarborTask(
             name=os.path.basename(self._root),  # noqa: PTH119 - fast
-            steps=steps,
+            steps=tuple(self._with_users(step, user) for step in steps),
             environment=environment,
             tests=self._packed("tests"),
             solution=self._packed("solution") if self._with_solution else b"",
@@ -153,6 +158,13 @@ class _Reader:
         if not isinstance(live, bool):
             raise InvalidRecord(f"task.toml: [metadata] live is {live!r}, not true or false", field="metadata.live")
         return live
+
+    def _with_users(self, step: Step, user: str) -> Step:
+        """Return a step whose commands run as the USER of their image, unless the task says otherwise."""
+        verifier = step.verifier
+        own = user if verifier.separate is None else self._ends.get(verifier.separate.image, ("", ""))[1]
+        verifier = msgspec.structs.replace(verifier, user=verifier.user or own)
+        return msgspec.structs.replace(step, agent_user=step.agent_user or user, verifier=verifier)
 
     def _only_step(self, config: TaskToml) -> Step:
         verifier = self._verifier(config, None)
@@ -242,6 +254,7 @@ class _Reader:
             image = TaskImage(published_name(reference), reference, dockerfile, table.build_timeout_sec)
         elif dockerfile is not None:
             image = TaskImage(f"harbor-{self._digest(where)}", "", dockerfile, table.build_timeout_sec)
+            table = self._read_dockerfile(table, where, image)
         else:
             raise InvalidRecord(
                 f"it has neither {where}/{DOCKERFILE} nor docker_image in {place} of task.toml", field="environment"
@@ -249,6 +262,17 @@ class _Reader:
         self._images.setdefault(image.name, image)
         source = f"docker://{image.reference}" if image.reference else ""
         return toml.environment_of(table, place, image.name, source)
+
+    def _read_dockerfile(self, table: EnvironmentTable, where: str, image: TaskImage) -> EnvironmentTable:
+        """Check a Dockerfile; return the table with the WORKDIR that it ends with, unless the table has one."""
+        if image.name not in self._ends:
+            try:
+                last = read_dockerfile(Path(self._inside(f"{where}/{DOCKERFILE}"))).last
+            except DockerfileError as error:
+                raise InvalidRecord(f"{where}/{DOCKERFILE}, {error.message}", field="environment") from error
+            user = last.user.partition(":")[0]
+            self._ends[image.name] = (last.directory, "" if user in ("root", "0") else user)
+        return table if table.workdir else msgspec.structs.replace(table, workdir=self._ends[image.name][0])
 
     def _check_test(self, verifier: Verifier, *places: str) -> None:
         if verifier.tests_in_image or any(self._is_file(f"{place}/test.sh") for place in places):

@@ -290,6 +290,26 @@ def test_a_published_image_has_a_name_of_its_own(tmp_path: Path) -> None:
     assert published_name("a/" * 200 + "b") != published_name("a/" * 200 + "c")
 
 
+def test_commands_start_where_the_dockerfile_ends(tmp_path: Path) -> None:
+    files = {
+        "environment/Dockerfile": DOCKERFILE + "WORKDIR src\nUSER agent:staff\n",
+        "tests/Dockerfile": "FROM debian:12\nCOPY . /tests/\nUSER root\n",
+    }
+    task = read_task_folder(make_task(tmp_path / "t", files=dict(files))).task
+    (step,) = task.steps
+    assert (task.environment.workdir, step.agent_user, step.verifier.user) == ("/app/src", "agent", "agent")
+    toml = '[environment]\nworkdir = "/x"\n[agent]\nuser = "me"\n[verifier]\nenvironment_mode = "separate"\n'
+    task = read_task_folder(make_task(tmp_path / "t", toml, files=dict(files))).task
+    (step,) = task.steps
+    assert (task.environment.workdir, step.agent_user, step.verifier.user) == ("/x", "me", "")
+
+
+def test_what_cannot_be_built_is_named_with_line_and_instruction(tmp_path: Path) -> None:
+    files: dict[str, str | None] = {"environment/Dockerfile": DOCKERFILE + "RUN true\nCOPY nothing /\n"}
+    with pytest.raises(InvalidRecord, match=r"^environment/Dockerfile, line 4: COPY: there is no nothing"):
+        read_task_folder(make_task(tmp_path / "t", files=files))
+
+
 def test_a_folder_is_read_as_jobs(tmp_path: Path) -> None:
     make_task(tmp_path / "b")
     make_task(tmp_path / "set" / "a", "[environment]\ncpus = 1\n")
