@@ -19,6 +19,12 @@ MAKE_SWE_COMMANDS = (
     "prorl tasks make-swe --recipe swe-mini --out swe-mini.jsonl",
 )
 """Run by `tests/make_swe`: the first one whole, the second one for a project of the recipe."""
+HARBOR_COMMANDS = (
+    "prorl tasks validate tasks/",
+    "prorl tasks images tasks/",
+    "prorl tasks images tasks/ --build --bases bases.toml",
+)
+"""Run in this order by `tests/commands/test_task_folders.py`."""
 OWN_TASK_COMMANDS = (
     """prorl tasks try my_task.py data.jsonl --say 'bash {"command": "grep -ow be text.txt | wc -l"}' --say \
 'finish {"message": "2"}'""",

@@ -94,7 +94,7 @@ def find_task_folders(root: Path) -> list[Path]:
     found = []
     for path, folders, files in os.walk(root, onerror=_raise):
         if CONFIG in files or INSTRUCTION in files:
-            found.append(root / path)
+            found.append(Path(path))
             folders.clear()
         folders[:] = sorted(each for each in folders if not each.startswith("."))
     if not found:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from typing import TYPE_CHECKING
 
 import pytest
+from documents import HARBOR_COMMANDS
 from rootfs import tiny_root_filesystem
 from support.commands import complaint, prorl
 from support.harbor_tasks import DOCKERFILE, make_task
@@ -135,3 +137,16 @@ def test_missing_images_are_built(tmp_path: Path) -> None:
     assert (store.show(name).path / "app" / "built").read_text() == "/app\n"
     assert isinstance(parse_base(str(store.show(name).path)).base(), str)
     assert "debian_12 there 1" in plain(prorl(*where[:-1]).stdout)
+
+
+@pytest.mark.proof
+@pytest.mark.skipif(shutil.which("apptainer") is None, reason="Apptainer is not installed")
+def test_the_commands_of_the_documents(tmp_path: Path) -> None:
+    tiny = tiny_root_filesystem(tmp_path / "tiny", "chmod", "chown", "cp", "env", "ln", "rmdir")
+    make_task(tmp_path / "tasks" / "a")
+    (tmp_path / "bases.toml").write_text(f'"ubuntu:24.04" = "{tiny}"\n')
+    codes = []
+    for line in HARBOR_COMMANDS:
+        done = prorl(*line.split()[1:], cwd=tmp_path, environment={**os.environ, "XDG_CACHE_HOME": str(tmp_path)})
+        codes.append(done.returncode)
+    assert codes == [0, 1, 0]

@@ -325,6 +325,14 @@ def test_a_folder_is_read_as_jobs(tmp_path: Path) -> None:
     assert [task.name for task in find_task_folders(tmp_path / "b")] == ["b"]
 
 
+def test_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_task(tmp_path / "set" / "a")
+    monkeypatch.chdir(tmp_path)
+    assert [row.name for row in load_rows("set") if isinstance(row, Row)] == ["a"]
+    monkeypatch.chdir(tmp_path / "set" / "a")
+    assert [row.name for row in load_rows(".") if isinstance(row, Row)] == ["a"]
+
+
 def test_wrong_folders_are_named(tmp_path: Path) -> None:
     make_task(tmp_path / "a", files={"tests/test.sh": None})
     make_task(tmp_path / "b")
