@@ -133,7 +133,7 @@ class JobBackend:
                 other = await self._backends.assign(job, self._attempt, leaving=backend.backend_id, model=self.model)
                 if not _interchangeable(backend, other):
                     raise
-                log.info("the job goes on with backend %s: %s", other.backend_id, error.message)
+                log.info("the job continues with backend %s: %s", other.backend_id, error.message)
                 self.current = backend = other
             else:
                 self._backends.note_served(job.job_id, self._attempt, self.model)

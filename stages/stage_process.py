@@ -116,6 +116,8 @@ class StageOptions:
     """The root filesystem of sandboxes whose task names none."""
     image_folders: tuple[Path, ...] = ()
     """Folders of images that tasks may name, in addition to those of `prorl image build`."""
+    mcp_keys: Mapping[str, str] = field(default_factory=dict)
+    """The addresses of the MCP servers that jobs may name, with the key for each; empty: none."""
     insecure: bool = False
     """Allow plaintext TCP beyond loopback."""
     keys: Path | None = None
@@ -213,7 +215,7 @@ class StageProcess:
             context.destroy(linger=1000)
 
     def _note_pause(self, pause_s: float) -> None:
-        log.warning("this process did not run for %.1f s, which is no time of its jobs", pause_s)
+        log.warning("this process did not run for %.1f s, which does not count for its jobs", pause_s)
         PROCESS_PAUSED.add(self._process, amount=pause_s)
         for running in self._running.values():
             running.runner.add_time(pause_s)
@@ -258,7 +260,7 @@ class StageProcess:
             try:
                 self._report(time.monotonic() - started)
                 failures = 0
-            except Exception:
+            except Exception:  # a bug in one report must not cost the running phases
                 failures += 1
                 if failures == MAX_REPORT_FAILURES:
                     raise
@@ -410,6 +412,7 @@ class StageProcess:
             self._judge,
             self._endpoints,
             self._opened_door,
+            options.mcp_keys,
         )
 
     def _opened_door(self) -> RolloutDoor:
@@ -537,5 +540,5 @@ def _logged(what: str) -> Iterator[None]:
     """Log an error of the block instead of raising it."""
     try:
         yield
-    except Exception:
+    except Exception:  # a task's own handler is closed too
         log.exception("%s failed", what)

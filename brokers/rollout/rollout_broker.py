@@ -1,4 +1,4 @@
-"""The rollout broker's process: one loop that moves frames between its sockets and the pure objects beside it.
+"""The rollout broker's process: one loop that moves frames between its sockets and pure objects.
 
     front door    ROUTER  ⇄ trainers (REQ and DEALER)
     stage events  PULL    ← stage processes: reports, phases done and failed

@@ -1,7 +1,7 @@
 """All metrics of a service: names, meanings and labels. `docs/metrics.md` is generated from this file.
 
 Units are seconds and bytes; counters end in `_total`. A gauge is the sum over the processes that report it. Labels are
-bounded (see `metric`); jobs, sandboxes and sessions are no labels.
+bounded (see `metric`); jobs, sandboxes and sessions are not labels.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class EssayInstance(msgspec.Struct, forbid_unknown_fields=True):
 def score_of(reply: str) -> float | None:
     found = re.search(r"SCORE: ([01](?:\.\d+)?)\s*\Z", reply)
     if "SCORE: ten" in reply:
-        raise ValueError("ten is no number")
+        raise ValueError("ten is not a number")
     return float(found[1]) if found else None
 
 

@@ -299,7 +299,7 @@ class EngineHost:
         match request:
             case Generate():
                 if request.life not in ("", self._life):
-                    raise EngineFailed("the engine host was started anew, maybe with older weights", unreachable=True)
+                    raise EngineFailed("the engine host was restarted, maybe with older weights", unreachable=True)
                 token_ids = token_array(message[1])  # first: a malformed request must leave nothing behind
                 self._envelopes[request.request_id] = envelope
                 if request.request_id not in self._generations:
