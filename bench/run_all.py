@@ -35,6 +35,7 @@ BENCHES = (
     "dapo",
     "async_grpo",
     "tasks",
+    "harbor",
     "tools",
     "sandbox",
     "losses",
@@ -46,6 +47,7 @@ BENCHES = (
     "soak",
     "explain",
     "rewards",
+    "mcp",
 )
 """In the order of the pages."""
 FOLDER = Path(__file__).parent

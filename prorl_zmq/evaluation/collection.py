@@ -45,7 +45,7 @@ DAMAGES = (
     *(OSError, ValueError, TypeError, KeyError, EOFError, RuntimeError, MemoryError),
     *(zipfile.BadZipFile, zlib.error),
 )
-"""What numpy raises of a file that is no archive of arrays, or a damaged one."""
+"""What numpy raises of a file that is not an archive of arrays, or a damaged one."""
 ARRAYS_BYTES = 2**30
 """Most bytes of the arrays of one rollout: a small archive may hold zeros without end."""
 
@@ -105,7 +105,7 @@ def open_collection(path: Path, reader: TextReader | None = None) -> Collection:
         rollouts = [Sample.of_job(result) for result in read_lines(path / RESULTS, Result)]
     else:
         raise ConfigError(
-            f"{path} is no folder of `prorl eval` or `prorl submit --out`: it has neither {PLAN} nor {RESULTS}",
+            f"{path} is not a folder of `prorl eval` or `prorl submit --out`: it has neither {PLAN} nor {RESULTS}",
             key="folder",
         )
     if not rollouts:
@@ -132,7 +132,7 @@ def read_arrays(file: Path) -> TokenArrays:
     for name in ARRAYS:
         array = getattr(arrays, name)
         if array.shape != shapes[name] or array.dtype != DTYPES[name]:
-            raise ConfigError(f"{file}: {name} is {array.dtype} {array.shape}, which is no trajectory's", key="folder")
+            raise ConfigError(f"{file}: {name} is {array.dtype} {array.shape}; no trajectory has such", key="folder")
     start, end, role = arrays.turns.T
     if np.any(start < 0) or np.any(end < start) or np.any(end > tokens) or not set(role.tolist()) <= set(Role):
         raise ConfigError(f"{file}: its turns cannot be", key="folder")

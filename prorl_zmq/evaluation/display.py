@@ -111,7 +111,8 @@ def head(rollout: Sample) -> Text:
     parts = [result.outcome.replace("_", " ")]
     parts += [f"reward {result.reward:g}"] if result.reward is not None else []
     parts += [f"stopped by {result.stop_reason}"] if result.stop_reason else []
-    parts += [f"{result.tokens} tokens", f"{result.metrics.get('turns', 0):g} turns of the model"]
+    turns = result.metrics.get("turns", 0)
+    parts += [f"{result.tokens} tokens", f"{turns:g} turn{'' if turns == 1 else 's'} of the model"]
     parts += [duration(seconds_of(result))]
     parts += [f"model {rollout.model}"] if rollout.model else []
     lines += [", ".join(parts), *conversations_text(result)]
@@ -225,10 +226,12 @@ def notes_text(rollout: Sample) -> Text:
         for name, value in result.error.fields.items():
             text.append(f"  {clean(name)}: {clean(str(value))}\n")
         text.append("\n")
-    for title, values, unit in (("metrics", result.metrics, ""), ("timings", result.timings, " s")):
+    metrics = {name: f"{value:.6g}" for name, value in result.metrics.items()}
+    timings = {name: duration(seconds) for name, seconds in result.timings.items()}
+    for title, values in (("metrics", metrics), ("timings", timings)):
         if values:
             text.append(f"{title}\n", style="bold")
-            text.append("".join(f"  {clean(name)}: {value:.6g}{unit}\n" for name, value in values.items()))
+            text.append("".join(f"  {clean(name)}: {value}\n" for name, value in values.items()))
             text.append("\n")
     text.append(f"attempt {result.attempt}, backend {clean(result.backend) or NOTHING}", style="dim")
     if result.logprobs_mode:

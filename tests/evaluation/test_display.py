@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 from finished_groups import Talk, Turn, played
+from msgspec.structs import replace
 from rich.console import Console, RenderableType
 
 from prorl_zmq.data.trajectory import Role
@@ -56,8 +57,11 @@ def test_tokens_and_reward_are_shown_as_they_were_recorded(tmp_path: Path) -> No
     assert rows[35].split()[-2] == "-1.5050"
     assert str(head(rollout)).splitlines() == [
         f"job {rollout.job_id}, task math, problem-0",
-        "completed, reward 0.25, stopped by done, 37 tokens, 1 turns of the model, 8.000 s, model tiny",
+        "completed, reward 0.25, stopped by done, 37 tokens, 1 turn of the model, 8.000 s, model tiny",
     ]
+    timings = {"backend_wait": 0.000315914, "run": 75.0}
+    text = str(notes_text(replace(rollout, result=replace(rollout.result, timings=timings))))
+    assert "timings\n  backend_wait: 0.000 s\n  run: 1 min 15 s\n" in text
 
 
 @pytest.mark.parametrize("fits", [True, False])
