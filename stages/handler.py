@@ -76,6 +76,10 @@ PhaseData = dict[str, Any]
 """The data that one phase returns for the next: plain data with string keys."""
 
 
+async def _no_sandbox(_: SandboxSpec) -> Sandbox:
+    raise HandlerFailed("this RUN has no fresh sandboxes")
+
+
 @dataclass(frozen=True, slots=True)
 class InitPhase(Generic[Instance]):
     """The input of INIT."""
@@ -113,6 +117,9 @@ class RunPhase(Generic[Instance]):
     """`serve(play)` serves the job's model over HTTP while `play(url, key, models)` runs, in place of conversations.
     All calls at the address are turns of this rollout. `play` returns data, which `serve` returns, and rewards of the
     policy's turns: index from 0, reward."""
+    create_sandbox: Callable[[SandboxSpec], Awaitable[Sandbox]] = _no_sandbox
+    """Makes a fresh sandbox without any process of the agent, to judge a part of the rollout before its end; the
+    service closes it when the phase ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +211,11 @@ class AgentHandler(ABC, Generic[Instance]):
         """Return the MCP servers whose tools the policy gets: those that the job names, unless the task adds some."""
         del instance
         return job.mcp
+
+    def ends_processes(self, instance: Instance) -> bool:
+        """Return whether RUN ends the agent's processes; False: EVAL, in the sandbox, judges these too."""
+        del instance
+        return True
 
     def lacks(self, instance: Instance) -> str:
         """Describe what the instance needs and this process's environment lacks; empty: nothing."""

@@ -215,15 +215,16 @@ class PhaseRunner:
                 return await self._eval(instance)
 
     async def _run(self, instance: Any) -> PhaseDone:
-        calls = (self._converse, self._conversation, self._serve)
-        phase = RunPhase(self.job, instance, self._command.phase_data, self.sandbox, *calls)
+        inputs = (self.job, instance, self._command.phase_data, self.sandbox)
+        calls = (self._converse, self._conversation, self._serve, self._create_fresh_sandbox)
+        phase = RunPhase(*inputs, *calls)
         try:
             try:
                 data = await self._handler.run(phase)
             finally:
                 if self._mcp is not None:
                     await self._mcp.close()
-            if self.sandbox is not None and self._hands_on_sandbox():
+            if self.sandbox is not None and self._hands_on_sandbox() and self._handler.ends_processes(instance):
                 await self.sandbox.end_processes()
             data = passed_on(data)
             if self._outside is not None and self._outside.reward is not None:

@@ -11,6 +11,7 @@ import typer
 
 from ..errors import ConfigError, InvalidJob, InvalidRecord, ProrlError
 from ..system.logs import one_line, say
+from .harbor_oracle import prove_tasks
 from .images import BaseImages, image_store
 from .make_swe import make_swe
 from .options import Images, RowFormatName, TaskModule, TaskName
@@ -31,6 +32,7 @@ commands = typer.Typer(
     rich_markup_mode=None,
 )
 commands.command("make-swe")(make_swe)
+commands.command("oracle")(prove_tasks)
 commands.command("show")(show_task)
 commands.command("try")(try_task)
 

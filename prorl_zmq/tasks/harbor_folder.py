@@ -44,6 +44,11 @@ COMPRESSION = 1
 CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
 STEP_NAME = re.compile(r'[^<>:"/\\|?*\x00-\x1f\x7f]{1,255}(?<![. ])')
 IMAGE_NAME_LIMIT = 100
+LIVE = re.compile(
+    rb"localhost|127\.0\.0\.1|0\.0\.0\.0|/proc/|psutil|"
+    rb"\b(pgrep|pkill|pidof|netstat|lsof|systemctl)\b|\b(ps|ss) +-|\bps aux"
+)
+"""What tests have in them that look at servers and other processes."""
 SPARE_S = 60.0
 """For what is not the agent or its verifier: copying files, health checks."""
 LONGEST_S = 7 * 86400.0
@@ -119,6 +124,7 @@ class _Reader:
         self._root = os.path.realpath(folder)
         self._with_solution = with_solution
         self._images: dict[str, TaskImage] = {}
+        self._looks_at_processes = False
         self._ends: dict[str, tuple[str, str]] = {}
         """WORKDIR and USER with which the Dockerfile of an image ends."""
 
@@ -141,9 +147,17 @@ class _Reader:
             solution_variables=toml.variables(config.solution.env, "[solution] env"),
             artifacts=toml.artifacts_of(config.artifacts, "artifacts"),
             reward=config.multi_step_reward_strategy or "mean",
+            live=self._is_live(config),
         )
         task = msgspec.convert(msgspec.to_builtins(task), HarborTask)  # checks every field
         return TaskFolder(task, tuple(self._images.values()))
+
+    def _is_live(self, config: TaskToml) -> bool:
+        """Return whether the verifier looks at the agent's processes: as `[metadata] live` says, or by its tests."""
+        live = config.metadata.get("live", self._looks_at_processes)
+        if not isinstance(live, bool):
+            raise InvalidRecord(f"task.toml: [metadata] live is {live!r}, not true or false", field="metadata.live")
+        return live
 
     def _with_users(self, step: Step, user: str) -> Step:
         """Return a step whose commands run as the USER of their image, unless the task says otherwise."""
@@ -323,6 +337,8 @@ class _Reader:
                         )
                     with open(f"{top}/{path}", "rb", buffering=0) as file:  # noqa: PTH123 - fast
                         content = file.read()
+                    if name.endswith("tests") and LIVE.search(content):
+                        self._looks_at_processes = True
                     member.size = len(content)
                     tar.addfile(member, io.BytesIO(content))
         return gzip.compress(packed.getvalue(), COMPRESSION, mtime=0)

@@ -63,8 +63,10 @@ class SandboxCalls:
         output_limit_bytes: Size,
         environment: dict[str, str],
         directory: str,
+        user: str,
     ) -> messages.ExecResult:
-        run = partial(execute, self._container, command, timeout_s, stdin, output_limit_bytes, environment, directory)
+        place = (environment, directory, user)
+        run = partial(execute, self._container, command, timeout_s, stdin, output_limit_bytes, *place)
         return await self._container.begin(run)
 
     async def read_file(self, path: str, limit_bytes: Size) -> bytes:
@@ -76,6 +78,16 @@ class SandboxCalls:
     async def upload(self, path: str, archive: bytes) -> None:
         """Unpack a tar archive below a folder."""
         await self._container.call(partial(files.unpack, *self._place, path, archive), FILE_LIMIT_S)
+
+    async def replace_folders(self, folders: dict[str, bytes], user: str) -> None:
+        if not self._container.isolated:
+            raise SandboxFailed(
+                f"sandboxes of kind {self._container.kind} have no folders of their own outside the workspace"
+            )
+        await self._container.call(partial(files.replace_folders, folders, user), FILE_LIMIT_S)
+
+    async def pack(self, paths: tuple[str, ...], exclude: tuple[str, ...], limit_bytes: Size) -> bytes:
+        return await self._container.call(partial(files.pack, paths, exclude, limit_bytes), FILE_LIMIT_S, bytes)
 
     async def edit(self, arguments: EditorArguments, timeout_s: Limit) -> EditOutcome:
         container, path = self._container, arguments.path

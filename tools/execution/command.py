@@ -35,6 +35,7 @@ async def execute(
     output_limit_bytes: int,
     environment: Mapping[str, str],
     directory: str,
+    user: str = "",
 ) -> ExecResult:
     """Run a command inside, in a process session of its own; see `Sandbox.exec`.
 
@@ -55,6 +56,7 @@ async def execute(
             stderr=stderr_end,
             environment=environment,
             directory=directory,
+            user=user,
         )
     except (OSError, SandboxFailed) as error:
         for pipe in (writer, stdout, stderr):
