@@ -48,6 +48,7 @@ BENCHES = (
     "explain",
     "rewards",
     "mcp",
+    "environments",
 )
 """In the order of the pages."""
 FOLDER = Path(__file__).parent
