@@ -253,14 +253,15 @@ def under_kills(kills: int) -> list[Row]:
     over = threading.Event()
 
     def kill() -> None:
-        for _ in range(kills):
-            while not (workers := [one for one in workers_of(handler) if _plays(handler)]):
+        while len(recoveries) < kills:
+            while not playing(handler):
                 time.sleep(0.01)
             time.sleep(0.2)
-            victim = workers[0].pid
-            os.kill(victim, signal.SIGKILL)
+            if not (victims := playing(handler)):
+                continue
+            os.kill(victims[0], signal.SIGKILL)
             began = time.perf_counter()
-            while not any(one.pid != victim for one in workers_of(handler)):
+            while not set(playing(handler)) - set(victims):
                 time.sleep(0.005)
             recoveries.append(time.perf_counter() - began)
         over.set()
@@ -302,9 +303,10 @@ def under_kills(kills: int) -> list[Row]:
     ]
 
 
-def _plays(handler: EnvironmentHandler) -> bool:
+def playing(handler: EnvironmentHandler) -> list[int]:
+    """Return the processes that play rollouts."""
     pool = handler._pool
-    return pool is not None and any(worker.rollouts for worker in pool.workers)
+    return [worker.pid for worker in [*pool.workers] if worker.rollouts] if pool is not None else []
 
 
 def measure(quick: bool) -> list[Row]:

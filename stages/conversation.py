@@ -20,7 +20,8 @@ from ..inference.tool_calls.call import MalformedCall, ToolCall
 from ..metrics.catalog import TOOL_SECONDS
 from ..system.traces import span
 from ..tools.tool import Tool, ToolArgumentsInvalid
-from .episode import MAIN, UNLIMITED, ConversationRecord, StopReason, Turn
+from ..wire.messages.jobs import MAIN
+from .episode import UNLIMITED, ConversationRecord, StopReason, Turn
 from .turn_sampler import TurnSampler, version_per_token
 
 if TYPE_CHECKING:
@@ -259,7 +260,7 @@ class Conversation(ConversationRecord):
         else:
             self.transcript.append(ChatMessage(Role.ASSISTANT, read.text, read.reasoning))
         self._episode.spent("chat", started)
-        turn = Turn(read, self.trajectory.turns - 1 if self.trained else None)
+        turn = Turn(read, self.trajectory.turns - 1 if self.trained and len(generation.token_ids) else None)
         self.turns.append(turn)
         stop = _stop_reason(generation, room, policy)
         return turn if stop is None else self._end(turn, stop)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from ..data.conversations import finite_reward
 from ..data.trajectory import TrajectoryBuilder
 from ..errors import HandlerFailed
-from ..wire.messages.jobs import STEPS_LIMIT, Step
+from ..wire.messages.jobs import MAIN, STEPS_LIMIT, ConversationPart, Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from ..inference.tool_calls.call import MalformedCall, ToolCall
     from ..wire.messages.jobs import Job
 
-MAIN = "main"
-"""The name of a rollout's only conversation."""
 STEP_S = 0.001
 """Seconds; shorter steps are not reported one by one."""
 UNLIMITED = 2**31 - 1
@@ -85,11 +83,8 @@ class Turn:
         if reward is None:
             self._reward = None
             return
-        try:
-            number = float(reward) if not isinstance(reward, str | bytes) else math.nan
-        except (TypeError, ValueError):
-            number = math.nan
-        if not math.isfinite(number):
+        number = finite_reward(reward)
+        if number is None:
             raise HandlerFailed(f"a turn's reward must be a finite number, and not {reward!r:.100}")
         if self._row is None:
             why = f"nothing was generated ({self.stop})" if self.stop is not None else "its conversation is not trained"
@@ -98,6 +93,13 @@ class Turn:
 
     def __repr__(self) -> str:
         return f"Turn({self.text!r:.60}, calls={len(self.calls)}, stop={self.stop}, reward={self._reward})"
+
+
+class Named(NamedTuple):
+    """The fields of a result that only some rollouts have."""
+
+    conversations: tuple[ConversationPart, ...] = ()
+    turn_rewards: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(slots=True)
@@ -164,6 +166,8 @@ class Episode:
     """The policy's message in the call that ended the episode, if there was such a call."""
     notes: dict[str, str] = field(default_factory=dict)
     """Notes for people, stored in the trajectory's `result.notes`."""
+    turn_rewards: list[tuple[int, float]] = field(default_factory=list)
+    """Rewards that a program gave to turns: index in the trajectory's turns, reward."""
     so_far: Callable[[], TrajectoryBuilder] | None = None
     """Returns the conversation that a harness leads, so far; None: it is in `trajectory`."""
 
@@ -176,6 +180,26 @@ class Episode:
         for builder in builders:
             whole.append(builder)
         return whole
+
+    def named(self) -> Named:
+        """Return the conversations and the turns' rewards for the result, on the turns of `whole`.
+
+        Both are empty for one conversation, `main`, whose turns have no rewards.
+        """
+        parts: list[ConversationPart] = []
+        rewards = [*self.turn_rewards]
+        segments = turns = 0
+        for one in self.conversations:
+            builder, first = one.trajectory, segments
+            is_kept = one.trained and builder.tokens > 0
+            segments += len(builder.segments) + 1 if is_kept else 0
+            part = ConversationPart(one.name, first, segments - first, one.trained, stop_reason=one.stop_reason or "")
+            parts.append(part)
+            if is_kept:
+                rewards += [(turns + row, reward) for row, reward in one.rewards]
+                turns += builder.turns
+        is_usual = len(parts) == 1 and parts[0].name == MAIN and parts[0].trained
+        return Named(() if is_usual else tuple(parts), tuple(rewards))
 
     def apart(self) -> Episode:
         """Return the record of a conversation that is not trained: counts of its own, times in common."""

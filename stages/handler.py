@@ -104,9 +104,13 @@ class RunPhase(Generic[Instance]):
     turn (see `Conversation`); several may run at once, under names of their own. One with `trained=False` is context:
     its text is kept as a note, its tokens are not. Raises `HandlerFailed` if the name is taken, or if a harness or a
     program outside leads the rollout."""
-    serve: Callable[[Callable[[str, str, Sequence[str]], Awaitable[Any]]], Awaitable[Any]]
-    """`serve(play)` serves the job's model over HTTP while `play(url, key, models)` runs, in place of conversations,
-    and returns what `play` returned. All calls at the address are turns of this rollout."""
+    serve: Callable[
+        [Callable[[str, str, Sequence[str]], Awaitable[tuple[PhaseData, Sequence[tuple[int, float]]]]]],
+        Awaitable[PhaseData],
+    ]
+    """`serve(play)` serves the job's model over HTTP while `play(url, key, models)` runs, in place of conversations.
+    All calls at the address are turns of this rollout. `play` returns data, which `serve` returns, and rewards of the
+    policy's turns: index from 0, reward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +136,13 @@ class Evaluation:
     """The result of EVAL."""
 
     reward: float
+    """Any finite number. Batches decide by this one which groups they keep."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Added to the trajectory's metrics."""
     notes: dict[str, str] = field(default_factory=dict)
     """Notes for people, in the trajectory's `result.notes`; a note over `NOTE_LIMIT` characters loses its middle."""
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """The rewards of single conversations, by their names; the others have `reward`."""
 
 
 @dataclass(frozen=True, slots=True)

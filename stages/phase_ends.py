@@ -7,11 +7,12 @@ Lone surrogates, which JSON can spell and no encoding can, are replaced. Data of
 from __future__ import annotations
 
 import logging
-import math
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ..data.conversations import finite_reward
 from ..errors import (
     FIELDS_LIMIT,
     NAME_LIMIT,
@@ -26,11 +27,15 @@ from ..metrics import catalog
 from ..metrics.metric import Metric
 from ..wire import codec
 from ..wire.messages.base import METRICS_LIMIT, NOTE_LIMIT
-from ..wire.messages.jobs import Phase
+from ..wire.messages.jobs import MAIN, Phase
 from ..wire.messages.stages import PhaseDone, PhaseFailed
 from .cut_text import cut_text
 from .handler import Evaluation
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MUST_BE_FINITE = "it must be a finite number"
 DATA_LIMIT_BYTES = 3 * codec.HEADER_LIMIT_BYTES // 8
 """Most bytes of RUN's data on the wire. The rest of an event's limit is for its notes, metrics and steps."""
 EVENT_LIMIT_BYTES = codec.HEADER_LIMIT_BYTES // 2
@@ -120,14 +125,50 @@ def _sendable(value: Any) -> Any:
 
 
 def reward_of(evaluation: Evaluation) -> float:
-    reward: Any = evaluation.reward
-    try:
-        number = float(reward) if not isinstance(reward, str | bytes) else math.nan
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise GraderFailed(f"EVAL gave the reward {reward!r}; it must be a finite number", reason="result", output="")
+    """Return the reward.
+
+    Raises:
+        GraderFailed: it is not a finite number.
+    """
+    number = finite_reward(evaluation.reward)
+    if number is None:
+        raise _not_finite(evaluation.reward, "EVAL gave the reward")
     return number
+
+
+def rewards_of(evaluation: Evaluation, names: Sequence[str]) -> dict[str, float]:
+    """Return the rewards of the conversations that have one of their own.
+
+    Args:
+        evaluation: EVAL's.
+        names: of RUN's conversations; empty: one, `main`.
+
+    Raises:
+        GraderFailed: one is not a finite number.
+        HandlerFailed: it is not a dict, or has a name that is none of a conversation.
+    """
+    given: Any = evaluation.rewards
+    if not isinstance(given, Mapping):
+        raise HandlerFailed(f"EVAL gave the rewards {_named(given)}; they must be a dict of numbers by conversation")
+    rewards: dict[str, float] = {}
+    for name, reward in given.items():
+        if name not in (names or (MAIN,)):
+            known = ", ".join(names or (MAIN,))
+            raise HandlerFailed(f"EVAL gave a reward for the conversation {name!r:.100}; the rollout has: {known}")
+        number = finite_reward(reward)
+        if number is None:
+            raise _not_finite(reward, f"EVAL gave the conversation {name} the reward")
+        rewards[name] = number
+    if not names and rewards and rewards[MAIN] != reward_of(evaluation):
+        raise HandlerFailed(
+            f"EVAL gave the reward {evaluation.reward!r}, and the rollout's only conversation {rewards[MAIN]!r}; "
+            "give one reward"
+        )
+    return rewards
+
+
+def _not_finite(reward: Any, what: str) -> GraderFailed:
+    return GraderFailed(f"{what} {reward!r:.100}; {MUST_BE_FINITE}", reason="result", output="")
 
 
 def notes_of(notes: dict[str, str]) -> dict[str, str]:
@@ -156,7 +197,8 @@ def readable(failed: PhaseFailed) -> PhaseFailed:
     except MalformedMessage as problem:
         log.error("the record of a failed %s is left out: %s", failed.phase, problem.message)  # noqa: TRY400
         bare = {"metrics": {}, "timings": {}, "stop_reason": "", "tokens": 0, "turns": 0, "segments": (), "notes": {}}
-        failed = msgspec.structs.replace(failed, **bare, steps=(), logprobs_mode="")
+        bare |= {"conversations": (), "turn_rewards": (), "steps": (), "logprobs_mode": ""}
+        failed = msgspec.structs.replace(failed, **bare)
     return failed
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ..data.conversations import finite_reward
 from ..errors import (
     Cancelled,
     ConfigError,
@@ -34,11 +36,11 @@ from ..system.open_files import wait_for_descriptors
 from ..system.traces import span
 from ..tools.containers.specification import SandboxSpec
 from ..tools.processes.child import to_the_end
-from ..wire.messages.base import new_id
-from ..wire.messages.jobs import Outcome, Phase
+from ..wire.messages.base import CONVERSATIONS_LIMIT, new_id
+from ..wire.messages.jobs import MAIN, Outcome, Phase
 from ..wire.messages.stages import PhaseDone, PhaseFailed
 from .conversation import Conversation, checked_messages, checked_tools
-from .episode import MAIN, Episode, JobPolicy
+from .episode import Episode, JobPolicy, Named
 from .handler import (
     TASKS_OWN_REASONS,
     AgentHandler,
@@ -52,7 +54,17 @@ from .handler import (
 )
 from .job_backend import JobBackend, PhaseClock
 from .judge import ENGINE_MOVES, EngineJudge, Judge
-from .phase_ends import checked, checked_data, checked_evaluation, notes_of, passed_on, readable, reward_of
+from .phase_ends import (
+    MUST_BE_FINITE,
+    checked,
+    checked_data,
+    checked_evaluation,
+    notes_of,
+    passed_on,
+    readable,
+    reward_of,
+    rewards_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -84,6 +96,9 @@ PROBE_S = 10.0
 BACKEND_WAIT_S = 0.1
 """Seconds; a shorter wait for a backend is not among the timings."""
 LED = "a harness or a program outside leads this rollout, and holds its only conversation"
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:-]{0,127}")
+"""The names of conversations, as in `messages.Identifier`."""
+NOTHING_NAMED = Named()
 NO_EPISODE = Episode()
 """The record of a phase without a conversation; never modified."""
 REPORTED_REWARD = "reward reported by the program outside"
@@ -274,6 +289,10 @@ class PhaseRunner:
             raise HandlerFailed(f"phase.conversation was called; {LED}")
         if self._episode is None:
             self._episode = Episode(began=self._clock.began)
+        if not NAME.fullmatch(name):
+            raise HandlerFailed(f"a conversation's name is of letters, digits and . _ : -, and not {name!r:.150}")
+        if len(self._episode.conversations) >= CONVERSATIONS_LIMIT:
+            raise HandlerFailed(f"a rollout has at most {CONVERSATIONS_LIMIT} conversations")
         if any(one.name == name for one in self._episode.conversations):
             raise HandlerFailed(
                 f"this rollout has a conversation named {name!r} already: give the other one a name (name=…), or say "
@@ -281,7 +300,9 @@ class PhaseRunner:
             )
         return Conversation(self._episode, self._policy, opening, tools, name=name, trained=trained)
 
-    async def _serve(self, play: Callable[[str, str, Sequence[str]], Awaitable[Any]]) -> Any:
+    async def _serve(
+        self, play: Callable[[str, str, Sequence[str]], Awaitable[tuple[PhaseData, Sequence[tuple[int, float]]]]]
+    ) -> PhaseData:
         if self._is_led or self._episode is not None:
             raise HandlerFailed("phase.serve was called in a rollout that has a conversation, or that another leads")
         from .harness.served_program import serve_program  # imports aiohttp, as above
@@ -367,8 +388,13 @@ class PhaseRunner:
             sandbox=self.sandbox.handle if self.sandbox is not None and self._hands_on_sandbox() else None,
             phase_data=phase_data,
             reward=reward_of(evaluation) if evaluation is not None else None,
+            rewards=self._rewards(evaluation) if evaluation is not None and evaluation.rewards else {},
             **self._record(evaluation),
         )
+
+    def _rewards(self, evaluation: Evaluation) -> dict[str, float]:
+        rewards = rewards_of(evaluation, self._command.conversations)
+        return rewards if self._command.conversations else {}
 
     def _failed(self, failure: Failure) -> PhaseFailed:
         if failure.outcome == Outcome.INFRASTRUCTURE_ERROR:
@@ -390,7 +416,9 @@ class PhaseRunner:
         if evaluation is not None:
             metrics |= evaluation.metrics
             notes |= evaluation.notes
-        trajectory = episode.whole()
+        trajectory, named = episode.whole(), NOTHING_NAMED
+        if episode.conversations or episode.turn_rewards:
+            named = episode.named()
         return {
             "stage_id": self._services.stage_id,
             "job_id": self.job.job_id,
@@ -405,6 +433,8 @@ class PhaseRunner:
             "tokens": trajectory.tokens,
             "turns": trajectory.turns if trajectory.tokens else 0,
             "segments": trajectory.segments,
+            "conversations": named.conversations,
+            "turn_rewards": named.turn_rewards,
             "logprobs_mode": backend.logprobs_mode if backend is not None and episode.metrics["turns"] else "",
         }
 
@@ -427,6 +457,8 @@ class PhaseRunner:
             failure: Failure = hook(self.job, error)
         except Exception as second:  # noqa: BLE001 - as above
             return failure_of(second)
+        if failure.reward is not None and finite_reward(failure.reward) is None:
+            return failure_of(HandlerFailed(f"{phase}_exception gave the reward {failure.reward!r}; {MUST_BE_FINITE}"))
         return failure
 
 

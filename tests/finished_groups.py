@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from prorl_zmq import Group
 from prorl_zmq.data.trajectory import Role, Trajectory, TrajectoryBuilder
-from prorl_zmq.wire.messages.jobs import Outcome, Result
+from prorl_zmq.wire.messages.jobs import ConversationPart, Outcome, Result
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +27,7 @@ class Turn:
     context: Sequence[int] = ()
     generated: Sequence[tuple[int, float, int]] = ()
     begins_segment: bool = False
+    reward: float | None = None
 
 
 def trajectory(turns: Sequence[Turn], reward: float | None = 1.0, **result: Any) -> Trajectory:
@@ -46,6 +47,7 @@ def trajectory(turns: Sequence[Turn], reward: float | None = 1.0, **result: Any)
         "outcome": Outcome.COMPLETED,
         "stop_reason": "done",
         "logprobs_mode": "processed_logprobs",
+        "turn_rewards": tuple((index, turn.reward) for index, turn in enumerate(turns) if turn.reward is not None),
         **result,
     }
     whole = Result(reward=reward, tokens=builder.tokens, turns=builder.turns, segments=builder.segments, **fields)
@@ -82,6 +84,31 @@ def rewritten(reward: float | None = 1.0, **result: Any) -> Trajectory:
         Turn(Role.ASSISTANT, [9], [(12, -1.0, 5)]),
     ]
     return trajectory(turns, reward, **result)
+
+
+@dataclass(frozen=True)
+class Talk:
+    """One conversation of a rollout: its turns, of which the first begins a segment."""
+
+    name: str
+    turns: Sequence[Turn]
+    reward: float | None = None
+    stop_reason: str = ""
+    trained: bool = True
+
+
+def played(talks: Sequence[Talk], reward: float | None = 0.0, **result: Any) -> Trajectory:
+    """Give a rollout of several conversations, one after the other in the arrays."""
+    parts: list[ConversationPart] = []
+    turns: list[Turn] = []
+    for talk in talks:
+        turns += [
+            replace(turn, begins_segment=turn.begins_segment or not index) for index, turn in enumerate(talk.turns)
+        ]
+        first = parts[-1].first_segment + parts[-1].segments if parts else 0
+        segments = int(bool(talk.turns)) + sum(turn.begins_segment for turn in talk.turns[1:])
+        parts.append(ConversationPart(talk.name, first, segments, talk.trained, talk.reward, talk.stop_reason))
+    return trajectory(turns, reward, conversations=tuple(parts), **result)
 
 
 def group(name: str, *trajectories: Trajectory) -> Group:

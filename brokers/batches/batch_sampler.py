@@ -338,7 +338,7 @@ class BatchSampler:
     def _judge(self, batch: BatchRecord, group: RolloutGroup) -> None:
         """Update a group's verdict after its rollouts changed."""
         try:
-            verdict = batch.group_filter.verdict(group.rewards, group.size)
+            verdict = batch.group_filter.verdict(group.rewards, group.size, group.role_rewards)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a policy is a user's code
             self._end(batch, "failed", f"the keep policy failed: {type(error).__name__}: {str(error)[:PROBLEM_LIMIT]}")
             return

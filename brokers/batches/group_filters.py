@@ -1,7 +1,8 @@
 """Keep policies: which groups a batch keeps, and early verdicts on incomplete groups. Pure.
 
 A group is decided early if no further reward can change the verdict: two different rewards make it informative. The
-sampler runs decided groups first and may stop those that can no longer be kept.
+sampler runs decided groups first and may stop those that can no longer be kept. Policies judge the rollouts' rewards;
+`informative` also those of each role of self-play, since the rewards of a zero-sum game always have one sum.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from ...errors import ConfigError, InvalidBatch
 from ...system.plugins import load_plugin, offered
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ...wire.messages.batches import GroupFilter
+
+    Roles: TypeAlias = Sequence[Sequence[float]]
 
 ENTRY_POINTS = "prorl_zmq.keep_policies"
 """Entry-point group of users' policies: functions from a group's rewards to bool, which block the rollout broker."""
@@ -41,8 +44,8 @@ class KeepPolicy(Protocol):
     def check(self, group_size: int) -> None:
         """Raise `InvalidBatch` if no group of this size can be kept."""
 
-    def verdict(self, rewards: Sequence[float], group_size: int) -> Verdict:
-        """Judge a group by the rewards so far; never `OPEN` for a complete group."""
+    def verdict(self, rewards: Sequence[float], group_size: int, roles: Roles = ()) -> Verdict:
+        """Judge a group by the rewards so far, and those of each role; never `OPEN` for a complete group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +55,14 @@ class KeepAll:
     def check(self, group_size: int) -> None:
         """Accept any size."""
 
-    def verdict(self, rewards: Sequence[float], group_size: int) -> Verdict:
-        del rewards, group_size
+    def verdict(self, rewards: Sequence[float], group_size: int, roles: Roles = ()) -> Verdict:
+        del rewards, group_size, roles
         return Verdict.KEEP
 
 
 @dataclass(frozen=True, slots=True)
 class KeepInformative:
-    """Keeps groups whose rewards differ; the others have zero advantage (DAPO's dynamic sampling)."""
+    """Keeps groups in which rewards differ, of the rollouts or of a role; the others have zero advantage (DAPO)."""
 
     def check(self, group_size: int) -> None:
         if group_size < 2:
@@ -69,8 +72,8 @@ class KeepInformative:
                 field="group_size",
             )
 
-    def verdict(self, rewards: Sequence[float], group_size: int) -> Verdict:
-        if rewards and max(rewards) - min(rewards) > SAME:
+    def verdict(self, rewards: Sequence[float], group_size: int, roles: Roles = ()) -> Verdict:
+        if any(each and max(each) - min(each) > SAME for each in (rewards, *roles)):
             return Verdict.KEEP
         return Verdict.DROP if len(rewards) >= group_size else Verdict.OPEN
 
@@ -89,8 +92,9 @@ class KeepMeanReward:
         if not (self.low <= self.high and self.least <= self.most):
             raise InvalidBatch(f"no mean reward is from {self.low:g} to {self.high:g}", field="keep")
 
-    def verdict(self, rewards: Sequence[float], group_size: int) -> Verdict:
+    def verdict(self, rewards: Sequence[float], group_size: int, roles: Roles = ()) -> Verdict:
         """Compare the range with the means that the group can still reach."""
+        del roles
         missing = group_size - len(rewards)
         total = math.fsum(rewards)
         lowest = (total + missing * self.least) / group_size if missing else total / group_size
@@ -112,7 +116,8 @@ class KeepWhere:
     def check(self, group_size: int) -> None:
         """Accept any size."""
 
-    def verdict(self, rewards: Sequence[float], group_size: int) -> Verdict:
+    def verdict(self, rewards: Sequence[float], group_size: int, roles: Roles = ()) -> Verdict:
+        del roles
         if len(rewards) < group_size:
             return Verdict.OPEN
         kept = self.keeps(tuple(rewards))

@@ -22,6 +22,8 @@ class Rollout(NamedTuple):
     """The oldest weight version of its tokens."""
     seconds: float
     """Time in INIT, RUN and EVAL, without queues."""
+    roles: tuple[tuple[str, float], ...] = ()
+    """The trained conversations, each with its reward; empty: there is one, `main`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,6 +62,15 @@ class RolloutGroup:
     def rewards(self) -> list[float]:
         """Rewards of the finished rollouts."""
         return [rollout.reward for rollout in self.rollouts.values()]
+
+    @property
+    def role_rewards(self) -> list[list[float]]:
+        """Rewards of the finished rollouts, by role."""
+        roles: dict[str, list[float]] = {}
+        for rollout in self.rollouts.values():
+            for name, reward in rollout.roles:
+                roles.setdefault(name, []).append(reward)
+        return [*roles.values()]
 
     def find_missing(self) -> None:
         taken = {*self.rollouts, *self.running.values()}

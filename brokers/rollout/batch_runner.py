@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import zmq
 
+from ...data.conversations import trained_rewards
 from ...data.trajectory import oldest_version
 from ...errors import Busy, InvalidBatch, InvalidJob, JournalFailed, ProrlError
 from ...metrics import catalog
@@ -270,7 +271,8 @@ class BatchRunner:
         if result.job_id not in self._sampler:
             self._discard(finished.session, [result.job_id])
         elif result.reward is not None and (oldest := self._oldest(finished)) is not None:
-            rollout = Rollout(result.job_id, result.reward, result.tokens, oldest, _seconds(finished))
+            roles = tuple((name, own) for name, own in trained_rewards(result).items() if own is not None)
+            rollout = Rollout(result.job_id, result.reward, result.tokens, oldest, _seconds(finished), roles)
             catalog.STALENESS.observe(max(0, self._sampler.version - oldest))
             self._enqueue(self._sampler.job_completed(rollout, now))
             if not np.isfinite(result.reward):

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+import msgspec
+
 from ...errors import ErrorInfo, LeaseLost, MalformedMessage, NoStage, PhaseTimeout
 from ...wire import codec
 from ...wire.messages.jobs import Job, Phase, Result
@@ -13,7 +15,7 @@ from ..journal.records import Finished, JobState, holder_of, job_digest
 from .stage_pool import Requirement, SlotClaim
 
 if TYPE_CHECKING:
-    from ...wire.messages.jobs import Outcome, SandboxHandle
+    from ...wire.messages.jobs import ConversationPart, Outcome, SandboxHandle
     from ...wire.messages.stages import PhaseDone, PhaseFailed
     from .fair_queue import Flow
 
@@ -105,6 +107,12 @@ class JobRecord:
             requirement = self._requirement = Requirement(self.phase, self.task, node)
         return requirement
 
+    @property
+    def conversation_names(self) -> tuple[str, ...]:
+        """The names of RUN's conversations; empty: RUN has not ended, or has one that is not named."""
+        run = self.run
+        return tuple(part.name for part in run.conversations) if run is not None and run.conversations else ()
+
     def worked_s(self, now: float) -> float:
         ended = sum(self.timings.get(phase, 0.0) for phase in Phase)
         return ended + (now - self.since if self.status == JobStatus.HELD else 0.0)
@@ -194,9 +202,17 @@ class JobRecord:
             tokens=run.tokens if run is not None else 0,
             turns=run.turns if run is not None else 0,
             segments=run.segments if run is not None else (),
+            conversations=self._conversations(last) if run is not None and run.conversations else (),
+            turn_rewards=run.turn_rewards if run is not None else (),
             logprobs_mode=run.logprobs_mode if run is not None else "",
             kept=run.kept if run is not None else None,
         )
+
+    def _conversations(self, last: PhaseDone | PhaseFailed | None) -> tuple[ConversationPart, ...]:
+        """Return RUN's conversations with the rewards that EVAL gave them."""
+        parts = self.run.conversations if self.run is not None else ()
+        rewards = last.rewards if last is not None else {}
+        return tuple(msgspec.structs.replace(part, reward=rewards.get(part.name, part.reward)) for part in parts)
 
 
 def lease_lost(record: JobRecord, cause: LossCause) -> ErrorInfo:

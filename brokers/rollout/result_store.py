@@ -26,6 +26,8 @@ ITEM_BYTES = 16
 """Upper bound of a packed number, or of the head of a text."""
 STEP_ITEMS = 4
 """Numbers and array of a step; the size bound thus also bounds a header's arrays (`codec.CONTAINER_LIMIT`)."""
+PART_ITEMS = 8
+"""Numbers, names and map of a conversation."""
 REDELIVER_S = 30.0
 """Seconds after which an unacknowledged result may go to another client."""
 
@@ -168,9 +170,12 @@ def size_bound(result: Result) -> int:
     if result.error is not None:
         texts += [result.error.message, *result.error.fields, *map(str, result.error.fields.values())]
     texts += [step.name for step in result.steps]
+    if result.conversations:
+        texts += [text for part in result.conversations for text in (part.name, part.stop_reason)]
     joined = "".join(texts)
     characters = len(joined) if joined.isascii() else 4 * len(joined)
-    items = len(texts) + len(result.segments) + STEP_ITEMS * len(result.steps)
+    items = len(texts) + len(result.segments) + STEP_ITEMS * (len(result.steps) + len(result.turn_rewards))
+    items += PART_ITEMS * len(result.conversations)
     return FIXED_BYTES + ITEM_BYTES * items + characters
 
 

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 
+from ...data.conversations import LARGEST_REWARD, rewards_problem
 from ...data.trajectory import block_bytes
 from ...errors import JournalFailed, MalformedMessage, ProrlError
 from ...security.keyring import BROKER, Keyring, connect_to_service
@@ -481,8 +482,11 @@ def _block(event: StageEvent, rest: Sequence[Frame]) -> Frame | None:
         return None
     if isinstance(event, PhaseFailed) and event.outcome == Outcome.COMPLETED:
         raise MalformedMessage(f"job {event.job_id} is said to have failed with outcome `completed`")
-    if not math.isfinite(event.reward or 0.0):
+    has_several = event.conversations or event.turn_rewards or event.rewards
+    if not (has_several or abs(event.reward or 0.0) <= LARGEST_REWARD):
         raise MalformedMessage(f"job {event.job_id} has the reward {event.reward}")
+    if has_several and (problem := rewards_problem(event, event.rewards.values())):
+        raise MalformedMessage(f"job {event.job_id}: {problem}")
     if not tokens:
         if event.turns:
             raise MalformedMessage(f"job {event.job_id} has {event.turns} turns and no tokens")

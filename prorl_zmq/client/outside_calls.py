@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import secrets
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from ..data.conversations import finite_reward
 from ..errors import EndpointFailed
 from ..system.node_name import loopback_id
 from ..wire.messages.jobs import Job, Outside
@@ -80,7 +80,7 @@ def reached_at(trace: JobTrace) -> str:
 def check_reward(reward: Any) -> None:
     """Raise `EndpointFailed` unless `reward` is None or a finite number."""
     is_number = isinstance(reward, int | float) and not isinstance(reward, bool)
-    if reward is not None and not (is_number and math.isfinite(reward)):
+    if reward is not None and not (is_number and finite_reward(reward) is not None):
         raise EndpointFailed(f"the reward is {reward!r}; it must be a finite number", status=400)
 
 

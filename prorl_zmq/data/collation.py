@@ -42,6 +42,7 @@ def collate(
     | `lengths` | int32 [B] | tokens of the row |
     | `prompt_lengths` | int32 [B] | tokens before the first generated one |
     | `rewards` | float32 [B] | the trajectory's reward, on each of its rows |
+    | `token_rewards` | float32 [B, T] | the reward by token (`Row.token_rewards`); a row's sum is its reward |
     | `group` | int32 [B] | index into `groups` |
     | `trajectory` | int32 [B] | counts the trajectories of all groups; rows of one share it |
     | `is_last` | bool [B] | the last row of its trajectory: sum what counts once per trajectory over these |
@@ -70,6 +71,7 @@ def collate(
         "lengths": lengths,
         "prompt_lengths": np.array([row.prompt_tokens for row in rows], np.int32),
         "rewards": np.array([row.reward for row in rows], np.float32),
+        "token_rewards": _stack([row.token_rewards for row in rows], width, 0.0),
         "group": np.array([row.group for row in rows], np.int32),
         "trajectory": np.array([row.index for row in rows], np.int32),
         "is_last": np.array([row.is_last for row in rows], np.bool_),

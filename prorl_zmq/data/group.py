@@ -39,6 +39,20 @@ class Group:
         """The weight versions that generated its tokens, ascending; several if weights changed on the way."""
         return tuple(sorted({version for trajectory in self.trajectories for version in trajectory.versions}))
 
+    def split(self) -> list[Group]:
+        """Return a group for each role: for each name of a trained conversation, these conversations of all rollouts.
+
+        Self-play needs it: a baseline over both players of a zero-sum game is always 0. The groups' ids end with the
+        name, such as `7f3a/white`. A group of rollouts whose conversations have no names is returned as it is.
+        """
+        roles: dict[str, list[Trajectory]] = {}
+        for trajectory in self.trajectories:
+            for part in trajectory.split():
+                roles.setdefault(part.group_id.removeprefix(trajectory.group_id), []).append(part)
+        if [*roles] == [""]:
+            return [self]
+        return [Group(f"{self.group_id}{role}", self.prompt_id, tuple(parts)) for role, parts in roles.items()]
+
     def __repr__(self) -> str:
         return f"<Group {self._line()}>"
 

@@ -3,7 +3,7 @@
 The tokens before a row's first trained token are its prompt; the rest is the response, including tools' output.
 `collate` and `integrations` use this split. Rows that no trainer can use are rejected here, because trainers silently
 read a missing reward as a number and a missing token as padding. A row is a view of its trajectory. A segment without
-generated tokens has no row.
+generated tokens has no row. Trajectories of several trained conversations are rejected: split them by role first.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import NotTrainable
+from .conversations import trained_rewards
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
     from .group import Group
     from .trajectory import TokenArrays, Trajectory
@@ -32,6 +35,8 @@ class Row:
 
     arrays: TokenArrays
     """Over the segment's T tokens."""
+    first_token: int
+    """Where the segment begins in its trajectory."""
     prompt_tokens: int
     """Tokens before the first trained one."""
     trajectory: Trajectory
@@ -51,6 +56,25 @@ class Row:
     @property
     def reward(self) -> float:
         return float(self.trajectory.reward or 0.0)
+
+    @property
+    def token_rewards(self) -> NDArray[np.float32]:
+        """The reward by token, float32 [T]: each turn's at its last generated token, the rest at the last trained one.
+
+        The sum is `reward`.
+        """
+        return self.rewards_within(len(self))
+
+    def rewards_within(self, length: int) -> NDArray[np.float32]:
+        """Return `token_rewards` of the row cut to `length` tokens; of one without a trained token: zeros."""
+        rewards = np.zeros(length, np.float64)
+        trained = np.flatnonzero(self.arrays.loss_mask[:length])
+        if len(trained):
+            for place, reward in self.trajectory.reward_places():
+                if 0 <= place - self.first_token < length:
+                    rewards[place - self.first_token] = np.float32(reward)
+            rewards[trained[-1]] += self.reward - rewards.sum()
+        return rewards.astype(np.float32)
 
     @property
     def truncated(self) -> bool:
@@ -88,12 +112,19 @@ def rows_of(groups: Sequence[Group]) -> list[Row]:
             raise NotTrainable(f"group {group.group_id} has no trajectories", group_id=group.group_id)
         seen.add(group.group_id)
         for place, trajectory in enumerate(group.trajectories):
-            _check(trajectory, group, rows[0].trajectory if rows else trajectory)
-            segments = [arrays for arrays in trajectory.segments() if arrays.loss_mask.any()]
-            for position, arrays in enumerate(segments, 1):
+            conversation = _conversation(trajectory, group)
+            _check(conversation, group, rows[0].trajectory if rows else conversation)
+            conversation.reward_places()
+            starts = (0, *conversation.result.segments)
+            segments = [
+                (arrays, start)
+                for arrays, start in zip(conversation.segments(), starts, strict=True)
+                if arrays.loss_mask.any()
+            ]
+            for position, (arrays, start) in enumerate(segments, 1):
                 prompt_tokens = int(arrays.loss_mask.argmax())
-                is_last = position == len(segments)
-                rows.append(Row(arrays, prompt_tokens, trajectory, group.group_id, number, place, index, is_last))
+                where = (group.group_id, number, place, index, position == len(segments))
+                rows.append(Row(arrays, start, prompt_tokens, conversation, *where))
             index += 1
     return rows
 
@@ -130,11 +161,21 @@ def check_sizes(groups: Sequence[Group], size: int, framework: str) -> None:
             )
 
 
+def _conversation(trajectory: Trajectory, group: Group) -> Trajectory:
+    """Return the only trained conversation."""
+    found = trajectory.split()
+    if len(found) > 1:
+        names = ", ".join(trained_rewards(trajectory.result))
+        problem = f"has the trained conversations {names}; split its group by role with `Group.split`"
+        raise NotTrainable(f"job {trajectory.job_id} {problem}", group_id=group.group_id, job_id=trajectory.job_id)
+    return found[0] if found else trajectory
+
+
 def _check(trajectory: Trajectory, group: Group, first: Trajectory) -> None:
     reward = trajectory.reward
     if reward is None or not math.isfinite(reward):
         problem = f"ended as {trajectory.outcome} with reward {reward}; only a finite reward can be learned from"
-    elif not trajectory.loss_mask.any():
+    elif not trajectory.loss_mask.any() or trajectory.result.conversations:
         problem = "has no token that the policy generated"
     elif not np.isfinite(trajectory.logprobs[trajectory.loss_mask]).all():
         problem = "has log-probs that are not finite: its engine did not give them for all tokens"

@@ -15,9 +15,11 @@ from enum import IntEnum
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import numpy as np
 
-from ..errors import MalformedMessage
+from ..errors import MalformedMessage, NotTrainable
+from .conversations import rewards_problem, trained_rewards
 from .printed import TurnLine, conversation_text, trajectory_html, trajectory_line
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..errors import ErrorInfo
-    from ..wire.messages.jobs import Result
+    from ..wire.messages.jobs import ConversationPart, Result
 
 TOKEN_BYTES = 13
 """Bytes per token: three 4-byte values and one bool."""
@@ -208,8 +210,68 @@ class Trajectory:
         edges = [0, *self.result.segments, len(self.token_ids)]
         return [self._segment(start, end) for start, end in pairwise(edges)]
 
+    def split(self) -> list[Trajectory]:
+        """Return a trajectory for each trained conversation, as views: its arrays, its reward and its stop reason.
+
+        Its `group_id` is this one's and the conversation's name, such as `7f3a/white`: a group then has one role, and
+        the baseline of an advantage is that role's. A conversation in which nothing was generated has none. A rollout
+        whose conversations have no names is returned as it is.
+        """
+        result = self.result
+        if not result.conversations:
+            return [self]
+        edges = [0, *result.segments, len(self.token_ids)]
+        rewards = trained_rewards(result)
+        parts = [
+            self._part(edges[part.first_segment : part.first_segment + part.segments + 1], part, rewards[part.name])
+            for part in result.conversations
+            if part.name in rewards
+        ]
+        return [part for part in parts if part.loss_mask.any()]
+
+    def _part(self, edges: list[int], part: ConversationPart, reward: float | None) -> Trajectory:
+        start, end = edges[0], edges[-1]
+        arrays = self._segment(start, end)
+        first = int(np.searchsorted(self.turns[:, 0], start))
+        result = msgspec.structs.replace(
+            self.result,
+            group_id=f"{self.group_id}/{part.name}",
+            reward=reward,
+            stop_reason=part.stop_reason or self.result.stop_reason,
+            tokens=end - start,
+            turns=len(arrays.turns),
+            segments=tuple(edge - start for edge in edges[1:-1]),
+            conversations=(),
+            turn_rewards=tuple(
+                (turn - first, own) for turn, own in self.result.turn_rewards if 0 <= turn - first < len(arrays.turns)
+            ),
+        )
+        return Trajectory(**arrays._asdict(), result=result)
+
+    def reward_places(self) -> list[tuple[int, float]]:
+        """Return where the turns' rewards belong: the last generated token of each turn that has one, and its reward.
+
+        Raises:
+            NotTrainable: nothing was generated in such a turn.
+        """
+        places = []
+        for turn, reward in self.result.turn_rewards:
+            start, end, _ = self.turns[turn].tolist()
+            generated = np.flatnonzero(self.loss_mask[start:end])
+            if not len(generated):
+                raise NotTrainable(
+                    f"job {self.job_id} has the reward {reward:g} on turn {turn}, in which nothing was generated",
+                    group_id=self.group_id,
+                    job_id=self.job_id,
+                )
+            places.append((start + int(generated[-1]), reward))
+        return places
+
     def _segment(self, start: int, end: int) -> TokenArrays:
-        turns = self.turns[(self.turns[:, 0] >= start) & (self.turns[:, 1] <= end)]
+        within = (self.turns[:, 0] >= start) & (self.turns[:, 1] <= end)
+        if end < len(self.token_ids):
+            within &= self.turns[:, 0] < end  # a turn without tokens at the edge is the next segment's
+        turns = self.turns[within]
         return TokenArrays(
             self.token_ids[start:end],
             self.loss_mask[start:end],
@@ -227,6 +289,8 @@ class Trajectory:
         """
         if list(result.segments) != sorted(set(result.segments)) or result.segments[-1:] >= (result.tokens or 1,):
             raise MalformedMessage(f"segments cannot begin at {result.segments} in {result.tokens} tokens")
+        if (result.conversations or result.turn_rewards) and (problem := rewards_problem(result)):
+            raise MalformedMessage(f"job {result.job_id}: {problem}")
         arrays = array_views(block, result.tokens, result.turns)
         return cls(**arrays._asdict(), result=result)
 

@@ -115,8 +115,12 @@ class Grpo:
         self._random.bit_generator.state = json.loads(str(state["random"]))
 
     def step(self, groups: Sequence[Group]) -> StepStats:
-        """Learn from a batch of groups of any weight versions; afterwards `weight_version` is one higher."""
+        """Learn from a batch of groups of any weight versions; afterwards `weight_version` is one higher.
+
+        Groups of self-play are split, so that each role's advantages have its own baseline.
+        """
         settings = self._settings
+        groups = [role for group in groups for role in group.split()]
         tokens = self._tokens(groups)
         left = 1 - settings.decay * min(self.weight_version / settings.steps, 1.0)
         self._adam.learning_rate = left * settings.learning_rate
@@ -140,7 +144,7 @@ class Grpo:
     def _tokens(self, groups: Sequence[Group]) -> _Tokens:
         parts = []
         # Groups come in any order; sorted, the same groups give the same weights.
-        for group in sorted(groups, key=lambda group: group.prompt_id):
+        for group in sorted(groups, key=lambda group: (group.prompt_id, group.group_id.partition("/")[2])):
             for rollout, advantage in zip(group.trajectories, advantages_of(group), strict=True):
                 ids, advantages = rollout.token_ids, np.full(len(rollout.token_ids), advantage)
                 arrays = (self.policy.contexts(ids), ids, rollout.logprobs, rollout.weight_versions, advantages)

@@ -21,7 +21,7 @@ from ..errors import ConfigError, ProrlError, SandboxFailed
 from ..stages.grading.grader_pool import GraderPool
 from ..stages.handler import EvalPhase
 from ..stages.judge import Judge, JudgeServer
-from ..stages.phase_ends import notes_of, reward_of
+from ..stages.phase_ends import notes_of, reward_of, rewards_of
 from ..tools.sandbox.sandboxes import Sandboxes
 from ..wire.messages.base import new_id
 from ..wire.messages.jobs import Outcome
@@ -134,6 +134,7 @@ class Regrading:
             phase = EvalPhase(job, instance, data, None, create, pool.call, Judge(self._judges))
             evaluation: Evaluation = handler.final_result(job, await handler.eval(phase))
             reward = reward_of(evaluation)
+            rewards = rewards_of(evaluation, [part.name for part in result.conversations])
         except ProrlError as error:
             self.failed.append((result.job_id, error.message))
             return sample
@@ -150,6 +151,9 @@ class Regrading:
             result=msgspec.structs.replace(
                 result,
                 reward=reward,
+                conversations=tuple(
+                    msgspec.structs.replace(part, reward=rewards.get(part.name)) for part in result.conversations
+                ),
                 metrics={**result.metrics, **evaluation.metrics},
                 notes={**result.notes, **notes_of(dict(evaluation.notes))},
             ),

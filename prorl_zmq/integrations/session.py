@@ -207,6 +207,11 @@ class Sample:
         return self.row.arrays.logprobs[self._response]
 
     @property
+    def token_rewards(self) -> NDArray[np.float32]:
+        """The reward by token of the response, float32 [R]; the sum is the reward, also of a response that is cut."""
+        return self.row.rewards_within(self.row.prompt_tokens + self.length)[self._response]
+
+    @property
     def _response(self) -> slice:
         return slice(self.row.prompt_tokens, self.row.prompt_tokens + self.length)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta
 
+from ...data.conversations import finite_reward
 from ...errors import HandlerFailed, SandboxFailed
 from ...tools.sandbox.sandbox import CHECK_ENVIRONMENT
 from ...wire.messages.base import new_id
@@ -29,7 +30,7 @@ NOTED = 2000
 
 CheckScript = Annotated[str, Meta(min_length=1)]
 """Bash script, run in a copy of the files that the agent left. The reward is 0.0 if its exit code is not 0, else 1.0,
-or X if the last line that it prints is `reward: X`, with X from 0 to 1."""
+or X if the last line that it prints is `reward: X`, with X any finite number."""
 
 
 async def checked_files(phase: EvalPhase[Any], check: str) -> Evaluation:
@@ -61,7 +62,7 @@ async def checked_files(phase: EvalPhase[Any], check: str) -> Evaluation:
         reward = check_reward(output, result.exit_code)
     except HandlerFailed as error:  # the agent's files may have produced the last output of the script
         return Evaluation(0.0, {"invalid_check_reward": 1.0}, {"check": f"{error.message}\n{words}"})
-    if reward == 1.0:
+    if reward >= 1.0:
         return Evaluation(reward)
     return Evaluation(reward, notes={"check": f"exit code {result.exit_code}\n{words}"})
 
@@ -74,9 +75,9 @@ def check_reward(output: str, exit_code: int) -> float:
     if not last.startswith(REWARD_PREFIX):
         return 1.0
     try:
-        reward = float(last.removeprefix(REWARD_PREFIX))
+        reward = finite_reward(float(last.removeprefix(REWARD_PREFIX)))
     except ValueError:
-        reward = -1.0
-    if not 0.0 <= reward <= 1.0:
-        raise HandlerFailed(f"the check script's last line is {last[:200]!r}; the reward must be from 0 to 1")
+        reward = None
+    if reward is None:
+        raise HandlerFailed(f"the check script's last line is {last[:200]!r}; the reward must be a finite number")
     return reward

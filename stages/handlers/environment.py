@@ -78,9 +78,10 @@ class EnvironmentHandler(AgentHandler[EnvironmentInstance]):
             if not world.is_program:
                 return await Game(phase, world).play()
 
-            async def play(url: str, key: str, models: Sequence[str]) -> PhaseData:
+            async def play(url: str, key: str, models: Sequence[str]) -> tuple[PhaseData, list[tuple[int, float]]]:
                 outcome = await world.run(url, key, models, instance.args, instance.seed)
-                return {"reward": outcome.reward, "rewards": outcome.rewards, "metrics": outcome.metrics, "notes": {}}
+                data = {"reward": outcome.reward, "rewards": outcome.rewards, "metrics": outcome.metrics, "notes": {}}
+                return data, outcome.turn_rewards
 
             return await phase.serve(play)
 
@@ -93,7 +94,7 @@ class EnvironmentHandler(AgentHandler[EnvironmentInstance]):
 
     async def eval(self, phase: EvalPhase[EnvironmentInstance]) -> Evaluation:
         data = phase.data
-        return Evaluation(data["reward"], data["metrics"], data["notes"])
+        return Evaluation(data["reward"], data["metrics"], data["notes"], data["rewards"])
 
     async def close(self) -> None:
         if self._pool is not None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import math
 import secrets
 import socket
 import time
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
+from ...data.conversations import finite_reward
 from ...errors import PhaseTimeout
 from ...model_proxy.server import ModelServer, json_answer, shown_keys
 from ...system.node_name import loopback_id
@@ -151,7 +151,7 @@ class OutsideRollout:
             asked = await _asked(http)
         except ValueError as error:
             return json_answer(400, str(error))
-        if asked.reward is not None and not math.isfinite(asked.reward):
+        if asked.reward is not None and finite_reward(asked.reward) is None:
             return json_answer(400, "the reward must be a finite number")
         if self.finished:
             return ended_answer(self.job.job_id, self.reward, asked.reward)

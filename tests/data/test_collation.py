@@ -55,6 +55,7 @@ def test_dtypes() -> None:
         "lengths": "int32",
         "prompt_lengths": "int32",
         "rewards": "float32",
+        "token_rewards": "float32",
         "group": "int32",
         "trajectory": "int32",
         "is_last": "bool",
@@ -87,6 +88,9 @@ def test_everything_comes_back_out_of_the_padded_arrays(batch: list[Group], mult
         assert not segment.loss_mask[:start].any()
         assert segment.loss_mask[start]
         assert arrays["rewards"][row] == member.reward
+        last = int(segment.loss_mask.nonzero()[0][-1])
+        assert arrays["token_rewards"][row].nonzero()[0].tolist() == [last] * bool(member.reward)
+        assert arrays["token_rewards"][row, last] == member.reward
         assert (arrays["group"][row], arrays["trajectory"][row], arrays["lengths"][row]) == (number, index, length)
         assert arrays["oldest_version"][row] == segment.weight_versions[segment.loss_mask].min()
     assert arrays["trajectory"][arrays["is_last"]].tolist() == list(range(len(members)))
@@ -198,7 +202,8 @@ def test_a_segment_in_which_nothing_was_generated_gives_no_row() -> None:
 
 
 def test_limits_truncate_and_nothing_else_does() -> None:
-    assert set(StopReason) - TRUNCATING == {StopReason.DONE, StopReason.FINISHED, StopReason.HARNESS_FAILED}
+    ended = {StopReason.DONE, StopReason.ENVIRONMENT, StopReason.FINISHED, StopReason.HARNESS_FAILED}
+    assert set(StopReason) - TRUNCATING == ended
     assert set(StopReason) >= TRUNCATING
 
 

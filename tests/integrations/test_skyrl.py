@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from finished_groups import chat, group, groups, rewritten, with_tool
+from finished_groups import Turn, chat, group, groups, rewritten, trajectory, with_tool
 from framework_source import lifted
 from hypothesis import given
 
+from prorl_zmq.data.trajectory import Role
 from prorl_zmq.errors import NotTrainable
 from prorl_zmq.integrations.skyrl import TrajectoryID, generator_output
 
@@ -62,6 +63,15 @@ def test_an_output_step_by_step() -> None:
     assert output["rewards"] == [1.0, 1.0, 0.0]
     assert output["trajectory_generation_times"] == [3.5, 3.5, 0.0]
     assert output["rollout_metrics"]["generate/trajectory_completion_time_mean"] == 1.75
+
+
+def test_rewards_of_turns_are_at_their_tokens() -> None:
+    turns = [Turn(Role.USER, [1]), Turn(Role.ASSISTANT, [9], [(2, -0.5, 0), (3, -0.5, 0)], reward=-0.25)]
+    turns += [Turn(Role.USER, [4]), Turn(Role.ASSISTANT, [9], [(5, -0.5, 0)])]
+    groups = [group("a", trajectory(turns, 1.0), chat([1], [2, 3], 0.5))]
+    output = generator_output(groups, token_rewards=True)
+    assert output["rewards"] == [[0.0, -0.25, 0.0, 0.0, 1.25], [0.0, 0.5]]
+    assert generator_output(groups)["rewards"] == [1.0, 0.5]
 
 
 def test_several_segments_need_steps() -> None:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Optional
 import numpy as np
 import pytest
 from documents import blocks
-from finished_groups import chat, group, groups, rewritten, with_tool
+from finished_groups import Turn, chat, group, groups, rewritten, trajectory, with_tool
 from framework_python import framework_python
 from framework_source import lifted
 from hypothesis import given
 from vllm_python import environment
 
+from prorl_zmq.data.trajectory import Role
 from prorl_zmq.errors import NotTrainable
 from prorl_zmq.integrations.verl import agent_loop_outputs
 
@@ -87,6 +88,14 @@ def test_nothing_is_cut() -> None:
             recipe()(BATCH, **{**LENGTHS, **lengths})
     with pytest.raises(NotTrainable, match=r"job x has several segments.*V1 trainer"):
         recipe()([group("a", rewritten(job_id="x"))], **LENGTHS)
+
+
+def test_rewards_of_turns_are_at_their_tokens() -> None:
+    pytest.importorskip("torch", reason="the tensors need torch: install the extra `train`")
+    turns = [Turn(Role.USER, [1]), Turn(Role.ASSISTANT, [], [(2, -0.5, 0), (3, -0.5, 0)], reward=-0.25)]
+    turns += [Turn(Role.USER, [4]), Turn(Role.ASSISTANT, [], [(5, -0.5, 0)])]
+    proto = recipe(SimpleNamespace)([group("a", trajectory(turns, 1.0))], **LENGTHS)
+    assert proto.batch["rm_scores"].tolist() == [[0.0, -0.25, 0.0, 1.25, 0.0, 0.0, 0.0, 0.0]]
 
 
 def test_several_segments_are_several_outputs() -> None:

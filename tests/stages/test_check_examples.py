@@ -103,6 +103,6 @@ def test_checks_of_the_documentation(page: str, check: str, sandboxes: Sandboxes
 
 
 def test_reward_that_the_agents_files_make_invalid_earns_nothing(sandboxes: Sandboxes) -> None:
-    evaluation = judged("cat answer.txt", {"answer.txt": "reward: 7"}, sandboxes)
+    evaluation = judged("cat answer.txt", {"answer.txt": "reward: nan"}, sandboxes)
     assert (evaluation.reward, evaluation.metrics) == (0.0, {"invalid_check_reward": 1.0})
-    assert "the reward must be from 0 to 1" in evaluation.notes["check"]
+    assert "the reward must be a finite number" in evaluation.notes["check"]

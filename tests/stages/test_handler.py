@@ -171,15 +171,17 @@ def test_what_an_agent_itself_caused_earns_nothing_and_is_not_repeated(error: er
         ("all well\nreward: 0\n\n", 0, 0.0),
         ("reward: 0.5\nand then more\n", 0, 1.0),
         ("0.5\n", 0, 1.0),
+        ("reward: -0.1\n", 0, -0.1),
+        ("reward: 2e3\n", 0, 2000.0),
     ],
 )
 def test_reward_of_a_check_script(output: str, exit_code: int, reward: float) -> None:
     assert check_reward(output, exit_code) == reward
 
 
-@pytest.mark.parametrize("named", ["1.5", "-1", "nan", "inf", "much", ""])
+@pytest.mark.parametrize("named", ["nan", "inf", "-Infinity", "1e39", "much", ""])
 def test_reward_that_is_none_fails_the_job(named: str) -> None:
-    with pytest.raises(errors.HandlerFailed, match="from 0 to 1"):
+    with pytest.raises(errors.HandlerFailed, match="must be a finite number"):
         check_reward(f"reward: {named}\n", 0)
 
 

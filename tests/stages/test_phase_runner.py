@@ -12,8 +12,8 @@ import pytest
 
 from prorl_zmq.errors import EngineFailed, ErrorInfo, GraderFailed, HandlerFailed, SandboxLimitExceeded
 from prorl_zmq.stages.grading.grader_pool import GraderPool
-from prorl_zmq.stages.handler import AgentHandler, EvalPhase, Evaluation, InitPhase, PhaseData, RunPhase
-from prorl_zmq.stages.phase_ends import checked, readable, reward_of
+from prorl_zmq.stages.handler import AgentHandler, EvalPhase, Evaluation, Failure, InitPhase, PhaseData, RunPhase
+from prorl_zmq.stages.phase_ends import checked, readable, reward_of, rewards_of
 from prorl_zmq.stages.phase_runner import PhaseRunner, StageServices
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.backends import Backend
@@ -37,14 +37,37 @@ def test_an_event_in_good_order_is_left_alone() -> None:
     assert readable(event) == event
 
 
-@pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf, None, "1.0", b"1", [1.0]])
+@pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf, 1e39, 10**400, None, "1.0", b"1", [1.0]])
 def test_a_reward_that_is_no_finite_number_is_refused(reward: Any) -> None:
     with pytest.raises(GraderFailed, match="it must be a finite number"):
         reward_of(Evaluation(reward))
 
 
 def test_a_reward_may_be_any_kind_of_number() -> None:
-    assert [reward_of(Evaluation(reward)) for reward in (1, True, np.float32(0.5))] == [1.0, 1.0, 0.5]
+    rewards = (1, True, np.float32(0.5), -2.5, 1e6)
+    assert [reward_of(Evaluation(reward)) for reward in rewards] == [1.0, 1.0, 0.5, -2.5, 1e6]
+
+
+def test_conversations_have_rewards_by_name() -> None:
+    evaluation = Evaluation(0.0, rewards={"white": np.float32(1.0), "black": -1})
+    assert rewards_of(evaluation, ["white", "black", "referee"]) == {"white": 1.0, "black": -1.0}
+    assert rewards_of(Evaluation(0.5, rewards={"main": 0.5}), []) == {"main": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("rewards", "names", "problem"),
+    [
+        ({"white": math.nan}, ["white"], "EVAL gave the conversation white the reward nan; it must be a finite number"),
+        ({"white": "much"}, ["white"], "EVAL gave the conversation white the reward 'much'; it must be a finite"),
+        ({"whit": 1.0}, ["white", "black"], "a reward for the conversation 'whit'; the rollout has: white, black"),
+        ({"white": 1.0}, [], "a reward for the conversation 'white'; the rollout has: main"),
+        ({"main": 1.0}, [], "the reward 0.0, and the rollout's only conversation 1.0; give one reward"),
+        ([1.0], ["white"], r"the rewards \[1.0\] \(list\); they must be a dict of numbers by conversation"),
+    ],
+)
+def test_wrong_rewards_of_conversations_are_refused_by_name(rewards: Any, names: list[str], problem: str) -> None:
+    with pytest.raises((GraderFailed, HandlerFailed), match=problem):
+        rewards_of(Evaluation(0.0, rewards=rewards), names)
 
 
 @pytest.mark.parametrize(
@@ -123,22 +146,47 @@ class Scripted(AgentHandler[NoInstance]):
         return await self._act()
 
 
-def outcome(phase: Phase, act: Callable[[], Awaitable[Any]], limit_s: float = 60.0) -> PhaseDone | PhaseFailed:
+def outcome(
+    phase: Phase, act: Callable[[], Awaitable[Any]], limit_s: float = 60.0, handler: type[Scripted] = Scripted
+) -> PhaseDone | PhaseFailed:
     """Run a phase that needs neither sandboxes nor engines."""
     limits = PhaseLimits(limit_s, limit_s, limit_s)
     job = Job(task="scripted", instance={}, job_id="j", limits=limits)
-    command = StartPhase(job_id="j", attempt=1, phase=phase)
+    command = StartPhase(job_id="j", attempt=1, phase=phase, conversations=("white", "black"))
     unused: Any = None
 
     async def main() -> PhaseDone | PhaseFailed:
         async with GraderPool(1) as graders, asyncio.timeout(20):
             backends: Any = Reports()
             services = StageServices("s", unused, backends, unused, unused, graders, unused, unused)
-            runner = PhaseRunner(services, command, job, Scripted(act))
+            runner = PhaseRunner(services, command, job, handler(act))
             event, _ = await runner.run()
             return event
 
     return asyncio.run(main())
+
+
+def test_eval_gives_conversations_their_rewards() -> None:
+    async def judge() -> Evaluation:
+        return Evaluation(0.5, rewards={"black": -1.0})
+
+    event = outcome(Phase.EVAL, judge)
+    assert isinstance(event, PhaseDone)
+    assert (event.reward, event.rewards) == (0.5, {"black": -1.0})
+
+
+def test_a_failures_reward_that_is_not_finite_is_the_handlers_error() -> None:
+    class Punishing(Scripted):
+        def eval_exception(self, job: Job, error: Exception) -> Failure:
+            return Failure(Outcome.FAILED, SHORT, reward=-math.inf)
+
+    async def fail() -> Evaluation:
+        raise ValueError("no")
+
+    event = outcome(Phase.EVAL, fail, handler=Punishing)
+    assert isinstance(event, PhaseFailed)
+    assert (event.error.code, event.reward) == ("handler_failed", None)
+    assert event.error.message == "eval_exception gave the reward -inf; it must be a finite number"
 
 
 class Reports:

@@ -18,7 +18,7 @@ from needed import usable
 from support import forks
 from support.waiting import until
 
-from prorl_zmq import Job, Outcome, Role, Sampling
+from prorl_zmq import Job, Outcome, Role, Sampling, collate
 from prorl_zmq.errors import ConfigError, InvalidJob, JobTooLarge, UnknownTask
 from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.inference.embedded.embedded_engine import load_embedded_engine
@@ -485,6 +485,93 @@ def test_a_task_speaks_with_the_policy_turn_by_turn() -> None:
     assert (trajectory.outcome, trajectory.result.stop_reason) == (Outcome.COMPLETED, "environment")
     roles = "SYSTEM USER ASSISTANT USER ASSISTANT"
     assert [Role(role).name for role in trajectory.turns[:, 2]] == roles.split()
+    assert trajectory.result.turn_rewards == ((2, -0.1), (4, 1.0))
+    assert trajectory.result.conversations == ()
+
+
+class DuelHandler(RiddleHandler):
+    """Two players name a number, and the larger one wins; a user who is not trained asks."""
+
+    async def run(self, phase: RunPhase[RiddleInstance]) -> PhaseData:
+        user = phase.conversation([ChatMessage(Role.SYSTEM, "Ask.")], name="user", trained=False)
+        asked = await user.say("Begin.")
+        said = {}
+        for name in ("white", "black"):
+            talk = phase.conversation([ChatMessage(Role.SYSTEM, f"You are {name}.")], name=name)
+            turn = await talk.say(asked.text)
+            turn.reward = 0.25
+            said[name] = turn.text
+            talk.end()
+        return {"said": said}
+
+    async def eval(self, phase: EvalPhase[RiddleInstance]) -> Evaluation:
+        white, black = (int(phase.data["said"][name]) for name in ("white", "black"))
+        won = float(white > black) - float(white < black)
+        rewards = {"white": won, "black": -won}
+        return Evaluation(0.0, rewards=rewards if phase.instance.answer != "typo" else {"blck": won})
+
+
+def test_self_play_is_informative_and_split_by_role() -> None:
+    whites = iter("31")
+
+    def answer(prompt: str) -> str:
+        return "Which number?" if "Ask." in prompt else next(whites) if "white" in prompt else "2"
+
+    engine = say(answer)
+    with (
+        local(engine=engine, handlers={"riddle": DuelHandler}) as service,
+        service.client() as client,
+        client.open_batch(target_groups=1, group_size=2) as batch,
+    ):
+        batch.feed([riddle()])
+        (group,) = batch
+    assert group.rewards.tolist() == [0.0, 0.0]
+    white, black = group.split()
+    assert (white.group_id, black.group_id) == (f"{group.group_id}/white", f"{group.group_id}/black")
+    assert sorted(white.rewards.tolist()) == [-1.0, 1.0]
+    assert black.rewards.tolist() == (-white.rewards).tolist()
+    arrays = collate([white, black])
+    assert arrays["rewards"].tolist() == [*white.rewards, *black.rewards]
+    for one in group.trajectories:
+        assert [(part.name, part.segments) for part in one.result.conversations] == [
+            ("user", 0),
+            ("white", 1),
+            ("black", 1),
+        ]
+        assert [reward for _, reward in one.result.turn_rewards] == [0.25, 0.25]
+        assert all(one.turns[turn, 2] == Role.ASSISTANT for turn, _ in one.result.turn_rewards)
+        assert "Which number?" in one.result.notes["conversation user"]
+
+
+def test_a_reward_of_a_conversation_that_is_not_there_is_refused_by_name() -> None:
+    engine = say(lambda prompt: "Which number?" if "Ask." in prompt else "1")
+    with local(engine=engine, handlers={"riddle": DuelHandler}) as service:
+        trajectory = ended(service, Job(task="riddle", instance={"question": "", "answer": "typo"}))
+        assert ended(service, Job(task="riddle", instance={"question": ""})).reward == 0.0
+    assert (trajectory.outcome, trajectory.reward) == (Outcome.FAILED, None)
+    assert trajectory.error is not None
+    assert "a reward for the conversation 'blck'; the rollout has: user, white, black" in trajectory.error.message
+
+
+class MisnamedHandler(RiddleHandler):
+    async def run(self, phase: RunPhase[RiddleInstance]) -> PhaseData:
+        for name in phase.instance.question.split("|"):
+            phase.conversation([ChatMessage(Role.USER, "Hello")], name=name)
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        ("the user", "a conversation's name is of letters, digits and . _ : -, and not 'the user'"),
+        ("|".join(map(str, range(65))), "a rollout has at most 64 conversations"),
+    ],
+)
+def test_names_of_conversations_that_no_result_can_have_are_refused(names: str, says: str) -> None:
+    with local(handlers={"riddle": MisnamedHandler}) as service:
+        trajectory = ended(service, Job(task="riddle", instance={"question": names}))
+    assert trajectory.error is not None
+    assert says in trajectory.error.message
 
 
 @pytest.mark.parametrize("given", [{"task": "riddle"}, [{"task": "riddle"}], ["riddle"]])

@@ -176,7 +176,10 @@ class TransformersConversation:
     def add_turn(self, generated: NDArray[np.int32]) -> ReadTurn:
         whole, ended_by = self._chat.decode_turn(generated)
         reasoning, text = self._traits.split(whole)
-        calls = tuple(self._traits.calls(text, ended_by, self._tools)) if self._tools else ()
+        calls = tuple(self._traits.calls(text, ended_by, self._tools))
+        content = self._traits.before_calls(text)
+        if calls and not self._tools:
+            calls, content = (), self._traits.said(text)
         names = tuple(self._name(call) for call in calls)
         turn = _Turn(
             text,
@@ -189,7 +192,6 @@ class TransformersConversation:
         if not self._chat.rewrites:
             self._turns.clear()
         self._turns.append(turn)
-        content = self._traits.before_calls(text) if calls else self._traits.said(text)
         return ReadTurn(reasoning, text, content, calls, bool(ended_by), ended_by)
 
     def add_tool_results(self, results: Sequence[str]) -> None:
@@ -241,7 +243,8 @@ class TransformersConversation:
                     turn.shape,
                     turn.call_ids,
                     turn.written(form, self._traits),
-                    [marker_tool()] if self._shown else [],
+                    # A template may describe the tools in the user's last message.
+                    self._shown if turn.messages else [marker_tool()] if self._shown else [],
                     ended_by=turn.ended_by,
                     calls_before=self._calls - len(turn.calls),
                 )

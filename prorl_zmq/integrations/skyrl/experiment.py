@@ -72,6 +72,8 @@ class ProrlConfig(BaseConfig):  # type: ignore[misc]
     """How many folders of weights are kept."""
     update_mode: UpdateMode = "keep"
     """What happens to running generations; see `RolloutClient.begin_weights`."""
+    token_rewards: bool = False
+    """Pass the rewards of turns at their tokens; otherwise a rollout's reward is one number, at its end."""
     batch: dict[str, Any] = field(default_factory=dict)
     """More options of `open_batch`, such as `max_replacements` and `weight`."""
 
@@ -208,6 +210,7 @@ class ProrlExp(BasePPOExp):  # type: ignore[misc]
             self.make_job,
             connect=self._connect,
             step_wise=cfg.generator.step_wise_trajectories,
+            token_rewards=cfg.prorl.token_rewards,
             spare=self._spare,
             away_s=cfg.prorl.away_s,
             options=cfg.prorl.batch,

@@ -48,7 +48,11 @@ class TrajectoryID:
 
 
 def generator_output(
-    groups: Sequence[Group], *, step_wise: bool = False, trajectory_ids: Sequence[Any] | None = None
+    groups: Sequence[Group],
+    *,
+    step_wise: bool = False,
+    token_rewards: bool = False,
+    trajectory_ids: Sequence[Any] | None = None,
 ) -> dict[str, Any]:
     """Return the groups with the keys and types of SkyRL's `GeneratorOutput`.
 
@@ -56,6 +60,8 @@ def generator_output(
         groups: what to train on, in this order.
         step_wise: with `generator.step_wise_trajectories` a trajectory may have several rows, all with its reward, the
             last with `is_last_step`.
+        token_rewards: `rewards` has a list per row, with the rewards of turns at their tokens; otherwise a number,
+            their sum. SkyRL cannot mix the two.
         trajectory_ids: SkyRL's own, one per trajectory; None: made from the groups' ids, which are then the `uids`.
 
     Raises:
@@ -69,7 +75,7 @@ def generator_output(
     return {
         "prompt_token_ids": [sample.prompt_ids.tolist() for sample in samples],
         "response_ids": [sample.response_ids.tolist() for sample in samples],
-        "rewards": [row.reward for row in rows],
+        "rewards": [sample.token_rewards.tolist() if token_rewards else sample.row.reward for sample in samples],
         "loss_masks": [sample.response_mask.tolist() for sample in samples],
         "stop_reasons": ["length" if row.truncated else "stop" for row in rows],
         "rollout_metrics": _metrics(rows),
@@ -93,6 +99,7 @@ class Generator:
             its `job_id` and, where SkyRL passes sampling parameters, its `sampling`.
         connect: opens a client, in a thread; by default that of `prorl serve` without a topology file.
         step_wise: as in `generator_output`.
+        token_rewards: as in `generator_output`.
         spare: makes the job of another training prompt, which replaces a training prompt that cannot be rolled out;
             None: no prompt is replaced.
         away_s: how long the service may be unavailable, in seconds.
@@ -105,13 +112,14 @@ class Generator:
         *,
         connect: Callable[[], RolloutClient] = RolloutClient,
         step_wise: bool = False,
+        token_rewards: bool = False,
         spare: Callable[[], Job] | None = None,
         away_s: float = 600.0,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self._make_job = make_job
         self._connect = connect
-        self._step_wise = step_wise
+        self._output = {"step_wise": step_wise, "token_rewards": token_rewards}
         self._spare = spare
         self._away_s = away_s
         self._options = {"carry": "nothing", **(options or {}), "keep": "all"}
@@ -145,7 +153,7 @@ class Generator:
             line = self.curve.add([reward for group in groups for reward in group.rewards.tolist()])
             print(f"batch {len(self.curve.means)}: {line}", flush=True)
         ids = input_batch.get("trajectory_ids")
-        output = generator_output(groups, step_wise=self._step_wise, trajectory_ids=ids)
+        output = generator_output(groups, **self._output, trajectory_ids=ids)
         output["rollout_metrics"]["generate/replaced_prompts"] = float(session.replaced)
         return output
 

@@ -150,31 +150,30 @@ class RolloutManager(Counts):
     def put(self, prompt: Prompt, group: Group) -> dict[str, dict[str, Any]]:
         """Put a prompt's rows into verl's queue; return their tags by key: empty if they are too long.
 
-        Keys are `{uid}_{place in the group}_{segment}`, as in verl's `AgentLoopWorkerTQ`. In an evaluation no row is
-        too long. If only one of several rollouts is left, its rows are not put: it would have no baseline.
+        Keys are `{uid}_{place in the group}_{segment}`, as in verl's `AgentLoopWorkerTQ`. Of self-play each role's
+        rows have a `uid` and places of their own, so that verl's baselines are by role. In an evaluation no row is too
+        long. If a role has one of several rollouts left, its rows are not put: it would have no baseline.
 
         Raises:
             NotTrainable: the rows of too many consecutive prompts were too long.
         """
-        training = prompt.partition == "train"
-        segments: Counter[int] = Counter()
-        fields, tags, counts = [], {}, Counter[str]()
-        for row in rows_of([group]):
-            most = self._most_tokens - row.prompt_tokens if training else None
-            sample = Sample.of(row, most, self.options.too_long)
-            key = f"{prompt.uid}_{row.place}_{segments[row.place]}"
-            segments[row.place] += 1
-            counts["dropped" if not sample.length else "truncated" if sample.is_cut else "rows"] += 1
-            if sample.length:
-                fields.append({**_fields(sample), **prompt.columns, "session_id": row.place})
-                tags[key] = _tag(sample, prompt)
-        if len({row["session_id"] for row in fields}) < min(2, len(group)):
-            tags.clear()
-            counts = Counter(dropped=counts.total())
+        fields: list[dict[str, Any]] = []
+        tags: dict[str, dict[str, Any]] = {}
+        counts = Counter[str]()
+        for number, role in enumerate(group.split()):
+            uid = prompt.uid + role.group_id.removeprefix(group.group_id)
+            samples, counted = self._samples(prompt, role, least=min(2, len(group)))
+            counts += counted
+            segments = Counter[int]()
+            for sample in samples:
+                place = number * len(group) + sample.row.place
+                fields.append({**_fields(sample), **prompt.columns, "uid": uid, "session_id": place})
+                tags[f"{prompt.uid}_{place}_{segments[place]}"] = _tag(sample, prompt)
+                segments[place] += 1
         if tags:
             rows = list_of_dict_to_tensordict(fields)
             tq.kv_batch_put(keys=list(tags), fields=rows, tags=list(tags.values()), partition_id=prompt.partition)
-        if training:
+        if prompt.partition == "train":
             self._note(prompt, counts, bool(tags))
         return tags
 
@@ -197,6 +196,21 @@ class RolloutManager(Counts):
             thread.join(CLOSE_S)
             if thread.is_alive():
                 log.warning("rollouts that are under way could not be cancelled within %.0f s", CLOSE_S)
+
+    def _samples(self, prompt: Prompt, role: Group, least: int) -> tuple[list[Sample], Counter[str]]:
+        """Return a role's samples and counts; no samples if fewer than `least` rollouts are left."""
+        training = prompt.partition == "train"
+        found: list[Sample] = []
+        counts = Counter[str]()
+        for row in rows_of([role]):
+            most = self._most_tokens - row.prompt_tokens if training else None
+            sample = Sample.of(row, most, self.options.too_long)
+            counts["dropped" if not sample.length else "truncated" if sample.is_cut else "rows"] += 1
+            if sample.length:
+                found.append(sample)
+        if len({sample.row.place for sample in found}) < least:
+            return [], Counter(dropped=counts.total())
+        return found, counts
 
     def _note(self, prompt: Prompt, counts: Counter[str], is_trainable: bool) -> None:
         for what, number in counts.items():
@@ -266,6 +280,7 @@ def _fields(sample: Sample) -> dict[str, Any]:
     return {
         **fields,
         "loss_mask": fields["response_mask"],
+        "rm_scores": torch.from_numpy(sample.token_rewards),
         "input_ids": input_ids,
         "position_ids": torch.arange(len(input_ids)),
         "multi_modal_inputs": {},

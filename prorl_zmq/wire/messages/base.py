@@ -34,6 +34,10 @@ TIMINGS_LIMIT = 64
 """Most timings of one phase."""
 SEGMENTS_LIMIT = 16_384
 """Most segments of one trajectory."""
+CONVERSATIONS_LIMIT = 64
+"""Most conversations of one rollout."""
+TURN_REWARDS_LIMIT = 8192
+"""Most turns of one rollout that have a reward of their own."""
 GROUP_LIMIT = 1024
 """Most rollouts of a group, which is one message with two frames per rollout."""
 SESSIONS_LIMIT = 1000

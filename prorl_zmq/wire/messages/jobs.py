@@ -10,6 +10,9 @@ from msgspec import Meta
 
 from ...errors import ErrorInfo
 from .base import (
+    CONVERSATIONS_LIMIT,
+    SEGMENTS_LIMIT,
+    TURN_REWARDS_LIMIT,
     AnnouncedKey,
     Argument,
     Attempt,
@@ -224,6 +227,32 @@ class Step(Part, frozen=True, array_like=True):
 Steps = Annotated[tuple[Step, ...], Meta(max_length=STEPS_LIMIT)]
 
 
+MAIN = "main"
+"""The conversation of a rollout that names none."""
+
+
+class ConversationPart(Part, frozen=True):
+    """One conversation of a rollout, and the segments of the trajectory that are its own."""
+
+    name: Identifier
+    """Unique within the rollout."""
+    first_segment: Annotated[int, Meta(ge=0, le=SEGMENTS_LIMIT)]
+    """The index of its first segment. Conversations follow each other in the arrays."""
+    segments: Annotated[int, Meta(ge=0, le=SEGMENTS_LIMIT)]
+    """0: none of its tokens are in the arrays."""
+    trained: bool = True
+    """False: context only, such as a simulated user."""
+    reward: float | None = None
+    """Its own reward, from EVAL; None: the rollout's reward."""
+    stop_reason: ShortText = ""
+    """Why it stopped, as in `Result`."""
+
+
+Conversations = Annotated[tuple[ConversationPart, ...], Meta(max_length=CONVERSATIONS_LIMIT)]
+TurnIndex = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+TurnRewards = Annotated[tuple[tuple[TurnIndex, float], ...], Meta(max_length=TURN_REWARDS_LIMIT)]
+
+
 class Result(Part, frozen=True, kw_only=True):
     """Everything about an ended job except its arrays."""
 
@@ -255,6 +284,11 @@ class Result(Part, frozen=True, kw_only=True):
     """n: the number of its turns."""
     segments: Segments = ()
     """The array offset of each segment after the first; each segment is a prompt of its own (see `ChatSettings`)."""
+    conversations: Conversations = ()
+    """The conversations, in the order of their segments; empty: one, `main`, with all segments and the reward."""
+    turn_rewards: TurnRewards = ()
+    """The turns with a reward of their own: the index in `turns`, ascending, and the reward, which is a part of the
+    conversation's reward."""
     logprobs_mode: LogprobsMode | Literal[""] = ""
     """The distribution of the log-probs; empty if nothing was generated."""
     kept: BlockHandle | None = None

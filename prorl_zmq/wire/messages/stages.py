@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from ...errors import ErrorInfo
 from .base import (
+    CONVERSATIONS_LIMIT,
     TASK_LIMIT,
     UNSAID_PROTOCOL,
     AnnouncedKey,
@@ -26,10 +27,11 @@ from .base import (
     ShortText,
     Timings,
 )
-from .jobs import BlockHandle, LogprobsMode, Outcome, Phase, SandboxHandle, Steps
+from .jobs import BlockHandle, Conversations, LogprobsMode, Outcome, Phase, SandboxHandle, Steps, TurnRewards
 from .nodes import NodeFacts
 from .watching import Tokens, TurnsSoFar
 
+ConversationNames = Annotated[tuple[Identifier, ...], Meta(max_length=CONVERSATIONS_LIMIT)]
 Keep = Literal["broker", "node"]
 ReportNumber = Annotated[int, Meta(ge=0, le=2**62)]
 
@@ -143,6 +145,12 @@ class PhaseEnd(Message, frozen=True, kw_only=True):
     tokens: Annotated[int, Meta(ge=0)] = 0
     turns: Annotated[int, Meta(ge=0)] = 0
     segments: Segments = ()
+    conversations: Conversations = ()
+    """From RUN, as in `Result`."""
+    turn_rewards: TurnRewards = ()
+    """From RUN, as in `Result`."""
+    rewards: Annotated[dict[Identifier, float], Meta(max_length=CONVERSATIONS_LIMIT)] = {}
+    """From EVAL: the rewards of conversations that have one of their own, by name."""
     logprobs_mode: LogprobsMode | Literal[""] = ""
     notes: Notes = {}
     """For people, from RUN and EVAL."""
@@ -233,6 +241,8 @@ class StartPhase(Message, frozen=True, kw_only=True):
     phase: Phase
     sandbox: SandboxHandle | None = None
     phase_data: dict[str, Any] = {}
+    conversations: ConversationNames = ()
+    """For EVAL: the names of RUN's conversations; empty: one, `main`."""
     origin: Identifier | Literal[""] = ""
     """From a node's broker: the rollout broker that owns the job."""
     traceparent: ShortText = ""

@@ -23,6 +23,7 @@ from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.batches import BatchOptions
 
 JOB = Job(task="math", instance={"problem": "1 + 1"}, job_id="prompt")
+ROLLOUT = Rollout("key.1.0", 1.0, 10, 2, 3.0, (("white", 1.0), ("black", -1.0)))
 
 
 def notes() -> dict[str, bytes]:
@@ -31,7 +32,7 @@ def notes() -> dict[str, bytes]:
     batch = BatchRecord("b", "s", BatchOptions(target_groups=2, group_size=3), KeepInformative(), "key")
     batch.fed, batch.opened = 2, 1
     group = RolloutGroup("key.1", prompts[0], 3, 1, "s", "b")
-    group.rollouts = {0: Rollout("key.1.0", 1.0, 10, 2, 3.0)}
+    group.rollouts = {0: ROLLOUT}
     group.running = {"key.1.1": 1}
     group.failures, group.started = Counter({"timeout": 1}), 3
     kept = [session_note(SessionRecord("s", 0.0, 30.0)), batch_note(batch), group_note(group)]
@@ -49,7 +50,7 @@ def test_everything_comes_back() -> None:
     assert (batch.options.group_size, batch.fed, batch.key, batch.opened) == (3, 2, "key", 1)
     assert [prompt.number for prompt in batch.prompts] == [8]
     assert group.prompt.job == JOB
-    assert group.rollouts == {0: Rollout("key.1.0", 1.0, 10, 2, 3.0)}
+    assert group.rollouts == {0: ROLLOUT}
     assert group.running == {"key.1.1": 1}
     assert (group.failures, group.started) == ({"timeout": 1}, 3)
     assert restored.weight_version == 5

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from prorl_zmq.brokers.batches.batch_records import (
     CancelJobs,
@@ -23,9 +26,10 @@ from prorl_zmq.brokers.batches.group_filters import (
     KeepMeanReward,
     KeepPolicy,
     KeepWhere,
+    Verdict,
     keep_policy,
 )
-from prorl_zmq.brokers.batches.rollout_group import Rollout
+from prorl_zmq.brokers.batches.rollout_group import Rollout, RolloutGroup
 from prorl_zmq.errors import InvalidBatch, UnknownBatch
 from prorl_zmq.wire.messages.batches import BatchOptions, GroupFilter
 
@@ -337,6 +341,49 @@ def test_a_policy_that_raises_ends_its_batch_with_the_reason(trainer: Trainer) -
     assert ended.state == "failed"
     assert trainer.sampler.registry.batch(batch).problem == "the keep policy failed: ZeroDivisionError: no 2"
     assert trainer.launch(9) == []
+
+
+def play(trainer: Trainer, white: float, black: float) -> list[SamplerAction]:
+    """Complete a game of two players, whose main reward is their sum."""
+    roles = (("white", white), ("black", black))
+    rollout = Rollout(trainer.running.pop(0), white + black, 10, 0, 1.0, roles)
+    return trainer.note(trainer.sampler.job_completed(rollout, trainer.now))
+
+
+def test_a_zero_sum_game_is_informative_if_a_players_rewards_differ(trainer: Trainer) -> None:
+    batch = trainer.open(size=3)
+    trainer.feed(batch, "drawn", "won")
+    trainer.launch(6)
+    assert [kinds(play(trainer, *rewards)) for rewards in [(0.0, 0.0)] * 3] == [[], [], ["Discard"]]
+    assert kinds(play(trainer, 1.0, -1.0)) == []
+    assert kinds(play(trainer, -1.0, 1.0)) == []
+    deliver, ended = play(trainer, 1.0, -1.0)
+    assert isinstance(deliver, Deliver)
+    assert (deliver.group.prompt, deliver.group.rewards) == ("won", [0.0, 0.0, 0.0])
+    assert ended == Ended(batch, "met")
+
+
+@given(st.lists(st.tuples(*[st.sampled_from([-1.0, 0.0, 0.5])] * 3), min_size=1, max_size=4))
+def test_a_group_is_informative_if_and_only_if_an_advantage_is_not_zero(
+    games: list[Sequence[float]],
+) -> None:
+    """Of the main reward, or of a player's."""
+    group = RolloutGroup("g", "p", len(games), 0, "s", "b")
+    for place, (main, white, black) in enumerate(games):
+        roles = (("white", white), ("black", black))[:: 1 if place % 2 else -1]
+        group.rollouts[place] = Rollout(f"j{place}", main, 10, 0, 1.0, roles)
+    columns = [*zip(*games, strict=True)]
+    teaches = any(abs(reward - statistics.fmean(column)) > 1e-6 for column in columns for reward in column)
+    verdict = KeepInformative().verdict(group.rewards, group.size, group.role_rewards)
+    assert verdict == (Verdict.KEEP if teaches else Verdict.DROP)
+
+
+def test_other_policies_judge_the_main_reward(trainer: Trainer) -> None:
+    batch = trainer.open(keep=KeepMeanReward(0.0, 0.0))
+    trainer.feed(batch, "p")
+    trainer.launch(2)
+    play(trainer, 1.0, -1.0)
+    assert kinds(play(trainer, 1.0, -1.0)) == ["Deliver", "Ended"]
 
 
 def test_groups_of_one_are_never_informative(trainer: Trainer) -> None:

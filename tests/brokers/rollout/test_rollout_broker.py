@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import tempfile
 import threading
 import time
@@ -25,7 +26,7 @@ from prorl_zmq.system.pauses import PAUSE_S
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.base import PROTOCOL_VERSION, UNSAID_PROTOCOL
 from prorl_zmq.wire.messages.front_door import Accepted, Collect, Collected, FrontDoorReply, RelayBlocks, Status, Submit
-from prorl_zmq.wire.messages.jobs import BlockHandle, Job, Outcome, Phase
+from prorl_zmq.wire.messages.jobs import BlockHandle, ConversationPart, Job, Outcome, Phase
 from prorl_zmq.wire.messages.nodes import NodeFacts
 from prorl_zmq.wire.messages.stages import (
     BlockSent,
@@ -205,6 +206,32 @@ def test_a_broker_started_anew_takes_up_what_its_journal_holds(topology: Topolog
     left = journal.recover()
     assert left.uncollected == []
     assert [(state.job_id, state.stage_id, state.attempt) for state in left.unfinished] == [("job-1", "init-1", 1)]
+
+
+PARTS = (ConversationPart("white", 0, 1, stop_reason="environment"), ConversationPart("user", 1, 1, trained=False))
+
+
+def test_a_result_has_its_conversations_and_the_rewards_of_its_turns(topology: Topology, peers: Peers) -> None:
+    stages, trainer = {role: peers.stage(role) for role in Phase}, peers.trainer()
+    with running(topology, Journal()):
+        for stage in stages.values():
+            stage.report()
+            stage.receive(StageWelcome)
+        trainer.ask(Submit("r", "s"), codec.encode(Job(task="math", instance={"n": 1}, job_id="a")))
+        stages[Phase.INIT].done(stages[Phase.INIT].receive(StartPhase))
+        run, block = stages[Phase.RUN].receive(StartPhase), five_tokens().block().data
+        fitting: dict[str, Any] = {"tokens": 5, "turns": 1, "segments": (2,)}
+        for unfit in ({"conversations": PARTS[:1]}, {"turn_rewards": ((1, 0.5),)}):
+            stages[Phase.RUN].done(run, block, **fitting, **unfit)  # dropped
+        stages[Phase.RUN].done(run, block, **fitting, conversations=PARTS, turn_rewards=((0, -0.5),))
+        start = stages[Phase.EVAL].receive(StartPhase)
+        assert start.conversations == ("white", "user")
+        stages[Phase.EVAL].done(start, reward=0.0, rewards={"white": math.nan})  # dropped
+        stages[Phase.EVAL].done(start, reward=-7.5, rewards={"white": 2.0})
+        (result,) = trainer.collect().results
+        assert result.reward == -7.5
+        assert result.conversations == (replace(PARTS[0], reward=2.0), PARTS[1])
+        assert result.turn_rewards == ((0, -0.5),)
 
 
 class StallingJournal(Journal):

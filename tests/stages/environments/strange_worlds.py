@@ -203,4 +203,5 @@ class Caller:
                 answer = json.load(response)["choices"][0]["message"]
             said += answer["content"]
             messages += [answer, {"role": "user", "content": "Say more."}]
-        return {"reward": -2.5, "metrics": {"said": len(said)}}
+        rewards = dict.fromkeys(args.get("rewards", ()), -2.5)
+        return {"reward": -2.5, "turn_rewards": rewards, "metrics": {"said": len(said)}}

@@ -52,6 +52,7 @@ def test_a_game_of_one_player_is_played_to_its_end() -> None:
     (trajectory,) = played(say("7", "1"), instance)
     assert (trajectory.outcome, trajectory.reward, trajectory.error) == (Outcome.COMPLETED, 1.0, None)
     assert trajectory.result.stop_reason == "environment"
+    assert trajectory.result.turn_rewards == ((4, 1.0),)
     assert roles(trajectory) == [Role.SYSTEM, Role.USER, Role.ASSISTANT, Role.USER, Role.ASSISTANT]
     assert trajectory.result.metrics["number"] == 1.0
 
@@ -69,8 +70,13 @@ def test_two_players_take_turns_and_may_call_the_environments_tools() -> None:
             return tool_call("look")
         return "move"
 
-    (trajectory,) = played(say(turn), {"environment": "duel"})
+    (trajectory,) = played(say(turn), {"environment": "duel"}, group_id="g")
     assert (trajectory.outcome, trajectory.reward) == (Outcome.COMPLETED, 1.0)
+    white, black = trajectory.split()
+    assert [(one.group_id.rpartition("/")[2], one.reward) for one in (white, black)] == [
+        ("white", 1.0),
+        ("black", -1.0),
+    ]
     assert trajectory.result.metrics["tool_calls"] == 1
     assert trajectory.result.metrics["length"] == 4.0
     assert trajectory.result.notes["end"] == "mate"
@@ -98,12 +104,22 @@ def test_an_environment_that_is_not_there_is_named(environments: Path) -> None:
 @pytest.mark.usefixtures("environments")
 def test_programs_call_the_model_at_an_address_of_their_own() -> None:
     """Equal rollouts at once keep all their turns, as they would not behind one address."""
-    trajectories = played(say("one", "two"), {"environment": "caller", "seed": 1}, jobs=4)
+    instance = {"environment": "caller", "args": {"rewards": [1]}, "seed": 1}
+    trajectories = played(say("one", "two"), instance, jobs=4)
     assert len(trajectories) == 4
     for trajectory in trajectories:
         assert (trajectory.outcome, trajectory.reward, trajectory.error) == (Outcome.COMPLETED, -2.5, None)
         assert roles(trajectory).count(Role.ASSISTANT) == 2
+        assert trajectory.result.turn_rewards == ((len(trajectory.turns) - 1, -2.5),)
         assert trajectory.result.metrics["said"] == 6.0
+
+
+@pytest.mark.usefixtures("environments")
+def test_a_reward_of_a_turn_that_there_is_not_is_refused() -> None:
+    (trajectory,) = played(say("one", "two"), {"environment": "caller", "args": {"rewards": [2]}})
+    assert trajectory.outcome == Outcome.FAILED
+    assert trajectory.error is not None
+    assert "gave turn 2 the reward -2.5; the rollout has 2 turns" in trajectory.error.message
 
 
 @pytest.mark.usefixtures("environments")

@@ -69,7 +69,8 @@ def test_gem_gives_a_reward_for_each_turn() -> None:
     instance = {"environment": "gem", "args": {"id": "game:GuessTheNumber-v0-easy"}, "seed": 1}
     (trajectory,) = played(say(r"\boxed{5}", r"\boxed{4}", "no number"), instance)
     assert (trajectory.outcome, trajectory.result.stop_reason) == (Outcome.COMPLETED, "environment")
-    assert trajectory.reward == -0.1  # of the turn that names no number; the other two earn 0
+    assert trajectory.result.turn_rewards == ((5, -0.1),)  # that names no number; the other two earn 0
+    assert trajectory.reward == -0.1
     assert [Role(role) for role in trajectory.turns[:, 2]] == [Role.USER, Role.ASSISTANT] * 3
 
 
@@ -95,7 +96,7 @@ def test_two_players_of_a_text_arena_game_have_conversations_of_their_own() -> N
 
     (trajectory,) = played(say(move), TIC_TAC_TOE)
     assert (trajectory.outcome, trajectory.error) == (Outcome.COMPLETED, None)
-    assert trajectory.reward == 1.0
+    assert [one.reward for one in trajectory.split()] == [1.0, -1.0]
     assert [Role(role) for role in trajectory.turns[:, 2]].count(Role.ASSISTANT) == 5
     assert trajectory.result.metrics["turn_count of player 0"] == 3
 

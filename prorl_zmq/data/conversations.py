@@ -1,0 +1,69 @@
+"""The rewards of a rollout's conversations and turns."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ..wire.messages.jobs import Result
+    from ..wire.messages.stages import PhaseDone, PhaseFailed
+
+LARGEST_REWARD = 3.4028234663852886e38
+"""The largest float32, in which trainers have rewards."""
+
+
+def finite_reward(value: Any) -> float | None:
+    """Return a reward as a float; None if it is no number, NaN, infinite, or beyond the range of float32."""
+    try:
+        number = float(value) if not isinstance(value, str | bytes | bytearray) else math.nan
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if -LARGEST_REWARD <= number <= LARGEST_REWARD else None
+
+
+def rewards_problem(ended: Result | PhaseDone | PhaseFailed, rewards: Iterable[float] = ()) -> str:
+    """Return why a rollout's rewards are invalid, or do not fit its segments and turns; empty: they are right.
+
+    Args:
+        ended: the rollout.
+        rewards: of its conversations.
+    """
+    for reward in (ended.reward, *rewards):
+        if reward is not None and finite_reward(reward) is None:
+            return f"the reward {reward} is not finite"
+    if ended.conversations or ended.turn_rewards:
+        return _misfit(ended)
+    return ""
+
+
+def trained_rewards(result: Result) -> dict[str, float | None]:
+    """Return the rewards of the trained conversations that are in the arrays, by name; empty: only `main` is."""
+    if not result.conversations:
+        return {}
+    parts = [part for part in result.conversations if part.trained and part.segments]
+    return {part.name: result.reward if part.reward is None else part.reward for part in parts}
+
+
+def _misfit(ended: Result | PhaseDone | PhaseFailed) -> str:
+    parts, first = ended.conversations, 0
+    for part in parts:
+        if part.first_segment != first:
+            return f"the conversation {part.name} cannot begin at segment {part.first_segment}; the next one is {first}"
+        if part.reward is not None and finite_reward(part.reward) is None:
+            return f"the conversation {part.name} has the reward {part.reward}, which is not finite"
+        first += part.segments
+    if len({part.name for part in parts}) < len(parts):
+        return f"two conversations have one name: {', '.join(part.name for part in parts)}"
+    segments = len(ended.segments) + 1 if ended.tokens else 0
+    if parts and first != segments:
+        return f"the conversations have {first} segments, and the trajectory {segments}"
+    turns = [turn for turn, _ in ended.turn_rewards]
+    if turns != sorted(set(turns)) or turns[-1:] >= [ended.turns]:
+        return f"rewards of the turns {turns[-8:]} do not fit a trajectory of {ended.turns} turns"
+    for turn, reward in ended.turn_rewards:
+        if finite_reward(reward) is None:
+            return f"turn {turn} has the reward {reward}, which is not finite"
+    return ""
