@@ -145,6 +145,6 @@ def test_an_environment_of_verifiers_0_1(tmp_path: Path) -> None:
     right, wrong, refused = sorted(made, key=lambda one: -9.0 if one.reward is None else one.reward, reverse=True)
     assert (right.outcome, right.reward, right.error) == (Outcome.COMPLETED, 1.0, None)
     assert [Role(role) for role in right.turns[:, 2]].count(Role.ASSISTANT) == 2
-    assert right.result.segments == 1
+    assert right.result.segments == ()  # one
     assert (wrong.outcome, wrong.reward) == (Outcome.COMPLETED, -1.0)
     assert "judges all rollouts of a group together" in refused.error.message
