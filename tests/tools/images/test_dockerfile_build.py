@@ -15,7 +15,7 @@ from prorl_zmq.errors import SandboxFailed
 from prorl_zmq.tools.images.image_store import ImageStore
 from prorl_zmq.tools.images.sources import parse_base
 
-from .conftest import needs_apptainer
+from .conftest import IMAGE, USER, needs_apptainer, needs_root, python_as_user
 
 pytestmark = [needs_apptainer, pytest.mark.proof, pytest.mark.timeout(600)]
 PROGRAMS = ("chmod", "chown", "cp", "env", "gzip", "id", "ln", "rmdir", "setpriv", "tar")
@@ -133,3 +133,20 @@ def _on_top(store: ImageStore, below: Path, tmp_path: Path) -> None:
     root = store.build(str(file), "top", bases={"mine": parse_base(str(below))}).image.path
     assert (root / "home/agent/work/top").read_text() == "hello 'you' /home/agent/work agent\n"
     shutil.rmtree(file.parent)
+
+
+@needs_root
+def test_an_unprivileged_user_builds(user_folder: Path) -> None:
+    tiny_root_filesystem(user_folder / "base", *PROGRAMS)
+    environment = user_folder / "environment"
+    environment.mkdir()
+    (environment / "word").write_text("hello\n")
+    (environment / "Dockerfile").write_text(
+        "FROM small AS one\nWORKDIR /app\nCOPY word .\n"
+        "FROM small\nCOPY --from=one /app /app\nRUN cat /app/word > /seen\n"
+    )
+    subprocess.run(["chown", "-R", f"{USER}:{USER}", str(user_folder)], check=True)
+    build = [*IMAGE, "build", "environment/Dockerfile", "--name", "mine", "--images", "images", "--base", "small=base"]
+    done = python_as_user(user_folder, *build)
+    assert done.returncode == 0, done.stderr
+    assert (user_folder / "images" / "mine" / "seen").read_text() == "hello\n"
