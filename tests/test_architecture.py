@@ -124,7 +124,7 @@ BUDGET = {
     "tools.containers": 2300,
     "tools.editor": 1000,
     "tools.execution": 1600,
-    "tools.images": 1800,
+    "tools.images": 1850,
     "tools.kinds": 350,
     "tools.processes": 350,
     "tools.sandbox": 800,
