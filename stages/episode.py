@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ..data.conversations import finite_reward
 from ..data.trajectory import TrajectoryBuilder
@@ -14,11 +14,12 @@ from ..errors import HandlerFailed
 from ..wire.messages.jobs import MAIN, STEPS_LIMIT, ConversationPart, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, MutableMapping
 
     from ..inference.chat import ChatFormat, ChatMessage, ReadTurn
     from ..inference.engine import Generator
     from ..inference.tool_calls.call import MalformedCall, ToolCall
+    from ..tools.tool import AnyTool
     from ..wire.messages.jobs import Job
 
 STEP_S = 0.001
@@ -166,6 +167,8 @@ class Episode:
     """The policy's message in the call that ended the episode, if there was such a call."""
     notes: dict[str, str] = field(default_factory=dict)
     """Notes for people, stored in the trajectory's `result.notes`."""
+    turn_rewards: list[tuple[int, float]] = field(default_factory=list)
+    """Rewards that a program gave to turns: index in the trajectory's turns, reward."""
     so_far: Callable[[], TrajectoryBuilder] | None = None
     """Returns the conversation that a harness leads, so far; None: it is in `trajectory`."""
 
@@ -185,7 +188,7 @@ class Episode:
         Both are empty for one conversation, `main`, whose turns have no rewards.
         """
         parts: list[ConversationPart] = []
-        rewards: list[tuple[int, float]] = []
+        rewards = [*self.turn_rewards]
         segments = turns = 0
         for one in self.conversations:
             builder, first = one.trajectory, segments
@@ -224,3 +227,17 @@ class JobPolicy:
     episode: Episode
     parser_url: str = ""
     """The server that parses turns led by a program; empty: the chat format parses them."""
+    others: OtherPolicies | None = None
+    """The job's other models, for programs that lead; None: the job has none."""
+    more_tools: MutableMapping[str, AnyTool] | None = None
+    """Tools of MCP servers, in addition to those of a conversation; more may come during the rollout."""
+
+
+class OtherPolicies(Protocol):
+    """What `other_models.OtherModels` is for programs that lead a rollout."""
+
+    def maps(self, role: str) -> bool:
+        """Return whether the job maps a name to a model other than the policy."""
+
+    async def policy(self, role: str, *, parsed: bool = False) -> JobPolicy:
+        """Return what takes a model's turns."""

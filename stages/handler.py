@@ -27,6 +27,7 @@ import msgspec
 from ..errors import (
     ConfigError,
     EngineFailed,
+    EnvironmentFailed,
     ErrorInfo,
     GraderFailed,
     HandlerFailed,
@@ -48,6 +49,7 @@ from ..system.plugins import load_plugin, offered
 from ..wire import codec
 from ..wire.messages.jobs import Harness, Outcome, Phase
 from ..wire.messages.stages import Task
+from .chat_endpoint import endpoints
 from .harness.adapter import known_harnesses
 
 if TYPE_CHECKING:
@@ -57,8 +59,8 @@ if TYPE_CHECKING:
     from ..tasks.row_format import RowFormat
     from ..tools.containers.specification import SandboxSpec
     from ..tools.sandbox.sandbox import Sandbox
-    from ..tools.tool import Tool
-    from ..wire.messages.jobs import Job
+    from ..tools.tool import AnyTool
+    from ..wire.messages.jobs import Job, McpServer
     from .conversation import Conversation
     from .episode import Episode
     from .judge import Judge
@@ -98,15 +100,23 @@ class RunPhase(Generic[Instance]):
     """The data that INIT returned."""
     sandbox: Sandbox | None
     """The sandbox that INIT made."""
-    converse: Callable[[Sequence[ChatMessage], Sequence[Tool[Any]]], Awaitable[Episode]]
+    converse: Callable[[Sequence[ChatMessage], Sequence[AnyTool]], Awaitable[Episode]]
     """Holds one conversation from the opening messages until a turn without a tool call, and returns the episode: a
     `conversation` and one `say`. The chat template describes the tools to the model. A harness that leads the rollout
     gets the user's messages as its task, and has tools of its own."""
     conversation: Callable[..., Conversation]
-    """`conversation(opening, tools=(), *, name="main", trained=True)` begins a conversation that the task leads turn by
-    turn (see `Conversation`); several may run at once, under names of their own. One with `trained=False` is context:
-    its text is kept as a note, its tokens are not. Raises `HandlerFailed` if the name is taken, or if a harness or a
-    program outside leads the rollout."""
+    """`conversation(opening, tools=(), *, name="main", model="policy", trained=True)` begins a conversation that the
+    task leads turn by turn (see `Conversation`); several may run at once, under names of their own. `model` is a name
+    that the job maps (`Job.models`), or a model of the service. A conversation with another model than the policy, or
+    with `trained=False`, is context: its text is kept as a note, its tokens are not. Raises `HandlerFailed` if the name
+    is taken, or if a harness or a program outside leads the rollout."""
+    serve: Callable[
+        [Callable[[str, str, Sequence[str]], Awaitable[tuple[PhaseData, Sequence[tuple[int, float]]]]]],
+        Awaitable[PhaseData],
+    ]
+    """`serve(play)` serves the job's model over HTTP while `play(url, key, models)` runs, in place of conversations.
+    All calls at the address are turns of this rollout. `play` returns data, which `serve` returns, and rewards of the
+    policy's turns: index from 0, reward."""
     create_sandbox: Callable[[SandboxSpec], Awaitable[Sandbox]] = _no_sandbox
     """Makes a fresh sandbox without any process of the agent, to judge a part of the rollout before its end; the
     service closes it when the phase ends."""
@@ -162,6 +172,7 @@ INFRASTRUCTURE_ERRORS: dict[type[ProrlError], bool] = {
     SandboxFailed: True,
     ToolSessionLost: True,
     HarnessFailed: True,
+    EnvironmentFailed: True,
     InternalError: True,
     JudgeUnreachable: True,
     GraderFailed: False,
@@ -200,6 +211,11 @@ class AgentHandler(ABC, Generic[Instance]):
         """Return whether RUN ends the agent's processes; False: EVAL, in the sandbox, judges these too."""
         del instance
         return True
+
+    def mcp_servers(self, job: Job, instance: Instance) -> Sequence[McpServer]:
+        """Return the MCP servers whose tools the policy gets: those that the job names, unless the task adds some."""
+        del instance
+        return job.mcp
 
     def lacks(self, instance: Instance) -> str:
         """Describe what the instance needs and this process's environment lacks; empty: nothing."""
@@ -256,6 +272,7 @@ class AgentHandler(ABC, Generic[Instance]):
             fields={one.encode_name: _type_name(hints[one.name]) for one in fields},
             optional=tuple(one.encode_name for one in fields if not one.required),
             harnesses=tuple(known_harnesses()),
+            models=endpoints(),
         )
 
     def parse_instance(self, job: Job) -> Instance:

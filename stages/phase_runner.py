@@ -12,7 +12,8 @@ import math
 import re
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -34,9 +35,9 @@ from ..errors import (
 from ..inference.chat.loading import chat_format
 from ..system.open_files import wait_for_descriptors
 from ..system.traces import span
-from ..tools.containers.specification import SandboxSpec
+from ..tools.containers.specification import SandboxSpec, with_address_space
 from ..tools.processes.child import to_the_end
-from ..wire.messages.base import CONVERSATIONS_LIMIT, new_id
+from ..wire.messages.base import CONVERSATIONS_LIMIT, POLICY, new_id
 from ..wire.messages.jobs import MAIN, Outcome, Phase
 from ..wire.messages.stages import PhaseDone, PhaseFailed
 from .conversation import Conversation, checked_messages, checked_tools
@@ -54,6 +55,7 @@ from .handler import (
 )
 from .job_backend import JobBackend, PhaseClock
 from .judge import ENGINE_MOVES, EngineJudge, Judge
+from .other_models import OtherModels
 from .phase_ends import (
     MUST_BE_FINITE,
     checked,
@@ -67,24 +69,26 @@ from .phase_ends import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
     from ..inference.chat import ChatFormat, ChatMessage
     from ..inference.client import EngineClient
+    from ..tools.mcp.toolset import McpTools
     from ..tools.sandbox.sandbox import Sandbox
     from ..tools.sandbox.sandboxes import Sandboxes
-    from ..tools.tool import Tool
+    from ..tools.tool import AnyTool
     from ..wire.messages.backends import ChatSettings
-    from ..wire.messages.jobs import Job
+    from ..wire.messages.jobs import Job, McpServer
     from ..wire.messages.stages import StartPhase
     from .backend_client import BackendClient
     from .grading.grader_pool import GraderPool
     from .harness.outside_rollout import OutsideRollout, RolloutDoor
     from .harness.rollout import ChosenHarness
     from .judge import JudgeServer
+    from .other_models import ChatEndpoints
     from .sandbox_handoff import SandboxHandoff
 
 log = logging.getLogger("prorl.stage")
@@ -116,8 +120,11 @@ class StageServices:
     handoff: SandboxHandoff
     graders: GraderPool
     judge: JudgeServer
+    endpoints: ChatEndpoints
     door: Callable[[], RolloutDoor]
     """Returns the server through which programs outside lead rollouts of this process."""
+    mcp_keys: Mapping[str, str]
+    """The addresses of the MCP servers that jobs may name, with the key for each."""
 
 
 class PhaseRunner:
@@ -130,11 +137,18 @@ class PhaseRunner:
         self._phase = command.phase
         self._clock = PhaseClock(job.limits.of(command.phase))
         self.backend = JobBackend(job, command.attempt, services.backends, services.engines, self._clock)
+        self._others = OtherModels(job, services.endpoints, self._backend_of)
         self._fresh: list[Sandbox] = []
         """The fresh sandboxes, which are closed when the phase ends."""
         self._harness: ChosenHarness | None = None
         self._outside: OutsideRollout | None = None
+        self._servers: Sequence[McpServer] = ()
+        self._taken: set[str] = set()
+        """Names of the task's own tools; noted only for jobs with MCP servers."""
+        self._mcp: McpTools | None = None
         self._episode: Episode | None = None
+        self._serves = False
+        """A program that calls the model over HTTP plays the rollout."""
         self._opening: asyncio.Lock | None = None
         self._opened: JobPolicy | None = None
         self._acting_since = math.inf
@@ -176,20 +190,23 @@ class PhaseRunner:
 
     async def _ran(self) -> PhaseDone:
         job, instance = self.job, self._handler.parse_instance(self.job)
+        self._servers = self._handler.mcp_servers(job, instance)
         choice = self._handler.harness(job, instance)
         if choice is not None and job.outside is not None:
             raise InvalidJob("a job names a harness or has a program outside, not both", field="harness")
+        if self._servers and job.outside is not None:
+            raise InvalidJob("a program outside cannot use MCP servers; leave out `mcp`", field="mcp")
         if choice is not None:
             from .harness.rollout import ChosenHarness  # imports aiohttp, which takes half of a process's start
 
-            self._harness = ChosenHarness.find(choice)
+            self._harness = ChosenHarness.find(choice, self._servers)
         if self._command.sandbox is not None:
             self.sandbox = await self._services.sandboxes.attach(self._command.sandbox)
         match self._phase:
             case Phase.INIT:
                 data = await self._handler.init(InitPhase(job, instance, self._create_sandbox))
                 checked_data(Phase.INIT, data)
-                if self._harness is not None:
+                if self._harness is not None or self._has_programs:
                     await self._create_sandbox(SandboxSpec())  # unless the task has made one
                 return self._done(data)
             case Phase.RUN:
@@ -198,10 +215,14 @@ class PhaseRunner:
                 return await self._eval(instance)
 
     async def _run(self, instance: Any) -> PhaseDone:
-        inputs = (self.job, instance, self._command.phase_data, self.sandbox)
-        phase = RunPhase(*inputs, self._converse, self._conversation, self._create_fresh_sandbox)
+        calls = (self._converse, self._conversation, self._serve, self._create_fresh_sandbox)
+        phase = RunPhase(self.job, instance, self._command.phase_data, self.sandbox, *calls)
         try:
-            data = await self._handler.run(phase)
+            try:
+                data = await self._handler.run(phase)
+            finally:
+                if self._mcp is not None:
+                    await self._mcp.close()
             if self.sandbox is not None and self._hands_on_sandbox() and self._handler.ends_processes(instance):
                 await self.sandbox.end_processes()
             data = passed_on(data)
@@ -215,11 +236,18 @@ class PhaseRunner:
                 raise SandboxBroken(f"the agent broke its sandbox: {error.message}") from error
             raise
         except EngineFailed as error:  # also for messages that the agent loop could not process
-            if not (error.fields.get("refused") or error.fields.get("parser")):
+            if not any(error.fields.get(name) for name in ("refused", "parser", "model")):
                 self.backend.report(error)
             raise
         finally:
             self.backend.release()
+            self._others.release()
+
+    def _backend_of(self, model: str) -> JobBackend:
+        services = self._services
+        return JobBackend(
+            self.job, self._command.attempt, services.backends, services.engines, self._clock, model=model
+        )
 
     async def _eval(self, instance: Any) -> PhaseDone:
         job, services, data = self.job, self._services, self._command.phase_data
@@ -239,6 +267,8 @@ class PhaseRunner:
         if self.sandbox is None:
             if self._harness is not None:
                 spec = self._harness.prepared(spec)
+            elif self._has_programs:
+                spec = with_address_space(spec)
             # Job ids are not unique among brokers that share the node.
             name = f"{self.job.job_id}.{self._command.attempt}-{new_id()[:8]}"
             with span("create sandbox"):
@@ -251,7 +281,7 @@ class PhaseRunner:
             self._fresh.append(await self._services.sandboxes.create(name, spec))
         return self._fresh[-1]
 
-    async def _converse(self, messages: Sequence[ChatMessage], tools: Sequence[Tool[Any]]) -> Episode:
+    async def _converse(self, messages: Sequence[ChatMessage], tools: Sequence[AnyTool]) -> Episode:
         if not self._is_led:
             await self._conversation(messages, tools).say()
             assert self._episode is not None, "a conversation has begun"
@@ -271,6 +301,10 @@ class PhaseRunner:
         return episode
 
     @property
+    def _has_programs(self) -> bool:
+        return any(server.command for server in self._servers)
+
+    @property
     def _is_led(self) -> bool:
         """Whether a harness or a program outside leads the rollout."""
         return self._harness is not None or self.job.outside is not None
@@ -278,9 +312,10 @@ class PhaseRunner:
     def _conversation(
         self,
         opening: Sequence[ChatMessage],
-        tools: Sequence[Tool[Any]] = (),
+        tools: Sequence[AnyTool] = (),
         *,
         name: str = MAIN,
+        model: str = POLICY,
         trained: bool = True,
     ) -> Conversation:
         if self._is_led:
@@ -296,7 +331,30 @@ class PhaseRunner:
                 f"this rollout has a conversation named {name!r} already: give the other one a name (name=…), or say "
                 "more in the first one"
             )
-        return Conversation(self._episode, self._policy, opening, tools, name=name, trained=trained)
+        if self._servers:
+            self._taken |= {tool.name for tool in tools}
+        policy = partial(self._policy_of, model)
+        trained = trained and self._others.is_policy(model)
+        return Conversation(self._episode, policy, opening, tools, name=name, trained=trained)
+
+    async def _policy_of(self, role: str) -> JobPolicy:
+        """Return what takes the turns of the model that the job or the service calls so."""
+        if not self._others.is_policy(role):
+            return await self._others.policy(role)
+        policy, sampling = await self._policy(), self._others.named(role).sampling
+        if sampling is None:
+            return policy
+        return replace(policy, job=msgspec.structs.replace(self.job, sampling=sampling))
+
+    async def _serve(
+        self, play: Callable[[str, str, Sequence[str]], Awaitable[tuple[PhaseData, Sequence[tuple[int, float]]]]]
+    ) -> PhaseData:
+        if self._is_led or self._episode is not None:
+            raise HandlerFailed("phase.serve was called in a rollout that has a conversation, or that another leads")
+        from .harness.served_program import serve_program  # imports aiohttp, as above
+
+        self._episode, self._serves = Episode(began=self._clock.began), True
+        return await serve_program(await self._policy(), play)
 
     async def _policy(self) -> JobPolicy:
         """Return the job's policy, on the backend that the job is assigned to."""
@@ -309,17 +367,28 @@ class PhaseRunner:
     async def _open_policy(self) -> JobPolicy:
         episode = self._episode
         assert episode is not None, "a conversation has begun"
+        more = await self._more_tools() if self._servers and not self._is_led else None
         asked_at = time.monotonic()
         backend = await self.backend.assigned()
         waited_s = time.monotonic() - asked_at
-        parser_url = backend.chat.parser_url if self._is_led else ""
+        parser_url = backend.chat.parser_url if self._is_led or self._serves else ""
         chat = await self._chat(msgspec.structs.replace(backend.chat, parser_url=parser_url))
         self._acting_since = time.monotonic()
         if waited_s >= BACKEND_WAIT_S:
             episode.timings["backend"] = waited_s
-        return JobPolicy(self.backend.generate, chat, backend.context_tokens, self.job, episode, parser_url)
+        generate, context = self.backend.generate, backend.context_tokens
+        return JobPolicy(generate, chat, context, self.job, episode, parser_url, self._others, more)
 
-    async def _be_led(self, policy: JobPolicy, messages: Sequence[ChatMessage], tools: Sequence[Tool[Any]]) -> None:
+    async def _more_tools(self) -> MutableMapping[str, AnyTool]:
+        """Start the job's MCP servers, and return their tools."""
+        from ..tools.mcp.toolset import McpTools
+
+        self._mcp = McpTools(self._servers, self.sandbox, self._services.mcp_keys, self._taken)
+        with span("start MCP servers"):
+            await self._mcp.open()
+        return self._mcp.tools
+
+    async def _be_led(self, policy: JobPolicy, messages: Sequence[ChatMessage], tools: Sequence[AnyTool]) -> None:
         if tools:
             names = ", ".join(tool.name for tool in tools)
             raise InvalidJob(
@@ -346,7 +415,7 @@ class PhaseRunner:
         sandbox = self.sandbox
         if sandbox is None or not (self._has_acted() and sandbox.held and sandbox.isolated):
             return False
-        if error.fields.get("reason") in TASKS_OWN_REASONS:
+        if error.fields.get("reason") in {*TASKS_OWN_REASONS, "server"}:
             return False
         with suppress(ProrlError):
             await sandbox.end_processes()  # its processes must not disturb a fresh one
@@ -366,7 +435,8 @@ class PhaseRunner:
         """
         timings = self._episode.timings if self._episode is not None else {}
         chat_s = timings.get("chat", 0.0) if self._harness is None else 0.0
-        return time.monotonic() - self._acting_since - timings.get("engine", 0.0) - chat_s
+        models_s = sum(seconds for name, seconds in timings.items() if name.startswith("model."))
+        return time.monotonic() - self._acting_since - timings.get("engine", 0.0) - chat_s - models_s
 
     def _hands_on_sandbox(self) -> bool:
         return self._phase == Phase.INIT or (self._phase == Phase.RUN and self._handler.eval_in_sandbox)
@@ -400,11 +470,13 @@ class PhaseRunner:
         episode, backend = self._episode or NO_EPISODE, self.backend.current
         metrics: dict[str, float] = {**episode.metrics}
         notes = {**episode.notes}
-        notes |= {f"conversation {one.name}": one.note for one in episode.conversations if one.note}
+        trajectory, named = episode.trajectory, NOTHING_NAMED
+        if episode.conversations or episode.turn_rewards:
+            notes |= {f"conversation {one.name}": one.note for one in episode.conversations if one.note}
+            trajectory, named = episode.whole(), episode.named()
         if evaluation is not None:
             metrics |= evaluation.metrics
             notes |= evaluation.notes
-        trajectory, named = episode.whole(), episode.named() if episode.conversations else NOTHING_NAMED
         return {
             "stage_id": self._services.stage_id,
             "job_id": self.job.job_id,

@@ -25,12 +25,18 @@ from documents import (
     DEMO_COMMANDS,
     DOCUMENTS,
     ENGINE_COMMANDS,
+    ENVIRONMENT_COMMANDS,
+    ENVIRONMENT_INSTALLS,
     HARBOR_COMMANDS,
     MAKE_SWE_COMMANDS,
+    NEMO_GYM_COMMANDS,
+    OPENENV_COMMANDS,
     OWN_TASK_COMMANDS,
     PAGES,
+    REAL_ENVIRONMENT_COMMANDS,
     ROOT,
     SLURM_COMMANDS,
+    TAU2_COMMANDS,
     blocks,
 )
 from needed import lacking, usable
@@ -195,6 +201,12 @@ def test_every_command_is_run_here_or_by_ci() -> None:
         *HARBOR_COMMANDS,
         *OWN_TASK_COMMANDS,
         *DEMO_COMMANDS,
+        *ENVIRONMENT_COMMANDS,
+        *ENVIRONMENT_INSTALLS,
+        *NEMO_GYM_COMMANDS,
+        *OPENENV_COMMANDS,
+        *TAU2_COMMANDS,
+        *REAL_ENVIRONMENT_COMMANDS,
         DASHBOARD_COMMAND,
     }
     elsewhere |= {IMAGE_BUILD, ENGINE, WATCHED, *serves}

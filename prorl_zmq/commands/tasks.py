@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..tasks.loading import Row
 
 commands = typer.Typer(
-    help="Data files of the tasks that people train on. Try: prorl tasks list, then prorl tasks validate FILE, and "
+    help="Check data files, and list and try tasks. Try: prorl tasks list, then prorl tasks validate FILE, and "
     "prorl eval FILE, or prorl_zmq.tasks.loading.load_jobs in a trainer.",
     rich_markup_mode=None,
 )
@@ -71,7 +71,7 @@ def validate(
     row_format: RowFormatName = "",
     every: Annotated[bool, typer.Option("--all", help=f"Show all wrong rows, not only the first {SHOWN}.")] = False,
 ) -> None:
-    """Say what is wrong with a data file, by line, or with a folder of Harbor tasks; the exit code is 1 if anything is.
+    """Check a data file or a folder of Harbor tasks, and list its errors; the exit code is 1 if there are any.
 
     Each row is made into a job and its instance checked as the service would. Of a task folder, every key of task.toml
     and every instruction of its Dockerfile is checked. Nothing is run.
@@ -119,7 +119,7 @@ def images_of(
     row_format: RowFormatName = "",
     images: Images = None,
 ) -> None:
-    """List the images that swe rows or Harbor tasks need, and whether they are there; --build makes the missing ones.
+    """List the images that swe rows or Harbor tasks need, and which are missing; --build makes those.
 
     The exit code is 1 if any is missing at the end, or if a row or folder is wrong.
 

@@ -202,7 +202,8 @@ def test_a_segment_in_which_nothing_was_generated_gives_no_row() -> None:
 
 
 def test_limits_truncate_and_nothing_else_does() -> None:
-    assert set(StopReason) - TRUNCATING == {StopReason.DONE, StopReason.FINISHED, StopReason.HARNESS_FAILED}
+    ended = {StopReason.DONE, StopReason.ENVIRONMENT, StopReason.FINISHED, StopReason.HARNESS_FAILED}
+    assert set(StopReason) - TRUNCATING == ended
     assert set(StopReason) >= TRUNCATING
 
 

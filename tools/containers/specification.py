@@ -89,3 +89,13 @@ class SandboxSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(
                 f"output_limit_bytes is {self.output_limit_bytes}; it must be at least {least} and at most {most}"
             )
+
+
+RESERVED_BYTES = 2**40
+"""The address space that a sandbox must allow a process of a JavaScript engine, which reserves it and uses little."""
+
+
+def with_address_space(spec: SandboxSpec) -> SandboxSpec:
+    """Return a specification that allows JavaScript engines."""
+    limits = msgspec.structs.replace(spec.limits, address_space_bytes=RESERVED_BYTES)
+    return msgspec.structs.replace(spec, limits=limits)

@@ -12,9 +12,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, Union, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_type_hints
 
 import msgspec
+from msgspec import Meta
 
 from ...errors import SandboxFailed, ToolSessionLost
 from ..containers import files
@@ -27,12 +28,17 @@ from ..sessions.cell_session import CellResult, CellSession
 from ..sessions.ipython_session import IPythonChoice, IPythonSession
 from . import messages
 from .command import execute
-from .passed_socket import pass_socket
+from .passed_socket import pass_descriptors
+from .program import Program
 
 if TYPE_CHECKING:
     from ..containers.container import Container
 
-S = TypeVar("S", BashSession, CellSession)
+Session = BashSession | CellSession | Program
+S = TypeVar("S", BashSession, CellSession, Program)
+Limit = Annotated[float, Meta(ge=-1e9)]
+"""Seconds; not NaN. None are left if it is negative."""
+Size = Annotated[int, Meta(ge=0)]
 
 FILE_LIMIT_S = 60.0
 """How long a file call may take."""
@@ -44,7 +50,7 @@ class SandboxCalls:
     def __init__(self, container: Container) -> None:
         self._container = container
         self._place = (container.root, container.home)
-        self._sessions: dict[int, BashSession | CellSession] = {}
+        self._sessions: dict[int, Session] = {}
         self._opened = 0
         self._edits = EditHistory(container.directory)
         self._editing = asyncio.Lock()
@@ -52,9 +58,9 @@ class SandboxCalls:
     async def exec(
         self,
         command: tuple[str, ...],
-        timeout_s: float,
+        timeout_s: Limit,
         stdin: bytes,
-        output_limit_bytes: int,
+        output_limit_bytes: Size,
         environment: dict[str, str],
         directory: str,
         user: str,
@@ -63,10 +69,10 @@ class SandboxCalls:
         run = partial(execute, self._container, command, timeout_s, stdin, output_limit_bytes, *place)
         return await self._container.begin(run)
 
-    async def read_file(self, path: str, limit_bytes: int) -> bytes:
+    async def read_file(self, path: str, limit_bytes: Size) -> bytes:
         return await self._container.call(partial(files.read, *self._place, path, limit_bytes), FILE_LIMIT_S, bytes)
 
-    async def write_files(self, contents: dict[str, bytes], mode: int) -> None:
+    async def write_files(self, contents: dict[str, bytes], mode: Annotated[int, Meta(ge=0, le=0o7777)]) -> None:
         await self._container.call(partial(files.write, *self._place, contents, mode), FILE_LIMIT_S)
 
     async def upload(self, path: str, archive: bytes) -> None:
@@ -83,7 +89,7 @@ class SandboxCalls:
     async def pack(self, paths: tuple[str, ...], exclude: tuple[str, ...], limit_bytes: int) -> bytes:
         return await self._container.call(partial(files.pack, paths, exclude, limit_bytes), FILE_LIMIT_S, bytes)
 
-    async def edit(self, arguments: EditorArguments, timeout_s: float) -> EditOutcome:
+    async def edit(self, arguments: EditorArguments, timeout_s: Limit) -> EditOutcome:
         container, path = self._container, arguments.path
         async with self._editing:
             work = partial(apply, arguments, self._edits.last(path), container.root, container.directory)
@@ -96,11 +102,11 @@ class SandboxCalls:
             self._edits.record(outcome)
             return outcome
 
-    async def listen(self, port: int, receiver: str) -> None:
+    async def listen(self, port: Annotated[int, Meta(ge=0, le=65535)], receiver: str) -> None:
         """Pass a socket that listens on the 127.0.0.1 that commands see (see `passed_socket`)."""
         await self._container.ensure_running()
         with self._container.listening_socket(port) as listening:
-            pass_socket(listening, self._container.path, receiver)
+            pass_descriptors([listening.fileno()], self._container.path, receiver)
 
     async def start_bash(self) -> int:
         return await self._open(BashSession(self._container, self._limit_bytes))
@@ -119,16 +125,28 @@ class SandboxCalls:
         limit = self._limit_bytes
         return await self._open(KernelSession(self._container, argv=argv or IPYKERNEL, output_limit_bytes=limit))
 
-    async def run_bash(self, session: int, command: str, timeout_s: float, wait_s: float | None) -> BashResult:
+    async def run_bash(self, session: int, command: str, timeout_s: Limit, wait_s: Limit | None) -> BashResult:
         return await self._session(session, BashSession).run(command, timeout_s, wait_s)
 
-    async def send_bash(self, session: int, data: bytes, timeout_s: float, wait_s: float | None) -> BashResult:
+    async def send_bash(self, session: int, data: bytes, timeout_s: Limit, wait_s: Limit | None) -> BashResult:
         """Type on the terminal of a bash whose command is running."""
         return await self._session(session, BashSession).send(data, timeout_s, wait_s)
 
-    async def run_cell(self, session: int, code: str, timeout_s: float) -> CellResult:
+    async def run_cell(self, session: int, code: str, timeout_s: Limit) -> CellResult:
         cells = self._session(session, CellSession)  # type: ignore[type-abstract]
         return await cells.run(code, timeout_s)
+
+    async def start_program(
+        self, command: tuple[str, ...], environment: dict[str, str], directory: str, receiver: str
+    ) -> int:
+        """Start a program, and pass its standard input and output (see `passed_socket`)."""
+        return await self._open(Program(self._container, command, environment, directory, receiver))
+
+    async def end_program(self, session: int, wait_s: float) -> messages.ExecResult:
+        """End a program that does not end on its own within `wait_s`; return its exit code and standard error."""
+        result = await self._session(session, Program).end(wait_s)
+        self._sessions.pop(session, None)
+        return result
 
     async def close_session(self, session: int) -> None:
         if (closing := self._sessions.pop(session, None)) is not None:
@@ -142,7 +160,7 @@ class SandboxCalls:
     def _limit_bytes(self) -> int:
         return self._container.spec.output_limit_bytes
 
-    async def _open(self, session: BashSession | CellSession) -> int:
+    async def _open(self, session: Session) -> int:
         """Start a session; return its number."""
         if len(self._sessions) >= SESSIONS:
             raise SandboxFailed(f"a sandbox may have {SESSIONS} tool sessions; close one first")
@@ -165,7 +183,7 @@ class SandboxCalls:
 
 
 _HINTS = {
-    name: get_type_hints(method)
+    name: get_type_hints(method, include_extras=True)
     for name, method in vars(SandboxCalls).items()
     if inspect.iscoroutinefunction(method) and not name.startswith("_")
 }

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from ..sessions.bash_session import BashResult
     from ..sessions.cell_session import CellResult
+    from .messages import ExecResult
 
 CONNECT_LIMIT_S = 10.0
 CANCEL_LIMIT_S = 10.0
@@ -80,7 +81,8 @@ class ExecutionClient(messages.Line):
 
         Raises:
             SandboxFailed: the server is gone.
-            ProrlError: the method raised it; an `InvalidToolCall` for a `ValueError`.
+            ProrlError: the method raised it; an `InvalidToolCall` for a `ValueError`, and for an argument that cannot
+                be sent; a `MalformedMessage` for one that the method does not take.
         """
         name = method.__name__
         result: T = await self.ask(REQUESTS[name](*args, **kwargs), RESULTS[name])
@@ -101,6 +103,8 @@ class ExecutionClient(messages.Line):
             if reply.done() and not reply.cancelled():
                 reply.exception()  # seen
         failed = packed.startswith(messages.ERROR)
+        if not failed and not packed.startswith(messages.RESULT):
+            raise InternalError(f"an execution server's reply cannot be read: it begins with {packed[:1]!r}")
         try:
             result = msgspec.msgpack.decode(memoryview(packed)[1:], type=ErrorInfo if failed else returns)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -127,7 +131,10 @@ class ExecutionClient(messages.Line):
         if self.closed:
             raise SandboxFailed(self._gone)
         self._number += 1
-        packed = messages.encode(request)
+        try:
+            packed = messages.encode(request)
+        except (UnicodeEncodeError, OverflowError) as error:
+            raise InvalidToolCall(f"an argument cannot be sent: {error}") from error
         if len(packed) > messages.FRAME_LIMIT_BYTES:
             limit = messages.UPLOAD_LIMIT_BYTES
             raise SandboxFailed(f"a request has {len(packed)} bytes; at most {limit} are taken", reason="size")
@@ -180,6 +187,21 @@ class RemoteBash(RemoteSession):
 
     async def send(self, data: bytes, timeout_s: float, wait_s: float | None = None) -> BashResult:
         return await self._call(SandboxCalls.send_bash, self.number, data, timeout_s, wait_s)
+
+
+class RemoteProgram(RemoteSession):
+    """A program whose standard input and output are pipes of this process, not blocking; whoever uses them closes them.
+
+    It lives until `end`, the end of the sandbox, or, if it heeds that, of its input.
+    """
+
+    def __init__(self, client: ExecutionClient, number: int, stdin: int, stdout: int) -> None:
+        super().__init__(client, number)
+        self.stdin, self.stdout = stdin, stdout
+
+    async def end(self, wait_s: float = 0.0) -> ExecResult:
+        """Wait up to `wait_s` for its end, and kill what is left; return its exit code and standard error."""
+        return await self._call(SandboxCalls.end_program, self.number, wait_s)
 
 
 class RemoteCells(RemoteSession):

@@ -41,10 +41,13 @@ async def execute(
 
     Raises:
         SandboxFailed: it could not be started, or did not end when killed.
+        ValueError: the command has no words.
     """
-    stdin_end, writer = _pipe("w") if stdin else (os.open(os.devnull, os.O_RDONLY), None)
-    stdout_end, stdout = _pipe("r")
-    stderr_end, stderr = _pipe("r")
+    if not command:
+        raise ValueError("the command is empty; give a program and its arguments")
+    stdin_end, writer = open_pipe("w") if stdin else (os.open(os.devnull, os.O_RDONLY), None)
+    stdout_end, stdout = open_pipe("r")
+    stderr_end, stderr = open_pipe("r")
     try:
         child = container.spawn(
             command,
@@ -67,7 +70,7 @@ async def execute(
     finally:
         for descriptor in (stdin_end, stdout_end, stderr_end):
             os.close(descriptor)
-    readers = tuple(_Reader(pipe, output_limit_bytes) for pipe in (stdout, stderr))
+    readers = tuple(Reader(pipe, output_limit_bytes) for pipe in (stdout, stderr))
     pipes = [*readers, *([_Writer(writer, stdin)] if writer is not None else [])]
     try:
         timed_out, code = await _run(container, child, timeout_s)
@@ -90,7 +93,8 @@ async def _run(container: Container, child: Child, timeout_s: float) -> tuple[bo
     return timed_out, await to_the_end(container.end(child))
 
 
-def _pipe(ours: str) -> tuple[int, IO[bytes]]:
+def open_pipe(ours: str) -> tuple[int, IO[bytes]]:
+    """Return the other side's end of a new pipe, and ours (`r` or `w`), which does not block."""
     read, write = os.pipe()
     mine, theirs = (read, write) if ours == "r" else (write, read)
     os.set_blocking(mine, False)
@@ -110,7 +114,9 @@ class _Pipe:
             self._pipe.close()
 
 
-class _Reader(_Pipe):
+class Reader(_Pipe):
+    """Reads a pipe from now on; keeps the head and the tail of what comes."""
+
     def __init__(self, pipe: IO[bytes], limit_bytes: int) -> None:
         super().__init__(pipe)
         self.output = HeadTail(limit_bytes)

@@ -27,8 +27,8 @@ from ..containers import tree
 from ..containers.container import WORKSPACE
 from ..execution import messages
 from ..execution.calls import SandboxCalls
-from ..execution.client import RemoteBash, RemoteCells
-from ..execution.passed_socket import receive_socket
+from ..execution.client import RemoteBash, RemoteCells, RemoteProgram
+from ..execution.passed_socket import receive, receive_socket
 from ..execution.server import LOCK
 from ..processes.child import to_the_end
 from ..processes.output import OUTPUT_LIMIT_BYTES
@@ -190,7 +190,7 @@ class Sandbox:
             stdin: its whole input.
             output_limit_bytes: how much is kept of each of its two outputs.
             environment: variables added to the sandbox's, or replacing them.
-            directory: where it starts; empty: where all commands start.
+            directory: where it starts; where all commands start if it is empty or missing.
             user: whose command it is; empty: `SandboxSpec.user`. Exit code 126: the sandbox has no such user.
 
         Raises:
@@ -242,6 +242,30 @@ class Sandbox:
     def cell_session(self, number: int) -> RemoteCells:
         """Return the session of that number, which this or another process started."""
         return RemoteCells(self._client, number)
+
+    async def program(
+        self, command: Sequence[str], environment: Mapping[str, str] | None = None, directory: str = ""
+    ) -> RemoteProgram:
+        """Start a program whose standard input and output are pipes of this process; the caller ends it.
+
+        What it writes to its standard error is read, and its head and tail are kept.
+
+        Args:
+            command: as for `exec`, and so are the others.
+            environment: variables added to the sandbox's, or replacing them.
+            directory: where it starts.
+
+        Raises:
+            SandboxFailed: the sandbox is gone, or has no such program (`reason` is `image`).
+        """
+        started: list[int] = []
+
+        async def ask(receiver: str) -> None:
+            arguments = (tuple(command), dict(environment or {}), directory, receiver)
+            started.append(await self._client.call(SandboxCalls.start_program, *arguments))
+
+        stdin, stdout = await receive(self.path, 2, ask)
+        return RemoteProgram(self._client, started[0], stdin, stdout)
 
     async def edit(self, arguments: EditorArguments, timeout_s: float) -> EditOutcome:
         """View or change a file as the editor tool does (see `editor.editing.apply`).
