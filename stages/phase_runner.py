@@ -215,9 +215,8 @@ class PhaseRunner:
                 return await self._eval(instance)
 
     async def _run(self, instance: Any) -> PhaseDone:
-        inputs = (self.job, instance, self._command.phase_data, self.sandbox)
         calls = (self._converse, self._conversation, self._serve, self._create_fresh_sandbox)
-        phase = RunPhase(*inputs, *calls)
+        phase = RunPhase(self.job, instance, self._command.phase_data, self.sandbox, *calls)
         try:
             try:
                 data = await self._handler.run(phase)
