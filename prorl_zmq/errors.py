@@ -101,7 +101,7 @@ class InvalidBatch(ProrlError):
 class UnknownBatch(ProrlError):
     """The batch is not open: it was closed, or its lease has expired (`batch_id`).
 
-    To who looks for one: none that is remembered has this id, or several have it as their prefix (`matches`).
+    No known batch has this id, or several have it as their prefix (`matches`).
     """
 
 
@@ -235,7 +235,7 @@ class GraderFailed(ProrlError):
     """The grader returned no reward, which says nothing about the answer (`reason`, `output`).
 
     `reason` is `hung` (it took longer than its limit), `crashed` (its process ended), `raised`, or `result` (what it
-    returned is no reward); `output` is the end of what it printed.
+    returned is not a reward); `output` is the end of what it printed.
     """
 
 
@@ -292,6 +292,14 @@ class SlurmFailed(ProrlError):
 
 class HarnessFailed(ProrlError):
     """An agent program ended without a call of the model that was answered. Fields: `harness`, `exit_code`."""
+
+
+class EnvironmentFailed(ProrlError):
+    """An environment could not be played, which says nothing about the policy (`environment`, `reason`).
+
+    `reason` is `missing` (it is not installed here), `raised` (or it returned what is not allowed), `hung` or `died`
+    (its worker), `cancelled` (the worker was closed), or `masked` (it asks for another try itself).
+    """
 
 
 class EndpointFailed(ProrlError):

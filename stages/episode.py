@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ..data.conversations import finite_reward
 from ..data.trajectory import TrajectoryBuilder
@@ -171,6 +171,8 @@ class Episode:
     """The policy's message in the call that ended the episode, if there was such a call."""
     notes: dict[str, str] = field(default_factory=dict)
     """Notes for people, stored in the trajectory's `result.notes`."""
+    turn_rewards: list[tuple[int, float]] = field(default_factory=list)
+    """Rewards that a program gave to turns: index in the trajectory's turns, reward."""
     so_far: Callable[[], TrajectoryBuilder] | None = None
     """Returns the conversation that a harness leads, so far; None: it is in `trajectory`."""
 
@@ -190,7 +192,7 @@ class Episode:
         Both are empty for one conversation, `main`, whose turns have no rewards.
         """
         parts: list[ConversationPart] = []
-        rewards: list[tuple[int, float]] = []
+        rewards = [*self.turn_rewards]
         segments = turns = 0
         for one in self.conversations:
             builder, first = one.trajectory, segments
@@ -231,5 +233,17 @@ class JobPolicy:
     episode: Episode
     parser_url: str = ""
     """The server that parses turns led by a program; empty: the chat format parses them."""
+    others: OtherPolicies | None = None
+    """The job's other models, for programs that lead; None: the job has none."""
     more_tools: MutableMapping[str, AnyTool] | None = None
     """Tools of MCP servers, in addition to those of a conversation; more may come during the rollout."""
+
+
+class OtherPolicies(Protocol):
+    """What `other_models.OtherModels` is for programs that lead a rollout."""
+
+    def maps(self, role: str) -> bool:
+        """Return whether the job maps a name to a model other than the policy."""
+
+    async def policy(self, role: str, *, parsed: bool = False) -> JobPolicy:
+        """Return what takes a model's turns."""

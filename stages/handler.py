@@ -27,6 +27,7 @@ import msgspec
 from ..errors import (
     ConfigError,
     EngineFailed,
+    EnvironmentFailed,
     ErrorInfo,
     GraderFailed,
     HandlerFailed,
@@ -48,6 +49,7 @@ from ..system.plugins import load_plugin, offered
 from ..wire import codec
 from ..wire.messages.jobs import Harness, Outcome, Phase
 from ..wire.messages.stages import Task
+from .chat_endpoint import endpoints
 from .harness.adapter import known_harnesses
 
 if TYPE_CHECKING:
@@ -72,6 +74,10 @@ NAMED_TYPES = (str, int, float, bool, list[str], dict[str, str])
 Instance = TypeVar("Instance", bound=msgspec.Struct)
 PhaseData = dict[str, Any]
 """The data that one phase returns for the next: plain data with string keys."""
+
+
+async def _no_sandbox(_: SandboxSpec) -> Sandbox:
+    raise HandlerFailed("this RUN has no fresh sandboxes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +105,21 @@ class RunPhase(Generic[Instance]):
     `conversation` and one `say`. The chat template describes the tools to the model. A harness that leads the rollout
     gets the user's messages as its task, and has tools of its own."""
     conversation: Callable[..., Conversation]
-    """`conversation(opening, tools=(), *, name="main", trained=True)` begins a conversation that the task leads turn by
-    turn (see `Conversation`); several may run at once, under names of their own. One with `trained=False` is context:
-    its text is kept as a note, its tokens are not. Raises `HandlerFailed` if the name is taken, or if a harness or a
-    program outside leads the rollout."""
+    """`conversation(opening, tools=(), *, name="main", model="policy", trained=True)` begins a conversation that the
+    task leads turn by turn (see `Conversation`); several may run at once, under names of their own. `model` is a name
+    that the job maps (`Job.models`), or a model of the service. A conversation with another model than the policy, or
+    with `trained=False`, is context: its text is kept as a note, its tokens are not. Raises `HandlerFailed` if the name
+    is taken, or if a harness or a program outside leads the rollout."""
+    serve: Callable[
+        [Callable[[str, str, Sequence[str]], Awaitable[tuple[PhaseData, Sequence[tuple[int, float]]]]]],
+        Awaitable[PhaseData],
+    ]
+    """`serve(play)` serves the job's model over HTTP while `play(url, key, models)` runs, in place of conversations.
+    All calls at the address are turns of this rollout. `play` returns data, which `serve` returns, and rewards of the
+    policy's turns: index from 0, reward."""
+    create_sandbox: Callable[[SandboxSpec], Awaitable[Sandbox]] = _no_sandbox
+    """Makes a fresh sandbox without any process of the agent, to judge a part of the rollout before its end; the
+    service closes it when the phase ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +172,7 @@ INFRASTRUCTURE_ERRORS: dict[type[ProrlError], bool] = {
     SandboxFailed: True,
     ToolSessionLost: True,
     HarnessFailed: True,
+    EnvironmentFailed: True,
     InternalError: True,
     JudgeUnreachable: True,
     GraderFailed: False,
@@ -193,6 +211,11 @@ class AgentHandler(ABC, Generic[Instance]):
         """Return the MCP servers whose tools the policy gets: those that the job names, unless the task adds some."""
         del instance
         return job.mcp
+
+    def ends_processes(self, instance: Instance) -> bool:
+        """Return whether RUN ends the agent's processes; False: EVAL, in the sandbox, judges these too."""
+        del instance
+        return True
 
     def lacks(self, instance: Instance) -> str:
         """Describe what the instance needs and this process's environment lacks; empty: nothing."""
@@ -249,6 +272,7 @@ class AgentHandler(ABC, Generic[Instance]):
             fields={one.encode_name: _type_name(hints[one.name]) for one in fields},
             optional=tuple(one.encode_name for one in fields if not one.required),
             harnesses=tuple(known_harnesses()),
+            models=endpoints(),
         )
 
     def parse_instance(self, job: Job) -> Instance:

@@ -12,7 +12,8 @@ import math
 import re
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -36,7 +37,7 @@ from ..system.open_files import wait_for_descriptors
 from ..system.traces import span
 from ..tools.containers.specification import SandboxSpec, with_address_space
 from ..tools.processes.child import to_the_end
-from ..wire.messages.base import CONVERSATIONS_LIMIT, new_id
+from ..wire.messages.base import CONVERSATIONS_LIMIT, POLICY, new_id
 from ..wire.messages.jobs import MAIN, Outcome, Phase
 from ..wire.messages.stages import PhaseDone, PhaseFailed
 from .conversation import Conversation, checked_messages, checked_tools
@@ -54,6 +55,7 @@ from .handler import (
 )
 from .job_backend import JobBackend, PhaseClock
 from .judge import ENGINE_MOVES, EngineJudge, Judge
+from .other_models import OtherModels
 from .phase_ends import (
     MUST_BE_FINITE,
     checked,
@@ -67,7 +69,7 @@ from .phase_ends import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, MutableMapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -86,6 +88,7 @@ if TYPE_CHECKING:
     from .harness.outside_rollout import OutsideRollout, RolloutDoor
     from .harness.rollout import ChosenHarness
     from .judge import JudgeServer
+    from .other_models import ChatEndpoints
     from .sandbox_handoff import SandboxHandoff
 
 log = logging.getLogger("prorl.stage")
@@ -117,6 +120,7 @@ class StageServices:
     handoff: SandboxHandoff
     graders: GraderPool
     judge: JudgeServer
+    endpoints: ChatEndpoints
     door: Callable[[], RolloutDoor]
     """Returns the server through which programs outside lead rollouts of this process."""
     mcp_keys: Mapping[str, str]
@@ -133,6 +137,7 @@ class PhaseRunner:
         self._phase = command.phase
         self._clock = PhaseClock(job.limits.of(command.phase))
         self.backend = JobBackend(job, command.attempt, services.backends, services.engines, self._clock)
+        self._others = OtherModels(job, services.endpoints, self._backend_of)
         self._fresh: list[Sandbox] = []
         """The fresh sandboxes, which are closed when the phase ends."""
         self._harness: ChosenHarness | None = None
@@ -144,6 +149,8 @@ class PhaseRunner:
         """Names of the task's own tools; noted only for jobs with MCP servers."""
         self._mcp: McpTools | None = None
         self._episode: Episode | None = None
+        self._serves = False
+        """A program that calls the model over HTTP plays the rollout."""
         self._opening: asyncio.Lock | None = None
         self._opened: JobPolicy | None = None
         self._acting_since = math.inf
@@ -212,14 +219,16 @@ class PhaseRunner:
                 return await self._eval(instance)
 
     async def _run(self, instance: Any) -> PhaseDone:
-        phase = RunPhase(self.job, instance, self._command.phase_data, self.sandbox, self._converse, self._conversation)
+        inputs = (self.job, instance, self._command.phase_data, self.sandbox)
+        calls = (self._converse, self._conversation, self._serve, self._create_fresh_sandbox)
+        phase = RunPhase(*inputs, *calls)
         try:
             try:
                 data = await self._handler.run(phase)
             finally:
                 if self._mcp is not None:
                     await self._mcp.close()
-            if self.sandbox is not None and self._hands_on_sandbox():
+            if self.sandbox is not None and self._hands_on_sandbox() and self._handler.ends_processes(instance):
                 await self.sandbox.end_processes()
             data = passed_on(data)
             if self._outside is not None and self._outside.reward is not None:
@@ -232,11 +241,18 @@ class PhaseRunner:
                 raise SandboxBroken(f"the agent broke its sandbox: {error.message}") from error
             raise
         except EngineFailed as error:  # also for messages that the agent loop could not process
-            if not (error.fields.get("refused") or error.fields.get("parser")):
+            if not any(error.fields.get(name) for name in ("refused", "parser", "model")):
                 self.backend.report(error)
             raise
         finally:
             self.backend.release()
+            self._others.release()
+
+    def _backend_of(self, model: str) -> JobBackend:
+        services = self._services
+        return JobBackend(
+            self.job, self._command.attempt, services.backends, services.engines, self._clock, model=model
+        )
 
     async def _eval(self, instance: Any) -> PhaseDone:
         job, services, data = self.job, self._services, self._command.phase_data
@@ -300,6 +316,7 @@ class PhaseRunner:
         tools: Sequence[AnyTool] = (),
         *,
         name: str = MAIN,
+        model: str = POLICY,
         trained: bool = True,
     ) -> Conversation:
         if self._is_led:
@@ -315,10 +332,30 @@ class PhaseRunner:
                 f"this rollout has a conversation named {name!r} already: give the other one a name (name=…), or say "
                 "more in the first one"
             )
-        conversation = Conversation(self._episode, self._policy, opening, tools, name=name, trained=trained)
         if self._servers:
             self._taken |= {tool.name for tool in tools}
-        return conversation
+        policy = partial(self._policy_of, model)
+        trained = trained and self._others.is_policy(model)
+        return Conversation(self._episode, policy, opening, tools, name=name, trained=trained)
+
+    async def _policy_of(self, role: str) -> JobPolicy:
+        """Return what takes the turns of the model that the job or the service calls so."""
+        if not self._others.is_policy(role):
+            return await self._others.policy(role)
+        policy, sampling = await self._policy(), self._others.named(role).sampling
+        if sampling is None:
+            return policy
+        return replace(policy, job=msgspec.structs.replace(self.job, sampling=sampling))
+
+    async def _serve(
+        self, play: Callable[[str, str, Sequence[str]], Awaitable[tuple[PhaseData, Sequence[tuple[int, float]]]]]
+    ) -> PhaseData:
+        if self._is_led or self._episode is not None:
+            raise HandlerFailed("phase.serve was called in a rollout that has a conversation, or that another leads")
+        from .harness.served_program import serve_program  # imports aiohttp, as above
+
+        self._episode, self._serves = Episode(began=self._clock.began), True
+        return await serve_program(await self._policy(), play)
 
     async def _policy(self) -> JobPolicy:
         """Return the job's policy, on the backend that the job is assigned to."""
@@ -335,12 +372,13 @@ class PhaseRunner:
         asked_at = time.monotonic()
         backend = await self.backend.assigned()
         waited_s = time.monotonic() - asked_at
-        parser_url = backend.chat.parser_url if self._is_led else ""
+        parser_url = backend.chat.parser_url if self._is_led or self._serves else ""
         chat = await self._chat(msgspec.structs.replace(backend.chat, parser_url=parser_url))
         self._acting_since = time.monotonic()
         if waited_s >= BACKEND_WAIT_S:
             episode.timings["backend"] = waited_s
-        return JobPolicy(self.backend.generate, chat, backend.context_tokens, self.job, episode, parser_url, more)
+        generate, context = self.backend.generate, backend.context_tokens
+        return JobPolicy(generate, chat, context, self.job, episode, parser_url, self._others, more)
 
     async def _more_tools(self) -> MutableMapping[str, AnyTool]:
         """Start the job's MCP servers, and return their tools."""
@@ -398,7 +436,8 @@ class PhaseRunner:
         """
         timings = self._episode.timings if self._episode is not None else {}
         chat_s = timings.get("chat", 0.0) if self._harness is None else 0.0
-        return time.monotonic() - self._acting_since - timings.get("engine", 0.0) - chat_s
+        models_s = sum(seconds for name, seconds in timings.items() if name.startswith("model."))
+        return time.monotonic() - self._acting_since - timings.get("engine", 0.0) - chat_s - models_s
 
     def _hands_on_sandbox(self) -> bool:
         return self._phase == Phase.INIT or (self._phase == Phase.RUN and self._handler.eval_in_sandbox)
@@ -432,11 +471,13 @@ class PhaseRunner:
         episode, backend = self._episode or NO_EPISODE, self.backend.current
         metrics: dict[str, float] = {**episode.metrics}
         notes = {**episode.notes}
-        notes |= {f"conversation {one.name}": one.note for one in episode.conversations if one.note}
+        trajectory, named = episode.trajectory, NOTHING_NAMED
+        if episode.conversations or episode.turn_rewards:
+            notes |= {f"conversation {one.name}": one.note for one in episode.conversations if one.note}
+            trajectory, named = episode.whole(), episode.named()
         if evaluation is not None:
             metrics |= evaluation.metrics
             notes |= evaluation.notes
-        trajectory, named = episode.whole(), episode.named() if episode.conversations else NOTHING_NAMED
         return {
             "stage_id": self._services.stage_id,
             "job_id": self.job.job_id,

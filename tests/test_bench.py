@@ -30,6 +30,7 @@ NAMES = (
     "nodes",
     "async_grpo",
     "tasks",
+    "harbor",
     "tools",
     "sandbox",
     "losses",
@@ -40,7 +41,6 @@ NAMES = (
 )
 PROVED = ("chaos", "chaos_cluster", "hostile", "fuzz", "slurm")
 """Run by tests/chaos and tests/cluster, which look at what came out."""
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks read /proc")
 
 
 def quick(name: str, json_path: Path) -> subprocess.CompletedProcess[str]:
@@ -49,19 +49,21 @@ def quick(name: str, json_path: Path) -> subprocess.CompletedProcess[str]:
 
 
 PEERS = {
-    "async_grpo": ("torch", "trl", "requests"),
-    "fetch": ("fastapi", "httpx", "uvicorn"),
-    "tools": ("swerex", "libtmux", "bashlex", "ipykernel"),
+    "async_grpo": ("trl", ("torch", "trl", "requests")),
+    "fetch": ("bench", ("fastapi", "httpx", "uvicorn")),
+    "tools": ("bench", ("swerex", "libtmux", "bashlex", "ipykernel")),
 }
+"""The extra of a bench's peers, and the modules that it imports of them."""
 PROGRAMS = {"tools": ("tmux",), "watching": ("chromium",)}
 
 
 @pytest.mark.proof
 @pytest.mark.parametrize("name", NAMES)
 def test_a_quick_run_reports_positive_finite_figures(name, tmp_path):
-    for module in PEERS.get(name, ()):
+    extra, modules = PEERS.get(name, ("", ()))
+    for module in modules:
         if importlib.util.find_spec(module) is None:
-            pytest.skip(f"bench/{name}.py compares with {module}: install the extra [bench]")
+            pytest.skip(f"bench/{name}.py compares with {module}: install the extra [{extra}]")
     if name == "mcp" and not Path(os.environ.get("PRORL_MCP_PYTHON", BENCH.parent / ".mcp/bin/python")).exists():
         pytest.skip("bench/mcp.py compares with the SDK's client: make mcp")
     for program in PROGRAMS.get(name, ()):

@@ -61,9 +61,11 @@ class PyPI:
     version: str
     """The tested version; users may install another."""
     also: tuple[str, ...] = ()
-    """Further requirements; `{version}` stands for the package's."""
+    """Further requirements; `{version}` stands for the package's. Without a package, all of them."""
     python: tuple[int, int] = (3, 11)
     """The oldest supported Python."""
+    newest: tuple[int, ...] = ()
+    """The newest supported Python, such as (3, 12), which includes its patches, or (3, 12, 0); empty: any."""
 
 
 class McpCommand(NamedTuple):

@@ -1,12 +1,13 @@
-"""Harnesses on this machine's disk: one folder per version, which all sandboxes see read-only, under its own path.
+"""Packages on this machine's disk: one folder per version, under a name; harnesses, and environments of others.
 
     ROOT/NAME/lock             held by the process that installs or removes (see `images.kept_folder`)
     ROOT/NAME/building-ID/     an installation in progress; a leftover if the lock is free
     ROOT/NAME/VERSION/         complete: it was renamed at the end
-    ROOT/NAME/VERSION/bin/     what an adapter starts: links to programs, `node`, `python`
+    ROOT/NAME/VERSION/bin/     what is started: links to programs, `node`, `python`
     ROOT/NAME/VERSION/installation.json
 
-Nothing locks against removal: a sandbox whose harness is removed or replaced loses its files.
+Sandboxes see a harness's folder read-only, under its own path. Nothing locks against removal: what still runs loses its
+files.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from __future__ import annotations
 import os
 import re
 import time
+from abc import ABC, abstractmethod
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import msgspec
 
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ...tools.images.kept_folder import KeptFolder
-    from .adapter import Adapter
+    from .adapter import Adapter, PyPI
 
 RECORD = "installation.json"
 VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+!_-]{0,63}")
@@ -45,7 +47,7 @@ INSTALL_LIMIT_S = 1800.0
 
 
 class Installation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A complete installation of a harness."""
+    """A complete installation of a harness or an environment."""
 
     name: str
     version: str
@@ -57,6 +59,8 @@ class Installation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds since 1970."""
     took_s: float
     size_bytes: int
+    adapter: str = ""
+    """Where an environment's adapter is, unless its name says it."""
 
     @property
     def binds(self) -> tuple[Bind, ...]:
@@ -90,11 +94,37 @@ def parse_name(text: str) -> tuple[Adapter, str]:
     return adapter, version
 
 
-class HarnessStore:
-    """A folder of harnesses, made with the first one; any number of processes may use it."""
+class Named(NamedTuple):
+    """What NAME or NAME==VERSION stands for."""
+
+    name: str
+    package: Npm | PyPI
+    version: str
+    """Empty: not given."""
+
+
+class PackageStore(ABC):
+    """A folder of packages of one kind, made with the first one; any number of processes may use it."""
+
+    kind: ClassVar[str]
+    """What errors call one of them."""
+    command: ClassVar[str]
+    """The command that installs one."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
+
+    @abstractmethod
+    def parse(self, text: str) -> Named:
+        """Return what NAME or NAME==VERSION stands for.
+
+        Raises:
+            ConfigError: it is unknown or never installed, or the version is invalid.
+        """
+
+    @abstractmethod
+    def is_default(self) -> bool:
+        """Return whether the folder is the one without an option."""
 
     def install(
         self,
@@ -105,7 +135,7 @@ class HarnessStore:
         wait_s: float = WAIT_LIMIT_S,
         timeout_s: float = INSTALL_LIMIT_S,
     ) -> Installation:
-        """Install NAME or NAME==VERSION, unless it is installed and complete.
+        """Install NAME or NAME==VERSION of a known package, unless it is installed and complete.
 
         `say` is called with lines for a person, `heard` with each line that npm and pip print. `timeout_s` limits each
         of these, `wait_s` the wait for another process that installs it.
@@ -114,22 +144,35 @@ class HarnessStore:
             ConfigError: the harness is unknown, or this machine lacks an installer.
             SandboxFailed: npm or pip failed, or the disk rejected it.
         """
-        adapter, version = parse_name(name)
-        package = adapter.package
-        assert package is not None
-        version = version or package.version
+        named = self.parse(name)
+        return self._install(named, "", say=say, heard=heard, wait_s=wait_s, timeout_s=timeout_s)
+
+    def _install(
+        self,
+        named: Named,
+        adapter: str,
+        *,
+        say: Callable[[str], None],
+        heard: Callable[[str], None],
+        wait_s: float,
+        timeout_s: float,
+        again: bool = False,
+    ) -> Installation:
+        name, package = named.name, named.package
+        version = named.version or package.version
         installer = PackageInstaller(package, version, timeout_s, heard)
-        with self._explained(), self._locked(adapter.name, wait_s, say) as folder:
+        with self._explained(), self._locked(name, wait_s, say) as folder:
             target = folder.path / version
-            if (there := self._read(target)) is not None and there.package == package.package:
-                say(f"{adapter.name} {version} is installed already")
+            there = self._read(target)
+            if there is not None and not again and there.package == package.package:
+                say(f"{name} {version} is installed already")
                 return there
-            say(f"installing {adapter.name} {version} from {'npm' if isinstance(package, Npm) else 'PyPI'}")
+            say(f"installing {name} {version} from {'npm' if isinstance(package, Npm) else 'PyPI'}")
             started = time.monotonic()
             with folder.building() as build:
                 base = installer.install(build, folder.descriptor)
                 installation = Installation(
-                    name=adapter.name,
+                    name=name,
                     version=version,
                     folder=str(target),
                     package=package.package,
@@ -137,6 +180,7 @@ class HarnessStore:
                     installed_at_s=time.time(),
                     took_s=round(time.monotonic() - started, 3),
                     size_bytes=size_bytes(build),
+                    adapter=adapter or self._adapter(name, build),
                 )
                 (build / RECORD).write_bytes(msgspec.json.format(msgspec.json.encode(installation)) + b"\n")
                 if target.exists():
@@ -144,25 +188,31 @@ class HarnessStore:
                 build.rename(target)
             return installation
 
+    def _adapter(self, name: str, folder: Path) -> str:
+        """Return where the adapter of an installed environment is, if its name does not say it."""
+        del name, folder
+        return ""
+
     def find(self, name: str) -> Installation:
         """Return the installation of NAME or NAME==VERSION.
 
-        Without a version, the adapter's tested version is preferred, then the one installed last.
+        Without a version, the tested version is preferred, then the one installed last.
 
         Raises:
             ConfigError: it is missing or incomplete; the message says how to fix that.
         """
-        adapter, version = parse_name(name)
-        assert adapter.package is not None
-        there = [each for each in self.list() if each.name == adapter.name]
-        wanted = version or adapter.package.version
+        named = self.parse(name)
+        there = [each for each in self.list() if each.name == named.name]
+        wanted, version = named.version or named.package.version, named.version
         for each in there:
-            if each.version == wanted or (not version and not (self.root / adapter.name / wanted).exists()):
+            if each.version == wanted or (not version and not (self.root / named.name / wanted).exists()):
                 return each
-        state = "is broken" if (self.root / adapter.name / wanted).exists() else "is not installed"
-        option = "" if self.root == default_root().absolute() else f" --into {self.root}"
-        message = f"harness {adapter.name} {wanted} {state} in {self.root}; run: prorl harness install {name}{option}"
-        raise ConfigError(message, key="harness")
+        state = "is broken" if (self.root / named.name / wanted).exists() else "is not installed"
+        option = "" if self.is_default() else f" --into {self.root}"
+        message = (
+            f"{self.kind} {named.name} {wanted} {state} in {self.root}; run: {self.command} install {name}{option}"
+        )
+        raise ConfigError(message, key=self.kind)
 
     def list(self) -> list[Installation]:
         """Return the complete installations, by name; of each name the latest first."""
@@ -178,12 +228,12 @@ class HarnessStore:
         Raises:
             ConfigError: there is none.
         """
-        adapter, version = parse_name(name)
-        if not (self.root / adapter.name / version).is_dir():
-            raise ConfigError(f"there is no {name} in {self.root}; see: prorl harness list", key="harness")
-        with self._explained(), self._locked(adapter.name, wait_s, say) as folder:
+        named = self.parse(name)
+        if not (self.root / named.name / named.version).is_dir():
+            raise ConfigError(f"there is no {name} in {self.root}; see: {self.command} list", key=self.kind)
+        with self._explained(), self._locked(named.name, wait_s, say) as folder:
             for each in list(folder.path.iterdir()):
-                if each.is_dir() and (not version or each.name == version):
+                if each.is_dir() and (not named.version or each.name == named.version):
                     folder.throw_away(each)
             folder.remove_if_empty()
 
@@ -209,7 +259,21 @@ class HarnessStore:
             yield
         except OSError as error:
             where = f" ({error.filename})" if error.filename else ""
-            raise SandboxFailed(f"the harnesses in {self.root}: {error.strerror or error}{where}") from error
+            raise SandboxFailed(f"the packages in {self.root}: {error.strerror or error}{where}") from error
+
+
+class HarnessStore(PackageStore):
+    """A folder of harnesses."""
+
+    kind, command = "harness", "prorl harness"
+
+    def parse(self, text: str) -> Named:
+        adapter, version = parse_name(text)
+        assert adapter.package is not None
+        return Named(adapter.name, adapter.package, version)
+
+    def is_default(self) -> bool:
+        return self.root == default_root().absolute()
 
 
 def _unfinished(folder: Path) -> bool:

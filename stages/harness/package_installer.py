@@ -25,14 +25,15 @@ if TYPE_CHECKING:
 ARCHITECTURES = {"x86_64": "x64", "aarch64": "arm64"}
 """npm's names of architectures, by the kernel's."""
 NEWEST_PYTHON = 20
-PROBE = "import sys, venv, ensurepip; print(*sys.version_info[:2], sys.base_prefix)"
+PROBE = "import sys, venv, ensurepip; print(*sys.version_info[:3], sys.base_prefix)"
 PROBE_LIMIT_S = 10.0
 NPM_FLAGS = ("--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error")
 PIP_FLAGS = ("--disable-pip-version-check", "--no-input", "--progress-bar=off", "--no-warn-script-location")
 
 
 class Python(NamedTuple):
-    version: tuple[int, int]
+    version: tuple[int, ...]
+    """Three numbers."""
     prefix: str
     program: str
 
@@ -60,7 +61,7 @@ class PackageInstaller:
             self._npm = _find_npm(package.package)
             self._architecture = _architecture(package.package)
         else:
-            found = find_python(package.python)
+            found = find_python(package.python, package.newest)
             self._python, self._base = found.program, found.prefix
 
     def install(self, folder: Path, lock: int) -> str:
@@ -75,10 +76,14 @@ class PackageInstaller:
         if isinstance(package, Npm):
             self._install_npm(package, folder, lock)
             return ""
-        requirements = (f"{package.package}=={self._version}", *package.also)
-        self._run((self._python, "-m", "venv", str(folder)), folder, lock)
-        pip = (str(folder / "bin" / "python"), "-m", "pip", "install", *PIP_FLAGS)
-        self._run((*pip, *(each.format(version=self._version) for each in requirements)), folder, lock)
+        named = (f"{package.package}=={self._version}",) if package.package else ()
+        requirements = (*named, *package.also)
+        pip = () if requirements else ("--without-pip",)
+        self._run((self._python, "-m", "venv", *pip, str(folder)), folder, lock)
+        if not requirements:
+            return self._base
+        install = (str(folder / "bin" / "python"), "-m", "pip", "install", *PIP_FLAGS)
+        self._run((*install, *(each.format(version=self._version) for each in requirements)), folder, lock)
         return self._base
 
     def _install_npm(self, package: Npm, folder: Path, lock: int) -> None:
@@ -111,24 +116,30 @@ class PackageInstaller:
         )
 
 
-def find_python(least: tuple[int, int]) -> Python:
-    """Return this machine's Python: this one, or the oldest that is new enough; one below /usr only as a last resort.
+def find_python(least: tuple[int, int], newest: tuple[int, ...] = ()) -> Python:
+    """Return this machine's Python: this one, or the oldest that fits; one below /usr only as a last resort.
 
     Sandboxes with an image do not show /usr of the host.
 
     Raises:
         ConfigError: there is none.
     """
+
+    def fits(python: Python | None) -> bool:
+        return (
+            python is not None and python.version >= least and (not newest or python.version[: len(newest)] <= newest)
+        )
+
     own = _probe(sys.executable)
-    if own is not None and own.version >= least and not own.prefix.startswith("/usr"):
+    if own is not None and fits(own) and not own.prefix.startswith("/usr"):
         return own
-    others = {own, *map(_probe, _python_programs())}
-    found = [each for each in others if each is not None and each.version >= least]
+    found = [each for each in {own, *map(_probe, _python_programs())} if each is not None and fits(each)]
     if not found:
-        wanted = ".".join(map(str, least))
+        oldest = ".".join(map(str, least))
+        wanted = f"Python {oldest} to {'.'.join(map(str, newest))}" if newest else f"Python {oldest} or newer"
         raise ConfigError(
-            f"there is no Python {wanted} or newer with venv here; install one (pyenv, or the Debian packages "
-            f"python{wanted} and python{wanted}-venv)",
+            f"there is no {wanted} with venv here; install one (pyenv, or the Debian packages "
+            f"python{oldest} and python{oldest}-venv)",
             key="harness",
         )
     return min(found, key=lambda each: (each.prefix.startswith("/usr"), each))
@@ -147,8 +158,8 @@ def _probe(program: str) -> Python | None:
         done = subprocess.run([program, "-c", PROBE], capture_output=True, text=True, timeout=PROBE_LIMIT_S, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    major, minor, prefix = done.stdout.strip().split(" ", 2)
-    return Python((int(major), int(minor)), prefix, f"{prefix}/bin/python{major}.{minor}")
+    major, minor, patch, prefix = done.stdout.strip().split(" ", 3)
+    return Python((int(major), int(minor), int(patch)), prefix, f"{prefix}/bin/python{major}.{minor}")
 
 
 def _find_npm(package: str) -> str:

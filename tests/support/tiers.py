@@ -154,6 +154,8 @@ OF_PATH = {
     "tests/tools/editor/test_history.py": UNIT,
     "tests/tools/execution/test_memory_files.py": UNIT,
     "tests/tools/execution/test_memory_files.py::test_a_file_counts_once_however_often_it_is_open": PROCESS,
+    "tests/dockerfile/test_stages.py::test_scripts_are_for_every_shell": PROCESS,
+    "tests/dockerfile/test_stages.py::test_words_have_one_value_here_and_in_the_shell": PROCESS,
     "tests/tools/images/test_image.py": UNIT,
     "tests/tools/mcp/": UNIT,
     "tests/tools/images/test_definition.py": UNIT,

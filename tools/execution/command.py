@@ -35,12 +35,16 @@ async def execute(
     output_limit_bytes: int,
     environment: Mapping[str, str],
     directory: str,
+    user: str = "",
 ) -> ExecResult:
     """Run a command inside, in a process session of its own; see `Sandbox.exec`.
 
     Raises:
         SandboxFailed: it could not be started, or did not end when killed.
+        ValueError: the command has no words.
     """
+    if not command:
+        raise ValueError("the command is empty; give a program and its arguments")
     stdin_end, writer = open_pipe("w") if stdin else (os.open(os.devnull, os.O_RDONLY), None)
     stdout_end, stdout = open_pipe("r")
     stderr_end, stderr = open_pipe("r")
@@ -52,6 +56,7 @@ async def execute(
             stderr=stderr_end,
             environment=environment,
             directory=directory,
+            user=user,
         )
     except (OSError, SandboxFailed) as error:
         for pipe in (writer, stdout, stderr):

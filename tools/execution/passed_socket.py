@@ -8,6 +8,7 @@ sent and not taken together with the Unix socket, whose name is removed on every
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 from contextlib import suppress
@@ -22,11 +23,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SEND_LIMIT_S = 5.0
+NONE_PASSED = "an execution server passed no descriptor"
 
 
 async def receive_socket(folder: Path, ask: Callable[[str], Awaitable[object]]) -> socket.socket:
     """Return the socket that a sandbox's server passes when it is asked (see `receive`)."""
-    passed = socket.socket(fileno=(await receive(folder, 1, ask))[0])
+    (descriptor,) = await receive(folder, 1, ask)
+    try:
+        passed = socket.socket(fileno=descriptor)
+    except OSError as error:
+        os.close(descriptor)
+        raise SandboxFailed(f"{NONE_PASSED}: {error.strerror}") from error
+    if passed.family != socket.AF_INET:
+        passed.close()
+        raise SandboxFailed(f"{NONE_PASSED} of TCP")
     passed.setblocking(False)
     return passed
 
@@ -55,7 +65,7 @@ async def receive(folder: Path, count: int, ask: Callable[[str], Awaitable[objec
             await ask(name)
             connection, _ = listener.accept()
         except BlockingIOError:
-            raise SandboxFailed("an execution server passed no descriptor") from None
+            raise SandboxFailed(NONE_PASSED) from None
         finally:
             with suppress(OSError):
                 (folder / name).unlink()
@@ -63,13 +73,27 @@ async def receive(folder: Path, count: int, ask: Callable[[str], Awaitable[objec
         if problem := peer_problem(connection):
             raise SandboxFailed(f"a socket of a sandbox is not ours: {problem}")
         connection.setblocking(False)
-        _, descriptors, _, _ = socket.recv_fds(connection, 1, count)
+        try:
+            _, descriptors, _, _ = socket.recv_fds(connection, 1, count)
+        except OSError as error:
+            raise SandboxFailed(f"{NONE_PASSED}: {error.strerror}") from error
+    if len(descriptors) != count:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise SandboxFailed(NONE_PASSED)
     return descriptors
 
 
 def pass_descriptors(passed: Sequence[int], folder: Path, name: str) -> None:
-    """Send descriptors to the process that waits for them in a sandbox's folder."""
+    """Send descriptors to the process that waits for them in a sandbox's folder.
+
+    Raises:
+        SandboxFailed: no process waits there.
+    """
     with socket.socket(socket.AF_UNIX) as channel, short_path(folder, name) as path:
         channel.settimeout(SEND_LIMIT_S)
-        channel.connect(path)
-        socket.send_fds(channel, [b"S"], passed)
+        try:
+            channel.connect(path)
+            socket.send_fds(channel, [b"S"], passed)
+        except OSError as error:
+            raise SandboxFailed(f"descriptors cannot be passed to {name}: {error}") from error

@@ -21,6 +21,7 @@ from .base import (
     Identifier,
     JobIdentifier,
     MeasureName,
+    ModelName,
     Part,
     PathText,
     Seconds,
@@ -164,6 +165,24 @@ class McpServer(Part, frozen=True, kw_only=True):
             raise ValueError(f"MCP server {self.name}: environment and directory are for a command")
 
 
+ModelRole = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\"\\]{1,96}\Z")]
+"""A task's or a program's own name for a model that it talks to, such as `user` or `openai/gpt-4.1`."""
+
+
+class NamedModel(Part, frozen=True):
+    """A model that a rollout talks to, and how that one is sampled."""
+
+    name: ModelName
+    """`policy`, another `name` of `[[backends]]`, or an endpoint of the service's environment (`docs/models.md`)."""
+    sampling: Sampling | None = None
+    """None: as the job's policy."""
+
+    @classmethod
+    def of(cls, named: NamedModel | str) -> NamedModel:
+        """Return the model for a value of a job's `models`."""
+        return cls(named) if isinstance(named, str) else named
+
+
 class Job(Part, frozen=True, kw_only=True):
     """One rollout of one task instance."""
 
@@ -192,6 +211,9 @@ class Job(Part, frozen=True, kw_only=True):
     outside: Outside | None = None
     """An outside program leads the rollout in place of `harness`, at the address in `JobTrace`. Clients fill it in: see
     `RolloutClient.endpoint`."""
+    models: Annotated[dict[ModelRole, NamedModel | ModelName], Meta(max_length=16)] = {}
+    """Models that the rollout talks to beside the policy, by the task's or the program's own names for them:
+    `{"user": "sim"}`. Their turns are context for the policy and are not trained on."""
     mcp: Annotated[tuple[McpServer, ...], Meta(max_length=16)] = ()
     """MCP servers whose tools the policy gets in addition to the task's, in a session of this rollout's own."""
     traceparent: str = ""

@@ -98,10 +98,14 @@ def test_a_python_that_is_found_is_new_enough_and_starts() -> None:
 
 
 def test_a_python_that_images_would_hide_is_the_last_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, version, prefix in (("python3.12", "3 12", "/usr"), ("python3.14", "3 14", "/opt/python")):
+    for name, version, prefix in (("python3.12", "3 12 0", "/usr"), ("python3.14", "3 14 2", "/opt/python")):
         (tmp_path / name).write_text(f"#!/bin/sh\necho {version} {prefix}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
     monkeypatch.setattr("sys.executable", str(tmp_path / "python3.12"))
     assert find_python((3, 11)).program == "/opt/python/bin/python3.14"
+    assert find_python((3, 11), (3, 13)).program == "/usr/bin/python3.12"
+    assert find_python((3, 11), (3, 12, 0)).program == "/usr/bin/python3.12"
+    with pytest.raises(ConfigError, match=r"no Python 3\.11 to 3\.11\.9 with venv here"):
+        find_python((3, 11), (3, 11, 9))

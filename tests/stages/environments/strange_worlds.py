@@ -1,0 +1,207 @@
+"""Adapters that behave, and adapters that do not; their interpreter has the standard library alone."""
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import sys
+import time
+import urllib.request
+
+
+class Guess:
+    """The guessing game of `adapter.py`'s docstring."""
+
+    slots = 4
+
+    def open(self, args, seed):
+        self.number = random.Random(seed).randint(1, args.get("up_to", 10))
+        return {"observations": {"main": "Guess my number."}}
+
+    def step(self, player, text):
+        right = text.strip() == str(self.number)
+        return {"observations": {player: "No. Again."}, "rewards": {player: float(right)}, "done": right}
+
+    def close(self):
+        return {"info": {"number": self.number}}
+
+
+class Duel:
+    """Two players who act in turns, with a tool, coroutines, and rewards at the end."""
+
+    async def open(self, args, seed):
+        del args, seed
+        self.said = []
+        tool = {"name": "look", "description": "See what was said.", "parameters": {"type": "object", "properties": {}}}
+        begin = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Begin."}]
+        return {"observations": {"white": begin}, "tools": [tool]}
+
+    async def call(self, player, name, arguments):
+        del name, arguments
+        return {"observations": {player: " ".join(self.said) or "nothing"}}
+
+    async def step(self, player, text):
+        self.said.append(text)
+        if len(self.said) == 4:
+            return {"rewards": {"white": 1, "black": -1}, "done": True, "info": {"length": 4, "end": "mate", "x": None}}
+        return {"observations": {"black" if player == "white" else "white": text}}
+
+    async def close(self):
+        return None
+
+
+class Seeding:
+    """Seeds and uses the global generator, as TextArena does."""
+
+    def open(self, args, seed):
+        del args
+        random.seed(seed)
+        return {"observations": {"main": str(random.random())}}
+
+    def step(self, player, text):
+        del text
+        return {"observations": {player: str(random.random())}}
+
+    def close(self):
+        return None
+
+
+class Strange:
+    """Does what `args["does"]` names, in `open` or, with a dot before it, in `step`."""
+
+    slots = 8
+    limit_s = 1.0
+
+    def open(self, args, seed):
+        del seed
+        self.does = args["does"]
+        result = {"observations": {"main": "Begin."}}
+        return result if self.does.startswith(".") else getattr(self, self.does)(result)
+
+    def step(self, player, text):
+        result = {"observations": {player: f"You said {text}."}, "rewards": {player: 0.5}}
+        return getattr(self, self.does[1:])(result)
+
+    def close(self):
+        return None
+
+    def nothing(self, result):
+        return result
+
+    def raises(self, result):
+        raise RuntimeError("the board is gone")
+
+    def exits(self, result):
+        sys.exit(3)
+
+    def dies(self, result):
+        print("last words", flush=True)
+        os._exit(7)
+
+    def hangs(self, result):
+        time.sleep(600)
+
+    def prints(self, result):
+        print("spam " * 10_000)
+        os.write(1, b"\x05\x00\x00\x00wrong")
+        return result
+
+    def prints_without_end(self, result):
+        while True:
+            print("spam " * 1000)
+
+    def forks(self, result):
+        if os.fork() == 0:
+            return {"observations": {"main": "I am the child."}}
+        os.wait()
+        return result
+
+    def leaves_a_child(self, result):
+        if (pid := os.fork()) == 0:
+            time.sleep(600)
+            os._exit(0)
+        return {**result, "info": {"pid": pid}}
+
+    def huge(self, result):
+        return {"observations": {"main": "x" * 50_000_000}}
+
+    def surrogates(self, result):
+        return {"observations": {"main": "a\ud800b"}}
+
+    def nan(self, result):
+        return {"rewards": {"main": float("nan")}}
+
+    def text_reward(self, result):
+        return {"rewards": {"main": "much"}}
+
+    def no_dict(self, result):
+        return ("Begin.", {})
+
+    def typo(self, result):
+        return {**result, "terminated": True}
+
+    def no_text(self, result):
+        return {"observations": {"main": 5}}
+
+    def masks(self, result):
+        return {"mask": "the judge was away"}
+
+
+class Waiting:
+    """Coroutines that wait, and one that ignores its cancellation."""
+
+    limit_s = 1.0
+
+    async def open(self, args, seed):
+        del args, seed
+        return {"observations": {"main": "Begin."}}
+
+    async def step(self, player, text):
+        if text == "deaf":
+            for _ in range(100):
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(600)
+        elif text == "long":
+            await asyncio.sleep(600)
+        return {"observations": {player: "Done."}}
+
+    async def close(self):
+        return None
+
+
+class Program:
+    """Calls the model itself; here it only says what it was given."""
+
+    def run(self, url, key, models, args, seed):
+        if args.get("error"):
+            return {"error": args["error"]}
+        print(url, key)
+        return {"reward": -2, "turn_rewards": [-2.5, 0.5], "metrics": {"models": len(models), "seed": seed}}
+
+
+class Halves:
+    """Lacks `close`."""
+
+    def open(self, args, seed): ...
+
+    def step(self, player, text): ...
+
+
+class Caller:
+    """Calls the model twice over HTTP."""
+
+    def run(self, url, key, models, args, seed):
+        del seed
+        messages, said = [{"role": "user", "content": "Say one."}], ""
+        while len(messages) < 5 and not args.get("silent"):
+            request = urllib.request.Request(f"{url}/chat/completions")
+            request.add_header("Authorization", f"Bearer {key}")
+            request.add_header("Content-Type", "application/json")
+            request.data = json.dumps({"model": models[0], "messages": messages}).encode()
+            with urllib.request.urlopen(request, timeout=30) as response:
+                answer = json.load(response)["choices"][0]["message"]
+            said += answer["content"]
+            messages += [answer, {"role": "user", "content": "Say more."}]
+        rewards = dict.fromkeys(args.get("rewards", ()), -2.5)
+        return {"reward": -2.5, "turn_rewards": rewards, "metrics": {"said": len(said)}}
