@@ -143,6 +143,8 @@ class PhaseRunner:
         self._harness: ChosenHarness | None = None
         self._outside: OutsideRollout | None = None
         self._servers: Sequence[McpServer] = ()
+        self._has_programs = False
+        """One of the servers is a program of the sandbox."""
         self._taken: set[str] = set()
         """Names of the task's own tools; noted only for jobs with MCP servers."""
         self._mcp: McpTools | None = None
@@ -190,7 +192,9 @@ class PhaseRunner:
 
     async def _ran(self) -> PhaseDone:
         job, instance = self.job, self._handler.parse_instance(self.job)
-        self._servers = self._handler.mcp_servers(job, instance)
+        if job.mcp or type(self._handler).mcp_servers is not AgentHandler.mcp_servers:
+            self._servers = self._handler.mcp_servers(job, instance)
+            self._has_programs = any(server.command for server in self._servers)
         choice = self._handler.harness(job, instance)
         if choice is not None and job.outside is not None:
             raise InvalidJob("a job names a harness or has a program outside, not both", field="harness")
@@ -300,10 +304,6 @@ class PhaseRunner:
         else:
             await self._harness.lead(policy, messages, self.sandbox)
         return episode
-
-    @property
-    def _has_programs(self) -> bool:
-        return any(server.command for server in self._servers)
 
     @property
     def _is_led(self) -> bool:
