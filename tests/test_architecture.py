@@ -125,7 +125,7 @@ BUDGET = {
     "tools.containers": 2600,
     "tools.editor": 1000,
     "tools.execution": 1800,
-    "tools.images": 1800,
+    "tools.images": 1850,
     "tools.kinds": 350,
     "tools.mcp": 950,
     "tools.processes": 350,
