@@ -72,7 +72,7 @@ class Bell:
         return notes
 
     def let_go(self, job_id: str) -> None:
-        """Let what rang for a job go on; it may have ended already."""
+        """Let the process that rang for a job continue; it may have ended already."""
         with self._rung.pop(job_id) as connection, contextlib.suppress(BrokenPipeError):
             connection.sendall(GO)
 
@@ -80,7 +80,7 @@ class Bell:
         """Wait for the end of what rang for a job and was not let go.
 
         Raises:
-            TimeoutError: it goes on.
+            TimeoutError: it continues.
         """
         with self._rung.pop(job_id) as connection:
             connection.recv(1)

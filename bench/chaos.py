@@ -160,7 +160,7 @@ def _details(account: Account, strikes: Sequence[Strike], recovered: Sequence[fl
         f"{name}: {len(all_s)} times, recovery {max(all_s):.1f} s at most" for name, all_s in sorted(by_name.items())
     ]
     lines += [f"infrastructure error {code}: {count}" for code, count in account.infrastructure.items()]
-    lines += [f"the trainer was told {code} {count} times" for code, count in account.errors.items()]
+    lines += [f"the trainer got the error {code} {count} times" for code, count in account.errors.items()]
     lines += [f"given again to a trainer's successor: {account.given_again}"] if account.given_again else []
     lines += [f"saboteurs' jobs {outcome}: {count}" for outcome, count in account.sabotages.items()]
     lines += [f"updates that not all engines took, {code}: {count}" for code, count in account.refused_updates.items()]

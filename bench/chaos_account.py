@@ -62,7 +62,7 @@ class Account:
     restarted: list[tuple[float, float]] = field(default_factory=list)
     """Of each job that needed more than one attempt: when it was accepted, when it ended."""
     errors: Counter[str] = field(default_factory=Counter)
-    """Codes of what the trainers were told while they waited."""
+    """Codes of the errors that the trainers got while they waited."""
 
 
 def read_account(path: Path, *, service_still_has: bool) -> Account:
@@ -112,7 +112,7 @@ def read_account(path: Path, *, service_still_has: bool) -> Account:
 
 
 def read_event(line: str) -> dict[str, Any] | None:
-    """Read a line of a ledger; None if whoever wrote it was killed meanwhile."""
+    """Read a line of a ledger; None if its writer was killed meanwhile."""
     try:
         event = json.loads(line)
     except ValueError:

@@ -120,7 +120,7 @@ class Trainer:
         return len(self._open) + len(self._unsure)
 
     def submit(self, count: int) -> None:
-        """Submit so many new jobs, after those of which nobody knows whether they arrived."""
+        """Submit so many new jobs, after those whose arrival is unknown."""
         while len(self._unsure) < count:
             number = next(self._numbers)
             self._ledger.note("intent", number=number)

@@ -120,7 +120,7 @@ def theirs(size: Size, folder: Path, times: Sequence[int]) -> list[Collected]:
 
 
 class _BatchByBatch(threading.Thread):
-    """Collects beside others."""
+    """Collects concurrently with others."""
 
     def __init__(self, front_door: str, ledger: Path, size: Size, times: int) -> None:
         super().__init__()

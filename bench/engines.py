@@ -38,7 +38,7 @@ END_S = 20.0
 FLAGS = ("--dtype=float32", "--enforce-eager")
 """vLLM's, for all engines here."""
 QUIET = ("--disable-log-stats", "--disable-uvicorn-access-log")
-"""What the server over HTTP would do beside its work."""
+"""What the server over HTTP would do in addition to its work."""
 ENVIRONMENT = {"TORCHDYNAMO_DISABLE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 """What our engine host sets by itself."""
 WITHOUT = "no vLLM: `make vllm` installs it, or PRORL_VLLM_PYTHON names a Python that has it"
@@ -95,7 +95,7 @@ class Engines:
     def host(self, name: str, *flags: str, cores: Sequence[int]) -> str:
         """Start `prorl-engine --engine vllm` on these cores, and give its endpoint; see `wait`."""
         endpoint = f"ipc://{self.folder}/{name}"
-        # Nobody answers at the broker's endpoint: a bench chooses the backend itself.
+        # No broker answers at that endpoint: a bench chooses the backend itself.
         where = ("--connect", f"ipc://{self.folder}/nobody", "--bind", endpoint, "--name", name)
         what = ("--engine", "vllm", "--model", str(self.model), "--cores", ",".join(map(str, cores)))
         command = ("-P", "-m", "prorl_zmq.cli", "prorl-engine", *what, *where, "--run-dir", str(self.folder))

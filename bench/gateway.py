@@ -108,7 +108,7 @@ class Side:
         return calls
 
     def note_memory(self, before: Usage, after: Usage) -> None:
-        """Note what the first round's conversations take; later ones find room that was given back."""
+        """Note what the first round's conversations take; later ones find room that was freed."""
         grown = after.resident_bytes - before.resident_bytes
         self.conversation_bytes = self.conversation_bytes or grown / self.count
 
@@ -229,7 +229,7 @@ def rate_rows(sides: dict[str, Side]) -> list[Row]:
 
 
 def bare_rows(ours: Side, bare: Side) -> list[Row]:
-    """Give what our calls come to beside those of a server that does nothing."""
+    """Compare our calls with those of a server that does nothing."""
     way = Way(ours.count)
     rate, bare_rate = ours.rate(way), bare.rate(way)
     name, target = f"{OURS}, {way}, beside a bare server: calls per second and core", f"at least {BARE_TARGET:g} of it"

@@ -144,7 +144,7 @@ class HttpClient:
         self.session = aiohttp.ClientSession(connector=connector, headers=headers)
 
     async def ask(self, conversation: Conversation, turn: int) -> Call:
-        """Send the next request of a conversation, and go on with the reply."""
+        """Send the next request of a conversation, and continue with the reply."""
         headers = {}
         if self._prompt_tokens is not None:
             headers["x-prompt-tokens"] = str(self._prompt_tokens[conversation.number, turn])

@@ -134,7 +134,7 @@ class HoldInstance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HoldHandler(AgentHandler[HoldInstance]):
-    """RUN goes as far as it is told to, rings, and stays there; EVAL says when it was."""
+    """RUN goes to the given point, rings, and stays there; EVAL reports when that was."""
 
     task = "hold"
     instance_type = HoldInstance

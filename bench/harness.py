@@ -64,7 +64,7 @@ class Incomplete(Exception):
 
 
 def machine() -> dict[str, str | int | float]:
-    """Describe the machine, for whoever reads the figures later."""
+    """Describe the machine, for later readers of the figures."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     model = next(
         (

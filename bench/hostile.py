@@ -73,7 +73,7 @@ class Load(threading.Thread):
                         else:
                             self.failed += trajectory.reward != 1.0
                             self.disturbed.append(f"{result.outcome} at attempt {result.attempt}: {result.error}")
-        except Exception as error:  # noqa: BLE001 - told to whoever joins
+        except Exception as error:  # noqa: BLE001 - raised where the thread is joined
             self.error = error
 
     def stop(self) -> None:

@@ -97,7 +97,7 @@ def null_host(endpoint: str) -> None:
 
 
 async def null_ms(endpoint: str, calls: int) -> tuple[float, float]:
-    """Give what a call through our way takes that nobody computes anything for: of a long prompt, of a short one."""
+    """Return how long a call takes through our way if nothing is computed: for a long prompt, and for a short one."""
     process = multiprocessing.get_context("spawn").Process(target=null_host, args=(endpoint,), daemon=True)
     process.start()
     try:

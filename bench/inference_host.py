@@ -32,7 +32,7 @@ VOCABULARY = 1000
 BLOCK = 128
 """Tokens that vLLM caches together on CPUs."""
 OWN_TOKENS = 8
-"""At a prompt's end, which differ from those of others of the same length and are computed anew each time."""
+"""At a prompt's end, which differ from those of others of the same length and are computed each time."""
 PROMPTS = 64
 """Prompts of each length."""
 

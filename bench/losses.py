@@ -71,7 +71,7 @@ def ours(jobs: int, silence_s: float) -> Fate:
 
 
 def push_pull(jobs: int, silence_s: float) -> Fate:
-    """Kill one of the PULL workers; who pushed is told nothing, so what it had is lost."""
+    """Kill one of the PULL workers; the pusher gets no error, so the worker's messages are lost."""
     with tempfile.TemporaryDirectory(prefix="prorl-bench-") as folder, zmq.Context() as context:
         push, results = context.socket(zmq.PUSH), context.socket(zmq.PULL)
         endpoints = [f"ipc://{folder}/jobs", f"ipc://{folder}/results"]

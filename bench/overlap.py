@@ -84,7 +84,7 @@ async def one_worker_per_job(work: Work, workers: int) -> float:
 
 
 class _Coupled(threading.Thread):
-    """Runs the comparison beside the service."""
+    """Runs the comparison next to the service."""
 
     def __init__(self, work: Work, workers: int) -> None:
         super().__init__()

@@ -76,7 +76,7 @@ def runs_of(servers: Sequence[Server], seeds: int) -> dict[str, list[NDArray[np.
 def rate_row(
     name: str, runs: dict[str, list[NDArray[np.float64]]], peer: str, *, share: float = 1.0, promise: str = ""
 ) -> Row:
-    """Give our jobs per second until that share of them had ended, beside a peer's: medians over the seeds."""
+    """Return our jobs per second until that share of them had ended, and a peer's: medians over the seeds."""
     last = int(share * JOBS) - 1
     ours, theirs = (np.array([(last + 1) / ended[last] for ended in runs[policy]]) for policy in (OURS, peer))
     ratio = float(np.median(ours / theirs))

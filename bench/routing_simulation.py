@@ -45,7 +45,7 @@ class Server:
     joins: float = 0.0
     """When, as a share of the time that as many alike would need for all jobs."""
     weight: float = 1.0
-    """What the policy is told."""
+    """What the policy can see."""
 
 
 ALIKE = (Server(),) * ENGINES

@@ -46,6 +46,7 @@ BENCHES = (
     "soak",
     "explain",
     "rewards",
+    "environments",
 )
 """In the order of the pages."""
 FOLDER = Path(__file__).parent

@@ -39,7 +39,7 @@ IN_IMAGE = "/mnt"
 """Where an image sees these packages: every image has that folder."""
 BUILD_LIMIT_S = 600.0
 WORDS = 200
-"""How much of a problem is told, in characters."""
+"""Most characters of a problem that are shown."""
 
 
 @dataclass(frozen=True)

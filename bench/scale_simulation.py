@@ -169,7 +169,7 @@ class SharedNodes:
     """Nodes that divide their slots among several brokers, in virtual time; some of them fail.
 
     Of those that fail every second one dies, with all that it runs, and is replaced by another life of it; the others
-    are cut off, go on working, and say so when they are back.
+    are cut off, continue to work, and report it when they are back.
     """
 
     def __init__(self, nodes: int, end_s: float, *, failing: float, fixed: bool = False) -> None:

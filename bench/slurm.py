@@ -80,7 +80,7 @@ class Account(NamedTuple):
     wrong: int
     """Not completed, or with another reward than its own."""
     restarted: int
-    """Given back by a node and started on another one."""
+    """Returned by a node and started on another one."""
 
 
 class Life:

@@ -78,7 +78,7 @@ class PatchService:
         data: the swe data file.
         policy: of the engine.
         turn_s: its median turn.
-        images: a folder of images beside the usual one.
+        images: a folder of images in addition to the usual one.
     """
 
     def __init__(self, data: Path, policy: str, turn_s: float, images: Path | None = None) -> None:
@@ -109,7 +109,7 @@ class PatchService:
         self._folder.cleanup()
 
     def run(self, data: Path, in_flight: int, times: int = 1) -> Run:
-        """Take all instances through, several times if so told, at most so many at a time."""
+        """Run all instances, several times if asked, at most so many at a time."""
         jobs = [_limited(job, number) for number in range(times) for job in load_jobs(data)]
         done: list[Trajectory] = []
         with (

@@ -37,7 +37,7 @@ class Step:
     pause_s: float = 0.0
     """How long nothing is asked before it."""
     check: Callable[[Answer], bool] | None = field(default=None, repr=False)
-    """Beside all else."""
+    """Concurrently with all else."""
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ class Answer:
     exit_code: int | None = None
     timed_out: bool = False
     notice: str = ""
-    """What it said beside the output: that it refused, gave up, began anew, or left something out."""
+    """Its notices next to the output: that it refused, gave up, restarted, or left something out."""
 
 
 Exchange = tuple[tuple[str, str], ...]
@@ -149,7 +149,7 @@ class Ours(Approach):
 
     def _answer(self, result: BashResult) -> Answer:
         said = [f"{result.dropped_bytes} bytes left out"] * bool(result.dropped_bytes)
-        said += ["bash began anew"] * result.restarted
+        said += ["bash restarted"] * result.restarted
         return Answer(result.output.encode(), result.exit_code, result.timed_out, ", ".join(said))
 
 

@@ -76,7 +76,7 @@ KERNELS = {"tcp": "ipykernel, jupyter_client over tcp", "ipc": "ipykernel, jupyt
 COLOURS = {RIGHT: "#0072B2", SAID: "#E6E6E6", WRONG: "#D55E00"}
 """Blue, light grey and vermilion of Okabe and Ito: apart for the colour-blind, and in grey as well."""
 MARKS = {RIGHT: "", SAID: "–", WRONG: "×"}
-MEANINGS = {RIGHT: "right", SAID: "refused or gave up, and said so", WRONG: "wrong, and nothing told"}
+MEANINGS = {RIGHT: "right", SAID: "refused or gave up, and said so", WRONG: "wrong, without an error"}
 
 JUDGES = 4
 """Approaches that are judged at one time."""

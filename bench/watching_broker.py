@@ -40,7 +40,7 @@ EXPORT_S = 6.0
 
 
 class Cost(NamedTuple):
-    """One way of looking, beside none."""
+    """One way of looking, compared with none."""
 
     rate: float
     """Of jobs per second, the median of all rounds' ratios."""

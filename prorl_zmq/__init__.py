@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .data.trajectory import Role, Trajectory
     from .errors import ProrlError
     from .wire.messages.backends import Backend
-    from .wire.messages.jobs import EpisodeLimits, Harness, Job, Outcome, PhaseLimits, Sampling
+    from .wire.messages.jobs import EpisodeLimits, Harness, Job, NamedModel, Outcome, PhaseLimits, Sampling
 
 __all__ = [
     "AsyncRolloutClient",
@@ -27,6 +27,7 @@ __all__ = [
     "Group",
     "Harness",
     "Job",
+    "NamedModel",
     "Outcome",
     "PhaseLimits",
     "ProrlError",
@@ -47,6 +48,7 @@ _LATE = {
     "Group": "data.group",
     "Harness": "wire.messages.jobs",
     "Job": "wire.messages.jobs",
+    "NamedModel": "wire.messages.jobs",
     "Outcome": "wire.messages.jobs",
     "PhaseLimits": "wire.messages.jobs",
     "ProrlError": "errors",

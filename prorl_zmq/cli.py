@@ -58,6 +58,9 @@ def _run(program: str, arguments: list[str] | None = None) -> None:
 
 def _command(program: str, arguments: list[str]) -> int:
     if program == "prorl-child":  # no console script: the supervisor runs the process of a plan's file
+        if len(arguments) != 1:
+            print("usage: prorl-child PLAN (a file that `prorl serve` or `prorl node` wrote)", file=sys.stderr)
+            return USAGE_ERROR
         return _child(arguments[0])
     if program == "prorl" and (not arguments or arguments[0] in {"-h", "--help"}):
         from .commands.command_table import overview

@@ -22,7 +22,7 @@ from .system.run_places import NAME_PATTERN, base_run_dir, name_of_environment, 
 from .system.settings_file import checked_settings, read_toml
 from .system.unix_peers import way_problem
 from .wire.messages.backends import History, ParserUrl, TemplateArguments, ToolCallFormatName  # noqa: TC001 - msgspec reads the annotations at run time
-from .wire.messages.base import JOB_LIMIT_BYTES, Count, Seconds
+from .wire.messages.base import JOB_LIMIT_BYTES, POLICY, Count, ModelName, Seconds
 from .wire.messages.jobs import Phase, SandboxKind
 from .wire.messages.stages import Keep  # noqa: TC001 - msgspec reads the annotations at run time
 from .wire.sockets import check_endpoint
@@ -40,7 +40,7 @@ SessionPattern = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:*?!\[\]-]{1,128}\Z"
 _PORT = re.compile("[0-9]{1,5}")
 
 JOURNAL_SUFFIX = ".journal"
-"""Journals may be brought to a new folder, with what SQLite puts beside them."""
+"""Journals may be moved to a new folder, with the files that SQLite makes next to them."""
 RUN_DIR_MARK = ".prorl-run-dir"
 MARK_TEXT = "The run folder of a prorl_zmq service, which removes what it left here: sockets, sandboxes and locks.\n"
 SERVICE_VARIABLE = "PRORL_SERVICE_ID"
@@ -111,7 +111,7 @@ class RolloutBrokerSettings(Section, frozen=True):
     journal: str = "{run_dir}/rollout.journal"
     """File of the jobs and results that survive a restart. Empty: in memory, so that a restart loses them."""
     journal_limit_bytes: Annotated[int, Meta(ge=2**20)] = 16 * 2**30
-    """Largest size of that file and of the segments beside it, in which trajectories are until they are collected."""
+    """Largest size of that file and of the segments next to it, which hold trajectories until they are collected."""
     journal_sync: bool = False
     """Wait for the disk at each commit, so that a power loss loses nothing either."""
     keep_collected_bytes: Annotated[int, Meta(ge=0)] = 64 * 2**20
@@ -144,6 +144,11 @@ class StageSettings(Section, frozen=True):
 class BackendSettings(Section, frozen=True, kw_only=True):
     """One `[[backends]]`: inference engines that the service starts itself, or servers that run already."""
 
+    name: ModelName = POLICY
+    """The model that they serve, by which jobs ask for it. `policy` is what is trained; a task may talk to others too,
+    such as `user`."""
+    frozen: bool = False
+    """They keep their weights: weight updates pass them by."""
     kind: str = "embedded"
     """An engine kind of an installed package (entry points `prorl_zmq.engines`); each takes some of what follows."""
     model: str = ""
@@ -184,7 +189,7 @@ class BackendSettings(Section, frozen=True, kw_only=True):
     """`http`: most tokens of a prompt and its answer together, for servers that do not say; 0: not known."""
 
     options: dict[str, Any] = {}
-    """What an engine kind of another package takes beside these."""
+    """More options, for an engine kind of another package."""
 
     @property
     def engines(self) -> int:

@@ -101,7 +101,7 @@ class InvalidBatch(ProrlError):
 class UnknownBatch(ProrlError):
     """The batch is not open: it was closed, or its lease has expired (`batch_id`).
 
-    To who looks for one: none that is remembered has this id, or several have it as their prefix (`matches`).
+    No known batch has this id, or several have it as their prefix (`matches`).
     """
 
 
@@ -235,7 +235,7 @@ class GraderFailed(ProrlError):
     """The grader returned no reward, which says nothing about the answer (`reason`, `output`).
 
     `reason` is `hung` (it took longer than its limit), `crashed` (its process ended), `raised`, or `result` (what it
-    returned is no reward); `output` is the end of what it printed.
+    returned is not a reward); `output` is the end of what it printed.
     """
 
 

@@ -161,7 +161,7 @@ class WeightsPublisher:
                 come back later load them then.
 
         Raises:
-            InvalidWeights: they are not the served model's by name or shape, or hold values that are no finite numbers;
+            InvalidWeights: their names or shapes are not the served model's, or they hold values that are not finite;
                 no engine has seen them. Or an engine refused them.
             ProrlError: as `RolloutClient.update_weights`; the folder stays.
             OSError: the folder cannot be written.
@@ -288,7 +288,7 @@ class _Writer:
             )
         ours = tensor.detach().to(device="cpu", dtype=DTYPES[kind.dtype]).contiguous()
         if ours.is_floating_point() and not bool(torch.isfinite(ours.float()).all()):
-            message = f"the tensor {name} holds values that are no finite numbers as {kind.dtype}"
+            message = f"the tensor {name} holds values that are not finite numbers as {kind.dtype}"
             raise InvalidWeights(message, path=str(self.path))
         if ours.untyped_storage().nbytes() != ours.nbytes:
             ours = ours.clone()  # a slice of something larger, which may come too

@@ -21,7 +21,7 @@ from ..wire.messages.backends import (
     Release,
     WaitLonger,
 )
-from ..wire.messages.base import Refused, new_id
+from ..wire.messages.base import POLICY, Refused, holder, new_id
 from ..wire.sockets import CONTROL_FRAME_BYTES
 from .held_assignments import HeldAssignments
 
@@ -72,13 +72,20 @@ class BackendClient:
             self._connection.reconnect(endpoint)
 
     async def assign(
-        self, job: Job, attempt: int, on_starting: Callable[[], None] = lambda: None, *, leaving: str = ""
+        self,
+        job: Job,
+        attempt: int,
+        on_starting: Callable[[], None] = lambda: None,
+        *,
+        leaving: str = "",
+        model: str = POLICY,
     ) -> Backend:
-        """Return the job's backend, waiting for one as long as the job allows, from when no backend is starting.
+        """Return the job's backend of a model, waiting as long as the job allows, from when no backend is starting.
 
         A job that is `leaving` its backend gets another one; the same, when it may be tried, if it is alone.
         """
-        self._held.wait(job.job_id, attempt)
+        holder_id = holder(job.job_id, model)
+        self._held.wait(holder_id, attempt)
         request = Assign(
             new_id(),
             owner=self._owner,
@@ -88,31 +95,38 @@ class BackendClient:
             group_id=job.group_id,
             node=self._node,
             leaving=leaving,
+            model=model,
         )
         reply = await self._ask(request, job.backend_wait_s + REPLY_SLACK_S, on_starting)
         if isinstance(reply, Refused):
             raise from_info(reply.error)
         if not isinstance(reply, Assigned):
             raise InternalError(f"the backend broker answered an assignment with {type(reply).__name__}")
-        self._held.assigned(job.job_id, attempt, reply.backend.backend_id)
+        self._held.assigned(holder_id, attempt, reply.backend.backend_id)
         return reply.backend
 
     def report_failure(self, job_id: str, backend: Backend, problem: str) -> None:
         """Report a failed generation: other jobs will avoid the backend for a while."""
         self._send(GenerationFailed(new_id(), job_id, backend.backend_id, problem[:PROBLEM_LIMIT], backend.life))
 
-    def note_served(self, job_id: str, attempt: int) -> None:
+    def note_served(self, job_id: str, attempt: int, model: str = POLICY) -> None:
         """Count a generation that the job's backend served; the next message reports it to the broker."""
-        self._held.note_served(job_id, attempt)
+        self._held.note_served(holder(job_id, model), attempt)
 
-    def release(self, job_id: str, attempt: int) -> None:
-        """Release the job's assignment, or stop waiting for one. An assignment of a newer attempt stays."""
-        held = self._held.release(job_id, attempt)
+    def release(self, job_id: str, attempt: int, model: str = POLICY) -> None:
+        """Release the job's assignment of a model, or stop waiting for one. That of a newer attempt stays."""
+        held = self._held.release(holder(job_id, model), attempt)
         if held is not None:
-            self._send(Release(new_id(), job_id, attempt, held.served))
+            self._send(Release(new_id(), job_id, attempt, held.served, model))
 
     def backends(self) -> dict[str, str]:
+        """Return the policy's backends, by job."""
         return self._held.backends()
+
+    @property
+    def holds_some(self) -> bool:
+        """Whether any job has a backend or waits for one."""
+        return len(self._held) > 0
 
     def keep_alive(self) -> None:
         self._send(self._held.report())

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ..data.conversations import finite_reward
 from ..data.trajectory import TrajectoryBuilder
@@ -226,3 +226,15 @@ class JobPolicy:
     episode: Episode
     parser_url: str = ""
     """The server that parses turns led by a program; empty: the chat format parses them."""
+    others: OtherPolicies | None = None
+    """The job's other models, for programs that lead; None: the job has none."""
+
+
+class OtherPolicies(Protocol):
+    """What `other_models.OtherModels` is for programs that lead a rollout."""
+
+    def maps(self, role: str) -> bool:
+        """Return whether the job maps a name to a model other than the policy."""
+
+    async def policy(self, role: str, *, parsed: bool = False) -> JobPolicy:
+        """Return what takes a model's turns."""

@@ -49,6 +49,7 @@ from ..system.plugins import load_plugin, offered
 from ..wire import codec
 from ..wire.messages.jobs import Harness, Outcome, Phase
 from ..wire.messages.stages import Task
+from .chat_endpoint import endpoints
 from .harness.adapter import known_harnesses
 
 if TYPE_CHECKING:
@@ -100,10 +101,11 @@ class RunPhase(Generic[Instance]):
     `conversation` and one `say`. The chat template describes the tools to the model. A harness that leads the rollout
     gets the user's messages as its task, and has tools of its own."""
     conversation: Callable[..., Conversation]
-    """`conversation(opening, tools=(), *, name="main", trained=True)` begins a conversation that the task leads turn by
-    turn (see `Conversation`); several may run at once, under names of their own. One with `trained=False` is context:
-    its text is kept as a note, its tokens are not. Raises `HandlerFailed` if the name is taken, or if a harness or a
-    program outside leads the rollout."""
+    """`conversation(opening, tools=(), *, name="main", model="policy", trained=True)` begins a conversation that the
+    task leads turn by turn (see `Conversation`); several may run at once, under names of their own. `model` is a name
+    that the job maps (`Job.models`), or a model of the service. A conversation with another model than the policy, or
+    with `trained=False`, is context: its text is kept as a note, its tokens are not. Raises `HandlerFailed` if the name
+    is taken, or if a harness or a program outside leads the rollout."""
     serve: Callable[
         [Callable[[str, str, Sequence[str]], Awaitable[tuple[PhaseData, Sequence[tuple[int, float]]]]]],
         Awaitable[PhaseData],
@@ -253,6 +255,7 @@ class AgentHandler(ABC, Generic[Instance]):
             fields={one.encode_name: _type_name(hints[one.name]) for one in fields},
             optional=tuple(one.encode_name for one in fields if not one.required),
             harnesses=tuple(known_harnesses()),
+            models=endpoints(),
         )
 
     def parse_instance(self, job: Job) -> Instance:

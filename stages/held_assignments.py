@@ -16,30 +16,35 @@ class HeldAssignments:
     def __init__(self, owner: str) -> None:
         self._owner = owner
         self._held: dict[str, HeldAssignment] = {}
+        """By holder."""
         self._served: set[str] = set()
-        """Jobs whose backends served a generation since the last report."""
+        """Holders whose backends served a generation since the last report."""
         self._full_in = 0
 
-    def wait(self, job_id: str, attempt: int) -> None:
-        self._held[job_id] = HeldAssignment(attempt)
+    def __len__(self) -> int:
+        return len(self._held)
 
-    def assigned(self, job_id: str, attempt: int, backend_id: str) -> None:
-        if self._held.get(job_id) == HeldAssignment(attempt):  # it may have been released while waiting
-            self._held[job_id] = HeldAssignment(attempt, backend_id)
+    def wait(self, holder_id: str, attempt: int) -> None:
+        self._held[holder_id] = HeldAssignment(attempt)
 
-    def note_served(self, job_id: str, attempt: int) -> None:
-        held = self._held.get(job_id)
+    def assigned(self, holder_id: str, attempt: int, backend_id: str) -> None:
+        if self._held.get(holder_id) == HeldAssignment(attempt):  # it may have been released while waiting
+            self._held[holder_id] = HeldAssignment(attempt, backend_id)
+
+    def note_served(self, holder_id: str, attempt: int) -> None:
+        held = self._held.get(holder_id)
         if held is not None and held.attempt == attempt:
-            self._held[job_id] = replace(held, served=held.served + 1)
-            self._served.add(job_id)
+            self._held[holder_id] = replace(held, served=held.served + 1)
+            self._served.add(holder_id)
 
-    def release(self, job_id: str, attempt: int) -> HeldAssignment | None:
-        """Forget the job's assignment and return it; an assignment of a newer attempt stays."""
-        held = self._held.get(job_id)
-        return self._held.pop(job_id) if held is not None and held.attempt <= attempt else None
+    def release(self, holder_id: str, attempt: int) -> HeldAssignment | None:
+        """Forget an assignment and return it; an assignment of a newer attempt stays."""
+        held = self._held.get(holder_id)
+        return self._held.pop(holder_id) if held is not None and held.attempt <= attempt else None
 
     def backends(self) -> dict[str, str]:
-        return {job_id: held.backend_id for job_id, held in self._held.items() if held.backend_id}
+        """Return the policy's backends, by job."""
+        return {one: held.backend_id for one, held in self._held.items() if held.backend_id and "/" not in one}
 
     def report(self, *, full: bool = False) -> OwnerAlive:
         """Return the next heartbeat; it lists everything if the broker asked, and at intervals."""
@@ -48,8 +53,8 @@ class HeldAssignments:
         named = self._held.keys() if full else self._served & self._held.keys()
         self._served.clear()
         digest = None if full else sum(map(self._digest, self._held))
-        return OwnerAlive(new_id(), self._owner, {job_id: self._held[job_id] for job_id in named}, digest)
+        return OwnerAlive(new_id(), self._owner, {holder_id: self._held[holder_id] for holder_id in named}, digest)
 
-    def _digest(self, job_id: str) -> int:
-        held = self._held[job_id]
-        return assignment_digest(job_id, held.attempt, held.backend_id) if held.backend_id else 0
+    def _digest(self, holder_id: str) -> int:
+        held = self._held[holder_id]
+        return assignment_digest(holder_id, held.attempt, held.backend_id) if held.backend_id else 0

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ..errors import EngineFailed
 from ..metrics.catalog import GENERATE_SECONDS
 from ..system.traces import span
+from ..wire.messages.base import POLICY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +38,10 @@ class PhaseClock:
     limit_s: float
     began: float = field(default_factory=time.monotonic)
     _timer: asyncio.Timeout | None = None
+    _stops: int = 0
+    """How many waits for a backend stop the clock now."""
+    _left_s: float = 0.0
+    """Of the limit, when the clock was stopped."""
 
     def limit(self) -> asyncio.Timeout:
         """Start the limit: an asynchronous context."""
@@ -55,26 +60,32 @@ class PhaseClock:
 
     @contextmanager
     def stopping(self) -> Iterator[Callable[[], None]]:
-        """Yield a function that stops the clock until the block ends."""
-        timer, loop, left_s = self._timer, asyncio.get_running_loop(), None
+        """Yield a function that stops the clock until the block ends; several blocks may stop it at a time."""
+        timer, loop, stopped = self._timer, asyncio.get_running_loop(), False
         assert timer is not None, "the phase runs"
 
         def stop() -> None:
-            nonlocal left_s
-            if not timer.expired() and (until := timer.when()) is not None:
-                left_s = until - loop.time()
+            nonlocal stopped
+            if stopped or timer.expired():
+                return
+            stopped = True
+            self._stops += 1
+            if (until := timer.when()) is not None:
+                self._left_s = until - loop.time()
                 timer.reschedule(None)
 
         try:
             yield stop
         finally:
-            if left_s is not None and not timer.expired():
-                timer.reschedule(loop.time() + left_s)
+            if stopped:
+                self._stops -= 1
+                if not self._stops and not timer.expired():
+                    timer.reschedule(loop.time() + self._left_s)
 
 
 @dataclass(slots=True)
 class JobBackend:
-    """Generates on a backend, assigned with the first call and replaced when it fails; `release` it."""
+    """Generates on a backend of a model, assigned with the first call and replaced when it fails; `release` it."""
 
     _job: Job
     _attempt: int
@@ -82,6 +93,7 @@ class JobBackend:
     _engines: EngineClient
     _clock: PhaseClock
     _moves_left: int = MOVE_LIMIT
+    model: str = POLICY
     current: Backend | None = None
     _reported: EngineFailed | None = None
 
@@ -89,13 +101,13 @@ class JobBackend:
         """Return the backend, waiting for one as long as the job allows; the start of a backend does not count."""
         if self.current is None:
             with self._clock.stopping() as stop, span("assign backend"):
-                self.current = await self._backends.assign(self._job, self._attempt, stop)
+                self.current = await self._backends.assign(self._job, self._attempt, stop, model=self.model)
         return self.current
 
     async def generate(
         self, token_ids: NDArray[np.int32], sampling: Sampling, stop_token_ids: Sequence[int]
     ) -> Generation:
-        """Generate (see `engine.Generator`). After a failure, continue on another backend of the same policy, or retry.
+        """Generate (see `engine.Generator`). After a failure, continue on another backend of the same model, or retry.
 
         Token ids are all the state that an engine needs, so the attempt continues.
         """
@@ -118,13 +130,13 @@ class JobBackend:
                     last = self._moves_left < 0
                 if last:
                     raise
-                other = await self._backends.assign(job, self._attempt, leaving=backend.backend_id)
+                other = await self._backends.assign(job, self._attempt, leaving=backend.backend_id, model=self.model)
                 if not _interchangeable(backend, other):
                     raise
-                log.info("the job goes on with backend %s: %s", other.backend_id, error.message)
+                log.info("the job continues with backend %s: %s", other.backend_id, error.message)
                 self.current = backend = other
             else:
-                self._backends.note_served(job.job_id, self._attempt)
+                self._backends.note_served(job.job_id, self._attempt, self.model)
                 GENERATE_SECONDS.observe(time.monotonic() - began, backend.backend_id)
                 return done
 
@@ -136,7 +148,7 @@ class JobBackend:
 
     def release(self) -> None:
         """Release the assignment, or stop waiting for one."""
-        self._backends.release(self._job.job_id, self._attempt)
+        self._backends.release(self._job.job_id, self._attempt, self.model)
 
 
 def _interchangeable(one: Backend, other: Backend) -> bool:

@@ -1,19 +1,15 @@
 r"""`phase.judge`: a judge model behind an OpenAI-style server, or one of the service's own engines.
 
-    POST {PRORL_JUDGE_URL}/v1/chat/completions, Authorization: Bearer {PRORL_JUDGE_KEY}
     {"model": PRORL_JUDGE_MODEL, "messages": […], "temperature": 0, "max_tokens": …}
     200 {"choices": [{"message": {"content": "…\nVERDICT: CORRECT"}}], …}
 
-The environment of the service names the server, never a job. Requests to a busy or broken server are retried. A reply
-without a verdict is requested once more; a second one raises `GraderFailed`, never a reward. The client is written by
-hand, because importing OpenAI's takes more than a second.
+The environment of the service names the server, never a job (see `chat_endpoint`). A reply without a verdict is
+requested once more; a second one raises `GraderFailed`, never a reward.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
-import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
@@ -24,28 +20,19 @@ from ..data.trajectory import Role
 from ..errors import ConfigError, EngineFailed, GraderFailed, JudgeUnreachable
 from ..inference.chat import ChatMessage
 from ..inference.chat.loading import chat_format
-from ..system.logs import keep_secret
 from ..wire.messages.jobs import Sampling
+from .chat_endpoint import RETRY_S, TRY_S, ChatEndpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ..inference.http.connections import Connections
     from .job_backend import JobBackend
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-URL, MODEL, KEY = "PRORL_JUDGE_URL", "PRORL_JUDGE_MODEL", "PRORL_JUDGE_KEY"
-CONNECTIONS = 32
-TRY_S = 120.0
-"""Default limit of one reply, in seconds; a reasoning model needs a minute."""
-RETRY_S = 60.0
-"""Default time in seconds for which a busy, broken or unreachable server is retried."""
-BACKOFF_S = 0.5
-LONGEST_BACKOFF_S = 10.0
+PREFIX = "PRORL_JUDGE"
 REPLY_TOKENS = 4096
-REPLY_LIMIT_BYTES = 2**20
 ASKED = 2
 ENGINE_MOVES = 1
 """How often an engine that fails to judge is replaced."""
@@ -82,14 +69,12 @@ class Judgement(Generic[T_co]):
 
 
 class JudgeServer:
-    """Asks the OpenAI-style server that the environment names; connects with the first question; `close` it."""
+    """Asks the OpenAI-style server that the environment names (see `chat_endpoint`); `close` it."""
 
     def __init__(
         self, environment: Mapping[str, str] = os.environ, *, try_s: float = TRY_S, retry_s: float = RETRY_S
     ) -> None:
-        self._environment = environment
-        self._try_s, self._retry_s = try_s, retry_s
-        self._connections: Connections | None = None
+        self._endpoint = ChatEndpoint(PREFIX, "judge", "EVAL", environment, try_s=try_s, retry_s=retry_s)
 
     async def reply(self, system: str, question: str, max_tokens: int = REPLY_TOKENS) -> tuple[str, str]:
         """Return a reply, and the model that gave it.
@@ -98,72 +83,22 @@ class JudgeServer:
             JudgeUnreachable: the server did not answer, or was busy or broken for too long.
             GraderFailed: the environment names no server, or the server rejected the question.
         """
-        connections, model = self._opened(), self._environment[MODEL].strip()
         messages = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": question})
-        body = msgspec.json.encode({"model": model, "messages": messages, "temperature": 0, "max_tokens": max_tokens})
-        loop = asyncio.get_running_loop()
-        deadline, attempt = loop.time() + self._retry_s, 0
-        while True:
-            failed = await self._try(connections, body)
-            if isinstance(failed, str):
-                return failed, model
-            # From half to full: spreads the retries of many answers that are judged at the same time.
-            backoff_s = random.uniform(0.5, 1) * min(BACKOFF_S * 2**attempt, LONGEST_BACKOFF_S)  # noqa: S311
-            if loop.time() + backoff_s > deadline:
-                raise failed
-            await asyncio.sleep(backoff_s)
-            attempt += 1
+        body = {"messages": messages, "temperature": 0, "max_tokens": max_tokens}
+        try:
+            return _content(await self._endpoint.complete(body)), self._endpoint.model
+        except ConfigError as error:
+            raise _no_reward(error.message) from error
+        except EngineFailed as error:
+            if error.fields.get("refused"):
+                output = str(error.fields.get("output", ""))
+                raise _no_reward(error.message, reason="result", output=output) from error
+            raise JudgeUnreachable(error.message, url=str(error.fields["url"])) from error
 
     async def close(self) -> None:
         """Close the connections; may be called again."""
-        connections, self._connections = self._connections, None
-        if connections is not None:
-            await connections.close()
-
-    def _opened(self) -> Connections:
-        if self._connections is not None:
-            return self._connections
-        from ..inference.http.connections import Connections  # with aiohttp
-
-        if unset := unset_settings(self._environment):
-            raise _no_reward(
-                f"no judge is configured: set {unset} for the EVAL stage processes (an OpenAI-style server and its "
-                f"model; {KEY}, if it wants a key)"
-            )
-        url, key = (self._environment.get(name, "").strip() for name in (URL, KEY))
-        if not (key.isascii() and (key.isprintable() or not key)):
-            raise _no_reward(f"{KEY} must be plain ASCII")
-        keep_secret(key)
-        if "@" in url.partition("://")[2].partition("/")[0]:  # errors name the address
-            raise _no_reward(f"{URL} has a user or password in it; set {KEY} instead")
-        try:
-            # These connections do not retry: one loop decides on all retries.
-            base = url.rstrip("/").removesuffix("/v1")
-            self._connections = Connections(base, limit=CONNECTIONS, api_key=key or None, retry_s=0.0)
-        except ConfigError as error:
-            raise _no_reward(f"{URL} is wrong: {error.message}") from error
-        return self._connections
-
-    async def _try(self, connections: Connections, body: bytes) -> str | JudgeUnreachable:
-        """Ask once; return the reply, or the retryable failure."""
-        try:
-            async with asyncio.timeout(self._try_s):
-                answer = await connections.generate("/v1/chat/completions", body, limit_bytes=REPLY_LIMIT_BYTES)
-        except TimeoutError:
-            problem = f"did not answer within {self._try_s:g} s"
-        except EngineFailed as error:
-            if not error.fields.get("unreachable"):
-                raise _no_reward(f"the judge cannot be used: {error.message}", reason="result") from error
-            problem = f"cannot be asked: {error.message}"
-        else:
-            if answer.status == 200:
-                return _content(answer.body)
-            if answer.status < 500:
-                message = f"the judge at {connections.url} refuses the question: {answer.excerpt()}"
-                raise _no_reward(message, reason="result", output=answer.excerpt())
-            problem = f"failed: {answer.excerpt()}"
-        return JudgeUnreachable(f"the judge at {connections.url} ({URL}) {problem}", url=connections.url)
+        await self._endpoint.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +184,7 @@ class Judge:
 
 def unset_settings(environment: Mapping[str, str] = os.environ) -> str:
     """Name the environment variables that a judge needs and that are not set; empty: all are set."""
-    return " and ".join(name for name in (URL, MODEL) if not environment.get(name, "").strip())
+    return ChatEndpoint(PREFIX, "judge", "EVAL", environment).unset()
 
 
 def _no_reward(message: str, reason: str = "raised", output: str = "") -> GraderFailed:

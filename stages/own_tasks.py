@@ -92,7 +92,7 @@ def _imported(file: Path) -> ModuleType:
     name, folder = _place(file)
     top = name.partition(".")[0]
     if not name.replace(".", "_").isidentifier():
-        raise ConfigError(f"{file}: {name!r} is no name of a module; rename the file, such as my_task.py", key=KEY)
+        raise ConfigError(f"{file}: {name!r} is not a name of a module; rename the file, such as my_task.py", key=KEY)
     try:
         known = importlib.util.find_spec(top)
     except (ImportError, ValueError):

@@ -12,7 +12,8 @@ import math
 import re
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -36,7 +37,7 @@ from ..system.open_files import wait_for_descriptors
 from ..system.traces import span
 from ..tools.containers.specification import SandboxSpec
 from ..tools.processes.child import to_the_end
-from ..wire.messages.base import CONVERSATIONS_LIMIT, new_id
+from ..wire.messages.base import CONVERSATIONS_LIMIT, POLICY, new_id
 from ..wire.messages.jobs import MAIN, Outcome, Phase
 from ..wire.messages.stages import PhaseDone, PhaseFailed
 from .conversation import Conversation, checked_messages, checked_tools
@@ -54,6 +55,7 @@ from .handler import (
 )
 from .job_backend import JobBackend, PhaseClock
 from .judge import ENGINE_MOVES, EngineJudge, Judge
+from .other_models import OtherModels
 from .phase_ends import (
     MUST_BE_FINITE,
     checked,
@@ -85,6 +87,7 @@ if TYPE_CHECKING:
     from .harness.outside_rollout import OutsideRollout, RolloutDoor
     from .harness.rollout import ChosenHarness
     from .judge import JudgeServer
+    from .other_models import ChatEndpoints
     from .sandbox_handoff import SandboxHandoff
 
 log = logging.getLogger("prorl.stage")
@@ -116,6 +119,7 @@ class StageServices:
     handoff: SandboxHandoff
     graders: GraderPool
     judge: JudgeServer
+    endpoints: ChatEndpoints
     door: Callable[[], RolloutDoor]
     """Returns the server through which programs outside lead rollouts of this process."""
 
@@ -130,6 +134,7 @@ class PhaseRunner:
         self._phase = command.phase
         self._clock = PhaseClock(job.limits.of(command.phase))
         self.backend = JobBackend(job, command.attempt, services.backends, services.engines, self._clock)
+        self._others = OtherModels(job, services.endpoints, self._backend_of)
         self._fresh: list[Sandbox] = []
         """The fresh sandboxes, which are closed when the phase ends."""
         self._harness: ChosenHarness | None = None
@@ -217,11 +222,18 @@ class PhaseRunner:
                 raise SandboxBroken(f"the agent broke its sandbox: {error.message}") from error
             raise
         except EngineFailed as error:  # also for messages that the agent loop could not process
-            if not (error.fields.get("refused") or error.fields.get("parser")):
+            if not any(error.fields.get(name) for name in ("refused", "parser", "model")):
                 self.backend.report(error)
             raise
         finally:
             self.backend.release()
+            self._others.release()
+
+    def _backend_of(self, model: str) -> JobBackend:
+        services = self._services
+        return JobBackend(
+            self.job, self._command.attempt, services.backends, services.engines, self._clock, model=model
+        )
 
     async def _eval(self, instance: Any) -> PhaseDone:
         job, services, data = self.job, self._services, self._command.phase_data
@@ -283,6 +295,7 @@ class PhaseRunner:
         tools: Sequence[Tool[Any]] = (),
         *,
         name: str = MAIN,
+        model: str = POLICY,
         trained: bool = True,
     ) -> Conversation:
         if self._is_led:
@@ -298,7 +311,18 @@ class PhaseRunner:
                 f"this rollout has a conversation named {name!r} already: give the other one a name (name=…), or say "
                 "more in the first one"
             )
-        return Conversation(self._episode, self._policy, opening, tools, name=name, trained=trained)
+        policy = partial(self._policy_of, model)
+        trained = trained and self._others.is_policy(model)
+        return Conversation(self._episode, policy, opening, tools, name=name, trained=trained)
+
+    async def _policy_of(self, role: str) -> JobPolicy:
+        """Return what takes the turns of the model that the job or the service calls so."""
+        if not self._others.is_policy(role):
+            return await self._others.policy(role)
+        policy, sampling = await self._policy(), self._others.named(role).sampling
+        if sampling is None:
+            return policy
+        return replace(policy, job=msgspec.structs.replace(self.job, sampling=sampling))
 
     async def _serve(
         self, play: Callable[[str, str, Sequence[str]], Awaitable[tuple[PhaseData, Sequence[tuple[int, float]]]]]
@@ -329,7 +353,9 @@ class PhaseRunner:
         self._acting_since = time.monotonic()
         if waited_s >= BACKEND_WAIT_S:
             episode.timings["backend"] = waited_s
-        return JobPolicy(self.backend.generate, chat, backend.context_tokens, self.job, episode, parser_url)
+        return JobPolicy(
+            self.backend.generate, chat, backend.context_tokens, self.job, episode, parser_url, self._others
+        )
 
     async def _be_led(self, policy: JobPolicy, messages: Sequence[ChatMessage], tools: Sequence[Tool[Any]]) -> None:
         if tools:
@@ -378,7 +404,8 @@ class PhaseRunner:
         """
         timings = self._episode.timings if self._episode is not None else {}
         chat_s = timings.get("chat", 0.0) if self._harness is None else 0.0
-        return time.monotonic() - self._acting_since - timings.get("engine", 0.0) - chat_s
+        models_s = sum(seconds for name, seconds in timings.items() if name.startswith("model."))
+        return time.monotonic() - self._acting_since - timings.get("engine", 0.0) - chat_s - models_s
 
     def _hands_on_sandbox(self) -> bool:
         return self._phase == Phase.INIT or (self._phase == Phase.RUN and self._handler.eval_in_sandbox)
@@ -412,13 +439,13 @@ class PhaseRunner:
         episode, backend = self._episode or NO_EPISODE, self.backend.current
         metrics: dict[str, float] = {**episode.metrics}
         notes = {**episode.notes}
-        notes |= {f"conversation {one.name}": one.note for one in episode.conversations if one.note}
+        trajectory, named = episode.trajectory, NOTHING_NAMED
+        if episode.conversations or episode.turn_rewards:
+            notes |= {f"conversation {one.name}": one.note for one in episode.conversations if one.note}
+            trajectory, named = episode.whole(), episode.named()
         if evaluation is not None:
             metrics |= evaluation.metrics
             notes |= evaluation.notes
-        trajectory, named = episode.whole(), NOTHING_NAMED
-        if episode.conversations or episode.turn_rewards:
-            named = episode.named()
         return {
             "stage_id": self._services.stage_id,
             "job_id": self.job.job_id,

@@ -69,6 +69,7 @@ from .backend_client import BackendClient
 from .event_outbox import EventOutbox
 from .grading.grader_pool import GraderPool
 from .judge import JudgeServer
+from .other_models import ChatEndpoints
 from .phase_ends import count_phase
 from .phase_runner import PhaseRunner, StageServices
 from .sandbox_handoff import SandboxHandoff
@@ -161,6 +162,7 @@ class StageProcess:
         self._handoff = SandboxHandoff()
         self._graders = GraderPool()
         self._judge = JudgeServer()
+        self._endpoints = ChatEndpoints()
         self._running: dict[str, _Running] = {}
         self._event_outbox = EventOutbox()
         self._ended: list[list[Frame]] = []
@@ -211,7 +213,7 @@ class StageProcess:
             context.destroy(linger=1000)
 
     def _note_pause(self, pause_s: float) -> None:
-        log.warning("this process did not run for %.1f s, which is no time of its jobs", pause_s)
+        log.warning("this process did not run for %.1f s, which does not count for its jobs", pause_s)
         PROCESS_PAUSED.add(self._process, amount=pause_s)
         for running in self._running.values():
             running.runner.add_time(pause_s)
@@ -256,7 +258,7 @@ class StageProcess:
             try:
                 self._report(time.monotonic() - started)
                 failures = 0
-            except Exception:
+            except Exception:  # a bug in one report must not cost the running phases
                 failures += 1
                 if failures == MAX_REPORT_FAILURES:
                     raise
@@ -280,7 +282,7 @@ class StageProcess:
         else:
             self._send(self._reports.changes(*news))
         self._resend(self._event_outbox.due(time.monotonic()))
-        if self._services is not None and (self._options.role == Phase.RUN or backends):
+        if self._services is not None and (self._options.role == Phase.RUN or self._services.backends.holds_some):
             self._services.backends.keep_alive()
 
     def _full_report(self, running: dict[str, int], backends: dict[str, str], facts: NodeFacts) -> StageReport:
@@ -333,6 +335,7 @@ class StageProcess:
         """Close all resources of this process; a failure is logged and skips nothing."""
         awaited: list[tuple[str, Callable[[], Awaitable[None]]]] = [
             ("connection to the judge", self._judge.close),
+            ("endpoints of models", self._endpoints.close),
             ("handoff of sandboxes", self._handoff.release),
             *((f"handler of the task {name}", handler.close) for name, handler in self._handlers.items()),
         ]
@@ -405,6 +408,7 @@ class StageProcess:
             self._handoff,
             self._graders,
             self._judge,
+            self._endpoints,
             self._opened_door,
         )
 
@@ -533,5 +537,5 @@ def _logged(what: str) -> Iterator[None]:
     """Log an error of the block instead of raising it."""
     try:
         yield
-    except Exception:
+    except Exception:  # a task's own handler is closed too
         log.exception("%s failed", what)

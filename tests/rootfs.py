@@ -35,7 +35,7 @@ def root_filesystem() -> Path:
     name = f"debian-{os.uname().machine}"
     if os.geteuid() != 0:
         if folder.exists() and folder.stat().st_uid not in (0, os.geteuid()):
-            pytest.skip(f"{folder} belongs to a stranger")
+            pytest.skip(f"{folder} belongs to another user")
         found = store.find(name)
         if found is None:
             lacking("debootstrap", "only root can build a root filesystem, and none is there yet")
@@ -44,7 +44,7 @@ def root_filesystem() -> Path:
         lacking("debootstrap", "debootstrap is not installed")
     folder.mkdir(0o755, exist_ok=True)
     if folder.stat().st_uid != 0:
-        pytest.skip(f"{folder} belongs to a stranger")
+        pytest.skip(f"{folder} belongs to another user")
     suite = platform.freedesktop_os_release().get("VERSION_CODENAME", "stable")
     built = store.build(f"debootstrap://{suite}?include={PACKAGES}&variant=minbase", name)
     return lock_image(built.image.path).path

@@ -9,8 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from needed import lacking
 
 BENCH = Path(__file__).parent.parent / "bench"
+ENVIRONMENTS = Path(__file__).parent.parent / ".environments"
+"""What `make environments` installs."""
 NAMES = (
     "frontdoor",
     "startup",
@@ -35,10 +38,10 @@ NAMES = (
     "soak",
     "explain",
     "rewards",
+    "environments",
 )
 PROVED = ("chaos", "chaos_cluster", "hostile", "fuzz", "slurm")
 """Run by tests/chaos and tests/cluster, which look at what came out."""
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks read /proc")
 
 
 def quick(name: str, json_path: Path) -> subprocess.CompletedProcess[str]:
@@ -47,19 +50,25 @@ def quick(name: str, json_path: Path) -> subprocess.CompletedProcess[str]:
 
 
 PEERS = {
-    "async_grpo": ("torch", "trl", "requests"),
-    "fetch": ("fastapi", "httpx", "uvicorn"),
-    "tools": ("swerex", "libtmux", "bashlex", "ipykernel"),
+    "async_grpo": ("trl", ("torch", "trl", "requests")),
+    "fetch": ("bench", ("fastapi", "httpx", "uvicorn")),
+    "tools": ("bench", ("swerex", "libtmux", "bashlex", "ipykernel")),
 }
+"""The extra of a bench's peers, and the modules that it imports of them."""
 PROGRAMS = {"tools": ("tmux",), "watching": ("chromium",)}
 
 
 @pytest.mark.proof
 @pytest.mark.parametrize("name", NAMES)
-def test_a_quick_run_reports_positive_finite_figures(name, tmp_path):
-    for module in PEERS.get(name, ()):
+def test_a_quick_run_reports_positive_finite_figures(name, tmp_path, monkeypatch):
+    if name == "environments":
+        if not (ENVIRONMENTS / "gem").is_dir():
+            lacking("environments", "GEM is not installed: make environments")
+        monkeypatch.setenv("PRORL_ENVIRONMENTS", str(ENVIRONMENTS))
+    extra, modules = PEERS.get(name, ("", ()))
+    for module in modules:
         if importlib.util.find_spec(module) is None:
-            pytest.skip(f"bench/{name}.py compares with {module}: install the extra [bench]")
+            pytest.skip(f"bench/{name}.py compares with {module}: install the extra [{extra}]")
     for program in PROGRAMS.get(name, ()):
         if shutil.which(program) is None:
             pytest.skip(f"bench/{name}.py runs {program}: install its Debian package")

@@ -206,7 +206,7 @@ def test_the_version_is_in_one_place() -> None:
         check=False,
     )
     if files.returncode > 1:
-        pytest.skip(f"this is no checkout: {files.stderr}")
+        pytest.skip(f"this is not a git checkout: {files.stderr}")
     assert files.stdout.split() == ["setup.cfg"]
 
 
@@ -236,5 +236,5 @@ def test_the_top_level_has_no_other_entries() -> None:
     """A file that a test writes into the working folder is soon committed."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode:
-        pytest.skip(f"this is no checkout: {listed.stderr}")
+        pytest.skip(f"this is not a git checkout: {listed.stderr}")
     assert {Path(file).parts[0] for file in listed.stdout.splitlines()} == TOP_LEVEL

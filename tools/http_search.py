@@ -34,8 +34,8 @@ RETRY_AFTER_LIMIT_S = 10.0
 """Longest wait before a retry; if the service asks for more, there is none."""
 TRIES = 3
 
-NO_MORE = "Searching will not work in this session; go on without it."
-LATER = "Try again later, or go on without it."
+NO_MORE = "Searching will not work in this session; continue without it."
+LATER = "Try again later, or continue without it."
 REFUSALS = {
     **dict.fromkeys((401, 403), f"The search service does not let us in. {NO_MORE}"),
     # Tavily's own codes for the limits of a plan.

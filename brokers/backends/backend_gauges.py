@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ...metrics import catalog
+from ...wire.messages.base import POLICY
 
 if TYPE_CHECKING:
     from .request_handler import BackendRequestHandler
@@ -15,10 +16,14 @@ STATES = ("ready", "draining", "updating", "behind", "probation", "unwell")
 
 def set_gauges(handler: BackendRequestHandler) -> None:
     backends = handler.heap.status()
-    states: Counter[str] = Counter(one.state for one in backends)
-    for state in STATES:
-        catalog.BACKENDS.set(states[state], state)
+    states: Counter[tuple[str, str]] = Counter((one.backend.name, one.state) for one in backends)
+    models = {POLICY, *(one.backend.name for one in backends)}
+    for model in models:
+        for state in STATES:
+            catalog.BACKENDS.set(states[model, state], model, state)
     for one in backends:
         catalog.BACKEND_JOBS.set(one.in_flight, one.backend.backend_id)
         catalog.BACKEND_WEIGHT_VERSION.set(one.backend.weight_version, one.backend.backend_id)
-    catalog.BACKEND_JOBS_WAITING.set(handler.waiting)
+    waiting = handler.waiting_by_model()
+    for model in models | waiting.keys():
+        catalog.BACKEND_JOBS_WAITING.set(waiting.get(model, 0), model)

@@ -6,11 +6,13 @@
   keeps the backend too if that is ready.
 - With affinity `group`, a job goes to a backend that its group has used: the earliest one with room.
 - Otherwise a job goes to the first of the ranking (see `backend_ranking`).
+- Each model (`Backend.name`) has a ranking of its own; a job may hold one backend of each, by `HolderIdentifier`.
 - A job that leaves its backend gets another one; it gets the same one only if there is no other.
 - Draining, behind (serving other weights than wanted) and unwell backends accept no jobs; their jobs keep them.
 - During a weight update (see `wanted_weights`), only backends that serve exactly the new weights accept jobs.
 - A backend on probation accepts one job per trial (see `backend_probation`): the next job without a backend, or, if no
   other backend is ready, a job that leaves another one.
+- Frozen backends are never behind and do not wait for weight updates.
 
 Assignments belong to an owner (a stage process) and are dropped with that owner.
 """
@@ -23,6 +25,7 @@ import msgspec
 
 from ...errors import DuplicateBackend, UnknownBackend
 from ...wire.messages.backends import BackendStatus, assignment_digest
+from ...wire.messages.base import POLICY, holder
 from .backend_member import Assignment, Member, Owned
 from .backend_ranking import BackendRanking
 from .group_memory import GroupMemory
@@ -45,7 +48,7 @@ class Served(NamedTuple):
 class BackendHeap:
     """The backends and the assignments on them.
 
-    Invariant: a backend's in-flight count is the number of jobs that hold an assignment on it.
+    Invariant: a backend's in-flight count is the number of holders that have an assignment on it.
     """
 
     def __init__(self, affinity: Affinity = "job") -> None:
@@ -53,9 +56,13 @@ class BackendHeap:
         self._members: dict[str, Member] = {}
         self._offers: dict[str, None] = {}
         """Backends on probation that the next job may try."""
-        self._ranking = BackendRanking()
+        self._rankings: dict[str, BackendRanking] = {}
+        """By model."""
         self._groups = GroupMemory()
         self._assignments: dict[str, Assignment] = {}
+        """By holder."""
+        self._besides: dict[str, set[str]] = {}
+        """Of each job, the holders of assignments to other models than the policy."""
         self._owned: dict[str, Owned] = {}
         self.wanted_version = 0
         """Backends with older weights accept no jobs; read-only for callers."""
@@ -76,6 +83,9 @@ class BackendHeap:
             )
         if member is None:
             member = self._members[backend.backend_id] = Member(backend)
+        elif member.backend.name != backend.name:
+            self._release_all(member)
+            self._unrank(member)
         member.backend = backend
         member.draining = False
         member.problem = member.failure = ""
@@ -116,23 +126,28 @@ class BackendHeap:
 
     def remove(self, backend_id: str) -> None:
         """Remove a backend and its assignments; their jobs get another backend at their next `assign`."""
-        for job_id in tuple(self.member(backend_id).jobs):
-            self._release(job_id)
+        member = self.member(backend_id)
+        self._release_all(member)
         self._offers.pop(backend_id, None)
         del self._members[backend_id]
-        self._ranking.discard(backend_id)
+        self._unrank(member)
+        name = member.backend.name
+        if not any(other.backend.name == name for other in self._members.values()):
+            self._rankings.pop(name, None)
 
     def set_weight_version(
         self, weight_version: int, backend_id: str | None = None, *, as_wanted: bool = False
     ) -> None:
-        """Record the weights that a backend (None: each) serves now; one that has caught up accepts jobs again.
+        """Record the weights that a backend (None: each but frozen ones) serves now.
+
+        One that has caught up accepts jobs again.
 
         `as_wanted` marks a trainer's statement: the backend need not catch up with its earlier weights, and, for all
         backends, the version becomes the wanted one.
         """
         if as_wanted and backend_id is None:
             self.wanted_version = weight_version
-        for member in [self.member(backend_id)] if backend_id is not None else self._members.values():
+        for member in [self.member(backend_id)] if backend_id is not None else self._trained():
             before = member.state
             member.backend = msgspec.structs.replace(member.backend, weight_version=weight_version)
             if as_wanted:
@@ -142,6 +157,9 @@ class BackendHeap:
                 self._rank(member)
 
     def _weigh(self, member: Member) -> None:
+        if member.backend.frozen:
+            member.needed_version, member.awaited, member.catch_up, member.note = 0, None, "", ""
+            return
         version = member.backend.weight_version
         needed = max(member.needed_version, self.wanted_version)
         member.needed_version = 0 if version >= needed or version == self._begun else needed
@@ -151,7 +169,7 @@ class BackendHeap:
             member.catch_up = ""
 
     def serves(self, weight_version: int) -> bool:
-        return any(member.backend.weight_version == weight_version for member in self._members.values())
+        return any(member.backend.weight_version == weight_version for member in self._trained())
 
     def want_version(self, weight_version: int) -> None:
         """Set the wanted version for backends that are added later."""
@@ -168,7 +186,7 @@ class BackendHeap:
         """End the update: backends that serve another version accept no jobs."""
         self._begun = None
         self.wanted_version = weight_version
-        for member in self._members.values():
+        for member in self._trained():
             member.needed_version = 0 if member.backend.weight_version == weight_version else weight_version
             member.awaited = None
             member.catch_up = ""
@@ -177,7 +195,7 @@ class BackendHeap:
     def hold_back(self, backend_id: str, needed_version: int) -> None:
         """Stop a backend from accepting jobs until it gets this version or a newer one, even if it serves it now."""
         member = self.member(backend_id)
-        member.needed_version = needed_version
+        member.needed_version = 0 if member.backend.frozen else needed_version
         self._rank(member)
 
     def give_up_update(self, note: str = "") -> None:
@@ -199,58 +217,64 @@ class BackendHeap:
         return max(member.backend.weight_version, member.needed_version)
 
     def assign(self, request: Assign, *, anyhow: bool = False) -> Backend | None:
-        """Return the backend that the job holds, or choose one by the rules above; None if no backend accepts jobs.
+        """Return the model's backend that the job holds, or choose one by the rules above; None: none accepts jobs.
 
         An older attempt or a resent request gets the held backend and changes nothing. With `anyhow`, the job may get
         the least loaded backend on probation.
         """
-        job_id = request.job_id
-        held = self._assignments.get(job_id)
+        holder_id = request.holder
+        held = self._assignments.get(holder_id)
         if held is not None and not _moves(request, held):
             return self._members[held.backend_id].backend
         if held is not None:
-            self._release(job_id)
-        backend_id = self._choose(request, held) or (self._least_bad() if anyhow else None)
+            self._release(holder_id)
+        backend_id = self._choose(request, held) or (self._least_bad(request.model) if anyhow else None)
         if backend_id is None:
             return None
         member = self._members[backend_id]
         member.assigned += 1
         self._offers.pop(backend_id, None)
         trial = bool(member.failure)
-        self._hold(job_id, Assignment(backend_id, request.attempt, request.owner, request.request_id, trial))
+        self._hold(holder_id, Assignment(backend_id, request.attempt, request.owner, request.request_id, trial))
         if self._by_group and request.group_id:
-            self._groups.add(request.group_id, backend_id)
+            self._groups.add(holder(request.group_id, request.model), backend_id)
         return member.backend
 
     def is_on_probation(self, backend_id: str) -> bool:
         return bool(self.member(backend_id).failure)
 
-    def adopt(self, owner: str, job_id: str, held: HeldAssignment) -> None:
-        """Record an assignment made by an earlier broker process; a known job is left unchanged."""
-        backend_id = held.backend_id
-        if backend_id is not None and backend_id in self._members and job_id not in self._assignments:
-            self._hold(job_id, Assignment(backend_id, held.attempt, owner, "", served=held.served))
+    def adopt(self, owner: str, holder_id: str, held: HeldAssignment) -> None:
+        """Record an assignment made by an earlier broker process; a known holder is left unchanged."""
+        backend_id, model = held.backend_id, holder_id.partition("/")[2] or POLICY
+        if backend_id is None or backend_id not in self._members or holder_id in self._assignments:
+            return
+        if self._members[backend_id].backend.name == model:
+            self._hold(holder_id, Assignment(backend_id, held.attempt, owner, "", served=held.served))
 
-    def note_served(self, job_id: str, attempt: int, served: int) -> Served | None:
-        """Record how many generations a job's backend has completed; return the backend if the number grew."""
-        held = self._assignments.get(job_id)
+    def note_served(self, holder_id: str, attempt: int, served: int) -> Served | None:
+        """Record how many generations a holder's backend has completed; return the backend if the number grew."""
+        held = self._assignments.get(holder_id)
         if held is None or held.attempt != attempt or held.served >= served:
             return None
         held.served = served
         return Served(held.backend_id, held.trial)
 
-    def release(self, job_id: str, attempt: int) -> bool:
-        held = self._assignments.get(job_id)
+    def release(self, holder_id: str, attempt: int) -> bool:
+        held = self._assignments.get(holder_id)
         if held is None or held.attempt > attempt:
             return False
-        self._release(job_id)
+        self._release(holder_id)
         return True
 
+    def holders(self, job_id: str) -> tuple[str, ...]:
+        """Return all holders of a job that may have an assignment: that of the policy, and those of other models."""
+        return (job_id, *self._besides.get(job_id, ()))
+
     def keep_only(self, owner: str, jobs: Mapping[str, HeldAssignment]) -> None:
-        for job_id in tuple(self._owned[owner].jobs) if owner in self._owned else ():
-            named = jobs.get(job_id)
-            if named is None or named.attempt != self._assignments[job_id].attempt:
-                self._release(job_id)
+        for holder_id in tuple(self._owned[owner].jobs) if owner in self._owned else ():
+            named = jobs.get(holder_id)
+            if named is None or named.attempt != self._assignments[holder_id].attempt:
+                self._release(holder_id)
 
     def drop_owner(self, owner: str) -> None:
         self.keep_only(owner, {})
@@ -283,8 +307,15 @@ class BackendHeap:
     def __iter__(self) -> Iterator[str]:
         return iter(tuple(self._members))
 
-    def holds(self, job_id: str) -> Assignment | None:
-        return self._assignments.get(job_id)
+    def trained(self) -> list[str]:
+        """Return the backends that take weight updates."""
+        return [member.backend.backend_id for member in self._trained()]
+
+    def models(self) -> set[str]:
+        return {member.backend.name for member in self._members.values()}
+
+    def holds(self, holder_id: str) -> Assignment | None:
+        return self._assignments.get(holder_id)
 
     def member(self, backend_id: str) -> Member:
         try:
@@ -297,62 +328,94 @@ class BackendHeap:
         if kept and kept != request.leaving and self._members[kept].state == "ready":
             return kept
         left = self._members.get(request.leaving)
-        if left is None:
+        if left is None or left.backend.name != request.model:
             return self._offered(request) or self._choose_ready(request)
-        self._ranking.discard(request.leaving)
+        self._unrank(left)
         other = self._choose_ready(request) or self._offered(request)
         self._rank(left)
         return other or (request.leaving if left.state == "ready" else None)
 
     def _offered(self, request: Assign) -> str | None:
         for backend_id in self._offers:
-            if backend_id != request.leaving and self._members[backend_id].state == "probation":
+            member = self._members[backend_id]
+            if backend_id != request.leaving and member.state == "probation" and member.backend.name == request.model:
                 return backend_id
         return None
 
-    def _least_bad(self) -> str | None:
-        tried = [key for key, member in self._members.items() if member.state == "probation"]
+    def _least_bad(self, model: str) -> str | None:
+        tried = [
+            key for key, member in self._members.items() if member.state == "probation" and member.backend.name == model
+        ]
         return min(tried, key=lambda backend_id: len(self._members[backend_id].jobs), default=None)
 
     def _choose_ready(self, request: Assign) -> str | None:
         if self._by_group and request.group_id:
-            for backend_id in self._groups.backends(request.group_id):
+            group_id = holder(request.group_id, request.model)
+            for backend_id in self._groups.backends(group_id):
                 member = self._members.get(backend_id)
+                if member is not None and member.backend.name != request.model:
+                    member = None
                 if member is not None and member.state == "updating":
                     continue  # the update ends soon
                 if member is None or member.state != "ready" or backend_id == request.leaving:
-                    self._groups.forget(request.group_id, backend_id)
+                    self._groups.forget(group_id, backend_id)
                 elif member.has_room:
                     return backend_id
-        return self._ranking.first(request.node)
+        ranking = self._rankings.get(request.model)
+        return ranking.first(request.node) if ranking is not None else None
 
-    def _hold(self, job_id: str, held: Assignment) -> None:
-        self._assignments[job_id] = held
+    def _hold(self, holder_id: str, held: Assignment) -> None:
+        self._assignments[holder_id] = held
         owned = self._owned.get(held.owner)
         if owned is None:
             owned = self._owned[held.owner] = Owned()
-        owned.jobs.add(job_id)
-        owned.digest += assignment_digest(job_id, held.attempt, held.backend_id)
+        owned.jobs.add(holder_id)
+        owned.digest += assignment_digest(holder_id, held.attempt, held.backend_id)
+        job_id, slash, _ = holder_id.partition("/")
+        if slash:
+            self._besides.setdefault(job_id, set()).add(holder_id)
         member = self._members[held.backend_id]
-        member.jobs.add(job_id)
+        member.jobs.add(holder_id)
         self._rank(member)
 
-    def _release(self, job_id: str) -> None:
-        held = self._assignments.pop(job_id)
+    def _release_all(self, member: Member) -> None:
+        for holder_id in tuple(member.jobs):
+            self._release(holder_id)
+
+    def _release(self, holder_id: str) -> None:
+        held = self._assignments.pop(holder_id)
         owned = self._owned[held.owner]
-        owned.jobs.discard(job_id)
-        owned.digest -= assignment_digest(job_id, held.attempt, held.backend_id)
+        owned.jobs.discard(holder_id)
+        owned.digest -= assignment_digest(holder_id, held.attempt, held.backend_id)
         if not owned.jobs:
             del self._owned[held.owner]
+        if self._besides:
+            job_id, slash, _ = holder_id.partition("/")
+            besides = self._besides.get(job_id) if slash else None
+            if besides is not None:
+                besides.discard(holder_id)
+                if not besides:
+                    del self._besides[job_id]
         member = self._members[held.backend_id]
-        member.jobs.discard(job_id)
+        member.jobs.discard(holder_id)
         self._rank(member)
 
     def _rank(self, member: Member) -> None:
         if member.state == "ready":
-            self._ranking.place(member.backend, len(member.jobs))
+            ranking = self._rankings.get(member.backend.name)
+            if ranking is None:
+                ranking = self._rankings[member.backend.name] = BackendRanking()
+            ranking.place(member.backend, len(member.jobs))
         else:
-            self._ranking.discard(member.backend.backend_id)
+            self._unrank(member)
+
+    def _unrank(self, member: Member) -> None:
+        ranking = self._rankings.get(member.backend.name)
+        if ranking is not None:
+            ranking.discard(member.backend.backend_id)
+
+    def _trained(self) -> list[Member]:
+        return [member for member in self._members.values() if not member.backend.frozen]
 
 
 def _moves(request: Assign, held: Assignment) -> bool:

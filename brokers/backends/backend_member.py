@@ -28,6 +28,7 @@ class Member:
     """Why the engine cannot serve now, as reported by its host."""
     assigned: int = 0
     jobs: set[str] = field(default_factory=set)
+    """The holders of its assignments."""
 
     @property
     def state(self) -> Literal["ready", "draining", "updating", "behind", "probation", "unwell"]:
@@ -66,6 +67,7 @@ class Owned:
     """The assignments of one owner."""
 
     jobs: set[str] = field(default_factory=set)
+    """The holders."""
     digest: int = 0
     """As in `OwnerAlive`."""
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 """Seconds between a failure and the first trial, and the longest pause between two trials."""
 STALE_S = 2.0
-"""Largest age in seconds of a success that a job which is no trial reports."""
+"""Largest age in seconds of a success that a job which is not a trial reports."""
 
 
 @dataclass(slots=True)

@@ -144,6 +144,10 @@ class BackendRegistry:
         self._heap.set_weight_version(weight_version, backend_id, as_wanted=True)
         self._changed.update(dict.fromkeys(self._heap if backend_id is None else [backend_id]))
 
+    def lost_models(self) -> set[str]:
+        """Return the models of hosts that fell silent and may return."""
+        return {record.backend.name for record in self._lost.values()}
+
     def note_all(self) -> None:
         self._changed.update(dict.fromkeys(self._heap))
 

@@ -2,7 +2,8 @@
 
 An owner (a stage process) that falls silent loses its assignments. During a weight update, jobs wait for backends with
 the new weights (`WantedWeights`). While an engine is starting, no wait expires (`EngineStarts`). While all backends are
-on probation, jobs wait and serve as trials; a job whose wait expires gets such a backend rather than an error.
+on probation, jobs wait and serve as trials; a job whose wait expires gets such a backend rather than an error. Each
+model has a queue of its own.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from ...wire.messages.backends import (
     GenerationFailed,
     HoldWeights,
     ListBackends,
+    ListModels,
+    ModelList,
     NameAll,
     OwnerAlive,
     Release,
@@ -34,7 +37,7 @@ from ...wire.messages.backends import (
     ReportStarts,
     WaitLonger,
 )
-from ...wire.messages.base import Done, Refused
+from ...wire.messages.base import POLICY, Done, Refused, holder
 from ...wire.messages.engines import WeightUpdate
 from .backend_heap import BackendHeap
 from .backend_probation import Probation
@@ -71,13 +74,17 @@ class BackendRequestHandler:
         self.weights = WeightRequests(self.heap, self._registry, self._update)
         self._starts = EngineStarts(self.heap, lease_s)
         self._lease_s = lease_s
-        self._waiting: dict[str, _Waiting] = {}
+        self._waiting: dict[str, dict[str, _Waiting]] = {}
+        """By model and job; a queue without jobs is removed."""
         self._owners: dict[str, float] = {}
 
     @property
     def waiting(self) -> int:
         """Number of jobs that wait for a backend."""
-        return len(self._waiting)
+        return sum(map(len, self._waiting.values()))
+
+    def waiting_by_model(self) -> dict[str, int]:
+        return {model: len(queue) for model, queue in self._waiting.items()}
 
     def handle(self, envelope: Sequence[Frame], request: AnyBackendRequest, now: float) -> list[Answer]:
         self._starts.look(now)
@@ -110,22 +117,24 @@ class BackendRequestHandler:
         self._starts.tick(now)
         self._offer(now)
         answers = self._ready_answers(now)
-        if not self._starts.is_starting:
-            for waiting in [waiting for waiting in self._waiting.values() if self._until(waiting) <= now]:
-                del self._waiting[waiting.request.job_id]
-                answers.append(Answer(waiting.envelope, self._at_last(waiting, now)))
+        for model, queue in tuple(self._waiting.items()):
+            if not self._starts.is_starting(model):
+                for waiting in [waiting for waiting in queue.values() if self._until(waiting) <= now]:
+                    self._forget_waiting(model, waiting.request.job_id)
+                    answers.append(Answer(waiting.envelope, self._at_last(waiting, now)))
         return answers
 
     def next_deadline(self) -> float | None:
         dues = [self.weights.next_deadline()]
         if self._waiting:
             dues += [self._probation.next_due(), self._update.next_deadline()]
-            if not self._starts.is_starting:
-                dues.append(min(self._until(waiting) for waiting in self._waiting.values()))
+            for model, queue in self._waiting.items():
+                if not self._starts.is_starting(model):
+                    dues.append(min(self._until(waiting) for waiting in queue.values()))
         return min((due for due in dues if due is not None), default=None)
 
     def _until(self, waiting: _Waiting) -> float:
-        return max(waiting.since, self._starts.last) + waiting.request.wait_s
+        return max(waiting.since, self._starts.last(waiting.request.model)) + waiting.request.wait_s
 
     def _ready_answers(self, now: float) -> list[Answer]:
         return self.weights.take_answers() + self._serve_waiting(now)
@@ -158,9 +167,7 @@ class BackendRequestHandler:
             case GenerationFailed():
                 self._failed(request, now)
             case Release():
-                self._withdraw(request)
-                self._note_served(request.job_id, request.attempt, request.served, now)
-                self.heap.release(request.job_id, request.attempt)
+                self._release(request, now)
             case OwnerAlive():
                 return self._owner_alive(request, now)
             case BackendAlive():
@@ -177,6 +184,9 @@ class BackendRequestHandler:
                 self._registry.clear()
             case HoldWeights() | WeightUpdate():
                 return self.weights.handle(envelope, request, now)
+            case ListModels():
+                models = self.heap.models() | self._starts.models() | self._registry.lost_models()
+                return ModelList(request.request_id, tuple(sorted(models)))
             case ReportStarts():
                 self._starts.report(request, now)
             case ListBackends():
@@ -203,11 +213,11 @@ class BackendRequestHandler:
         self.heap.suspend(backend_id, failed.problem)
         self._probation.failed(backend_id, now)
 
-    def _note_served(self, job_id: str, attempt: int, served: int, now: float) -> None:
-        done = self.heap.note_served(job_id, attempt, served)
+    def _note_served(self, holder_id: str, attempt: int, served: int, now: float) -> None:
+        done = self.heap.note_served(holder_id, attempt, served)
         if done is not None and self._probation.served(done.backend_id, now, trial=done.trial):
             self.heap.restore(done.backend_id)
-            fields = of_job(job_id, attempt, backend=done.backend_id)
+            fields = of_job(holder_id.partition("/")[0], attempt, backend=done.backend_id)
             log.info("backend %s is ready again: it has served a job", done.backend_id, extra=fields)
 
     def _offer(self, now: float) -> None:
@@ -223,37 +233,38 @@ class BackendRequestHandler:
         self._owners[alive.owner] = now
         if alive.digest is None:
             self.heap.keep_only(alive.owner, alive.jobs)
-        for job_id, held in alive.jobs.items():
-            self.heap.adopt(alive.owner, job_id, held)
-            self._note_served(job_id, held.attempt, held.served, now)
+        for holder_id, held in alive.jobs.items():
+            self.heap.adopt(alive.owner, holder_id, held)
+            self._note_served(holder_id, held.attempt, held.served, now)
         if alive.digest not in (None, self.heap.digest(alive.owner)):
             return NameAll(alive.request_id)
         return Done(alive.request_id)
 
     def _assign(self, envelope: Sequence[Frame], request: Assign, now: float) -> Assigned | WaitLonger | None:
         self._owners[request.owner] = now
-        waiting = self._waiting.get(request.job_id)
+        queue = self._waiting.get(request.model, {})
+        waiting = queue.get(request.job_id)
         if waiting is not None:
             if waiting.request.attempt == request.attempt:  # the wait counts from the first request
-                self._waiting[request.job_id] = _Waiting(envelope, _settled(request), waiting.since)
+                queue[request.job_id] = _Waiting(envelope, _settled(request), waiting.since)
                 return self._wait_longer(request)
             if waiting.request.attempt > request.attempt:
                 return None
         assigned = self._try(request, now)
         if assigned is None:
-            self._waiting[request.job_id] = _Waiting(envelope, _settled(request), now)
+            self._waiting.setdefault(request.model, {})[request.job_id] = _Waiting(envelope, _settled(request), now)
             return self._wait_longer(request)
         return assigned
 
     def _wait_longer(self, request: Assign) -> WaitLonger | None:
-        return WaitLonger(request.request_id) if self._starts.is_starting else None
+        return WaitLonger(request.request_id) if self._starts.is_starting(request.model) else None
 
     def _try(self, request: Assign, now: float, *, anyhow: bool = False) -> Assigned | None:
-        known = self.heap.holds(request.job_id)
+        known = self.heap.holds(request.holder)
         backend = self.heap.assign(request, anyhow=anyhow)
         if backend is None:
             return None
-        if self.heap.holds(request.job_id) is not known:
+        if self.heap.holds(request.holder) is not known:
             BACKEND_ASSIGNED.add(backend.backend_id)
             if self.heap.is_on_probation(backend.backend_id):
                 self._probation.tried(backend.backend_id, now)
@@ -262,22 +273,35 @@ class BackendRequestHandler:
                 log.debug("assigned to backend %s", backend.backend_id, extra=fields)
         return Assigned(request.request_id, backend)
 
-    def _withdraw(self, release: Release) -> None:
-        waiting = self._waiting.get(release.job_id)
-        if waiting is not None and waiting.request.attempt <= release.attempt:
-            del self._waiting[release.job_id]
+    def _release(self, release: Release, now: float) -> None:
+        """End a job's waits and assignments of one model, or of all."""
+        job_id, attempt, model = release.job_id, release.attempt, release.model
+        for queued in (model,) if model else tuple(self._waiting):
+            waiting = self._waiting.get(queued, {}).get(job_id)
+            if waiting is not None and waiting.request.attempt <= attempt:
+                self._forget_waiting(queued, job_id)
+        for holder_id in (holder(job_id, model),) if model else self.heap.holders(job_id):
+            self._note_served(holder_id, attempt, release.served, now)
+            self.heap.release(holder_id, attempt)
+
+    def _forget_waiting(self, model: str, job_id: str) -> None:
+        queue = self._waiting[model]
+        del queue[job_id]
+        if not queue:
+            del self._waiting[model]
 
     def _serve_waiting(self, now: float) -> list[Answer]:
         answers: list[Answer] = []
-        while self._waiting:
-            waiting = next(iter(self._waiting.values()))
-            request = waiting.request
-            assigned = self._try(request, now)
-            if assigned is None:
-                break
-            del self._waiting[request.job_id]
-            self._owners.setdefault(request.owner, now)  # the owner may have fallen silent meanwhile
-            answers.append(Answer(waiting.envelope, assigned))
+        for model, queue in tuple(self._waiting.items()):
+            while queue:
+                waiting = next(iter(queue.values()))
+                request = waiting.request
+                assigned = self._try(request, now)
+                if assigned is None:
+                    break
+                self._forget_waiting(model, request.job_id)
+                self._owners.setdefault(request.owner, now)  # the owner may have fallen silent meanwhile
+                answers.append(Answer(waiting.envelope, assigned))
         return answers
 
     def _at_last(self, waiting: _Waiting, now: float) -> Assigned | Refused:
@@ -286,17 +310,21 @@ class BackendRequestHandler:
         if assigned is not None:
             self._owners.setdefault(request.owner, now)
             return assigned
+        of_model = [status for status in self.heap.status() if status.backend.name == request.model]
         remedy = "register one with `prorl backends add` or start `prorl-engine`"
-        if len(self.heap) == 0:
-            remedy = self._starts.failures() or remedy
-        elif behind := [status for status in self.heap.status() if status.state == "behind"]:
+        if not of_model and request.model != POLICY:
+            remedy = f"start one with `name = {request.model!r}` in `[[backends]]`, or with `--model-name`"
+        if not of_model:
+            remedy = self._starts.failures(request.model) or remedy
+        elif behind := [status for status in of_model if status.state == "behind"]:
             remedy = f"backend {behind[0].backend.backend_id} is behind: {behind[0].problem}"
-        if self._update.version is not None:
+        if self._update.version is not None and any(not one.backend.frozen for one in of_model):
             remedy = (
                 f"weights {self._update.version} are on their way, and none serves them yet: let its jobs wait longer"
             )
+        what = "inference backend" if request.model == POLICY else f"backend of the model {request.model}"
         error = NoBackend(
-            f"no inference backend took job {request.job_id} within {request.wait_s:g} s; {remedy}",
+            f"no {what} took job {request.job_id} within {request.wait_s:g} s; {remedy}",
             job_id=request.job_id,
             waited_s=now - waiting.since,
         )

@@ -11,7 +11,8 @@ All hosts of a request share one deadline. The reply is `Done` if all did the st
 failure. A resent request joins the one in progress; a completed one gets the same reply again. Calls are resent after a
 lost connection. If the broker dies, the limits of hosts and broker end the update.
 
-A backend that registers with older weights than wanted is asked to load them from the path of the last load.
+A backend that registers with older weights than wanted is asked to load them from the path of the last load. Frozen
+backends take no part.
 """
 
 from __future__ import annotations
@@ -133,6 +134,10 @@ class WeightRequests:
                 raise MalformedMessage("only the step `set` may name one backend", field="$.backend_id")
             self._trainer.check(request, now)
             self._update.check_none_but(request.weight_version)
+            if self._heap.member(request.backend_id).backend.frozen:
+                raise MalformedMessage(
+                    f"backend {request.backend_id} is frozen: its weights stay", field="$.backend_id"
+                )
             self._registry.set_weight_version(request.weight_version, request.backend_id)
             self._trainer.begin(request, now)
             return Done(request.request_id)
@@ -218,8 +223,9 @@ class WeightRequests:
         version = request.weight_version
         if request.step in ("begin", "load", "set"):
             self._update.check_none_but(None if request.step == "set" else version)
-        if len(self._heap) == 0:
-            raise NoBackend("no backend is registered, so none has taken the weights; see `prorl backends list`")
+        if not self._heap.trained():
+            frozen = "all backends are frozen" if len(self._heap) else "no backend is registered"
+            raise NoBackend(f"{frozen}, so none has taken the weights; see `prorl backends list`")
         match request.step:
             case "begin":
                 self._update.begin(version, request.limit_s, now)
@@ -229,7 +235,7 @@ class WeightRequests:
                 self._registry.set_weight_version(version, None)
 
     def _ask(self, under_way: _UnderWay) -> None:
-        for backend_id in self._heap:
+        for backend_id in self._heap.trained():
             self._ask_one(under_way, backend_id)
 
     def _ask_one(self, under_way: _UnderWay, backend_id: str) -> None:
@@ -243,6 +249,8 @@ class WeightRequests:
 
     def _catch_up(self, backend_id: str, now: float) -> None:
         """Ask a backend with older weights than wanted to load them, unless an update is in progress."""
+        if self._heap.member(backend_id).backend.frozen:
+            return
         wanted, path = self._heap.wanted_version, self._update.path
         is_asked = any(backend_id in under_way.missing.values() for under_way in self._under_way.values())
         is_behind = self._heap.member(backend_id).backend.weight_version < wanted

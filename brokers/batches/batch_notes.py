@@ -169,7 +169,7 @@ def _read_batches(notes: list[_Batch], restored: Restored) -> None:
         try:
             group_filter = keep_policy(one.options.keep)
         except ProrlError as error:
-            log.error("batch %s cannot go on: %s", one.batch_id, error.message)  # noqa: TRY400 - it says it all
+            log.error("batch %s cannot continue: %s", one.batch_id, error.message)  # noqa: TRY400 - it says it all
             continue
         if one.session in restored.sessions:
             batch = BatchRecord(one.batch_id, one.session, one.options, group_filter, one.key)

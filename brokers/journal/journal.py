@@ -193,7 +193,7 @@ class Journal:
                 rows = self._fitting(by_number, INSERT_STATE, rows)
                 results = self._fitting(by_number, INSERT_RESULT, results)
                 self._write(by_number, rows, results, places, gone, notes)
-        except Exception:
+        except BaseException:  # whatever it was, no row names the blocks that were appended
             self._segments.rewind()
             raise
         if self._segments.is_wasteful:
@@ -352,7 +352,7 @@ class Journal:
         try:
             with self._file.waiting_for_the_disk():
                 self._file.run((INSERT_BLOCK, [(key, *place) for key, place in moved.items()]))
-        except Exception:
+        except BaseException:  # whatever it was, no row names the blocks that were appended
             self._segments.rewind()
             raise
         self._keep({key: self._blocks[key]._replace(place=place) for key, place in moved.items()})

@@ -262,7 +262,7 @@ def _is_damage(error: sqlite3.Error) -> bool:
 def _failure(path: Path, what: str, error: sqlite3.Error) -> JournalFailed:
     if _is_damage(error):
         message = (
-            f"the journal {path} is damaged ({error}): keep a copy of it and of the files beside it, and make way for "
+            f"the journal {path} is damaged ({error}): keep a copy of it and of the files next to it, and make way for "
             f"a new one with `prorl journal clear {path}`, which forgets what it holds"
         )
     else:

@@ -218,7 +218,7 @@ def _damaged(
 
 def lost_result(job_id: str, task: str) -> Result:
     """Return the error result for a job or a result that is missing from the journal."""
-    message = f"the rollout broker's journal is damaged where it held job {job_id}, so it cannot go on; submit it again"
+    message = f"the journal is damaged where it held job {job_id}, so the job cannot continue; submit it again"
     error = JobsLost(message, count=1, job_ids=job_id).info()
     return Result(job_id=job_id, task=task, outcome=Outcome.INFRASTRUCTURE_ERROR, error=error)
 

@@ -134,8 +134,8 @@ def _open(path: Path, in_use: bool) -> sqlite3.Connection:
     kind = file_system_of(path)
     if in_use and kind not in LOCAL:
         raise JournalFailed(
-            f"the journal {path} is in use by a broker, and on this file system ({kind or 'unknown'}) nobody else can "
-            "read it meanwhile; ask the broker with `prorl status`, or stop it",
+            f"the journal {path} is in use by a broker, and on this file system ({kind or 'unknown'}) no other process "
+            "can read it meanwhile; ask the broker with `prorl status`, or stop it",
             path=str(path),
         )
     return connect(path, read_only=True)

@@ -151,7 +151,7 @@ class FrontDoor:
             self._dispatch(envelope, request, rest, sender, now)
         except ProrlError as error:
             self._answer(envelope, Refused(request_id, error.info()))
-        except Exception as error:
+        except Exception as error:  # a bug must cost only this request
             log.exception("request %s failed", request_id)
             self._answer(envelope, Refused(request_id, InternalError(f"{type(error).__name__}: {error}").info()))
 

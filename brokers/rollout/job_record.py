@@ -109,9 +109,8 @@ class JobRecord:
 
     @property
     def conversation_names(self) -> tuple[str, ...]:
-        """The names of RUN's conversations; empty: RUN has not ended, or has one that is not named."""
-        run = self.run
-        return tuple(part.name for part in run.conversations) if run is not None and run.conversations else ()
+        """The names of RUN's conversations; empty: RUN has not ended, or has one, `main`."""
+        return tuple(part.name for part in self.run.conversations) if self.run is not None else ()
 
     def worked_s(self, now: float) -> float:
         ended = sum(self.timings.get(phase, 0.0) for phase in Phase)

@@ -408,7 +408,7 @@ class JobTable:
             phase=record.phase,
             sandbox=record.sandbox,
             phase_data=record.phase_data,
-            conversations=record.conversation_names if record.run is not None else (),
+            conversations=record.conversation_names if record.run is not None and record.run.conversations else (),
         )
         stage = self.stages.get(stage_id)
         self._actions.append(Start(stage_id, command, record.packed, stage.node if stage is not None else ""))

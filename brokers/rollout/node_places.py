@@ -49,9 +49,9 @@ class NodePlaces:
         for one, place in others.items():
             if (heard_at(one) or 0.0) > since:
                 raise ConfigError(
-                    f"the name {report.node} is that of {place}, and cannot be that of {report.place} too: jobs go on "
-                    "where their sandboxes are; name each node and run folder differently (--node, or --name of "
-                    "`prorl node`)",
+                    f"the name {report.node} is that of {place}, and cannot be that of {report.place} too: jobs "
+                    "continue where their sandboxes are; name each node and run folder differently (--node, or --name "
+                    "of `prorl node`)",
                     key="node",
                 )
         return False

@@ -1,9 +1,9 @@
-"""The rollout broker's process: one loop that moves frames between its sockets and the pure objects beside it.
+"""The rollout broker's process: one loop that moves frames between its sockets and pure objects.
 
     front door    ROUTER  ⇄ trainers (REQ and DEALER)
     stage events  PULL    ← stage processes: reports, phases done and failed
     one PUSH per stage process (`StageConnections`) → phases to start and stop
-    DEALER        → backend broker: releases for RUNs that fail, are lost or are stopped
+    DEALER        ⇄ backend broker: releases, and the list of models (`BackendLink`)
 
 A round of the loop, from socket to journal to action:
 
@@ -32,13 +32,12 @@ import zmq
 from ...data.conversations import LARGEST_REWARD, rewards_problem
 from ...data.trajectory import block_bytes
 from ...errors import JournalFailed, MalformedMessage, ProrlError
-from ...security.keyring import BROKER, Keyring, connect_to_service
+from ...security.keyring import BROKER, Keyring
 from ...security.rights import Listener
 from ...security.zap_authenticator import ZapAuthenticator
 from ...system.logs import of_job
 from ...wire import codec
-from ...wire.messages.backends import Release
-from ...wire.messages.base import PROTOCOL_VERSION, UNSAID_PROTOCOL, new_id
+from ...wire.messages.base import PROTOCOL_VERSION, UNSAID_PROTOCOL
 from ...wire.messages.blocks import block_checksum
 from ...wire.messages.jobs import Outcome
 from ...wire.messages.stages import (
@@ -56,10 +55,11 @@ from ...wire.messages.stages import (
     StopPhase,
     TurnsShown,
 )
-from ...wire.sockets import CONTROL_FRAME_BYTES, NOBLOCK, NODE_PING_S, open_socket, receive, send
+from ...wire.sockets import CONTROL_FRAME_BYTES, NOBLOCK, NODE_PING_S, open_socket, send
 from ..loop import Loop
 from .action_queue import perform_queue
 from .actions import Action, Close, Start, Stop, Unassign
+from .backend_link import BackendLink
 from .batch_runner import BatchRunner
 from .broker_gauges import set_gauges
 from .front_door import FrontDoor
@@ -113,7 +113,6 @@ class RolloutBroker:
         # Sending to a client that is gone raises, so its results go to the next client at once.
         self._door.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._events = open_socket(self._loop.context, zmq.PULL, ping_s=NODE_PING_S)
-        self._releases = open_socket(self._loop.context, zmq.DEALER, CONTROL_FRAME_BYTES)
         try:
             front_door, stage_events = self._settings.front_door, self._settings.stage_events
             self.front_door = self._authenticator.bind(self._door, topology.endpoint(front_door), Listener.FRONT_DOOR)
@@ -121,12 +120,12 @@ class RolloutBroker:
                 self._events, topology.endpoint(stage_events), Listener.STAGE_EVENTS
             )
             backend_broker = topology.endpoint(topology.backend_broker.endpoint)
-            connect_to_service(self._releases, backend_broker, keyring)
+            self._catalog = TaskCatalog(one.name for one in topology.backends)
+            self._backends = BackendLink(self._loop, backend_broker, keyring, self._catalog)
             welcome = StageWelcome(
                 backend_broker=backend_broker, heartbeat_s=self._settings.heartbeat_s, keep=self._settings.keep
             )
             self._stages = StageConnections(self._loop.context, keyring, welcome)
-            self._catalog = TaskCatalog()
             self._jobs = _make_jobs(self._settings, journal, self._act)
             self._batches = BatchRunner(self._jobs, self._catalog, self._settings.job_limit_bytes)
             self._requests = FrontDoor(
@@ -154,7 +153,7 @@ class RolloutBroker:
         self._loop.report_metrics(self._run_dir, "rollout_broker", lambda: set_gauges(self._jobs, self._batches))
         self._loop.register(self._events, self._drain_events)
         self._loop.register(self._door, self._drain_requests)
-        self._loop.register(self._releases, self._drain_release_replies)
+        self._backends.register()
         self._authenticator.register(self._loop.register)
         try:
             self._loop.run(self._housekeep, self._say_ready)
@@ -215,6 +214,7 @@ class RolloutBroker:
             now = self._loop.clock.now()
             self._requests.handle(frames, now, sender)  # type: ignore[arg-type]
             self._perform(now)
+        self._backends.ask_models()
 
     def _reply(self, frames: Sequence[Frame]) -> bool:
         """Send a reply; return False if the client is gone or does not read."""
@@ -370,6 +370,7 @@ class RolloutBroker:
             for member in self._stages.refusing(self._jobs.table.stages.quiet()):
                 self._jobs.table.connection_broke(member, now)
             self._watch_time(now)
+            self._catalog.tick()
         self._batches.launch(now)
         self._perform(now)
         if self._jobs.transitions.tracer is not None:
@@ -437,18 +438,7 @@ class RolloutBroker:
                 if stage_id is not None:
                     self._stages.send(stage_id, CloseSandbox(action.sandbox))
             case Unassign():
-                request = Release(new_id(), *action.claim)
-                try:
-                    send(self._releases, [b"", codec.encode(request)], NOBLOCK)
-                except zmq.Again:
-                    log.warning("the backend broker does not take releases; its leases will expire")
-
-    def _drain_release_replies(self) -> None:
-        for _ in range(BATCH):
-            try:
-                receive(self._releases, copied=2)
-            except zmq.Again:
-                return
+                self._backends.release(action.claim)
 
 
 def _make_jobs(settings: RolloutBrokerSettings, journal: Journal, act: Any) -> Jobs:

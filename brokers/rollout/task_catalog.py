@@ -1,4 +1,8 @@
-"""`TaskCatalog`: the tasks that stage processes serve, and the check of a job against them. Pure."""
+"""`TaskCatalog`: the tasks and models that a service has, and the check of a job against them. Pure.
+
+Known models are those of the topology, the endpoints that stage processes announce, and the backend broker's list. A
+job with another name is answered `busy` until the broker's list is a new one (`wants_models`, `list_models`).
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ...errors import Busy, InvalidJob, UnknownTask
-from ...wire.messages.jobs import Harness
+from ...wire.messages.base import POLICY
+from ...wire.messages.jobs import Harness, NamedModel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from ...wire.messages.jobs import Job
     from ...wire.messages.stages import Task
@@ -29,18 +34,32 @@ FIELD_TYPES: dict[str, Any] = {
 
 KNOWN_LIMIT = 4096
 """Most known tasks; the one announced longest ago is evicted."""
+NEW_TICKS = 3
+"""Ticks for which the backend broker's list of models counts as new."""
 
 
 class TaskCatalog:
-    """The known tasks; a task stays known when its processes leave, since they may restart."""
+    """The known tasks; a task stays known when its processes leave, since they may restart.
 
-    def __init__(self) -> None:
+    Args:
+        models: the names of `[[backends]]` in the topology.
+    """
+
+    def __init__(self, models: Iterable[str] = ()) -> None:
         self._tasks: dict[str, Task] = {}
         """In order of the last announcement."""
         self._instances: dict[str, type[msgspec.Struct]] = {}
         """Types of instances, created with a task's first job."""
         self._harnesses: set[str] = set()
         """Union over all stage processes: nodes may have different ones."""
+        self._models = {POLICY, *models}
+        """Those of the topology, and endpoints of stage processes."""
+        self._listed: frozenset[str] = frozenset()
+        """The backend broker's."""
+        self._ticks_left = 0
+        """How long its list counts as new."""
+        self.wants_models = False
+        """Whether the backend broker is to be asked for its list."""
 
     def add(self, tasks: Iterable[Task]) -> None:
         for task in tasks:
@@ -49,19 +68,29 @@ class TaskCatalog:
             self._tasks[task.name] = task
             if len(self._harnesses) < KNOWN_LIMIT:
                 self._harnesses.update(task.harnesses)
+            if task.models and len(self._models) < KNOWN_LIMIT:
+                self._models.update(task.models)
         while len(self._tasks) > KNOWN_LIMIT:
             oldest = next(iter(self._tasks))
             del self._tasks[oldest]
             self._instances.pop(oldest, None)
 
+    def list_models(self, models: Sequence[str]) -> None:
+        """Take the backend broker's list of models."""
+        self._listed, self._ticks_left = frozenset(models), NEW_TICKS
+
+    def tick(self) -> None:
+        """Let the backend broker's list grow old."""
+        self._ticks_left = max(0, self._ticks_left - 1)
+
     def check(self, job: Job) -> None:
         """Check a job before it is accepted.
 
         Raises:
-            Busy: no stage process has announced any task yet.
+            Busy: no stage process has announced any task yet, or the backend broker has to be asked for its models.
             UnknownTask: no stage process has announced this task.
-            InvalidJob: a field of the instance is missing, unknown or of a wrong type, or the harness is unknown;
-                `field` names it.
+            InvalidJob: a field of the instance is missing, unknown or of a wrong type, or the harness or a
+                model is unknown; `field` names it.
         """
         if not self._tasks:
             raise Busy("no stage process has reported yet; the service is starting", retry_after_s=0.2)
@@ -70,6 +99,8 @@ class TaskCatalog:
             message = f"no stage process serves task {job.task!r}; served: {served}"
             raise UnknownTask(message, task=job.task, job_id=job.job_id)
         self._check_harness(job)
+        if job.models:
+            self._check_models(job)
         if job.task not in self._instances:
             self._instances[job.task] = _instance_type(self._tasks[job.task])
         try:
@@ -94,6 +125,23 @@ class TaskCatalog:
                 job_id=job.job_id,
                 field="harness",
             )
+
+    def _check_models(self, job: Job) -> None:
+        for role, named in job.models.items():
+            name = NamedModel.of(named).name
+            if name in self._models:
+                continue
+            if not self._ticks_left:
+                self.wants_models = True
+                raise Busy("the backend broker is asked which models there are", retry_after_s=0.2)
+            if name not in self._listed:
+                there_are = ", ".join(sorted(self._models | self._listed))
+                raise InvalidJob(
+                    f"job {job.job_id}: no backend and no endpoint serves the model {name!r} (models.{role}); the "
+                    f"service has {there_are}",
+                    job_id=job.job_id,
+                    field=f"models.{role}",
+                )
 
 
 def _instance_type(task: Task) -> type[msgspec.Struct]:

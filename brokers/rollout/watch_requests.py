@@ -76,7 +76,7 @@ class WatchRequestHandler:
             result, blocks = recent.result, [recent.block] if recent.block is not None else []
         else:
             raise UnknownJob(
-                f"what job {job_id} brought is not here: it was never submitted here, or it was collected so long ago "
+                f"the result of job {job_id} is not here: it was never submitted here, or it was collected so long ago "
                 "that it is forgotten (see keep_collected_bytes)",
                 job_id=job_id,
             )

@@ -39,7 +39,7 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nodes: int = 0
     engines: int = 0
     leaving: tuple[str, ...] = ()
-    """Jobs and tasks that were told to leave, and no longer count."""
+    """Jobs and tasks that were asked to leave, and no longer count."""
     stop: bool = False
     """End everything: `prorl down`."""
 

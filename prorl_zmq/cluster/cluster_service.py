@@ -123,7 +123,7 @@ class ClusterService:
                     raise SlurmFailed(self._why_gone())
                 if time.monotonic() > until:
                     raise RequestTimeout(
-                        f"no node has joined within {limit_s:.0f} s ({waiting_text(found)}); the service goes on: "
+                        f"no node has joined within {limit_s:.0f} s ({waiting_text(found)}); the service continues: "
                         "`prorl nodes` shows it, `prorl down` ends it",
                         timeout_s=limit_s,
                     )

@@ -49,7 +49,7 @@ class Keeper:
         self._stopping = asyncio.Event()
 
     async def run(self) -> bool:
-        """Run the service until it is told to stop; return False if the brokers exited by themselves."""
+        """Run the service until a stop is requested; return False if the brokers exited by themselves."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGUSR1, self._stopping.set)
         with self._folder.kept(take_over=self._take_over) as held, stop_signals(self._stopping.set):

@@ -33,7 +33,7 @@ def plan(
         wanted: the wanted number.
         limit: the largest number, including jobs that are about to leave.
         allocations: the current jobs.
-        leaving: names of jobs that were told to leave.
+        leaving: names of jobs that were asked to leave.
         soon_s: jobs with less time left, in seconds, count as leaving; 0: they are requeued.
     """
     living = [one for one in allocations if not one.is_ending]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 
 from ..system.logs import one_line
+from ..wire.messages.base import POLICY
 from .tables import GIB, NOTHING, table, text
 
 if TYPE_CHECKING:
@@ -22,9 +23,12 @@ NO_BACKENDS = (
 
 def backend_table(backends: tuple[BackendStatus, ...], starts: tuple[EngineStart, ...] = ()) -> Table:
     """Lay out the backends' activity, and the engines that are not ready, in 80 columns."""
+    named = any(one.backend.name != POLICY for one in backends) or any(start.name != POLICY for start in starts)
+
     rows: list[tuple[object, ...]] = [
         (
-            *(one.backend.backend_id, one.state, one.backend.weight_version, one.in_flight),
+            *(one.backend.backend_id, *([one.backend.name] if named else []), one.state),
+            *("frozen" if one.backend.frozen else one.backend.weight_version, one.in_flight),
             NOTHING if one.load is None else f"{one.load.tokens_per_s:,.0f}",
             f"{one.load.cached_tokens / one.load.prompt_tokens:.0%}"
             if one.load is not None and one.load.cached_tokens
@@ -33,12 +37,21 @@ def backend_table(backends: tuple[BackendStatus, ...], starts: tuple[EngineStart
         )
         for one in backends
     ]
-    rows += [(start.backend_id, start.state, *[NOTHING] * 5) for start in starts]
+    rows += [(start.backend_id, *([start.name] if named else []), start.state, *[NOTHING] * 5) for start in starts]
     problems = [f"{one.backend.backend_id}: {one.problem}{_next_try(one)}" for one in backends if one.problem]
     problems += [f"{one.backend.backend_id}: {one.backend.warning}" for one in backends if one.backend.warning]
     problems += [f"{start.backend_id}: {start.problem}" for start in starts if start.problem]
     said = problems if rows else [NO_BACKENDS]
-    headers = ("backend", "=state", ">weights", ">in\nflight", ">tokens/s", ">cache\nhits", "node")
+    headers = (
+        "backend",
+        *(["model"] if named else []),
+        "=state",
+        ">weights",
+        ">in\nflight",
+        ">tokens/s",
+        ">cache\nhits",
+        "node",
+    )
     return table(*headers, rows=rows, title="backends", caption=text("\n".join(map(one_line, said))) if said else None)
 
 

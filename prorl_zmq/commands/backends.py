@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 commands = typer.Typer(
     help="List and change the inference backends: the engines that jobs are spread over. Engine hosts (`prorl-engine`) "
-    "register themselves; what is done here holds for them too.",
+    "register themselves; these commands apply to them too.",
     rich_markup_mode=None,
 )
 
@@ -73,22 +73,24 @@ def list_(
 def add(
     target: Target,
     backend_id: Annotated[str, typer.Argument(metavar="BACKEND", help="A name for it: letters, digits, `._:-`.")],
-    endpoint: Annotated[str, typer.Argument(help="Where its engine host is bound, ipc://PATH or tcp://HOST:PORT.")],
-    weight: Annotated[float, typer.Option(min=0.0, help="One of weight 2 gets twice the jobs.")] = DEFAULTS.weight,
-    node: Annotated[str, typer.Option(help="Where it is: jobs that run on the same node prefer it.")] = DEFAULTS.node,
-    max_in_flight: Annotated[int, typer.Option(min=1, help="Jobs at once until it is full.")] = DEFAULTS.max_in_flight,
+    endpoint: Annotated[str, typer.Argument(help="Endpoint of its engine host, ipc://PATH or tcp://HOST:PORT.")],
+    weight: Annotated[
+        float, typer.Option(min=0.0, help="Relative load: a backend of weight 2 gets twice the jobs.")
+    ] = DEFAULTS.weight,
+    node: Annotated[str, typer.Option(help="Its node: jobs that run on the same node prefer it.")] = DEFAULTS.node,
+    max_in_flight: Annotated[int, typer.Option(min=1, help="Most jobs at once.")] = DEFAULTS.max_in_flight,
     context_tokens: Annotated[int, typer.Option(min=0, help="Most tokens of a prompt and its answer; 0: unknown.")] = 0,
     tokenizer: Annotated[
         str | None,
         typer.Option(metavar="DIR", help="Tokenizer and chat template, as stages see them. [default: the package's]"),
     ] = None,
-    model: Annotated[str, typer.Option(help="What it serves, for people.")] = "",
+    model: Annotated[str, typer.Option(help="The name of its model, for people.")] = "",
     weight_version: Annotated[int, typer.Option(min=0, help="The version of the weights that it serves.")] = 0,
     curve_key: Annotated[str, typer.Option(metavar="KEY", help="Its public key; empty: it takes plaintext.")] = "",
 ) -> None:
     """Register an engine host that does not register itself, or make a draining one ready again.
 
-    An HTTP server (vLLM, SGLang) is no backend itself: `prorl-engine --engine http --url URL` serves and registers it.
+    An HTTP server (vLLM, SGLang) is not a backend: `prorl-engine --engine http --url URL` serves and registers it.
     """
     chat = ChatSettings() if tokenizer is None else ChatSettings(kind="transformers", tokenizer=tokenizer)
     backend = Backend(
@@ -130,7 +132,7 @@ def clear(target: Target) -> None:
 
 @commands.command("set-version")
 def set_version(target: Target, weight_version: Version, take_over: TakeOver = False) -> None:
-    """Note that all backends serve these weights from now on; changes nothing in the engines themselves.
+    """Record that all backends serve these weights from now on; the engines themselves do not change.
 
     For engines that are updated by other means than `prorl backends update-weights`.
     """
@@ -148,7 +150,7 @@ def update_weights(
     timeout_s: EnginesTimeout = 600.0,
     take_over: TakeOver = False,
 ) -> None:
-    """Have every backend serve the weights at DIR. An engine that refuses them serves what it served."""
+    """Load the weights at DIR into every backend. An engine that rejects them keeps its weights."""
     with target.client() as client:
         started = time.monotonic()
         with Progress("prorl backends", f"loading version {weight_version} from {path}"):
@@ -164,12 +166,14 @@ def begin_weights(
     mode: Mode = "keep",
     limit_s: Annotated[
         float,
-        typer.Option("--limit", min=0.001, metavar="SECONDS", help="After so long, engines continue without an end."),
+        typer.Option(
+            "--limit", min=0.001, metavar="SECONDS", help="Engines continue after this time without `end-weights`."
+        ),
     ] = UPDATE_LIMIT_S,
     timeout_s: EnginesTimeout = 600.0,
     take_over: TakeOver = False,
 ) -> None:
-    """Stop all generating, so that something else can move new weights into the engines.
+    """Pause all generation while another program moves new weights into the engines.
 
     Jobs that need a backend wait. `end-weights` lets the engines continue with the new weights, `cancel-weights`
     with the old ones.
@@ -187,7 +191,7 @@ def end_weights(
     timeout_s: EnginesTimeout = 600.0,
     take_over: TakeOver = False,
 ) -> None:
-    """Let the engines continue: they have the weights that `begin-weights` named."""
+    """Resume generation with the weights that `begin-weights` named."""
     with target.client() as client:
         client.end_weights(weight_version, timeout_s=timeout_s, take_over=take_over)
         served = sum(one.backend.weight_version == weight_version for one in client.backends.list())
@@ -201,7 +205,7 @@ def cancel_weights(
     timeout_s: EnginesTimeout = 600.0,
     take_over: TakeOver = False,
 ) -> None:
-    """Let the engines continue with the weights that they have: those that `begin-weights` named will not come."""
+    """Resume generation with the old weights: those that `begin-weights` named will not come."""
     with target.client() as client:
         client.cancel_weights(weight_version, timeout_s=timeout_s, take_over=take_over)
         print(f"{len(client.backends.list())} backend(s) continue without version {weight_version}")

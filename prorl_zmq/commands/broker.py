@@ -13,7 +13,7 @@ from . import options
 from .children import run
 from .option_groups import ProcessOptions
 
-commands = typer.Typer(help="One broker alone, for a service on several nodes.", rich_markup_mode=None)
+commands = typer.Typer(help="Run one broker alone, for a service on several nodes.", rich_markup_mode=None)
 
 
 @commands.command()
@@ -24,7 +24,7 @@ def rollout(
     name: Annotated[str, typer.Option(help="--service: which of the service's rollout brokers.")] = "rollout-0",
     address: options.Address = "",
 ) -> None:
-    """The front door, the job table and the stages' events."""
+    """Run a rollout broker: the front door, the job table and the stages' events."""
     topology, folder = process.topology(config), str(service or "")
     run(BrokerPlan(kind="rollout", name=name, topology=topology, service=folder, address=address))
 
@@ -36,7 +36,7 @@ def backend(
     service: options.ServiceDir = None,
     address: options.Address = "",
 ) -> None:
-    """Which inference backend each job talks to."""
+    """Run the backend broker, which assigns a backend to each job."""
     topology, folder = process.topology(config), str(service or "")
     run(BrokerPlan(kind="backend", name="backend-broker", topology=topology, service=folder, address=address))
 
@@ -49,7 +49,7 @@ def node(
     config: options.Config = None,
     address: options.Address = "",
 ) -> None:
-    """The broker of one node, between its stage processes and the service's rollout brokers."""
+    """Run a node's broker, between its stage processes and the service's rollout brokers."""
     topology = process.topology(config)
     topology = replace(topology, service=replace(topology.service, node=name))
     place = options.checked_address(address)

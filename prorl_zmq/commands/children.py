@@ -142,6 +142,8 @@ def _run_engine(plan: EnginePlan) -> None:
         find_backend_broker=folder.backend_broker if folder is not None else None,
         backend_id=plan.name,
         node=topology.node,
+        name=backend.name,
+        frozen=backend.frozen,
         weight=backend.weight,
         max_in_flight=backend.max_in_flight,
         insecure=topology.service.insecure,

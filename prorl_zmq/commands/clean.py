@@ -18,7 +18,7 @@ def clean(
             metavar="[FOLDER…]", help="Run folders and services' folders to clean, in place of the usual places."
         ),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Remove it; else it is only listed.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove what is listed.")] = False,
     journals: Annotated[
         bool,
         typer.Option("--journals", help="Journals too, with jobs and results that were not collected, and services."),
@@ -34,7 +34,7 @@ def clean(
         typer.Option(metavar="FOLDER", help="Where images are kept. [default: ~/.cache/prorl/images]"),
     ] = None,
 ) -> None:
-    """List what services and commands of this account left on this machine's disk, with sizes; --yes removes it.
+    """List what this account's services and commands left on this machine's disk, with sizes; --yes removes it.
 
     These are run folders and unpacked images; and, if named, images, agent programs, and journals. With FOLDER, only
     that folder and what an option names is looked at. What a live process uses, what belongs to another account, and

@@ -25,14 +25,14 @@ Service = Annotated[
     ),
 ]
 TakeOver = Annotated[
-    bool, typer.Option("--take-over", help="Start brokers though others are recorded: their host is dead.")
+    bool, typer.Option("--take-over", help="Start brokers although others are recorded, whose host is dead.")
 ]
 
 
 def up(
     slurm: Annotated[Path, typer.Option("--slurm", metavar="CLUSTER.toml", help="What to ask Slurm for.")],
     service: Service,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the scripts for sbatch, and do nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the scripts for sbatch.")] = False,
     wait: Annotated[
         float,
         typer.Option(metavar="SECONDS", min=0, help="How long to wait for the first node; the service continues."),
@@ -69,9 +69,9 @@ def up(
 
 
 def scale(
-    count: Annotated[int, typer.Argument(metavar="N", min=0, help="How many nodes there should be.")],
+    count: Annotated[int, typer.Argument(metavar="N", min=0, help="The new number of nodes.")],
     service: Service,
-    engines: Annotated[int | None, typer.Option(min=0, help="How many engine hosts there should be.")] = None,
+    engines: Annotated[int | None, typer.Option(min=0, help="The new number of engine hosts.")] = None,
 ) -> None:
     """Change the number of nodes: submit new ones, or drain those with the least time left."""
     from ..cluster.cluster_service import ClusterService
@@ -120,7 +120,7 @@ def down(service: Service) -> None:
 
     with console(stderr=True).status("waiting for jobs and brokers to end"):
         ClusterService(service).down()
-    print(f"the service in {service} has ended; `prorl up` goes on with its journal")
+    print(f"the service in {service} has ended; `prorl up` continues with its journal")
 
 
 def keep(service: Service, take_over: TakeOver = False) -> None:

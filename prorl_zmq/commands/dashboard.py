@@ -26,22 +26,22 @@ def dashboard(
     ] = "",
     runs: options.Runs = None,
     read_only: Annotated[
-        bool, typer.Option("--read-only", help="Show, and change nothing: no button cancels or drains.")
+        bool, typer.Option("--read-only", help="Change nothing: no button cancels or drains.")
     ] = False,
     tls_cert: options.TlsCert = "",
     tls_key: options.TlsKey = "",
     insecure: options.Insecure = False,
 ) -> None:
-    """A page in the browser: a service while it works, its jobs one by one, and evaluations side by side.
+    """Serve a page for the browser: a live view of a service, its jobs one by one, and evaluations side by side.
 
     prorl dashboard
 
     prorl dashboard --runs eval
 
     It prints its address and runs until Ctrl-C. The address holds a key that only you can read, since others may be on
-    this machine; where the folder of --keys lets in bearer tokens (`prorl keys bearer NAME --role operator`), viewers
+    this machine; where the folder of --keys has bearer tokens (`prorl keys bearer NAME --role operator`), viewers
     need one of these. Over TCP the dashboard's own key is an operator's.
-    From elsewhere, `ssh -L 8787:127.0.0.1:8787 HOST` brings it to you; --tls-cert and --tls-key let it listen beyond
+    From elsewhere, use `ssh -L 8787:127.0.0.1:8787 HOST`; with --tls-cert and --tls-key it can listen beyond
     loopback.
     """
     topology = target.topology

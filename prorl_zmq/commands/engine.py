@@ -36,7 +36,7 @@ def engine(
     ] = "",
     service: options.Service = None,
 ) -> None:
-    """An engine host: answers token ids with token ids until SIGTERM.
+    """Run an engine host, which generates token ids for the stage processes, until SIGTERM.
 
     prorl-engine --engine vllm --model Qwen/Qwen3-8B --gpus 0,1 -- --tensor-parallel-size 2
 

@@ -55,14 +55,19 @@ class WhatOptions(OptionGroup):
     """The rollouts to run: fields of `Settings`."""
 
     samples: Annotated[int, typer.Option("--samples", "-n", min=1, max=10_000, help="Rollouts of each problem.")] = 1
-    limit: Annotated[int, typer.Option(min=0, help="Take so many problems only; 0: all.")] = 0
-    seed: Annotated[int, typer.Option(min=0, help="Of the sampling; each rollout derives its own from it.")] = 0
+    limit: Annotated[int, typer.Option(min=0, help="Evaluate only the first N problems; 0: all.")] = 0
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling; each rollout derives its own from it.")] = 0
     temperature: Annotated[float | None, typer.Option(min=0, max=2, help="[default: the job's, or 1]")] = None
     top_p: Annotated[float | None, typer.Option(min=0.001, max=1, help="[default: the job's, or 1]")] = None
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Of one turn. [default: the job's, or 1024]")] = None
-    max_turns: Annotated[int | None, typer.Option(min=1, help="Of the model. [default: the job's, or 16]")] = None
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens of one turn. [default: the job's, or 1024]")
+    ] = None
+    max_turns: Annotated[
+        int | None, typer.Option(min=1, help="Most turns of the model. [default: the job's, or 16]")
+    ] = None
     context: Annotated[
-        int | None, typer.Option(metavar="TOKENS", min=1, help="Of a conversation. [default: the job's, or 32768]")
+        int | None,
+        typer.Option(metavar="TOKENS", min=1, help="Most tokens of a conversation. [default: the job's, or 32768]"),
     ] = None
     template_arguments: options.TemplateArguments = None
     harness: Annotated[
@@ -146,11 +151,14 @@ class CountingOptions(OptionGroup):
         str, typer.Option(metavar="K,K,…", help="Which pass@k to report. [default: 1, 2, 4, … up to --samples]")
     ] = ""
     threshold: Annotated[float, typer.Option(help="The least reward of a solved problem.")] = 1.0
-    price_in: Annotated[float | None, typer.Option(min=0, help="Of a million prompt tokens, for the cost.")] = None
+    price_in: Annotated[float | None, typer.Option(min=0, help="Price of a million prompt tokens, for the cost.")] = (
+        None
+    )
     price_cached: Annotated[
-        float | None, typer.Option(min=0, help="Of a million found in the prefix cache. [default: --price-in]")
+        float | None,
+        typer.Option(min=0, help="Price of a million tokens found in the prefix cache. [default: --price-in]"),
     ] = None
-    price_out: Annotated[float | None, typer.Option(min=0, help="Of a million generated tokens.")] = None
+    price_out: Annotated[float | None, typer.Option(min=0, help="Price of a million generated tokens.")] = None
 
     def counting(self, samples: int) -> Counting:
         from ..evaluation.summary import Counting, default_ks
@@ -175,7 +183,7 @@ def evaluate(
         Path | None, typer.Option(metavar="DIR", help="Run folder; a stopped run continues there. [default: eval/FILE]")
     ] = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start from nothing; what the folder has is moved to DIR/earlier.")
+        bool, typer.Option("--fresh", help="Start from nothing; existing results move to DIR/earlier.")
     ] = False,
     start_limit: options.StartLimit = None,
     log: options.Log = None,
@@ -193,7 +201,7 @@ def evaluate(
 
     The model is an engine that is started for this run, or that of a running service (--connect, --config, --service).
     Results are kept in the run folder as they come: after Ctrl-C, a crash or a reboot, the same command continues with
-    what is missing, and retries what ended with an error of the infrastructure or the task, which is no wrong answer.
+    what is missing, and retries what ended with an error of the infrastructure or the task: no wrong answer is retried.
     The folder gets report.md and report.html, and `prorl view DIR` shows each rollout. With nothing missing, the
     command makes new reports, also for another --k, --threshold or prices. Exit codes: 0 each rollout has a result that
     counts; 1 some ended with errors; 2 a wrong flag, file or setting; 130 after Ctrl-C.

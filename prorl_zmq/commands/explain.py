@@ -43,15 +43,14 @@ def explain(
     ] = "",
     as_json: options.AsJson = False,
 ) -> None:
-    """Say what bounded a run, a batch or a job: a stage, its slots, a task, node, engine or tool, losses, the client.
+    """Find what limited a run, a batch or a job: a stage, its slots, a task, node, engine or tool, losses, the client.
 
     prorl explain eval/aime
 
     prorl explain 3f2a90c1d5e7
 
-    It looks at the recorded times of each rollout, and replays them without what may have been slow: so it says how
-    long the run would have taken, and how sure that is. A running service is asked for its newest jobs; what is running
-    counts as far as it has come. With keys, it takes an operator's.
+    It replays the recorded times of each rollout without each suspect, and estimates how long the run would have taken.
+    Of a running service it reads the newest jobs; running ones count up to now. With keys, it needs an operator's.
     """
     if what and Path(what).is_dir():
         _explain_folder(Path(what), as_json=as_json)
@@ -92,9 +91,7 @@ def _explain_service(brokers: RolloutBrokers, *, as_json: bool) -> None:
 
     recorded = record_service(brokers)
     if recorded.recording is None:
-        raise UnknownJob(
-            "the service knows of no job: nothing was submitted, or it was restarted and all was collected"
-        )
+        raise UnknownJob("the service has no job: nothing was submitted, or it was restarted and all was collected")
     _show(recorded.recording, "the service's newest work", recorded.notes, as_json=as_json)
 
 
@@ -124,13 +121,13 @@ def _explain_job(brokers: RolloutBrokers, what: str, *, as_json: bool) -> None:
         if error.fields.get("matches"):
             raise
         raise UnknownJob(
-            f"{what} is no folder and no batch that is known here, and {error.message}", job_id=what
+            f"{what} is neither a folder nor a batch that is known here, and {error.message}", job_id=what
         ) from error
     try:
         recorded = record_service(brokers, lambda row: row.task == trace.task or not trace.task)
         jobs = brokers.ask(lambda client: record_job(client, trace.job_id))
     except NotAllowed as error:
-        raise NotAllowed(f"{error.message}; the jobs beside it are for an operator's key") from error
+        raise NotAllowed(f"{error.message}; only an operator's key may see the other jobs") from error
     job = next(one for one in jobs.found.values() if one is not None)
     recording = with_job(recorded.recording, job) if recorded.recording is not None else None
     explanation = explain_job(job, recording.rollouts if recording is not None else (), recording)

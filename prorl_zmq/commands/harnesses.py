@@ -27,7 +27,7 @@ commands = typer.Typer(
 )
 
 Name = Annotated[str, typer.Argument(metavar="NAME[==VERSION]", help="The harness, as `prorl harness list` shows.")]
-Wait = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for another who installs it.")]
+Wait = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for another installation of it.")]
 Into = Annotated[
     Path | None,
     typer.Option(
@@ -44,7 +44,7 @@ def install(
     into: Into = None,
     timeout: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="How long npm or pip may take.")] = 1800.0,
     wait: Wait = 3600.0,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all that npm and pip say.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the output of npm and pip.")] = False,
 ) -> None:
     """Install a harness for all sandboxes of this machine, from npm or PyPI; print its folder.
 
@@ -88,7 +88,7 @@ def remove(name: Name, into: Into = None, wait: Wait = 3600.0) -> None:
 def try_(name: Name, sandbox: Sandbox = None, image: Image = None, into: Into = None) -> None:
     """Run an installed harness in a sandbox without network, with a model that follows a script of two turns.
 
-    Exit code 1, with what the harness said, if it did not do as it was told.
+    Exit code 1, with what the harness said, if it did not follow the instructions.
     """
     from ..stages.harness.installation import parse_name
     from ..stages.harness.rollout import ChosenHarness
@@ -108,10 +108,10 @@ def try_(name: Name, sandbox: Sandbox = None, image: Image = None, into: Into = 
     what = f"{adapter.name} {installation.version} in {sandboxes.kind}"
     calls = f"{trial.calls} calls of the model, the first after {trial.first_call_s:.1f} s; {trial.took_s:.1f} s in all"
     if not trial.problem:
-        print(f"{what} did as it was told: {calls}")
+        print(f"{what} followed the instructions: {calls}")
         return
     sys.stdout.write(trial.output)
-    raise HandlerFailed(f"{what} did not do as it was told: {trial.problem} ({calls})")
+    raise HandlerFailed(f"{what} did not follow the instructions: {trial.problem} ({calls})")
 
 
 def harness_store(root: Path | None) -> HarnessStore:

@@ -39,11 +39,11 @@ def build(
             "debootstrap://SUITE?include=PACKAGE,…&variant=minbase (as root).",
         ),
     ],
-    name: Annotated[str, typer.Option("--name", "-n", help="What the image is called.")],
+    name: Annotated[str, typer.Option("--name", "-n", help="The image's name.")],
     mode: Annotated[
         Literal["scratch", "versioned", "lock"],
         typer.Option(
-            help="When the image that is there will do. scratch: never. versioned: while source, base image and our "
+            help="When to use the existing image. scratch: never. versioned: while source, base image and our "
             "version are unchanged. lock: while source and lock file are."
         ),
     ] = "versioned",
@@ -64,7 +64,7 @@ def build(
     images: Images = None,
     verbose: Verbose = False,
 ) -> None:
-    """Build an image, or say why the one that is there will do; print its path.
+    """Build an image, or say why the existing one is up to date; print its path.
 
     Example: prorl image build python.def.j2 --set version=3.12 --name python --mode lock --lock requirements.txt
     """
@@ -129,7 +129,7 @@ def stage(
 ) -> None:
     """Copy images from a shared file system to this host's disk, unless a copy is there; print where they are.
 
-    Several allocations on one host share one copy. A copy is complete or not there.
+    Several allocations on one host share one copy. A copy is complete or missing.
     """
     from ..tools.images.staging import stage_image
 

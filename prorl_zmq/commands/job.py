@@ -29,7 +29,7 @@ WIDE = 120
 
 def job(
     target: Target,
-    job_id: Annotated[str, typer.Argument(metavar="JOB", help="The job's id, or a beginning that no other has.")],
+    job_id: Annotated[str, typer.Argument(metavar="JOB", help="The job's id, or an unambiguous beginning of it.")],
     as_json: options.AsJson = False,
     turns: Annotated[
         bool, typer.Option("--turns", help="Print its last turns too: of a running job as far as it has come.")
@@ -38,10 +38,10 @@ def job(
 ) -> None:
     """Show what a job went through: each state, where, how long, what ended it, and the outcome.
 
-    Jobs are known while they wait and run, and the newest 10,000 or so after they ended, collected or not.
+    It shows jobs that wait or run, and about 10,000 of the newest ended ones, collected or not.
 
-    --turns and --follow show what was said. Of a running job its stage process is asked, for at most 20 turns and 5,000
-    tokens at a time; of an ended one they show its result.
+    --turns and --follow show the conversation: of a running job at most 20 turns and 5,000 tokens at a time, from its
+    stage process; of an ended one, from its result.
     """
     if as_json and (turns or follow):
         raise typer.BadParameter("--json prints the trace alone; leave out --turns and --follow")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +15,7 @@ from ..client.submission import Submission
 from ..client.trace_log import TRACES, TraceLog
 from ..errors import ConfigError, InvalidJob, ProrlError, UnknownTask
 from ..service.rollout_brokers import fates
+from ..system.files import put_aside
 from ..system.logs import say
 from ..system.processes import stop_signals
 from ..system.stopping import Stopping
@@ -49,14 +49,14 @@ def submit(
         typer.Option(
             metavar="DIR",
             help="Write results.jsonl, traces.jsonl and one .npz of arrays per job there; `prorl explain DIR` says "
-            "what bounded the run. Results that are there move to DIR/earlier; without TASKS.jsonl, they stay.",
+            "what bounded the run. Existing results move to DIR/earlier; without TASKS.jsonl, they stay.",
         ),
     ] = None,
     session: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Whose jobs these are. All that the session still has is collected too; without TASKS.jsonl, nothing "
+            help="The session of these jobs. Its earlier results are collected too; without TASKS.jsonl, nothing "
             "else. [default: a new session]",
             show_default=False,
         ),
@@ -71,8 +71,7 @@ def submit(
         raise typer.BadParameter("Missing argument 'TASKS.jsonl', or --session NAME, to collect what it has")
     jobs, line_of = read_jobs(tasks) if tasks is not None else ([], {})
     client = target.async_client(_checked(session))
-    if out is not None:
-        _make_folder(out, new=tasks is not None)
+    made = _make_folder(out, new=tasks is not None) if out is not None else []
     report = _Report(len(jobs), out, named=session is not None)
     screen = console()
     try:
@@ -85,6 +84,8 @@ def submit(
     finally:
         if report.finished:
             screen.print(_summary(report.finished))
+        else:
+            _remove_empty(made)
         if report.note:
             say("prorl submit", report.note)
     if not done:
@@ -196,23 +197,34 @@ def read_jobs(path: Path) -> tuple[list[Job], dict[str, int]]:
     return jobs, line_of
 
 
-def _make_folder(out: Path, *, new: bool) -> None:
-    """Make the folder of a submission; a new submission moves existing results aside."""
-    results = out / "results.jsonl"
+def _make_folder(out: Path, *, new: bool) -> list[Path]:
+    """Make the folder of a submission and return the folders that were missing, the innermost first.
+
+    A new submission moves existing results aside.
+    """
+    results, arrays = out / "results.jsonl", out / "arrays"
     try:
         if new and results.exists() and results.stat().st_size:
-            earlier = next(each for n in count(1) if not (each := out / "earlier" / str(n)).exists())
-            earlier.mkdir(parents=True)
-            for name in (TRACES, "arrays", results.name):  # the results last
-                with suppress(FileNotFoundError):
-                    (out / name).rename(earlier / name)
+            earlier = put_aside(out, (TRACES, arrays.name, results.name))  # the results last
             say("prorl submit", f"the results that {out} had are in {earlier}")
-        (out / "arrays").mkdir(parents=True, exist_ok=True)
+        made = [each for each in (arrays, *arrays.parents) if not each.exists()]
+        arrays.mkdir(parents=True, exist_ok=True)
         if new:
             for name in (results.name, TRACES):
                 (out / name).write_bytes(b"")
     except OSError as error:
         raise ConfigError(f"--out {out}: {error.strerror}") from error
+    return made
+
+
+def _remove_empty(made: Sequence[Path]) -> None:
+    """Remove the folders that a submission without a result made."""
+    if len(made) > 1:  # the submission's own folder is new
+        for name in ("results.jsonl", TRACES):
+            (made[1] / name).unlink(missing_ok=True)
+    for folder in made:
+        with suppress(OSError):  # something else is in it
+            folder.rmdir()
 
 
 def _write(trajectory: Trajectory, out: Path) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SESSIONS_SHOWN = 20
 
 commands = typer.Typer(
-    help="The rollout broker's journal: the jobs and results that a restart resumes.",
+    help="Show, compact or clear the rollout broker's journal, from which a restart resumes.",
     rich_markup_mode=None,
     no_args_is_help=True,
 )

@@ -12,7 +12,7 @@ from ..errors import ConfigError
 from . import options
 
 commands = typer.Typer(
-    help="Manifests of a service on Kubernetes, for `kubectl apply`. These commands talk to no cluster.",
+    help="Write manifests of a service on Kubernetes, for `kubectl apply`. These commands use no cluster.",
     rich_markup_mode=None,
 )
 
@@ -22,8 +22,8 @@ def render(
     image: Annotated[str, typer.Option(metavar="IMAGE", help="Container image with prorl_zmq and its server extra.")],
     config: options.Config = None,
     nodes: Annotated[int | None, typer.Option(min=0, max=5000, help="Pods that run nodes. [default: 2]")] = None,
-    daemon_set: Annotated[bool, typer.Option("--daemon-set", help="One node on each machine instead.")] = False,
-    drain_s: Annotated[int, typer.Option(min=0, max=86400, help="Longest time for a node that ends.")] = 600,
+    daemon_set: Annotated[bool, typer.Option("--daemon-set", help="Run one node on each machine instead.")] = False,
+    drain_s: Annotated[int, typer.Option(min=0, max=86400, help="Most seconds that a node may take to end.")] = 600,
     cpu: Annotated[str, typer.Option(help="What a node's pod requests.")] = "16",
     memory: Annotated[str, typer.Option(help="What a node's pod requests.")] = "64Gi",
     images_claim: Annotated[
@@ -53,7 +53,7 @@ def render(
 
 @commands.command("keys")
 def keys(
-    service: Annotated[Path, typer.Option(metavar="DIR", help="The folder that keeps all keys; made if absent.")],
+    service: Annotated[Path, typer.Option(metavar="DIR", help="The folder with all keys; made if it is missing.")],
     config: options.Config = None,
 ) -> None:
     """Print the Secrets with a service's keys; they are for `kubectl apply -f -` only.

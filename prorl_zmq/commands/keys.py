@@ -29,19 +29,21 @@ Role = Annotated[
 
 @commands.command("new")
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose it is, such as alice or gpu-7.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The key's name: its owner, such as alice or gpu-7.")],
     role: Role,
     folder: Folder = None,
 ) -> None:
     """Make a key pair: NAME.secret, which stays here, and NAME.pub, which may be passed on."""
     place = _folder(folder)
     key = place.new(name, role)
-    print(f"made {place.path / key.name}.secret, which nobody else may have, and {key.name}{PUBLIC}: {key.public_key}")
+    print(
+        f"made {place.path / key.name}.secret, which only its owner may have, and {key.name}{PUBLIC}: {key.public_key}"
+    )
 
 
 @commands.command("bearer")
 def bearer(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose it is, such as alice.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The token's name: its owner, such as alice.")],
     role: Role,
     folder: Folder = None,
 ) -> None:
@@ -57,7 +59,7 @@ def allow(
 ) -> None:
     """Allow a key in this role, whatever role its file claims. Takes effect at once."""
     key = _folder(folder).allow(file, role)
-    print(f"the key {key.name} is let in as {key.role}: {key.public_key}")
+    print(f"the key {key.name} is allowed as {key.role}: {key.public_key}")
 
 
 @commands.command("revoke")
@@ -67,7 +69,7 @@ def revoke(
 ) -> None:
     """Revoke a key or a bearer token. Takes effect within two seconds, also on open connections."""
     _folder(folder).revoke(name)
-    print(f"the key {name} is let in no longer")
+    print(f"the key {name} is no longer allowed")
 
 
 @commands.command("list")
@@ -75,9 +77,9 @@ def list_(folder: Folder = None) -> None:
     """List own keys, known services' keys, and the keys and tokens that the service allows."""
     place = _folder(folder)
     own, known, allowed = place.listing()
-    kinds = (("ours", own), ("known", known), ("let in", allowed))
+    kinds = (("ours", own), ("known", known), ("allowed", allowed))
     rows = [(key.name, key.role, what, key.public_key) for what, keys in kinds for key in keys]
-    rows += [(bearer.name, bearer.role, "let in", "a bearer token") for bearer in place.bearers()]
+    rows += [(bearer.name, bearer.role, "allowed", "a bearer token") for bearer in place.bearers()]
     print_table("name", "role", "this key is", "=public key", rows=rows, title=text(place.path))
 
 

@@ -25,7 +25,7 @@ def doctor(
     tool_calls: options.ToolCalls = "",
     template_argument: options.TemplateArguments = None,
 ) -> None:
-    """Show what this machine has and lacks. Exit code 1 if the default service cannot work here.
+    """Check what this machine has and what is missing. Exit code 1 if the default service cannot work here.
 
     prorl doctor --model Qwen/Qwen3-8B --template-argument enable_thinking=false
 

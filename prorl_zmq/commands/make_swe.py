@@ -33,7 +33,7 @@ def make_swe(
         typer.Argument(metavar="PROJECT…", help="A folder, a git URL, or NAME==VERSION of a package index."),
     ] = None,
     out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FILE.jsonl", help="Where the instances go; written at the end.")
+        Path, typer.Option("--out", "-o", metavar="FILE.jsonl", help="File for the instances; written at the end.")
     ] = Path("swe.jsonl"),
     recipe: Annotated[
         str | None, typer.Option(metavar="NAME|FILE.toml", help="Make a set instead: swe-mini, or one of your own.")
@@ -41,7 +41,7 @@ def make_swe(
     instances: Annotated[
         int, typer.Option("--instances", "-n", min=1, max=1000, help="Of each project, unless a recipe says it.")
     ] = 4,
-    seed: Annotated[int | None, typer.Option(help="Chooses the bugs. [default: the recipe's; 0]")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the choice of bugs. [default: the recipe's; 0]")] = None,
     base: Annotated[
         str,
         typer.Option(
@@ -52,9 +52,12 @@ def make_swe(
     ] = "",
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, max=256, help="Sandboxes at a time.")] = 2,
     require: Annotated[
-        list[str] | None, typer.Option(metavar="REQUIREMENT", help="What else the tests need; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="REQUIREMENT", help="Another package that the tests need; may be repeated."),
     ] = None,
-    tests: Annotated[list[str] | None, typer.Option(metavar="PATH", help="Has tests; may be repeated.")] = None,
+    tests: Annotated[
+        list[str] | None, typer.Option(metavar="PATH", help="A folder with tests; may be repeated.")
+    ] = None,
     most_failing: Annotated[float, typer.Option(min=0.001, max=0.9, help="Share of tests a bug may break.")] = 0.2,
     limit: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="How long all tests may take.")] = 300.0,
     images: Images = None,
@@ -62,9 +65,10 @@ def make_swe(
 ) -> None:
     """Make software-engineering instances from Python projects with tests, each verified by running them.
 
-    A bug is put into a function that tests reach, so that a few tests fail; the agent has to find it. Each project
-    gets an image with its repository and its test dependencies. Run again, an interrupted command continues. Its tests
-    run in sandboxes; but pip, here, asks the build backend of NAME==VERSION for metadata, as any installation does.
+    It puts a bug into a function that tests reach, so that a few tests fail; the agent has to find it. Each project
+    gets an image with its repository and its test dependencies. Run an interrupted command again, and it continues.
+    The project's tests run in sandboxes; but pip asks the build backend of NAME==VERSION for metadata on this machine,
+    as any installation does.
 
     Example: prorl tasks make-swe ./my-project --instances 10 --out mine.jsonl
     """

@@ -44,10 +44,10 @@ def nodes(
 ) -> None:
     """Show the nodes of a service: slots, jobs, last report and state, and what became of the jobs of lost ones.
 
-    Slots are those in use and all, of INIT, RUN and EVAL, summed up over the rollout brokers. States: `ready`;
-    `draining`: it finishes its jobs; `silent`: it has not reported for a while, and gets no new jobs; `lost`: its lease
-    expired, and its jobs were restarted. On Slurm, Slurm's own state and the time left are there too. The exit code is
-    1 if a broker, or Slurm, did not answer; what others say is shown all the same.
+    Slots are busy/all, of INIT, RUN and EVAL, summed over the rollout brokers. States: `ready`;
+    `draining`: it finishes its jobs; `silent`: it has stopped reporting, and gets no new jobs; `lost`: its lease
+    expired, and its jobs were restarted. On Slurm, its own state and the time left are shown too. The exit code is
+    1 if a broker, or Slurm, did not answer; what the others report is shown.
     """
     with target.brokers() as brokers:
         if as_json:
@@ -134,7 +134,7 @@ def _loss(lost: LostNode) -> str:
     went += [f"{count} ended as {outcome}" for outcome, count in sorted(lost.ended.items())]
     went += [f"{lost.lost_again} were lost again"] if lost.lost_again else []
     left = lost.jobs - completed - sum(lost.ended.values()) - lost.lost_again
-    went += [f"{left} go on elsewhere"] if left else []
+    went += [f"{left} continue elsewhere"] if left else []
     how = "its connection ended" if lost.died else "it fell silent"
     back = "; it is back" if lost.is_back else ""
     jobs = f"with {lost.jobs} jobs: {', '.join(went)}" if lost.jobs else "without jobs"

@@ -9,15 +9,18 @@ from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 from msgspec.structs import replace
 
 from ..config import ENGINE_OPTIONS, BackendSettings, SecuritySettings, Topology, load_topology
 from ..errors import ConfigError
 from ..wire.messages.backends import History
+from ..wire.messages.base import POLICY, ModelName
 from . import options
 
 FLAGS = {
+    "name": "--model-name",
     "kind": "--engine",
     "urls": "--url",
     "arguments": "flags behind --",
@@ -151,6 +154,10 @@ class EngineOptions(ModelOptions):
     template_argument: options.TemplateArguments = None
     gpus: Annotated[str, typer.Option(metavar="IDS", help="vllm: GPU ids, such as 0,1. [default: all]")] = ""
     cores: Annotated[str, typer.Option(metavar="IDS", help="CPU cores, such as 0,1. [default: all]")] = ""
+    model_name: Annotated[
+        str, typer.Option(metavar="NAME", help="The model that it serves, by which jobs ask for it.")
+    ] = POLICY
+    frozen: Annotated[bool, typer.Option("--frozen", help="It keeps its weights: weight updates pass it by.")] = False
     weight: Annotated[float, typer.Option(min=1e-6, help="Relative load: weight 2 gets twice the jobs.")] = 1.0
     max_in_flight: Annotated[
         int, typer.Option(min=0, help="Jobs at once beyond which it counts as full; 0: what the engine says.")
@@ -167,6 +174,7 @@ class EngineOptions(ModelOptions):
         """
         backend = self.settings(
             self.engine,
+            name=_model_name(self.model_name),
             urls=(self.url,) if self.url else (),
             gpus=_ids("--gpus", self.gpus),
             cores=_ids("--cores", self.cores),
@@ -174,6 +182,14 @@ class EngineOptions(ModelOptions):
         )
         backend.check(flag_of)
         return backend
+
+
+def _model_name(name: str) -> str:
+    try:
+        return msgspec.convert(name, ModelName)
+    except msgspec.ValidationError:
+        message = f"--model-name takes letters, digits and `._-`, at most 64 of them, not {name!r}"
+        raise ConfigError(message, key="--model-name") from None
 
 
 def flag_of(key: str) -> str:

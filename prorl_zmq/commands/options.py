@@ -26,7 +26,7 @@ RunDir = Annotated[
         help="Private folder of sockets, logs and sandboxes. [default: per user, of a node per allocation, in /tmp]"
     ),
 ]
-TlsCert = Annotated[str, typer.Option(metavar="FILE", help="Certificate and its chain, PEM.")]
+TlsCert = Annotated[str, typer.Option(metavar="FILE", help="The server's certificate and its chain, PEM.")]
 TlsKey = Annotated[str, typer.Option(metavar="FILE", help="The certificate's private key, PEM.")]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Allow plaintext TCP beyond loopback.")]
 Keys = Annotated[
@@ -84,12 +84,12 @@ Address = Annotated[
 ]
 Runs = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="The folder with those of `prorl eval` that the dashboard compares."),
+    typer.Option(metavar="DIR", help="Folder with runs of `prorl eval`, which the dashboard compares."),
 ]
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")]
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Keep the tables up to date until Ctrl-C.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show all that building programs say.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the output of the programs that build.")]
 
 URL_LIMIT_S, ENGINE_LIMIT_S = 30.0, 900.0
 StartLimit = Annotated[
@@ -112,13 +112,13 @@ DrainTime = Annotated[
         help="How long jobs may take to finish once a node drains; 0: no time.",
     ),
 ]
-LogDir = Annotated[Path | None, typer.Option(help="For one log file per process. [default: stderr]")]
+LogDir = Annotated[Path | None, typer.Option(help="Folder for one log file per process. [default: stderr]")]
 Metrics = Annotated[
     str | None,
     typer.Option(
         "--metrics",
         metavar="HOST:PORT",
-        help="Where Prometheus finds this machine's metrics. [default: the topology's; none]",
+        help="Where to serve this machine's metrics to Prometheus. [default: the topology's; none]",
     ),
 ]
 
@@ -126,7 +126,8 @@ LogFormatOption = Annotated[
     LogFormat | None, typer.Option("--log-format", help="Text for people, or JSON. [default: the topology's; text]")
 ]
 LogLevelOption = Annotated[
-    LogLevel | None, typer.Option("--log-level", help="The least that is logged. [default: the topology's; info]")
+    LogLevel | None,
+    typer.Option("--log-level", help="Least severe level that is logged. [default: the topology's; info]"),
 ]
 
 
@@ -144,7 +145,7 @@ Sandbox = Annotated[
     typer.Option(
         parser=sandbox_kind,
         metavar="KIND",
-        help="What tools act in, such as bubblewrap or apptainer (`prorl doctor` lists all); `process` is no isolation "
+        help="What tools act in, such as bubblewrap or apptainer (`prorl doctor` lists all); `process` is not isolated "
         "at all. [default: the topology's; bubblewrap]",
     ),
 ]
@@ -194,7 +195,7 @@ TemplateArguments = Annotated[
     typer.Option(
         "--template-argument",
         metavar="NAME=JSON",
-        help="For the chat template, such as enable_thinking=false; may be repeated.",
+        help="An argument of the chat template, such as enable_thinking=false; may be repeated.",
     ),
 ]
 EngineOptions = Annotated[

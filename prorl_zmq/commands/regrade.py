@@ -45,14 +45,14 @@ def regrade(
     image: options.Image = None,
     threshold: Annotated[float, typer.Option(help="The least reward of a solved problem.")] = 1.0,
 ) -> None:
-    """Compute the rewards of a run again with the graders of today, and list the differences.
+    """Grade a run again with the current graders, and list the differences.
 
     prorl regrade eval/aime
 
     prorl regrade eval/swe --sandbox apptainer --out eval/swe-new
 
-    Only grading is repeated, on the answers, sources and patches in the results' notes. Results of which these are not
-    stored keep their rewards and are counted. The new folder has all results, reports and differences.jsonl.
+    Only grading is repeated, on the answers, sources and patches in the results' notes. Results without them keep
+    their rewards, and are counted. The new folder has all results, reports and differences.jsonl.
     """
     from ..evaluation.regrading import Regrading
     from ..evaluation.report import write_reports
@@ -61,7 +61,7 @@ def regrade(
     from ..stages.own_tasks import all_handlers
 
     if not (run / PLAN).exists():
-        raise ConfigError(f"{run} is no run folder of `prorl eval`: it has no {PLAN}", key="run")
+        raise ConfigError(f"{run} is not a run folder of `prorl eval`: it has no {PLAN}", key="run")
     plan = read_plan(run)
     samples = sorted(read_samples(run / RESULTS), key=lambda one: one.index)
     if not samples:
@@ -143,8 +143,8 @@ def cheats(
     prorl cheats eval/swe
 
     Signs: one answer for many problems, texts that name what judges, texts that speak to a judge model, a reward
-    without a tool call where the task needs one, many boxes, and rollouts much shorter than the others. A sign is no
-    proof: look at the rollouts with `prorl view RUN --job ID`.
+    without a tool call where the task needs one, many boxes, and rollouts much shorter than the others. A sign does
+    not prove anything: look at the rollouts with `prorl view RUN --job ID`.
     """
     from ..evaluation.cheats import signs_of
     from ..evaluation.collection import open_collection

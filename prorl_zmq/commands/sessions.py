@@ -32,7 +32,7 @@ def list_(
     """List the sessions that hold something: jobs that wait or run, results that were not collected, batches.
 
     A session without a name ends when its client has been silent for its lease; the column `ends in` says when. A named
-    one lasts. The exit code is 1 if a rollout broker did not answer; what others say is shown all the same.
+    one lasts. The exit code is 1 if a rollout broker did not answer; what the others report is shown.
     """
     with target.brokers() as brokers:
         answers = brokers.ask(lambda client: client.views.sessions())
@@ -73,7 +73,7 @@ def end(
         msgspec.convert(session, Identifier)
     except msgspec.ValidationError:
         raise typer.BadParameter(
-            f"{session!r} is no name of a session, which is 1 to 128 letters, digits and `._:-`"
+            f"{session!r} is not a name of a session, which is 1 to 128 letters, digits and `._:-`"
         ) from None
     with target.brokers() as brokers:
         answers = brokers.ask(lambda client: client.views.end_session(session))

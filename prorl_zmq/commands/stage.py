@@ -37,7 +37,7 @@ def stage(
     ] = None,
     task_module: options.TaskModule = None,
 ) -> None:
-    """A stage process: takes phases of one role from the rollout broker until SIGTERM."""
+    """Run a stage process, which runs phases of one role for the rollout broker, until SIGTERM."""
     topology = sandboxes.applied(process.topology())
     modules, folders = tuple(map(str, task_module or ())), tuple(map(str, image_folder or ()))
     topology = pinned(

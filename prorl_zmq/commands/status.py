@@ -40,7 +40,7 @@ def status(
 ) -> None:
     """Show the stage processes, queues, outcomes and backends of a service, summed up over its rollout brokers.
 
-    The exit code is 1 if a broker did not answer; what others say is shown all the same.
+    The exit code is 1 if a broker did not answer; what the others report is shown.
     """
     with target.each_broker() as brokers:
         if as_json:

@@ -110,8 +110,16 @@ class Target(OptionGroup):
     def check_running(self) -> None:
         """Raise `RequestTimeout` if no service runs, before a command waits `QUICK_S` for its reply.
 
-        A service runs if one of its rollout brokers listens, or a `prorl serve` that would start or restart them lives.
         Invalid keys are reported first.
+        """
+        if absent := self.absence():
+            Keyring.load(self._keys(), CLIENT)
+            raise absent
+
+    def absence(self) -> RequestTimeout | None:
+        """Return the error of a service that does not run.
+
+        A service runs if one of its rollout brokers listens, or a `prorl serve` that would start or restart them lives.
         """
         if self.folder is not None:
             from ..service.service_folder import LOCK, ServiceFolder
@@ -132,10 +140,10 @@ class Target(OptionGroup):
         until = time.monotonic() + patience_s
         while not any(map(is_listening, doors)) and not holder(lock):
             if time.monotonic() >= until:
-                Keyring.load(self._keys(), CLIENT)
                 message = f"no process listens {where}; is the service running? (`{start}`)"
-                raise RequestTimeout(message, timeout_s=patience_s)
+                return RequestTimeout(message, timeout_s=patience_s)
             time.sleep(LOOK_S)
+        return None
 
     def _keys(self) -> Path | None:
         """Return the named keys; else those of the topology file, if one is named."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..tasks.loading import Row
 
 commands = typer.Typer(
-    help="Data files of the tasks that people train on. Try: prorl tasks list, then prorl tasks validate FILE, and "
+    help="Check data files, and list and try tasks. Try: prorl tasks list, then prorl tasks validate FILE, and "
     "prorl eval FILE, or prorl_zmq.tasks.loading.load_jobs in a trainer.",
     rich_markup_mode=None,
 )
@@ -65,7 +65,7 @@ def validate(
     row_format: RowFormatName = "",
     every: Annotated[bool, typer.Option("--all", help=f"Show all wrong rows, not only the first {SHOWN}.")] = False,
 ) -> None:
-    """Say what is wrong with a data file, by line; the exit code is 1 if anything is.
+    """Check a data file and list its errors by line; the exit code is 1 if there are any.
 
     Each row is made into a job and its instance checked as the service would. Nothing is run.
     """
@@ -102,7 +102,7 @@ def images_of(
     row_format: RowFormatName = "",
     images: Images = None,
 ) -> None:
-    """List the images that the swe rows of a file need, and whether they are there; --build makes the missing ones.
+    """List the images that the swe rows of a file need, and which are missing; --build makes those.
 
     The exit code is 1 if any is missing at the end, or if a row is wrong.
     """

@@ -60,12 +60,12 @@ _KEYS = re.compile(r"\x1b\[[0-9;]*[A-Za-z~]|.", re.DOTALL)
 
 
 def top(target: Target) -> None:
-    """Watch a service: stages, backends, batches, nodes, and its jobs as they come and end.
+    """Watch a service: stages, backends, batches, nodes, and jobs as they start and end.
 
     1 to 5 choose what is shown: the overview, jobs, backends, nodes, batches. The arrows and Page Up and Page Down move
     in what is longer than the screen. Among jobs, f chooses which (all, under way, ended, not completed), / searches in
     all of their columns, and Escape ends that; 120 columns have room for all. q quits. A broker that does not answer is
-    named, and asked again. With keys, it takes one of role operator.
+    named, and asked again. With keys, it needs one of role operator.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError("prorl top needs a terminal; `prorl status` prints the same once, also into a pipe")

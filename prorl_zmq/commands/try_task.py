@@ -39,7 +39,8 @@ SHOWN_DATA = 2_000
 SHOWN_ROW = 300
 JOB_ID = "try"
 SCRIPT_ENDED = "the script has"
-_CALL = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_.-]*)\s*(\{.*\})\s*", re.DOTALL)
+_CALL = re.compile(r"""\s*([A-Za-z_][A-Za-z0-9_.-]*)\s*(\{.*\}|\{\s*["'].*)\s*""", re.DOTALL)
+"""A call, or one whose last brace is missing."""
 
 TaskOrFile = Annotated[
     str, typer.Argument(metavar="FILE.py|TASK", help="A file with a task of your own, or an installed task.")
@@ -164,7 +165,7 @@ def try_task(
         raise ConfigError(f"{model.name} did not answer within {model.limit_s:g} s; {remedy}", key="url") from error
     _show_result(trajectory, backends)
     if model.said and trajectory.error is not None and SCRIPT_ENDED in trajectory.error.message:
-        say("prorl tasks", f"the {len(model.said)} turns were not enough: one more --say adds a turn")
+        say("prorl tasks", f"the model needs another turn after {len(model.said)}: add a --say")
     if trajectory.outcome != Outcome.COMPLETED:
         raise typer.Exit(1)
 
@@ -271,7 +272,7 @@ def _script(turns: list[str]) -> Any:
         try:
             arguments = msgspec.json.decode(match[2], type=dict[str, Any]) if match else None
         except msgspec.MsgspecError as error:
-            raise ConfigError(f"--say {turn}: the call's arguments are no JSON: {error}", key="say") from error
+            raise ConfigError(f"--say {turn}: the arguments of the call are not a JSON object: {error}") from error
         said.append(turn if match is None or arguments is None else tool_call(match[1], **arguments))
     return script(*said)
 

@@ -82,7 +82,7 @@ def collate(
 
 def _width(rows: list[Row], length: int | None, multiple_of: int) -> int:
     if multiple_of < 1 or (length is not None and (length < 1 or length % multiple_of)):
-        raise ValueError(f"length {length} is no positive multiple of {multiple_of}")
+        raise ValueError(f"length {length} is not a positive multiple of {multiple_of}")
     longest = max(rows, key=len)
     if length is None:
         return -(-len(longest) // multiple_of) * multiple_of

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from ..wire.messages.jobs import Result
     from ..wire.messages.stages import PhaseDone, PhaseFailed
@@ -45,6 +49,18 @@ def trained_rewards(result: Result) -> dict[str, float | None]:
         return {}
     parts = [part for part in result.conversations if part.trained and part.segments]
     return {part.name: result.reward if part.reward is None else part.reward for part in parts}
+
+
+def labels_of(result: Result, turns: NDArray[np.int32]) -> dict[int, tuple[str, float | None]]:
+    """Return the conversation's name and the own reward of each turn that has one of them, by the turn's index."""
+    rewards = dict(result.turn_rewards)
+    if not result.conversations:
+        return {turn: ("", reward) for turn, reward in rewards.items()}
+    starts = [0, *result.segments]
+    spoken = [part for part in result.conversations if part.segments]
+    firsts = [starts[part.first_segment] for part in spoken]
+    whose = [spoken[bisect_right(firsts, start) - 1].name for start in turns[:, 0].tolist()] if spoken else []
+    return {turn: (name, rewards.get(turn)) for turn, name in enumerate(whose)}
 
 
 def _misfit(ended: Result | PhaseDone | PhaseFailed) -> str:

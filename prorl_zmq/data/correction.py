@@ -80,7 +80,7 @@ def check_logprobs(
     gaps = theirs[mask].astype(np.float64) - arrays["logprobs"][mask]
     if not np.isfinite(gaps).all():
         row = int(np.argwhere(mask & ~np.isfinite(theirs))[0][0])
-        raise ValueError(f"the trainer's log-probs of row {row} hold values that are no finite numbers")
+        raise ValueError(f"the trainer's log-probs of row {row} hold values that are not finite numbers")
     ratios = np.exp(np.clip(gaps, -50.0, 50.0))
     mode = next(trajectory.logprobs_mode for group in groups for trajectory in group.trajectories)
     problems = tuple(_problems(mode, temperature, sampling, float(np.abs(gaps).mean())))

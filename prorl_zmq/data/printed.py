@@ -27,6 +27,7 @@ class TurnLine(NamedTuple):
     """One turn, in figures."""
 
     role: str
+    """With the conversation's name and the turn's reward, as in `turn_label`."""
     start: int
     end: int
     generated: int
@@ -41,6 +42,12 @@ class RolloutLine(NamedTuple):
     result: Result
     generated: int
     versions: tuple[int, ...]
+
+
+def turn_label(role: str, conversation: str, reward: float | None) -> str:
+    """Return a turn's role, with the name of its conversation and its own reward if it has them."""
+    parts = [role, conversation, f"reward {reward:g}" if reward is not None else ""]
+    return " · ".join(one_line(part) for part in parts if part)
 
 
 def trajectory_line(result: Result, generated: int, versions: Sequence[int]) -> str:

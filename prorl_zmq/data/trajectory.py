@@ -19,8 +19,8 @@ import msgspec
 import numpy as np
 
 from ..errors import MalformedMessage, NotTrainable
-from .conversations import rewards_problem, trained_rewards
-from .printed import TurnLine, conversation_text, trajectory_html, trajectory_line
+from .conversations import labels_of, rewards_problem, trained_rewards
+from .printed import TurnLine, conversation_text, trajectory_html, trajectory_line, turn_label
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -178,7 +178,11 @@ class Trajectory:
             decode: The tokenizer's: token ids to text. None: turns are shown as token ids.
         """
         read = decode or (lambda ids: " ".join(map(str, ids)))
-        turns = ((_role_name(role), read(self.token_ids[start:end].tolist())) for start, end, role in self._turns())
+        labels = labels_of(self.result, self.turns)
+        turns = (
+            (turn_label(_role_name(role), *labels.get(index, ("", None))), read(self.token_ids[start:end].tolist()))
+            for index, (start, end, role) in enumerate(self._turns())
+        )
         return conversation_text(self._line(), turns, self.result)
 
     def __repr__(self) -> str:
@@ -186,7 +190,12 @@ class Trajectory:
 
     def _repr_html_(self) -> str:
         """Return the form in which a notebook shows it."""
-        return trajectory_html(self._line(), [self._turn_line(*turn) for turn in self._turns()], self.result)
+        labels = labels_of(self.result, self.turns)
+        turns = [
+            self._turn_line(turn_label(_role_name(role), *labels.get(index, ("", None))), start, end)
+            for index, (start, end, role) in enumerate(self._turns())
+        ]
+        return trajectory_html(self._line(), turns, self.result)
 
     def _line(self) -> str:
         return trajectory_line(self.result, self.generated_tokens, self.versions)
@@ -195,10 +204,10 @@ class Trajectory:
         turns: list[list[int]] = self.turns.tolist()
         return turns
 
-    def _turn_line(self, start: int, end: int, role: int) -> TurnLine:
+    def _turn_line(self, name: str, start: int, end: int) -> TurnLine:
         logprobs = self.logprobs[start:end][self.loss_mask[start:end]]
         mean = float(logprobs.mean()) if len(logprobs) else None
-        return TurnLine(_role_name(role), start, end, len(logprobs), mean)
+        return TurnLine(name, start, end, len(logprobs), mean)
 
     def segments(self) -> list[TokenArrays]:
         """Return the arrays of each segment, as views; nearly all trajectories have one.

@@ -201,7 +201,7 @@ class Trainer:
             self.learner.load_state(state)
             run: dict[str, Any] = json.loads(str(state["run"]))
             self.session, self._seed, self._position = run["session"], run["seed"], run["position"]
-        except Exception as error:  # of many kinds, since numpy reads it
+        except Exception as error:  # numpy raises many kinds for a damaged file
             raise ConfigError(f"{path} is not a checkpoint of this program: {error}", key="resume") from error
         if seed not in (None, self._seed):
             raise ConfigError(f"the run in {self._out} has seed {self._seed}, not {seed}; leave out --seed", key="seed")

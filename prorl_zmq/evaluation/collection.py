@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from ..data.trajectory import Role, TokenArrays
+from ..data.conversations import rewards_problem
+from ..data.trajectory import Role, TokenArrays, Trajectory
 from ..errors import ConfigError
 from ..wire.messages.jobs import Result
 from .run_folder import ARRAYS, PLAN, RESULTS, TRAJECTORIES, Sample, read_file, read_lines, read_samples
@@ -44,7 +45,7 @@ DAMAGES = (
     *(OSError, ValueError, TypeError, KeyError, EOFError, RuntimeError, MemoryError),
     *(zipfile.BadZipFile, zlib.error),
 )
-"""What numpy raises of a file that is no archive of arrays, or a damaged one."""
+"""What numpy raises of a file that is not an archive of arrays, or a damaged one."""
 ARRAYS_BYTES = 2**30
 """Most bytes of the arrays of one rollout: a small archive may hold zeros without end."""
 
@@ -65,7 +66,7 @@ class Collection:
         for folder in (TRAJECTORIES, SUBMITTED):
             arrays = self.path / folder / f"{rollout.job_id}.npz"
             if arrays.exists():
-                return make_transcript(rollout.job_id, read_arrays(arrays), self.reader)
+                return make_transcript(rollout.job_id, _with_result(read_arrays(arrays), rollout.result), self.reader)
         if rollout.result.tokens:
             raise ConfigError(f"{self.path} has no trajectory of job {rollout.job_id}", key="folder")
         return Transcript(job_id=rollout.job_id)
@@ -104,12 +105,18 @@ def open_collection(path: Path, reader: TextReader | None = None) -> Collection:
         rollouts = [Sample.of_job(result) for result in read_lines(path / RESULTS, Result)]
     else:
         raise ConfigError(
-            f"{path} is no folder of `prorl eval` or `prorl submit --out`: it has neither {PLAN} nor {RESULTS}",
+            f"{path} is not a folder of `prorl eval` or `prorl submit --out`: it has neither {PLAN} nor {RESULTS}",
             key="folder",
         )
     if not rollouts:
         raise ConfigError(f"{path} has no rollouts yet", key="folder")
     return Collection(path, rollouts, reader)
+
+
+def _with_result(arrays: TokenArrays, result: Result) -> TokenArrays | Trajectory:
+    """Return arrays as the trajectory of a result, which says who spoke, if it is of these arrays."""
+    fits = (result.tokens, result.turns) == (len(arrays.token_ids), len(arrays.turns)) and not rewards_problem(result)
+    return Trajectory(**arrays._asdict(), result=result) if fits else arrays
 
 
 def read_arrays(file: Path) -> TokenArrays:
@@ -125,7 +132,7 @@ def read_arrays(file: Path) -> TokenArrays:
     for name in ARRAYS:
         array = getattr(arrays, name)
         if array.shape != shapes[name] or array.dtype != DTYPES[name]:
-            raise ConfigError(f"{file}: {name} is {array.dtype} {array.shape}, which is no trajectory's", key="folder")
+            raise ConfigError(f"{file}: {name} is {array.dtype} {array.shape}; no trajectory has such", key="folder")
     start, end, role = arrays.turns.T
     if np.any(start < 0) or np.any(end < start) or np.any(end > tokens) or not set(role.tolist()) <= set(Role):
         raise ConfigError(f"{file}: its turns cannot be", key="folder")

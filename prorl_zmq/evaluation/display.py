@@ -13,6 +13,7 @@ from rich.console import Group
 from rich.table import Column, Table
 from rich.text import Text
 
+from ..data.printed import turn_label
 from ..system.duration import duration
 from ..system.logs import one_line, printable
 from .passes import percentage
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from ..wire.messages.jobs import Result
     from .passes import Estimate
     from .run_comparison import Comparison
     from .run_folder import Sample
@@ -109,19 +111,32 @@ def head(rollout: Sample) -> Text:
     parts = [result.outcome.replace("_", " ")]
     parts += [f"reward {result.reward:g}"] if result.reward is not None else []
     parts += [f"stopped by {result.stop_reason}"] if result.stop_reason else []
-    parts += [f"{result.tokens} tokens", f"{result.metrics.get('turns', 0):g} turns of the model"]
+    turns = result.metrics.get("turns", 0)
+    parts += [f"{result.tokens} tokens", f"{turns:g} turn{'' if turns == 1 else 's'} of the model"]
     parts += [duration(seconds_of(result))]
     parts += [f"model {rollout.model}"] if rollout.model else []
-    lines.append(", ".join(parts))
+    lines += [", ".join(parts), *conversations_text(result)]
     text = Text("\n".join(one_line(line) for line in lines))
     if result.error is not None:
         text.append(f"\n{clean(result.error.code)}: {clean(result.error.message)}", style="red")
     return text
 
 
+def conversations_text(result: Result) -> list[str]:
+    """Return a line for each conversation: its reward, and why it stopped."""
+    lines = []
+    for part in result.conversations:
+        reward = result.reward if part.reward is None else part.reward
+        parts = [f"conversation {part.name}", "" if part.trained else "not trained"]
+        parts += [f"reward {reward:g}" if part.trained and reward is not None else ""]
+        parts += [f"stopped by {part.stop_reason}" if part.stop_reason else ""]
+        lines.append(", ".join(each for each in parts if each))
+    return lines
+
+
 def turn_title(number: int, turn: TurnText, transcript: Transcript) -> Text:
     generated = [logprob for logprob in transcript.logprobs[turn.start : turn.end] if logprob is not None]
-    parts = [f"{number}  {turn.role}", f"tokens {turn.start} to {turn.end}"]
+    parts = [f"{number}  {turn_label(turn.role, turn.conversation, turn.reward)}", f"tokens {turn.start} to {turn.end}"]
     if generated:
         mean = sum(generated) / len(generated)
         parts.append(f"{sum(transcript.mask[turn.start : turn.end])} generated, mean log-prob {mean:.3f}")
@@ -211,10 +226,12 @@ def notes_text(rollout: Sample) -> Text:
         for name, value in result.error.fields.items():
             text.append(f"  {clean(name)}: {clean(str(value))}\n")
         text.append("\n")
-    for title, values, unit in (("metrics", result.metrics, ""), ("timings", result.timings, " s")):
+    metrics = {name: f"{value:.6g}" for name, value in result.metrics.items()}
+    timings = {name: duration(seconds) for name, seconds in result.timings.items()}
+    for title, values in (("metrics", metrics), ("timings", timings)):
         if values:
             text.append(f"{title}\n", style="bold")
-            text.append("".join(f"  {clean(name)}: {value:.6g}{unit}\n" for name, value in values.items()))
+            text.append("".join(f"  {clean(name)}: {value}\n" for name, value in values.items()))
             text.append("\n")
     text.append(f"attempt {result.attempt}, backend {clean(result.backend) or NOTHING}", style="dim")
     if result.logprobs_mode:

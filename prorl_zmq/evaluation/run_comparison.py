@@ -137,7 +137,7 @@ def read_figures(path: Path) -> Figures:
         ConfigError: the folder was not made by `prorl eval`, or its files are damaged.
     """
     if not (path / PLAN).exists():
-        raise ConfigError(f"{path} is no folder of `prorl eval`: it has no {PLAN}", key="folder")
+        raise ConfigError(f"{path} is not a folder of `prorl eval`: it has no {PLAN}", key="folder")
     plan, written = read_plan(path), read_written(path)
     samples = sorted(read_samples(path / RESULTS), key=lambda sample: sample.index)
     newest = {(sample.index.problem, sample.index.sample): sample for sample in samples}

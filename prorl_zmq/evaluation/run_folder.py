@@ -92,7 +92,7 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     @classmethod
     def of_job(cls, result: Result) -> Self:
-        """Return the sample of a job that is no part of an evaluation."""
+        """Return the sample of a job that is not part of an evaluation."""
         return cls(problem=result.group_id, line=0, row_format="", index=RolloutIndex(0, 0), result=result)
 
     @property
@@ -153,7 +153,7 @@ class RunFolder:
         with self._writing():
             for name in (f"{sample.job_id}.npz", f"{sample.job_id}.json"):
                 place = source / TRAJECTORIES / name
-                if place.is_file() and not place.is_symlink():  # a link may lead to what is no part of a run
+                if place.is_file() and not place.is_symlink():  # a link may lead to what is not part of a run
                     shutil.copyfile(place, self.path / TRAJECTORIES / name)
             self._append(sample)
 
@@ -213,7 +213,7 @@ class RunFolder:
         names = {each.name for each in self.path.iterdir()}
         if PLAN not in names and names - {LOCK, EARLIER, f"{PLAN}.new"}:
             raise ConfigError(
-                f"--out {self.path} has other things in it and is no folder of an evaluation; name a new one", key="out"
+                f"--out {self.path} has other things in it and is not an evaluation's folder; name a new one", key="out"
             )
 
     def _take_lock(self) -> None:
@@ -290,13 +290,13 @@ def read_file(file: Path, limit_bytes: int = FILE_BYTES) -> bytes:
     """Read a regular file whole, without waiting; a folder from elsewhere may have devices, pipes and endless files.
 
     Raises:
-        OSError: it is no regular file, or larger than the limit.
+        OSError: it is not a regular file, or larger than the limit.
     """
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # else opening a pipe waits
     with os.fdopen(descriptor, "rb") as opened:
         state = os.fstat(opened.fileno())
         if not stat.S_ISREG(state.st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file")
+            raise OSError(errno.EINVAL, "it is not a regular file")
         if state.st_size > limit_bytes:
             raise OSError(errno.EFBIG, f"it is larger than {limit_bytes / 2**20:g} MiB")
         return opened.read(state.st_size)
@@ -309,7 +309,7 @@ def read_plan(folder: Path) -> Plan:
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}", key="out") from error
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise ConfigError(f"{file} is no plan of an evaluation: {error}", key="out") from error
+        raise ConfigError(f"{file} is not a plan of an evaluation: {error}", key="out") from error
     if plan.format != FORMAT:
         raise ConfigError(f"{file} is of format {plan.format}; this version of prorl reads {FORMAT}", key="out")
     return plan

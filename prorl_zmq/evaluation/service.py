@@ -48,7 +48,7 @@ ENGINE_LOG = "engine-0.log"
 LOG_TAIL_BYTES = 16_384
 LOG_LOOK_S = 2.0
 SHOWN_LINE = 160
-"""Most characters of a log's line beside the progress: the end of the line has the reason."""
+"""Most characters of a log's line next to the progress: the end of the line has the reason."""
 _BLAMED = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_-]*) cannot work with its settings")
 """The supervisor's message about a process with wrong settings."""
 _BLOCKED = re.compile(re.escape(BLOCKED).replace("%s", "(.+?)"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from ..data.printed import turn_label
 from ..errors import ConfigError
 from ..trackers.conversation import conversation, reward_rank, spread
 from ..trackers.values import rollout_values
@@ -57,7 +58,12 @@ class EvaluationLog:
         for sample in spread(self._folder.samples, lambda each: reward_rank(each.result)):
             with suppress(ConfigError):  # its file is damaged, which `prorl view` says
                 turns = collection.transcript(sample).turns
-                rows.append(conversation(sample.result, [(turn.role, turn.text or "") for turn in turns]))
+                rows.append(
+                    conversation(
+                        sample.result,
+                        [(turn_label(turn.role, turn.conversation, turn.reward), turn.text or "") for turn in turns],
+                    )
+                )
         return rows
 
 

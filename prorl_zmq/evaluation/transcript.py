@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import numpy as np
 
-from ..data.trajectory import Role
+from ..data.conversations import labels_of
+from ..data.trajectory import Role, Trajectory
 from ..errors import EngineFailed
 from ..inference.tool_calls.call import MalformedCall
 from ..inference.tool_calls.formats import format_named
@@ -23,7 +24,7 @@ from ..inference.tool_calls.formats import format_named
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..data.trajectory import TokenArrays, Trajectory
+    from ..data.trajectory import TokenArrays
     from ..inference.chat import ChatFormat
     from ..inference.tool_calls.call import ToolCallFormat
     from ..wire.messages.backends import ChatSettings
@@ -54,6 +55,10 @@ class TurnText(msgspec.Struct, frozen=True, omit_defaults=True):
     text: str | None = None
     """Of the policy's turns, what it generated; of others, all. None: there was no tokenizer."""
     calls: tuple[Call, ...] = ()
+    conversation: str = ""
+    """The name of its conversation; empty: `main`."""
+    reward: float | None = None
+    """Its own reward, if it has one."""
 
 
 class Transcript(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -147,7 +152,7 @@ def _transcript(job_id: str, arrays: TokenArrays | Trajectory, reader: TextReade
     return Transcript(
         job_id=job_id,
         model=reader.model if reader is not None else "",
-        turns=tuple(_turn(arrays, start, end, role, reader) for start, end, role in arrays.turns.tolist()),
+        turns=_turns(arrays, reader),
         tokens=reader.texts(arrays.token_ids) if reader is not None else None,
         token_ids=tuple(arrays.token_ids.tolist()),
         mask=tuple(mask.astype(int).tolist()),
@@ -157,6 +162,14 @@ def _transcript(job_id: str, arrays: TokenArrays | Trajectory, reader: TextReade
         ),
         versions=tuple(arrays.weight_versions.tolist()),
     )
+
+
+def _turns(arrays: TokenArrays | Trajectory, reader: TextReader | None) -> tuple[TurnText, ...]:
+    turns = [_turn(arrays, start, end, role, reader) for start, end, role in arrays.turns.tolist()]
+    if isinstance(arrays, Trajectory):
+        for index, (name, reward) in labels_of(arrays.result, arrays.turns).items():
+            turns[index] = msgspec.structs.replace(turns[index], conversation=name, reward=reward)
+    return tuple(turns)
 
 
 def _turn(arrays: TokenArrays | Trajectory, start: int, end: int, role: int, reader: TextReader | None) -> TurnText:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..wire.messages.jobs import Result, Step
 
 NO_PARTS = frozenset({*Phase, *(f"{phase}_queue" for phase in Phase)})
-"""Timings of a result that are no part of RUN."""
+"""Timings of a result that are not part of RUN."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The JSON API's bodies that are no wire messages, with their limits."""
+"""The JSON API's bodies that are not wire messages, with their limits."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class GatewayConnection:
     async def ask_backend_broker(self, sender: Sender, request: Any) -> Any:
         sender.check(request)
         welcomed = (broker for broker in self._brokers.values() if broker.welcome is not None)
-        broker = next(welcomed, self._own(sender))  # any knows where it is, also while ours is away
+        broker = next(welcomed, self._own(sender))  # any of them names it, even while ours is down
         return await broker.ask_backend_broker(request, broker.until())
 
     async def hello(self, sender: Sender = ANYBODY, timeout_s: float | None = None) -> Welcome:

@@ -28,7 +28,7 @@ REFERENCE = "#/components/schemas/"
 _CODE = re.compile(r"`([^`]+)`")
 PROBLEMS = {
     "400": "The request is wrong.",
-    "401": "No bearer token, or one that is not let in.",
+    "401": "No bearer token, or one that is not allowed.",
     "403": "The token's role may not do this.",
     "404": "There is no such job, batch or backend.",
     "409": "Another one has this id.",

@@ -43,7 +43,7 @@ def answer(
     finished = result.stop_reason in FINISHED
     notes = dict(result.notes)
     if len(result.segments):
-        notes["segments"] = f"the last of {len(result.segments) + 1} segments of the trajectory is told"
+        notes["segments"] = f"the last of {len(result.segments) + 1} segments of the trajectory is returned"
     return {
         **_head(instance, job_id, result.error.message if result.error is not None else None),
         "resolved": (result.reward or 0.0) >= 1.0,

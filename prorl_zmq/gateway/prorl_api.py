@@ -230,7 +230,7 @@ class ProrlApi:
             return await self._told(instance, name, job, trajectory, texts)
         except ProrlError as error:
             info = error.info()
-        except Exception as error:
+        except Exception as error:  # a bug must cost only this instance
             log.exception("a fault of prorl_zmq")
             info = ErrorInfo("internal_error", f"{type(error).__name__}: {error}")
         return msgspec.json.encode(failure(instance, name, f"{info.code}: {info.message}", "run"))

@@ -104,8 +104,10 @@ class Gateway:
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT."""
         options = self._options
+        if options.runs is not None and not options.runs.is_dir():
+            log.warning("%s is not a folder: no evaluation is shown until `prorl eval --out` makes it", options.runs)
         if options.keys is not None and not len(self._bearers):
-            log.warning("no bearer token is let in yet: make one with `prorl keys bearer NAME --role trainer`")
+            log.warning("no bearer token is allowed yet: make one with `prorl keys bearer NAME --role trainer`")
         logging.getLogger("aiohttp.server").addFilter(is_for_the_log)
         runner = web.AppRunner(
             self._app(), handler_cancellation=True, access_log=None, shutdown_timeout=STOP_S, keepalive_timeout=75
@@ -195,7 +197,7 @@ class Gateway:
                 return error_response(error)
             except web.HTTPException:
                 raise
-            except Exception as error:
+            except Exception as error:  # a bug must cost only this request
                 log.exception("%s %s failed", request.method, request.path)
                 return error_response(InternalError(f"{type(error).__name__}: {error}"))
             finally:
@@ -224,7 +226,7 @@ class Gateway:
             raise NotAllowed("a web page of another origin may not use a gateway that asks for no keys")
         if not self._is_named(request):
             raise NotAllowed(
-                f"{request.host[:80]!r} is no name of this machine, and a gateway that asks for no keys answers to no "
+                f"{request.host[:80]!r} is not a name of this machine; a gateway that asks for no keys answers to no "
                 "other: use its address or its host name, or start it with --keys"
             )
 

@@ -85,7 +85,7 @@ class GatewayOptions:
         if self.keys is None and not (self.insecure or is_loopback_host(self.host)):
             raise ConfigError(
                 f"{self.settings.bind} can be reached from other machines, and no keys are asked for: name a folder "
-                "with --keys, in which `prorl keys bearer` has let somebody in; or --insecure, where the network is "
+                "with --keys, in which `prorl keys bearer` has made a token; or --insecure, where the network is "
                 "trusted",
                 key="keys",
             )

@@ -202,7 +202,7 @@ def as_plain(generation: Generation, prompt_tokens: int) -> Generation:
         spans = tuple(VersionSpan(*map(index, (one.weight_version, one.start, one.end))) for one in generation.spans)
         cached_tokens = index(cached)
     except (TypeError, AttributeError) as error:
-        raise EngineFailed(f"the engine gave version spans or cached_tokens that are no integers: {error}") from error
+        raise EngineFailed(f"the engine gave version spans or cached_tokens that are not integers: {error}") from error
     return Generation(
         token_ids.astype(np.int32),
         logprobs.astype(np.float32),
@@ -240,12 +240,12 @@ def checked(generation: Generation, max_tokens: int, vocabulary: int = 0) -> Gen
         )
     # NaN fails every comparison. Rounding may leave a certain token a little above 0.
     if not bool(np.all(generation.logprobs <= 1e-3)) or bool(np.any(np.isinf(generation.logprobs))):
-        raise EngineFailed("the engine gave a log-prob that is no logarithm of a probability")
+        raise EngineFailed("the engine gave a log-prob that is not a logarithm of a probability")
     end = 0
     for span in generation.spans:
         if span.start != end or span.end <= span.start:
             break
         end = span.end
     if end != count or len(generation.spans) > SPAN_LIMIT:
-        raise EngineFailed("the engine's weight versions do not cover the tokens that it generated, or are too many")
+        raise EngineFailed("the engine's weight versions do not match the tokens that it generated")
     return generation

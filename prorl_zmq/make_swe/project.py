@@ -278,10 +278,10 @@ def _unpacked(archive: Path, folder: Path) -> Path:
             with tarfile.open(archive) as tarred:
                 tarred.extractall(folder, **EXTRACTION)  # noqa: S202 - see EXTRACTION
     except (OSError, tarfile.TarError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"{archive.name} is no source archive: {error}", key="repo") from error
+        raise ConfigError(f"{archive.name} is not a source archive: {error}", key="repo") from error
     tops = [each for each in folder.iterdir() if each.is_dir()]
     if len(tops) != 1:
-        raise ConfigError(f"{archive.name} is no source archive: it has not one folder at its top", key="repo")
+        raise ConfigError(f"{archive.name} is not a source archive: it has not one folder at its top", key="repo")
     return tops[0]
 
 

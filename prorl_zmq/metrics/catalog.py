@@ -1,7 +1,7 @@
 """All metrics of a service: names, meanings and labels. `docs/metrics.md` is generated from this file.
 
 Units are seconds and bytes; counters end in `_total`. A gauge is the sum over the processes that report it. Labels are
-bounded (see `metric`); jobs, sandboxes and sessions are no labels.
+bounded (see `metric`); jobs, sandboxes and sessions are not labels.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ JOURNAL_WRITE_SECONDS = Histogram("prorl_journal_write_seconds", "Duration of on
 
 # Backend broker -------------------------------------------------------------------------------------------------------
 
-BACKENDS = Gauge("prorl_backends", "Inference backends.", ("state",))
-BACKEND_JOBS_WAITING = Gauge("prorl_backend_jobs_waiting", "Jobs in RUN that wait for a backend.")
+BACKENDS = Gauge("prorl_backends", "Inference backends.", ("model", "state"))
+BACKEND_JOBS_WAITING = Gauge("prorl_backend_jobs_waiting", "Jobs in RUN that wait for a backend.", ("model",))
 BACKEND_JOBS = Gauge("prorl_backend_jobs", "Jobs that a backend is assigned to.", ("backend",))
 BACKEND_ASSIGNED = Counter("prorl_backend_assigned_total", "Assignments of jobs to a backend.", ("backend",))
 BACKEND_FAILURES = Counter(

@@ -78,7 +78,7 @@ class MetricsReporter:
             gauge.clear()
         try:
             self._set_gauges()
-        except Exception:
+        except Exception:  # metrics must not end a process
             if not self._failed:
                 log.exception("metrics could not be read; this is said once")
             self._failed = True

@@ -80,7 +80,7 @@ class ModelRequest:
     may_call: bool = True
     """False: the reply is text, whatever the policy writes (`tool_choice: none`)."""
     model: str = ""
-    """The name that the harness asked for; the policy answers whatever it is."""
+    """The name that the harness asked for; the policy answers all names but those that the job maps to others."""
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     """Texts that end the turn."""

@@ -180,7 +180,7 @@ class ModelServer:
                 writer.write_later(events.begin(call.turn_id, call.prompt_tokens))
                 reply = await call.reply()
             delivered = await writer.finish(events.end(reply))
-        except Exception as error:
+        except Exception as error:  # of any kind: the stream has begun, so only its last event can report it
             if not writer.begun:
                 raise
             await writer.finish(events.fail(self._refused(error), self._model.refusal_status))

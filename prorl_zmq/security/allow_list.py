@@ -74,7 +74,7 @@ class AllowList:
         if key is None and listener == Listener.BLOCKS:
             return Verdict(public_key)  # a node does not know trainers; what it gives has a secret name
         if key is None:
-            return Verdict(None, f"the key {self._names.get(public_key, public_key)} is not let in")
+            return Verdict(None, f"the key {self._names.get(public_key, public_key)} is not allowed")
         if key.role not in CONNECTING_ROLES[Listener(listener)]:
             return Verdict(None, f"the key {key.name} is of role {key.role}")
         return Verdict(public_key)

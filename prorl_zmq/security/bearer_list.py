@@ -49,7 +49,7 @@ class BearerList:
         digest = token_digest(token)
         found = [key for key in self._keys if hmac.compare_digest(key.sha256, digest)]
         if not found or found[0].role not in BEARER_ROLES:
-            what = "this bearer token is not let in" if token else "the request has no bearer token"
+            what = "this bearer token is not allowed" if token else "the request has no bearer token"
             raise NotAllowed(f"{what}; `prorl keys bearer NAME --role ROLE` makes one, sent as `Authorization: Bearer`")
         return Sender(found[0].role, found[0].name)
 

@@ -105,7 +105,7 @@ class Handshake:
         return NotAllowed(self.problem, key=self._keyring.own.name if self._keyring is not None else "")
 
     def renew(self, endpoint: str = "") -> None:
-        """Begin a connection that was refused anew; or one to where the other side is now."""
+        """Reconnect after a refusal, or to the other side's new endpoint."""
         self.refused = False
         self.socket.disconnect(self._endpoint)
         self._endpoint = endpoint or self._endpoint
@@ -134,8 +134,8 @@ class Handshake:
             )
         own = self._keyring.own
         return (
-            f"{self._endpoint} refused the key {own.name} ({own.role}): it is not let in there, or not by keys of this "
-            f"role. `prorl keys allow {own.name}.pub --role {own.role}` where the service's keys are lets it in"
+            f"{self._endpoint} refused the key {own.name} ({own.role}): it is not allowed there, or not by keys of "
+            f"this role. Allow it where the service's keys are: `prorl keys allow {own.name}.pub --role {own.role}`"
         )
 
     def _mismatch(self, code: int) -> str:

@@ -165,11 +165,13 @@ class KeyFolder:
         """Allow a key in this role."""
         key = msgspec.structs.replace(_read(file, PublicKey), role=role)
         if role == KeyRole.SERVICE:
-            raise _wrong("a service is not let in but is what lets in; copy its .secret file to where its brokers run")
+            raise _wrong(
+                "a service key is not added to a list: it checks the others; copy its .secret file to its brokers"
+            )
         self._make_folder(ALLOWED)
         for other in self.allowed():
             if other.public_key == key.public_key:
-                raise _wrong(f"this key is let in already, as {other.name} ({other.role}); revoke that first")
+                raise _wrong(f"this key is allowed already, as {other.name} ({other.role}); revoke that first")
         _create(self.path / ALLOWED / f"{key.name}{PUBLIC}", key, 0o644)
         return key
 
@@ -197,7 +199,7 @@ class KeyFolder:
         if not there:
             let_in = [*(key.name for key in self.allowed()), *(key.name for key in self.bearers())]
             names = ", ".join(let_in) or "none"
-            raise _wrong(f"no key called {name} is let in; those that are: {names}")
+            raise _wrong(f"no key called {name} is allowed; allowed keys: {names}")
 
     def listing(self) -> tuple[list[PublicKey], list[PublicKey], list[PublicKey]]:
         """List own public keys, known services' keys, and allowed keys."""

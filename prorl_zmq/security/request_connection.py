@@ -169,7 +169,7 @@ class AsyncRequestConnection(PeerConnection):
             content = codec.unpack(frames[1])  # type: ignore[arg-type]
         except (MalformedMessage, IndexError) as error:
             if self.requester.resend_s == math.inf:
-                self._fail(MalformedMessage(f"{self.requester.endpoint} sent what is no message: {error}"))
+                self._fail(MalformedMessage(f"{self.requester.endpoint} sent what is not a message: {error}"))
             return
         is_interim = self._is_interim(content)
         asked = self._asked.get(codec.request_id(content))

@@ -39,7 +39,9 @@ OF_A_NODE = (Listener.STAGE_INBOX, Listener.BLOCKS, Listener.ENGINE)
 LOG_EVERY_S = 1.0
 """Refusals beyond one in this time are only counted: an attacker must not fill the disk."""
 
-PLAINTEXT = "plaintext to and from other machines: %s has no keys, so whoever reaches it may do everything and read all"
+PLAINTEXT = (
+    "plaintext to and from other machines: %s has no keys; any machine that reaches it may do and read everything"
+)
 
 log = logging.getLogger("prorl.security")
 
@@ -154,7 +156,7 @@ class ZapAuthenticator:
         verdict = self.allow_list.judge(listener, peer, mechanism, frames[8:])
         if verdict.user_id is None:
             self._tell(f"refused a connection from {peer} to {listener}: {verdict.reason}")
-            return [*envelope, version, request_id, b"400", b"not let in", b"", b""]
+            return [*envelope, version, request_id, b"400", b"not allowed", b"", b""]
         return [*envelope, version, request_id, b"200", b"OK", verdict.user_id.encode(), b""]
 
     def _receive(self, frames: list[bytes | zmq.Frame]) -> None:

@@ -40,7 +40,7 @@ def check_connections(topology: Topology) -> None:
         except InvalidEndpoint:
             if users:
                 raise InvalidEndpoint(
-                    f"{endpoint} is no address of this machine to which the service's own processes could connect; "
+                    f"{endpoint} is not an address of this machine to which the service's own processes could connect; "
                     "name one, such as tcp://10.0.0.1:5556",
                     endpoint=endpoint,
                 ) from None

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 
 from ..system.logs import one_line
 from ..wire.messages.backends import EngineStart
+from ..wire.messages.base import POLICY
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Mapping
 
     from ..wire.messages.backends import BackendList
 
@@ -41,13 +42,15 @@ class _Engine:
     problem: str = ""
     """Why it ended."""
     failed: bool = False
+    model: str = POLICY
+    """The model that it serves."""
 
 
 class EngineStarts:
-    """The engines that this node starts."""
+    """The engines that this node starts: the model that each serves, by its name."""
 
-    def __init__(self, names: Iterable[str], lease_s: float) -> None:
-        self._engines = {name: _Engine() for name in names}
+    def __init__(self, engines: Mapping[str, str], lease_s: float) -> None:
+        self._engines = {name: _Engine(model=model) for name, model in engines.items()}
         self._lease_s = lease_s
 
     def __contains__(self, name: str) -> bool:
@@ -94,7 +97,7 @@ class EngineStarts:
     def report(self) -> tuple[EngineStart, ...]:
         """Return the engines that are not ready, for the backend broker."""
         return tuple(
-            EngineStart(name, "failed" if engine.failed else "starting", engine.problem)
+            EngineStart(name, "failed" if engine.failed else "starting", engine.problem, engine.model)
             for name, engine in self._engines.items()
             if not engine.is_ready
         )

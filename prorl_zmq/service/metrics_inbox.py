@@ -98,7 +98,7 @@ class MetricsInbox:
                 self._collector.take(_decode(datagram), time.monotonic())
             except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
                 if not self._malformed:
-                    log.warning("dropped malformed metrics: %s; further ones are not told", error)
+                    log.warning("dropped malformed metrics: %s; further ones are not logged", error)
                 self._malformed = True
 
     async def _tell(self, _: asyncio.StreamReader, asker: asyncio.StreamWriter) -> None:

@@ -45,7 +45,7 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     facts: NodeFacts = NodeFacts()
     slurm_job: str = ""
     slurm_state: str = ""
-    """With the reason for waiting; `leaving` if it was told to leave."""
+    """With the reason for waiting; `leaving` after a request to leave."""
     left_s: float | None = None
     """Remaining time of its allocation, if known."""
 

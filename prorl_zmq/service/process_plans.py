@@ -5,6 +5,8 @@ The supervisor passes it as a JSON file in the run folder, which only its user c
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -13,6 +15,9 @@ from msgspec.structs import replace
 
 from ..config import BackendSettings, GatewaySettings, Topology  # noqa: TC001 - msgspec reads the annotations at run time
 from ..errors import ConfigError
+from ..system.files import open_regular
+from ..system.unix_peers import way_problem
+from ..wire.messages.base import PROTOCOL_VERSION
 from ..wire.messages.jobs import Phase  # noqa: TC001 - msgspec reads the annotations at run time
 
 if TYPE_CHECKING:
@@ -20,6 +25,8 @@ if TYPE_CHECKING:
 
 PLANS = "plans"
 """The folder of the plans, in the run folder."""
+PLAN_LIMIT_BYTES = 4 * 2**20
+"""Largest plan that is read."""
 BROKER_RANK, ENGINE_RANK, STAGE_RANK = 0, 1, 2
 FORKED_KINDS = ("embedded", "http")
 """Engine kinds whose hosts import nothing that breaks in a fork."""
@@ -33,6 +40,8 @@ class ProcessPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     topology: Topology
     service: str = ""
     """The folder of a service, which says where the brokers are; empty: none."""
+    protocol: int = PROTOCOL_VERSION
+    """The writer's; a reader of another version refuses the plan."""
 
     rank: ClassVar[int] = STAGE_RANK
     """Processes are ended in descending order of rank: stages first, brokers last."""
@@ -75,14 +84,15 @@ class ProcessPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return ("-m", "prorl_zmq.cli", "prorl-child", str(self.file))
 
     def write(self) -> None:
-        """Write the file.
+        """Write the file, which only this user can read: an engine's options may hold secrets.
 
         Raises:
             OSError: it cannot be written.
         """
         self.file.parent.mkdir(mode=0o700, exist_ok=True)
         part = self.file.with_suffix(".part")
-        part.write_bytes(msgspec.json.encode(self))
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(msgspec.json.encode(self))
         part.replace(self.file)
 
 
@@ -167,20 +177,45 @@ class HttpPlan(ProcessPlan, frozen=True, kw_only=True, tag="http"):
 AnyPlan = BrokerPlan | EnginePlan | StagePlan | HttpPlan
 
 
+class _Version(msgspec.Struct):
+    protocol: int = PROTOCOL_VERSION
+
+
 def read_plan(path: Path) -> AnyPlan:
     """Read a process's plan.
 
     Raises:
-        ConfigError: the file cannot be read, or is not a plan of this version of the package.
+        ConfigError: the file cannot be read, another account could have written it, or it is not a plan of this version
+            of the package.
     """
     try:
-        plan: AnyPlan = msgspec.json.decode(path.read_bytes(), type=AnyPlan)
+        content = _own_content(path)
+        version = msgspec.json.decode(content, type=_Version).protocol
+        if version != PROTOCOL_VERSION:
+            words = f"{path} is a plan of protocol version {version}, and this interpreter has {PROTOCOL_VERSION}"
+            raise ConfigError(f"{words}; install the same version of prorl-zmq in both environments", key="plan")
+        plan: AnyPlan = msgspec.json.decode(content, type=AnyPlan)
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}", key="plan") from error
-    except msgspec.MsgspecError as error:
-        words = "the interpreter that reads it needs the version of prorl-zmq that wrote it"
-        raise ConfigError(f"{path} is no plan of a process: {error}; {words}", key="plan") from error
+        raise ConfigError(f"{path}: {error.strerror or error}", key="plan") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        words = "`prorl serve` and `prorl node` write plans, for an interpreter with the same version of prorl-zmq"
+        raise ConfigError(f"{path} is not a process's plan: {error}; {words}", key="plan") from error
     return plan
+
+
+def _own_content(path: Path) -> bytes:
+    """Return the content of a file that only this user, or root, can have written: it names what to run."""
+    problem = way_problem(path)
+    with os.fdopen(open_regular(str(path), os.O_RDONLY | os.O_CLOEXEC), "rb") as file:
+        if not problem and os.fstat(file.fileno()).st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            problem = f"others may write to {path} (chmod go-w makes it yours)"
+        if problem:
+            raise ConfigError(f"a process's plan must be this user's alone: {problem}", key="plan")
+        content = file.read(PLAN_LIMIT_BYTES + 1)
+    if len(content) > PLAN_LIMIT_BYTES:
+        words = f"{path} is larger than the {PLAN_LIMIT_BYTES} bytes that a process's plan may have"
+        raise ConfigError(words, key="plan")
+    return content
 
 
 def pinned(topology: Topology) -> Topology:

@@ -119,7 +119,7 @@ class ServiceFolder:
             _check_private(path)
             marker = msgspec.convert(tomllib.loads((path / MARKER).read_text("utf-8")), _Marker)
         except FileNotFoundError:
-            raise _wrong(f"{path} is no service's folder: `prorl serve --service {path}` makes one") from None
+            raise _wrong(f"{path} is not a service's folder: `prorl serve --service {path}` makes one") from None
         except OSError as error:
             raise _wrong(f"{path} cannot be read: {error.strerror}") from error
         except (ValueError, msgspec.ValidationError) as error:
@@ -345,7 +345,7 @@ def _absolute(path: Path) -> Path:
 def _check_private(path: Path) -> None:
     state = path.stat()
     if not stat.S_ISDIR(state.st_mode):
-        raise _wrong(f"{path} is no folder")
+        raise _wrong(f"{path} is not a folder")
     if state.st_uid != os.getuid():
         raise _wrong(f"{path} belongs to another user (uid {state.st_uid}): a service's folder is its user's alone")
     if state.st_mode & 0o077:

@@ -36,7 +36,7 @@ from .checks import check_python
 from .child_output import ChildOutput, reason_of
 from .engine_starts import MAX_STARTS, EngineStarts
 from .notify import Notifier
-from .process_plans import ENGINE_RANK, STAGE_RANK
+from .process_plans import STAGE_RANK, EnginePlan
 from .process_starter import ProcessStarter
 from .run_dir import held_run_dir
 
@@ -138,7 +138,7 @@ class Supervisor:
         self._stopped_at = 0.0
         self._was_ready = False
         self._usage_error = ""
-        engines = [plan.name for plan in self._plans if plan.rank == ENGINE_RANK]
+        engines = {plan.name: plan.backend.name for plan in self._plans if isinstance(plan, EnginePlan)}
         self._engines = EngineStarts(engines, topology.backend_broker.lease_s)
         self._engines_changed = asyncio.Event()
         self._backend_ids: set[str] = set()

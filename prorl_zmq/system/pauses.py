@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PAUSE_S = 1.0
-"""Shorter delays are no pauses; every limit on a peer's silence is longer."""
+"""Shorter delays are not pauses; every limit on a peer's silence is longer."""
 LOOK_S = 0.25
 BLOCKED_LOOK_S, BLOCKED_LOOKS = 1.0, 5
 """Interval at which a thread checks that the loop runs, and consecutive failed checks after which the loop counts as
@@ -56,8 +56,8 @@ class RunningClock:
 
 
 async def wait_running(future: asyncio.Future[Any], limit_s: float) -> bool:
-    """Wait for a future until this process has run for `limit_s`; return whether it is done."""
-    loop = asyncio.get_running_loop()
+    """Wait for a future until this process has run for `limit_s`; return whether it is done. A negative limit is 0."""
+    loop, limit_s = asyncio.get_running_loop(), max(0.0, limit_s)
     while not future.done():
         began, step_s = loop.time(), min(limit_s, PAUSE_S)
         await asyncio.wait((future,), timeout=step_s)

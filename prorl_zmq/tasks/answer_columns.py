@@ -22,7 +22,7 @@ def answer_text(record: Record, name: str) -> str:
     """Return a column with an answer: a text or a number."""
     value = record.get(name)
     if isinstance(value, float) and not math.isfinite(value):
-        raise InvalidRecord(f"{name} is {value}, which is no answer", field=name)
+        raise InvalidRecord(f"{name} is {value}, which is not an answer", field=name)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     return filled(record, name)

@@ -185,7 +185,7 @@ def _instance(
     if not kept:
         raise InvalidRecord(f"each test of {column} is larger than {TESTS_LIMIT_BYTES} bytes", field=column)
     if not re.fullmatch(IDENTIFIER, found.function):
-        raise InvalidRecord(f"{found.function[:80]!r} is no name of a function", field=column)
+        raise InvalidRecord(f"{found.function[:80]!r} is not a name of a function", field=column)
     return CodeInstance(
         problem,
         kept,

@@ -145,7 +145,7 @@ def _whole_job(record: Record, task: str, format_name: str, options: Mapping[str
     try:
         job = msgspec.convert(dict(record), Job)
     except msgspec.ValidationError as error:
-        raise InvalidRecord(f"it is no job: {error}", field="instance") from error
+        raise InvalidRecord(f"it is not a job: {error}", field="instance") from error
     if format_name:
         raise InvalidRecord(f"it is a whole job, not of the row format {format_name}", field="instance")
     if task not in ("", job.task):

@@ -206,7 +206,7 @@ ROW_FORMATS = (
     ),
     _row_format(
         "swe-gym",
-        "SWE-Gym and SWE-Gym Lite, told by their repositories",
+        "SWE-Gym and SWE-Gym Lite, recognized by their repositories",
         {"instance_id", "repo", "base_commit", "test_patch", "FAIL_TO_PASS", "PASS_TO_PASS"},
         _swe_gym,
         _is_of_swe_gym,
@@ -292,5 +292,5 @@ def _text_map(record: Record, name: str) -> dict[str, str]:
 def _commit(record: Record) -> str:
     commit = filled(record, "base_commit")
     if not re.fullmatch(r"[0-9a-fA-F]{7,64}", commit):
-        raise InvalidRecord(f"base_commit is no commit: {commit[:80]!r}", field="base_commit")
+        raise InvalidRecord(f"base_commit is not a commit: {commit[:80]!r}", field="base_commit")
     return commit

@@ -273,7 +273,7 @@ def quantity(text: str) -> Quantity:
 
 
 def choice(text: str) -> tuple[str, str] | None:
-    """Return the letter and the text, if any, of `B`, `(B)`, `B. 12` or `(B) 12`; None: it is no choice."""
+    """Return the letter and the text, if any, of `B`, `(B)`, `B. 12` or `(B) 12`; None: it is not a choice."""
     match = _CHOICE.fullmatch(unwrapped(text))
     return match and (match[1] or match[2], match[3].strip())
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
 import zmq
 
 from ..client.asynchronous.client import AsyncRolloutClient
@@ -32,6 +33,7 @@ from ..inference.hosting.host import EngineHost, HostOptions
 from ..stages.handler import load_handlers, make_handler
 from ..stages.stage_process import StageOptions, StageProcess, make_sandboxes
 from ..tools.sandbox.sweeping import sweep
+from ..wire.messages.base import POLICY, ModelName
 from ..wire.messages.jobs import Phase
 from ..wire.sockets import endpoint_beside, free_ipc_paths
 from .broker_threads import BrokerThreads
@@ -80,6 +82,7 @@ class LocalService:
             service; or instances, which they share. None: the tasks of the installed packages.
         engine: what talks, such as `say("4")`; anything that is an `Engine`, or a function that starts one on the
             service's loop. None: a job that wants to talk ends with `no_backend`.
+        models: engines of other models than the policy, by name, for `Job.models`; they are frozen.
         sandbox: what the jobs' tools act in: `process` isolates nothing; `bubblewrap` and others, if the machine has
             them, as in a service.
         slots: jobs that each of INIT, RUN and EVAL works on at a time.
@@ -98,6 +101,7 @@ class LocalService:
         *,
         handlers: Handlers | None = None,
         engine: Engine | Callable[[], Awaitable[Engine]] | None = None,
+        models: Mapping[str, Engine] | None = None,
         sandbox: str = "process",
         slots: int = 8,
         topology: Mapping[str, Mapping[str, Any]] | None = None,
@@ -110,6 +114,10 @@ class LocalService:
         elif engine is not None:
             self._engine = cast("Engine", engine)
             _check_engine(self._engine)
+        self._models = dict(models or {})
+        for name, other in self._models.items():
+            _check_model(name)
+            _check_engine(other)
         self._start_limit_s = start_limit_s
         self._handlers = {role: _made(handlers) for role in Phase}
         if type(slots) is not int or slots < 1:
@@ -147,8 +155,9 @@ class LocalService:
     def __enter__(self) -> Self:
         if not self._remove_folder.alive:
             raise ConfigError("a LocalService runs once: make another one for the next `with` block", key="service")
-        if self._engine is not None:
-            _take_engine(self._engine)
+        for engine in (self._engine, *self._models.values()):
+            if engine is not None:
+                _take_engine(engine)
         try:
             self.brokers.start_backend_broker()
             self.brokers.start_rollout_broker()
@@ -194,6 +203,8 @@ class LocalService:
     async def _start_parts(self) -> None:
         if self._has_engine:
             self._start_part("the engine host", self._serve_engine())
+        for name, engine in self._models.items():
+            self._start_part(f"the engine host of {name}", self._host(engine, f"{BACKEND_ID}-{name}", name))
         for role, handlers in self._handlers.items():
             stage = StageProcess(replace(self._options, role=role), handlers, self._sandboxes)
             self._stages.append(stage)
@@ -206,11 +217,16 @@ class LocalService:
     async def _serve_engine(self) -> None:
         engine = self._engine if self._begin_engine is None else await self._begin_engine()
         assert engine is not None, "it is started only if there is one"
+        await self._host(engine, BACKEND_ID)
+
+    async def _host(self, engine: Engine, backend_id: str, model: str = POLICY) -> None:
         broker = self._topology.endpoint(self._topology.backend_broker.endpoint)
         options = HostOptions(
-            endpoint=endpoint_beside(broker, f"{self.run_dir}/{BACKEND_ID}"),
+            endpoint=endpoint_beside(broker, f"{self.run_dir}/{backend_id}"),
             backend_broker=broker,
-            backend_id=BACKEND_ID,
+            backend_id=backend_id,
+            name=model,
+            frozen=model != POLICY,
             node=self._options.node,
             run_dir=self.run_dir,
         )
@@ -225,7 +241,8 @@ class LocalService:
     def _wait_ready(self) -> None:
         until = time.monotonic() + self._start_limit_s
         with self.client(timeout_s=START_LIMIT_S) as client:
-            while len(client.status().stages) < len(Phase) or (self._has_engine and not client.backends.list()):
+            engines = self._has_engine + len(self._models)
+            while len(client.status().stages) < len(Phase) or len(client.backends.list()) < engines:
                 for part in self._parts:
                     if part.done():
                         part.result()
@@ -267,6 +284,15 @@ def _made(handlers: Handlers | None) -> dict[str, AgentHandler[Any]]:
     for handler in made.values():
         handler.file_tasks = made
     return made
+
+
+def _check_model(name: str) -> None:
+    try:
+        msgspec.convert(name, ModelName)
+    except msgspec.ValidationError:
+        raise ConfigError(f"models has engines by the names of models, which {name!r} is not", key="models") from None
+    if name == POLICY:
+        raise ConfigError("the policy is `engine`, and not one of `models`", key="models")
 
 
 def _check_engine(engine: Engine) -> None:

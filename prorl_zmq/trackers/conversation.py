@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 import numpy as np
 
+from ..data.conversations import labels_of
+from ..data.printed import turn_label
 from ..data.trajectory import Role
 from ..system.logs import printable
 
@@ -110,14 +112,12 @@ def _rank(trajectory: Trajectory) -> float:
 
 
 def _turns(trajectory: Trajectory, decode: Callable[[list[int]], str]) -> Iterable[tuple[str, str]]:
-    turns = trajectory.turns.tolist()
+    turns, labels = trajectory.turns.tolist(), labels_of(trajectory.result, trajectory.turns)
     for number, (start, end, role) in enumerate(turns):
         if TURNS // 2 <= number < len(turns) - TURNS // 2:
             continue
         ids = trajectory.token_ids[start:end].tolist()
         if len(ids) > TURN_TOKENS:
             ids = ids[: TURN_TOKENS // 2] + ids[-(TURN_TOKENS // 2) :]
-        yield (
-            f"{Role(role).name.lower()}, turn {number}" if len(turns) > TURNS else Role(role).name.lower(),
-            decode(ids),
-        )
+        name = turn_label(Role(role).name.lower(), *labels.get(number, ("", None)))
+        yield f"{name}, turn {number}" if len(turns) > TURNS else name, decode(ids)

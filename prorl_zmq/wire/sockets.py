@@ -2,7 +2,7 @@
 
 - Every socket has LINGER 0, heartbeats (a stopped peer is noticed within 2 s; within 20 s between nodes and rollout
   brokers, where leases decide) and limits on the size of a frame and the number of frames of a message.
-- A second bind silently steals a live ipc path from the first process, so `bind` holds a lock beside the path for the
+- A second bind silently steals a live ipc path from the first process, so `bind` holds a lock next to the path for the
   life of the process. The path's folder is created private (0700) if it is missing, and rejected by both sides if
   another account could put a socket there.
 - Plaintext TCP is for loopback only: `bind` rejects other addresses unless `insecure`. Services bind through

@@ -223,7 +223,7 @@ async def _received(channel: socket.socket, count: int) -> bytes:
 def _name_of(function: Callable[..., Any]) -> tuple[str, str]:
     module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
     if not module or module == "__main__" or not name or "<" in name:
-        raise TypeError(f"{function!r} is no function of a module that a grader process could import")
+        raise TypeError(f"{function!r} is not a function of a module that a grader process could import")
     return module, name
 
 
@@ -237,7 +237,7 @@ def _checked(value: Any, returns: Any, name: str, printed: str) -> Any:
         raise GraderFailed(message, reason="result", output=printed) from None
     if not _is_finite(value):
         raise GraderFailed(
-            f"{name} returned {_shown(value)}, which is no finite number", reason="result", output=printed
+            f"{name} returned {_shown(value)}, which is not a finite number", reason="result", output=printed
         )
     return checked
 

@@ -149,7 +149,7 @@ def _answer(packed: bytes) -> bytes:
     try:
         answer = msgspec.msgpack.encode(Answer(value), enc_hook=_plain)
     except Exception as error:  # noqa: BLE001 - of an object's own methods
-        return msgspec.msgpack.encode(Answer(problem=f"a {type(value).__name__} that is no plain data: {error}"[:4000]))
+        return msgspec.msgpack.encode(Answer(problem=f"a {type(value).__name__} is not plain data: {error}"[:4000]))
     if len(answer) > MESSAGE_LIMIT_BYTES:
         return msgspec.msgpack.encode(Answer(problem=f"{len(answer)} bytes; at most {MESSAGE_LIMIT_BYTES} are taken"))
     return answer

@@ -123,7 +123,7 @@ class SolutionTests:
         left_s = self._until - asyncio.get_running_loop().time()
         if left_s <= LEAST_S and not self._verdicts:
             limit_s = self._phase.job.limits.eval_s
-            raise SandboxFailed(f"EVAL's {limit_s:g} s (limits.eval_s) are no time for tests", reason="start")
+            raise SandboxFailed(f"EVAL's {limit_s:g} s (limits.eval_s) leave no time for tests", reason="start")
         verdict = await runner.run(test, left_s) if left_s > LEAST_S else Verdict(False, "not run", OVER)
         self._verdicts[number] = verdict
         if self._stops and not verdict.passed:
@@ -170,7 +170,7 @@ def _unfit(source: str) -> str:
     try:
         size = len(source.encode())
     except UnicodeEncodeError:
-        return "the answer is no text"
+        return "the answer is not text"
     return f"the answer has more than the {SOURCE_LIMIT_BYTES} bytes that are run" if size > SOURCE_LIMIT_BYTES else ""
 
 

@@ -151,7 +151,7 @@ def _json() -> tuple[Callable[[str], Any], Callable[[Any], str]]:
         if join(encode([1.5, "a"], 0)) == '[1.5,"a"]' and scan('{"a":[1,null]}', 0)[0] == {"a": [1, None]}:
             return lambda text: scan(text, 0)[0], lambda value: join(encode(value, 0))
     except (ImportError, AttributeError, TypeError, ValueError):
-        pass  # not CPython, or changed: they are no public interface
+        pass  # not CPython, or changed: they are not a public interface
     import json
 
     return json.loads, json.JSONEncoder(default=_plain, separators=(",", ":")).encode
@@ -172,7 +172,7 @@ def _plain(value: Any) -> Any:
     """Convert NumPy numbers and arrays to Python's own."""
     plain = getattr(value, "tolist", None)
     if plain is None:
-        raise TypeError(f"the result has a {type(value).__name__} in it, which is no plain data")
+        raise TypeError(f"the result has a {type(value).__name__} in it, which is not plain data")
     return plain()
 
 

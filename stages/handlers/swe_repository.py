@@ -191,7 +191,7 @@ async def prepare(sandbox: Sandbox, instance: SweInstance) -> str:
     )
     if done.exit_code:
         raise HandlerFailed(
-            f"the repository {instance.directory} of the image {instance.image} cannot be brought to its base: "
+            f"the repository {instance.directory} of the image {instance.image} cannot be reset to its base: "
             f"{_words(done)}",
             exception="git",
         )

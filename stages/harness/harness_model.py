@@ -12,6 +12,7 @@ import time
 from bisect import bisect_left
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -29,6 +30,7 @@ from .adapter import CallKind
 from .call_limits import CALLS_AT_ONCE, CallLimits, text_size
 from .call_tree import CallTree, Capture, Said
 from .captured_turns import last_line, prompt_behind, write_episode
+from .other_calls import OtherCalls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -36,11 +38,13 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from ...errors import ProrlError
     from ...inference.chat import Piece, ReadTurn
     from ...inference.engine import Generation
     from ...model_proxy.calls import FinishReason, ModelRequest, RequestMessage
     from ..episode import JobPolicy
     from .call_tree import Place, Turn
+    from .other_calls import OtherCall
 
 MODEL = "policy"
 """The model's name for harnesses; some derive the context window from a known name."""
@@ -69,7 +73,7 @@ class HarnessModel:
         self.policy = policy
         self.prompt = "\n\n".join(message.content for message in task if message.role == Role.USER)
         self.refusal_status = refusal_status
-        self.failure: EngineFailed | None = None
+        self.failed: EngineFailed | None = None
         """Why the last call that reached the engine failed, if it did."""
         self.limits = CallLimits(policy)
         self.tree = CallTree(self.prompt)
@@ -80,8 +84,14 @@ class HarnessModel:
         self.traceparent = current_traceparent()
         """The phase's; calls run in tasks of the server."""
         self._kind_of = kind_of
+        self._others = OtherCalls(policy, partial(HarnessModel, refusal_status=refusal_status))
         self._counting = asyncio.Lock()
         policy.episode.so_far = lambda: last_line(self.tree)
+
+    @property
+    def failure(self) -> ProrlError | None:
+        """Why the last call of the policy, or of another model, failed, if one did."""
+        return self.failed or self._others.failure
 
     @property
     def answered(self) -> int:
@@ -92,8 +102,11 @@ class HarnessModel:
         """Charge the rollout for a body (see `model_proxy.calls.Model.charge`)."""
         self.limits.charge(cost)
 
-    async def open(self, request: ModelRequest) -> HarnessCall:
+    async def open(self, request: ModelRequest) -> HarnessCall | OtherCall:
         """Accept a call (see `model_proxy.calls.Model.open`)."""
+        if self._others.takes(request.model):
+            self.limits.check_not_over()
+            return await self._others.open(request)
         self.limits.check_call()
         try:
             self.limits.check_request(request)
@@ -106,7 +119,7 @@ class HarnessModel:
         metrics = self.policy.episode.metrics
         if request.sampling:
             metrics["calls_with_own_sampling"] += 1
-        if request.model != MODEL:
+        if request.model != MODEL and not self._others.maps(request.model):
             metrics["calls_of_another_model"] += 1
         place = self.tree.locate(request)
         turn = self.tree.open(new_turn_id(), request, place, self._kind_of(request.headers))
@@ -128,6 +141,8 @@ class HarnessModel:
         It neither ends the rollout nor uses up a call; one such request per rollout is answered at a time.
         """
         self.limits.check_not_over()
+        if self._others.takes(request.model):
+            return await self._others.count_tokens(request)
         self.limits.check_request(request)
         async with self._counting:
             place = self.tree.locate(request)
@@ -144,6 +159,7 @@ class HarnessModel:
         """Write the turns of these kinds to the episode's trajectory; count all turns, and note the tree."""
         kinds = [kind for kind in CallKind if kind.value in train_on or "all" in train_on]
         write_episode(self.policy.episode, self.tree, kinds)
+        await self._others.finish()
         if self.parser is not None:
             await self.parser.close()
 
@@ -233,9 +249,9 @@ class HarnessCall:
         except EngineFailed as error:
             if error.fields.get("refused"):  # the request's own fault, so a program cannot end a rollout with it
                 raise CallRefused(Problem.INVALID, error.message) from error
-            model.failure = error
+            model.failed = error
             raise CallRefused(Problem.FAILED, f"service unavailable: {error.message}") from error
-        model.failure = model.limits.too_long = None
+        model.failed = model.limits.too_long = None
         reply = self._made_reply(generation, *_stopped(read, self.request.stop))
         model.tree.replied(self.turn, Said(reply.text, reply.calls), Capture(self.context, generation, read))
         return reply

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
-pytestmark = [pytest.mark.proof, pytest.mark.skipif(sys.platform != "linux", reason="the proofs read /proc")]
+pytestmark = pytest.mark.proof
 
 
 def prove(name: str, folder: Path, *flags: str, limit_s: float) -> dict[str, dict[str, Any]]:
@@ -34,7 +34,7 @@ def test_nothing_is_lost_while_processes_are_killed_and_stopped_and_links_are_cu
     tmp_path: Path, name: str, seed: int
 ) -> None:
     if name == "chaos_cluster" and os.geteuid() != 0:
-        pytest.skip("bench/chaos_cluster.py makes network namespaces, which wants root")
+        pytest.skip("bench/chaos_cluster.py makes network namespaces, which only root may")
     rows = prove(name, tmp_path, "--seed", str(seed), limit_s=380)
     said = rows["jobs accepted"]["said"]
     none = ("jobs lost", "jobs hung", "duplicates", "fabricated rewards", "orphans")

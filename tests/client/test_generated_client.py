@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 SCRIPT = Path(__file__).resolve().parents[2] / ".ci" / "generate_client.py"
-needs_ruff = pytest.mark.skipif(importlib.util.find_spec("ruff") is None, reason="ruff formats what is generated")
+needs_ruff = pytest.mark.skipif(importlib.util.find_spec("ruff") is None, reason="the generator formats with ruff")
 
 
 def generator() -> ModuleType:

@@ -178,7 +178,7 @@ def check_rollouts(out: Path) -> None:
 @pytest.mark.proof
 @pytest.mark.timeout(400)
 def test_a_service_that_runs_already_keeps_what_an_evaluation_that_was_killed_gave_it(tmp_path: Path) -> None:
-    """The jobs go on there, and none is run a second time."""
+    """The jobs continue there, and none is run a second time."""
     file, out = data_file(tmp_path), tmp_path / "run"
     with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder:
         service = ChildService(Path(folder), TOPOLOGY)

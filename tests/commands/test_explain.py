@@ -116,7 +116,7 @@ def test_a_folder_of_no_rollouts_yet(lines: bytes, tmp_path: Path, capsys: pytes
 
 def test_a_folder_that_is_none_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("prorl", ["explain", str(tmp_path)]) == 2
-    assert "is no folder of `prorl eval` or `prorl submit --out`" in capsys.readouterr().err
+    assert "is not a folder of `prorl eval` or `prorl submit --out`" in capsys.readouterr().err
 
 
 def lines_of(shown: object) -> list[str]:

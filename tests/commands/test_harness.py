@@ -40,10 +40,15 @@ def test_install_list_test_remove(tmp_path: Path) -> None:
     assert "2.0" in listed
     assert "tiny-harness" in listed
     tested = run("test", "tiny", "--sandbox", "bubblewrap", cwd=tmp_path, **offered)
-    assert tested.stdout.startswith("tiny 2.0 in bubblewrap did as it was told: 2 calls of the model"), tested.stderr
+    assert tested.stdout.startswith("tiny 2.0 in bubblewrap followed the instructions: 2 calls of the model"), (
+        tested.stderr
+    )
     failed = run("test", "tiny", "--sandbox", "process", cwd=tmp_path, **offered, TINY_MOOD="silent")
     assert failed.returncode == 1
-    assert "tiny 2.0 in process did not do as it was told: the harness tiny made no call of the model" in failed.stderr
+    assert (
+        "tiny 2.0 in process did not follow the instructions: the harness tiny made no call of the model"
+        in failed.stderr
+    )
     assert "it has nothing to say" in failed.stderr
     assert run("remove", "tiny==2.0", cwd=tmp_path, **offered).returncode == 0
     missing = run("test", "tiny", cwd=tmp_path, **offered)

@@ -31,9 +31,9 @@ def test_from_a_new_key_to_its_revocation(tmp_path: Path) -> None:
     assert keys(tmp_path, "allow", str(folder / "alice.pub"), "--role", "trainer").returncode == 0
     listed = keys(tmp_path, "list").stdout
     lines = [line for line in listed.splitlines() if public in line]
-    assert [("ours" in line, "let in" in line) for line in lines] == [(True, False), (False, True)]
+    assert [("ours" in line, "allowed" in line) for line in lines] == [(True, False), (False, True)]
     assert keys(tmp_path, "revoke", "alice").returncode == 0
-    assert "let in" not in keys(tmp_path, "list").stdout
+    assert "allowed" not in keys(tmp_path, "list").stdout
     for done in (made, keys(tmp_path, "new", "alice", "--role", "trainer")):
         assert secret not in done.stdout + done.stderr + listed
 
@@ -44,7 +44,7 @@ def test_a_bearer_token_is_printed_once_and_revoked(tmp_path: Path) -> None:
     token = made.stdout.strip()
     assert re.fullmatch(r"prorl_[\w-]{43}", token)
     listed = keys(tmp_path, "list").stdout
-    assert re.search(r"alice .*operator .*let in .*a bearer token", listed)
+    assert re.search(r"alice .*operator .*allowed .*a bearer token", listed)
     assert token not in listed
     assert keys(tmp_path, "revoke", "alice").returncode == 0
     assert "alice" not in keys(tmp_path, "list").stdout

@@ -279,11 +279,22 @@ def test_a_handler_that_blocks_is_named_with_its_line(write: Write, limit_s: str
     assert f"the event loop is blocked at {module}:{line}: " in done.stderr or limit_s == "1"
 
 
+@pytest.mark.parametrize(
+    "turn",
+    ['bash {"command": "ls"', "bash {command: ls}", "bash {'command': 'ls'}", 'bash {"a": 1} {"b": 2}', 'bash {"'],
+)
+def test_a_call_that_is_not_json_is_refused(write: Write, turn: str) -> None:
+    """One without its last brace was a text of the model's."""
+    done = tried(write(), *SAY, "--say", turn)
+    assert done.returncode == 2
+    assert f"--say {turn}: the arguments of the call are not a JSON object: " in done.stderr
+
+
 def test_a_script_that_is_too_short_says_so(write: Write) -> None:
     done = tried(write(), *SAY, "--say", 'bash {"command": "ls"}')
     assert done.returncode == 1
     assert "asks for turn 2, and the script has 1" in done.stdout
-    assert "one more --say" in done.stderr
+    assert "another turn after 1: add a --say" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_a_damaged_rollout_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("nowhere",), "is no folder of `prorl eval` or `prorl submit --out`"),
+        (("nowhere",), "is not a folder of `prorl eval` or `prorl submit --out`"),
         (("{folder}", "--job", "job-3"), "has no such job"),
         (("{folder}", "--job", "job"), "2 jobs are called so: job-1, job-2"),
         (("{folder}", "--tokenizer", "nowhere"), "there is no such directory"),
@@ -133,8 +133,8 @@ def test_a_hostile_run_is_compared_as_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("{folder}", "{folder}"), "is no folder of `prorl eval`: it has no plan.json"),
-        (("{folder}", "nowhere"), "is no folder of `prorl eval`"),
+        (("{folder}", "{folder}"), "is not a folder of `prorl eval`: it has no plan.json"),
+        (("{folder}", "nowhere"), "is not a folder of `prorl eval`"),
         (("{folder}", "{folder}", "--job", "x"), "two run folders are compared"),
     ],
 )

@@ -74,5 +74,5 @@ def test_log_probs_of_something_else_are_told() -> None:
         check_logprobs(GROUPS, np.zeros((3, 2)))
     theirs = computed()
     theirs[collate(GROUPS)["loss_mask"]] = np.nan
-    with pytest.raises(ValueError, match="row 0 hold values that are no finite numbers"):
+    with pytest.raises(ValueError, match="row 0 hold values that are not finite numbers"):
         check_logprobs(GROUPS, theirs)

@@ -16,6 +16,7 @@ from prorl_zmq.data.rows import rows_of
 from prorl_zmq.data.trajectory import Role
 from prorl_zmq.errors import MalformedMessage, NotTrainable
 from prorl_zmq.integrations.session import Sample
+from prorl_zmq.trackers.conversation import sample_conversations
 from prorl_zmq.wire.messages.jobs import ConversationPart
 
 
@@ -127,6 +128,20 @@ def test_a_result_whose_parts_do_not_fit_is_malformed(fields: dict[str, Any], pr
     one = game()
     with pytest.raises(MalformedMessage, match=problem):
         Trajectory.from_frame(msgspec.structs.replace(one.result, **fields), _block(one))
+
+
+def test_people_see_who_spoke_and_what_each_turn_earned() -> None:
+    one = game()
+    heads = [line for line in one.text().splitlines() if line.startswith("[")]
+    earned = ["", " · reward 0.25", "", " · reward -1"]
+    spoke = ["user", "assistant", "user", "assistant"]
+    assert heads[:4] == [f"[{role} · white{own}]" for role, own in zip(spoke, earned, strict=True)]
+    assert heads[4:7] == ["[user · user]", "[user · user]", "[user · black]"]
+    assert heads[-1] == "[assistant · black · reward 0.5]"
+    assert "assistant · black · reward 0.5" in one._repr_html_()
+    assert "[assistant · reward 2]" in trajectory([asked(1), said(2, reward=2.0)]).text()
+    rows = sample_conversations([one], lambda ids: " ".join(map(str, ids)))
+    assert "[assistant · white · reward 0.25]\n9 10 11" in rows[0].text
 
 
 REWARD = st.floats(-1e3, 1e3, width=32)

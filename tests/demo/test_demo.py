@@ -7,7 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 import psutil
@@ -17,6 +17,7 @@ from support.commands import prorl
 
 from prorl_zmq.commands.app import run as run_command
 from prorl_zmq.demo.grpo import Grpo, Settings
+from prorl_zmq.demo.trainer import Trainer
 from prorl_zmq.inference.embedded.base_policy import base_policy
 from prorl_zmq.inference.policy import save_arrays
 
@@ -124,6 +125,41 @@ def test_mistakes_get_one_clear_line(
     assert run_command("prorl", ["demo", "--sandbox", "process", "--out", str(tmp_path), *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert problem in line
+
+
+def test_an_earlier_run_moves_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was overwritten without a word."""
+    monkeypatch.setattr(Trainer, "run", interrupted)
+    names = ("reward.png", "steps.jsonl", "trajectories.jsonl", "summary.json", "checkpoint.npz")
+    command = ["demo", "--sandbox", "process", "--out", str(tmp_path)]
+    for number in (1, 2):
+        for name in names:
+            (tmp_path / name).write_text(f"{number}")
+        assert run_command("prorl", command) == 130
+        said = capsys.readouterr().out
+        assert f"the run that {tmp_path} had is in {tmp_path / 'earlier' / str(number)}\n" in said
+        assert "stopped before the first whole step\n" in said
+        for name in names:
+            assert (tmp_path / "earlier" / str(number) / name).read_text() == f"{number}"
+        assert not (tmp_path / "checkpoint.npz").exists()
+
+
+def test_a_stop_names_the_flag_that_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped_after_a_step(trainer: Trainer, *_: object) -> NoReturn:
+        (tmp_path / "checkpoint.npz").write_text("1")
+        interrupted(trainer)
+
+    monkeypatch.setattr(Trainer, "run", stopped_after_a_step)
+    assert run_command("prorl", ["demo", "--sandbox", "process", "--out", str(tmp_path)]) == 130
+    assert f"stopped; --out {tmp_path} --resume continues from the last whole step" in capsys.readouterr().out
+
+
+def interrupted(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

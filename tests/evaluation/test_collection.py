@@ -89,7 +89,7 @@ def test_an_evaluation_at_work_is_read_as_far_as_it_is(tmp_path: Path) -> None:
 
 
 def test_folders_that_are_none(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no folder of `prorl eval`"):
+    with pytest.raises(ConfigError, match="is not a folder of `prorl eval`"):
         open_collection(tmp_path)
     (tmp_path / "results.jsonl").write_text("")
     with pytest.raises(ConfigError, match="has no rollouts yet"):

@@ -5,9 +5,14 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
+import msgspec
+import numpy as np
 import pytest
+from finished_groups import Talk, Turn, played
+from msgspec.structs import replace
 from rich.console import Console, RenderableType
 
+from prorl_zmq.data.trajectory import Role
 from prorl_zmq.evaluation.collection import open_collection
 from prorl_zmq.evaluation.display import (
     SCALE,
@@ -20,7 +25,9 @@ from prorl_zmq.evaluation.display import (
     token_table,
     token_text,
     turn_body,
+    turns_text,
 )
+from prorl_zmq.evaluation.run_folder import ARRAYS, RESULTS
 from prorl_zmq.evaluation.transcript import Transcript
 from prorl_zmq.wire.messages.jobs import Outcome
 
@@ -50,7 +57,45 @@ def test_tokens_and_reward_are_shown_as_they_were_recorded(tmp_path: Path) -> No
     assert rows[35].split()[-2] == "-1.5050"
     assert str(head(rollout)).splitlines() == [
         f"job {rollout.job_id}, task math, problem-0",
-        "completed, reward 0.25, stopped by done, 37 tokens, 1 turns of the model, 8.000 s, model tiny",
+        "completed, reward 0.25, stopped by done, 37 tokens, 1 turn of the model, 8.000 s, model tiny",
+    ]
+    timings = {"backend_wait": 0.000315914, "run": 75.0}
+    text = str(notes_text(replace(rollout, result=replace(rollout.result, timings=timings))))
+    assert "timings\n  backend_wait: 0.000 s\n  run: 1 min 15 s\n" in text
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_who_spoke_and_what_each_turn_earned_is_shown(tmp_path: Path, fits: bool) -> None:
+    """Of a folder of `prorl submit --out`; results that do not fit the arrays are shown without."""
+    one = played(
+        [
+            Talk(
+                "white",
+                [Turn(Role.USER, [1]), Turn(Role.ASSISTANT, [], [(2, -0.5, 0)], reward=-0.5)],
+                1.0,
+                "environment",
+            ),
+            Talk("user", [], trained=False),
+            Talk("black", [Turn(Role.USER, [1]), Turn(Role.ASSISTANT, [], [(3, -0.5, 0)])], -1.0),
+        ],
+        job_id="game",
+    )
+    (tmp_path / "arrays").mkdir()
+    arrays = {name: getattr(one, name) for name in ARRAYS}
+    np.savez(tmp_path / "arrays" / "game.npz", **arrays)
+    result = one.result if fits else msgspec.structs.replace(one.result, turn_rewards=((99, 1.0),))
+    (tmp_path / RESULTS).write_bytes(msgspec.json.encode(result) + b"\n")
+    collection = open_collection(tmp_path)
+    (rollout,) = collection.rollouts
+    titles = [line for line in printed(turns_text(collection.transcript(rollout))).splitlines() if "·" in line]
+    turns = ["0  user · white", "1  assistant · white · reward -0.5", "2  user · black", "3  assistant · black"]
+    assert [title.partition(" · tokens")[0] for title in titles] == (
+        turns if fits else ["0  user", "1  assistant", "2  user", "3  assistant"]
+    )
+    assert str(head(rollout)).splitlines()[2:] == [
+        "conversation white, reward 1, stopped by environment",
+        "conversation user, not trained",
+        "conversation black, reward -1",
     ]
 
 

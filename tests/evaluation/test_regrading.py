@@ -116,7 +116,7 @@ def test_sources_run_again_in_sandboxes(tmp_path: Path) -> None:
     [
         (lambda run: (run.parent / "data.jsonl").unlink(), "is not there: name it with --file"),
         (lambda run: (run.parent / "data.jsonl").write_text("{}\n"), "its checksum is another one"),
-        (lambda run: (run / "plan.json").unlink(), "is no run folder of `prorl eval`"),
+        (lambda run: (run / "plan.json").unlink(), "is not a run folder of `prorl eval`"),
         (lambda run: (run / RESULTS).write_text(""), "has no results yet"),
         (lambda run: run.rename(run.parent / "x") and stored_copy(run), "has a run already; name a new folder"),
     ],

@@ -126,10 +126,10 @@ def test_a_reward_that_is_no_number_solves_nothing() -> None:
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"is no folder of `prorl eval`: it has no plan\.json"):
+    with pytest.raises(ConfigError, match=r"is not a folder of `prorl eval`: it has no plan\.json"):
         read_figures(tmp_path)
     (tmp_path / PLAN).write_text("{")
-    with pytest.raises(ConfigError, match="is no plan of an evaluation"):
+    with pytest.raises(ConfigError, match="is not a plan of an evaluation"):
         read_figures(tmp_path)
 
 

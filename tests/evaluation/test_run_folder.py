@@ -218,7 +218,7 @@ def test_another_plan_takes_the_folder_of_one_whose_rollouts_all_failed_for_othe
 
 def test_a_folder_of_other_things_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("x")
-    with pytest.raises(ConfigError, match="is no folder of an evaluation"), RunFolder(tmp_path, made_plan()):
+    with pytest.raises(ConfigError, match="is not an evaluation's folder"), RunFolder(tmp_path, made_plan()):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
     with pytest.raises(ConfigError, match="it is not a folder"), RunFolder(tmp_path / "thesis.tex", made_plan()):
@@ -241,7 +241,7 @@ def test_one_process_at_a_time_has_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [("{}", "is no plan of an evaluation"), ("no json", "is no plan of an evaluation")]
+    ("content", "said"), [("{}", "is not a plan of an evaluation"), ("no json", "is not a plan of an evaluation")]
 )
 def test_a_damaged_plan_is_said(tmp_path: Path, content: str, said: str) -> None:
     (tmp_path / "plan.json").write_text(content)

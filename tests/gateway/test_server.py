@@ -15,6 +15,7 @@ import pytest
 import trustme
 from support.commands import complaint, prorl
 from support.ports import free_port
+from support.services import started
 from support.waiting import until_async
 
 from prorl_zmq.security.keys import KeyFolder
@@ -117,7 +118,7 @@ def test_an_insecure_gateway_answers_to_names_of_its_machine_only(served: Shared
             for method, path in (("GET", "/v1/status"), ("GET", "/v1/jobs/a/view"), ("POST", "/v1/jobs")):
                 status, answer = await client(method, path, headers={"Host": "evil.example"})
                 assert (status, answer["error"]["code"]) == (403, "not_allowed")
-                assert "'evil.example' is no name of this machine" in answer["error"]["message"]
+                assert "'evil.example' is not a name of this machine" in answer["error"]["message"]
 
     with served.gateway("--insecure") as (_, url):
         asyncio.run(asks(url))
@@ -250,6 +251,16 @@ def test_without_a_front_door_every_request_ends_with_503(served: SharedService)
     away = f"ipc://{served.folder}/nobody"
     with served.gateway("--front-door", away, "--timeout", "0.5") as (_, url):
         asyncio.run(asks(url))
+
+
+def test_a_gateway_says_that_no_service_runs_before_it_says_ready(served: SharedService, tmp_path: Path) -> None:
+    away = f"ipc://{served.folder}/nobody"
+    bind = ("--bind", f"127.0.0.1:{free_port()}", "--runs", tmp_path / "none")
+    with started("prorl", "gateway", *map(str, bind), "--front-door", away, environment=served.environment) as gateway:
+        gateway.wait_line("ready at")
+        said = gateway.log
+        assert said.index(f"no process listens at {away}; is the service running?") < said.index("ready at")
+        assert f"{tmp_path / 'none'} is not a folder: no evaluation is shown until" in said
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--model", "/nowhere"), "/nowhere is no directory"),
+        (("--model", "/nowhere"), "/nowhere is not a directory"),
         (("--tool-calls", "glm"), "name it with --model"),
         (
             ("--model", "{model}", "--template-argument", "a"),

@@ -249,7 +249,7 @@ def test_garbage_in_place_of_an_answer_was_waited_out(tmp_path: Path) -> None:
         for garbage in ([b"\xc1"], [b""], []):
             host.answer = lambda _, garbage=garbage: garbage
             async with asyncio.timeout(20):
-                with pytest.raises(EngineFailed, match="sent what is no message") as caught:
+                with pytest.raises(EngineFailed, match="sent what is not a message") as caught:
                     await host.generate(timeout_s=600)
             assert not caught.value.unreachable
         host.answer = good

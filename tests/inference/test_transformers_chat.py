@@ -555,7 +555,7 @@ def test_a_template_that_holds_no_conversation(tmp_path: Path, template: str | N
 
 
 def test_a_directory_that_is_none_and_one_without_a_tokenizer(tmp_path: Path) -> None:
-    for directory, said in ((tmp_path / "none", "is no directory"), (tmp_path, "no tokenizer could be loaded")):
+    for directory, said in ((tmp_path / "none", "is not a directory"), (tmp_path, "no tokenizer could be loaded")):
         with pytest.raises(ConfigError, match=said) as caught:
             TransformersChatFormat.load(settings(directory))
         assert caught.value.key == "chat.tokenizer"
@@ -586,7 +586,7 @@ def test_each_call_has_one_answer() -> None:
 def test_a_generation_config_that_is_no_file(tmp_path: Path) -> None:
     save_tokenizer(FAMILIES["chatml"], tmp_path)
     os.mkfifo(tmp_path / "generation_config.json")
-    with pytest.raises(ConfigError, match=r"generation_config\.json cannot be read: it is no file"):
+    with pytest.raises(ConfigError, match=r"generation_config\.json cannot be read: it is not a file"):
         TransformersChatFormat.load(settings(tmp_path))
 
 

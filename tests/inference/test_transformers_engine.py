@@ -173,7 +173,7 @@ def test_what_is_truncated_is_never_drawn(models: list[Path], sampling: Sampling
 
 
 @pytest.mark.proof
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU that torch can use")
 def test_a_gpu_gives_a_trainers_log_probs_and_takes_new_weights(models: list[Path]) -> None:
     async def main() -> None:
         engine = load_transformers_engine(

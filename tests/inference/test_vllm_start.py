@@ -41,7 +41,10 @@ def test_folder_without(files: list[str], lacking: str, tmp_path: Path) -> None:
     assert caught.value.key == "model"
 
 
-@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed here")
+@pytest.mark.skipif(
+    importlib.util.find_spec("vllm") is not None,
+    reason="only a machine without vLLM shows it",
+)
 def test_vllm_is_not_installed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="pip install vllm"):
         start_async_llm(str(tmp_path), [])

@@ -240,7 +240,7 @@ def test_another_version_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_without_gym_the_agent_says_what_to_install() -> None:
     if importlib.util.find_spec("nemo_gym") is not None:
-        pytest.skip("NeMo Gym is installed")
+        pytest.skip("only a machine without NeMo Gym shows it")
     with pytest.raises(ImportError, match=r"^nemo-gym is not installed: pip install 'nemo-gym~=0.4.0'$"):
         importlib.import_module("prorl_zmq.integrations.nemo_gym.agent")
 

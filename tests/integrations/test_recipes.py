@@ -46,7 +46,7 @@ def recipe(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> d
     if "import torch" in text:
         pytest.importorskip("torch", reason="it is of the extra [train]")
     if "from tinker" in text:
-        pytest.importorskip("tinker", reason="it is not installed")
+        pytest.importorskip("tinker", reason="`make trainers` installs tinker")
     defined: dict[str, Any] = {}
     exec(compile(text, "other-trainers.md", "exec"), defined)
     return defined

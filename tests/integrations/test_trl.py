@@ -225,7 +225,7 @@ def test_grpo_trains_with_a_real_vllm(folder: Path, tmp_path: Path, monkeypatch:
 @pytest.mark.proof
 @pytest.mark.timeout(120)
 def test_adapters_are_merged_into_what_is_served(service: ChildService, model: Path, tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft", reason="adapters need peft")
+    peft = pytest.importorskip("peft", reason="`make trainers` installs peft")
     adapters = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
     with rollouts_of(service, model, tmp_path) as rollouts:
         trainer = trainer_of(rollouts, model, tmp_path, peft_config=adapters, max_steps=3)

@@ -9,6 +9,7 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
+import pydantic
 import pytest
 from documents import blocks
 from finished_groups import Turn, chat, group, groups, rewritten, trajectory, with_tool
@@ -128,7 +129,6 @@ def test_agent_loop_outputs_hold_all_that_was_generated(batch: list[Group]) -> N
 
 @pytest.mark.proof
 def test_verl_takes_the_fields_of_an_agent_loop_output() -> None:
-    pydantic = pytest.importorskip("pydantic", reason="the framework's class needs pydantic")
     torch = pytest.importorskip("torch", reason="the tensors need torch: install the extra `train`")
     known: dict[str, Any] = {
         "BaseModel": pydantic.BaseModel,

@@ -65,7 +65,8 @@ def test_the_list_is_as_its_folder_is_now(allow_list: AllowList, folders: KeyFol
     sender = allow_list.sender(alice)
     assert (sender.name, sender.revoked) == ("alice", True)
     assert (
-        allow_list.judge(Listener.FRONT_DOOR, "", b"CURVE", [z85.decode(alice)]).reason == "the key alice is not let in"
+        allow_list.judge(Listener.FRONT_DOOR, "", b"CURVE", [z85.decode(alice)]).reason
+        == "the key alice is not allowed"
     )
     assert allow_list.list_state != before
     folders.service.allow(folders["alice"] / "alice.pub", KeyRole.OPERATOR)
@@ -94,7 +95,7 @@ def test_a_list_that_cannot_be_read_stays_as_it_was(
 ) -> None:
     place = folders.service.path / "allowed"
     place.rename(place.with_name("elsewhere"))
-    place.touch()  # what is no folder cannot be listed, not even by root
+    place.touch()  # what is not a folder cannot be listed, not even by root
     assert comes(allow_list, Listener.FRONT_DOOR, public(folders["alice"]))
     assert "the list of keys stays as it was" in caplog.text
 

@@ -93,7 +93,7 @@ def test_a_key_is_let_in_once_and_in_the_role_that_it_is_given(folder: KeyFolder
     file = folder.path / "mallory.pub"
     assert folder.allow(file, KeyRole.TRAINER).role == KeyRole.TRAINER
     assert [key.role for key in folder.allowed()] == [KeyRole.TRAINER]
-    with pytest.raises(ConfigError, match=r"let in already, as mallory \(trainer\)"):
+    with pytest.raises(ConfigError, match=r"allowed already, as mallory \(trainer\)"):
         folder.allow(file, KeyRole.OPERATOR)
     other = KeyFolder(folder.path.parent / "other")
     other.new("mallory", KeyRole.TRAINER)
@@ -101,13 +101,13 @@ def test_a_key_is_let_in_once_and_in_the_role_that_it_is_given(folder: KeyFolder
         folder.allow(other.path / "mallory.pub", KeyRole.TRAINER)
     folder.revoke("mallory")
     assert folder.allowed() == []
-    with pytest.raises(ConfigError, match="no key called mallory is let in; those that are: none"):
+    with pytest.raises(ConfigError, match="no key called mallory is allowed; allowed keys: none"):
         folder.revoke("mallory")
 
 
 def test_no_key_is_let_in_as_a_service(folder: KeyFolder) -> None:
     folder.new("alice", KeyRole.TRAINER)
-    with pytest.raises(ConfigError, match="is not let in but is what lets in"):
+    with pytest.raises(ConfigError, match="a service key is not added to a list: it checks the others"):
         folder.allow(folder.path / "alice.pub", KeyRole.SERVICE)
 
 

@@ -19,6 +19,7 @@ from prorl_zmq.wire.messages.backends import (
     HoldWeights,
     ListBackends,
     ListKeys,
+    ListModels,
     OwnerAlive,
     Release,
     RemoveBackend,
@@ -43,7 +44,7 @@ from prorl_zmq.wire.messages.front_door import (
 from prorl_zmq.wire.messages.nodes import ListNodes
 from prorl_zmq.wire.messages.watching import ListSteps, Peek, PeekTurns, ViewBatch, Watch
 
-LOOK = {Hello, Status, ListNodes, ListBackends, FetchBlock}
+LOOK = {Hello, Status, ListNodes, ListBackends, ListModels, FetchBlock}
 WEIGHTS = {WeightUpdate, HoldWeights}
 RIGHTS = {
     KeyRole.TRAINER: LOOK

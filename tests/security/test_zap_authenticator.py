@@ -186,7 +186,7 @@ def test_a_stranger_and_a_client_without_keys_get_nothing_through(
         connect_to_service(sender, locked.endpoint, keyring)
         sender.send(b"hello", zmq.NOBLOCK)
     assert locked.is_quiet()
-    assert f"to front_door: the key {stranger.own.public_key} is not let in" in caplog.text
+    assert f"to front_door: the key {stranger.own.public_key} is not allowed" in caplog.text
 
 
 def test_refusals_do_not_fill_the_log(

@@ -14,7 +14,7 @@ LEAST_PRIORITY = 19
 """A higher value is this one."""
 
 
-@pytest.mark.skipif(not AUTOGROUP.exists(), reason="this kernel has no groups by session")
+@pytest.mark.skipif(not AUTOGROUP.exists(), reason="this kernel has no CONFIG_SCHED_AUTOGROUP")
 @pytest.mark.parametrize("nice", [0, 7])
 def test_a_session_gives_way_as_its_process_does(nice: int) -> None:
     said = subprocess.check_output(

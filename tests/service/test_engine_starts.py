@@ -10,7 +10,7 @@ LEASE_S = 10.0
 
 
 def begun() -> EngineStarts:
-    starts = EngineStarts(["engine-0"], LEASE_S)
+    starts = EngineStarts({"engine-0": "policy"}, LEASE_S)
     starts.started("engine-0", 0.0)
     return starts
 
@@ -28,7 +28,7 @@ def states(starts: EngineStarts) -> list[tuple[str, str]]:
 
 
 def test_an_engine_that_is_planned_is_starting_before_its_process_is_there() -> None:
-    starts = EngineStarts(["engine-0", "engine-1"], LEASE_S)
+    starts = EngineStarts({"engine-0": "policy", "engine-1": "user"}, LEASE_S)
     assert [one.backend_id for one in starts.report()] == ["engine-0", "engine-1"]
     assert states(starts) == [("starting", "")] * 2
     starts.listed(["engine-0"], 0.0)

@@ -105,7 +105,7 @@ def test_a_job_and_the_newest_work_of_a_running_service(
     assert "more went into tool search" in " ".join(shown.split())
 
     assert run("prorl", ["explain", "nothing", "--connect", staged.front_door]) == 2
-    assert "nothing is no folder and no batch that is known here, and no job nothing" in capsys.readouterr().err
+    assert "nothing is neither a folder nor a batch that is known here, and no job nothing" in capsys.readouterr().err
 
 
 def test_an_open_batch_says_what_it_waits_for(staged: StagedService, capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,7 +195,7 @@ def test_rollouts_of_a_batch_that_are_no_longer_kept_are_counted(
         capsys.readouterr()
         assert run("prorl", ["explain", "older", "--connect", few.front_door]) == 2
         said = capsys.readouterr().err
-        assert "older is no folder and no batch that is known here" in said
+        assert "older is neither a folder nor a batch that is known here" in said
         assert "none over a restart" in said
 
 

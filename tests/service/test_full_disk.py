@@ -38,7 +38,7 @@ def small_disk(tmp_path: Path, sandbox_kind: str, monkeypatch: pytest.MonkeyPatc
     with tempfile.TemporaryDirectory(prefix="prorl-t-") as folder:
         mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK},nr_inodes=20000", "none", folder]
         if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-            pytest.skip("no file system can be mounted here")
+            pytest.skip("this root cannot mount file systems")
         monkeypatch.setattr(tempfile, "tempdir", folder)
         try:
             yield Path(folder)

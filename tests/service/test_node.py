@@ -324,7 +324,7 @@ def test_the_node_of_a_service_without_a_folder_drains_too() -> None:
 
 def test_wrong_flags_and_folders_are_refused(shared: Cluster, tmp_path: Path) -> None:
     folder = str(shared.folder)
-    assert "is no service's folder" in refused("node", "--service", str(tmp_path))
+    assert "is not a service's folder" in refused("node", "--service", str(tmp_path))
     assert "is no IPv4 address of this machine" in refused("node", "--service", folder, "--address", "8.8.8.8")
     assert "write ROLE=N" in refused("node", "--service", folder, "--slots", "play=3")
     assert "nothing to do here" in refused(

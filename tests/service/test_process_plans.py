@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import stat
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from support.commands import complaint, run
 
+from prorl_zmq import cli
 from prorl_zmq.commands.children import run_child
 from prorl_zmq.config import BackendSettings, GatewaySettings, ServiceSettings, StageSettings, Topology, own_run_dir
 from prorl_zmq.errors import ConfigError
 from prorl_zmq.service.child_plans import plan_brokers, plan_children, plan_node
-from prorl_zmq.service.process_plans import EnginePlan, read_plan
+from prorl_zmq.service.process_plans import PLAN_LIMIT_BYTES, EnginePlan, read_plan
 from prorl_zmq.service.service_folder import ServiceFolder
+from prorl_zmq.wire.messages.base import PROTOCOL_VERSION
 from prorl_zmq.wire.messages.jobs import Phase
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from prorl_zmq.service.process_plans import AnyPlan
+
+OTHER_ACCOUNT = 54_321
 
 
 def whole(run_dir: Path) -> Topology:
@@ -46,6 +51,7 @@ def test_a_file_keeps_the_whole_plan_for_its_user_alone(tmp_path: Path) -> None:
         assert read_plan(plan.file) == plan
         assert plan.file.stem.endswith(f".{plan.process}")
         assert stat.S_IMODE(plan.file.parent.stat().st_mode) == 0o700
+        assert stat.S_IMODE(plan.file.stat().st_mode) == 0o600
 
 
 def test_each_engine_has_its_own_part(tmp_path: Path) -> None:
@@ -57,22 +63,89 @@ def test_each_engine_has_its_own_part(tmp_path: Path) -> None:
     assert {one.backend.weight for one in engines} == {2.0}
 
 
+def stage_plan(**changed: object) -> bytes:
+    plan = {"process": "stage", "name": "run-0", "topology": {}, "role": "run", "connect": "ipc:///none"}
+    return msgspec.json.encode({**plan, **changed})
+
+
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("content", "said"),
     [
-        ("{", "is no plan of a process"),
-        ('{"process": "chess"}', "Invalid value 'chess'"),
-        ('{"process": "stage", "nome": "run-0"}', "unknown field `nome`"),
+        pytest.param(b"", "truncated", id="empty"),
+        pytest.param(b"{", "truncated", id="cut off"),
+        pytest.param(b"[" * 100_000, "Expected `object`", id="nested"),
+        pytest.param(b"{}", "missing required field `process`", id="half a plan"),
+        pytest.param(stage_plan(name="\0").replace(b"\\u0000", b"\xff"), "can't decode byte", id="no UTF-8"),
+        pytest.param(stage_plan(topology={"x": 1})[:-1] + b', "y": ' + b"[" * 100_000, "recursion", id="nested inside"),
+        pytest.param(msgspec.msgpack.encode({"process": "stage"}), "JSON is malformed", id="msgpack"),
+        pytest.param(b'{"process": "chess"}', "Invalid value 'chess'", id="role"),
+        pytest.param(stage_plan(nome="run-0"), "unknown field `nome`", id="field"),
+        pytest.param(stage_plan(slots="many"), "`$.slots`", id="type"),
     ],
 )
-def test_a_wrong_file_is_refused(text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_file_is_refused(content: bytes, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "run-0.json"
-    file.write_text(text)
-    with pytest.raises(ConfigError, match="needs the version of prorl-zmq that wrote it") as caught:
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match="write plans, for an interpreter with the same version") as caught:
         read_plan(file)
     assert said in caught.value.message
     assert run_child(file) == 2
     assert str(file) in capsys.readouterr().err
+
+
+def test_a_plan_of_another_version_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    file = tmp_path / "run-0.json"
+    file.write_bytes(stage_plan(protocol=PROTOCOL_VERSION + 1, unknown="to this version"))
+    with pytest.raises(ConfigError, match=f"version {PROTOCOL_VERSION + 1}, .* has {PROTOCOL_VERSION};"):
+        read_plan(file)
+
+
+def test_a_plan_that_others_may_write_is_refused(tmp_path: Path) -> None:
+    """It names the interpreter and the modules that run as this user."""
+    file = tmp_path / "run-0.json"
+    file.write_bytes(stage_plan())
+    assert read_plan(file).name == "run-0"
+    file.chmod(0o666)
+    with pytest.raises(ConfigError, match=r"others may write to .* \(chmod go-w"):
+        read_plan(file)
+    file.chmod(0o600)
+    tmp_path.chmod(0o777)
+    with pytest.raises(ConfigError, match="everybody may write to"):
+        read_plan(file)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another account")
+def test_another_users_plan_is_refused(tmp_path: Path) -> None:
+    file, link = tmp_path / "run-0.json", tmp_path / "link.json"
+    file.write_bytes(stage_plan())
+    link.symlink_to(file)
+    assert read_plan(link).name == "run-0"
+    os.chown(link, OTHER_ACCOUNT, OTHER_ACCOUNT, follow_symlinks=False)
+    with pytest.raises(ConfigError, match="is a link of another user's"):
+        read_plan(link)
+    os.chown(file, OTHER_ACCOUNT, OTHER_ACCOUNT)
+    with pytest.raises(ConfigError, match=f"belongs to another user .uid {OTHER_ACCOUNT}"):
+        read_plan(file)
+
+
+def test_only_a_regular_file_of_limited_size_is_read(tmp_path: Path) -> None:
+    """A FIFO would block for ever, and /dev/zero fill the memory."""
+    fifo, large = tmp_path / "fifo", tmp_path / "large.json"
+    os.mkfifo(fifo)
+    large.write_bytes(b" " * (PLAN_LIMIT_BYTES + 1))
+    for path in (fifo, Path("/dev/zero"), tmp_path):
+        with pytest.raises(ConfigError, match="not a regular file"):
+            read_plan(path)
+    with pytest.raises(ConfigError, match="larger than the 4194304 bytes"):
+        read_plan(large)
+
+
+@pytest.mark.parametrize("arguments", [(), ("one.json", "two.json")])
+def test_a_child_takes_one_plan(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli._run("prorl-child", list(arguments))
+    assert ended.value.code == 2
+    assert "usage: prorl-child PLAN" in capsys.readouterr().err
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:

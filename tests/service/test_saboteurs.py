@@ -110,7 +110,7 @@ def _call(turn: Any) -> Any:
 @pytest.mark.timeout(200)
 def test_sabotage_earns_nothing_and_is_never_the_infrastructures_error(sandbox_kind: str, tmp_path: Path) -> None:
     if sandbox_kind == "process":
-        pytest.skip("this kind is no isolation at all")
+        pytest.skip("plain processes are not isolated: sabotage succeeds")
     speeches = {f"{name}:": sabotage.turns for name, sabotage in SABOTAGES.items()}
     tools = ["bash", "str_replace_editor"]
     jobs = [] if sandbox_kind != "apptainer" else [wrecking_job(tmp_path)]

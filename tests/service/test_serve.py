@@ -374,5 +374,5 @@ def test_an_endpoint_that_its_own_stages_cannot_reach_is_refused_before_anything
     done = serve(tmp_path, topology, "--insecure")
     assert done.returncode == 2
     warning, said = done.stderr.splitlines()[1:]
-    assert warning.endswith("tcp://0.0.0.0:5555 has no keys, so whoever reaches it may do everything and read all")
-    assert said.startswith("prorl: tcp://0.0.0.0:5555 is no address of this machine to which")
+    assert warning.endswith("tcp://0.0.0.0:5555 has no keys; any machine that reaches it may do and read everything")
+    assert said.startswith("prorl: tcp://0.0.0.0:5555 is not an address of this machine to which")

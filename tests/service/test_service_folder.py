@@ -178,7 +178,7 @@ def test_a_folder_that_is_unfit_is_refused(folder: ServiceFolder, tmp_path: Path
         with pytest.raises(ConfigError, match="is not what prorl-zmq wrote"):
             ServiceFolder.open(path)
     for unfit in (tmp_path / "none", tmp_path):
-        with pytest.raises(ConfigError, match="is no service's folder: `prorl serve --service"):
+        with pytest.raises(ConfigError, match="is not a service's folder: `prorl serve --service"):
             ServiceFolder.open(unfit)
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot be made a service's folder: File exists"):
@@ -199,7 +199,7 @@ def test_the_folder_of_another_user_is_refused(folder: ServiceFolder) -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a small disk")
 def test_a_full_disk_is_said(tmp_path: Path) -> None:
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", tmp_path], check=False).returncode:
-        pytest.skip("no file system can be mounted here")
+        pytest.skip("this root cannot mount file systems")
     try:
         folder = ServiceFolder.create(tmp_path / "service")
         with suppress(OSError), (tmp_path / "full").open("wb", buffering=0) as file:

@@ -75,4 +75,4 @@ def test_a_session_that_is_ended_ends_the_wait_for_its_batch(shared_service: Loc
 def test_a_name_that_no_session_has_is_refused(shared_service: LocalService) -> None:
     door = ("--connect", shared_service.front_door)
     assert "session typo holds nothing here" in complaint(prorl("sessions", "end", "typo", *door))
-    assert "is no name of a session" in complaint(prorl("sessions", "end", "no name", *door))
+    assert "is not a name of a session" in complaint(prorl("sessions", "end", "no name", *door))

@@ -150,6 +150,16 @@ def test_a_refused_job_in_the_middle_leaves_nothing_behind(tight: LocalService, 
     assert held(tight) == 0
 
 
+def test_a_refused_submission_leaves_no_empty_folder(tight: LocalService, tmp_path: Path) -> None:
+    tasks = task_file(tmp_path / "tasks.jsonl", [Job(task="no-such-task", instance={})])
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "notes").write_text("mine")
+    for out in (tmp_path / "new" / "out", tmp_path / "own" / "out", tmp_path / "own"):
+        assert submitted(tight, tasks, "--out", out).returncode == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["own", "tasks.jsonl"]
+    assert sorted(path.name for path in (tmp_path / "own").iterdir()) == ["notes", "results.jsonl", "traces.jsonl"]
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
@@ -204,6 +214,9 @@ def test_results_that_do_not_come_in_time_are_named_with_their_session(
     with submitting(local_service, str(tasks), "--session", "mine") as process:
         until(mark.exists, "the job to run")
         local_service.brokers.stop("rollout")
+        assert process.stderr is not None
+        said = next(line for line in process.stderr if "no reply from" in line)
+        assert f"no reply from {local_service.front_door} yet; waiting for up to" in said
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=WAIT_S)
     assert process.returncode == 130

@@ -16,13 +16,15 @@ from prorl_zmq import Job, Role, Trajectory
 from prorl_zmq.errors import GraderFailed
 from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.stages.handler import AgentHandler, Evaluation
-from prorl_zmq.stages.judge import KEY, MODEL, URL, JudgeServer
+from prorl_zmq.stages.judge import JudgeServer
 from prorl_zmq.testing import LocalService, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from prorl_zmq.stages.handler import EvalPhase, PhaseData, RunPhase
+
+URL, MODEL, KEY = "PRORL_JUDGE_URL", "PRORL_JUDGE_MODEL", "PRORL_JUDGE_KEY"
 
 LIMIT_S = 20
 
@@ -35,7 +37,7 @@ class EssayInstance(msgspec.Struct, forbid_unknown_fields=True):
 def score_of(reply: str) -> float | None:
     found = re.search(r"SCORE: ([01](?:\.\d+)?)\s*\Z", reply)
     if "SCORE: ten" in reply:
-        raise ValueError("ten is no number")
+        raise ValueError("ten is not a number")
     return float(found[1]) if found else None
 
 

@@ -9,9 +9,10 @@ import pytest
 from aiohttp import web
 
 from prorl_zmq.errors import GraderFailed, JudgeUnreachable
+from prorl_zmq.stages.chat_endpoint import REPLY_LIMIT_BYTES
 from prorl_zmq.stages.handler import failure_of
 from prorl_zmq.stages.handlers.llm_judge import ANSWER_LIMIT, harmless, question_of, read_verdict
-from prorl_zmq.stages.judge import MODEL, REPLY_LIMIT_BYTES, URL, Judge, Judgement, JudgeServer
+from prorl_zmq.stages.judge import Judge, Judgement, JudgeServer
 from prorl_zmq.stages.phase_ends import notes_of
 from prorl_zmq.wire.messages.base import NOTE_LIMIT
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+URL, MODEL = "PRORL_JUDGE_URL", "PRORL_JUDGE_MODEL"
 
 KEY = "secret-judge-key"
 ANSWER = "The nucleus."

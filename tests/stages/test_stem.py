@@ -18,7 +18,6 @@ from prorl_zmq.stages.handler import InitPhase, RunPhase
 from prorl_zmq.stages.handlers.math import GRADE_S
 from prorl_zmq.stages.handlers.stem import SEARCH_KEY, SEARCH_URL, TAVILY_KEY, StemHandler
 from prorl_zmq.stages.handlers.stem_answers import Verdict, judged_by_rules
-from prorl_zmq.stages.judge import KEY, MODEL, URL
 from prorl_zmq.tasks.stem import TOLERANCE, StemInstance
 
 if TYPE_CHECKING:
@@ -30,6 +29,8 @@ if TYPE_CHECKING:
     from prorl_zmq.inference.chat import ChatMessage
     from prorl_zmq.stages.handler import Evaluation
     from prorl_zmq.tools.tool import Tool
+
+URL, MODEL, KEY = "PRORL_JUDGE_URL", "PRORL_JUDGE_MODEL", "PRORL_JUDGE_KEY"
 
 JOB = Job(task="stem", instance={})
 

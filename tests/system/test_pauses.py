@@ -41,6 +41,7 @@ def test_a_wait_counts_no_pause(run: Callable[..., None]) -> None:
         assert not await wait_running(never, 1.2 * PAUSE_S)
         assert loop.time() - began == pytest.approx(1.2 * PAUSE_S, abs=0.2)
         assert not await wait_running(never, 0.0)
+        assert not await asyncio.wait_for(wait_running(never, -1.0), PAUSE_S)  # it never ended
         assert not never.cancelled()
 
     run(main())

@@ -78,8 +78,6 @@ def test_rich_output_is_text_and_png(ipython: Run) -> None:
 
 @pytest.mark.proof(quick=True)
 def test_figures_are_images(ipython: Run) -> None:
-    pytest.importorskip("matplotlib")
-
     async def body(session: IPythonSession) -> None:
         result = await session.run("import matplotlib.pyplot as plt\nplt.plot([1, 2]);", 120)
         assert result.ok, result.text

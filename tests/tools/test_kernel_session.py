@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     Run = Callable[..., None]
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-pytest.importorskip("ipykernel")
 
 
 def command(place: str) -> tuple[str, ...]:
@@ -81,8 +80,6 @@ def test_results(kernel: Run, runner: Callable[..., object]) -> None:
 
 @pytest.mark.proof(quick=True)
 def test_figures_are_images(kernel: Run) -> None:
-    pytest.importorskip("matplotlib")
-
     async def body(session: KernelSession) -> None:
         result = await session.run("import matplotlib.pyplot as plt\nplt.plot([1, 2]);", 120)
         assert result.ok, result.text

@@ -383,7 +383,7 @@ class Container(ABC):
 
     def _enter_directory(self, directory: str) -> None:
         for path in (directory, self.directory, self.home):
-            with suppress(OSError):
+            with suppress(OSError, ValueError):
                 os.chdir(path)
                 return
         os.chdir("/")

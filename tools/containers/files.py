@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 EXTRACTION: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
 """Python before 3.11.4 has no filter; the process that unpacks has only a command's rights in any case."""
+READ_BYTES = 2**20
 FILE_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -40,7 +41,7 @@ def read(root: str, home: str, path: str, limit_bytes: int) -> bytes:
         with os.fdopen(file, "rb", buffering=0) as content:
             _check_regular(file, path)
             data = bytearray()
-            while len(data) <= limit_bytes and (more := content.read(limit_bytes + 1 - len(data))):
+            while len(data) <= limit_bytes and (more := content.read(min(READ_BYTES, limit_bytes + 1 - len(data)))):
                 data += more
     if len(data) > limit_bytes:
         raise SandboxFailed(f"{path} is larger than the {limit_bytes} bytes that are read", path=path, reason="size")

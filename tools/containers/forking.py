@@ -8,6 +8,7 @@ its program, so the server waits for the report only for a time.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import resource
@@ -103,6 +104,8 @@ def execute(argv: Sequence[str], environment: Mapping[str, str], inherited: Iter
         os.execvpe(argv[0], list(argv), dict(environment))  # noqa: S606
     except OSError as error:
         raise ExecFailed(error.errno, error.strerror) from None
+    except ValueError as error:  # a NUL, an empty program, a variable whose name has "="
+        raise ExecFailed(errno.EINVAL, str(error)) from None
 
 
 def read_report(pipe: int) -> Report:

@@ -41,7 +41,7 @@ _PR_SET_NO_NEW_PRIVS = 38
 _CAPABILITY_VERSION_3 = 0x20080522
 _MS_RDONLY, _MS_REMOUNT, _MS_BIND = 1, 32, 4096
 _KEPT_FLAGS = os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC | os.ST_NOATIME | os.ST_NODIRATIME | os.ST_RELATIME
-"""Flags of a mount that nobody may clear in a user namespace. Most have the same numbers for `mount`."""
+"""Flags of a mount that no process may clear in a user namespace. Most have the same numbers for `mount`."""
 ROOTS_OWN = (0, 1, 3, 4, 5, 6, 7, 8, 10, 18, 29, 31)
 """The capabilities that package managers need of root, by their numbers in `capabilities(7)`: over files, owners, users
 and signals. None that mounts, traces, makes devices, or changes networks."""

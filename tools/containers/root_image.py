@@ -63,7 +63,7 @@ def find_offered(image: str, folders: Iterable[Path]) -> Path:
             continue
         if any(real != each and real.is_relative_to(each) for each in offered.values()):
             return path if path.parent in offered.values() else real
-    # Deeper, links lead to the host's files, and nobody is told which of these there are.
+    # Deeper, links lead to the host's files, and a caller must not learn which of these exist.
     if looked_at and all(path.parent in offered.values() and not os.path.lexists(path) for path in looked_at):
         raise SandboxFailed(
             f"there is no image {_shown(image)} on this machine; build it here too (`prorl image build`), or copy it "
@@ -147,7 +147,7 @@ def _refuse_reference(image: str) -> None:
     if "://" in image:
         shown = _shown(image)
         raise SandboxFailed(
-            f"{shown} is no image on this machine; make one of it: prorl image build {shown} --name NAME",
+            f"{shown} is not an image on this machine; make one of it: prorl image build {shown} --name NAME",
             reason="image",
         )
 

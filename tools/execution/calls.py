@@ -12,9 +12,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, Union, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_type_hints
 
 import msgspec
+from msgspec import Meta
 
 from ...errors import SandboxFailed, ToolSessionLost
 from ..containers import files
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from ..containers.container import Container
 
 S = TypeVar("S", BashSession, CellSession)
+Limit = Annotated[float, Meta(ge=-1e9)]
+"""Seconds; not NaN. None are left if it is negative."""
+Size = Annotated[int, Meta(ge=0)]
 
 FILE_LIMIT_S = 60.0
 """How long a file call may take."""
@@ -52,26 +56,26 @@ class SandboxCalls:
     async def exec(
         self,
         command: tuple[str, ...],
-        timeout_s: float,
+        timeout_s: Limit,
         stdin: bytes,
-        output_limit_bytes: int,
+        output_limit_bytes: Size,
         environment: dict[str, str],
         directory: str,
     ) -> messages.ExecResult:
         run = partial(execute, self._container, command, timeout_s, stdin, output_limit_bytes, environment, directory)
         return await self._container.begin(run)
 
-    async def read_file(self, path: str, limit_bytes: int) -> bytes:
+    async def read_file(self, path: str, limit_bytes: Size) -> bytes:
         return await self._container.call(partial(files.read, *self._place, path, limit_bytes), FILE_LIMIT_S, bytes)
 
-    async def write_files(self, contents: dict[str, bytes], mode: int) -> None:
+    async def write_files(self, contents: dict[str, bytes], mode: Annotated[int, Meta(ge=0, le=0o7777)]) -> None:
         await self._container.call(partial(files.write, *self._place, contents, mode), FILE_LIMIT_S)
 
     async def upload(self, path: str, archive: bytes) -> None:
         """Unpack a tar archive below a folder."""
         await self._container.call(partial(files.unpack, *self._place, path, archive), FILE_LIMIT_S)
 
-    async def edit(self, arguments: EditorArguments, timeout_s: float) -> EditOutcome:
+    async def edit(self, arguments: EditorArguments, timeout_s: Limit) -> EditOutcome:
         container, path = self._container, arguments.path
         async with self._editing:
             work = partial(apply, arguments, self._edits.last(path), container.root, container.directory)
@@ -84,7 +88,7 @@ class SandboxCalls:
             self._edits.record(outcome)
             return outcome
 
-    async def listen(self, port: int, receiver: str) -> None:
+    async def listen(self, port: Annotated[int, Meta(ge=0, le=65535)], receiver: str) -> None:
         """Pass a socket that listens on the 127.0.0.1 that commands see (see `passed_socket`)."""
         await self._container.ensure_running()
         with self._container.listening_socket(port) as listening:
@@ -107,14 +111,14 @@ class SandboxCalls:
         limit = self._limit_bytes
         return await self._open(KernelSession(self._container, argv=argv or IPYKERNEL, output_limit_bytes=limit))
 
-    async def run_bash(self, session: int, command: str, timeout_s: float, wait_s: float | None) -> BashResult:
+    async def run_bash(self, session: int, command: str, timeout_s: Limit, wait_s: Limit | None) -> BashResult:
         return await self._session(session, BashSession).run(command, timeout_s, wait_s)
 
-    async def send_bash(self, session: int, data: bytes, timeout_s: float, wait_s: float | None) -> BashResult:
+    async def send_bash(self, session: int, data: bytes, timeout_s: Limit, wait_s: Limit | None) -> BashResult:
         """Type on the terminal of a bash whose command is running."""
         return await self._session(session, BashSession).send(data, timeout_s, wait_s)
 
-    async def run_cell(self, session: int, code: str, timeout_s: float) -> CellResult:
+    async def run_cell(self, session: int, code: str, timeout_s: Limit) -> CellResult:
         cells = self._session(session, CellSession)  # type: ignore[type-abstract]
         return await cells.run(code, timeout_s)
 
@@ -153,7 +157,7 @@ class SandboxCalls:
 
 
 _HINTS = {
-    name: get_type_hints(method)
+    name: get_type_hints(method, include_extras=True)
     for name, method in vars(SandboxCalls).items()
     if inspect.iscoroutinefunction(method) and not name.startswith("_")
 }

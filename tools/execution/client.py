@@ -80,7 +80,8 @@ class ExecutionClient(messages.Line):
 
         Raises:
             SandboxFailed: the server is gone.
-            ProrlError: the method raised it; an `InvalidToolCall` for a `ValueError`.
+            ProrlError: the method raised it; an `InvalidToolCall` for a `ValueError`, and for an argument that cannot
+                be sent; a `MalformedMessage` for one that the method does not take.
         """
         name = method.__name__
         result: T = await self.ask(REQUESTS[name](*args, **kwargs), RESULTS[name])
@@ -101,6 +102,8 @@ class ExecutionClient(messages.Line):
             if reply.done() and not reply.cancelled():
                 reply.exception()  # seen
         failed = packed.startswith(messages.ERROR)
+        if not failed and not packed.startswith(messages.RESULT):
+            raise InternalError(f"an execution server's reply cannot be read: it begins with {packed[:1]!r}")
         try:
             result = msgspec.msgpack.decode(memoryview(packed)[1:], type=ErrorInfo if failed else returns)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -127,7 +130,10 @@ class ExecutionClient(messages.Line):
         if self.closed:
             raise SandboxFailed(self._gone)
         self._number += 1
-        packed = messages.encode(request)
+        try:
+            packed = messages.encode(request)
+        except (UnicodeEncodeError, OverflowError) as error:
+            raise InvalidToolCall(f"an argument cannot be sent: {error}") from error
         if len(packed) > messages.FRAME_LIMIT_BYTES:
             limit = messages.UPLOAD_LIMIT_BYTES
             raise SandboxFailed(f"a request has {len(packed)} bytes; at most {limit} are taken", reason="size")

@@ -40,7 +40,10 @@ async def execute(
 
     Raises:
         SandboxFailed: it could not be started, or did not end when killed.
+        ValueError: the command has no words.
     """
+    if not command:
+        raise ValueError("the command is empty; give a program and its arguments")
     stdin_end, writer = _pipe("w") if stdin else (os.open(os.devnull, os.O_RDONLY), None)
     stdout_end, stdout = _pipe("r")
     stderr_end, stderr = _pipe("r")

@@ -10,13 +10,13 @@ Both sides are of one user and one release, and the socket lies in the sandbox's
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import struct
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import msgspec
+from msgspec import Meta
 
 from ...wire.messages.jobs import SandboxKind
 from ..containers.specification import SandboxSpec
@@ -32,7 +32,7 @@ UPLOAD_LIMIT_BYTES = 256 * 2**20
 ORDER_LIMIT_BYTES = 128 * 1024
 """What a datagram between two processes may hold, with room to spare."""
 FRAME_LIMIT_BYTES = UPLOAD_LIMIT_BYTES + 2**20
-"""Largest request."""
+"""Largest request, and largest reply."""
 RESULT, ERROR = b"V", b"E"
 
 encode = msgspec.msgpack.Encoder().encode
@@ -59,7 +59,7 @@ class ExecResult(msgspec.Struct, frozen=True):
 class Take(msgspec.Struct, frozen=True, tag=True):
     """Hold the sandbox from now on; the previous holder is disconnected."""
 
-    lease_s: float
+    lease_s: Annotated[float, Meta(gt=0)]
     """The server ends the sandbox after so long without a renewal."""
 
 
@@ -89,10 +89,10 @@ def frame(number: int, content: bytes) -> bytes:
 
 
 class Line(asyncio.Protocol):
-    """One end of a connection: calls `received` with each frame. Asyncio calls `connection_lost` at its end."""
+    """One end of a connection: calls `received` with each frame. Asyncio calls `connection_lost` at its end.
 
-    limit_bytes: float = math.inf
-    """Largest frame; the connection of a process that sends a larger one is dropped."""
+    It drops the connection to a process that sends a frame of more than `FRAME_LIMIT_BYTES`.
+    """
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -121,7 +121,7 @@ class Line(asyncio.Protocol):
         start = 0
         while len(self._buffer) - start >= FRAME.size:
             length, number = FRAME.unpack_from(self._buffer, start)
-            if length > self.limit_bytes:
+            if length > FRAME_LIMIT_BYTES:
                 self.drop()
                 break
             end = start + FRAME.size + length

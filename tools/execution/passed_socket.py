@@ -8,6 +8,7 @@ socket that was sent and not taken together with the Unix socket, whose name is 
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 from contextlib import suppress
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SEND_LIMIT_S = 5.0
+NONE_PASSED = "an execution server passed no socket"
 
 
 async def receive_socket(folder: Path, ask: Callable[[str], Awaitable[None]]) -> socket.socket:
@@ -47,7 +49,7 @@ async def receive_socket(folder: Path, ask: Callable[[str], Awaitable[None]]) ->
             await ask(name)
             connection, _ = listener.accept()
         except BlockingIOError:
-            raise SandboxFailed("an execution server passed no socket") from None
+            raise SandboxFailed(NONE_PASSED) from None
         finally:
             with suppress(OSError):
                 (folder / name).unlink()
@@ -55,15 +57,34 @@ async def receive_socket(folder: Path, ask: Callable[[str], Awaitable[None]]) ->
         if problem := peer_problem(connection):
             raise SandboxFailed(f"a socket of a sandbox is not ours: {problem}")
         connection.setblocking(False)
-        _, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
-    passed = socket.socket(fileno=descriptors[0])
+        try:
+            _, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
+        except OSError as error:
+            raise SandboxFailed(f"{NONE_PASSED}: {error.strerror}") from error
+    if not descriptors:
+        raise SandboxFailed(NONE_PASSED)
+    try:
+        passed = socket.socket(fileno=descriptors[0])
+    except OSError as error:
+        os.close(descriptors[0])
+        raise SandboxFailed(f"{NONE_PASSED}: {error.strerror}") from error
+    if passed.family != socket.AF_INET:
+        passed.close()
+        raise SandboxFailed(f"{NONE_PASSED} of TCP")
     passed.setblocking(False)
     return passed
 
 
 def pass_socket(passed: socket.socket, folder: Path, name: str) -> None:
-    """Send a socket to the process that waits for it in a sandbox's folder."""
+    """Send a socket to the process that waits for it in a sandbox's folder.
+
+    Raises:
+        SandboxFailed: no process waits there.
+    """
     with socket.socket(socket.AF_UNIX) as channel, short_path(folder, name) as path:
         channel.settimeout(SEND_LIMIT_S)
-        channel.connect(path)
-        socket.send_fds(channel, [b"S"], [passed.fileno()])
+        try:
+            channel.connect(path)
+            socket.send_fds(channel, [b"S"], [passed.fileno()])
+        except OSError as error:
+            raise SandboxFailed(f"a socket cannot be passed to {name}: {error}") from error

@@ -107,7 +107,7 @@ class ExecutionServer:
         # The path may be longer than a socket's may be; this process has no other use for its folder.
         os.chdir(self._path)
         with suppress(FileNotFoundError):
-            os.unlink(messages.SOCKET)  # noqa: PTH108 - relative on purpose; the lock says that nobody serves it
+            os.unlink(messages.SOCKET)  # noqa: PTH108 - relative on purpose; the lock excludes another server
         server = await loop.create_unix_server(partial(_Connection, self), messages.SOCKET, backlog=BACKLOG)
         self._renew()
         self._watch.start()
@@ -152,7 +152,7 @@ class ExecutionServer:
             error = SandboxLimitExceeded(f"the disk of the sandboxes was full: {held}", limit="disk_bytes")
         self._break(error)
         for each in list(self._path.iterdir()):
-            if each.name not in (LOCK, messages.SOCKET, SPEC):  # whoever attaches is told why it ended
+            if each.name not in (LOCK, messages.SOCKET, SPEC):  # a client that attaches learns why it ended
                 with suppress(ProrlError, OSError):
                     if each.is_dir() and not each.is_symlink():
                         tree.remove_tree(each, REMOVE_LIMIT_S)
@@ -186,8 +186,8 @@ class ExecutionServer:
     def requested(self, connection: _Connection, number: int, packed: bytes) -> None:
         try:
             request = decode_request(packed)
-        except msgspec.MsgspecError as error:
-            words = f"a call of the sandbox has an argument of a wrong type: {error}"
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            words = f"a call of the sandbox has an invalid argument: {error}"
             connection.reply(number, MalformedMessage(words))
             return
         key = (connection, number)
@@ -202,6 +202,8 @@ class ExecutionServer:
                 if connection is self._holder:
                     self._renew()
                 connection.reply(number, self._broken)
+            case _ if key in self._tasks:
+                connection.drop()  # two replies of one number
             case _:
                 work = self._answer(connection, number, request)
                 task = self._tasks[key] = asyncio.get_running_loop().create_task(work)
@@ -252,7 +254,6 @@ class ExecutionServer:
 
 
 class _Connection(messages.Line):
-    limit_bytes = messages.FRAME_LIMIT_BYTES
     last: int | None = None
     """The `Close` to answer when all is done; nothing else is answered after it."""
 
@@ -273,12 +274,23 @@ class _Connection(messages.Line):
 
     def reply(self, number: int, result: Any) -> None:
         if self.last is None:
-            failed = isinstance(result, ProrlError)
-            content = messages.encode(result.info() if failed else result)
-            self.send(number, (messages.ERROR if failed else messages.RESULT) + content)
+            self.send(number, _reply(result))
 
     def finish(self) -> None:
         if self.last is not None:
             self.send(self.last, messages.RESULT + messages.encode(None))
         if self._transport is not None:
             self._transport.close()
+
+
+def _reply(result: Any) -> bytes:
+    """Return the content of a reply; an error in place of a result that no reply can hold."""
+    if isinstance(result, ProrlError):
+        return messages.ERROR + messages.encode(result.info())
+    try:
+        content = messages.encode(result)
+    except (UnicodeEncodeError, OverflowError) as error:
+        return _reply(InternalError(f"a result of the sandbox cannot be sent: {error}"))
+    if len(content) >= (limit := messages.FRAME_LIMIT_BYTES):
+        return _reply(SandboxFailed(f"a result has {len(content)} bytes; at most {limit} can be sent", reason="size"))
+    return messages.RESULT + content

@@ -55,7 +55,7 @@ def load_definition(path: Path, variables: Mapping[str, str], lock_file: Path | 
         text = _fill_in(path, text, variables, given)
     elif variables:
         raise ConfigError(
-            f"{path} is no template, so there is nothing to set ({', '.join(sorted(variables))}); "
+            f"{path} is not a template, so there is nothing to set ({', '.join(sorted(variables))}); "
             f"templates are called NAME{TEMPLATE_SUFFIX}",
             key="set",
         )
@@ -70,9 +70,9 @@ def _read(path: Path) -> str:
     except OSError as error:
         raise ConfigError(f"the definition {path} cannot be read: {error.strerror}", key="source") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is no definition: it is not UTF-8 text", key="source") from error
+        raise ConfigError(f"{path} is not a definition: it is not UTF-8 text", key="source") from error
     if len(data) > SIZE_LIMIT_BYTES:
-        raise ConfigError(f"{path} is no definition: it is larger than {SIZE_LIMIT_BYTES} bytes", key="source")
+        raise ConfigError(f"{path} is not a definition: it is larger than {SIZE_LIMIT_BYTES} bytes", key="source")
     return text
 
 
@@ -123,7 +123,7 @@ def _bases(path: Path, text: str) -> tuple[tuple[str, str], ...]:
                 raise ConfigError(f"{path}, line {number}: a definition begins with 'Bootstrap: …'", key="source")
             bases[-1][key.lower()] = value
     if not bases:
-        raise ConfigError(f"{path} is no definition: it has no line 'Bootstrap: …'", key="source")
+        raise ConfigError(f"{path} is not a definition: it has no line 'Bootstrap: …'", key="source")
     return tuple((base["bootstrap"].lower(), base.get("from", "")) for base in bases)
 
 

@@ -119,7 +119,7 @@ def check_sif(path: Path) -> None:
 def _parse_path(path: Path) -> Source:
     if path.is_dir():
         if not any((path / name).is_dir() for name in ("bin", "usr")):
-            raise ConfigError(f"{path} is no root filesystem: it has neither bin nor usr", key="source")
+            raise ConfigError(f"{path} is not a root filesystem: it has neither bin nor usr", key="source")
         return DirectorySource(path.absolute())
     if not path.exists():
         raise ConfigError(f"there is no {path}; give a definition, a folder, a SIF file or docker://…", key="source")
@@ -130,7 +130,7 @@ def _parse_path(path: Path) -> Source:
 def _parse_debootstrap(text: str, mirror: str) -> DebootstrapSource:
     suite, _, query = text.removeprefix(DEBOOTSTRAP).partition("?")
     if not SUITE_PATTERN.fullmatch(suite):
-        raise ConfigError(f"{text}: {suite!r} is no suite; write {DEBOOTSTRAP}bookworm", key="source")
+        raise ConfigError(f"{text}: {suite!r} is not a suite; write {DEBOOTSTRAP}bookworm", key="source")
     # Not urllib's parse_qs, which takes the + of g++ for a space.
     given = {}
     for pair in filter(None, query.split("&")):
@@ -152,6 +152,6 @@ def _parse_debootstrap(text: str, mirror: str) -> DebootstrapSource:
 
 def _none_for_others(text: str, *, variables: Mapping[str, str] | None = None, mirror: str = "") -> None:
     if variables:
-        raise ConfigError(f"{text} is no template (NAME{TEMPLATE_SUFFIX}), so there is nothing to set", key="set")
+        raise ConfigError(f"{text} is not a template (NAME{TEMPLATE_SUFFIX}), so there is nothing to set", key="set")
     if mirror:
         raise ConfigError(f"{text} needs no mirror; only {DEBOOTSTRAP}… has one", key="mirror")

@@ -188,7 +188,7 @@ class Sandbox:
             stdin: its whole input.
             output_limit_bytes: how much is kept of each of its two outputs.
             environment: variables added to the sandbox's, or replacing them.
-            directory: where it starts; empty: where all commands start.
+            directory: where it starts; where all commands start if it is empty or missing.
 
         Raises:
             SandboxFailed: the sandbox is gone: the result says nothing about the command.

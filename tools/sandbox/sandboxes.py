@@ -172,7 +172,7 @@ class Sandboxes:
             SandboxFailed: the name is not one or is taken, or the disk refuses the folders.
         """
         if not NAME.fullmatch(name):
-            raise SandboxFailed(f"{name!r} is no name for a sandbox; use up to 128 of A-Z a-z 0-9 . _ -")
+            raise SandboxFailed(f"{name!r} is not a name for a sandbox; use up to 128 of A-Z a-z 0-9 . _ -")
         path = self.root / name
         making = self.root / f".{name}"  # no sandbox's name: it gets that once the maker's lock is on it
         try:
@@ -311,7 +311,7 @@ class Sandboxes:
             module, descriptor = "prorl_zmq.tools.execution.spawner", theirs.fileno()
             process = interpreters.start_python(module, str(descriptor), *log_settings(), descriptor=descriptor)
         lower_open_files(process.pid)
-        # It may outlive this object and this event loop, so a thread waits for it: one that is killed is no zombie.
+        # It may outlive this object and this event loop, so a thread waits for it: one that is killed is not a zombie.
         process.returncode = 0  # or Popen would warn of a process that runs
         self._reaper = threading.Thread(target=_reap, args=(process.pid,), name="wait-for-spawner", daemon=True)
         self._reaper.start()

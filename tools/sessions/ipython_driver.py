@@ -173,7 +173,7 @@ class Driver:
         except KeyboardInterrupt:
             if task.done():
                 raise
-            # Left alone, it would go on with the next cell that awaits something.
+            # Left alone, it would continue with the next cell that awaits something.
             task.cancel()
             loop.run_until_complete(asyncio.wait({task}, timeout=CANCEL_LIMIT_S))
             if not task.done() or task.cancelled():
@@ -236,7 +236,7 @@ class PlainShell:
             self._show_figures()
         except SystemExit as error:
             if not self.leaving:
-                print(f"SystemExit: {error.code} (the session goes on; exit() ends it)", file=sys.stderr)
+                print(f"SystemExit: {error.code} (the session continues; exit() ends it)", file=sys.stderr)
             return error
         except BaseException as error:  # noqa: BLE001 - the boundary to the agent's code
             shown: types.TracebackType | None = error.__traceback__
@@ -433,7 +433,7 @@ def _pass_over(number: int, frame: types.FrameType | None) -> None:
 
 
 def _no_input(prompt: object = "", **_: object) -> str:
-    raise EOFError(f"there is nobody to answer input({prompt!r}); put the value into the code")
+    raise EOFError(f"input({prompt!r}) gets no answer here; put the value into the code")
 
 
 def _directory() -> str:

@@ -118,7 +118,7 @@ class KernelProcess(CellProcess):
         self._folder = os.open(host_folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         resources.callback(os.close, self._folder)
         if not self._container.isolated:
-            # The path may be too long for a socket; where nothing is isolated the descriptor is no way out.
+            # The path may be too long for a socket; where nothing is isolated the descriptor is not a way out.
             folder, prefix, passed = str(host_folder), f"/proc/self/fd/{self._folder}/k", [self._folder]
         else:
             folder, prefix, passed = f"/tmp/{name}", f"/tmp/{name}/k", []  # noqa: S108 - the sandbox's own
@@ -229,7 +229,7 @@ class KernelProcess(CellProcess):
                 if message["parent_header"].get("msg_id") in self._messages and not self._done.done():
                     self._take(message["msg_type"], message["content"])
             except Exception as error:  # noqa: BLE001 - a cell can send anything, and jupyter_client checks little of it
-                self._spoil(f"it sent what is no message of Jupyter's ({type(error).__name__})")
+                self._spoil(f"it sent what is not a message of Jupyter's ({type(error).__name__})")
                 return
 
     def _take(self, kind: str, content: dict[str, Any]) -> None:

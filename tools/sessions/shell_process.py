@@ -214,7 +214,7 @@ class ShellProcess(SessionProcess[Status]):
             program = group, _words(group)
             known = program in self._interrupted
             self._interrupted.add(program)
-            if group > 1 and not known:  # 0: nobody is in the foreground, and to killpg our own processes
+            if group > 1 and not known:  # 0: no process is in the foreground, and to killpg our own processes
                 os.killpg(group, signal.SIGINT)
 
     def kill_new(self, *, interrupt: bool) -> None:
@@ -252,7 +252,7 @@ class ShellProcess(SessionProcess[Status]):
             del self._input[: os.write(self._terminal, self._input)]
         except BlockingIOError:
             return
-        except OSError:  # EIO: nobody holds its other side any more
+        except OSError:  # EIO: no process holds its other side any more
             self._input.clear()
         if not self._input:
             self._loop.remove_writer(self._terminal)
@@ -265,7 +265,7 @@ class ShellProcess(SessionProcess[Status]):
                 data = os.read(self._terminal, READ_BYTES)
             except BlockingIOError:
                 return
-            except OSError:  # EIO: nobody holds its other side any more
+            except OSError:  # EIO: no process holds its other side any more
                 data = b""
             if not data:
                 self._close_terminal()

@@ -39,7 +39,7 @@ _OPENING = (
     # An interrupt between the two would leave bash without a way to say a status, so only where the agent changed it.
     "[[ ${{PROMPT_COMMAND[*]-}} == '{prompt_command}' ]] || "
     "{{ builtin unset -v PROMPT_COMMAND; PROMPT_COMMAND='{prompt_command}'; }}; exec 0<&{f.control}; "
-    # Bash would tell of ended jobs when it reads its next line: with another command's output. `-n` marks them as told;
+    # Bash would report ended jobs when it reads its next line: in another command's output. `-n` marks them reported;
     # the agent sees only those that have stopped, since they wait for it.
     "builtin jobs -nr; builtin jobs -ns >&11; builtin jobs -n; "
     'builtin eval \'\\builtin printf "\\0%s %s %s %s\\0" '

@@ -84,19 +84,20 @@ class AsyncServiceConnection:
         return read_reply(await self.ask_frames(request, until, payload, held_s))
 
     async def ask_frames(
-        self, request: Any, until: float, payload: Sequence[bytes] = (), held_s: float = 0.0
+        self, request: Any, until: float, payload: Sequence[bytes] = (), held_s: float = 0.0, *, warns: bool = False
     ) -> Sequence[Received]:
         """Send a request to the front door; see `AsyncRequestConnection.ask_frames`."""
         await self.hello(until)
-        return await self._front_door().ask_frames(request, until, payload, held_s)
+        return await self._front_door().ask_frames(request, until, payload, held_s, warns=warns)
 
     async def ask_results(self, request: Collect | NextGroup, until: float) -> Delivery:
         """Send a request for results, which the front door may hold for its `wait_s`; return them with their blocks.
 
-        Blocks that nodes keep are fetched. Results whose blocks cannot be fetched are omitted, and delivered again
-        after the broker has fetched their blocks.
+        A late reply is logged. Blocks that nodes keep are fetched. Results whose blocks cannot be fetched are omitted,
+        and delivered again after the broker has fetched their blocks.
         """
-        delivery = Delivery(request, await self.ask_frames(request, until + request.wait_s, held_s=request.wait_s))
+        frames = await self.ask_frames(request, until + request.wait_s, held_s=request.wait_s, warns=True)
+        delivery = Delivery(request, frames)
         if handles := delivery.handles:
             lacking = delivery.fill(await in_thread(self._fetcher.fetch, handles))
             if lacking:

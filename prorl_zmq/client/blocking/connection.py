@@ -85,19 +85,20 @@ class ServiceConnection:
         return read_reply(self.ask_frames(request, until, payload, held_s))
 
     def ask_frames(
-        self, request: Any, until: float, payload: Sequence[bytes] = (), held_s: float = 0.0
+        self, request: Any, until: float, payload: Sequence[bytes] = (), held_s: float = 0.0, *, warns: bool = False
     ) -> Sequence[Received]:
         """Send a request to the front door; see `RequestConnection.ask_frames`."""
         self.hello(until)
-        return self._front_door().ask_frames(request, until, payload, held_s)
+        return self._front_door().ask_frames(request, until, payload, held_s, warns=warns)
 
     def ask_results(self, request: Collect | NextGroup, until: float) -> Delivery:
         """Send a request for results, which the front door may hold for its `wait_s`; return them with their blocks.
 
-        Blocks that nodes keep are fetched. Results whose blocks cannot be fetched are omitted, and delivered again
-        after the broker has fetched their blocks.
+        A late reply is logged. Blocks that nodes keep are fetched. Results whose blocks cannot be fetched are omitted,
+        and delivered again after the broker has fetched their blocks.
         """
-        delivery = Delivery(request, self.ask_frames(request, until + request.wait_s, held_s=request.wait_s))
+        frames = self.ask_frames(request, until + request.wait_s, held_s=request.wait_s, warns=True)
+        delivery = Delivery(request, frames)
         if handles := delivery.handles:
             lacking = delivery.fill(in_thread(self._fetcher.fetch, handles))
             if lacking:

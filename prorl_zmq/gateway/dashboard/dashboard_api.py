@@ -1,4 +1,4 @@
-"""`DashboardApi`: the endpoints of the page, beside its stream.
+"""`DashboardApi`: the endpoints of the page, except its stream.
 
 Requests about a job or batch go to all rollout brokers; the one that has it answers. Only `cancel` changes anything.
 Operators may see everything, trainers nothing, and without keys everybody may see everything.

@@ -196,7 +196,7 @@ def _load_tokenizer(name: str) -> Any:
     directory = Path(name)
     if not directory.is_dir() and (directory.is_absolute() or name.startswith(".") or directory.exists()):
         raise ConfigError(
-            f"{name} is no directory: the chat format needs the model's, with its tokenizer", key="chat.tokenizer"
+            f"{name} is not a directory: the chat format needs the model's, with its tokenizer", key="chat.tokenizer"
         )
     with _IMPORTING, _quiet():
         try:
@@ -206,7 +206,7 @@ def _load_tokenizer(name: str) -> Any:
             raise ConfigError(message, key="chat.kind") from error
     try:
         loaded = AutoTokenizer.from_pretrained(name, local_files_only=directory.is_dir(), trust_remote_code=False)
-    except Exception as error:
+    except Exception as error:  # transformers raises many kinds for a damaged tokenizer
         if "trust_remote_code" in str(error):
             raise ConfigError(
                 f"the tokenizer of {name} is Python code in the model's own files, which prorl does not run: set "
@@ -264,7 +264,7 @@ def _end_tokens(directory: Path) -> list[int]:
         return []
     try:
         if not path.is_file():  # opening a pipe would wait for its writer
-            raise OSError("it is no file")
+            raise OSError("it is not a file")
         ends = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
     except (OSError, ValueError, AttributeError) as error:
         message = f"{path} cannot be read: {error}"

@@ -172,7 +172,7 @@ class EngineUpdates:
         try:
             await self._take_back(begun)
         except EngineFailed as error:
-            log.warning("the engine could not go on, and is asked again: %s", error.message)
+            log.warning("the engine could not resume, and is asked again: %s", error.message)
             if self._begun is begun:
                 begun.limit = asyncio.get_running_loop().call_later(AGAIN_S, self._limit_passed, limit_s)
 

@@ -41,7 +41,7 @@ from ...system.used_memory import used_memory
 from ...wire import codec
 from ...wire.async_socket import AsyncSocket
 from ...wire.messages.backends import Backend, EngineLoad
-from ...wire.messages.base import Refused, WeightVersion, new_id
+from ...wire.messages.base import POLICY, Refused, WeightVersion, new_id
 from ...wire.messages.engines import (
     Abort,
     AnyEngineRequest,
@@ -90,6 +90,10 @@ class HostOptions:
     """Returns its current endpoint, or nothing; None: it does not move."""
     backend_id: str
     """The name to register under."""
+    name: str = POLICY
+    """The model that it serves, as in `Backend`."""
+    frozen: bool = False
+    """As in `Backend`."""
     node: str = "local"
     weight: float = 1.0
     """Relative load: a backend with weight 2 gets twice as many jobs."""
@@ -199,6 +203,8 @@ class EngineHost:
             endpoint=self.endpoint,
             curve_key=self._authenticator.curve_key(self.endpoint),
             model=engine.model,
+            name=options.name,
+            frozen=options.frozen,
             chat=engine.chat,
             weight_version=self._weight_version(),
             node=options.node,
@@ -293,7 +299,7 @@ class EngineHost:
         match request:
             case Generate():
                 if request.life not in ("", self._life):
-                    raise EngineFailed("the engine host was started anew, maybe with older weights", unreachable=True)
+                    raise EngineFailed("the engine host was restarted, maybe with older weights", unreachable=True)
                 token_ids = token_array(message[1])  # first: a malformed request must leave nothing behind
                 self._envelopes[request.request_id] = envelope
                 if request.request_id not in self._generations:

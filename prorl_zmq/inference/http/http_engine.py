@@ -228,7 +228,7 @@ class HttpEngine:
         generation = self._weights.read(asked, self._dialect.generation(answer.body, turn))
         unasked = generation.finish_reason == "abort" and not (updating or updates != self._updates_begun)
         if unasked and not len(generation.token_ids):  # with generated tokens, the trainer may have requested the abort
-            raise EngineFailed(f"{self._connections.url} aborted what nobody asked it to: {answer.excerpt()}")
+            raise EngineFailed(f"{self._connections.url} aborted a generation without being asked: {answer.excerpt()}")
         return checked(generation, sampling.max_tokens, self._description.vocabulary)
 
     def _check_not_closed(self) -> None:
@@ -260,7 +260,7 @@ class HttpEngine:
             try:
                 if updates is None:
                     raise EngineFailed(
-                        f"{self._connections.url} cannot be told to take new weights: the trainer must update it, "
+                        f"{self._connections.url} takes no new weights by HTTP: the trainer must update it, "
                         "between client.begin_weights and end_weights"
                     )
                 # Before the server reads them, since it may not survive wrong weights.

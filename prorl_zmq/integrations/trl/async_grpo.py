@@ -82,7 +82,7 @@ class RolloutWorker:
         self._samples_per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
         if self._samples_per_step % args.num_generations:
             raise ConfigError(
-                f"a step has {self._samples_per_step} samples, which are no whole groups of num_generations = "
+                f"a step has {self._samples_per_step} samples, which are not whole groups of num_generations = "
                 f"{args.num_generations}",
                 key="num_generations",
             )
@@ -95,7 +95,7 @@ class RolloutWorker:
         self._make_job(rows[0])
         self._too_long: TooLong = too_long
         self._ahead = ahead * self._samples_per_step
-        self._random = random.Random(seed)  # noqa: S311 - the order of prompts is no secret
+        self._random = random.Random(seed)  # noqa: S311 - the order of prompts is not secret
         self._options = {"max_staleness": args.max_staleness, **(batch_options or {})}
         self._session = TrainerSession(connect, away_s=inf)
         self._group_ids = count()

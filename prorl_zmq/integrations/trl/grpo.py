@@ -111,7 +111,7 @@ class GrpoRollouts:
         self._trainer: Any = None
         self._rows: dict[str, Mapping[str, Any]] = {}
         """The data sets' rows, by prompt."""
-        self._random = random.Random(0)  # noqa: S311 - the order of prompts is no secret
+        self._random = random.Random(0)  # noqa: S311 - the order of prompts is not secret
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
         """Roll out this process's prompts; return lists of one entry per prompt, in `GRPOTrainer`'s format.
@@ -171,7 +171,7 @@ class GrpoRollouts:
         keys = [_key(prompt) for prompt in prompts]
         if len(keys) % size or any(keys[index] != keys[index - index % size] for index in range(len(keys))):
             raise ConfigError(
-                f"all processes' prompts together are no groups of {size}: make per_device_train_batch_size x "
+                f"all processes' prompts together are not groups of {size}: make per_device_train_batch_size x "
                 "processes a multiple of num_generations",
                 key="num_generations",
             )

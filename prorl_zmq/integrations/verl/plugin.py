@@ -14,7 +14,7 @@ try:
     from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 
     from . import trainer  # noqa: F401 - it registers itself
-except Exception as error:
+except Exception as error:  # of any kind: the import of another version of verl runs its code
     logging.getLogger("prorl.trainer").warning(
         "prorl_zmq's part of verl cannot be used: %s: %s (verl %s is installed; tested with %s)",
         type(error).__name__,

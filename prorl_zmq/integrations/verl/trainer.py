@@ -61,7 +61,7 @@ class ServiceTrainer(PPOTrainer):  # type: ignore[misc]
         super().__init__(config)
         if not isinstance(self.replay_buffer, wanted):
             raise ConfigError(
-                f"trainer.v1.sampler.custom_sampler: {type(self.replay_buffer).__name__} is no subclass of "
+                f"trainer.v1.sampler.custom_sampler: {type(self.replay_buffer).__name__} is not a subclass of "
                 f"{wanted.__module__}.{wanted.__name__}, and would not see when rollouts end",
                 key="trainer.v1.sampler.custom_sampler",
             )

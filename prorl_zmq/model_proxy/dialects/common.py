@@ -113,7 +113,7 @@ def converted(body: Mapping[str, Any], kind: type[_Read]) -> _Read:
 
 
 def text_of(content: Content, placeholder: Callable[[str], str], between: str = "\n") -> str:
-    """Return the text of a content, with a placeholder for what is no text."""
+    """Return the text of a content, with a placeholder for what is not text."""
     if not isinstance(content, list):
         return content or ""
     return between.join(

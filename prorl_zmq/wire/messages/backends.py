@@ -17,15 +17,18 @@ from .base import (
     FOR_OPERATORS,
     FOR_STAGES,
     FOR_TRAINERS,
+    POLICY,
     AnnouncedKey,
     Attempt,
     Count,
     CurveKey,
     Done,
     FieldName,
+    HolderIdentifier,
     Identifier,
     JobIdentifier,
     KeyRole,
+    ModelName,
     Part,
     Refused,
     Reply,
@@ -34,6 +37,7 @@ from .base import (
     Seconds,
     ShortText,
     WeightVersion,
+    holder,
 )
 from .engines import WeightUpdate
 from .jobs import LogprobsMode
@@ -125,6 +129,10 @@ class Backend(Part, frozen=True, kw_only=True):
     curve_key: AnnouncedKey = ""
     model: str = ""
     """The model name that the engine reports."""
+    name: ModelName = POLICY
+    """The model that it serves, by the service's name: only jobs' requests for this name reach it."""
+    frozen: bool = False
+    """It takes no weight updates, and its version is not compared with the wanted one."""
     chat: ChatSettings = ChatSettings()
     weight_version: WeightVersion = 0
     node: Identifier = "local"
@@ -193,10 +201,15 @@ class EngineStart(Part, frozen=True):
     """`failed`: it exited before it was ready, and is not restarted."""
     problem: Annotated[str, Meta(max_length=1000)] = ""
     """Why it failed, or exited the last time."""
+    name: ModelName = POLICY
+    """As in `Backend`."""
 
 
 class Assign(Request, frozen=True, kw_only=True):
-    """Assign a backend to a job; a job that has one gets the same. The reply waits until one is available."""
+    """Assign a backend of a model to a job; a job that has one gets the same. The reply waits until one is available.
+
+    A job may hold one backend of each model.
+    """
 
     roles: ClassVar[Roles] = FOR_STAGES
     owner: Identifier
@@ -210,6 +223,11 @@ class Assign(Request, frozen=True, kw_only=True):
     """Where the job's RUN is."""
     leaving: Identifier | Literal[""] = ""
     """The backend that the job has and cannot continue with: assign another, or wait until that one may be tried."""
+    model: ModelName = POLICY
+
+    @property
+    def holder(self) -> str:
+        return holder(self.job_id, self.model)
 
 
 class GenerationFailed(Request, frozen=True):
@@ -224,13 +242,15 @@ class GenerationFailed(Request, frozen=True):
 
 
 class Release(Request, frozen=True):
-    """End a job's assignment; ignored if a newer attempt has it."""
+    """End a job's assignment to a backend of a model; ignored if a newer attempt has it."""
 
     roles: ClassVar[Roles] = FOR_STAGES
     job_id: JobIdentifier
     attempt: Attempt
     served: Annotated[int, Meta(ge=0)] = 0
     """As in `HeldAssignment`."""
+    model: Annotated[str, Meta(pattern=r"^(?:[A-Za-z0-9_][A-Za-z0-9._-]{0,63})?\Z")] = POLICY
+    """Empty: the assignments of all models."""
 
 
 class HeldAssignment(Part, frozen=True, array_like=True):
@@ -251,14 +271,14 @@ class OwnerAlive(Request, frozen=True):
 
     roles: ClassVar[Roles] = FOR_STAGES
     owner: Identifier
-    jobs: dict[JobIdentifier, HeldAssignment] = {}
+    jobs: dict[HolderIdentifier, HeldAssignment] = {}
     digest: Annotated[int, Meta(ge=0, le=2**62)] | None = None
     """The sum of `assignment_digest` over all jobs with a backend. None: `jobs` is complete, waiting jobs included."""
 
 
-def assignment_digest(job_id: str, attempt: int, backend_id: str) -> int:
+def assignment_digest(holder_id: str, attempt: int, backend_id: str) -> int:
     """Return an assignment's term in its owner's digest."""
-    return zlib.crc32(f"{job_id} {attempt} {backend_id}".encode())
+    return zlib.crc32(f"{holder_id} {attempt} {backend_id}".encode())
 
 
 class AddBackend(Request, frozen=True):
@@ -303,6 +323,12 @@ class ClearBackends(Request, frozen=True):
 
 class ListBackends(Request, frozen=True):
     """Describe all backends."""
+
+    roles: ClassVar[Roles] = FOR_ALL
+
+
+class ListModels(Request, frozen=True):
+    """Name the models that backends serve, or will once they have started."""
 
     roles: ClassVar[Roles] = FOR_ALL
 
@@ -361,6 +387,12 @@ class BackendList(Reply, frozen=True):
     """Engines that have not registered yet."""
 
 
+class ModelList(Reply, frozen=True):
+    """Answer to `ListModels`."""
+
+    models: tuple[ModelName, ...] = ()
+
+
 class AllowedKey(Part, frozen=True):
     """A key that the service accepts."""
 
@@ -389,9 +421,10 @@ AnyBackendRequest = (
     | RemoveBackend
     | ClearBackends
     | ListBackends
+    | ListModels
     | ReportStarts
     | WeightUpdate
     | HoldWeights
     | ListKeys
 )
-AnyBackendReply = Assigned | WaitLonger | NameAll | Done | BackendList | KeyList | Refused
+AnyBackendReply = Assigned | WaitLonger | NameAll | Done | BackendList | ModelList | KeyList | Refused

@@ -63,6 +63,14 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 Identifier = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._:-]{0,127}\Z")]
 """The name of a job, group, session, stage process or backend; safe as part of a file name."""
 JobIdentifier = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}\Z")]
+ModelName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}\Z")]
+"""The name of a model that the service serves: of a group of backends, or of an endpoint of its environment."""
+POLICY = "policy"
+"""The name of the model that generates what is trained on."""
+HolderIdentifier = Annotated[
+    str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}(?:/[A-Za-z0-9_][A-Za-z0-9._-]{0,63})?\Z")
+]
+"""The holder of an assignment: the job; for a model other than the policy, the job, `/`, and the model's name."""
 BatchIdentifier = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_-]{0,39}\Z")]
 """The ids of its groups and jobs begin with it."""
 GroupIdentifier = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,51}\Z")]
@@ -87,6 +95,11 @@ CurveKey = Annotated[str, Meta(pattern=r"^[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{4
 """32 bytes in ZeroMQ's key encoding (Z85), without quotes or backslashes."""
 AnnouncedKey = Annotated[str, Meta(pattern=r"^(?:[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40})?\Z")]
 """The public key of a socket; empty: plaintext."""
+
+
+def holder(job_id: str, model: str) -> str:
+    """Return the `HolderIdentifier` of a job's assignment to a backend of a model."""
+    return job_id if model == POLICY else f"{job_id}/{model}"
 
 
 def new_id() -> str:

@@ -21,6 +21,7 @@ from .base import (
     Identifier,
     JobIdentifier,
     MeasureName,
+    ModelName,
     Part,
     PathText,
     Seconds,
@@ -139,6 +140,24 @@ class Outside(Part, frozen=True, kw_only=True):
     """As in `Harness`."""
 
 
+ModelRole = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\"\\]{1,96}\Z")]
+"""A task's or a program's own name for a model that it talks to, such as `user` or `openai/gpt-4.1`."""
+
+
+class NamedModel(Part, frozen=True):
+    """A model that a rollout talks to, and how that one is sampled."""
+
+    name: ModelName
+    """`policy`, another `name` of `[[backends]]`, or an endpoint of the service's environment (`docs/models.md`)."""
+    sampling: Sampling | None = None
+    """None: as the job's policy."""
+
+    @classmethod
+    def of(cls, named: NamedModel | str) -> NamedModel:
+        """Return the model for a value of a job's `models`."""
+        return cls(named) if isinstance(named, str) else named
+
+
 class Job(Part, frozen=True, kw_only=True):
     """One rollout of one task instance."""
 
@@ -167,6 +186,9 @@ class Job(Part, frozen=True, kw_only=True):
     outside: Outside | None = None
     """An outside program leads the rollout in place of `harness`, at the address in `JobTrace`. Clients fill it in: see
     `RolloutClient.endpoint`."""
+    models: Annotated[dict[ModelRole, NamedModel | ModelName], Meta(max_length=16)] = {}
+    """Models that the rollout talks to beside the policy, by the task's or the program's own names for them:
+    `{"user": "sim"}`. Their turns are context for the policy and are not trained on."""
     traceparent: str = ""
     """The W3C trace context of the parent of the job's span (see `docs/traces.md`): the client fills in that of the
     current OpenTelemetry span. Malformed values are ignored."""

@@ -19,6 +19,7 @@ from .base import (
     JobIdentifier,
     Message,
     Metrics,
+    ModelName,
     Notes,
     Part,
     PathText,
@@ -46,6 +47,8 @@ class Task(Part, frozen=True):
     """Fields that may be omitted."""
     harnesses: Annotated[tuple[Identifier, ...], Meta(max_length=TASK_LIMIT)] = ()
     """The agent programs that may lead its rollouts."""
+    models: Annotated[tuple[ModelName, ...], Meta(max_length=TASK_LIMIT)] = ()
+    """Models that the process reaches by endpoints of its environment, for `Job.models`."""
 
 
 class StageReport(Message, frozen=True, kw_only=True):

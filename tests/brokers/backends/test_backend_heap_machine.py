@@ -17,7 +17,9 @@ from prorl_zmq.wire.messages.backends import Assign, Backend, HeldAssignment
 if TYPE_CHECKING:
     from hypothesis import settings
 
-JOBS = st.sampled_from([f"job-{number}" for number in range(8)])
+JOBS = st.sampled_from([*(f"job-{number}" for number in range(6)), "job-0/user", "job-1/user", "job-2/user"])
+"""Holders: some jobs hold a backend of each of two models."""
+MODELS = ["policy", "policy", "user"]
 NAMES = ["w", "x", "y", "z"]
 BACKENDS = st.sampled_from(NAMES)
 NODES = st.sampled_from(["n1", "n2"])
@@ -53,6 +55,10 @@ class ModelBackend:
         return (not self.has_room, len(self.jobs) / self.backend.weight, self.changed)
 
 
+def model_of(holder: str) -> str:
+    return holder.partition("/")[2] or "policy"
+
+
 class HeapMachine(RuleBasedStateMachine):
     """The rules of `backend_heap` without a heap."""
 
@@ -65,7 +71,7 @@ class HeapMachine(RuleBasedStateMachine):
         self.served: dict[str, int] = {}
         self.trials: set[str] = set()
         self.offers: dict[str, None] = {}
-        self.groups: dict[str, list[str]] = {}
+        self.groups: dict[tuple[str, str], list[str]] = {}
         self.clock = 0
         self.requests = 0
         self.wanted = 0
@@ -90,8 +96,21 @@ class HeapMachine(RuleBasedStateMachine):
         weight=st.sampled_from([0.5, 1.0, 2.0, 3.0]),
         limit=st.integers(1, 4),
         node=NODES,
+        model=st.sampled_from(MODELS),
+        frozen=st.booleans(),
     )
-    def add(self, name: str, endpoint: str, version: int, needed: int, weight: float, limit: int, node: str) -> None:
+    def add(
+        self,
+        name: str,
+        endpoint: str,
+        version: int,
+        needed: int,
+        weight: float,
+        limit: int,
+        node: str,
+        model: str = "policy",
+        frozen: bool = False,
+    ) -> None:
         backend = Backend(
             backend_id=name,
             endpoint=endpoint,
@@ -99,6 +118,8 @@ class HeapMachine(RuleBasedStateMachine):
             weight=weight,
             max_in_flight=limit,
             node=node,
+            name=model,
+            frozen=frozen,
         )
         known = self.backends.get(name)
         if known is not None and known.backend.endpoint != endpoint:
@@ -106,6 +127,9 @@ class HeapMachine(RuleBasedStateMachine):
                 self.heap.add(backend, needed)
             return
         self.heap.add(backend, needed)
+        if known is not None and known.backend.name != model:
+            for job_id in tuple(known.jobs):
+                self.drop(job_id)
         member = self.backends.setdefault(name, ModelBackend(backend, 0))
         member.backend = backend
         member.draining = member.probation = False
@@ -121,6 +145,9 @@ class HeapMachine(RuleBasedStateMachine):
 
     def weigh(self, name: str) -> None:
         member = self.backends[name]
+        if member.backend.frozen:
+            member.updating, member.needed = False, 0
+            return
         member.updating = self.begun not in (None, member.version)
         enough = member.version == self.begun or member.version >= max(member.needed, self.wanted)
         member.needed = 0 if enough else max(member.needed, self.wanted)
@@ -134,7 +161,8 @@ class HeapMachine(RuleBasedStateMachine):
         self.heap.set_weight_version(version, name, as_wanted=as_wanted)
         if as_wanted and name is None:
             self.wanted = version
-        for one in self.backends if name is None else [name]:
+        trained = [one for one, member in self.backends.items() if not member.backend.frozen]
+        for one in trained if name is None else [name]:
             member = self.backends[one]
             state, member.version = member.state, version
             member.needed = 0 if as_wanted else member.needed
@@ -152,10 +180,13 @@ class HeapMachine(RuleBasedStateMachine):
 
     @rule(version=VERSIONS)
     def end_update(self, version: int) -> None:
-        assert self.heap.serves(version) == any(member.version == version for member in self.backends.values())
+        trained = [member for member in self.backends.values() if not member.backend.frozen]
+        assert self.heap.serves(version) == any(member.version == version for member in trained)
         self.heap.end_update(version)
         self.begun, self.wanted = None, version
         for name, member in self.backends.items():
+            if member.backend.frozen:
+                continue
             member.needed, member.updating = version if member.version != version else 0, False
             self.touch(name)
 
@@ -208,7 +239,8 @@ class HeapMachine(RuleBasedStateMachine):
     @rule(job_id=JOBS, attempt=ATTEMPTS, owner=OWNERS, name=BACKENDS, served=st.integers(0, 3))
     def adopt(self, job_id: str, attempt: int, owner: str, name: str, served: int) -> None:
         self.heap.adopt(owner, job_id, HeldAssignment(attempt, name, served))
-        if job_id not in self.assigned and name in self.backends:
+        known = self.backends.get(name)
+        if job_id not in self.assigned and known is not None and known.backend.name == model_of(job_id):
             self.hold(job_id, name, attempt, owner)
             self.served[job_id] = served
 
@@ -226,7 +258,8 @@ class HeapMachine(RuleBasedStateMachine):
         request = Assign(
             f"request-{self.requests}",
             owner=owner,
-            job_id=job_id,
+            job_id=job_id.partition("/")[0],
+            model=model_of(job_id),
             attempt=attempt,
             wait_s=1.0,
             group_id=group,
@@ -249,24 +282,26 @@ class HeapMachine(RuleBasedStateMachine):
             assert given == held[0], "a job keeps its backend, and an older attempt changes nothing"
             return
         if held is not None:
-            self.drop(request.job_id)
+            self.drop(request.holder)
         stays = held is not None and held[0] != request.leaving and self.backends[held[0]].state == "ready"
         if stays:
             assert held is not None
             expected: str | None = held[0]
         else:
             expected = self.best(request)
-            if request.leaving in self.backends:
+            left = self.backends.get(request.leaving)
+            if left is not None and left.backend.name == request.model:
                 self.touch(request.leaving)
             self.check_bounds(request, given)
         assert given == expected
         if given is not None:
-            self.hold(request.job_id, given, request.attempt, request.owner)
+            assert self.backends[given].backend.name == request.model, "of another model"
+            self.hold(request.holder, given, request.attempt, request.owner)
             self.offers.pop(given, None)
             if self.backends[given].probation:
-                self.trials.add(request.job_id)
+                self.trials.add(request.holder)
             if request.group_id and self.by_group:
-                known = self.groups.setdefault(request.group_id, [])
+                known = self.groups.setdefault((request.group_id, request.model), [])
                 known += [given] if given not in known else []
 
     def hold(self, job_id: str, name: str, attempt: int, owner: str) -> None:
@@ -276,8 +311,13 @@ class HeapMachine(RuleBasedStateMachine):
         self.touch(name)
 
     def best(self, request: Assign) -> str | None:
-        offered = [one for one in self.offers if one != request.leaving and self.backends[one].state == "probation"]
-        if request.leaving not in self.backends:
+        of_model = {one: member for one, member in self.backends.items() if member.backend.name == request.model}
+        offered = [
+            one
+            for one in self.offers
+            if one != request.leaving and one in of_model and of_model[one].state == "probation"
+        ]
+        if request.leaving not in of_model:
             return offered[0] if offered else self.best_ready(request)
         left = request.leaving if self.backends[request.leaving].state == "ready" else None
         return self.best_ready(request) or (offered[0] if offered else left)
@@ -286,12 +326,13 @@ class HeapMachine(RuleBasedStateMachine):
         others = {
             name: member
             for name, member in self.backends.items()
-            if member.state == "ready" and name != request.leaving
+            if member.state == "ready" and name != request.leaving and member.backend.name == request.model
         }
-        if self.by_group and request.group_id in self.groups:
-            group = self.groups[request.group_id]
+        if self.by_group and (request.group_id, request.model) in self.groups:
+            group = self.groups[request.group_id, request.model]
             for name in tuple(group):
-                if name in self.backends and self.backends[name].state == "updating":
+                known = self.backends.get(name)
+                if known is not None and known.state == "updating" and known.backend.name == request.model:
                     continue
                 if name not in others:
                     group.remove(name)
@@ -314,7 +355,9 @@ class HeapMachine(RuleBasedStateMachine):
         if given is None:
             return
         chosen = self.backends[given]
-        if self.begun is not None:
+        if chosen.backend.frozen:
+            assert chosen.state in ("ready", "probation"), "no update concerns it"
+        elif self.begun is not None:
             assert chosen.version == self.begun, "weights are on their way, and it does not have them"
         else:
             assert chosen.version >= self.wanted, "it is behind"
@@ -324,7 +367,10 @@ class HeapMachine(RuleBasedStateMachine):
         ready = [
             one
             for one in self.backends.values()
-            if one.state == "ready" and one.has_room and one.backend.backend_id != request.leaving
+            if one.state == "ready"
+            and one.has_room
+            and one.backend.backend_id != request.leaving
+            and one.backend.name == request.model
         ]
         if ready:
             assert chosen in ready, "a full one is given only where there is no other"
@@ -333,7 +379,8 @@ class HeapMachine(RuleBasedStateMachine):
             spared = (len(chosen.jobs) - 1) / chosen.backend.weight
             assert spared <= least, "being near costs at most one assignment"
         if request.leaving == given:
-            assert all(one is chosen or one.state != "ready" for one in self.backends.values())
+            others = [one for one in self.backends.values() if one.backend.name == request.model and one is not chosen]
+            assert all(one.state != "ready" for one in others)
 
     @rule(job_id=JOBS, attempt=ATTEMPTS)
     def release(self, job_id: str, attempt: int) -> None:
@@ -359,7 +406,8 @@ class HeapMachine(RuleBasedStateMachine):
         # The order in which one call releases several jobs is not promised; it decides ties between backends.
         for job_id in dropped:
             self.drop(job_id)
-        order = {name: sequence for name, (_, _, sequence, _) in self.heap._ranking._all._entries.items()}
+        rankings = self.heap._rankings.values()
+        order = {name: sequence for ranking in rankings for name, (_, _, sequence, _) in ranking._all._entries.items()}
         for name in sorted(order, key=order.__getitem__):
             self.touch(name)
 
@@ -374,6 +422,9 @@ class HeapMachine(RuleBasedStateMachine):
         known = {name: self.heap.known_version(name) for name in self.backends}
         assert known == {name: max(member.version, member.needed) for name, member in self.backends.items()}
         assert set(self.heap.owners()) == {owner for _, _, owner in self.assigned.values()}
+        for job_id in ("job-0", "job-1", "job-2"):
+            held = {one for one in self.assigned if one.partition("/")[0] == job_id}
+            assert {one for one in self.heap.holders(job_id) if self.heap.holds(one)} == held
 
 
 @few_and_many(10)

@@ -56,7 +56,7 @@ def test_where_the_kernel_says_nothing() -> None:
 def other_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system that is not known to be local; FUSE may have anything behind it."""
     if os.geteuid() != 0:
-        pytest.skip("only root can unmount it")
+        pytest.skip("only root can mount another file system")
     for name in ("lower", "upper", "work", "other"):
         (tmp_path / name).mkdir()
     options = ",".join(f"{name}dir={tmp_path / name}" for name in ("lower", "upper", "work"))
@@ -82,7 +82,9 @@ def test_no_memory_is_shared_where_that_is_not_safe(other_disk: Path) -> None:
             "rollout.journal.segment-00000001",
         ]
         for read in (read_summary, count_damaged):
-            with pytest.raises(JournalFailed, match=r"in use by a broker, and on this file system \(fuse.*\) nobody"):
+            with pytest.raises(
+                JournalFailed, match=r"in use by a broker, and on this file system \(fuse.*\) no other process"
+            ):
                 read(path)
         with pytest.raises(JournalFailed, match="in use by another process"):
             Journal(path)

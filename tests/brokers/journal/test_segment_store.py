@@ -296,7 +296,7 @@ def small_disk(tmp_path: Path) -> Any:
         pytest.skip("only root can mount a small disk")
     mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(tmp_path)]
     if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("no file system can be mounted here")
+        pytest.skip("this root cannot mount file systems")
     yield tmp_path
     subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
 

@@ -501,7 +501,7 @@ def test_a_broker_that_cannot_bind_leaves_nothing_open() -> None:
 
 
 def test_stage_events_that_once_ended_the_broker(topology: Topology, peers: Peers) -> None:
-    """Field names that no Struct can have, phase data too deep to be sent on, a reward that is no number."""
+    """Field names that no Struct can have, phase data too deep to be sent on, a reward that is not a number."""
     trainer = peers.trainer()
     stages = {role: peers.stage(role) for role in Phase}
     nested: dict[str, Any] = {}

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from prorl_zmq.brokers.rollout.task_catalog import KNOWN_LIMIT, TaskCatalog
+from prorl_zmq.brokers.rollout.task_catalog import KNOWN_LIMIT, NEW_TICKS, TaskCatalog
 from prorl_zmq.errors import Busy, InvalidJob, UnknownTask
-from prorl_zmq.wire.messages.jobs import Harness, Job
+from prorl_zmq.wire.messages.jobs import Harness, Job, NamedModel, Sampling
 from prorl_zmq.wire.messages.stages import Task
 
 
@@ -115,3 +115,26 @@ def test_a_harness_that_no_stage_process_offers_is_refused_with_those_there_are(
     with pytest.raises(InvalidJob, match="no harness 'nope'; the service has codex, command, mine") as caught:
         catalog.check(Job(task="task", instance={}, harness="nope"))
     assert caught.value.field == "harness"
+
+
+def test_a_model_that_nobody_serves_is_refused_with_those_there_are() -> None:
+    catalog = TaskCatalog(["policy", "user"])
+    catalog.add([Task("task", models=("judge",))])
+
+    def check(**models: NamedModel | str) -> None:
+        catalog.check(Job(task="task", instance={}, models=models))
+
+    check(user="user", other="policy", third=NamedModel("judge", Sampling(temperature=0)))
+    assert not catalog.wants_models, "nobody had to be asked"
+    with pytest.raises(Busy, match="is asked which models"):
+        check(user="sim")
+    assert catalog.wants_models
+    catalog.list_models(["policy", "sim"])
+    check(user="sim")
+    with pytest.raises(InvalidJob, match=r"'smi' \(models.user\); the service has judge, policy, sim, user$") as caught:
+        check(user="smi")
+    assert caught.value.field == "models.user"
+    for _ in range(NEW_TICKS):
+        catalog.tick()
+    with pytest.raises(Busy):  # the list is old: one may have come since
+        check(user="smi")

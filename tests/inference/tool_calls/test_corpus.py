@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import canitoolcall
 import pytest
 
 from prorl_zmq.inference.tool_calls.call import MalformedCall, ToolCall
@@ -52,10 +52,7 @@ def form_of(family: str, model: str) -> str:
 @lru_cache(1)
 def outputs() -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
-    spec = find_spec("canitoolcall")
-    if spec is None or spec.origin is None:
-        pytest.skip("the package canitoolcall is not installed")
-    for family in sorted(Path(spec.origin).parent.glob("_data/fixtures/*/family.json")):
+    for family in sorted(Path(canitoolcall.__file__).parent.glob("_data/fixtures/*/family.json")):
         models = json.loads(family.read_text(encoding="utf-8"))["reference_models"]
         prompts = {model["repo"]: model["default_generation_prompt"] for model in models}
         for path in sorted(family.parent.glob("*.jsonl")):

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers.utils import chat_template_utils
 
 from prorl_zmq.inference.tool_calls.call import ToolCall
 from prorl_zmq.inference.tool_calls.formats import FORMS
-
-transformers = pytest.importorskip("transformers.utils.chat_template_utils")
 
 TEMPLATES = Path(__file__).parents[4] / "shared" / "chat_templates"
 FORM_OF = {
@@ -105,7 +104,7 @@ TYPED = {"command": "03106", "seconds": 5, "exact": True, "options": {"tags": ["
 def source(name: str) -> str:
     path = TEMPLATES / f"{name}.jinja"
     if not path.exists():
-        pytest.skip("the chat templates are not beside this checkout")
+        pytest.skip(f"no chat templates in {TEMPLATES}")
     return path.read_text(encoding="utf-8")
 
 
@@ -122,7 +121,7 @@ def turn(name: str, calls: list[dict[str, Any]]) -> str:
     ]
 
     def render(messages: list[dict[str, Any]], *, opened: bool) -> str:
-        (text,), _ = transformers.render_jinja_template(
+        (text,), _ = chat_template_utils.render_jinja_template(
             [messages],
             tools=TOOLS,
             chat_template=source(name),

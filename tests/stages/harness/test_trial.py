@@ -58,7 +58,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation
 
 def tried(installed: Installation, sandboxes: Sandboxes) -> Trial:
     if sandboxes.kind == "apptainer" and not installed.binds[1:]:
-        pytest.skip("the Python of this harness is the system's, which the image hides")
+        pytest.skip("the harness runs on the system's Python, which the image hides")
     chosen = ChosenHarness(Harness("tiny"), load_adapter("tiny"), installed)
     return asyncio.run(try_harness(chosen, sandboxes))
 

@@ -503,7 +503,7 @@ for arguments in (
 """
 
 
-@pytest.mark.skipif(problem_with("bubblewrap") is not None, reason="needs bubblewrap")
+@pytest.mark.skipif(problem_with("bubblewrap") is not None, reason="bubblewrap cannot be used here")
 def test_a_full_disk_and_a_read_only_one(workspace: Any) -> None:
     disk = workspace.root / "disk"
     fixed = workspace.root / "fixed"
@@ -612,7 +612,7 @@ def test_nothing_is_imported_late(workspace: Any) -> None:
 
 def test_a_file_of_another_owner_keeps_it(workspace: Any) -> None:
     if os.geteuid() != 0:
-        pytest.skip("only root may give files away")
+        pytest.skip("only root can give a file to another account")
     path = workspace.write(b"abc")
     os.chown(path, 1234, 2345)
     path.chmod(0o4755)

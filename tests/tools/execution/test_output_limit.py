@@ -47,8 +47,6 @@ def test_bash_and_ipython_keep_more_output_too(sandboxes: Sandboxes, limit_bytes
 
 
 def test_a_kernel_keeps_as_much_output_as_the_specification_says(sandboxes_of: SharedSandboxes) -> None:
-    pytest.importorskip("ipykernel")
-
     async def body(sandbox: Sandbox) -> None:
         kernel = await sandbox.kernel([sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"])
         cell = await kernel.run("print('x' * 5000, end='')", 60)

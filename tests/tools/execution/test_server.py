@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import select
 import signal
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import sys
 import uuid
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,13 +19,21 @@ import pytest
 from served import LIMIT_S, gone, server_pid, use
 from support.sandboxes import on_each_kind, on_isolated_kinds
 
-from prorl_zmq.errors import EndpointInUse, ProrlError, SandboxFailed, ToolSessionLost
+from prorl_zmq.errors import (
+    EndpointInUse,
+    InvalidToolCall,
+    MalformedMessage,
+    ProrlError,
+    SandboxFailed,
+    ToolSessionLost,
+)
 from prorl_zmq.tools.containers.specification import Bind, Limits, SandboxSpec
 from prorl_zmq.tools.editor.arguments import EditorArguments
 from prorl_zmq.tools.execution import messages
+from prorl_zmq.tools.execution.calls import REQUESTS
 from prorl_zmq.tools.execution.client import ExecutionClient
 from prorl_zmq.tools.execution.messages import SOCKET
-from prorl_zmq.tools.execution.server import LOCK, ExecutionServer
+from prorl_zmq.tools.execution.server import LOCK, ExecutionServer, _reply
 from prorl_zmq.tools.processes.process_tree import children
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
 
@@ -35,6 +45,17 @@ if TYPE_CHECKING:
 
     from prorl_zmq.tools.sandbox.sandbox import Sandbox
     from prorl_zmq.wire.messages.jobs import SandboxKind
+
+
+def asked(sandbox: Sandbox, request: bytes) -> bytes:
+    """Send a request on a connection of its own; return the reply."""
+    with socket.socket(socket.AF_UNIX) as line, messages.short_path(sandbox.path) as address:
+        line.settimeout(LIMIT_S)
+        line.connect(address)
+        line.sendall(messages.frame(7, request))
+        length, number = messages.FRAME.unpack(line.recv(messages.FRAME.size, socket.MSG_WAITALL))
+        assert number == 7
+        return line.recv(length, socket.MSG_WAITALL)
 
 
 # Leases ---------------------------------------------------------------------------------------------------------------
@@ -177,7 +198,7 @@ def test_a_kill_of_the_holder_leaves_nothing(
 ) -> None:
     """Of the stage process alone, and together with what it started."""
     if kind == "process" and "server" in victims:
-        pytest.skip("nobody is left to find plain processes")
+        pytest.skip("plain processes have no container, and no process is left that could end them")
     mark = f"3600.{uuid.uuid4().int}"
     root = tmp_path / "sandboxes"
     holder = subprocess.Popen(
@@ -263,17 +284,132 @@ def test_garbage_on_the_socket_harms_nobody(sandboxes_of: SharedSandboxes, garba
     use(sandboxes_of("process"), body)
 
 
-@pytest.mark.parametrize("name", ["_open", "__init__", "end_everything"])
-def test_only_public_calls_are_requests(sandboxes_of: SharedSandboxes, name: str) -> None:
+@pytest.mark.parametrize(
+    "content",
+    [b"\x82\xa4type\xabread_file\xa1x" + b"\x91" * 100_000, b"\x82\xa4type\xabread_file\xa4path\xa1\xff"],
+    ids=["nested", "no UTF-8"],
+)
+def test_a_request_that_cannot_be_read_gets_a_reply(sandboxes_of: SharedSandboxes, content: bytes) -> None:
+    """It ended the connection, and with it all calls that were running."""
+
+    async def body(sandbox: Sandbox) -> None:
+        assert b"malformed_message" in asked(sandbox, content)
+
+    use(sandboxes_of("process"), body)
+
+
+def test_two_requests_of_one_number_end_the_connection(
+    sandboxes_of: SharedSandboxes, survivors: Callable[[str], list[str]]
+) -> None:
+    """The first one's command outlived the connection."""
+    mark = f"3600.{uuid.uuid4().int}"
+    request = messages.frame(1, messages.encode(REQUESTS["exec"](("sleep", mark), 3600.0, b"", 10, {}, "")))
+
     async def body(sandbox: Sandbox) -> None:
         with socket.socket(socket.AF_UNIX) as line, messages.short_path(sandbox.path) as address:
             line.settimeout(LIMIT_S)
             line.connect(address)
-            line.sendall(messages.frame(7, msgspec.msgpack.encode({"type": name})))
-            header = line.recv(messages.FRAME.size, socket.MSG_WAITALL)
-            length, number = messages.FRAME.unpack(header)
-            reply = line.recv(length, socket.MSG_WAITALL)
-        assert number == 7
+            line.sendall(2 * request)
+            with suppress(ConnectionResetError):
+                assert await asyncio.to_thread(line.recv, 1) == b""
+        assert await asyncio.to_thread(survivors, mark) == []
+        assert (await sandbox.exec(["echo", "on"], LIMIT_S)).stdout == b"on\n"
+
+    use(sandboxes_of("process"), body)
+
+
+@pytest.mark.parametrize("lease_s", [math.nan, 0.0, -1.0])
+def test_a_lease_has_a_length(sandboxes_of: SharedSandboxes, lease_s: float) -> None:
+    """Of NaN seconds it never expired, and the server stayed for ever."""
+
+    async def body(sandbox: Sandbox) -> None:
+        assert b"malformed_message" in asked(sandbox, messages.encode(messages.Take(lease_s)))
+        await sandbox.check()
+
+    use(sandboxes_of("process"), body)
+
+
+def test_a_command_that_no_program_takes_costs_nothing_else(sandboxes: Sandboxes) -> None:
+    """The container counted as disturbed and was started again, without its processes, and the call failed."""
+
+    async def body(sandbox: Sandbox) -> None:
+        bash = await sandbox.bash()
+        await bash.run("X=1; sleep 3600 &", LIMIT_S)
+        for command, environment, said in (
+            (["echo", "a\0b"], {}, b"null byte"),
+            ([""], {}, b"empty"),
+            (["echo"], {"A=": "1"}, b"variable name"),
+            (["echo"], {"A": "\0"}, b"null byte"),
+        ):
+            result = await sandbox.exec(command, LIMIT_S, environment=environment)
+            assert (result.exit_code, said in result.stderr) == (126, True), result
+        with pytest.raises(InvalidToolCall, match="the command is empty"):
+            await sandbox.exec([], LIMIT_S)
+        with pytest.raises(InvalidToolCall, match=r"cannot be sent: .* surrogates"):
+            await sandbox.exec(["echo", "\ud800"], LIMIT_S)
+        assert (await sandbox.exec(["pwd"], LIMIT_S, directory="/a\0")).exit_code == 0
+        result = await bash.run("echo $X; jobs -r", LIMIT_S)
+        assert result.output.startswith("1\n[1]+")
+        assert not result.restarted
+
+    use(sandboxes, body)
+
+
+def test_a_time_limit_that_is_over_is_no_time(sandboxes_of: SharedSandboxes) -> None:
+    """A negative one, as a caller's reckoning of what is left may give, was no limit."""
+
+    async def body(sandbox: Sandbox) -> None:
+        assert (await sandbox.exec(["sleep", "3600"], -1.0)).timed_out
+        bash = await sandbox.bash()
+        assert (await bash.run("sleep 3600", -1.0)).timed_out
+        for wrong in (
+            sandbox.exec(["true"], math.nan),
+            bash.run("true", math.nan),
+            bash.run("true", LIMIT_S, math.nan),
+        ):
+            with pytest.raises(MalformedMessage, match=r"timeout_s|wait_s"):
+                await wrong
+        assert (await bash.run("echo on", LIMIT_S)).output == "on\n"
+
+    use(sandboxes_of("process"), body)
+
+
+def test_sizes_modes_and_ports_are_checked(sandboxes_of: SharedSandboxes) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        await sandbox.write_file("x", b"hello")
+        for wrong, said in (
+            (sandbox.read_file("x", -1), "limit_bytes"),
+            (sandbox.exec(["true"], 1.0, output_limit_bytes=-1), "output_limit_bytes"),
+            (sandbox.write_file("x", b"", mode=-1), "mode"),
+            (sandbox.write_file("x", b"", mode=0o10000), "mode"),
+            (sandbox.listen(-1), "port"),
+            (sandbox.listen(65536), "port"),
+        ):
+            with pytest.raises(MalformedMessage, match=said):
+                await wrong
+        with pytest.raises(InvalidToolCall, match="cannot be sent"):
+            await sandbox.read_file("x", 2**70)
+        assert await sandbox.read_file("x", 2**62) == b"hello"  # it asked for that much memory
+
+    use(sandboxes_of("process"), body)
+
+
+def test_a_result_that_no_reply_holds_is_an_error() -> None:
+    assert _reply(bytes(5)) == messages.RESULT + messages.encode(bytes(5))
+    for result, said in (
+        (bytes(messages.FRAME_LIMIT_BYTES), b"bytes; at most"),
+        ("\ud800", b"surrogates"),
+        (2**70, b"serialize ints"),
+    ):
+        reply = _reply(result)
+        assert reply.startswith(messages.ERROR)
+        assert said in reply
+
+
+@pytest.mark.parametrize("name", ["_open", "__init__", "end_everything"])
+def test_only_public_calls_are_requests(sandboxes_of: SharedSandboxes, name: str) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        reply = asked(sandbox, msgspec.msgpack.encode({"type": name}))
         assert reply.startswith(messages.ERROR)
         assert b"malformed_message" in reply
 
@@ -333,7 +469,7 @@ def test_binds_environment_and_directory_are_as_asked(sandboxes: Sandboxes, imag
 
 def test_a_client_of_a_dead_server_is_told_at_once(sandboxes_of: SharedSandboxes) -> None:
     async def main() -> None:
-        sandbox = await sandboxes_of("process").create("one")
+        sandbox = await sandboxes_of("process").create("killed")
         call = asyncio.ensure_future(sandbox.exec(["sleep", "3600"], 3600))
         await asyncio.sleep(0.2)
         os.kill(server_pid(sandbox), signal.SIGKILL)
@@ -421,7 +557,7 @@ def test_a_server_that_was_stopped_counts_that_for_no_command(sandboxes: Sandbox
 def test_an_editor_on_a_full_disk_loses_nothing(kind: SandboxKind, image: str, tmp_path: Path) -> None:
     """The sandbox's folder lies on a small file system of its own; what the model gets is a text."""
     if os.geteuid() != 0:
-        pytest.skip("mounting a small file system needs root")
+        pytest.skip("only root can mount a small disk")
     root = tmp_path / "small"
     root.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(root)], check=True)

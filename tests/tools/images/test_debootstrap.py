@@ -14,7 +14,7 @@ from prorl_zmq.errors import SandboxFailed, SandboxUnavailable
 if TYPE_CHECKING:
     from prorl_zmq.tools.images.image_store import ImageStore
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can build a root filesystem")
 
 
 @pytest.mark.timeout(600)

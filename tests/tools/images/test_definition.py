@@ -81,7 +81,7 @@ def test_a_wrong_template(content: str, variables: dict[str, str], said: str, tm
 
 
 def test_variables_without_a_template(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no template"):
+    with pytest.raises(ConfigError, match="is not a template"):
         load_definition(written(tmp_path, GOOD), {"a": "b"})
 
 

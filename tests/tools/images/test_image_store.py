@@ -226,7 +226,7 @@ def test_a_full_disk(tmp_path: Path, tiny: Path) -> None:
     mount = f'mount -t tmpfs -o size=1m none {tmp_path}/small && exec "$@"'
     command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh"]
     if subprocess.run([*command, "true"], capture_output=True, check=False).returncode != 0:
-        pytest.skip("no user namespaces here")
+        pytest.skip("this user cannot make user namespaces")
     look = 'import os, sys; print(sorted(os.listdir(sys.argv[1] + "/.tiny")))'
     script = '"$1" -P -m prorl_zmq.cli prorl image build "$2" --name tiny --images "$3"; echo $?; "$1" -c "$4" "$3"'
     arguments = [sys.executable, str(tiny), str(tmp_path / "small"), look]

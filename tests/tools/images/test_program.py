@@ -74,14 +74,14 @@ def test_a_killed_guard_takes_the_program_along(tmp_path: Path, survivors: Calla
     assert survivors("sleep 86422") == []
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount in a mount namespace of its own")
 def test_mounts_stay_in_the_programs_own_namespace(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     run(tmp_path, "mount -t tmpfs none here && touch here/inside && ls here", namespaces="mount")
     assert list((tmp_path / "here").iterdir()) == []
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can map all users into a namespace")
 def test_root_of_a_user_namespace_has_all_capabilities_and_all_users(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     ask = "from prorl_zmq.tools.images.guard import *; print(root_lacks_capabilities())"

@@ -83,7 +83,7 @@ echo done
 def test_no_file_is_memory_that_nobody_counts(sandboxes: Sandboxes, image: str, fakeroot: bool) -> None:
     """Apptainer's /dev is a tmpfs of half the node's memory, and root inside could mount more of them."""
     if fakeroot and sandboxes.kind == "bubblewrap":
-        pytest.skip("it has no root inside")
+        pytest.skip("bubblewrap has no root inside")
     spec = SandboxSpec(image=image, fakeroot=fakeroot, writable="disk" if fakeroot else "no")
     assert run_inside(sandboxes, MEMORY, spec).stdout == b"done\n"
     assert run_inside(sandboxes, "echo > /dev/null && head -c 1 /dev/zero | wc -c", spec).stdout == b"1\n"
@@ -99,7 +99,7 @@ print(made)
 
 def test_a_sandbox_does_not_use_up_its_users_watchers(sandboxes: Sandboxes) -> None:
     if sandboxes.kind == "apptainer" and os.geteuid() == 0:
-        pytest.skip("it has no users of its own")
+        pytest.skip("Apptainer, started by root, makes no user namespace")
     assert run_inside(sandboxes, f"python3 -c '{WATCHERS}'").stdout == b"%d\n" % INOTIFY_INSTANCES
 
 
@@ -132,7 +132,7 @@ def test_a_process_may_reserve_more_than_the_sandbox_may_use(
 
 def test_root_inside_is_no_root_outside(sandboxes: Sandboxes, image: str) -> None:
     if sandboxes.kind == "bubblewrap":
-        pytest.skip("it has no root inside")
+        pytest.skip("bubblewrap has no root inside")
     script = (
         "id -u; echo 1 > /usr/bin/new && cat /usr/bin/new; chown 0:0 /workspace; "
         "mknod /workspace/disk b 8 0 && echo the disk of the host; test -w /proc/sys/kernel/hostname"
@@ -145,7 +145,7 @@ def test_root_inside_is_no_root_outside(sandboxes: Sandboxes, image: str) -> Non
 @pytest.mark.parametrize("writable", ["disk", "no"])
 def test_changes_of_the_image_are_the_sandboxs_own(sandboxes: Sandboxes, image: str, writable: str) -> None:
     if sandboxes.kind == "bubblewrap":
-        pytest.skip("its image is always read-only")
+        pytest.skip("an image of bubblewrap's is always read-only")
     spec = SandboxSpec(image=image, writable=writable, fakeroot=True)  # type: ignore[arg-type]
     result = run_inside(sandboxes, "echo 1 > /usr/bin/new; cat /usr/bin/new", spec)
     assert result.stdout == (b"" if writable == "no" else b"1\n")
@@ -220,7 +220,7 @@ def open_to_all(folder: Path) -> None:
 def as_nobody() -> list[str]:
     """Give the command line of a Python that an unprivileged user can run, with this one's packages."""
     if os.geteuid() != 0:
-        pytest.skip("all other tests run as an unprivileged user already")
+        pytest.skip("this run is unprivileged: all other tests show it")
     packages = {"PYTHONPATH": ":".join(filter(None, sys.path))}
     for python in (sys.executable, "/usr/bin/python3"):
         command = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", python]
@@ -247,7 +247,7 @@ def test_an_unprivileged_user_can_do_it_all(
     subprocess.run(["chown", "-R", "65534:65534", small_image], check=True)
     if form == "SIF":
         if kind == "bubblewrap":
-            pytest.skip("it takes directories only")
+            pytest.skip("bubblewrap takes directories only")
         image = request.getfixturevalue("sif")
         open_to_all(Path(image).parent)
     open_to_all(tmp_path)
@@ -310,7 +310,7 @@ def test_a_user_changes_an_image_by_fuse_where_the_kernel_does_not_let_him(
 ) -> None:
     """The kernel takes no overlay for the changes of another; what serves a FUSE mount is no holder."""
     if kind != "apptainer":
-        pytest.skip("its image is always read-only")
+        pytest.skip("an image of bubblewrap's is always read-only")
     subprocess.run(["chown", "-R", "65534:65534", small_image], check=True)
     open_to_all(tmp_path)
     for name in ("lower", "upper", "work", "disk"):
@@ -319,7 +319,7 @@ def test_a_user_changes_an_image_by_fuse_where_the_kernel_does_not_let_him(
     disk = tmp_path / "disk"
     device = tmp_path / "fuse"  # one of our own: the machine's may be root's alone
     if subprocess.run(["mknod", "--mode=666", device, "c", "10", "229"], check=False).returncode != 0:
-        pytest.skip("no device can be made here")
+        pytest.skip("this root cannot make devices")
     hide = f"mount --bind {'/dev/null' if hidden else device} /dev/fuse"
     script = f'{hide}; mount -t overlay overlay -o {parts} {disk}; chown 65534:65534 {disk}; exec "$@"'
     done = subprocess.run(
@@ -359,7 +359,7 @@ def test_what_a_command_gave_to_a_subordinate_id_is_removed_with_the_sandbox(
 ) -> None:
     """It survived the sandbox, and its user could not remove it."""
     if kind != "apptainer" or shutil.which("newuidmap") is None:
-        pytest.skip("there are no subordinate ids in it")
+        pytest.skip("only Apptainer with newuidmap has subordinate ids")
     open_to_all(tmp_path)
     home, etc, work = (tmp_path / name for name in ("home", "etc", "work"))
     for folder in (home, etc, work):

@@ -12,7 +12,7 @@ from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.stages.handler import AgentHandler, EvalPhase, Evaluation, InitPhase, PhaseData, RunPhase
 
 MARKS = ("<tool_call>", "</think>")
-"""What the tiny model writes and is no letter; a policy would settle for the letters in them."""
+"""What the tiny model writes and is not a letter; a policy would settle for the letters in them."""
 
 
 class Letters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -24,6 +24,8 @@ export function conversationTurns(transcript, before = 0) {
         "header",
         null,
         h("b", null, each.role),
+        each.conversation ? h("span", { class: "small" }, each.conversation) : null,
+        each.reward == null ? null : h("span", { class: "small" }, `reward ${each.reward}`),
         h("span", { class: "quiet small" }, each.role === "assistant" ? `turn ${turn}, ${tokens}` : tokens),
       ),
       each.text == null

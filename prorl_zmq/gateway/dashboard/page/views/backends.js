@@ -10,6 +10,7 @@ import { leaseLeft } from "./nodes.js";
 
 export const BACKEND_COLUMNS = [
   ["backend", "id"],
+  ["name", "text"],
   ["state"],
   ["in flight", "meter"],
   ["tokens/s", "number"],
@@ -24,11 +25,12 @@ export function backendRows(list) {
     const { backend, load } = status;
     return [
       backend.backend_id,
+      backend.name ?? "policy",
       badge(status.state),
       meter(status.in_flight, backend.max_in_flight, `${count(status.in_flight)} of ${count(backend.max_in_flight)}`),
       load ? rate(load.tokens_per_s) : NOTHING,
       load?.prompt_tokens ? percent(load.cached_tokens / load.prompt_tokens, 0) : NOTHING,
-      backend.weight_version,
+      backend.frozen ? "frozen" : backend.weight_version,
       backend.model || NOTHING,
       backend.node,
     ];

@@ -146,10 +146,23 @@ export function job({ path: [id] }) {
 export function rollout({ result, transcript, problem }) {
   return [
     card("Conversation", null, problem ? h("p", { class: "note" }, problem) : null, conversation(transcript)),
+    speakers(result),
     transcript.token_ids.length ? card("Tokens", null, tokenMap(transcript)) : null,
     notes(result),
     measures(result),
   ];
+}
+
+// Who spoke, if the rollout has several conversations or a named one.
+function speakers({ conversations, reward: whole }) {
+  if (!conversations?.length) return null;
+  const columns = [["conversation", "text"], ["reward", "number"], ["stopped by", "text"]];
+  const cells = conversations.map((each) => [
+    each.trained === false ? `${each.name} (not trained)` : each.name,
+    each.trained === false ? NOTHING : reward(each.reward ?? whole),
+    each.stop_reason ? words(each.stop_reason) : NOTHING,
+  ]);
+  return card("Conversations", null, table("Conversations", columns, cells));
 }
 
 function notes(result) {

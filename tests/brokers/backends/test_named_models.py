@@ -1,0 +1,218 @@
+"""Backends of several models: who waits for which, what a job holds of each, and what weight updates leave alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from prorl_zmq.brokers.backends.request_handler import BackendRequestHandler
+from prorl_zmq.stages.held_assignments import HeldAssignments
+from prorl_zmq.wire.messages.backends import (
+    AddBackend,
+    Assign,
+    Assigned,
+    Backend,
+    BackendAlive,
+    EngineStart,
+    GenerationFailed,
+    ListBackends,
+    ListModels,
+    ModelList,
+    NameAll,
+    Release,
+    ReportStarts,
+    WaitLonger,
+)
+from prorl_zmq.wire.messages.base import Done, Refused
+from prorl_zmq.wire.messages.engines import WeightUpdate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+LEASE_S = 10.0
+P1, P2 = Backend(backend_id="p1", endpoint="ipc://p1"), Backend(backend_id="p2", endpoint="ipc://p2")
+U1, U2 = (Backend(backend_id=name, endpoint=f"ipc://{name}", name="user", frozen=True) for name in ("u1", "u2"))
+
+
+def handler(*backends: Backend) -> BackendRequestHandler:
+    made = BackendRequestHandler(LEASE_S)
+    for backend in backends:
+        ask(made, AddBackend("add", backend))
+    return made
+
+
+def ask(broker: BackendRequestHandler, request: Any, now: float = 0.0, client: bytes = b"me") -> dict[bytes, Any]:
+    return replies(broker.handle([client, b""], request, now))
+
+
+def replies(answers: Iterable[Any]) -> dict[bytes, Any]:
+    return {bytes(answer.envelope[0]): answer.reply for answer in answers}
+
+
+def assign(
+    model: str = "policy", job_id: str = "job", leaving: str = "", attempt: int = 1, wait_s: float = 60
+) -> Assign:
+    name = f"{job_id}-{model}-{attempt}-{leaving}"
+    return Assign(name, owner="run-1", job_id=job_id, attempt=attempt, wait_s=wait_s, leaving=leaving, model=model)
+
+
+def given(broker: BackendRequestHandler, request: Assign) -> str:
+    reply = ask(broker, request)[b"me"]
+    assert isinstance(reply, Assigned), reply
+    return reply.backend.backend_id
+
+
+def in_flight(broker: BackendRequestHandler) -> dict[str, int]:
+    return {one.backend.backend_id: one.in_flight for one in ask(broker, ListBackends("list"))[b"me"].backends}
+
+
+def test_a_job_holds_a_backend_of_each_model_and_keeps_both() -> None:
+    broker = handler(P1, P2, U1, U2)
+    held = given(broker, assign()), given(broker, assign("user"))
+    assert held[0].startswith("p")
+    assert held[1].startswith("u")
+    assert (given(broker, assign()), given(broker, assign("user"))) == held
+    assert sum(in_flight(broker).values()) == 2
+
+
+def test_a_backend_that_failed_is_replaced_by_one_of_its_model_only() -> None:
+    broker = handler(P1, U1, U2)
+    policy, user = given(broker, assign()), given(broker, assign("user"))
+    ask(broker, GenerationFailed("failed", "job", user, "it coughs"))
+    other = given(broker, assign("user", leaving=user))
+    assert {user, other} == {"u1", "u2"}
+    assert given(broker, assign()) == policy, "the policy's stays"
+    ask(broker, GenerationFailed("failed", "job", other, "it coughs"))
+    broker.tick(0.0)
+    again = ask(broker, assign("user", leaving=other))
+    assert b"me" not in again or again[b"me"].backend.name == "user", "never the policy's, though that is ready"
+
+
+def test_who_waits_for_one_model_does_not_hold_up_the_jobs_of_another() -> None:
+    broker = handler(P1)
+    assert ask(broker, assign("user", "first"), client=b"first") == {}
+    assert given(broker, assign(job_id="second")) == "p1"
+    assert ask(broker, ListBackends("list"))[b"me"].waiting == 1
+    assert broker.waiting_by_model() == {"user": 1}
+    answers = ask(broker, AddBackend("add", U1))
+    assert answers[b"first"].backend == U1
+
+
+def test_a_release_ends_the_assignment_of_one_model_or_those_of_all() -> None:
+    broker = handler(P1, U1)
+    given(broker, assign()), given(broker, assign("user"))
+    ask(broker, Release("release", "job", 1, model="user"))
+    assert in_flight(broker) == {"p1": 1, "u1": 0}
+    given(broker, assign("user"))
+    ask(broker, Release("release", "job", 1))
+    assert in_flight(broker) == {"p1": 0, "u1": 1}
+    given(broker, assign(attempt=2)), given(broker, assign("user", attempt=2))
+    ask(broker, Release("of the rollout broker", "job", 1, model=""))
+    assert in_flight(broker) == {"p1": 1, "u1": 1}, "a newer attempt has them"
+    assert ask(broker, assign("third", attempt=2), client=b"third") == {}
+    ask(broker, Release("of the rollout broker", "job", 2, model=""))
+    assert in_flight(broker) == {"p1": 0, "u1": 0}
+    assert broker.waiting == 0
+
+
+def test_a_broker_that_was_restarted_learns_both_assignments_of_a_job() -> None:
+    held = HeldAssignments("run-1")
+    for holder, backend_id in (("job", "p1"), ("job/user", "u1")):
+        held.wait(holder, 1)
+        held.assigned(holder, 1, backend_id)
+    held.report()
+    assert held.backends() == {"job": "p1"}, "what the rollout broker shows"
+    broker = handler(P1, P2, U1, U2)
+    assert isinstance(ask(broker, held.report())[b"me"], NameAll)
+    assert ask(broker, held.report(full=True))[b"me"].__class__ is Done
+    assert in_flight(broker) == {"p1": 1, "p2": 0, "u1": 1, "u2": 0}
+    assert ask(broker, held.report())[b"me"].__class__ is Done, "the digests agree"
+    assert (given(broker, assign()), given(broker, assign("user"))) == ("p1", "u1")
+    assert held.release("job/user", 1) is not None
+    ask(broker, held.report(full=True))
+    assert in_flight(broker) == {"p1": 1, "p2": 0, "u1": 0, "u2": 0}
+
+
+def test_a_silent_owner_loses_the_backends_of_all_models() -> None:
+    broker = handler(P1, U1)
+    given(broker, assign()), given(broker, assign("user"))
+    broker.tick(LEASE_S + 1)
+    assert in_flight(broker) == {"p1": 0, "u1": 0}
+
+
+def test_a_wait_for_a_model_that_starts_does_not_expire_and_others_do() -> None:
+    broker = handler()
+    start = EngineStart("engine-1", "starting", "", "user")
+    ask(broker, ReportStarts("starts", "serve", (start,)))
+    assert isinstance(ask(broker, assign("user", wait_s=1), client=b"user")[b"user"], WaitLonger)
+    assert ask(broker, assign(wait_s=1), client=b"policy") == {}
+    expired = replies(broker.tick(2.0))
+    assert expired.keys() == {b"policy"}
+    ask(broker, ReportStarts("starts", "serve", (EngineStart("engine-1", "failed", "no memory", "user"),)), 3.0)
+    (refused,) = replies(broker.tick(10.0)).values()
+    assert "no backend of the model user took job job within 1 s; engine engine-1 failed to start: no memory" in (
+        refused.error.message
+    )
+
+
+def test_a_wait_for_a_model_without_backends_ends_with_its_name() -> None:
+    broker = handler(P1)
+    ask(broker, assign("usr", wait_s=1))
+    (refused,) = replies(broker.tick(2.0)).values()
+    assert isinstance(refused, Refused)
+    assert refused.error.code == "no_backend"
+    assert "no backend of the model usr took job job" in refused.error.message
+    assert "name = 'usr'" in refused.error.message
+
+
+def test_weight_updates_pass_frozen_backends_by() -> None:
+    opponent = Backend(backend_id="o1", endpoint="ipc://o1", name="opponent")
+    broker = handler(P1, U1, opponent)
+    ask(broker, WeightUpdate("begin", "begin", 7, timeout_s=5.0, limit_s=60.0))
+    calls = broker.weights.take_calls()
+    assert {call.address.endpoint for call in calls} == {"ipc://p1", "ipc://o1"}
+    for call in calls:
+        broker.engine_answered(call.request.request_id, None, 0.0)
+    assert given(broker, assign("user")) == "u1", "it does not wait for the new weights"
+    ask(broker, WeightUpdate("end", "end", 7, timeout_s=5.0))
+    for call in broker.weights.take_calls():
+        broker.engine_answered(call.request.request_id, None, 0.0)
+    listed = {one.backend.backend_id: one for one in ask(broker, ListBackends("list"))[b"me"].backends}
+    versions = {name: (one.backend.weight_version, one.state) for name, one in listed.items()}
+    assert versions == {"p1": (7, "ready"), "o1": (7, "ready"), "u1": (0, "ready")}
+    ask(broker, AddBackend("back", U1, heartbeats=True))
+    ask(broker, BackendAlive("alive", "u1", 0))
+    broker.tick(1.0)
+    assert broker.weights.take_calls() == [], "it is not asked to catch up"
+    assert listed["u1"].state == "ready"
+
+
+def test_weights_of_frozen_backends_cannot_be_set() -> None:
+    broker = handler(U1)
+    refused = ask(broker, WeightUpdate("set", "set", 7, backend_id="u1"))[b"me"]
+    assert refused.error.message == "backend u1 is frozen: its weights stay"
+    nobody = ask(broker, WeightUpdate("set", "set", 7))[b"me"]
+    assert nobody.error.code == "no_backend"
+    assert "all backends are frozen" in nobody.error.message
+
+
+@pytest.mark.parametrize("how", ["registered", "starting", "silent"])
+def test_the_models_there_are_include_those_that_will_be_back(how: str) -> None:
+    broker = handler(P1)
+    if how == "starting":
+        ask(broker, ReportStarts("starts", "serve", (EngineStart("engine-1", "starting", "", "user"),)))
+    else:
+        ask(broker, AddBackend("add", U1, heartbeats=True))
+    if how == "silent":
+        broker.tick(LEASE_S + 1)
+    assert ask(broker, ListModels("models"))[b"me"] == ModelList("models", ("policy", "user"))
+
+
+def test_a_host_that_returns_as_another_model_has_none_of_its_old_jobs() -> None:
+    broker = handler(P1, U1)
+    given(broker, assign("user"))
+    ask(broker, AddBackend("add", Backend(backend_id="u1", endpoint="ipc://u1")))
+    assert in_flight(broker) == {"p1": 0, "u1": 0}
+    assert ask(broker, assign("user")) == {}
+    assert {given(broker, assign(job_id=name)) for name in ("a", "b")} == {"p1", "u1"}
