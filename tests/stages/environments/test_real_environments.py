@@ -126,7 +126,7 @@ def test_games_that_seed_the_global_generator_are_as_they_are_alone() -> None:
     pooled(use)
 
 
-@pytest.mark.parametrize(("line", "said"), zip(REAL_ENVIRONMENT_COMMANDS, SAID, strict=True))
+@pytest.mark.parametrize(("line", "said"), tuple(zip(REAL_ENVIRONMENT_COMMANDS, SAID, strict=True)))
 def test_a_command_of_the_documents(line: str, said: str) -> None:
     program, *arguments = shlex.split(line)
     installed(arguments[2])
