@@ -145,7 +145,7 @@ def through_the_service(python: str, rollouts: int, processes: int) -> list[Row]
     with LocalService(handlers=handlers, engine=say(policy), slots=rollouts) as service:
         canned = {"seen": alone["seen"][:-1]}
         for task, instance in (("environment", INSTANCE), ("canned", canned)):
-            played(service, task, instance, 2, set())  # starts the worker
+            played(service, task, instance, rollouts, set())  # starts the workers
         began, workers = own_cpu_s(), workers_of(handler)
         played(service, "canned", canned, rollouts, set())
         loop_s = own_cpu_s() - began

@@ -207,15 +207,15 @@ class AgentHandler(ABC, Generic[Instance]):
         del instance
         return Harness.of(job.harness) if job.harness is not None else None
 
-    def ends_processes(self, instance: Instance) -> bool:
-        """Return whether RUN ends the agent's processes; False: EVAL, in the sandbox, judges these too."""
-        del instance
-        return True
-
     def mcp_servers(self, job: Job, instance: Instance) -> Sequence[McpServer]:
         """Return the MCP servers whose tools the policy gets: those that the job names, unless the task adds some."""
         del instance
         return job.mcp
+
+    def ends_processes(self, instance: Instance) -> bool:
+        """Return whether RUN ends the agent's processes; False: EVAL, in the sandbox, judges these too."""
+        del instance
+        return True
 
     def lacks(self, instance: Instance) -> str:
         """Describe what the instance needs and this process's environment lacks; empty: nothing."""

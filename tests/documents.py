@@ -31,6 +31,7 @@ OWN_TASK_COMMANDS = (
     "prorl tasks show my_task.py",
     "prorl tasks validate data.jsonl --task-module my_task.py",
     "prorl eval data.jsonl --task-module my_task.py --out counted",
+    "prorl tasks try guess_task.py --set seed=4 --say 1 --say 4",
     """prorl tasks try essay_task.py --set topic=rain --set judge=engine --say 'note {"text": "Rain is water."}' --say \
 'Rain is water that falls.' --say 'RATING: 4'""",
 )

@@ -10,8 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from needed import lacking
 
 BENCH = Path(__file__).parent.parent / "bench"
+ENVIRONMENTS = Path(__file__).parent.parent / ".environments"
+"""What `make environments` installs."""
 NAMES = (
     "frontdoor",
     "startup",
@@ -30,6 +33,7 @@ NAMES = (
     "nodes",
     "async_grpo",
     "tasks",
+    "harbor",
     "tools",
     "sandbox",
     "losses",
@@ -37,6 +41,7 @@ NAMES = (
     "explain",
     "rewards",
     "mcp",
+    "environments",
 )
 PROVED = ("chaos", "chaos_cluster", "hostile", "fuzz", "slurm")
 """Run by tests/chaos and tests/cluster, which look at what came out."""
@@ -58,7 +63,11 @@ PROGRAMS = {"tools": ("tmux",), "watching": ("chromium",)}
 
 @pytest.mark.proof
 @pytest.mark.parametrize("name", NAMES)
-def test_a_quick_run_reports_positive_finite_figures(name, tmp_path):
+def test_a_quick_run_reports_positive_finite_figures(name, tmp_path, monkeypatch):
+    if name == "environments":
+        if not (ENVIRONMENTS / "gem").is_dir():
+            lacking("environments", "GEM is not installed: make environments")
+        monkeypatch.setenv("PRORL_ENVIRONMENTS", str(ENVIRONMENTS))
     extra, modules = PEERS.get(name, ("", ()))
     for module in modules:
         if importlib.util.find_spec(module) is None:

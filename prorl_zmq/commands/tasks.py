@@ -71,7 +71,7 @@ def validate(
     row_format: RowFormatName = "",
     every: Annotated[bool, typer.Option("--all", help=f"Show all wrong rows, not only the first {SHOWN}.")] = False,
 ) -> None:
-    """Check a data file or a folder of Harbor tasks, and list its errors; the exit code is 1 if there are any.
+    """Check a data file, or a folder of Harbor tasks, and list its errors; the exit code is 1 if there are any.
 
     Each row is made into a job and its instance checked as the service would. Of a task folder, every key of task.toml
     and every instruction of its Dockerfile is checked. Nothing is run.

@@ -16,6 +16,7 @@ GLOB = re.compile(r"[*?\[]")
 class Context:
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._top = str(root)
         self._rules: list[tuple[bool, re.Pattern[str]]] | None = None
 
     def find(self, pattern: str) -> list[str]:
@@ -31,8 +32,8 @@ class Context:
             translated = re.sub(r"\[\^", "[!", name)
             found = sorted(iglob(translated, root_dir=self.root, include_hidden=True))  # noqa: PTH207 - relative
         else:
-            found = [name] if os.path.lexists(self.root / name) else []
-        return [each for each in found if not self._is_ignored(each)]
+            found = [name] if os.path.lexists(f"{self._top}/{name}") else []
+        return [each for each in found if not self._is_ignored(each)] if self._read_rules() else found
 
     def copy_to(self, target: Path) -> None:
         """Copy the folder, links as links."""

@@ -11,6 +11,7 @@ DIRECTIVE = re.compile(r"#\s*([A-Za-z]+)\s*=\s*(\S+)\s*")
 FLAG = re.compile(r"--([a-z-]+)(?:=(\S*))?(?:\s+|$)")
 HEREDOC = re.compile(r"\d*<<(-?)(['\"]?)([A-Za-z_][A-Za-z0-9_]*)\2")
 WITH_HEREDOCS = frozenset({"RUN", "COPY", "ADD"})
+WITH_FLAGS = WITH_HEREDOCS | {"FROM", "HEALTHCHECK"}
 KNOWN = WITH_HEREDOCS | {
     *("ARG", "CMD", "ENTRYPOINT", "ENV", "EXPOSE", "FROM", "HEALTHCHECK", "LABEL", "MAINTAINER", "ONBUILD", "SHELL"),
     *("STOPSIGNAL", "USER", "VOLUME", "WORKDIR"),
@@ -69,7 +70,7 @@ def parse_instructions(text: str) -> tuple[list[Instruction], str]:
         if keyword not in KNOWN:
             raise DockerfileError(start + 1, words[0][:40], "it is not an instruction of Dockerfiles")
         flags = []
-        while (flag := FLAG.match(rest)) is not None and keyword not in ("CMD", "ENTRYPOINT", "ENV", "LABEL", "SHELL"):
+        while keyword in WITH_FLAGS and (flag := FLAG.match(rest)) is not None:
             flags.append((flag[1], flag[2] or ""))
             rest = rest[flag.end() :]
         heredocs, first = [], at

@@ -114,6 +114,19 @@ class _Reader:
         self._arguments: set[str] = set()
         self._shell: tuple[str, ...] = SHELL
         self._lines: list[str] = []
+        self._methods = {
+            "FROM": self._from,
+            "ARG": self._arg,
+            "ENV": self._env,
+            "RUN": self._run,
+            "COPY": self._copy,
+            "ADD": self._copy,
+            "WORKDIR": self._workdir,
+            "USER": self._user,
+            "SHELL": self._set_shell,
+            "ENTRYPOINT": self._entrypoint,
+            "ONBUILD": self._onbuild,
+        }
 
     def read(self, instructions: list[Instruction]) -> list[Stage]:
         for each in instructions:
@@ -129,8 +142,6 @@ class _Reader:
         return self._stages
 
     def _add(self, each: Instruction) -> None:
-        if each.flags and each.keyword not in ("FROM", "RUN", "COPY", "ADD", "HEALTHCHECK"):
-            raise each.fail(f"it has no --{each.flags[0][0]}")
         if not each.text and each.keyword not in NO_EFFECT:
             raise each.fail("nothing follows it")
         if each.keyword in NO_EFFECT:
@@ -138,20 +149,7 @@ class _Reader:
         if each.keyword not in ("FROM", "ARG"):
             shown = " ".join(f"{each.keyword} {each.text}".split())[:80]
             self._lines.append(f"at {shlex.quote(f'line {each.line}: {shown}')}")
-        method = {
-            "FROM": self._from,
-            "ARG": self._arg,
-            "ENV": self._env,
-            "RUN": self._run,
-            "COPY": self._copy,
-            "ADD": self._copy,
-            "WORKDIR": self._workdir,
-            "USER": self._user,
-            "SHELL": self._set_shell,
-            "ENTRYPOINT": self._entrypoint,
-            "ONBUILD": self._onbuild,
-        }[each.keyword]
-        method(each)
+        self._methods[each.keyword](each)
 
     def _from(self, each: Instruction) -> None:
         self._end_stage()

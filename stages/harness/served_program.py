@@ -46,7 +46,7 @@ async def serve_program(
     port = listener.getsockname()[1]
     await server.start(listener)
     try:
-        data, rewards = await play(f"http://127.0.0.1:{port}/v1", key, (MODEL,))
+        data, rewards = await play(f"http://127.0.0.1:{port}/v1", key, (MODEL, *policy.job.models))
     except Exception as error:
         raise (model.failure or error) if not model.answered else error from error
     finally:

@@ -86,7 +86,7 @@ class SandboxCalls:
             )
         await self._container.call(partial(files.replace_folders, folders, user), FILE_LIMIT_S)
 
-    async def pack(self, paths: tuple[str, ...], exclude: tuple[str, ...], limit_bytes: int) -> bytes:
+    async def pack(self, paths: tuple[str, ...], exclude: tuple[str, ...], limit_bytes: Size) -> bytes:
         return await self._container.call(partial(files.pack, paths, exclude, limit_bytes), FILE_LIMIT_S, bytes)
 
     async def edit(self, arguments: EditorArguments, timeout_s: Limit) -> EditOutcome:

@@ -59,7 +59,7 @@ def test_a_game_of_one_player_is_played_to_its_end() -> None:
 
 @pytest.mark.usefixtures("environments")
 def test_a_limit_ends_the_game_with_the_rewards_so_far() -> None:
-    (trajectory,) = played(say("7", "8", "9"), {"environment": "guess"}, episode=EpisodeLimits(max_turns=2))
+    (trajectory,) = played(say("77", "88", "99"), {"environment": "guess"}, episode=EpisodeLimits(max_turns=2))
     assert (trajectory.outcome, trajectory.reward, trajectory.result.stop_reason) == ("completed", 0.0, "max_turns")
 
 
