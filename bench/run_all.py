@@ -35,6 +35,7 @@ BENCHES = (
     "dapo",
     "async_grpo",
     "tasks",
+    "harbor",
     "tools",
     "sandbox",
     "losses",
@@ -47,6 +48,7 @@ BENCHES = (
     "explain",
     "rewards",
     "environments",
+    "mcp",
 )
 """In the order of the pages."""
 FOLDER = Path(__file__).parent

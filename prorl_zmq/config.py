@@ -316,6 +316,22 @@ class MetricsSettings(Section, frozen=True):
     tls_key: str = ""
 
 
+class McpSettings(Section, frozen=True, kw_only=True):
+    """One `[[mcp]]`: an MCP server that runs already and that jobs may name by its address."""
+
+    url: Annotated[str, Meta(pattern=r"^https?://\S+\Z")]
+    """Where it speaks streamable HTTP, as stage processes reach it."""
+    key_variable: str = ""
+    """The environment variable of stage processes that holds its key, which is sent as a bearer token; empty: none."""
+
+    def key(self) -> str:
+        """Return the key; a `ConfigError` if the variable is not set, or to no key."""
+        found = os.environ.get(self.key_variable, "").strip() if self.key_variable else ""
+        if self.key_variable and not (found.isascii() and found.isprintable() and found):
+            raise ConfigError(f"set {self.key_variable} to the key of {self.url}: plain ASCII", key="mcp.key_variable")
+        return found
+
+
 class Topology(Section, frozen=True):
     """A whole topology file."""
 
@@ -333,6 +349,7 @@ class Topology(Section, frozen=True):
     gateway: GatewaySettings = GatewaySettings()
     dashboard: DashboardSettings = DashboardSettings()
     metrics: MetricsSettings = MetricsSettings()
+    mcp: tuple[McpSettings, ...] = ()
 
     @property
     def run_dir(self) -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import ChainMap
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,13 +20,13 @@ from ..inference.chat import ChatMessage
 from ..inference.tool_calls.call import MalformedCall, ToolCall
 from ..metrics.catalog import TOOL_SECONDS
 from ..system.traces import span
-from ..tools.tool import Tool, ToolArgumentsInvalid
+from ..tools.tool import AnyTool, ToolArgumentsInvalid
 from ..wire.messages.jobs import MAIN
 from .episode import UNLIMITED, ConversationRecord, StopReason, Turn
 from .turn_sampler import TurnSampler, version_per_token
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
 
     from ..inference import chat
     from ..inference.chat import Prompt
@@ -63,14 +64,14 @@ def checked_messages(messages: Any) -> list[ChatMessage]:
     return list(messages)
 
 
-def checked_tools(tools: Any) -> dict[str, Tool[Any]]:
+def checked_tools(tools: Any) -> dict[str, AnyTool]:
     """Return the tools that a handler passes on, by name.
 
     Raises:
         TypeError: a value has the wrong type.
     """
     for tool in tools:
-        if isinstance(tool, type) or not isinstance(tool, Tool):
+        if isinstance(tool, type) or not isinstance(tool, AnyTool):
             raise TypeError(f"a tool must be an object of a class derived from Tool, and not {tool!r:.100}")
     return {tool.name: tool for tool in tools}
 
@@ -87,7 +88,7 @@ class Conversation(ConversationRecord):
         episode: Episode,
         policy: Callable[[], Awaitable[JobPolicy]],
         opening: Sequence[ChatMessage],
-        tools: Sequence[Tool[Any]] = (),
+        tools: Sequence[AnyTool] = (),
         *,
         name: str = MAIN,
         trained: bool = True,
@@ -100,7 +101,7 @@ class Conversation(ConversationRecord):
         self._get_policy = policy
         self._policy: JobPolicy | None = None
         self._coming = checked_messages(opening)
-        self._tools = checked_tools(tools)
+        self._tools: MutableMapping[str, AnyTool] = checked_tools(tools)
         self._chat: chat.Conversation | None = None
         self._busy = False
         episode.conversations.append(self)
@@ -230,6 +231,8 @@ class Conversation(ConversationRecord):
         if not self.trained:
             policy = replace(policy, episode=self._counts)
         self._policy = policy
+        if policy.more_tools is not None and self.trained:
+            self._tools = ChainMap(self._tools, policy.more_tools)
         self._chat = policy.chat.conversation(
             [*self._coming, *messages], [tool.schema() for tool in self._tools.values()]
         )

@@ -14,11 +14,12 @@ from ..errors import HandlerFailed
 from ..wire.messages.jobs import MAIN, STEPS_LIMIT, ConversationPart, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, MutableMapping
 
     from ..inference.chat import ChatFormat, ChatMessage, ReadTurn
     from ..inference.engine import Generator
     from ..inference.tool_calls.call import MalformedCall, ToolCall
+    from ..tools.tool import AnyTool
     from ..wire.messages.jobs import Job
 
 STEP_S = 0.001
@@ -228,6 +229,8 @@ class JobPolicy:
     """The server that parses turns led by a program; empty: the chat format parses them."""
     others: OtherPolicies | None = None
     """The job's other models, for programs that lead; None: the job has none."""
+    more_tools: MutableMapping[str, AnyTool] | None = None
+    """Tools of MCP servers, in addition to those of a conversation; more may come during the rollout."""
 
 
 class OtherPolicies(Protocol):

@@ -59,8 +59,8 @@ if TYPE_CHECKING:
     from ..tasks.row_format import RowFormat
     from ..tools.containers.specification import SandboxSpec
     from ..tools.sandbox.sandbox import Sandbox
-    from ..tools.tool import Tool
-    from ..wire.messages.jobs import Job
+    from ..tools.tool import AnyTool
+    from ..wire.messages.jobs import Job, McpServer
     from .conversation import Conversation
     from .episode import Episode
     from .judge import Judge
@@ -74,6 +74,14 @@ NAMED_TYPES = (str, int, float, bool, list[str], dict[str, str])
 Instance = TypeVar("Instance", bound=msgspec.Struct)
 PhaseData = dict[str, Any]
 """The data that one phase returns for the next: plain data with string keys."""
+
+
+async def _no_program(_: object) -> PhaseData:
+    raise HandlerFailed("this RUN serves no model to programs")
+
+
+async def _no_sandbox(_: SandboxSpec) -> Sandbox:
+    raise HandlerFailed("this RUN has no fresh sandboxes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +104,7 @@ class RunPhase(Generic[Instance]):
     """The data that INIT returned."""
     sandbox: Sandbox | None
     """The sandbox that INIT made."""
-    converse: Callable[[Sequence[ChatMessage], Sequence[Tool[Any]]], Awaitable[Episode]]
+    converse: Callable[[Sequence[ChatMessage], Sequence[AnyTool]], Awaitable[Episode]]
     """Holds one conversation from the opening messages until a turn without a tool call, and returns the episode: a
     `conversation` and one `say`. The chat template describes the tools to the model. A harness that leads the rollout
     gets the user's messages as its task, and has tools of its own."""
@@ -109,10 +117,13 @@ class RunPhase(Generic[Instance]):
     serve: Callable[
         [Callable[[str, str, Sequence[str]], Awaitable[tuple[PhaseData, Sequence[tuple[int, float]]]]]],
         Awaitable[PhaseData],
-    ]
+    ] = _no_program
     """`serve(play)` serves the job's model over HTTP while `play(url, key, models)` runs, in place of conversations.
     All calls at the address are turns of this rollout. `play` returns data, which `serve` returns, and rewards of the
     policy's turns: index from 0, reward."""
+    create_sandbox: Callable[[SandboxSpec], Awaitable[Sandbox]] = _no_sandbox
+    """Makes a fresh sandbox without any process of the agent, to judge a part of the rollout before its end; the
+    service closes it when the phase ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +210,16 @@ class AgentHandler(ABC, Generic[Instance]):
         """Return the harness that leads the rollout; None: the service's own agent loop, in `RunPhase.converse`."""
         del instance
         return Harness.of(job.harness) if job.harness is not None else None
+
+    def mcp_servers(self, job: Job, instance: Instance) -> Sequence[McpServer]:
+        """Return the MCP servers whose tools the policy gets: those that the job names, unless the task adds some."""
+        del instance
+        return job.mcp
+
+    def ends_processes(self, instance: Instance) -> bool:
+        """Return whether RUN ends the agent's processes; False: EVAL, in the sandbox, judges these too."""
+        del instance
+        return True
 
     def lacks(self, instance: Instance) -> str:
         """Describe what the instance needs and this process's environment lacks; empty: nothing."""

@@ -35,7 +35,7 @@ from ..errors import (
 from ..inference.chat.loading import chat_format
 from ..system.open_files import wait_for_descriptors
 from ..system.traces import span
-from ..tools.containers.specification import SandboxSpec
+from ..tools.containers.specification import SandboxSpec, with_address_space
 from ..tools.processes.child import to_the_end
 from ..wire.messages.base import CONVERSATIONS_LIMIT, POLICY, new_id
 from ..wire.messages.jobs import MAIN, Outcome, Phase
@@ -69,18 +69,19 @@ from .phase_ends import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
     from ..inference.chat import ChatFormat, ChatMessage
     from ..inference.client import EngineClient
+    from ..tools.mcp.toolset import McpTools
     from ..tools.sandbox.sandbox import Sandbox
     from ..tools.sandbox.sandboxes import Sandboxes
-    from ..tools.tool import Tool
+    from ..tools.tool import AnyTool
     from ..wire.messages.backends import ChatSettings
-    from ..wire.messages.jobs import Job
+    from ..wire.messages.jobs import Job, McpServer
     from ..wire.messages.stages import StartPhase
     from .backend_client import BackendClient
     from .grading.grader_pool import GraderPool
@@ -122,6 +123,8 @@ class StageServices:
     endpoints: ChatEndpoints
     door: Callable[[], RolloutDoor]
     """Returns the server through which programs outside lead rollouts of this process."""
+    mcp_keys: Mapping[str, str]
+    """The addresses of the MCP servers that jobs may name, with the key for each."""
 
 
 class PhaseRunner:
@@ -139,6 +142,10 @@ class PhaseRunner:
         """The fresh sandboxes, which are closed when the phase ends."""
         self._harness: ChosenHarness | None = None
         self._outside: OutsideRollout | None = None
+        self._servers: Sequence[McpServer] = ()
+        self._taken: set[str] = set()
+        """Names of the task's own tools; noted only for jobs with MCP servers."""
+        self._mcp: McpTools | None = None
         self._episode: Episode | None = None
         self._serves = False
         """A program that calls the model over HTTP plays the rollout."""
@@ -183,20 +190,23 @@ class PhaseRunner:
 
     async def _ran(self) -> PhaseDone:
         job, instance = self.job, self._handler.parse_instance(self.job)
+        self._servers = self._handler.mcp_servers(job, instance)
         choice = self._handler.harness(job, instance)
         if choice is not None and job.outside is not None:
             raise InvalidJob("a job names a harness or has a program outside, not both", field="harness")
+        if self._servers and job.outside is not None:
+            raise InvalidJob("a program outside cannot use MCP servers; leave out `mcp`", field="mcp")
         if choice is not None:
             from .harness.rollout import ChosenHarness  # imports aiohttp, which takes half of a process's start
 
-            self._harness = ChosenHarness.find(choice)
+            self._harness = ChosenHarness.find(choice, self._servers)
         if self._command.sandbox is not None:
             self.sandbox = await self._services.sandboxes.attach(self._command.sandbox)
         match self._phase:
             case Phase.INIT:
                 data = await self._handler.init(InitPhase(job, instance, self._create_sandbox))
                 checked_data(Phase.INIT, data)
-                if self._harness is not None:
+                if self._harness is not None or self._has_programs:
                     await self._create_sandbox(SandboxSpec())  # unless the task has made one
                 return self._done(data)
             case Phase.RUN:
@@ -205,11 +215,16 @@ class PhaseRunner:
                 return await self._eval(instance)
 
     async def _run(self, instance: Any) -> PhaseDone:
-        calls = (self._converse, self._conversation, self._serve)
-        phase = RunPhase(self.job, instance, self._command.phase_data, self.sandbox, *calls)
+        inputs = (self.job, instance, self._command.phase_data, self.sandbox)
+        calls = (self._converse, self._conversation, self._serve, self._create_fresh_sandbox)
+        phase = RunPhase(*inputs, *calls)
         try:
-            data = await self._handler.run(phase)
-            if self.sandbox is not None and self._hands_on_sandbox():
+            try:
+                data = await self._handler.run(phase)
+            finally:
+                if self._mcp is not None:
+                    await self._mcp.close()
+            if self.sandbox is not None and self._hands_on_sandbox() and self._handler.ends_processes(instance):
                 await self.sandbox.end_processes()
             data = passed_on(data)
             if self._outside is not None and self._outside.reward is not None:
@@ -253,6 +268,8 @@ class PhaseRunner:
         if self.sandbox is None:
             if self._harness is not None:
                 spec = self._harness.prepared(spec)
+            elif self._has_programs:
+                spec = with_address_space(spec)
             # Job ids are not unique among brokers that share the node.
             name = f"{self.job.job_id}.{self._command.attempt}-{new_id()[:8]}"
             with span("create sandbox"):
@@ -265,7 +282,7 @@ class PhaseRunner:
             self._fresh.append(await self._services.sandboxes.create(name, spec))
         return self._fresh[-1]
 
-    async def _converse(self, messages: Sequence[ChatMessage], tools: Sequence[Tool[Any]]) -> Episode:
+    async def _converse(self, messages: Sequence[ChatMessage], tools: Sequence[AnyTool]) -> Episode:
         if not self._is_led:
             await self._conversation(messages, tools).say()
             assert self._episode is not None, "a conversation has begun"
@@ -285,6 +302,10 @@ class PhaseRunner:
         return episode
 
     @property
+    def _has_programs(self) -> bool:
+        return any(server.command for server in self._servers)
+
+    @property
     def _is_led(self) -> bool:
         """Whether a harness or a program outside leads the rollout."""
         return self._harness is not None or self.job.outside is not None
@@ -292,7 +313,7 @@ class PhaseRunner:
     def _conversation(
         self,
         opening: Sequence[ChatMessage],
-        tools: Sequence[Tool[Any]] = (),
+        tools: Sequence[AnyTool] = (),
         *,
         name: str = MAIN,
         model: str = POLICY,
@@ -311,6 +332,8 @@ class PhaseRunner:
                 f"this rollout has a conversation named {name!r} already: give the other one a name (name=…), or say "
                 "more in the first one"
             )
+        if self._servers:
+            self._taken |= {tool.name for tool in tools}
         policy = partial(self._policy_of, model)
         trained = trained and self._others.is_policy(model)
         return Conversation(self._episode, policy, opening, tools, name=name, trained=trained)
@@ -345,6 +368,7 @@ class PhaseRunner:
     async def _open_policy(self) -> JobPolicy:
         episode = self._episode
         assert episode is not None, "a conversation has begun"
+        more = await self._more_tools() if self._servers and not self._is_led else None
         asked_at = time.monotonic()
         backend = await self.backend.assigned()
         waited_s = time.monotonic() - asked_at
@@ -353,11 +377,19 @@ class PhaseRunner:
         self._acting_since = time.monotonic()
         if waited_s >= BACKEND_WAIT_S:
             episode.timings["backend"] = waited_s
-        return JobPolicy(
-            self.backend.generate, chat, backend.context_tokens, self.job, episode, parser_url, self._others
-        )
+        generate, context = self.backend.generate, backend.context_tokens
+        return JobPolicy(generate, chat, context, self.job, episode, parser_url, self._others, more)
 
-    async def _be_led(self, policy: JobPolicy, messages: Sequence[ChatMessage], tools: Sequence[Tool[Any]]) -> None:
+    async def _more_tools(self) -> MutableMapping[str, AnyTool]:
+        """Start the job's MCP servers, and return their tools."""
+        from ..tools.mcp.toolset import McpTools
+
+        self._mcp = McpTools(self._servers, self.sandbox, self._services.mcp_keys, self._taken)
+        with span("start MCP servers"):
+            await self._mcp.open()
+        return self._mcp.tools
+
+    async def _be_led(self, policy: JobPolicy, messages: Sequence[ChatMessage], tools: Sequence[AnyTool]) -> None:
         if tools:
             names = ", ".join(tool.name for tool in tools)
             raise InvalidJob(
@@ -384,7 +416,7 @@ class PhaseRunner:
         sandbox = self.sandbox
         if sandbox is None or not (self._has_acted() and sandbox.held and sandbox.isolated):
             return False
-        if error.fields.get("reason") in TASKS_OWN_REASONS:
+        if error.fields.get("reason") in {*TASKS_OWN_REASONS, "server"}:
             return False
         with suppress(ProrlError):
             await sandbox.end_processes()  # its processes must not disturb a fresh one

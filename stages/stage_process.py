@@ -116,6 +116,8 @@ class StageOptions:
     """The root filesystem of sandboxes whose task names none."""
     image_folders: tuple[Path, ...] = ()
     """Folders of images that tasks may name, in addition to those of `prorl image build`."""
+    mcp_keys: Mapping[str, str] = field(default_factory=dict)
+    """The addresses of the MCP servers that jobs may name, with the key for each; empty: none."""
     insecure: bool = False
     """Allow plaintext TCP beyond loopback."""
     keys: Path | None = None
@@ -410,6 +412,7 @@ class StageProcess:
             self._judge,
             self._endpoints,
             self._opened_door,
+            options.mcp_keys,
         )
 
     def _opened_door(self) -> RolloutDoor:

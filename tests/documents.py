@@ -19,12 +19,19 @@ MAKE_SWE_COMMANDS = (
     "prorl tasks make-swe --recipe swe-mini --out swe-mini.jsonl",
 )
 """Run by `tests/make_swe`: the first one whole, the second one for a project of the recipe."""
+HARBOR_COMMANDS = (
+    "prorl tasks validate tasks/",
+    "prorl tasks images tasks/",
+    "prorl tasks images tasks/ --build --bases bases.toml",
+)
+"""Run in this order by `tests/commands/test_task_folders.py`."""
 OWN_TASK_COMMANDS = (
     """prorl tasks try my_task.py data.jsonl --say 'bash {"command": "grep -ow be text.txt | wc -l"}' --say \
 'finish {"message": "2"}'""",
     "prorl tasks show my_task.py",
     "prorl tasks validate data.jsonl --task-module my_task.py",
     "prorl eval data.jsonl --task-module my_task.py --out counted",
+    "prorl tasks try guess_task.py --set seed=4 --say 1 --say 4",
     """prorl tasks try essay_task.py --set topic=rain --set judge=engine --say 'note {"text": "Rain is water."}' --say \
 'Rain is water that falls.' --say 'RATING: 4'""",
 )
@@ -42,7 +49,13 @@ REAL_ENVIRONMENT_COMMANDS = (
     """prorl env test reasoning-gym --args '{"name": "basic_arithmetic"}' --seed 1 --say '<answer>-4</answer>'""",
 )
 """Run by `tests/stages/environments/test_real_environments.py`."""
-ENVIRONMENT_INSTALLS = ("prorl env install gem", "prorl env install textarena", "prorl env install reasoning-gym")
+ENVIRONMENT_INSTALLS = (
+    "prorl env install gem",
+    "prorl env install textarena",
+    "prorl env install reasoning-gym",
+    "prorl env install verifiers",
+    "prorl env install verifiers-v0",
+)
 """Run by `make environments`."""
 SLURM_COMMANDS = (
     "prorl up --slurm cluster.toml --service ~/run-1 --dry-run",
@@ -59,6 +72,25 @@ DASHBOARD_COMMAND = "prorl dashboard --runs eval"
 """Run by `tests/dashboard`, at a free port."""
 DEMO_COMMANDS = ("prorl demo --overlap --steps 40", "prorl demo --overlap --steps 60 --resume")
 """Run by `tests/demo/test_demo.py`, with fewer steps."""
+
+
+NEMO_GYM_COMMANDS = (
+    "export PRORL_NEMO_GYM=counter=http://127.0.0.1:8001",
+    """prorl env test nemo-gym --args '{"row": {"responses_create_params": {"input": "Add 3."}, "initial_count": 3, \
+"expected_count": 3}}' --say 'The count is 3.'""",
+    "prorl tasks validate example.jsonl",
+)
+OPENENV_COMMANDS = (
+    "export PRORL_OPENENV=guess=http://127.0.0.1:8000",
+    """prorl env test openenv --args '{"show": "text"}' --seed 3 --say 5 --say 7""",
+)
+TAU2_COMMANDS = (
+    "export TAU2_DATA_DIR=$PWD/tau2-bench/data",
+    "prorl env install tau2 --from ./tau2-bench --adapter tau2.py:Tau2",
+    """prorl env test tau2 --args '{"domain": "mock", "task": "create_task_1"}' \
+--say 'Create a task called Important Meeting for user_1.'""",
+)
+"""Run by `tests/stages/environments/test_how_to.py`."""
 
 
 def blocks(language: str) -> list[str]:

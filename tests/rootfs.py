@@ -57,11 +57,11 @@ def _libraries(program: str) -> list[str]:
     return [word for word in listed.split() if word.startswith("/")]
 
 
-def tiny_root_filesystem(folder: Path) -> Path:
-    """Make a root filesystem of a few of the host's own programs and their libraries."""
+def tiny_root_filesystem(folder: Path, *more: str) -> Path:
+    """Make a root filesystem of a few of the host's own programs, and of `more`, and their libraries."""
     for each in FOLDERS:
         (folder / each).mkdir(parents=True)
-    for program in TINY_PROGRAMS:
+    for program in (*TINY_PROGRAMS, *more):
         found = shutil.which(program)
         assert found is not None
         shutil.copy(found, folder / "bin" / program)

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -32,6 +33,7 @@ NAMES = (
     "nodes",
     "async_grpo",
     "tasks",
+    "harbor",
     "tools",
     "sandbox",
     "losses",
@@ -39,6 +41,7 @@ NAMES = (
     "explain",
     "rewards",
     "environments",
+    "mcp",
 )
 PROVED = ("chaos", "chaos_cluster", "hostile", "fuzz", "slurm")
 """Run by tests/chaos and tests/cluster, which look at what came out."""
@@ -69,6 +72,8 @@ def test_a_quick_run_reports_positive_finite_figures(name, tmp_path, monkeypatch
     for module in modules:
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"bench/{name}.py compares with {module}: install the extra [{extra}]")
+    if name == "mcp" and not Path(os.environ.get("PRORL_MCP_PYTHON", BENCH.parent / ".mcp/bin/python")).exists():
+        pytest.skip("bench/mcp.py compares with the SDK's client: make mcp")
     for program in PROGRAMS.get(name, ()):
         if shutil.which(program) is None:
             pytest.skip(f"bench/{name}.py runs {program}: install its Debian package")

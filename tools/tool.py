@@ -29,17 +29,42 @@ class ToolArgumentsInvalid(ValueError):
     """The model called a tool with invalid arguments; the text says what to change."""
 
 
-class Tool(ABC, Generic[A]):
-    """Base of all tools. The caller that makes a tool closes it."""
+class AnyTool(ABC):
+    """What the agent loop asks of a tool. The caller that makes a tool closes it."""
 
-    name: ClassVar[str]
+    name: str
     """What the model calls."""
+    ends_episode: ClassVar[bool] = False
+    """A call that succeeds ends the episode, and its text is the episode's `final_message`."""
+
+    @abstractmethod
+    def schema(self) -> dict[str, Any]:
+        """Describe the tool as OpenAI's function calling and the Hermes chat templates do."""
+
+    @abstractmethod
+    async def __call__(self, arguments: dict[str, Any], timeout_s: float) -> str:
+        """Call the tool; return the text for the model.
+
+        Args:
+            arguments: as the model wrote them, parsed from JSON.
+            timeout_s: the call ends soon after that, with a text that says so.
+
+        Raises:
+            ToolArgumentsInvalid: the arguments are not what the tool takes; nothing was done.
+            ProrlError: the tool's session or sandbox is lost.
+        """
+
+    async def close(self) -> None:  # noqa: B027 - most tools hold nothing
+        """End what the tool holds; may be called again."""
+
+
+class Tool(AnyTool, Generic[A]):
+    """Base of tools that declare their arguments as a Struct."""
+
     description: ClassVar[str]
     """What the model reads about it."""
     takes: type[A]
     """The arguments."""
-    ends_episode: ClassVar[bool] = False
-    """A call that succeeds ends the episode, and its text is the episode's `final_message`."""
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -53,24 +78,10 @@ class Tool(ABC, Generic[A]):
         return {**schema, "$defs": components} if components else schema
 
     def schema(self) -> dict[str, Any]:
-        """Describe the tool as OpenAI's function calling and the Hermes chat templates do."""
-        return {
-            "type": "function",
-            "function": {"name": self.name, "description": self.description, "parameters": self.parameters},
-        }
+        return function_schema(self.name, self.description, self.parameters)
 
     async def __call__(self, arguments: dict[str, Any], timeout_s: float) -> str:
-        """Call the tool; return the text for the model.
-
-        Args:
-            arguments: as the model wrote them, parsed from JSON.
-            timeout_s: the call ends soon after that, with a text that says so.
-
-        Raises:
-            ToolArgumentsInvalid: the arguments are not what the tool takes; nothing was done.
-            TypeError: `call` is not as `Tool` declares it.
-            ProrlError: the tool's session or sandbox is lost.
-        """
+        """Check the arguments and call `call`; a `TypeError` if that is not as `Tool` declares it."""
         calling = self.call(self.check(arguments), timeout_s)
         if not isawaitable(calling):
             raise TypeError(f"the tool {self.name}: call must be a coroutine; write `async def call(…)`")
@@ -90,12 +101,14 @@ class Tool(ABC, Generic[A]):
     async def call(self, arguments: A, timeout_s: float) -> str:
         """Do the work; see `__call__`."""
 
-    async def close(self) -> None:
-        """End what the tool holds; may be called again."""
-
     def _usage(self) -> str:
         schema = self.parameters
         return _words(schema, schema.get("$defs", {}))
+
+
+def function_schema(name: str, description: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    """Return what `AnyTool.schema` returns."""
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 
 def _for_model(about: dict[str, Any]) -> dict[str, Any]:

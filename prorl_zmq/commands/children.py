@@ -174,6 +174,7 @@ def _run_stage(plan: StagePlan) -> None:
         sandbox=topology.sandbox.kind,
         image=topology.sandbox.image,
         image_folders=tuple(map(Path, topology.sandbox.image_folders)),
+        mcp_keys={each.url: each.key() for each in topology.mcp},
         insecure=topology.service.insecure,
         keys=_keys_of(topology),
     )

@@ -172,7 +172,8 @@ def evaluate(
         Path,
         typer.Argument(
             metavar="FILE",
-            help="Problems: .jsonl, .parquet, .csv or a JSON list, in any row format that `prorl tasks list` shows.",
+            help="Problems: a folder of Harbor tasks; or .jsonl, .parquet, .csv or a JSON list, in any row format that "
+            "`prorl tasks list` shows.",
         ),
     ],
     what: WhatOptions,
@@ -212,7 +213,9 @@ def evaluate(
     from ..trackers import open_tracker
 
     planned = _planned(file, what, own, running, counted)
-    with RunFolder(out if out is not None else Path("eval") / file.stem, planned.plan, fresh=fresh) as folder:
+    with RunFolder(
+        out if out is not None else Path("eval") / file.absolute().stem, planned.plan, fresh=fresh
+    ) as folder:
         _say_where_it_stands(folder)
         with open_tracker(
             *log or (),

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import signal
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 import typer
 
+from ..errors import ConfigError
 from .options import Images, Verbose, named_texts
 from .progress_display import Progress
 from .tables import console, print_table, text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from ..tools.images.image_store import ImageStore
+    from ..tools.images.sources import Base
 
 commands = typer.Typer(
     help="Build and keep the images that sandboxes start from. Try: "
@@ -26,6 +28,15 @@ commands = typer.Typer(
 )
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The image, as `prorl image list` shows.")]
+BaseImages = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--base",
+        metavar="NAME=SOURCE",
+        help="For an image that a Dockerfile or task names, such as ubuntu:24.04: an image of `prorl image list`, a "
+        "folder, a SIF file, docker-archive:FILE, oci:FOLDER or docker://IMAGE. May be repeated. [default: docker://NAME]",
+    ),
+]
 Wait = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for another builder of it.")]
 
 
@@ -35,8 +46,8 @@ def build(
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="image.def, image.def.j2 (a template), a folder, image.sif, docker://IMAGE, or "
-            "debootstrap://SUITE?include=PACKAGE,…&variant=minbase (as root).",
+            help="Dockerfile, image.def, image.def.j2 (a template), a folder, image.sif, docker://IMAGE, "
+            "docker-archive:FILE, oci:FOLDER, or debootstrap://SUITE?include=PACKAGE,…&variant=minbase (as root).",
         ),
     ],
     name: Annotated[str, typer.Option("--name", "-n", help="The image's name.")],
@@ -58,6 +69,7 @@ def build(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A variable of a template; may be repeated.")
     ] = None,
+    base: BaseImages = None,
     mirror: Annotated[str, typer.Option(help="Package mirror for debootstrap. [default: that of apt]")] = "",
     timeout: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="How long the build may take.")] = 3600.0,
     wait: Wait = 3600.0,
@@ -72,7 +84,7 @@ def build(
     # ^C removes temporary files and ends programs; SIGTERM must do the same.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     store = image_store(images)
-    with build_progress("prorl image", verbose=verbose) as (say, heard):
+    with ExitStack() as locks, build_progress("prorl image", verbose=verbose) as (say, heard):
         built = store.build(
             source,
             name,
@@ -80,6 +92,7 @@ def build(
             lock_file=lock,
             format=format_,
             variables=variables,
+            bases=named_bases(base or (), None, store, locks),
             mirror=mirror,
             timeout_s=timeout,
             wait_s=wait,
@@ -145,6 +158,32 @@ def image_store(root: Path | None) -> ImageStore:
     from ..tools.images.image_store import ImageStore
 
     return ImageStore(default_root() if root is None else root)
+
+
+def named_bases(given: Sequence[str], file: Path | None, store: ImageStore, locks: ExitStack) -> dict[str, Base]:
+    """Return base images by the names that Dockerfiles have for them, of a TOML file and then of options.
+
+    Images of the store are locked until `locks` closes.
+    """
+    from ..system.settings_file import read_toml
+    from ..tools.images.image import NAME_PATTERN, lock_image
+    from ..tools.images.sources import parse_base
+
+    texts: dict[str, str] = {}
+    for name, value in (read_toml(file) if file is not None else {}).items():
+        if not isinstance(value, str):
+            raise ConfigError(f"{file}: {name} is not a text, but names a base image", key="bases")
+        texts[name] = value
+    for option in given:
+        name, equals, value = option.partition("=")
+        if not name or not equals or not value:
+            raise ConfigError(f"--base {option}: write NAME=SOURCE, such as ubuntu:24.04=ubuntu", key="base")
+        texts[name] = value
+    found = {}
+    for name, value in texts.items():
+        image = store.find(value) if NAME_PATTERN.fullmatch(value) else None
+        found[name] = parse_base(str(locks.enter_context(lock_image(image.path)).path) if image is not None else value)
+    return found
 
 
 @contextmanager

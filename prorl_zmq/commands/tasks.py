@@ -11,10 +11,12 @@ import typer
 
 from ..errors import ConfigError, InvalidJob, InvalidRecord, ProrlError
 from ..system.logs import one_line, say
-from .images import image_store
+from .harbor_oracle import prove_tasks
+from .images import BaseImages, image_store
 from .make_swe import make_swe
 from .options import Images, RowFormatName, TaskModule, TaskName
 from .tables import console, print_table, text
+from .task_folders import images_of_folders, validate_folders
 from .try_task import show_task, try_task
 
 if TYPE_CHECKING:
@@ -30,12 +32,16 @@ commands = typer.Typer(
     rich_markup_mode=None,
 )
 commands.command("make-swe")(make_swe)
+commands.command("oracle")(prove_tasks)
 commands.command("show")(show_task)
 commands.command("try")(try_task)
 
 File = Annotated[
     Path,
-    typer.Argument(metavar="FILE", help="Rows of known formats: .jsonl, .parquet, .csv, or .json with a list."),
+    typer.Argument(
+        metavar="FILE",
+        help="Rows of known formats: .jsonl, .parquet, .csv, or .json with a list; or a folder of Harbor tasks.",
+    ),
 ]
 SHOWN = 20
 """Wrong rows that are shown, unless all are requested."""
@@ -65,10 +71,14 @@ def validate(
     row_format: RowFormatName = "",
     every: Annotated[bool, typer.Option("--all", help=f"Show all wrong rows, not only the first {SHOWN}.")] = False,
 ) -> None:
-    """Check a data file and list its errors by line; the exit code is 1 if there are any.
+    """Check a data file, or a folder of Harbor tasks, and list its errors; the exit code is 1 if there are any.
 
-    Each row is made into a job and its instance checked as the service would. Nothing is run.
+    Each row is made into a job and its instance checked as the service would. Of a task folder, every key of task.toml
+    and every instruction of its Dockerfile is checked. Nothing is run.
     """
+    if file.is_dir():
+        validate_folders(file, every=every)
+        return
     counts: Counter[tuple[str, str]] = Counter()
     names: dict[str, int] = {}
     named_again: list[str] = []
@@ -99,14 +109,28 @@ def validate(
 def images_of(
     file: File,
     build: Annotated[bool, typer.Option("--build", help="Build those that are missing, one after the other.")] = False,
+    base: BaseImages = None,
+    bases: Annotated[
+        Path | None, typer.Option(metavar="FILE", help='TOML with a line "NAME" = "SOURCE" for each --base.')
+    ] = None,
+    dockerfiles: Annotated[
+        bool, typer.Option("--dockerfiles", help="Build from a task's Dockerfile although it names a published image.")
+    ] = False,
     row_format: RowFormatName = "",
     images: Images = None,
 ) -> None:
-    """List the images that the swe rows of a file need, and which are missing; --build makes those.
+    """List the images that swe rows or Harbor tasks need, and which are missing; --build makes those.
 
-    The exit code is 1 if any is missing at the end, or if a row is wrong.
+    The exit code is 1 if any is missing at the end, or if a row or folder is wrong.
+
+    prorl tasks images tasks/ --build --base ubuntu:24.04=docker-archive:ubuntu.tar
     """
     store = image_store(images)
+    if file.is_dir():
+        images_of_folders(file, store, build=build, dockerfiles=dockerfiles, base=base or (), bases=bases)
+        return
+    if base or bases or dockerfiles:
+        raise ConfigError(f"{file} is no folder of Harbor tasks, which --base, --bases and --dockerfiles are for")
     needed: dict[str, str] = {}
     wrong = 0
     for _, problem, row in _checked(file, "", row_format):

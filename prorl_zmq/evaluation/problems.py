@@ -11,6 +11,8 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ..errors import ConfigError, InvalidJob, InvalidRecord
 from ..tasks.loading import load_rows
 
@@ -78,6 +80,12 @@ def check_instances(problems: Sequence[Problem], handlers: Mapping[str, AgentHan
 
 
 def checksum(path: Path) -> str:
+    """Return the digest of a file, or of the instances of a folder's tasks."""
+    if path.is_dir():
+        rows = hashlib.sha256()
+        for row in load_rows(path):
+            rows.update(msgspec.msgpack.encode(row.message if isinstance(row, InvalidRecord) else row.job.instance))
+        return rows.hexdigest()
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""`load_jobs`: jobs from a data file.
+"""`load_jobs`: jobs from a data file, or from a folder of Harbor tasks.
 
 A row has a known row format (`ROW_FORMATS`, or those of other handlers), is an instance of a named `task`, or is a
 whole job, as for `prorl submit`.
@@ -15,6 +15,7 @@ import msgspec
 
 from ..errors import ConfigError, InvalidRecord
 from ..wire.messages.jobs import Job, PhaseLimits
+from .harbor_folder import find_task_folders, read_task_folder
 from .long_integers import long_integers
 from .records import read_records
 from .row_format import Record, RowFormat, recognise, unchecked, unique
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 JOB_FORMAT = "job"
 """The row format's name of whole jobs."""
+HARBOR = "harbor"
+"""The task and the row format of task folders."""
 NAMES = ("instance_id", "task_id", "question_id", "problem_id", "unique_id", "id", "name")
 """Columns that may name a row, in order of preference."""
 
@@ -34,9 +37,9 @@ class Row:
     """A row of a data file as a job."""
 
     number: int
-    """Its line, from 1; of parquet, its row."""
+    """Its line, from 1; of parquet, its row; of task folders, its place in their order."""
     name: str
-    """The row's name in its data set; else its number."""
+    """The row's name in its data set; else its number. Of a task folder, its path below the given one."""
     row_format: str
     job: Job
 
@@ -52,7 +55,8 @@ def load_jobs(
     """Yield a job for each row of a data file, in the file's order.
 
     Args:
-        path: `.jsonl`, `.parquet`, `.csv`, or `.json` with a list (see `records`).
+        path: `.jsonl`, `.parquet`, `.csv`, or `.json` with a list (see `records`); or a folder of Harbor tasks, or one
+            such task, whose jobs come in the order of their paths.
         task: consider row formats of this task only; empty: of all. Where none is known for the task, the rows are
             taken to be its instances.
         row_format: the name of the row format of all rows; empty: recognise it row by row, by the columns.
@@ -82,6 +86,11 @@ def load_rows(
 ) -> Iterator[Row | InvalidRecord]:
     """Yield each row with its job, or the error that it has; arguments as of `load_jobs`."""
     path = Path(path)
+    if path.is_dir():
+        if task not in ("", HARBOR) or row_format not in ("", HARBOR):
+            raise ConfigError(f"{path} is a folder, so its rows are Harbor tasks, of task and row format {HARBOR}")
+        yield from _task_folders(path, options or {})
+        return
     considered = chosen(row_formats, task, row_format)
     empty = True
     for number, record in read_records(path):
@@ -94,6 +103,17 @@ def load_rows(
             yield InvalidRecord(f"{path.name}, line {number}: {error.message}", **{**error.fields, "line": number})
     if empty:
         raise ConfigError(f"{path} has no rows in it", key="file")
+
+
+def _task_folders(root: Path, options: Mapping[str, Any]) -> Iterator[Row | InvalidRecord]:
+    for number, folder in enumerate(find_task_folders(root), start=1):
+        name = root.resolve().name if folder == root else folder.relative_to(root).as_posix()
+        try:
+            read = read_task_folder(folder)
+            instance: dict[str, Any] = msgspec.to_builtins(read.task)
+            yield Row(number, name, HARBOR, Job(task=HARBOR, instance={**instance, **options}, limits=read.limits()))
+        except InvalidRecord as error:
+            yield InvalidRecord(f"{name}: {error.message}", **{**error.fields, "line": number})
 
 
 def chosen(row_formats: Iterable[RowFormat], task: str, name: str) -> tuple[RowFormat, ...]:

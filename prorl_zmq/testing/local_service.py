@@ -197,6 +197,7 @@ class LocalService:
             sandbox=topology.sandbox.kind,
             image=topology.sandbox.image,
             image_folders=tuple(map(Path, topology.sandbox.image_folders)),
+            mcp_keys={each.url: each.key() for each in topology.mcp},
             shutdown_s=PHASES_LIMIT_S,
         )
 

@@ -56,7 +56,8 @@ class Opening(TypedDict, total=False):
     """What each player sees, for those that act now: a user message, or several messages. The players of a rollout
     are those of all observations; each has a conversation of its own. Several at once act at the same time."""
     tools: Sequence[Mapping[str, Any]]
-    """Functions that all players may call: `name`, `description` and `parameters`, a JSON schema."""
+    """Functions that players may call: `name`, `description`, `parameters` (a JSON schema), and `players`, the names of
+    those who may; left out: all may."""
 
 
 class Step(TypedDict, total=False):

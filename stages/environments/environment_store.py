@@ -47,8 +47,12 @@ class KnownEnvironment(NamedTuple):
 KNOWN = {
     # Its metadata says <=3.12, which excludes the patches of 3.12.
     "gem": KnownEnvironment(PyPI("gem-llm", "0.1.0", python=(3, 10), newest=(3, 12, 0)), "gem:make"),
+    "nemo-gym": KnownEnvironment(None, "nemo_gym.py:NemoGym"),
+    "openenv": KnownEnvironment(None, "openenv.py:OpenEnv"),
     "reasoning-gym": KnownEnvironment(PyPI("reasoning-gym", "0.1.25", python=(3, 10)), "reasoning_gym.py:ReasoningGym"),
     "textarena": KnownEnvironment(PyPI("textarena", "0.7.4", python=(3, 10)), "textarena.py:TextArena"),
+    "verifiers": KnownEnvironment(PyPI("verifiers", "0.4.0", also=("uv",)), "verifiers.py:Verifiers"),
+    "verifiers-v0": KnownEnvironment(PyPI("verifiers", "0.1.14", python=(3, 10)), "verifiers_v0.py:VerifiersV0"),
 }
 """The environments that have an adapter here, by name."""
 
@@ -165,6 +169,10 @@ def _checked_place(place: str) -> str:
     module, _, name = place.rpartition(":")
     if not module.endswith(".py"):
         return place
-    if not Path(module).is_file():
-        raise ConfigError(f"the adapter's file {module} does not exist", key="environment")
-    return f"{Path(module).absolute()}:{name}"
+    file = next((one for one in (Path(module), ADAPTERS / module) if one.is_file()), None)
+    if file is None:
+        known = ", ".join(sorted(one.name for one in ADAPTERS.glob("[a-z]*.py")))
+        raise ConfigError(
+            f"the adapter's file {module} does not exist; files of this package: {known}", key="environment"
+        )
+    return f"{file.absolute()}:{name}"

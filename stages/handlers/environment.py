@@ -24,9 +24,10 @@ from ..handler import AgentHandler, EvalPhase, Evaluation, PhaseData, RunPhase
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ..conversation import Conversation, Turn
+    from ..conversation import Conversation
     from ..environments.environment_pool import EnvironmentRollout, Message, Step
     from ..environments.environment_worker import EnvironmentPlace
+    from ..episode import Turn
 
 LOOK_S = 5.0
 """Seconds after which a rollout looks again where its environment is."""
@@ -167,7 +168,7 @@ class Game:
             if opening[0].role == Role.SYSTEM:
                 system = f"{system}\n\n{opening.pop(0).content}"
             opening.insert(0, ChatMessage(Role.SYSTEM, system))
-        tools = [EnvironmentTool(self, name, tool) for tool in self._offered]
+        tools = [EnvironmentTool(self, name, tool) for tool in self._offered if name in tool.get("players", (name,))]
         other = {"model": player.model} if player.model != "policy" else {}
         return self._phase.conversation(opening, tools, name=name, trained=player.trained, **other)
 
@@ -190,7 +191,8 @@ class EnvironmentTool(Tool[Arguments]):
 
     def __init__(self, game: Game, player: str, about: dict[str, Any]) -> None:
         self.name = about["name"]  # type: ignore[misc]  # each environment has its own
-        self._game, self._player, self._about = game, player, about
+        self._game, self._player = game, player
+        self._about = {key: about[key] for key in ("name", "description", "parameters")}
 
     def schema(self) -> dict[str, Any]:
         return {"type": "function", "function": self._about}

@@ -22,7 +22,7 @@ from .check_script import checked_files
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ...tools.tool import Tool
+    from ...tools.tool import AnyTool
     from ..episode import Episode
 
 
@@ -87,7 +87,7 @@ class HarnessHandler(AgentHandler[HarnessInstance]):
             await phase.converse(messages, ())
             return {}
 
-        async def converse(_messages: Sequence[ChatMessage], tools: Sequence[Tool[Any]]) -> Episode:
+        async def converse(_messages: Sequence[ChatMessage], tools: Sequence[AnyTool]) -> Episode:
             return await phase.converse(messages, tools)
 
         handler, inner = self._graded_by(phase.job, instance.grader)

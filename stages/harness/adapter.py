@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 ENTRY_POINT_GROUP = "prorl_zmq.harnesses"
 NODE = "24.21.0"
 
-ADDRESS_SPACE_BYTES = 2**40
-"""The address space that a sandbox must allow a process: JavaScript engines reserve it, and use little."""
-
 
 class CallKind(StrEnum):
     """The purpose of a model call."""
@@ -71,6 +68,14 @@ class PyPI:
     """The newest supported Python, such as (3, 12), which includes its patches, or (3, 12, 0); empty: any."""
 
 
+class McpCommand(NamedTuple):
+    """An MCP server that a harness starts."""
+
+    command: str
+    args: list[str]
+    env: dict[str, str]
+
+
 @dataclass(frozen=True, slots=True)
 class LaunchRequest:
     """The settings of one rollout for a harness."""
@@ -95,11 +100,18 @@ class LaunchRequest:
     """Appended to the command line; for harness `command`, all of it."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Added to the environment, overriding the adapter's variables."""
+    mcp: Mapping[str, McpCommand] = field(default_factory=dict)
+    """MCP servers that it starts, by name; empty unless the adapter `takes_mcp`."""
 
     @property
     def prompt_tokens(self) -> int:
         """Most tokens of a prompt that leaves room for an answer."""
         return max(1, self.context_tokens - self.max_tokens)
+
+    @property
+    def mcp_servers(self) -> dict[str, dict[str, Any]]:
+        """The MCP servers as most programs' configuration has them, below `mcpServers`."""
+        return {name: server._asdict() for name, server in self.mcp.items()}
 
     def program(self, command: str) -> str:
         return f"{self.folder}/bin/{command}"
@@ -154,6 +166,8 @@ class Adapter(ABC):
     """None: nothing is installed."""
     refusal_status: ClassVar[int] = 400
     """The HTTP status, 400 or 403, after which it gives up soonest."""
+    takes_mcp: ClassVar[bool] = False
+    """It starts the MCP servers of `LaunchRequest.mcp`."""
     shell: ClassVar[ShellTool | None] = None
     """None: it runs no commands of a model."""
 

@@ -19,9 +19,10 @@ import msgspec
 
 from ...errors import ConfigError, HarnessFailed, InvalidJob, SandboxFailed, SandboxLimitExceeded
 from ...model_proxy.server import ModelServer
+from ...tools.containers.specification import with_address_space
 from ..cut_text import cut_text
 from ..episode import StopReason
-from .adapter import ADDRESS_SPACE_BYTES, LaunchRequest, load_adapter
+from .adapter import LaunchRequest, McpCommand, load_adapter
 from .harness_model import HarnessModel
 from .installation import HarnessStore, default_root
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from ...tools.containers.specification import SandboxSpec
     from ...tools.execution.messages import ExecResult
     from ...tools.sandbox.sandbox import Sandbox
-    from ...wire.messages.jobs import Harness
+    from ...wire.messages.jobs import Harness, McpServer
     from ..episode import JobPolicy
     from .adapter import Adapter, Launch
     from .installation import Installation
@@ -63,31 +64,33 @@ class ChosenHarness:
     adapter: Adapter
     installation: Installation | None
     """None: a program of the sandbox's own."""
+    servers: Sequence[McpServer] = ()
+    """The job's MCP servers, which the program starts itself."""
 
     @classmethod
-    def find(cls, choice: Harness) -> Self:
+    def find(cls, choice: Harness, servers: Sequence[McpServer] = ()) -> Self:
         """Find the harness on this machine.
 
         Raises:
-            InvalidJob: the harness is unknown.
+            InvalidJob: the harness is unknown, or cannot use the MCP servers.
             HarnessFailed: it is not installed here.
         """
         try:
             adapter = load_adapter(choice.name)
         except ConfigError as error:
             raise InvalidJob(error.message, field="harness") from error
+        _check(choice.name, adapter, servers)
         named = f"{choice.name}=={choice.version}" if choice.version else choice.name
         try:
             installation = HarnessStore(default_root()).find(named) if adapter.package is not None else None
         except ConfigError as error:
             raise HarnessFailed(error.message, harness=choice.name) from error
-        return cls(choice, adapter, installation)
+        return cls(choice, adapter, installation, servers)
 
     def prepared(self, spec: SandboxSpec) -> SandboxSpec:
         """Return a task's specification with the binds and limits that the harness needs."""
-        limits = msgspec.structs.replace(spec.limits, address_space_bytes=ADDRESS_SPACE_BYTES)
         binds = self.installation.binds if self.installation is not None else ()
-        return msgspec.structs.replace(spec, limits=limits, binds=(*spec.binds, *binds))
+        return msgspec.structs.replace(with_address_space(spec), binds=(*spec.binds, *binds))
 
     async def lead(self, policy: JobPolicy, messages: Sequence[ChatMessage], sandbox: Sandbox) -> ExecResult | None:
         """Lead a rollout to its end, and write the sampled turns to the episode in every case.
@@ -141,6 +144,7 @@ class ChosenHarness:
             max_tokens=min(model.policy.job.sampling.max_tokens, limit),
             arguments=self.choice.arguments,
             environment=self.choice.environment,
+            mcp={server.name: _started(server) for server in self.servers},
         )
 
     def _judge(self, model: HarnessModel, result: ExecResult | None) -> None:
@@ -166,6 +170,25 @@ class ChosenHarness:
         stopped = StopReason.HARNESS_FAILED if code else StopReason.DONE
         limited = limits.limited_by if limits.too_long is not None else None
         episode.stop_reason = episode.stop_reason or limited or stopped
+
+
+def _check(name: str, adapter: Adapter, servers: Sequence[McpServer]) -> None:
+    problem = ""
+    if servers and not adapter.takes_mcp:
+        problem = f"the harness {name} has no MCP client"
+    elif urls := [server.name for server in servers if server.url]:
+        problem = f"a harness cannot reach the MCP server {urls[0]}: its sandbox has no network; give a command"
+    elif chosen := [server.name for server in servers if server.tools]:
+        problem = f"a harness takes all tools of the MCP server {chosen[0]}: leave out `tools`"
+    if problem:
+        raise InvalidJob(problem, field="mcp")
+
+
+def _started(server: McpServer) -> McpCommand:
+    command = server.command
+    if server.directory:
+        command = ("/bin/sh", "-c", 'cd "$0" && exec "$@"', server.directory, *command)
+    return McpCommand(command[0], list(command[1:]), dict(server.environment))
 
 
 async def _write(sandbox: Sandbox, launch: Launch) -> None:

@@ -102,7 +102,11 @@ def rows(folder: Path, *lines: object) -> Path:
 def documented(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the files that the docs' commands name."""
     folder = tmp_path_factory.mktemp("documented")
-    for name, handler in (("my_task.py", "class CountHandler"), ("essay_task.py", "class EssayHandler")):
+    for name, handler in (
+        ("my_task.py", "class CountHandler"),
+        ("guess_task.py", "class GuessHandler"),
+        ("essay_task.py", "class EssayHandler"),
+    ):
         (code,) = [block for block in blocks("python") if handler in block]
         (folder / name).write_text(code)
     rows(folder, {"text": "to be or not to be", "word": "be"})
@@ -115,7 +119,14 @@ def documented(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param(line, said, marks=[pytest.mark.proof] if line.startswith("prorl eval") else [])
         for line, said in zip(
             OWN_TASK_COMMANDS,
-            ("completed, reward 1", "word +│ text", r"count +│ count +│ +1", "pass@1", "completed, reward 0.8"),
+            (
+                "completed, reward 1",
+                "word +│ text",
+                r"count +│ count +│ +1",
+                "pass@1",
+                r"completed, reward 0\.9",
+                "completed, reward 0.8",
+            ),
             strict=True,
         )
     ],

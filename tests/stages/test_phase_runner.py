@@ -158,7 +158,7 @@ def outcome(
     async def main() -> PhaseDone | PhaseFailed:
         async with GraderPool(1) as graders, asyncio.timeout(20):
             backends: Any = Reports()
-            services = StageServices("s", unused, backends, unused, unused, graders, unused, unused, unused)
+            services = StageServices("s", unused, backends, unused, unused, graders, unused, unused, unused, {})
             runner = PhaseRunner(services, command, job, handler(act))
             event, _ = await runner.run()
             return event
@@ -215,7 +215,7 @@ def test_only_a_backends_own_failure_is_reported_of_it(fields: dict[str, Any], f
     job = Job(task="scripted", instance={}, job_id="j")
 
     async def main() -> PhaseDone | PhaseFailed:
-        services = StageServices("s", unused, reports, *6 * [unused])  # type: ignore[arg-type]
+        services = StageServices("s", unused, reports, *7 * [unused])  # type: ignore[arg-type]
         runner = PhaseRunner(services, command, job, Scripted(fail))
         runner.backend.current = Backend(backend_id="b", endpoint="ipc://b")
         return (await runner.run())[0]
@@ -246,7 +246,7 @@ def test_time_that_is_added_to_a_phase_that_has_ended_changes_nothing() -> None:
     job = Job(task="scripted", instance={}, job_id="j")
 
     async def main() -> PhaseDone | PhaseFailed:
-        runner: Any = PhaseRunner(StageServices("s", *8 * [unused]), command, job, Scripted(act))
+        runner: Any = PhaseRunner(StageServices("s", *9 * [unused]), command, job, Scripted(act))
         runner.sandbox = Slow()
         running = asyncio.create_task(runner.run())
         await closing.wait()

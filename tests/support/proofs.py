@@ -44,6 +44,7 @@ ENVIRONMENTS = {
     "trainers": 1,
     "harness": 2,
     "gym": 3,
+    "mcp": 3,
     "outside": 3,
 }
 """The environments that CI makes only for proofs that are due, and the quarter of their proofs."""
@@ -56,6 +57,7 @@ NEEDS = {
     "tests/service/test_harnesses.py": "harness",
     "tests/service/test_outside_programs.py": "outside",
     "tests/stages/harness/test_captured_harnesses.py": "harness",
+    "tests/tools/mcp/test_real_servers.py": "mcp",
     "tests/stages/harness/test_real_harnesses.py": "harness",
 }
 """Which environment the proofs of a file need; those marked `vllm` need that one."""

@@ -25,7 +25,7 @@ from prorl_zmq.wire.messages.base import (
 )
 from prorl_zmq.wire.messages.engines import AnyEngineReply, AnyEngineRequest
 from prorl_zmq.wire.messages.front_door import Collected, FrontDoorReply, FrontDoorRequest, Span
-from prorl_zmq.wire.messages.jobs import EpisodeLimits, Job, Outcome, Phase, PhaseLimits, Result, Sampling
+from prorl_zmq.wire.messages.jobs import EpisodeLimits, Job, McpServer, Outcome, Phase, PhaseLimits, Result, Sampling
 from prorl_zmq.wire.messages.stages import PhaseDone, PhaseFailed, StageCommand, StageEvent
 
 UNIONS = [
@@ -61,11 +61,23 @@ def values_of(annotation: Any) -> st.SearchStrategy[Any]:
     return _values(msgspec.inspect.type_info(annotation))
 
 
+def _structs(info: Any) -> st.SearchStrategy[Any]:
+    fields = {field.name: _values(field.type) for field in info.fields}
+    return st.fixed_dictionaries(fields).map(lambda values: info.cls(**values))
+
+
+def _mcp_servers() -> st.SearchStrategy[McpServer]:
+    words = st.from_regex(r"[^\x00]{1,20}", fullmatch=True)
+    name = st.from_regex(r"[A-Za-z0-9_-]{1,32}", fullmatch=True)
+    program = st.fixed_dictionaries({"name": name, "command": st.lists(words, min_size=1, max_size=3).map(tuple)})
+    address = st.fixed_dictionaries({"name": name, "url": words})
+    return st.one_of(program, address).map(lambda values: McpServer(**values))
+
+
 def _values(info: Any) -> st.SearchStrategy[Any]:
     match info:
         case msgspec.inspect.StructType():
-            fields = {field.name: _values(field.type) for field in info.fields}
-            return st.fixed_dictionaries(fields).map(lambda values: info.cls(**values))
+            return _mcp_servers() if info.cls is McpServer else _structs(info)
         case msgspec.inspect.StrType():
             return (
                 st.from_regex(info.pattern, fullmatch=True)

@@ -23,6 +23,10 @@ MOUNTS = Path("/sys/fs/cgroup")
 CONTROLLERS = ("pids", "memory", "cpu", "")
 """Version 1 has a hierarchy for each controller, mounted below its name; version 2 one for all."""
 PREFIX = "prorl-"
+QUOTA = "quota"
+"""The limit on processor time, of the controller `cpu`, which also weighs."""
+PERIOD_US, LEAST_US = 100_000, 1_000
+"""The kernel's own period, and the least time in it, in microseconds."""
 SLACK = 64
 """Processes beyond a sandbox's limit: its runtime's threads, and room for the watch to see the excess."""
 SLACK_BYTES = 256 * 2**20
@@ -37,7 +41,7 @@ class Cgroups:
         self.descriptors: list[int] = []
         """For `enter`, in a forked child that sees other files by then."""
         self.limits: set[str] = set()
-        """What is bounded or weighed: `pids`, `memory`, `cpu`."""
+        """What is bounded or weighed: `pids`, `memory`, `cpu`, `QUOTA`."""
 
     def make(self, own: Path, name: str, settings: dict[str, dict[str, str]]) -> None:
         """Make one below `own`, with those of the settings, by controller, that it accepts."""
@@ -82,10 +86,16 @@ def make_cgroups(number: int, limits: Limits) -> Cgroups:
         "pids": {"pids.max": str(limits.processes + SLACK)},
         "memory": {"memory.max": memory, "memory.limit_in_bytes": memory},
         "cpu": {"cpu.weight": "25", "cpu.shares": "256"},  # a quarter of what others have
+        QUOTA: {},
     }
+    if limits.cpus is not None:
+        quota = str(max(LEAST_US, int(limits.cpus * PERIOD_US)))
+        settings[QUOTA] = {"cpu.max": f"{quota} {PERIOD_US}", "cpu.cfs_quota_us": quota}
     made = Cgroups()
     for controller in CONTROLLERS:
-        wanted = {controller: settings[controller]} if controller else settings
+        wanted = settings
+        if controller:
+            wanted = {each: settings[each] for each in (controller, *((QUOTA,) if controller == "cpu" else ()))}
         with suppress(OSError):
             own = MOUNTS / controller / _own_cgroup(controller).lstrip("/")
             _sweep(own)

@@ -28,7 +28,7 @@ from ...errors import ErrorInfo, ProrlError, SandboxBroken, SandboxFailed, from_
 from ...system.pauses import wait_running
 from ..processes.child import Child, to_the_end
 from ..processes.process_tree import children, descendants, kill
-from . import forking, tree
+from . import forking, tree, users
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -125,11 +125,11 @@ class Container(ABC):
         return []
 
     @abstractmethod
-    def _join(self, report: int, *, limited: bool) -> None:
+    def _join(self, report: int, *, limited: bool, user: str = "") -> None:
         """In a forked child: become a process of the container, without rights; write its number to `report`.
 
         Raises:
-            OSError: the container is gone, or the kernel refuses.
+            OSError: the container is gone, the kernel refuses, or it has no such user (`forking.ExecFailed`).
         """
 
     @property
@@ -160,16 +160,18 @@ class Container(ABC):
         environment: Mapping[str, str] | None = None,
         directory: str = "",
         pass_fds: Sequence[int] = (),
+        user: str = "",
     ) -> Child:
         """Start a program inside, in a process session of its own; the caller passes the child to `end`."""
+        user = user or self.spec.user
 
         def run(report: int) -> None:
-            self._join(report, limited=True)
+            self._join(report, limited=True, user=user)
             self._enter_directory(directory)
             os.setsid()
             for target, source in enumerate((stdin, stdout, stderr)):
                 os.dup2(source, target)
-            forking.execute(argv, {**self.environment(), **(environment or {})}, pass_fds)
+            forking.execute(argv, {**self._users_environment(user), **(environment or {})}, pass_fds)
 
         return self._forked(run, (stdin, stdout, stderr, *pass_fds))
 
@@ -183,10 +185,10 @@ class Container(ABC):
 
         def run() -> None:
             forking.give_up_terminal()
-            self._join(report, limited=True)
+            self._join(report, limited=True, user=self.spec.user)
             forking.take_terminal()
             self._enter_directory(directory)
-            forking.execute(argv, self.environment(), pass_fds)
+            forking.execute(argv, self._users_environment(self.spec.user), pass_fds)
 
         try:
             process = PtyProcess.spawn(
@@ -380,6 +382,12 @@ class Container(ABC):
             raise SandboxFailed(f"a process could not join its sandbox: {problem}", reason="join")
         child = self._spawned[inner or pid] = Child(inner or pid)
         return child
+
+    def _users_environment(self, user: str) -> dict[str, str]:
+        """In a child that has joined: return the environment of a user's commands."""
+        if not user:
+            return self.environment()
+        return {**self.environment(), **users.variables(users.find(user)), **self.spec.environment}
 
     def _enter_directory(self, directory: str) -> None:
         for path in (directory, self.directory, self.home):

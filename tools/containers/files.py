@@ -9,8 +9,10 @@ if it were relative. Only regular files are opened: a FIFO would block for ever.
 from __future__ import annotations
 
 import errno
+import fnmatch
 import io
 import os
+import shutil
 import stat
 import tarfile
 from contextlib import contextmanager, suppress
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import SandboxFailed
+from . import users
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -68,11 +71,63 @@ def unpack(root: str, home: str, path: str, archive: bytes) -> None:
         with _explained(path), _parent(root, home, f"{path}/.unpack", create=True) as (folder, _, _):
             target = f"/proc/self/fd/{os.dup(folder)}"
     with _explained(path):
-        try:
-            with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as content:
-                content.extractall(target, **EXTRACTION)  # noqa: S202 - it leaves the sandbox in no case
-        except tarfile.TarError as error:
-            raise SandboxFailed(f"the archive for {path} cannot be unpacked: {error}", path=path) from error
+        _extract(path, archive, target)
+
+
+def replace_folders(folders: Mapping[str, bytes], user: str) -> None:
+    """Make folders anew, of absolute paths, each with the content of a tar archive, which may be empty.
+
+    What leads to a folder becomes a plain folder: nothing that a command left there, link or file, redirects or blocks
+    it. What was in a folder is renamed first, since its files may be of users whose files cannot be removed.
+
+    Args:
+        folders: archive by path.
+        user: who may write to the folders themselves; empty: the sandbox's own user.
+    """
+    for path, archive in folders.items():
+        with _explained(path):
+            *parents, name = split_path(path)
+            folder = os.open("/", FOLDER_FLAGS)
+            try:
+                for part in parents:
+                    if not _can_enter(part, folder):
+                        _put_away(part, folder)
+                        os.mkdir(part, 0o755, dir_fd=folder)
+                    inner = os.open(part, FOLDER_FLAGS, dir_fd=folder)
+                    os.close(folder)
+                    folder = inner
+                _put_away(name, folder)
+                os.mkdir(name, 0o755, dir_fd=folder)
+                made = os.open(name, FOLDER_FLAGS, dir_fd=folder)
+            finally:
+                os.close(folder)
+            try:
+                _extract(path, archive, made)
+                if user and (account := users.find(user)).uid != os.geteuid():
+                    try:
+                        os.fchown(made, account.uid, account.gid)
+                    except PermissionError:  # a root without capabilities may not give files away
+                        os.fchmod(made, 0o777)
+            finally:
+                os.close(made)
+
+
+def pack(paths: Sequence[str], exclude: Sequence[str], limit_bytes: int) -> bytes:
+    """Return a tar archive, relative to `/`, of what is at absolute paths: regular files, folders, links among them.
+
+    A symbolic link is kept if it is relative and its target is below the same path: another sandbox must not resolve
+    one to a file of its own.
+
+    Raises:
+        SandboxFailed: the files have more than `limit_bytes` (`reason` is `size`).
+    """
+    content = _Bounded(limit_bytes)
+    with tarfile.open(fileobj=content, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for path in paths:
+            root = "/" + "/".join(split_path(path))
+            for found in _below(root, exclude):
+                _add(archive, found, root)
+    return content.getvalue()
 
 
 def split_path(path: str) -> list[str]:
@@ -81,6 +136,102 @@ def split_path(path: str) -> list[str]:
         message = f"{path!r} is not a path inside the sandbox; give a plain one, without '..'"
         raise SandboxFailed(message, path=path, reason="path")
     return parts
+
+
+class _Bounded(io.BytesIO):
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__()
+        self._limit_bytes = limit_bytes
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > self._limit_bytes:
+            raise SandboxFailed(f"files of more than {self._limit_bytes} bytes are not copied", reason="size")
+        return super().write(data)
+
+
+def _extract(path: str, archive: bytes, target: str | int) -> None:
+    if not archive:
+        return
+    place = target if isinstance(target, str) else f"/proc/self/fd/{target}"
+    try:
+        with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as content:
+            content.extractall(place, **EXTRACTION)  # noqa: S202 - it leaves the sandbox in no case
+    except tarfile.TarError as error:
+        raise SandboxFailed(f"the archive for {path} cannot be unpacked: {error}", path=path) from error
+
+
+def _is_folder(name: str, folder: int) -> bool:
+    try:
+        return stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _can_enter(name: str, folder: int) -> bool:
+    """Return whether an entry is a folder of which this process may change the entries, once its mode allows it."""
+    if not _is_folder(name, folder):
+        return False
+    mode = stat.S_IMODE(os.stat(name, dir_fd=folder).st_mode)
+    if mode & stat.S_IRWXU != stat.S_IRWXU:
+        with suppress(PermissionError):
+            os.chmod(name, mode | stat.S_IRWXU, dir_fd=folder)
+    return os.access(name, os.R_OK | os.W_OK | os.X_OK, dir_fd=folder)
+
+
+def _put_away(name: str, folder: int) -> None:
+    """Rename an entry and remove what can be removed of it."""
+    away = f".replaced-{os.urandom(8).hex()}"
+    try:
+        os.rename(name, away, src_dir_fd=folder, dst_dir_fd=folder)
+    except FileNotFoundError:
+        return
+    if _is_folder(away, folder):
+        shutil.rmtree(away, ignore_errors=True, dir_fd=folder)
+    else:
+        os.unlink(away, dir_fd=folder)
+
+
+def _below(root: str, exclude: Sequence[str]) -> Iterator[str]:
+    """Yield a path and all below it, folders first, without those that a pattern of `tar --exclude` matches."""
+    waiting = [root]
+    while waiting:
+        path = waiting.pop()
+        relative = path.removeprefix(root).lstrip("/")
+        if relative and any(_matches(relative, pattern) for pattern in exclude):
+            continue
+        yield path
+        with suppress(NotADirectoryError, FileNotFoundError, PermissionError), os.scandir(path) as entries:
+            if not os.path.islink(path):  # noqa: PTH114 - no pathlib in a forked child
+                waiting += sorted((entry.path for entry in entries), reverse=True)
+
+
+def _matches(path: str, pattern: str) -> bool:
+    parts = path.split("/")
+    ends = range(len(parts))
+    return any(fnmatch.fnmatchcase("/".join(parts[start:]), pattern.rstrip("/")) for start in ends)
+
+
+def _add(archive: tarfile.TarFile, path: str, root: str) -> None:
+    try:
+        status = os.lstat(path)
+        member = tarfile.TarInfo(path.lstrip("/"))
+        member.mode, member.mtime = stat.S_IMODE(status.st_mode), status.st_mtime
+        if stat.S_ISDIR(status.st_mode):
+            member.type = tarfile.DIRTYPE
+            archive.addfile(member)
+        elif stat.S_ISLNK(status.st_mode):
+            target = os.readlink(path)  # noqa: PTH115
+            pointed = os.path.normpath(f"{os.path.dirname(path)}/{target}")  # noqa: PTH120
+            if not target.startswith("/") and pointed.startswith(f"{root}/"):
+                member.type, member.linkname = tarfile.SYMTYPE, target
+                archive.addfile(member)
+        elif stat.S_ISREG(status.st_mode):
+            file = os.open(path, os.O_RDONLY | FILE_FLAGS)
+            with os.fdopen(file, "rb") as content:
+                member.size = os.fstat(file).st_size
+                archive.addfile(member, content)
+    except FileNotFoundError:
+        return
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import asyncio
 import errno
 import math
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -27,13 +28,13 @@ from ...system.processes import become_subreaper, die_with_parent
 from ..images.image import lock_image
 from ..processes.child import Child
 from ..processes.process_tree import PROC, children, descendants, kill
-from . import forking, holder, namespaces, seccomp
-from .cgroups import make_cgroups
+from . import forking, holder, namespaces, seccomp, users
+from .cgroups import QUOTA, make_cgroups
 from .container import KILL_LIMIT_S, SEARCH_PATH, Container, listen
 from .root_image import check_image
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from ..images.image import ImageLock
     from .cgroups import Cgroups
@@ -69,6 +70,8 @@ class NamespacedContainer(Container):
         """Held while the container is started or ended."""
         self._holder_input = -1
         self._cgroups: Cgroups | None = None
+        self._cpus: Collection[int] = ()
+        """The processors on which commands start, where no cgroup limits their time; empty: all."""
         self._image: ImageLock | None = None
         """Keeps the image's files; the runtime outlives a killed server only for a moment."""
         self._environment: dict[str, str] = {}
@@ -231,7 +234,7 @@ class NamespacedContainer(Container):
             _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
         return listen(socket.socket(fileno=descriptors[0]), port)
 
-    def _join(self, report: int, *, limited: bool) -> None:
+    def _join(self, report: int, *, limited: bool, user: str = "") -> None:
         # A service of root has no user namespace for its containers: what is root inside is so to the kernel.
         kept = namespaces.ROOTS_OWN if self.spec.fakeroot and os.geteuid() != 0 else ()
         namespaces.hide()
@@ -247,7 +250,12 @@ class NamespacedContainer(Container):
             forking.tell_inner(report, child)
             os._exit(0)
         self._limit(0, address_space=limited)
-        namespaces.drop_capabilities(kept)
+        if self._cpus:
+            os.sched_setaffinity(0, self._cpus)
+        if user:
+            users.become(users.find(user))
+        if not user or os.geteuid() == 0:
+            namespaces.drop_capabilities(kept)
         namespaces.forbid_new_privileges()
         seccomp.install()
 
@@ -274,6 +282,7 @@ class NamespacedContainer(Container):
             if not _is_holder(first, self._namespaces):
                 raise SandboxFailed(f"a container of {self.kind} was not ready when it said so", reason="start")
             self._cgroups = make_cgroups(self.starts, self.spec.limits)
+            self._cpus = () if QUOTA in self._cgroups.limits else _some_cpus(self.spec.limits.cpus)
             self._cgroups.add(first)
             self._limit(first, address_space=True)
             for change in (self._namespaces.close_devices, self._namespaces.limit_inotify):
@@ -307,6 +316,12 @@ class NamespacedContainer(Container):
         if self._cgroups is not None:
             self._cgroups.close()
             self._cgroups = None
+
+
+def _some_cpus(number: float | None) -> Collection[int]:
+    """Return that many of this process's processors; empty: all."""
+    known = sorted(os.sched_getaffinity(0))
+    return () if number is None or number > len(known) - 1 else random.sample(known, math.ceil(number))
 
 
 def _in_a_child(change: Callable[[], None], kept: tuple[int, ...]) -> str:

@@ -16,6 +16,8 @@ Text = Annotated[str, Meta(pattern=r"^[^\x00]*\Z")]
 OUTPUT_LIMITS_BYTES = (1024, 16 * 2**20)
 OutputLimit = Annotated[int, Meta(ge=OUTPUT_LIMITS_BYTES[0], le=OUTPUT_LIMITS_BYTES[1])]
 Amount = Annotated[int, Meta(ge=1, le=2**62)]
+User = Annotated[str, Meta(pattern=r"^([a-z_][a-z0-9_-]{0,31}\$?|[0-9]{1,10})?\Z")]
+"""A user's name in the image, or a number."""
 
 
 class Bind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,6 +43,9 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ended."""
     file_bytes: Amount = 2**30
     """Largest file that may be written."""
+    cpus: Annotated[float, Meta(gt=0, le=4096)] | None = None
+    """Processor time of all together, in processors. Where the service cannot make cgroups, commands start on that many
+    processors, rounded up, and may choose others. None: no limit, only a low priority."""
 
 
 SPEC = "spec.json"
@@ -59,6 +64,9 @@ class SandboxSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Variables of all commands, in addition to those of the image and the standard ones."""
     directory: Annotated[str, Meta(pattern=r"^(/[^\x00]*)?\Z")] = ""
     """Where commands start; empty: the workspace."""
+    user: User = ""
+    """Whose commands they are; empty: the sandbox's own user, whose file calls are in any case. Other users need kind
+    `apptainer` with `fakeroot`, and a service of root or with subordinate ids."""
     limits: Limits = Limits()
     network: bool = False
     """Share the host's network. Without it there is none."""
@@ -81,3 +89,13 @@ class SandboxSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(
                 f"output_limit_bytes is {self.output_limit_bytes}; it must be at least {least} and at most {most}"
             )
+
+
+RESERVED_BYTES = 2**40
+"""The address space that a sandbox must allow a process of a JavaScript engine, which reserves it and uses little."""
+
+
+def with_address_space(spec: SandboxSpec) -> SandboxSpec:
+    """Return a specification that allows JavaScript engines."""
+    limits = msgspec.structs.replace(spec.limits, address_space_bytes=RESERVED_BYTES)
+    return msgspec.structs.replace(spec, limits=limits)

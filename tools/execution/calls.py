@@ -28,12 +28,14 @@ from ..sessions.cell_session import CellResult, CellSession
 from ..sessions.ipython_session import IPythonChoice, IPythonSession
 from . import messages
 from .command import execute
-from .passed_socket import pass_socket
+from .passed_socket import pass_descriptors
+from .program import Program
 
 if TYPE_CHECKING:
     from ..containers.container import Container
 
-S = TypeVar("S", BashSession, CellSession)
+Session = BashSession | CellSession | Program
+S = TypeVar("S", BashSession, CellSession, Program)
 Limit = Annotated[float, Meta(ge=-1e9)]
 """Seconds; not NaN. None are left if it is negative."""
 Size = Annotated[int, Meta(ge=0)]
@@ -48,7 +50,7 @@ class SandboxCalls:
     def __init__(self, container: Container) -> None:
         self._container = container
         self._place = (container.root, container.home)
-        self._sessions: dict[int, BashSession | CellSession] = {}
+        self._sessions: dict[int, Session] = {}
         self._opened = 0
         self._edits = EditHistory(container.directory)
         self._editing = asyncio.Lock()
@@ -61,8 +63,10 @@ class SandboxCalls:
         output_limit_bytes: Size,
         environment: dict[str, str],
         directory: str,
+        user: str,
     ) -> messages.ExecResult:
-        run = partial(execute, self._container, command, timeout_s, stdin, output_limit_bytes, environment, directory)
+        place = (environment, directory, user)
+        run = partial(execute, self._container, command, timeout_s, stdin, output_limit_bytes, *place)
         return await self._container.begin(run)
 
     async def read_file(self, path: str, limit_bytes: Size) -> bytes:
@@ -74,6 +78,16 @@ class SandboxCalls:
     async def upload(self, path: str, archive: bytes) -> None:
         """Unpack a tar archive below a folder."""
         await self._container.call(partial(files.unpack, *self._place, path, archive), FILE_LIMIT_S)
+
+    async def replace_folders(self, folders: dict[str, bytes], user: str) -> None:
+        if not self._container.isolated:
+            raise SandboxFailed(
+                f"sandboxes of kind {self._container.kind} have no folders of their own outside the workspace"
+            )
+        await self._container.call(partial(files.replace_folders, folders, user), FILE_LIMIT_S)
+
+    async def pack(self, paths: tuple[str, ...], exclude: tuple[str, ...], limit_bytes: Size) -> bytes:
+        return await self._container.call(partial(files.pack, paths, exclude, limit_bytes), FILE_LIMIT_S, bytes)
 
     async def edit(self, arguments: EditorArguments, timeout_s: Limit) -> EditOutcome:
         container, path = self._container, arguments.path
@@ -92,7 +106,7 @@ class SandboxCalls:
         """Pass a socket that listens on the 127.0.0.1 that commands see (see `passed_socket`)."""
         await self._container.ensure_running()
         with self._container.listening_socket(port) as listening:
-            pass_socket(listening, self._container.path, receiver)
+            pass_descriptors([listening.fileno()], self._container.path, receiver)
 
     async def start_bash(self) -> int:
         return await self._open(BashSession(self._container, self._limit_bytes))
@@ -122,6 +136,18 @@ class SandboxCalls:
         cells = self._session(session, CellSession)  # type: ignore[type-abstract]
         return await cells.run(code, timeout_s)
 
+    async def start_program(
+        self, command: tuple[str, ...], environment: dict[str, str], directory: str, receiver: str
+    ) -> int:
+        """Start a program, and pass its standard input and output (see `passed_socket`)."""
+        return await self._open(Program(self._container, command, environment, directory, receiver))
+
+    async def end_program(self, session: int, wait_s: float) -> messages.ExecResult:
+        """End a program that does not end on its own within `wait_s`; return its exit code and standard error."""
+        result = await self._session(session, Program).end(wait_s)
+        self._sessions.pop(session, None)
+        return result
+
     async def close_session(self, session: int) -> None:
         if (closing := self._sessions.pop(session, None)) is not None:
             await closing.close()
@@ -134,7 +160,7 @@ class SandboxCalls:
     def _limit_bytes(self) -> int:
         return self._container.spec.output_limit_bytes
 
-    async def _open(self, session: BashSession | CellSession) -> int:
+    async def _open(self, session: Session) -> int:
         """Start a session; return its number."""
         if len(self._sessions) >= SESSIONS:
             raise SandboxFailed(f"a sandbox may have {SESSIONS} tool sessions; close one first")

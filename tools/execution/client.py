@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from ..sessions.bash_session import BashResult
     from ..sessions.cell_session import CellResult
+    from .messages import ExecResult
 
 CONNECT_LIMIT_S = 10.0
 CANCEL_LIMIT_S = 10.0
@@ -186,6 +187,21 @@ class RemoteBash(RemoteSession):
 
     async def send(self, data: bytes, timeout_s: float, wait_s: float | None = None) -> BashResult:
         return await self._call(SandboxCalls.send_bash, self.number, data, timeout_s, wait_s)
+
+
+class RemoteProgram(RemoteSession):
+    """A program whose standard input and output are pipes of this process, not blocking; whoever uses them closes them.
+
+    It lives until `end`, the end of the sandbox, or, if it heeds that, of its input.
+    """
+
+    def __init__(self, client: ExecutionClient, number: int, stdin: int, stdout: int) -> None:
+        super().__init__(client, number)
+        self.stdin, self.stdout = stdin, stdout
+
+    async def end(self, wait_s: float = 0.0) -> ExecResult:
+        """Wait up to `wait_s` for its end, and kill what is left; return its exit code and standard error."""
+        return await self._call(SandboxCalls.end_program, self.number, wait_s)
 
 
 class RemoteCells(RemoteSession):

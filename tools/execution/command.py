@@ -35,6 +35,7 @@ async def execute(
     output_limit_bytes: int,
     environment: Mapping[str, str],
     directory: str,
+    user: str = "",
 ) -> ExecResult:
     """Run a command inside, in a process session of its own; see `Sandbox.exec`.
 
@@ -44,9 +45,9 @@ async def execute(
     """
     if not command:
         raise ValueError("the command is empty; give a program and its arguments")
-    stdin_end, writer = _pipe("w") if stdin else (os.open(os.devnull, os.O_RDONLY), None)
-    stdout_end, stdout = _pipe("r")
-    stderr_end, stderr = _pipe("r")
+    stdin_end, writer = open_pipe("w") if stdin else (os.open(os.devnull, os.O_RDONLY), None)
+    stdout_end, stdout = open_pipe("r")
+    stderr_end, stderr = open_pipe("r")
     try:
         child = container.spawn(
             command,
@@ -55,6 +56,7 @@ async def execute(
             stderr=stderr_end,
             environment=environment,
             directory=directory,
+            user=user,
         )
     except (OSError, SandboxFailed) as error:
         for pipe in (writer, stdout, stderr):
@@ -68,7 +70,7 @@ async def execute(
     finally:
         for descriptor in (stdin_end, stdout_end, stderr_end):
             os.close(descriptor)
-    readers = tuple(_Reader(pipe, output_limit_bytes) for pipe in (stdout, stderr))
+    readers = tuple(Reader(pipe, output_limit_bytes) for pipe in (stdout, stderr))
     pipes = [*readers, *([_Writer(writer, stdin)] if writer is not None else [])]
     try:
         timed_out, code = await _run(container, child, timeout_s)
@@ -91,7 +93,8 @@ async def _run(container: Container, child: Child, timeout_s: float) -> tuple[bo
     return timed_out, await to_the_end(container.end(child))
 
 
-def _pipe(ours: str) -> tuple[int, IO[bytes]]:
+def open_pipe(ours: str) -> tuple[int, IO[bytes]]:
+    """Return the other side's end of a new pipe, and ours (`r` or `w`), which does not block."""
     read, write = os.pipe()
     mine, theirs = (read, write) if ours == "r" else (write, read)
     os.set_blocking(mine, False)
@@ -111,7 +114,9 @@ class _Pipe:
             self._pipe.close()
 
 
-class _Reader(_Pipe):
+class Reader(_Pipe):
+    """Reads a pipe from now on; keeps the head and the tail of what comes."""
+
     def __init__(self, pipe: IO[bytes], limit_bytes: int) -> None:
         super().__init__(pipe)
         self.output = HeadTail(limit_bytes)

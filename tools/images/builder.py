@@ -25,12 +25,13 @@ import msgspec
 
 from ...errors import ConfigError, SandboxFailed, SandboxUnavailable
 from .definition import Definition
+from .dockerfile_build import DockerfileBuild
 from .fingerprint import NOT_PART, file_digest
 from .guard import root_lacks_capabilities
 from .image import apptainer_program, read_manifest
 from .kept_folder import remove
 from .program import run_program
-from .sources import DebootstrapSource, DirectorySource, RegistrySource, SifSource
+from .sources import ArchiveSource, DebootstrapSource, DirectorySource, DockerfileSource, RegistrySource, SifSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -80,10 +81,19 @@ class Builder:
                 self._apptainer(target, format_, str(file), _namespaces(source), source.path.parent)
             case SifSource(path):
                 self._from_sif(path, target, format_)
-            case RegistrySource(reference):
-                self._apptainer(target, format_, reference)
+            case RegistrySource() | ArchiveSource():
+                self._apptainer(target, format_, str(source))
+            case DockerfileSource():
+                raw = DockerfileBuild(self.folder, source, self._build_stage).run()
+                if format_ == "directory":
+                    raw.rename(target)
+                else:
+                    self._pack(raw, target, format_)
         remove(self.folder / "tmp")
         return target
+
+    def _build_stage(self, target: Path, source: str, binds: Sequence[str], folder: Path) -> None:
+        self._apptainer(target, "directory", source, _run_namespaces(), folder, binds)
 
     def _copy(self, source: Path) -> Path:
         if self.folder.resolve().is_relative_to(source.resolve()):
@@ -149,10 +159,12 @@ class Builder:
         source: str,
         namespaces: Namespaces = "none",
         folder: Path | None = None,
+        binds: Sequence[str] = (),
     ) -> None:
         flags = list(COMPRESSION) if format_ == "sif" else ["--sandbox"]
         if format_ == "directory" and os.geteuid() != 0:
             flags.append("--fix-perms")  # or its owner cannot remove it
+        flags += [word for bind in binds for word in ("--bind", bind)]
         self._run([apptainer(), "--nocolor", "build", *flags, str(target), source], namespaces, folder=folder)
 
     def _run(
@@ -234,11 +246,16 @@ def check_sif_content(sif: Path, run: Callable[[list[str]], Sequence[str]]) -> S
 
 
 def _namespaces(definition: Definition) -> Namespaces:
+    if os.geteuid() == 0 and any(agent in MAKE_DEVICES for agent, _ in definition.bases):
+        return "mount"
+    return _run_namespaces()
+
+
+def _run_namespaces() -> Namespaces:
+    """Return those in which Apptainer can run commands of an image that it builds."""
     if os.geteuid() != 0:
         return "none"
-    if root_lacks_capabilities() and not any(agent in MAKE_DEVICES for agent, _ in definition.bases):
-        return "user"
-    return "mount"
+    return "user" if root_lacks_capabilities() else "mount"
 
 
 def _configured_mirror(suite: str) -> str:

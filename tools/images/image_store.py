@@ -26,13 +26,14 @@ from .definition import Definition
 from .fingerprint import digest, file_digest, size_bytes
 from .image import MANIFEST, Format, Image, Manifest, Mode, Recipe, check_name, decide, read_manifest
 from .kept_folder import BUILDING, locked
-from .sources import Source, parse_source
+from .sources import DockerfileSource, Source, parse_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from .kept_folder import KeptFolder
+    from .sources import Base
 
 BUILD_LIMIT_S = 3600.0
 WAIT_LIMIT_S = 3600.0
@@ -62,6 +63,7 @@ class ImageStore:
         format: Format = "directory",  # noqa: A002 - what it is called everywhere else
         variables: Mapping[str, str] | None = None,
         mirror: str = "",
+        bases: Mapping[str, Base] | None = None,
         timeout_s: float = BUILD_LIMIT_S,
         wait_s: float = WAIT_LIMIT_S,
         say: Callable[[str], None] = ignore_line,
@@ -69,7 +71,8 @@ class ImageStore:
     ) -> Built:
         """Build an image, or reuse the one of that name (see `image` for `mode`).
 
-        `variables` are for a template, `mirror` is for debootstrap, `lock_file` for mode `lock`. `timeout_s` limits the
+        `variables` are for a template, `mirror` is for debootstrap, `lock_file` for mode `lock`, `bases` what a
+        Dockerfile gets for the published images that it names. `timeout_s` limits the
         build, `wait_s` the wait for another process that builds the same name. `say` is called with lines for a person,
         `heard` with each line that the building programs print.
 
@@ -81,7 +84,7 @@ class ImageStore:
         check_name(name)
         if (mode == "lock") != (lock_file is not None):
             raise ConfigError("mode lock and a lock file go together: --mode lock --lock FILE", key="lock")
-        parsed = parse_source(source, variables=variables, lock_file=lock_file, mirror=mirror)
+        parsed = parse_source(source, variables=variables, lock_file=lock_file, mirror=mirror, bases=bases)
         recipe = make_recipe(parsed, format, lock_file)
         seen = self.find(name)
         with self._explained(name):
@@ -180,7 +183,7 @@ def make_recipe(source: Source, format_: Format, lock_file: Path | None) -> Reci
     return Recipe(
         source=str(source),
         format=format_,
-        definition=digest(source.text.encode()) if isinstance(source, Definition) else "",
+        definition=digest(source.text.encode()) if isinstance(source, Definition | DockerfileSource) else "",
         base=base,
         lock=lock,
         maker=maker,

@@ -1,5 +1,6 @@
 """What an image is built from, as it is written on a command line.
 
+- `Dockerfile`, or a path that ends so: built from its own folder.
 - `image.def` or `image.def.j2`: an Apptainer definition, or a Jinja2 template of one.
 - `rootfs`: a folder with a root filesystem.
 - `image.sif`: a SIF file.
@@ -16,14 +17,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from ...errors import ConfigError
+from ...dockerfile.stages import Dockerfile, read_dockerfile
+from ...errors import ConfigError, InvalidRecord
 from .definition import SUFFIX, TEMPLATE_SUFFIX, Definition, load_definition
-from .fingerprint import file_digest, tree_digest
+from .fingerprint import digest, file_digest, tree_digest
 from .image import is_sif
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+DOCKERFILE = "Dockerfile"
+ARCHIVES = ("docker-archive:", "oci-archive:", "oci:")
 REGISTRIES = ("docker://", "oras://", "library://")
 DEBOOTSTRAP = "debootstrap://"
 SUITE_PATTERN = re.compile(r"[a-z][a-z0-9.-]{0,63}")
@@ -79,14 +83,58 @@ class DebootstrapSource:
         return str(self)
 
 
+@dataclass(frozen=True)
+class ArchiveSource:
+    """An image in a file or folder that other programs write."""
+
+    agent: str
+    """`docker-archive`, `oci` or `oci-archive`: what Apptainer calls it."""
+    path: Path
+
+    def __str__(self) -> str:
+        return f"{self.agent}:{self.path}"
+
+    def base(self) -> str:
+        return tree_digest(self.path) if self.path.is_dir() else file_digest(self.path)
+
+
+@dataclass(frozen=True)
+class DockerfileSource:
+    dockerfile: Dockerfile
+    bases: Mapping[str, Base]
+    """What to use for each published image that it names."""
+
+    def __str__(self) -> str:
+        return str(self.dockerfile.path.absolute())
+
+    def base(self) -> str:
+        """Identify the base images and the folder; scripts are the definition."""
+        named = {name: (str(source), source.base()) for name, source in sorted(self.bases.items())}
+        return digest(repr((named, tree_digest(self.dockerfile.context.root))).encode())
+
+    @property
+    def text(self) -> str:
+        """The scripts of all stages."""
+        return "\n".join(stage.script for stage in self.dockerfile.stages)
+
+
 # The identity of a source's base image is its `base()`.
-Source = DirectorySource | SifSource | Definition | RegistrySource | DebootstrapSource
+Base = DirectorySource | SifSource | RegistrySource | ArchiveSource
+Source = Base | Definition | DebootstrapSource | DockerfileSource
 
 
 def parse_source(
-    text: str, *, variables: Mapping[str, str] | None = None, lock_file: Path | None = None, mirror: str = ""
+    text: str,
+    *,
+    variables: Mapping[str, str] | None = None,
+    lock_file: Path | None = None,
+    mirror: str = "",
+    bases: Mapping[str, Base] | None = None,
 ) -> Source:
     path = Path(text)
+    if path.name == DOCKERFILE and "://" not in text:
+        _none_for_others(text, variables=variables, mirror=mirror)
+        return _parse_dockerfile(path, bases or {})
     if path.name.endswith((SUFFIX, TEMPLATE_SUFFIX)) and "://" not in text:
         _none_for_others(text, mirror=mirror)
         return load_definition(path, variables or {}, lock_file)
@@ -98,10 +146,56 @@ def parse_source(
         if not re.fullmatch(r"[a-z]+://[^\s?]+", text):
             raise ConfigError(f"{text!r} names no image", key="source")
         return RegistrySource(text)
+    if text.startswith(ARCHIVES):
+        return parse_base(text)
     if "://" in text:
         known = ", ".join((*REGISTRIES, DEBOOTSTRAP))
         raise ConfigError(f"{text}: images come from {known}, a definition, a folder or a SIF file", key="source")
     return _parse_path(path)
+
+
+def parse_base(text: str) -> Base:
+    """Return a base image: a folder, a SIF file, `docker-archive:FILE`, `oci:FOLDER` or `docker://IMAGE`."""
+    if text.startswith(ARCHIVES):
+        agent, _, name = text.partition(":")
+        path = Path(name).absolute()
+        if not path.exists():
+            raise ConfigError(f"{text}: there is no {path}", key="source")
+        return ArchiveSource(agent, path)
+    source = parse_source(text)
+    if isinstance(source, Definition | DebootstrapSource | DockerfileSource):
+        raise ConfigError(f"{text} is no image, but what one is built from", key="base")
+    return source
+
+
+def same_image(reference: str) -> str:
+    """Return the full name of a published image: `ubuntu` and `docker.io/library/ubuntu:latest` are the same."""
+    name, at, pinned = reference.removeprefix("docker://").partition("@")
+    if ":" not in name.rpartition("/")[2]:
+        name += "" if at else ":latest"
+    host, _, rest = name.partition("/")
+    if not rest or not ("." in host or ":" in host or host == "localhost"):
+        host, rest = "docker.io", name
+    if host in ("docker.io", "index.docker.io") and "/" not in rest:
+        rest = f"library/{rest}"
+    return f"{host}/{rest}{at}{pinned}"
+
+
+def base_of(reference: str, bases: Mapping[str, Base]) -> Base:
+    """Return the base image for a published one: that of its name, with or without the digest, or from its registry."""
+    given = {same_image(name): source for name, source in bases.items()}
+    name = same_image(reference)
+    return given.get(name) or given.get(name.partition("@")[0]) or RegistrySource(f"docker://{reference}")
+
+
+def _parse_dockerfile(path: Path, bases: Mapping[str, Base]) -> DockerfileSource:
+    try:
+        dockerfile = read_dockerfile(path)
+    except InvalidRecord as error:
+        raise ConfigError(f"{path}, {error.message}", key="source") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {getattr(error, 'strerror', error)}", key="source") from error
+    return DockerfileSource(dockerfile, {name: base_of(name, bases) for name in dockerfile.images()})
 
 
 def check_sif(path: Path) -> None:

@@ -7,12 +7,14 @@ process outlives the sandbox.
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 
 from ...errors import SandboxFailed
 from ...system.processes import become_subreaper
 from ..containers.container import KILL_LIMIT_S, KILL_ROUNDS, Container
+from ..containers.forking import ExecFailed
 from ..processes.child import Child
 from ..processes.process_tree import children, descendants, kill
 
@@ -57,5 +59,7 @@ class ProcessContainer(Container):
     def processes(self, at_most: float = math.inf) -> list[int]:
         return descendants(os.getpid(), at_most, self._others)
 
-    def _join(self, report: int, *, limited: bool) -> None:
+    def _join(self, report: int, *, limited: bool, user: str = "") -> None:
         del report, limited
+        if user:
+            raise ExecFailed(errno.EPERM, "sandboxes of kind process have no users of their own")

@@ -27,8 +27,8 @@ from ..containers import tree
 from ..containers.container import WORKSPACE
 from ..execution import messages
 from ..execution.calls import SandboxCalls
-from ..execution.client import RemoteBash, RemoteCells
-from ..execution.passed_socket import receive_socket
+from ..execution.client import RemoteBash, RemoteCells, RemoteProgram
+from ..execution.passed_socket import receive, receive_socket
 from ..execution.server import LOCK
 from ..processes.child import to_the_end
 from ..processes.output import OUTPUT_LIMIT_BYTES
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 """Names of sandboxes. None starts with a dot: such folders are being made or removed."""
 READ_LIMIT_BYTES = 16 * 2**20
+PACK_LIMIT_BYTES = 64 * 2**20
 CLOSE_LIMIT_S = 30.0
 COPY_LIMIT_S = 60.0
 MAKER_LOCK = "maker.lock"
@@ -176,6 +177,7 @@ class Sandbox:
         output_limit_bytes: int = OUTPUT_LIMIT_BYTES,
         environment: Mapping[str, str] | None = None,
         directory: str = "",
+        user: str = "",
     ) -> ExecResult:
         """Run one command to its end, with pipes for its input and outputs.
 
@@ -189,6 +191,7 @@ class Sandbox:
             output_limit_bytes: how much is kept of each of its two outputs.
             environment: variables added to the sandbox's, or replacing them.
             directory: where it starts; where all commands start if it is empty or missing.
+            user: whose command it is; empty: `SandboxSpec.user`. Exit code 126: the sandbox has no such user.
 
         Raises:
             SandboxFailed: the sandbox is gone: the result says nothing about the command.
@@ -198,7 +201,7 @@ class Sandbox:
             raise TypeError("the command is a list of words; for a line of shell give ['bash', '-c', line]")
         variables = dict(environment or {})
         return await self._client.call(
-            SandboxCalls.exec, tuple(command), timeout_s, stdin, output_limit_bytes, variables, directory
+            SandboxCalls.exec, tuple(command), timeout_s, stdin, output_limit_bytes, variables, directory, user
         )
 
     async def bash(self) -> RemoteBash:
@@ -239,6 +242,30 @@ class Sandbox:
     def cell_session(self, number: int) -> RemoteCells:
         """Return the session of that number, which this or another process started."""
         return RemoteCells(self._client, number)
+
+    async def program(
+        self, command: Sequence[str], environment: Mapping[str, str] | None = None, directory: str = ""
+    ) -> RemoteProgram:
+        """Start a program whose standard input and output are pipes of this process; the caller ends it.
+
+        What it writes to its standard error is read, and its head and tail are kept.
+
+        Args:
+            command: as for `exec`, and so are the others.
+            environment: variables added to the sandbox's, or replacing them.
+            directory: where it starts.
+
+        Raises:
+            SandboxFailed: the sandbox is gone, or has no such program (`reason` is `image`).
+        """
+        started: list[int] = []
+
+        async def ask(receiver: str) -> None:
+            arguments = (tuple(command), dict(environment or {}), directory, receiver)
+            started.append(await self._client.call(SandboxCalls.start_program, *arguments))
+
+        stdin, stdout = await receive(self.path, 2, ask)
+        return RemoteProgram(self._client, started[0], stdin, stdout)
 
     async def edit(self, arguments: EditorArguments, timeout_s: float) -> EditOutcome:
         """View or change a file as the editor tool does (see `editor.editing.apply`).
@@ -282,6 +309,42 @@ class Sandbox:
             SandboxFailed: the source is missing or larger than `messages.UPLOAD_LIMIT_BYTES`; or as for `write_file`.
         """
         archive = await asyncio.to_thread(_archive, Path(source))
+        await self._client.call(SandboxCalls.upload, path, archive)
+
+    async def replace_folders(self, folders: Mapping[str, bytes], user: str = "") -> None:
+        """Make folders outside the workspace anew, each with the content of a tar archive, or empty.
+
+        Nothing that commands left at these paths or on the way to them stays, or redirects what is written.
+
+        Args:
+            folders: archive by absolute path; it may have no bytes.
+            user: who may write to the folders; empty: the sandbox's own user. It owns them, or, where the service runs
+                as root and this root has no capabilities, all users may write.
+
+        Raises:
+            SandboxFailed: the kind is not isolated, its root is read-only, or the disk refuses it.
+        """
+        await self._client.call(SandboxCalls.replace_folders, dict(folders), user)
+
+    async def pack(
+        self, paths: Sequence[str], exclude: Sequence[str] = (), limit_bytes: int = PACK_LIMIT_BYTES
+    ) -> bytes:
+        """Return a tar archive, relative to `/`, of the files and folders at absolute paths, for another sandbox.
+
+        Only regular files, folders and links among them are packed; a missing path is left out.
+
+        Args:
+            paths: absolute.
+            exclude: patterns of `tar --exclude`, relative to each path.
+            limit_bytes: most bytes of the archive.
+
+        Raises:
+            SandboxFailed: it would be larger (`reason` is `size`).
+        """
+        return await self._client.call(SandboxCalls.pack, tuple(paths), tuple(exclude), limit_bytes)
+
+    async def unpack(self, archive: bytes, path: str = "/") -> None:
+        """Write what is in a tar archive below a folder (see `upload`)."""
         await self._client.call(SandboxCalls.upload, path, archive)
 
     async def listen(self, port: int = 8000) -> ListeningSocket:

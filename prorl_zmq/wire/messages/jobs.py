@@ -140,6 +140,31 @@ class Outside(Part, frozen=True, kw_only=True):
     """As in `Harness`."""
 
 
+class McpServer(Part, frozen=True, kw_only=True):
+    """An MCP server whose tools the policy gets (see `docs/mcp.md`): a program of the job's sandbox, or an address."""
+
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,32}\Z")]
+    """Unique in the job; put before the names of its tools where names collide."""
+    command: Annotated[tuple[Argument, ...], Meta(max_length=64)] = ()
+    """Starts it in the job's sandbox; it speaks over its standard input and output."""
+    environment: Annotated[dict[FieldName, Argument], Meta(max_length=64)] = {}
+    """Added to the sandbox's environment for `command`."""
+    directory: PathText = ""
+    """Where `command` starts; empty: where all commands of the sandbox do."""
+    url: PathText = ""
+    """The address of a server that runs already, which speaks streamable HTTP: one of the service's `[[mcp]]`."""
+    tools: Annotated[tuple[ShortText, ...], Meta(max_length=256)] = ()
+    """Names of the tools to offer; empty: all."""
+    start_s: Seconds = 60.0
+    """Longest time of its start."""
+
+    def __post_init__(self) -> None:
+        if bool(self.command) == bool(self.url):
+            raise ValueError(f"MCP server {self.name}: give one of command and url")
+        if self.url and (self.environment or self.directory):
+            raise ValueError(f"MCP server {self.name}: environment and directory are for a command")
+
+
 ModelRole = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\"\\]{1,96}\Z")]
 """A task's or a program's own name for a model that it talks to, such as `user` or `openai/gpt-4.1`."""
 
@@ -189,6 +214,8 @@ class Job(Part, frozen=True, kw_only=True):
     models: Annotated[dict[ModelRole, NamedModel | ModelName], Meta(max_length=16)] = {}
     """Models that the rollout talks to beside the policy, by the task's or the program's own names for them:
     `{"user": "sim"}`. Their turns are context for the policy and are not trained on."""
+    mcp: Annotated[tuple[McpServer, ...], Meta(max_length=16)] = ()
+    """MCP servers whose tools the policy gets in addition to the task's, in a session of this rollout's own."""
     traceparent: str = ""
     """The W3C trace context of the parent of the job's span (see `docs/traces.md`): the client fills in that of the
     current OpenTelemetry span. Malformed values are ignored."""

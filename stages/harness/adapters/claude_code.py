@@ -6,6 +6,7 @@ calls that are not part of the work. For unknown models it assumes a window of 1
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 from ..adapter import Adapter, CallKind, Launch, LaunchRequest, Npm, ShellTool
@@ -13,6 +14,7 @@ from ..adapter import Adapter, CallKind, Launch, LaunchRequest, Npm, ShellTool
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+MCP_FILE = ".mcp-servers.json"
 SETTINGS = {
     "IS_SANDBOX": "1",  # otherwise it refuses to run as root
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
@@ -35,6 +37,7 @@ class ClaudeCode(Adapter):
         command="claude",
     )
     refusal_status = 403
+    takes_mcp = True
     shell = ShellTool("Bash", more={"description": "Run a command"})
 
     def _launch(self, request: LaunchRequest) -> Launch:
@@ -46,8 +49,10 @@ class ClaudeCode(Adapter):
             "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(request.context_tokens),
             "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(request.max_tokens),
         }
-        command = (request.program("claude"), *argv, *request.arguments)
-        return Launch(command, environment, stdin=request.plain_prompt.encode())
+        servers = ("--mcp-config", f"{request.home}/{MCP_FILE}", "--strict-mcp-config") if request.mcp else ()
+        files = {MCP_FILE: json.dumps({"mcpServers": request.mcp_servers})} if request.mcp else {}
+        command = (request.program("claude"), *argv, *servers, *request.arguments)
+        return Launch(command, environment, stdin=request.plain_prompt.encode(), files=files)
 
     def kind_of(self, headers: Mapping[str, str]) -> CallKind | None:
         return CallKind.SUBAGENT if headers.get("x-claude-code-agent-id") else None

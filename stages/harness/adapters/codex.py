@@ -28,6 +28,7 @@ class Codex(Adapter):
     package = Npm(
         "@openai/codex", version="0.169.0", program="@openai/codex-linux-{arch}/vendor/*/bin/codex", command="codex"
     )
+    takes_mcp = True
     shell = ShellTool("exec_command", "cmd")
 
     def _launch(self, request: LaunchRequest) -> Launch:
@@ -39,6 +40,11 @@ class Codex(Adapter):
             f"model_providers.prorl={provider}",
             f"model_context_window={request.context_tokens}",
             f"model_auto_compact_token_limit={int(request.prompt_tokens * COMPACTION_AT)}",
+            *(
+                f"mcp_servers.{name}={{command={json.dumps(server.command)},args={json.dumps(server.args)},"
+                f"env={{{','.join(f'{json.dumps(key)}={json.dumps(value)}' for key, value in server.env.items())}}}}}"
+                for name, server in request.mcp.items()
+            ),
         )
         argv = ("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "-m", request.model)
         flags = tuple(word for setting in settings for word in ("-c", setting))

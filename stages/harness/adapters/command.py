@@ -1,11 +1,13 @@
 """Any program in the sandbox: the caller's command line with placeholders.
 
 `{url}`, `{key}`, `{model}` and `{prompt}` are replaced in words and in the environment; other braces stay. The prompt
-is also on standard input. OpenAI's and Anthropic's clients find address and key in the environment.
+is also on standard input. OpenAI's and Anthropic's clients find address and key in the environment. `PRORL_MCP_CONFIG`
+is the path of a JSON file with the job's MCP servers below `mcpServers`, if it has any.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 
@@ -13,12 +15,14 @@ from ....errors import ConfigError
 from ..adapter import Adapter, Launch, LaunchRequest
 
 PLACE = re.compile(r"\{(url|key|model|prompt)\}")
+MCP_FILE = "mcp-servers.json"
 WORD_LIMIT_BYTES = 128 * 1024
 
 
 class Command(Adapter):
     name = "command"
     package = None
+    takes_mcp = True
 
     def launch(self, request: LaunchRequest) -> Launch:
         environment = {name: _filled(text, request) for name, text in request.environment.items()}
@@ -41,7 +45,11 @@ class Command(Adapter):
             "ANTHROPIC_BASE_URL": request.url,
             "ANTHROPIC_API_KEY": request.key,
         }
-        return Launch(argv, environment, stdin=request.prompt.encode())
+        files = {}
+        if request.mcp:
+            environment["PRORL_MCP_CONFIG"] = f"{request.home}/{MCP_FILE}"
+            files[MCP_FILE] = json.dumps({"mcpServers": request.mcp_servers})
+        return Launch(argv, environment, stdin=request.prompt.encode(), files=files)
 
 
 def _filled(text: str, request: LaunchRequest) -> str:

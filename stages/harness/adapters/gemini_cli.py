@@ -23,6 +23,7 @@ class GeminiCli(Adapter):
         command="gemini",
         node=NODE,
     )
+    takes_mcp = True
     shell = ShellTool("run_shell_command", more={"description": "Run a command"})
 
     def _launch(self, request: LaunchRequest) -> Launch:
@@ -32,6 +33,7 @@ class GeminiCli(Adapter):
             "privacy": {"usageStatisticsEnabled": False},
             "telemetry": {"enabled": False},
             "model": {"compressionThreshold": request.prompt_tokens / WINDOW_TOKENS},
+            "mcpServers": request.mcp_servers,
         }
         environment = {"GEMINI_API_KEY": request.key, "GOOGLE_GEMINI_BASE_URL": request.url}
         argv = (request.program("node"), request.program("gemini"), "-y", "-m", MODEL, *request.arguments)

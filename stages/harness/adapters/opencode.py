@@ -22,6 +22,7 @@ SETTINGS = {
 class OpenCode(Adapter):
     name = "opencode"
     package = Npm("opencode-ai", version="1.18.33", program="opencode-linux-{arch}/bin/opencode", command="opencode")
+    takes_mcp = True
     shell = ShellTool("bash", more={"description": "Run a command"})
 
     def _launch(self, request: LaunchRequest) -> Launch:
@@ -40,6 +41,10 @@ class OpenCode(Adapter):
             "permission": {"*": "allow"},
             "autoupdate": False,
             "share": "disabled",
+            "mcp": {
+                name: {"type": "local", "command": [server.command, *server.args], "environment": server.env}
+                for name, server in request.mcp.items()
+            },
         }
         name = ".config/opencode/opencode.json"
         environment = {**SETTINGS, "OPENAI_API_KEY": request.key, "OPENCODE_CONFIG": f"{request.home}/{name}"}

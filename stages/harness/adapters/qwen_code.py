@@ -17,6 +17,7 @@ class QwenCode(Adapter):
         executables=("@qwen-code/qwen-code/vendor/ripgrep/{arch}-linux/rg",),
         node=NODE,
     )
+    takes_mcp = True
     shell = ShellTool("run_shell_command", more={"is_background": False})
 
     def _launch(self, request: LaunchRequest) -> Launch:
@@ -24,6 +25,7 @@ class QwenCode(Adapter):
             "general": {"enableAutoUpdate": False},
             "privacy": {"usageStatisticsEnabled": False},
             "model": {"generationConfig": {"contextWindowSize": request.context_tokens}},
+            "mcpServers": request.mcp_servers,
         }
         environment = {
             "OPENAI_API_KEY": request.key,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from typing import Any
 
 import pytest
@@ -10,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prorl_zmq.errors import ConfigError
-from prorl_zmq.stages.harness.adapter import Adapter, CallKind, Launch, LaunchRequest, known_harnesses, load_adapter
+from prorl_zmq.stages.harness.adapter import (
+    Adapter,
+    CallKind,
+    Launch,
+    LaunchRequest,
+    McpCommand,
+    known_harnesses,
+    load_adapter,
+)
 
 NAMES = ("aider", "claude-code", "codex", "command", "gemini-cli", "mini-swe-agent", "openhands", "opencode", "pi")
 NAMES += ("qwen-code", "terminus-2")
@@ -47,6 +56,32 @@ def launched(name: str, **changes: Any) -> Launch:
 def test_all_are_registered_under_their_names() -> None:
     assert set(NAMES) <= set(known_harnesses())
     assert [load_adapter(name).name for name in NAMES] == list(NAMES)
+
+
+SERVER = {"shop": McpCommand("node", ["shop.js", 'a "b"'], {"KEY": 'x="y"'})}
+STANDARD = {"mcpServers": {"shop": {"command": "node", "args": ["shop.js", 'a "b"'], "env": {"KEY": 'x="y"'}}}}
+MCP_FILES = {
+    "claude-code": ".mcp-servers.json",
+    "command": "mcp-servers.json",
+    "gemini-cli": ".gemini/settings.json",
+    "qwen-code": ".qwen/settings.json",
+}
+
+
+@pytest.mark.parametrize("name", MCP_FILES)
+def test_mcp_servers_are_in_the_harness_configuration(name: str) -> None:
+    made = launched(name, mcp=SERVER)
+    assert json.loads(made.files[MCP_FILES[name]]).items() >= STANDARD.items()
+    assert "/tmp/home/.mcp-servers.json" in made.argv or name != "claude-code"
+    assert made.environment.get("PRORL_MCP_CONFIG") == ("/tmp/home/mcp-servers.json" if name == "command" else None)
+
+
+def test_mcp_servers_of_codex_and_opencode() -> None:
+    setting = next(word for word in launched("codex", mcp=SERVER).argv if word.startswith("mcp_servers"))
+    assert tomllib.loads(setting)["mcp_servers"] == STANDARD["mcpServers"]
+    (config,) = launched("opencode", mcp=SERVER).files.values()
+    server = {"type": "local", "command": ["node", "shop.js", 'a "b"'], "environment": {"KEY": 'x="y"'}}
+    assert json.loads(config)["mcp"] == {"shop": server}
 
 
 def test_an_unknown_harness_is_said() -> None:

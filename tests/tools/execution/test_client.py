@@ -17,7 +17,7 @@ from prorl_zmq.tools.execution import messages
 from prorl_zmq.tools.execution.calls import SandboxCalls
 from prorl_zmq.tools.execution.client import ExecutionClient, RemoteBash
 from prorl_zmq.tools.execution.messages import ERROR, FRAME, FRAME_LIMIT_BYTES, RESULT, SOCKET, encode, frame
-from prorl_zmq.tools.execution.passed_socket import pass_socket, receive_socket
+from prorl_zmq.tools.execution.passed_socket import pass_descriptors, receive_socket
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -166,10 +166,10 @@ def test_a_server_that_passes_no_tcp_socket_is_an_error(tmp_path: Path) -> None:
             assert name
 
         for ask, said in (
-            (silent, "passed no socket"),
-            (connected, "passed no socket"),
+            (silent, "passed no descriptor"),
+            (connected, "passed no descriptor"),
             (lambda name: passed(name, null), "Socket operation on non-socket"),
-            (lambda name: passed(name, unix.fileno()), "passed no socket of TCP"),
+            (lambda name: passed(name, unix.fileno()), "passed no descriptor of TCP"),
         ):
             with pytest.raises(SandboxFailed, match=said):
                 await receive_socket(folder, ask)
@@ -183,4 +183,4 @@ def test_a_server_that_passes_no_tcp_socket_is_an_error(tmp_path: Path) -> None:
 
 def test_a_socket_is_passed_to_a_waiting_process_only(tmp_path: Path) -> None:
     with socket.socket() as listening, pytest.raises(SandboxFailed, match=r"cannot be passed to \.pass-none"):
-        pass_socket(listening, tmp_path, ".pass-none")
+        pass_descriptors([listening.fileno()], tmp_path, ".pass-none")

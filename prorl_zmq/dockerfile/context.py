@@ -1,0 +1,79 @@
+"""The folder that a Dockerfile's COPY and ADD take files from, without what `.dockerignore` names."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+import shutil
+from glob import iglob
+from pathlib import Path
+
+IGNORE = ".dockerignore"
+GLOB = re.compile(r"[*?\[]")
+
+
+class Context:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._top = str(root)
+        self._rules: list[tuple[bool, re.Pattern[str]]] | None = None
+
+    def find(self, pattern: str) -> list[str]:
+        """Return the paths that a source of COPY names, relative to the folder, in order.
+
+        Raises:
+            ValueError: it leads out of the folder.
+        """
+        name = posixpath.normpath(pattern.lstrip("/") or ".")
+        if name == ".." or name.startswith("../"):
+            raise ValueError(f"{pattern} leads out of the folder of the Dockerfile")
+        if GLOB.search(name):
+            translated = re.sub(r"\[\^", "[!", name)
+            found = sorted(iglob(translated, root_dir=self.root, include_hidden=True))  # noqa: PTH207 - relative
+        else:
+            found = [name] if os.path.lexists(f"{self._top}/{name}") else []
+        return [each for each in found if not self._is_ignored(each)] if self._read_rules() else found
+
+    def copy_to(self, target: Path) -> None:
+        """Copy the folder, links as links."""
+
+        def ignored(folder: str, names: list[str]) -> list[str]:
+            below = os.path.relpath(folder, self.root)
+            paths = {name: posixpath.normpath(f"{below}/{name}") for name in names}
+            # A rule that begins with ! may bring back what is in an ignored folder.
+            return [name for name, path in paths.items() if self._is_ignored(path) and not (self.root / path).is_dir()]
+
+        shutil.copytree(self.root, target, symlinks=True, ignore=ignored if self._read_rules() else None)
+        for folder, _, _ in os.walk(target, topdown=False) if self._read_rules() else ():
+            below = os.path.relpath(folder, target)
+            if self._is_ignored(below) and not os.listdir(folder):  # noqa: PTH208 - as os.walk
+                Path(folder).rmdir()
+
+    def _is_ignored(self, path: str) -> bool:
+        parts = path.split("/")
+        within = ["/".join(parts[: count + 1]) for count in range(len(parts))]
+        ignored = False
+        for is_kept, rule in self._read_rules():
+            if any(rule.fullmatch(each) for each in within):
+                ignored = not is_kept
+        return ignored
+
+    def _read_rules(self) -> list[tuple[bool, re.Pattern[str]]]:
+        if self._rules is None:
+            file = self.root / IGNORE
+            lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+            bare = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+            self._rules = [(line.startswith("!"), _rule(line.removeprefix("!").strip())) for line in bare]
+        return self._rules
+
+
+def _rule(pattern: str) -> re.Pattern[str]:
+    name = posixpath.normpath(pattern.lstrip("/") or ".")
+    parts = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    found = re.sub(
+        r"\*\*/|\*\*|\*|\?|\[[^\]]*\]|.",
+        lambda match: parts.get(match[0]) or (match[0] if match[0].startswith("[") else re.escape(match[0])),
+        name,
+    )
+    return re.compile(found, re.DOTALL)

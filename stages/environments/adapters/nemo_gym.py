@@ -1,0 +1,106 @@
+"""NeMo Gym: resources servers over HTTP, one session per rollout. Runs in the service's own interpreter.
+
+PRORL_NEMO_GYM names the servers: `NAME=URL NAME=URL`. An instance's args:
+
+- `row`: a row of the server's JSONL, as it is.
+- `server`: a name among these; may be left out if there is one, or if the row's `agent_ref` has such a name.
+
+Servers with `/seed_session` and `/verify` offer the row's functions as tools, and the first turn without a call ends
+the rollout. Servers of the Gymnasium form (`/reset`, `/step`) see each turn.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import aiohttp
+
+from prorl_zmq.stages.environments.named_servers import is_named, named_server
+from prorl_zmq.tasks.nemo_gym_rows import PARAMS, offered_tools, opening_messages
+
+VARIABLE = "PRORL_NEMO_GYM"
+NOT_FOUND, ERRORS = 404, 400
+
+
+class NemoGym:
+    async def open(self, args: dict[str, Any], seed: int | None) -> dict[str, Any]:
+        self.row = {**({} if seed is None else {"seed": seed}), **args["row"]}
+        self.params, self.output = self.row[PARAMS], list[dict[str, Any]]()
+        messages, agent = opening_messages(self.params), (self.row.get("agent_ref") or {}).get("name", "")
+        url = named_server(VARIABLE, args.get("server") or (agent if is_named(VARIABLE, agent) else ""))
+        jar = aiohttp.CookieJar(unsafe=True)  # also for hosts that are IP addresses
+        self.http = aiohttp.ClientSession(url, cookie_jar=jar)
+        try:
+            status, begun = await self._post("seed_session", self.row)
+            self.is_gymnasium = status == NOT_FOUND
+            if self.is_gymnasium:
+                status, begun = await self._post("reset", self.row)
+            observation = _parsed(status, begun).get("observation")
+        except BaseException:
+            await self.http.close()
+            raise
+        if observation:
+            messages.append({"role": "user", "content": observation})
+        return {"observations": {"main": messages}, "tools": offered_tools(self.params)}
+
+    async def step(self, player: str, text: str) -> dict[str, Any]:
+        return await self._take(player, _message(text, len(self.output)))
+
+    async def call(self, player: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        call_id = f"call_{len(self.output)}"
+        call = {"type": "function_call", "call_id": call_id, "name": name, "arguments": json.dumps(arguments)}
+        if self.is_gymnasium:
+            return await self._take(player, call)
+        _, text = await self._post(name, arguments)  # the text of an error is for the policy, too
+        self.output += [call, {"type": "function_call_output", "call_id": call_id, "output": text}]
+        return {"observations": {player: text}}
+
+    async def _take(self, player: str, item: dict[str, Any]) -> dict[str, Any]:
+        self.output.append(item)
+        if not self.is_gymnasium:
+            return {"done": True}
+        seen = _parsed(*await self._post("step", {**self.row, "response": self._response([item])}))
+        info, observation = seen.get("info") or {}, seen.get("observation")
+        texts = [
+            *(result["output"] for result in info.get("tool_outputs", ())),
+            *([observation] if observation else ()),
+        ]
+        ends = {"done": seen["terminated"] or seen["truncated"], "truncated": seen["truncated"]}
+        return {"observations": {player: "\n".join(texts)}, "rewards": {player: seen["reward"]}, "info": info, **ends}
+
+    async def close(self) -> dict[str, Any] | None:
+        try:
+            if self.is_gymnasium:
+                return None
+            response = self._response(self.output or [_message("", 0)])
+            judged = _parsed(*await self._post("verify", {**self.row, "response": response}))
+        finally:
+            await self.http.close()
+        if judged.get("mask_sample"):
+            return {"mask": judged.get("failure_reason") or judged.get("failure_kind") or "the server masks the sample"}
+        own = {key: value for key, value in judged.items() if key not in {*self.row, "reward", "response"}}
+        return {"rewards": {"main": judged["reward"]}, "info": {**own, **judged.get("reward_components", {})}}
+
+    async def _post(self, path: str, body: dict[str, Any]) -> tuple[int, str]:
+        async with self.http.post(path, json=body) as answer:
+            return answer.status, await answer.text()
+
+    def _response(self, output: list[dict[str, Any]]) -> dict[str, Any]:
+        own = {"tools": self.params.get("tools") or [], "tool_choice": self.params.get("tool_choice") or "auto"}
+        kind = {"object": "response", "model": "policy", "parallel_tool_calls": True}
+        return {"id": f"resp_{id(self):x}", "created_at": time.time(), "output": output, **kind, **own}
+
+
+def _message(text: str, number: int) -> dict[str, Any]:
+    content = [{"type": "output_text", "text": text, "annotations": []}]
+    about = {"type": "message", "role": "assistant", "status": "completed"}
+    return {"id": f"msg_{number}", "content": content, **about}
+
+
+def _parsed(status: int, text: str) -> dict[str, Any]:
+    if status >= ERRORS:
+        raise RuntimeError(f"the NeMo Gym server answered with {status}: {text[:500]}")
+    answer: dict[str, Any] = json.loads(text)
+    return answer

@@ -1,0 +1,82 @@
+"""verifiers 0.4 (v1): rollouts of a taskset on its own `EnvServer`, which calls the model itself.
+
+An instance's args:
+
+- `taskset`: the id of an installed taskset, or its configuration with `id`.
+- `task`: the number of a task in the taskset, from 0, or the data of one.
+- `env`: further keys of the environment's configuration, such as `id`, or `agent` with `harness` and `max_turns`.
+
+Seats run as processes of this machine unless `env` names another `runtime`. The reward is that of the trainable traces,
+on average if they are several; `rewards` has each seat's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from itertools import islice
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from verifiers.v1.configs.agent import AgentConfig
+from verifiers.v1.configs.client import EvalClientConfig
+from verifiers.v1.serve import EnvClient, EnvServer
+from verifiers.v1.types import SamplingConfig
+from verifiers.v1.utils.loaders import env_config_type, load_taskset, resolve_env_config
+
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+"""Its programs are prepared by `uv`, which is installed beside it."""
+SERVERS: dict[str, tuple[EnvServer, EnvClient, asyncio.Task[None]]] = {}
+"""One server for each configuration in this process."""
+
+
+class Verifiers:
+    async def run(self, url: str, key: str, models: Any, args: dict[str, Any], seed: int | None) -> dict[str, Any]:
+        del seed  # it takes none
+        taskset = args["taskset"] if isinstance(args["taskset"], dict) else {"id": args["taskset"]}
+        server, client = _served({**args.get("env", {}), "taskset": taskset})
+        task = args["task"] if isinstance(args["task"], dict) else _task(server, args["task"])
+        model = EvalClientConfig(base_url=url, api_key_var="", headers={"x-api-key": key})
+        episode = await client.run(model, models[0], SamplingConfig(), task)
+        if not episode.ok:
+            errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
+            words = "; ".join(f"{error.type}: {error.message}" for error in errors)
+            return {"reward": 0.0, "error": words or "the episode did not complete"}
+        trained = [trace for trace in episode.traces if trace.agent.trainable]
+        if not trained:
+            return {"reward": 0.0, "error": "no seat of the environment is trainable"}
+        seats = {trace.agent.name or "main": trace.reward for trace in trained}
+        metrics = {name: value for trace in trained for name, value in trace.metrics.items() if value is not None}
+        return {
+            "reward": fmean(trace.reward for trace in trained),
+            "rewards": seats if len(seats) > 1 else {},
+            "metrics": metrics,
+        }
+
+
+def _served(env: dict[str, Any]) -> tuple[EnvServer, EnvClient]:
+    known = json.dumps(env, sort_keys=True)
+    if known not in SERVERS:
+        kind = env_config_type(env["taskset"]["id"], env.get("id", ""))
+        for name, field in kind.model_fields.items():
+            if isinstance(field.default, AgentConfig):  # its own default is a remote sandbox
+                env[name] = {"runtime": {"type": "subprocess"}, **env.get(name, {})}
+        server = EnvServer(resolve_env_config(env), f"ipc://{tempfile.mkdtemp()}/server")
+        SERVERS[known] = server, EnvClient(server.address), asyncio.create_task(server.run())
+    server, client, serving = SERVERS[known]
+    if serving.done():
+        del SERVERS[known]
+        serving.result()
+    return server, client
+
+
+def _task(server: EnvServer, number: int) -> dict[str, Any]:
+    task = next(islice(load_taskset(server.env.config.taskset), number, None), None)
+    if task is None:
+        raise LookupError(f"the taskset {server.taskset_id} has no task {number}")
+    data: dict[str, Any] = task.data.model_dump(mode="json")
+    return data

@@ -1,0 +1,269 @@
+"""The `harbor` task in real Apptainer sandboxes: what verifiers return, and what a policy tries that wants reward."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import io
+import tarfile
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from needed import usable
+from support.sandboxes import default_image
+
+from prorl_zmq import Job
+from prorl_zmq.errors import GraderFailed, InvalidJob
+from prorl_zmq.stages.handlers.harbor import HarborHandler
+from prorl_zmq.stages.handlers.harbor_oracle import Agent, Proof, prove
+from prorl_zmq.stages.handlers.harbor_verifier import Grade, parsed_rewards, unpacked, verify
+from prorl_zmq.tasks.harbor_task import (
+    Artifact,
+    Collect,
+    Environment,
+    HarborTask,
+    Healthcheck,
+    NetworkPolicy,
+    Step,
+    Verifier,
+)
+from prorl_zmq.testing import LocalService, say, tool_call
+from prorl_zmq.tools.containers.specification import SandboxSpec
+from prorl_zmq.wire.messages.jobs import Outcome, PhaseLimits
+
+if TYPE_CHECKING:
+    from support.sandboxes import SharedSandboxes
+
+    from prorl_zmq import Trajectory
+
+
+pytestmark = pytest.mark.timeout(120)
+JOB = Job(task="harbor", instance={})
+TEST = """\
+#!/bin/bash
+cd /app
+if [ "$(cat answer.txt 2>/dev/null)" = "$(cat /tests/expected.txt)" ]; then echo 1; else echo 0; fi > $REWARD
+"""
+SOLVE = "echo 42 > answer.txt"
+
+
+def packed(mode: int = 0o755, **files: str) -> bytes:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as archive:
+        for name, text in files.items():
+            member = tarfile.TarInfo(name.replace("_", "."))
+            member.size, member.mode = len(text.encode()), mode
+            archive.addfile(member, io.BytesIO(text.encode()))
+    return gzip.compress(content.getvalue())
+
+
+def task(test: str = TEST, **fields: Any) -> HarborTask:
+    step = Step(
+        "Write 42 to answer.txt.", **{name: fields.pop(name) for name in ("verifier", "artifacts") if name in fields}
+    )
+    given = {
+        "environment": Environment(workdir="/app", variables=PLACES),
+        "tests": packed(test_sh=test, expected_txt="42\n"),
+    }
+    return HarborTask("answer", (step,), **{**given, **fields})
+
+
+def acted(acts: str, sandboxes_of: SharedSandboxes, instance: HarborTask | None = None) -> Proof:
+    """Return what an agent earns that runs a script."""
+    solution = packed(solve_sh=f"#!/bin/bash\n{acts}\n")
+    return proof(msgspec.structs.replace(instance or task(), solution=solution), sandboxes_of)
+
+
+def proof(instance: HarborTask, sandboxes_of: SharedSandboxes, agent: Agent = "oracle") -> Proof:
+    return asyncio.run(prove(instance, PhaseLimits(), sandboxes_of("apptainer"), agent))
+
+
+def test_solving_earns_one_and_doing_nothing_zero(sandboxes_of: SharedSandboxes) -> None:
+    place = 'test "$(pwd) $(id -un) $HOME" = "/app root /root" && test ! -e /tests && test -z "$(ls -A /logs/verifier)"'
+    assert acted(f"{place} && {SOLVE}", sandboxes_of) == Proof("oracle", 1.0, "")
+    assert proof(task(), sandboxes_of, "no-op").holds
+
+
+CHEATS = {
+    "fakes": (
+        "mkdir /tests; "
+        "printf '#!/bin/sh\\necho 1 > /logs/verifier/reward.txt\\n' > /tests/test.sh; chmod 555 /tests/test.sh; "
+        "echo 7 | tee /tests/expected.txt > answer.txt; echo 1 > /logs/verifier/reward.txt; "
+        "echo '{\"reward\": 1}' > /logs/verifier/reward.json; "
+        "setsid -f bash -c 'while :; do echo 1 > /logs/verifier/reward.txt; done' 2>/dev/null"
+    ),
+    "links": (
+        "rm -rf /logs; ln -s /workspace /logs; mkdir /workspace/verifier; echo 1 > /workspace/verifier/reward.txt; "
+        "ln -s /logs /tests; cd /; rm -rf /app"
+    ),
+    "path": (
+        "echo 'PATH=/app:$PATH' | tee /root/.bashrc > e; printf 'echo 42' > cat; chmod +x cat; "
+        "export PATH=/app:$PATH BASH_ENV=/app/e; mkfifo /logs/verifier/reward.txt; chmod 000 /logs/verifier /logs"
+    ),
+}
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_a_policy_that_sabotages_its_grader_earns_nothing(cheat: str, sandboxes_of: SharedSandboxes) -> None:
+    assert acted(CHEATS[cheat], sandboxes_of).reward == 0.0
+
+
+NO_REWARDS = [
+    ("true", "wrote neither", "result"),
+    (": > $REWARD", "it is empty", "result"),
+    ("echo nan > $REWARD", "not finite", "result"),
+    ("echo passed > $REWARD", "has no reward", "result"),
+    ("mkdir $REWARD", "cannot be read", "result"),
+    ("""echo '{"a": 1, "b": 0}' > $JSON""", "rewards a, b, and none is called reward", "result"),
+    ("""echo 0 > $REWARD; echo '{"reward": 1}' > $JSON""", "contradict", "result"),
+    ("kill -9 $$", "was killed", "killed"),
+    ("echo 0 > $REWARD; uvx pytest", "could not install its tools: .*uvx: command not found", "tools"),
+    ("sleep 60", "did not end within 0.5 s", "hung"),
+]
+REWARDS = [
+    ("""echo '{"reward": -0.5, "speed": 3}' > $JSON; exit 1""", {"reward": -0.5, "speed": 3.0}),
+    (
+        "echo '===== test session starts ====='; echo 'curl: (6) Could not resolve host'; echo 0 > $REWARD",
+        {"reward": 0.0},
+    ),
+    ("""echo '{"accuracy": true}' > $JSON""", {"accuracy": 1.0}),
+]
+PLACES = {"REWARD": "/logs/verifier/reward.txt", "JSON": "/logs/verifier/reward.json"}
+
+
+def test_what_a_verifier_writes_is_a_reward_or_an_error_of_the_infrastructure(sandboxes_of: SharedSandboxes) -> None:
+    async def run() -> None:
+        sandbox = await sandboxes_of("apptainer").create("job.1", SandboxSpec(writable="disk", fakeroot=True))
+
+        async def graded(test: str, timeout_s: float) -> Grade:
+            verifier = Verifier(timeout_s=timeout_s, variables=PLACES)
+            tests = [packed(test_sh=f"#!/bin/bash\n{test}\n")]
+            return await verify(sandbox, verifier, tests, NetworkPolicy(), "/")
+
+        try:
+            for test, words, reason in NO_REWARDS:
+                with pytest.raises(GraderFailed, match=words) as raised:
+                    (await graded(test, 0.5 if reason == "hung" else 60.0)).reward  # noqa: B018 - it raises
+                assert raised.value.fields["reason"] == reason, test
+                failure = HarborHandler().eval_exception(JOB, raised.value)
+                assert (failure.outcome, failure.reward) == (Outcome.INFRASTRUCTURE_ERROR, None)
+                assert failure.retry == (reason == "tools")
+            for test, rewards in REWARDS:
+                assert (await graded(test, 60.0)).rewards == rewards
+        finally:
+            await sandbox.close()
+
+    asyncio.run(run())
+
+
+SERVES = (
+    "python3 -m http.server --bind 127.0.0.1 8000 > /dev/null 2>&1 & "
+    "until (: < /dev/tcp/127.0.0.1/8000) 2>/dev/null; do sleep 0.1; done"
+)
+LOOKS = "#!/bin/bash\nif (: < /dev/tcp/127.0.0.1/8000); then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
+
+
+def rolled_out(instance: HarborTask, *acts: str) -> Trajectory:
+    """Return the trajectory of a policy that runs each of `acts` in bash, one for each step, and then ends the step."""
+    usable("apptainer")
+    engine = say(*(turn for each in acts for turn in (tool_call("bash", command=each), "done")))
+    topology = {"sandbox": {"image": default_image("apptainer")}}
+    handlers = {"harbor": HarborHandler}
+    with (
+        LocalService(handlers=handlers, engine=engine, sandbox="apptainer", slots=1, topology=topology) as service,
+        service.client() as client,
+    ):
+        client.submit(Job(task="harbor", instance=msgspec.to_builtins(instance), max_attempts=1))
+        (trajectory,) = client.collect(1)
+        return trajectory
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_a_live_server_is_graded_before_its_end(live: bool) -> None:
+    trajectory = rolled_out(task(LOOKS, live=live), SERVES)
+    assert (trajectory.error, trajectory.reward) == (None, float(live))
+
+
+def test_each_step_is_a_conversation_of_its_own() -> None:
+    steps = (step("one", "42", "", min_reward={"reward": 1.0}), step("two", "43", ""))
+    trajectory = rolled_out(msgspec.structs.replace(task(), steps=steps), SOLVE, SOLVE)
+    assert (trajectory.error, trajectory.reward) == (None, 0.5)
+    assert trajectory.result.metrics["steps_graded"] == 2
+    assert trajectory.result.metrics["turns"] == 4
+
+
+SEPARATE = Verifier(
+    separate=Environment(workdir="/app", variables=PLACES),
+    collect=(Collect("cat /proc/[0-9]*/cmdline > /logs/artifacts/processes"),),
+)
+
+
+def test_a_separate_verifier_sees_the_artifacts_alone(sandboxes_of: SharedSandboxes) -> None:
+    looks = "grep -q sleep /logs/artifacts/processes && test ! -e other.txt && test ! -e /bin/planted && "
+    instance = task(
+        TEST.replace("if [", f"if {looks}["), verifier=SEPARATE, artifacts=(Artifact("/app", ("other.*",)),)
+    )
+    acts = f"{SOLVE}; touch other.txt /bin/planted; setsid -f sleep 600"
+    assert acted(acts, sandboxes_of, instance) == Proof("oracle", 1.0, "")
+
+
+def test_an_artifact_does_not_point_at_the_tests(sandboxes_of: SharedSandboxes) -> None:
+    separate = Verifier(separate=Environment(workdir="/app", variables=PLACES))
+    instance = task(verifier=separate, artifacts=(Artifact("/app"),))
+    assert acted("ln -s /tests/expected.txt answer.txt", sandboxes_of, instance).reward == 0.0
+
+
+def test_what_goes_wrong_around_the_agent_is_named(sandboxes_of: SharedSandboxes) -> None:
+    collects = task(verifier=Verifier(collect=(Collect("echo no database; exit 3"),)))
+    assert "collects for the verifier failed (3): no database" in acted(SOLVE, sandboxes_of, collects).problem
+    check = Healthcheck("echo no port; exit 1", interval_s=0.01, retries=2)
+    ill = task(environment=Environment(healthcheck=check))
+    assert "the healthcheck failed 2 times: no port" in acted(SOLVE, sandboxes_of, ill).problem
+
+
+def test_folders_that_are_no_archives_are_refused() -> None:
+    with pytest.raises(InvalidJob, match="not gzip"):
+        unpacked(b"no archive")
+    with pytest.raises(InvalidJob, match="cut off"):
+        unpacked(packed(a="b")[:-9])
+
+
+@pytest.mark.parametrize("wrong", ["[1]", "1", "null", '{"reward": "1"}', '{"reward": 1e999}', "{}", "{", "NaN"])
+def test_what_is_no_reward(wrong: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        parsed_rewards("reward.json", wrong.encode())
+
+
+def test_one_reward_needs_no_name() -> None:
+    assert Grade({"accuracy": 0.25}, "").reward == 0.25
+
+
+def step(name: str, answer: str, solve: str, **fields: Any) -> Step:
+    tests = packed(expected_txt=f"{answer}\n")
+    return Step(f"Do {name}.", name=name, tests=tests, solution=packed(solve_sh=f"cd /app\n{solve}\n"), **fields)
+
+
+def test_steps_are_graded_one_by_one_and_gated(sandboxes_of: SharedSandboxes) -> None:
+    setup = packed(setup_sh="test ! -e /tests/test.sh && echo ready > ready.txt")
+    solve = SOLVE
+    steps = (
+        step("one", "42", solve, min_reward={"reward": 1.0}),
+        step("two", "43", f'test -e ready.txt && test -z "$(ls /tests)" && {solve.replace("42", "43")}', workdir=setup),
+    )
+    instance = msgspec.structs.replace(task(), steps=steps)
+    assert proof(instance, sandboxes_of) == Proof("oracle", 1.0, "")
+    assert proof(instance, sandboxes_of, "no-op").reward == 0.0
+    wrong = (step("one", "42", "echo 1 > answer.txt", min_reward={"reward": 0.5}), steps[1])
+    assert proof(msgspec.structs.replace(instance, steps=wrong), sandboxes_of).reward == 0.0
+    ungated = (step("one", "42", "echo 1 > answer.txt"), steps[1])
+    assert proof(msgspec.structs.replace(instance, steps=ungated), sandboxes_of).reward == 0.5
+    last = msgspec.structs.replace(instance, steps=ungated, reward="final")
+    assert proof(last, sandboxes_of).reward == 1.0
+
+
+def test_a_solution_that_fails_says_why(sandboxes_of: SharedSandboxes) -> None:
+    failed = proof(task(solution=packed(solve_sh="echo no compiler; exit 2")), sandboxes_of)
+    assert (failed.reward, failed.holds) == (0.0, False)
+    assert "solve.sh ended with 2: no compiler" in failed.problem
+    assert "no solution/solve.sh" in proof(task(), sandboxes_of).problem

@@ -1,0 +1,135 @@
+"""Real builds of Dockerfiles by Apptainer, without a network."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+from rootfs import tiny_root_filesystem
+
+from prorl_zmq.errors import SandboxFailed
+from prorl_zmq.tools.images.image_store import ImageStore
+from prorl_zmq.tools.images.sources import parse_base
+
+from .conftest import needs_apptainer
+
+pytestmark = [needs_apptainer, pytest.mark.proof, pytest.mark.timeout(600)]
+PROGRAMS = ("chmod", "chown", "cp", "env", "gzip", "id", "ln", "rmdir", "setpriv", "tar")
+"""What builds need beyond a tiny root filesystem."""
+DOCKERFILE = r"""# syntax=docker/dockerfile:1
+ARG TAG=12
+FROM debian:${TAG} AS tools
+RUN mkdir -p /opt/tool && echo 'echo tool' > /opt/tool/run && ln -s run /opt/tool/link && chmod 755 /opt/tool/run \
+    && chown 7:8 /opt/tool/run
+COPY <<EOF <<'RAW' /opt/
+value of TAG is "${TAG:-unset}"
+EOF
+costs $5 `no`
+RAW
+
+FROM debian:12
+ARG TAG
+SHELL ["/bin/bash", "-o", "pipefail", "-c"]
+ENV GREETING="hello 'you'" PATH=/opt/tool:$PATH \
+    SECOND=${GREETING:-none}
+ENV OLD some words
+ENV PRICE='5$ "q" \\`'
+RUN echo "agent:x:1234:1234::/home/agent:/bin/sh" >> /etc/passwd && echo "order 1" > /log
+WORKDIR /srv
+WORKDIR app
+COPY data/*.txt notes/
+COPY --chown=agent --chmod=640 data/a.txt one.txt
+COPY data .
+RUN echo "order 2: $(cat one.txt) $GREETING $SECOND $OLD" >> /log && rm a.txt && mkdir late
+COPY data/a.txt late
+COPY --from=tools /opt/tool /opt/tool
+COPY --from=0 /opt/EOF /opt/RAW /opt/
+ADD packed.tar.gz /unpacked
+USER agent
+WORKDIR /home/agent/work
+RUN <<'SCRIPT'
+echo "order 3: $(id -un) $HOME $PWD" > mine
+SCRIPT
+RUN cat > also <<WORDS
+from $GREETING
+WORDS
+RUN ["/bin/sh", "-c", "run >> mine"]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "environment"
+    (folder / "data" / "inner").mkdir(parents=True)
+    for name in ("a.txt", "b.txt", "inner/c", ".hidden", "ignored"):
+        (folder / "data" / name).write_text(name)
+    (folder / "data" / "b.txt").chmod(0o664)
+    (folder / "data" / "link").symlink_to("inner/c")
+    (folder / ".dockerignore").write_text("# not these\ndata/ign*\n")
+    (folder / "Dockerfile").write_text(DOCKERFILE)
+    with tarfile.open(folder / "packed.tar.gz", "w:gz") as tar:
+        tar.add(folder / "data" / "a.txt", "deep/a")
+    return folder
+
+
+def test_instructions_are_carried_out_in_their_order(folder: Path, tmp_path: Path) -> None:
+    store = ImageStore(tmp_path / "images")
+    base = parse_base(str(tiny_root_filesystem(tmp_path / "tiny", *PROGRAMS)))
+    built = store.build(str(folder / "Dockerfile"), "mine", bases={"docker.io/library/debian:12": base})
+    root = built.image.path
+    assert (root / "log").read_text() == "order 1\norder 2: a.txt hello 'you' none some words\n"
+    app = root / "srv" / "app"
+    assert {each.name for each in app.iterdir()} == {"notes", "one.txt", "b.txt", "inner", ".hidden", "link", "late"}
+    assert {each.name for each in (app / "notes").iterdir()} == {"a.txt", "b.txt"}
+    assert (app / "late" / "a.txt").read_text() == "a.txt"
+    assert (app / "link").readlink() == Path("inner/c")
+    one = (app / "one.txt").stat()
+    assert (stat.S_IMODE(one.st_mode), one.st_uid, one.st_gid) == (0o640, 1234, 1234)
+    b = (app / "b.txt").stat()
+    assert (stat.S_IMODE(b.st_mode), b.st_uid) == (0o664, 0)
+    assert (root / "opt/tool/link").readlink() == Path("run")
+    assert ((root / "opt/tool/run").stat().st_uid, (root / "opt/tool/run").stat().st_gid) == (7, 8)
+    assert (root / "opt/EOF").read_text() == 'value of TAG is "unset"\n'
+    assert (root / "opt/RAW").read_text() == "costs $5 `no`\n"
+    assert (root / "unpacked/deep/a").read_text() == "a.txt"
+    work = root / "home/agent/work"
+    assert work.stat().st_uid == 1234
+    assert (work / "mine").read_text() == "order 3: agent /home/agent /home/agent/work\ntool\n"
+    assert (work / "also").read_text() == "from hello 'you'\n"
+    assert not list(root.glob(".prorl*"))
+    assert (root / ".singularity.d/prorl.directory").read_text() == "/home/agent/work\n"
+    shown = subprocess.run(
+        [
+            "apptainer",
+            "exec",
+            "--cleanenv",
+            str(root),
+            "sh",
+            "-c",
+            'printf "%s|%s|%s\\n" "$GREETING" "$OLD" "$PRICE"; run',
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert shown.stdout == "hello 'you'|some words|5$ \"q\" \\\\`\ntool\n"
+    assert store.build(str(folder / "Dockerfile"), "mine", bases={"debian:12": base}).reused
+    _on_top(store, built.image.path, tmp_path)
+
+
+def _on_top(store: ImageStore, below: Path, tmp_path: Path) -> None:
+    """An image that begins with a built one has its variables, WORKDIR and USER."""
+    file = tmp_path / "top" / "Dockerfile"
+    file.parent.mkdir()
+    file.write_text('FROM mine\nRUN echo "$GREETING $PWD $(id -un)" > top\nUSER root\nRUN exit 3\n')
+    with pytest.raises(SandboxFailed, match="Dockerfile, line 4: RUN exit 3 failed"):
+        store.build(str(file), "top", bases={"mine": parse_base(str(below))})
+    assert store.find("top") is None
+    file.write_text(file.read_text().replace("RUN exit 3\n", ""))
+    root = store.build(str(file), "top", bases={"mine": parse_base(str(below))}).image.path
+    assert (root / "home/agent/work/top").read_text() == "hello 'you' /home/agent/work agent\n"
+    shutil.rmtree(file.parent)
