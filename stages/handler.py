@@ -76,6 +76,10 @@ PhaseData = dict[str, Any]
 """The data that one phase returns for the next: plain data with string keys."""
 
 
+async def _no_program(_: object) -> PhaseData:
+    raise HandlerFailed("this RUN serves no model to programs")
+
+
 async def _no_sandbox(_: SandboxSpec) -> Sandbox:
     raise HandlerFailed("this RUN has no fresh sandboxes")
 
@@ -113,7 +117,7 @@ class RunPhase(Generic[Instance]):
     serve: Callable[
         [Callable[[str, str, Sequence[str]], Awaitable[tuple[PhaseData, Sequence[tuple[int, float]]]]]],
         Awaitable[PhaseData],
-    ]
+    ] = _no_program
     """`serve(play)` serves the job's model over HTTP while `play(url, key, models)` runs, in place of conversations.
     All calls at the address are turns of this rollout. `play` returns data, which `serve` returns, and rewards of the
     policy's turns: index from 0, reward."""

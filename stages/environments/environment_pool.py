@@ -13,7 +13,7 @@ import os
 import time
 from collections import OrderedDict
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from .environment_worker import EnvironmentPlace
 
+T = TypeVar("T")
 IDLE_S = 300.0
 SUSPECTS = 1024
 """Most rollouts that are remembered since their worker died."""
@@ -97,7 +98,7 @@ class EnvironmentRollout:
             raise self._failed("masked", f"asks for another try: {outcome.mask}")
         return outcome
 
-    async def _call(self, kind: Any, do: str, **arguments: Any) -> Any:
+    async def _call(self, kind: type[T], do: str, **arguments: Any) -> T:
         answer = msgspec.json.decode(await self._worker.call(do, self._name, **arguments), type=kind)
         if isinstance(answer, Step) and answer.mask:
             raise self._failed("masked", f"asks for another try: {answer.mask}")

@@ -252,7 +252,7 @@ def checked_step(do: str, value: Any) -> dict[str, Any]:
     observations = _mapping(do, given.get("observations") or {}, "observations")
     if do == "open" and not observations:
         raise Invalid("open returned no observations, so no player can act")
-    checked = {
+    checked: dict[str, Any] = {
         "observations": {_name(do, player): _observation(do, player, seen) for player, seen in observations.items()}
     }
     if do == "open":
@@ -275,7 +275,7 @@ def checked_outcome(value: Any) -> dict[str, Any]:
     given = _mapping("run", value, "what it returned")
     if unknown := [key for key in given if key not in known]:
         raise Invalid(f"run returned the unknown entry {unknown[0]!r:.100}; known are {', '.join(known)}")
-    checked = {key: str(given[key])[:NOTE_LIMIT] for key in ("error", "mask") if given.get(key)}
+    checked: dict[str, Any] = {key: str(given[key])[:NOTE_LIMIT] for key in ("error", "mask") if given.get(key)}
     if not checked:
         checked["reward"] = _number("run", "the reward", given.get("reward"))
     rewards = _mapping("run", given.get("rewards") or {}, "rewards")
@@ -368,7 +368,7 @@ def _tools(tools: Iterable[Any]) -> list[dict[str, Any]]:
 
 
 def _info(info: Any) -> dict[str, float | str]:
-    kept = {}
+    kept: dict[str, float | str] = {}
     for key, value in list(info.items())[:INFO_LIMIT] if hasattr(info, "items") else ():
         plain = value.item() if callable(getattr(value, "item", None)) and getattr(value, "size", 1) == 1 else value
         if isinstance(plain, (int, float)) and math.isfinite(plain):
@@ -395,8 +395,8 @@ def load(place: str) -> Any:
     """Return the adapter's class from `module:Class`, or `/path/file.py:Class`."""
     module, _, name = place.rpartition(":")
     if module.endswith(".py"):
-        spec = importlib.util.spec_from_file_location(f"prorl_adapter_{Path(module).stem}", module)
-        loaded = importlib.util.module_from_spec(spec)
+        spec: Any = importlib.util.spec_from_file_location(f"prorl_adapter_{Path(module).stem}", module)
+        loaded: Any = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = loaded
         spec.loader.exec_module(loaded)
     else:
@@ -422,7 +422,7 @@ def _wrapped(make: Any) -> Any:
     """Return the adapter of a class with gymnasium's `reset` and `step`, or of a function that makes such objects."""
     gymnasium = load(f"{Path(__file__).with_name('adapters')}/gymnasium.py:Gymnasium")
 
-    class Wrapped(gymnasium):  # type: ignore[misc]
+    class Wrapped(gymnasium):  # type: ignore[misc, valid-type]
         slots = getattr(make, "slots", 64)
         limit_s = getattr(make, "limit_s", 60.0)
         own_thread = getattr(make, "own_thread", False)

@@ -24,9 +24,10 @@ from ..handler import AgentHandler, EvalPhase, Evaluation, PhaseData, RunPhase
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ..conversation import Conversation, Turn
+    from ..conversation import Conversation
     from ..environments.environment_pool import EnvironmentRollout, Message, Step
     from ..environments.environment_worker import EnvironmentPlace
+    from ..episode import Turn
 
 LOOK_S = 5.0
 """Seconds after which a rollout looks again where its environment is."""

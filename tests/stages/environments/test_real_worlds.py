@@ -108,7 +108,7 @@ def played(root: Path, name: str, adapter: str, engine: ScriptedEngine, *args: d
     """Play on the interpreter of an installed environment, with an adapter that finds the packages of this folder."""
     folder = root / "worlds" / "own"
     (folder / "bin").mkdir(parents=True)
-    (folder / "bin" / "python").write_text(f'#!/bin/sh\nexec {installed(name).python} "$@"\n')
+    (folder / "bin" / "python").write_text(f'#!/bin/sh\nexec {installed(name, "verifiers").python} "$@"\n')
     (folder / "bin" / "python").chmod(0o755)
     record = Installation("worlds", "own", str(folder), "", "", 0.0, 1.0, 1, f"{WORLDS}:{adapter}")
     (folder / RECORD).write_bytes(msgspec.json.encode(record))
