@@ -10,6 +10,7 @@ VLLM ?= .vllm
 TRAINERS ?= .trainers
 GYM ?= .gym
 MCP ?= .mcp
+HARBOR ?= .harbor
 HARNESSES ?= .harnesses
 ENVIRONMENTS ?= .environments
 OUTSIDE ?= .outside
@@ -38,7 +39,7 @@ export PATH := $(PATH):$(BIN)
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: wheel wheels release demo unit test bare proof turn service-proof engine-proof vllm trainers harnesses environments outside mcp lint types client docs bench mutants clean help
+.PHONY: wheel wheels release demo unit test bare proof turn service-proof engine-proof vllm trainers harnesses environments outside mcp harbor lint types client docs bench mutants clean help
 
 help:
 	@echo "make demo    train a small policy to use bash, through the whole service (about two minutes)"
@@ -51,6 +52,7 @@ help:
 	@echo "make trainers  install TRL, verl, SkyRL and NeMo Gym for their tests (some minutes, 7 GB)"
 	@echo "make environments  install environments of other packages for their tests (some minutes, 2.4 GB)"
 	@echo "make harnesses  install agent harnesses for their tests (some minutes, 3 GB; needs npm)"
+	@echo "make harbor   install Harbor for its tests (some minutes, 430 MB; needs Python 3.12)"
 	@echo "make mcp      install an MCP server's package for its tests (a minute, 130 MB)"
 	@echo "make outside  install an agent framework for the tests of programs outside (half a minute, 150 MB)"
 	@echo "make lint    ruff: rules and format"
@@ -111,6 +113,8 @@ environments: $(ENVIRONMENTS)/.ready
 outside: $(OUTSIDE)/.ready
 
 mcp: $(MCP)/.ready
+
+harbor: $(HARBOR)/.ready
 
 client: $(VENV)/.lint
 	$(BIN)/python .ci/generate_client.py
@@ -195,6 +199,12 @@ $(GYM)/.ready: $(SOURCES)
 	$(GYM)/bin/python -m pip --disable-pip-version-check --quiet install . 'nemo-gym~=0.4.0'
 	touch $@
 
+$(HARBOR)/.ready: $(SOURCES)
+	test -x $(HARBOR)/bin/python || $$(.ci/find_python.sh 3.12) -m venv $(HARBOR)
+	rm -rf build
+	$(HARBOR)/bin/python -m pip --disable-pip-version-check --quiet install '.[server]' 'harbor==0.25.0'
+	touch $@
+
 $(MCP)/.ready:
 	test -x $(MCP)/bin/python || $(PYTHON) -m venv $(MCP)
 	$(MCP)/bin/python -m pip --disable-pip-version-check --quiet install 'mcp~=2.3' 'fastmcp~=4.1'
@@ -234,4 +244,4 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 clean:
-	rm -rf $(VENV) $(VLLM) $(TRAINERS) $(GYM) $(HARNESSES) $(OUTSIDE) $(MCP) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) $(TRAINERS) $(GYM) $(HARNESSES) $(OUTSIDE) $(MCP) $(HARBOR) $(ENVIRONMENTS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -47,8 +47,13 @@ BENCHES = (
     "soak",
     "explain",
     "rewards",
+<<<<<<< HEAD
+    "mcp",
+    "environments",
+=======
     "environments",
     "mcp",
+>>>>>>> worker
 )
 """In the order of the pages."""
 FOLDER = Path(__file__).parent

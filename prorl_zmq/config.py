@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from .errors import ConfigError, ProrlError
-from .system.logs import LogFormat, LogLevel  # noqa: TC001 - msgspec reads the annotations at run time
+from .system.logs import LogFormat, LogLevel, keep_secret
 from .system.node_name import default_node
 from .system.plugins import load_plugin, offered
 from .system.run_places import NAME_PATTERN, base_run_dir, name_of_environment, named_run_dir
@@ -329,6 +329,7 @@ class McpSettings(Section, frozen=True, kw_only=True):
         found = os.environ.get(self.key_variable, "").strip() if self.key_variable else ""
         if self.key_variable and not (found.isascii() and found.isprintable() and found):
             raise ConfigError(f"set {self.key_variable} to the key of {self.url}: plain ASCII", key="mcp.key_variable")
+        keep_secret(found)
         return found
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from ..data.conversations import finite_reward
 from ..data.trajectory import TrajectoryBuilder
 from ..errors import HandlerFailed
+from ..wire.messages.base import TIMINGS_LIMIT
 from ..wire.messages.jobs import MAIN, STEPS_LIMIT, ConversationPart, Step
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from ..tools.tool import AnyTool
     from ..wire.messages.jobs import Job
 
+MOST_TIMINGS = TIMINGS_LIMIT - 8
+"""From so many timings on, further tools share one."""
+OTHER_TOOLS = "tool.other"
 STEP_S = 0.001
 """Seconds; shorter steps are not reported one by one."""
 UNLIMITED = 2**31 - 1
@@ -209,6 +213,8 @@ class Episode:
     def spent(self, what: str, since: float) -> None:
         """Add the time since `since` (monotonic clock) to a timing and to the steps."""
         seconds = time.monotonic() - since
+        if what not in self.timings and len(self.timings) >= MOST_TIMINGS:
+            what = OTHER_TOOLS
         self.timings[what] = self.timings.get(what, 0.0) + seconds
         if seconds >= STEP_S and len(self.steps) < STEPS_LIMIT:
             self.steps.append(Step(what, self.metrics["turns"], max(0.0, since - self.began), seconds))

@@ -137,12 +137,14 @@ class PhaseRunner:
         self._phase = command.phase
         self._clock = PhaseClock(job.limits.of(command.phase))
         self.backend = JobBackend(job, command.attempt, services.backends, services.engines, self._clock)
-        self._others = OtherModels(job, services.endpoints, self._backend_of)
+        self._others: OtherModels | None = None
         self._fresh: list[Sandbox] = []
         """The fresh sandboxes, which are closed when the phase ends."""
         self._harness: ChosenHarness | None = None
         self._outside: OutsideRollout | None = None
         self._servers: Sequence[McpServer] = ()
+        self._has_programs = False
+        """One of the servers is a program of the sandbox."""
         self._taken: set[str] = set()
         """Names of the task's own tools; noted only for jobs with MCP servers."""
         self._mcp: McpTools | None = None
@@ -190,7 +192,9 @@ class PhaseRunner:
 
     async def _ran(self) -> PhaseDone:
         job, instance = self.job, self._handler.parse_instance(self.job)
-        self._servers = self._handler.mcp_servers(job, instance)
+        if job.mcp or type(self._handler).mcp_servers is not AgentHandler.mcp_servers:
+            self._servers = self._handler.mcp_servers(job, instance)
+            self._has_programs = any(server.command for server in self._servers)
         choice = self._handler.harness(job, instance)
         if choice is not None and job.outside is not None:
             raise InvalidJob("a job names a harness or has a program outside, not both", field="harness")
@@ -215,9 +219,8 @@ class PhaseRunner:
                 return await self._eval(instance)
 
     async def _run(self, instance: Any) -> PhaseDone:
-        inputs = (self.job, instance, self._command.phase_data, self.sandbox)
         calls = (self._converse, self._conversation, self._serve, self._create_fresh_sandbox)
-        phase = RunPhase(*inputs, *calls)
+        phase = RunPhase(self.job, instance, self._command.phase_data, self.sandbox, *calls)
         try:
             try:
                 data = await self._handler.run(phase)
@@ -242,7 +245,8 @@ class PhaseRunner:
             raise
         finally:
             self.backend.release()
-            self._others.release()
+            if self._others is not None:
+                self._others.release()
 
     def _backend_of(self, model: str) -> JobBackend:
         services = self._services
@@ -302,10 +306,6 @@ class PhaseRunner:
         return episode
 
     @property
-    def _has_programs(self) -> bool:
-        return any(server.command for server in self._servers)
-
-    @property
     def _is_led(self) -> bool:
         """Whether a harness or a program outside leads the rollout."""
         return self._harness is not None or self.job.outside is not None
@@ -334,15 +334,22 @@ class PhaseRunner:
             )
         if self._servers:
             self._taken |= {tool.name for tool in tools}
-        policy = partial(self._policy_of, model)
-        trained = trained and self._others.is_policy(model)
+        policy: Callable[[], Awaitable[JobPolicy]] = self._policy
+        if model != POLICY or self.job.models:
+            policy, trained = partial(self._policy_of, model), trained and self._other_models().is_policy(model)
         return Conversation(self._episode, policy, opening, tools, name=name, trained=trained)
+
+    def _other_models(self) -> OtherModels:
+        if self._others is None:
+            self._others = OtherModels(self.job, self._services.endpoints, self._backend_of)
+        return self._others
 
     async def _policy_of(self, role: str) -> JobPolicy:
         """Return what takes the turns of the model that the job or the service calls so."""
-        if not self._others.is_policy(role):
-            return await self._others.policy(role)
-        policy, sampling = await self._policy(), self._others.named(role).sampling
+        others = self._other_models()
+        if not others.is_policy(role):
+            return await others.policy(role)
+        policy, sampling = await self._policy(), others.named(role).sampling
         if sampling is None:
             return policy
         return replace(policy, job=msgspec.structs.replace(self.job, sampling=sampling))
@@ -378,7 +385,8 @@ class PhaseRunner:
         if waited_s >= BACKEND_WAIT_S:
             episode.timings["backend"] = waited_s
         generate, context = self.backend.generate, backend.context_tokens
-        return JobPolicy(generate, chat, context, self.job, episode, parser_url, self._others, more)
+        others = self._other_models() if self._is_led and self.job.models else None
+        return JobPolicy(generate, chat, context, self.job, episode, parser_url, others, more)
 
     async def _more_tools(self) -> MutableMapping[str, AnyTool]:
         """Start the job's MCP servers, and return their tools."""

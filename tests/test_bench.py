@@ -40,8 +40,8 @@ NAMES = (
     "soak",
     "explain",
     "rewards",
-    "environments",
     "mcp",
+    "environments",
 )
 PROVED = ("chaos", "chaos_cluster", "hostile", "fuzz", "slurm")
 """Run by tests/chaos and tests/cluster, which look at what came out."""

@@ -213,3 +213,19 @@ def test_an_endpoint_is_checked_with_the_run_dir_in_place() -> None:
     topology = parse_topology({"service": {"run_dir": "/tmp/run"}}, "here")
     with pytest.raises(InvalidEndpoint):
         topology.endpoint("ipc://{run_dir}/" + "x" * 100)
+
+
+def test_mcp_servers_have_addresses_and_keys_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topology = load(tmp_path, '[[mcp]]\nurl = "http://a/mcp"\n[[mcp]]\nurl = "https://b"\nkey_variable = "B_KEY"')
+    first, second = topology.mcp
+    assert first.key() == ""
+    monkeypatch.setenv("B_KEY", " secret\n")
+    assert second.key() == "secret"
+    for value in ("", "two\nlines", "schl\u00fcssel"):
+        monkeypatch.setenv("B_KEY", value)
+        with pytest.raises(ConfigError, match="set B_KEY to the key of https://b: plain ASCII"):
+            second.key()
+    with pytest.raises(ConfigError, match=r"mcp\[0\]\.url"):
+        load(tmp_path, '[[mcp]]\nurl = "ftp://a"')

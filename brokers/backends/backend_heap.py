@@ -371,9 +371,8 @@ class BackendHeap:
             owned = self._owned[held.owner] = Owned()
         owned.jobs.add(holder_id)
         owned.digest += assignment_digest(holder_id, held.attempt, held.backend_id)
-        job_id, slash, _ = holder_id.partition("/")
-        if slash:
-            self._besides.setdefault(job_id, set()).add(holder_id)
+        if "/" in holder_id:
+            self._besides.setdefault(holder_id.partition("/")[0], set()).add(holder_id)
         member = self._members[held.backend_id]
         member.jobs.add(holder_id)
         self._rank(member)
@@ -389,13 +388,11 @@ class BackendHeap:
         owned.digest -= assignment_digest(holder_id, held.attempt, held.backend_id)
         if not owned.jobs:
             del self._owned[held.owner]
-        if self._besides:
-            job_id, slash, _ = holder_id.partition("/")
-            besides = self._besides.get(job_id) if slash else None
-            if besides is not None:
-                besides.discard(holder_id)
-                if not besides:
-                    del self._besides[job_id]
+        if "/" in holder_id:
+            job_id = holder_id.partition("/")[0]
+            self._besides[job_id].discard(holder_id)
+            if not self._besides[job_id]:
+                del self._besides[job_id]
         member = self._members[held.backend_id]
         member.jobs.discard(holder_id)
         self._rank(member)

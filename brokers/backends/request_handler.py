@@ -260,11 +260,12 @@ class BackendRequestHandler:
         return WaitLonger(request.request_id) if self._starts.is_starting(request.model) else None
 
     def _try(self, request: Assign, now: float, *, anyhow: bool = False) -> Assigned | None:
-        known = self.heap.holds(request.holder)
+        holder_id = request.holder
+        known = self.heap.holds(holder_id)
         backend = self.heap.assign(request, anyhow=anyhow)
         if backend is None:
             return None
-        if self.heap.holds(request.holder) is not known:
+        if self.heap.holds(holder_id) is not known:
             BACKEND_ASSIGNED.add(backend.backend_id)
             if self.heap.is_on_probation(backend.backend_id):
                 self._probation.tried(backend.backend_id, now)
@@ -276,11 +277,13 @@ class BackendRequestHandler:
     def _release(self, release: Release, now: float) -> None:
         """End a job's waits and assignments of one model, or of all."""
         job_id, attempt, model = release.job_id, release.attempt, release.model
-        for queued in (model,) if model else tuple(self._waiting):
-            waiting = self._waiting.get(queued, {}).get(job_id)
-            if waiting is not None and waiting.request.attempt <= attempt:
-                self._forget_waiting(queued, job_id)
-        for holder_id in (holder(job_id, model),) if model else self.heap.holders(job_id):
+        if self._waiting:
+            for queued in (model,) if model else tuple(self._waiting):
+                waiting = self._waiting.get(queued, {}).get(job_id)
+                if waiting is not None and waiting.request.attempt <= attempt:
+                    self._forget_waiting(queued, job_id)
+        holders = (job_id,) if model == POLICY else (holder(job_id, model),) if model else self.heap.holders(job_id)
+        for holder_id in holders:
             self._note_served(holder_id, attempt, release.served, now)
             self.heap.release(holder_id, attempt)
 
@@ -292,6 +295,8 @@ class BackendRequestHandler:
 
     def _serve_waiting(self, now: float) -> list[Answer]:
         answers: list[Answer] = []
+        if not self._waiting:
+            return answers
         for model, queue in tuple(self._waiting.items()):
             while queue:
                 waiting = next(iter(queue.values()))

@@ -48,10 +48,9 @@ class BackendLink:
         self._send(Release(new_id(), *claim, model=""))
 
     def ask_models(self) -> None:
-        """Ask for the list of models if the catalog wants it."""
-        if self._catalog.wants_models:
-            self._catalog.wants_models = False
-            self._send(ListModels(new_id()))
+        """Ask for the list of models, which the catalog wants."""
+        self._catalog.wants_models = False
+        self._send(ListModels(new_id()))
 
     def _send(self, request: Release | ListModels) -> None:
         try:

@@ -214,7 +214,8 @@ class RolloutBroker:
             now = self._loop.clock.now()
             self._requests.handle(frames, now, sender)  # type: ignore[arg-type]
             self._perform(now)
-        self._backends.ask_models()
+        if self._catalog.wants_models:
+            self._backends.ask_models()
 
     def _reply(self, frames: Sequence[Frame]) -> bool:
         """Send a reply; return False if the client is gone or does not read."""

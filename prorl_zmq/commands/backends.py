@@ -85,6 +85,8 @@ def add(
         typer.Option(metavar="DIR", help="Tokenizer and chat template, as stages see them. [default: the package's]"),
     ] = None,
     model: Annotated[str, typer.Option(help="The name of its model, for people.")] = "",
+    model_name: Annotated[str, typer.Option(help="The model that it serves, by which jobs ask.")] = DEFAULTS.name,
+    frozen: Annotated[bool, typer.Option("--frozen", help="Weight updates pass it by.")] = False,
     weight_version: Annotated[int, typer.Option(min=0, help="The version of the weights that it serves.")] = 0,
     curve_key: Annotated[str, typer.Option(metavar="KEY", help="Its public key; empty: it takes plaintext.")] = "",
 ) -> None:
@@ -97,6 +99,8 @@ def add(
         backend_id=backend_id,
         endpoint=endpoint,
         model=model,
+        name=model_name,
+        frozen=frozen,
         chat=chat,
         weight_version=weight_version,
         node=node,

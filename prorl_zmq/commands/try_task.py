@@ -299,7 +299,8 @@ def _said(returned: Any) -> str:
     from ..stages.handler import Evaluation
 
     if isinstance(returned, Evaluation):
-        return f"reward {returned.reward!r}"
+        by_name = f", of conversations {_short(dict(returned.rewards), SHOWN_DATA)}" if returned.rewards else ""
+        return f"reward {returned.reward!r}{by_name}"
     return f"returned {_short(returned, SHOWN_DATA)}" if returned else "returned nothing"
 
 

@@ -89,7 +89,7 @@ run() (
 
 folder() (
     PATH=$_path
-    [ ! -d "$1" ] || exit 0
+    [ -n "$1" ] && [ ! -d "$1" ] || exit 0
     case ${1%/*} in '' | "$1") ;; *) folder "${1%/*}" "$2" ;; esac
     mkdir "$1"
     [ -z "$2" ] || chown "$2" "$1"

@@ -123,6 +123,8 @@ class _Reader:
         self._folder = folder
         self._root = os.path.realpath(folder)
         self._with_solution = with_solution
+        self._plain: set[str] = set()
+        """Paths that are no links."""
         self._images: dict[str, TaskImage] = {}
         self._looks_at_processes = False
         self._ends: dict[str, tuple[str, str]] = {}
@@ -284,6 +286,8 @@ class _Reader:
         path = self._root
         for part in name.split("/"):
             path = f"{path}/{part}"
+            if path in self._plain:
+                continue
             try:
                 status = os.lstat(path)
             except FileNotFoundError:
@@ -292,6 +296,8 @@ class _Reader:
                 path = os.path.realpath(path)
                 if not path.startswith(f"{self._root}/"):
                     raise InvalidRecord(f"{name} leads out of the task folder, to {path}", field=name)
+            else:
+                self._plain.add(path)
         return path
 
     def _is_file(self, name: str) -> bool:

@@ -130,6 +130,7 @@ def test_the_task_judges_where_no_reward_is_reported(client: RolloutClient) -> N
     [
         (b'{"reward": NaN}', 400, "finish takes"),
         (b'{"reward": 1e999}', 400, "out of range"),
+        (b'{"reward": 1e39}', 400, "the reward must be a finite number"),
         (b'{"reward": "1"}', 400, "float"),
         (b'{"reward": true}', 400, "float"),
         (b'{"rewards": 1}', 400, "rewards"),

@@ -20,7 +20,7 @@ from prorl_zmq.brokers.rollout.rollout_broker import RolloutBroker
 from prorl_zmq.commands.backend_tables import backend_table, detail_tables
 from prorl_zmq.config import ServiceSettings, Topology
 from prorl_zmq.wire import codec
-from prorl_zmq.wire.messages.backends import Backend, BackendStatus, ChatSettings, EngineLoad
+from prorl_zmq.wire.messages.backends import Backend, BackendStatus, ChatSettings, EngineLoad, EngineStart
 from prorl_zmq.wire.messages.engines import AnyEngineRequest, EngineReady
 from prorl_zmq.wire.sockets import bind, open_socket
 
@@ -72,7 +72,7 @@ def service() -> Iterator[Service]:
 
 def test_every_option_of_add_arrives(service: Service) -> None:
     options = ["--weight", "2.5", "--node", "n2", "--max-in-flight", "8", "--context-tokens", "4096"]
-    options += ["--tokenizer", "/models/m", "--model", "m", "--weight-version", "3"]
+    options += ["--tokenizer", "/models/m", "--model", "m", "--weight-version", "3", "--model-name", "user", "--frozen"]
     assert service.run("add", "mine", "ipc:///tmp/mine", *options).returncode == 0
     assert service.run("add", "plain", "ipc:///tmp/plain").returncode == 0
     mine, plain = service.backends()
@@ -80,6 +80,8 @@ def test_every_option_of_add_arrives(service: Service) -> None:
         backend_id="mine",
         endpoint="ipc:///tmp/mine",
         model="m",
+        name="user",
+        frozen=True,
         chat=ChatSettings(kind="transformers", tokenizer="/models/m"),
         weight_version=3,
         node="n2",
@@ -97,6 +99,7 @@ def test_every_option_of_add_arrives(service: Service) -> None:
         (("bad", "127.0.0.1:8000"), "is not ipc://PATH or tcp://HOST:PORT"),
         (("bad", "ipc:///tmp/bad", "--weight", "0"), "backend.weight"),
         (("bad", "ipc:///tmp/bad", "--node", "a node"), "backend.node"),
+        (("bad", "ipc:///tmp/bad", "--model-name", "a/model"), "backend.name"),
         (("not an id", "ipc:///tmp/bad"), "backend.backend_id"),
         (("bad", "ipc:///tmp/bad", "--max-in-flight", "0"), "--max-in-flight"),
     ],
@@ -207,6 +210,22 @@ def test_help_of_each_command_teaches(command: str) -> None:
     done = prorl("backends", command, "--help")
     assert done.returncode == 0
     assert "Usage: prorl backends" in done.stdout
+
+
+def test_the_table_names_the_models_where_there_are_several() -> None:
+    policy = Backend(backend_id="engine-0", endpoint="ipc://0", weight_version=7)
+    user = Backend(backend_id="engine-1", endpoint="ipc://1", name="user", frozen=True)
+    rows = [BackendStatus(backend=one, state="ready", in_flight=0, assigned=0) for one in (policy, user)]
+    narrow = Console(width=80, record=True, file=io.StringIO())
+    narrow.print(backend_table(tuple(rows[:1])))
+    assert "model" not in narrow.export_text()
+    narrow.print(backend_table(tuple(rows), (EngineStart("engine-2", "starting", "", "user"),)))
+    cells = [
+        [cell.strip() for cell in line.split("│")[1:4]] for line in narrow.export_text().splitlines() if "│" in line
+    ]
+    assert ["engine-0", "policy", "ready"] in cells
+    assert ["engine-1", "user", "ready"] in cells
+    assert ["engine-2", "user", "starting"] in cells
 
 
 def test_tables_of_long_names_fit_80_columns_and_lose_nothing() -> None:

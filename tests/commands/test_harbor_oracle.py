@@ -24,6 +24,7 @@ def toml(image: str, more: str = "") -> str:
     return f'[environment]\ndocker_image = "{image}"\nworkdir = "/app"\nnetwork_mode = "no-network"\n{more}'
 
 
+@pytest.mark.proof
 def test_solution_must_earn_one_and_doing_nothing_zero(tmp_path: Path) -> None:
     usable("apptainer")
     store, image = Path(default_image("apptainer")).parents[2], Path(default_image("apptainer"))

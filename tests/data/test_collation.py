@@ -155,7 +155,7 @@ def test_padding_to_a_length() -> None:
 
 @pytest.mark.parametrize(("length", "multiple_of"), [(0, 1), (-8, 1), (6, 4), (None, 0), (None, -1)])
 def test_a_width_that_cannot_be(length: int | None, multiple_of: int) -> None:
-    with pytest.raises(ValueError, match="no positive multiple"):
+    with pytest.raises(ValueError, match="not a positive multiple"):
         collate([group("a", chat([1], [2]))], length=length, multiple_of=multiple_of)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from documents import blocks
 from finished_groups import Talk, Turn, chat, group, played, rewritten, trajectory
 from hypothesis import given
 from hypothesis import strategies as st
@@ -144,6 +145,15 @@ def test_people_see_who_spoke_and_what_each_turn_earned() -> None:
     assert "[assistant · white · reward 0.25]\n9 10 11" in rows[0].text
 
 
+def advantages_of_the_page() -> Any:
+    """Return `advantages` of docs/batches.md."""
+    (block,) = [block for block in blocks("python") if "def advantages(" in block]
+    defined: dict[str, Any] = {"collate": collate}
+    exec(block, defined)
+    return defined["advantages"]
+
+
+ADVANTAGES = advantages_of_the_page()
 REWARD = st.floats(-1e3, 1e3, width=32)
 SPEECH = st.builds(
     lambda count, reward, begins: said(*range(10, 10 + count), reward=reward, begins_segment=begins),
@@ -176,6 +186,7 @@ def test_the_baseline_of_a_player_is_that_players_mean(case: tuple[Group, dict[s
     whole, rewards = case
     roles = whole.split()
     arrays = collate(roles)
+    of_page = ADVANTAGES([whole])
     assert {role.group_id for role in roles} == {f"g/{player}" for player in rewards}
     for index, role in enumerate(roles):
         earned = rewards[role.group_id.removeprefix("g/")]
@@ -183,6 +194,9 @@ def test_the_baseline_of_a_player_is_that_players_mean(case: tuple[Group, dict[s
         assert ours.tolist() == earned  # by place: each advantage is of the player's own game
         assert role.rewards.tolist() == earned
         assert [member.job_id for member in role.trajectories] == [member.job_id for member in whole.trajectories]
+        assert of_page[1][of_page[0]["group"] == index].tolist() == pytest.approx(
+            [ours_of - np.mean(earned) for ours_of in arrays["rewards"][arrays["group"] == index]], abs=1e-3
+        )
 
 
 @given(games())

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from finished_groups import Talk, Turn, played
 
 from prorl_zmq import Group
 from prorl_zmq.data.trajectory import Role, Trajectory, TrajectoryBuilder
@@ -190,3 +191,26 @@ def test_the_reference_pulls_back() -> None:
     for _ in range(20):
         grpo.step(groups)
     assert np.abs(policy.logprobs(token_ids)[generated] - start).max() < moved / 2
+
+
+def test_both_players_of_a_zero_sum_game_learn() -> None:
+    """Each by its own baseline: white's winning answer becomes likelier, and black's losing one less likely."""
+    policy = Policy.initial(PolicyShape(VOCABULARY, window=4, embedding=8, hidden=32), 0)
+    learner = Grpo(policy, SETTINGS)
+    even = -float(np.log(VOCABULARY))
+
+    def game(white: int, won: float) -> Trajectory:
+        said = [[Turn(Role.USER, [1, prompt]), Turn(Role.ASSISTANT, [], [(answer, even, 0)])]
+                for prompt, answer in ((3, white), (4, 14 - white))]  # fmt: skip
+        return played([Talk("white", said[0], won), Talk("black", said[1], -won)], 0.0)
+
+    def likelihood(prompt: int, answer: int) -> float:
+        logits = policy.logits(policy.contexts(np.array([1, prompt, 0], np.int32))[-1:])[0]
+        return float(np.exp(logits[answer] - np.log(np.exp(logits).sum())))
+
+    before = {pair: likelihood(*pair) for pair in ((3, 6), (4, 8))}
+    group = Group("g", "prompt", (game(6, 1.0), game(7, -1.0)))
+    assert not advantages_of(group).any()
+    assert learner.step([group]).informative_groups == 2
+    assert likelihood(3, 6) > before[3, 6]
+    assert likelihood(4, 8) < before[4, 8]

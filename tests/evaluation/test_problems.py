@@ -6,11 +6,13 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
+from support.harbor_tasks import make_task
 
 from prorl_zmq.errors import ConfigError
-from prorl_zmq.evaluation.problems import check_instances, load_problems
+from prorl_zmq.evaluation.problems import check_instances, checksum, load_problems
 from prorl_zmq.stages.handler import load_handlers
 from prorl_zmq.stages.known_row_formats import known_row_formats
+from prorl_zmq.tasks.row_formats import ROW_FORMATS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,3 +48,20 @@ def test_an_option_that_no_instance_takes_is_refused(file: Path) -> None:
     problems = load_problems(file, known_row_formats(), row_format="stem", options={"judge": "sometimes"})
     with pytest.raises(ConfigError, match=r"line 1: .*judge"):
         check_instances(problems, load_handlers(), file)
+
+
+def test_a_folder_of_tasks_is_a_data_file(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        make_task(tmp_path / "set" / name)
+    problems = load_problems(tmp_path / "set", ROW_FORMATS)
+    assert [(each.name, each.line, each.row_format, each.job.task) for each in problems] == [
+        ("a", 1, "harbor", "harbor"),
+        ("b", 2, "harbor", "harbor"),
+    ]
+    before = checksum(tmp_path / "set")
+    assert checksum(tmp_path / "set") == before
+    (tmp_path / "set" / "a" / "tests" / "test.sh").write_text("exit 1")
+    assert checksum(tmp_path / "set") != before
+    (tmp_path / "set" / "a" / "instruction.md").unlink()
+    with pytest.raises(ConfigError, match=r"a: it has no instruction\.md"):
+        load_problems(tmp_path / "set", ROW_FORMATS)

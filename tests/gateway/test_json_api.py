@@ -7,11 +7,14 @@ import io
 from typing import TYPE_CHECKING, Any
 from unittest.mock import ANY
 
+import msgspec
 import pytest
+from finished_groups import Talk, Turn, played
 from support.waiting import until_async
 
 from prorl_zmq import AsyncRolloutClient
-from prorl_zmq.data.trajectory import array_views
+from prorl_zmq.data.trajectory import Role, array_views
+from prorl_zmq.gateway.bodies import TrajectoryBody
 
 from .conftest import Http, http, problem
 
@@ -61,6 +64,17 @@ async def _found(zeromq: AsyncRolloutClient, job_id: str, told: dict[str, Any]) 
             assert trajectory.turns.tolist() == told["turns"]
             return True
     return False
+
+
+def test_a_body_has_the_conversations_and_the_rewards_of_turns() -> None:
+    spoke = [Turn(Role.USER, [1]), Turn(Role.ASSISTANT, [], [(2, -0.5, 0)], reward=-0.25)]
+    game = played([Talk("white", spoke, 1.0, "environment"), Talk("user", [], trained=False)])
+    body = msgspec.json.decode(msgspec.json.encode(TrajectoryBody.of(game, arrays=False)))
+    assert body["result"]["turn_rewards"] == [[1, -0.25]]
+    assert body["result"]["conversations"] == [
+        {"name": "white", "first_segment": 0, "segments": 1, "reward": 1.0, "stop_reason": "environment"},
+        {"name": "user", "first_segment": 1, "segments": 0, "trained": False},
+    ]
 
 
 def test_trajectories_come_until_they_are_acknowledged(served: SharedService) -> None:

@@ -157,3 +157,8 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 def test_ids_are_numbers(flag: str, tmp_path: Path) -> None:
     said = complaint(run("prorl-engine", flag, "0;1", "--run-dir", str(tmp_path / "run")))
     assert f"{flag} takes numbers with commas between them, such as 0,1; not '0;1'" in said
+
+
+def test_a_model_has_a_name_that_jobs_can_ask_for(tmp_path: Path) -> None:
+    said = complaint(run("prorl-engine", "--model-name", "a/b", "--run-dir", str(tmp_path / "run")))
+    assert "--model-name takes letters, digits and `._-`, at most 64 of them, not 'a/b'" in said

@@ -117,7 +117,14 @@ def test_submit_of_a_wrong_job_is_one_line(served: SharedService) -> None:
 def test_status_shows_stages_and_backends(served: SharedService) -> None:
     done = served.run("status")
     assert done.returncode == 0
-    for word in ("INIT", "RUN", "EVAL", "engine-0", "ready", "tasks: code, harness, math, outside, shell, stem, swe"):
+    for word in (
+        "INIT",
+        "RUN",
+        "EVAL",
+        "engine-0",
+        "ready",
+        "tasks: code, environment, harbor, harness, math, outside, shell, stem, swe",
+    ):
         assert word in done.stdout
 
 

@@ -14,10 +14,17 @@ from needed import usable
 from support.sandboxes import default_image
 
 from prorl_zmq import Job
-from prorl_zmq.errors import GraderFailed, InvalidJob
+from prorl_zmq.errors import ConfigError, GraderFailed, InvalidJob
 from prorl_zmq.stages.handlers.harbor import HarborHandler
 from prorl_zmq.stages.handlers.harbor_oracle import Agent, Proof, prove
-from prorl_zmq.stages.handlers.harbor_verifier import Grade, parsed_rewards, unpacked, verify
+from prorl_zmq.stages.handlers.harbor_verifier import (
+    TOOLS_VARIABLE,
+    Grade,
+    parsed_rewards,
+    unpacked,
+    verifier_tools,
+    verify,
+)
 from prorl_zmq.tasks.harbor_task import (
     Artifact,
     Collect,
@@ -33,6 +40,8 @@ from prorl_zmq.tools.containers.specification import SandboxSpec
 from prorl_zmq.wire.messages.jobs import Outcome, PhaseLimits
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from support.sandboxes import SharedSandboxes
 
     from prorl_zmq import Trajectory
@@ -79,6 +88,7 @@ def proof(instance: HarborTask, sandboxes_of: SharedSandboxes, agent: Agent = "o
     return asyncio.run(prove(instance, PhaseLimits(), sandboxes_of("apptainer"), agent))
 
 
+@pytest.mark.proof
 def test_solving_earns_one_and_doing_nothing_zero(sandboxes_of: SharedSandboxes) -> None:
     place = 'test "$(pwd) $(id -un) $HOME" = "/app root /root" && test ! -e /tests && test -z "$(ls -A /logs/verifier)"'
     assert acted(f"{place} && {SOLVE}", sandboxes_of) == Proof("oracle", 1.0, "")
@@ -105,6 +115,7 @@ CHEATS = {
 
 
 @pytest.mark.parametrize("cheat", CHEATS)
+@pytest.mark.proof
 def test_a_policy_that_sabotages_its_grader_earns_nothing(cheat: str, sandboxes_of: SharedSandboxes) -> None:
     assert acted(CHEATS[cheat], sandboxes_of).reward == 0.0
 
@@ -132,6 +143,7 @@ REWARDS = [
 PLACES = {"REWARD": "/logs/verifier/reward.txt", "JSON": "/logs/verifier/reward.json"}
 
 
+@pytest.mark.proof
 def test_what_a_verifier_writes_is_a_reward_or_an_error_of_the_infrastructure(sandboxes_of: SharedSandboxes) -> None:
     async def run() -> None:
         sandbox = await sandboxes_of("apptainer").create("job.1", SandboxSpec(writable="disk", fakeroot=True))
@@ -180,11 +192,13 @@ def rolled_out(instance: HarborTask, *acts: str) -> Trajectory:
 
 
 @pytest.mark.parametrize("live", [True, False])
+@pytest.mark.proof
 def test_a_live_server_is_graded_before_its_end(live: bool) -> None:
     trajectory = rolled_out(task(LOOKS, live=live), SERVES)
     assert (trajectory.error, trajectory.reward) == (None, float(live))
 
 
+@pytest.mark.proof
 def test_each_step_is_a_conversation_of_its_own() -> None:
     steps = (step("one", "42", "", min_reward={"reward": 1.0}), step("two", "43", ""))
     trajectory = rolled_out(msgspec.structs.replace(task(), steps=steps), SOLVE, SOLVE)
@@ -199,6 +213,7 @@ SEPARATE = Verifier(
 )
 
 
+@pytest.mark.proof
 def test_a_separate_verifier_sees_the_artifacts_alone(sandboxes_of: SharedSandboxes) -> None:
     looks = "grep -q sleep /logs/artifacts/processes && test ! -e other.txt && test ! -e /bin/planted && "
     instance = task(
@@ -208,12 +223,14 @@ def test_a_separate_verifier_sees_the_artifacts_alone(sandboxes_of: SharedSandbo
     assert acted(acts, sandboxes_of, instance) == Proof("oracle", 1.0, "")
 
 
+@pytest.mark.proof
 def test_an_artifact_does_not_point_at_the_tests(sandboxes_of: SharedSandboxes) -> None:
     separate = Verifier(separate=Environment(workdir="/app", variables=PLACES))
     instance = task(verifier=separate, artifacts=(Artifact("/app"),))
     assert acted("ln -s /tests/expected.txt answer.txt", sandboxes_of, instance).reward == 0.0
 
 
+@pytest.mark.proof
 def test_what_goes_wrong_around_the_agent_is_named(sandboxes_of: SharedSandboxes) -> None:
     collects = task(verifier=Verifier(collect=(Collect("echo no database; exit 3"),)))
     assert "collects for the verifier failed (3): no database" in acted(SOLVE, sandboxes_of, collects).problem
@@ -244,6 +261,7 @@ def step(name: str, answer: str, solve: str, **fields: Any) -> Step:
     return Step(f"Do {name}.", name=name, tests=tests, solution=packed(solve_sh=f"cd /app\n{solve}\n"), **fields)
 
 
+@pytest.mark.proof
 def test_steps_are_graded_one_by_one_and_gated(sandboxes_of: SharedSandboxes) -> None:
     setup = packed(setup_sh="test ! -e /tests/test.sh && echo ready > ready.txt")
     solve = SOLVE
@@ -262,8 +280,28 @@ def test_steps_are_graded_one_by_one_and_gated(sandboxes_of: SharedSandboxes) ->
     assert proof(last, sandboxes_of).reward == 1.0
 
 
+@pytest.mark.proof
 def test_a_solution_that_fails_says_why(sandboxes_of: SharedSandboxes) -> None:
     failed = proof(task(solution=packed(solve_sh="echo no compiler; exit 2")), sandboxes_of)
     assert (failed.reward, failed.holds) == (0.0, False)
     assert "solve.sh ended with 2: no compiler" in failed.problem
     assert "no solution/solve.sh" in proof(task(), sandboxes_of).problem
+
+
+@pytest.mark.proof
+def test_verifiers_have_the_operators_tools(
+    sandboxes_of: SharedSandboxes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "bin").mkdir()
+    tool = tmp_path / "bin" / "grade"
+    tool.write_text("#!/bin/bash\necho 1 > $REWARD\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv(TOOLS_VARIABLE, str(tmp_path))
+    cheat = "rm -f /opt/verifier-tools/bin/grade; ! type grade"
+    assert acted(cheat, sandboxes_of, task("#!/bin/bash\ngrade\n")) == Proof("oracle", 1.0, "")
+
+
+def test_a_folder_of_tools_without_programs_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(TOOLS_VARIABLE, str(tmp_path))
+    with pytest.raises(ConfigError, match="has no folder bin"):
+        verifier_tools()

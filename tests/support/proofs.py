@@ -43,12 +43,15 @@ ENVIRONMENTS = {
     "vllm": 0,
     "trainers": 1,
     "harness": 2,
+    "environments": 2,
+    "harbor": 2,
     "gym": 3,
     "mcp": 3,
     "outside": 3,
 }
 """The environments that CI makes only for proofs that are due, and the quarter of their proofs."""
 NEEDS = {
+    "tests/integrations/test_harbor.py": "harbor",
     "tests/integrations/test_nemo_gym.py": "gym",
     "tests/integrations/test_ray.py": "trainers",
     "tests/integrations/test_skyrl_training.py": "trainers",
@@ -57,6 +60,8 @@ NEEDS = {
     "tests/service/test_harnesses.py": "harness",
     "tests/service/test_outside_programs.py": "outside",
     "tests/stages/harness/test_captured_harnesses.py": "harness",
+    "tests/stages/environments/test_real_environments.py": "environments",
+    "tests/stages/environments/test_real_worlds.py": "gym",
     "tests/tools/mcp/test_real_servers.py": "mcp",
     "tests/stages/harness/test_real_harnesses.py": "harness",
 }

@@ -124,6 +124,7 @@ OF_PATH = {
     "tests/stages/test_backend_client.py": UNIT,
     "tests/stages/test_backend_client.py::test_a_job_waits_for_a_backend_that_is_starting_longer_than_it_allows": PROCESS,
     "tests/stages/test_code_output.py": UNIT,
+    "tests/stages/test_episode.py": UNIT,
     "tests/stages/test_event_outbox.py": UNIT,
     "tests/stages/test_handler.py": UNIT,
     "tests/stages/test_handler.py::test_users_package_adds_a_task_and_broken_handlers_cost_only_those_who_ask": PROCESS,

@@ -6,9 +6,11 @@ container, in the order of the instructions, and links there never lead to the h
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING
 
 from ...dockerfile.script import INPUTS
+from ...errors import ConfigError, SandboxFailed
 from .kept_folder import remove
 from .sources import ArchiveSource, DirectorySource, RegistrySource, SifSource
 
@@ -38,7 +40,14 @@ class DockerfileBuild:
         """Return the root filesystem of the last stage; those of the others are removed."""
         dockerfile = self._source.dockerfile
         context = self._folder / "context"
-        dockerfile.context.copy_to(context)
+        root = dockerfile.context.root.resolve()
+        if self._folder.resolve().is_relative_to(root):
+            raise ConfigError(f"the images are kept inside {root}; keep them elsewhere with --images", key="images")
+        try:
+            dockerfile.context.copy_to(context)
+        except shutil.Error as error:
+            (path, _, reason), *_ = error.args[0]
+            raise SandboxFailed(f"{path} cannot be copied: {reason}", path=path) from error
         for stage in dockerfile.stages:
             self._stages[stage.number] = self._built(stage, context)
         result = self._stages.pop(dockerfile.last.number)

@@ -227,7 +227,7 @@ class Assign(Request, frozen=True, kw_only=True):
 
     @property
     def holder(self) -> str:
-        return holder(self.job_id, self.model)
+        return self.job_id if self.model == POLICY else holder(self.job_id, self.model)
 
 
 class GenerationFailed(Request, frozen=True):

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from ...errors import ErrorInfo
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 """Incremented with every incompatible change; requests and reports of another version are refused."""
 UNSAID_PROTOCOL = 7
 """The version of a peer whose messages have no `protocol`."""

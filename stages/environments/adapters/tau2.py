@@ -30,7 +30,7 @@ class Tau2:
     def open(self, args: dict[str, Any], seed: int | None) -> dict[str, Any]:
         del seed  # nothing in it is drawn
         self.domain, name, self.max_steps = args["domain"], str(args["task"]), args.get("max_steps", MAX_STEPS)
-        self.task = next((task for task in registry.get_tasks_loader(self.domain)() if task.id == name), None)
+        self.task: Any = next((task for task in registry.get_tasks_loader(self.domain)() if task.id == name), None)
         if self.task is None:
             raise LookupError(f"the tau2 domain {self.domain} has no task {name!r}")
         start, judged_by = self.task.initial_state, self.task.evaluation_criteria

@@ -34,11 +34,11 @@ SAID = ("you guessed 5", "Player 1 placed their symbol (X) in cell 0", "rewards:
 TIC_TAC_TOE = {"environment": "textarena", "args": {"id": "TicTacToe-v0", "players": 2}, "seed": 1}
 
 
-def installed(name: str) -> EnvironmentPlace:
+def installed(name: str, what: str = "environments") -> EnvironmentPlace:
     try:
         return EnvironmentStore(ROOT).place(name)
     except EnvironmentFailed as error:
-        lacking("environments", error.message)
+        lacking(what, error.message)
 
 
 def played(engine: ScriptedEngine, *instances: dict[str, Any]) -> list[Trajectory]:
@@ -126,7 +126,7 @@ def test_games_that_seed_the_global_generator_are_as_they_are_alone() -> None:
     pooled(use)
 
 
-@pytest.mark.parametrize(("line", "said"), zip(REAL_ENVIRONMENT_COMMANDS, SAID, strict=True))
+@pytest.mark.parametrize(("line", "said"), tuple(zip(REAL_ENVIRONMENT_COMMANDS, SAID, strict=True)))
 def test_a_command_of_the_documents(line: str, said: str) -> None:
     program, *arguments = shlex.split(line)
     installed(arguments[2])

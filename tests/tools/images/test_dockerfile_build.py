@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import platform
 import shutil
 import stat
 import subprocess
@@ -11,11 +15,11 @@ from pathlib import Path
 import pytest
 from rootfs import tiny_root_filesystem
 
-from prorl_zmq.errors import SandboxFailed
+from prorl_zmq.errors import ConfigError, SandboxFailed
 from prorl_zmq.tools.images.image_store import ImageStore
 from prorl_zmq.tools.images.sources import parse_base
 
-from .conftest import needs_apptainer
+from .conftest import IMAGE, USER, needs_apptainer, needs_root, python_as_user
 
 pytestmark = [needs_apptainer, pytest.mark.proof, pytest.mark.timeout(600)]
 PROGRAMS = ("chmod", "chown", "cp", "env", "gzip", "id", "ln", "rmdir", "setpriv", "tar")
@@ -133,3 +137,86 @@ def _on_top(store: ImageStore, below: Path, tmp_path: Path) -> None:
     root = store.build(str(file), "top", bases={"mine": parse_base(str(below))}).image.path
     assert (root / "home/agent/work/top").read_text() == "hello 'you' /home/agent/work agent\n"
     shutil.rmtree(file.parent)
+
+
+@needs_root
+def test_an_unprivileged_user_builds(user_folder: Path) -> None:
+    tiny_root_filesystem(user_folder / "base", *PROGRAMS)
+    environment = user_folder / "environment"
+    environment.mkdir()
+    (environment / "word").write_text("hello\n")
+    (environment / "Dockerfile").write_text(
+        "FROM small AS one\nWORKDIR /app\nCOPY word .\n"
+        "FROM small\nCOPY --from=one /app /app\nRUN cat /app/word > /seen\n"
+    )
+    subprocess.run(["chown", "-R", f"{USER}:{USER}", str(user_folder)], check=True)
+    build = [*IMAGE, "build", "environment/Dockerfile", "--name", "mine", "--images", "images", "--base", "small=base"]
+    done = python_as_user(user_folder, *build)
+    assert done.returncode == 0, done.stderr
+    assert (user_folder / "images" / "mine" / "seen").read_text() == "hello\n"
+
+
+def write_archive(root: Path, folder: Path) -> tuple[str, str]:
+    """Write a root filesystem as other programs save images: as `docker save` does, and as an OCI layout."""
+    folder.mkdir()
+    with tarfile.open(folder / "layer.tar", "w") as tar:
+        tar.add(root, ".")
+    layer = (folder / "layer.tar").read_bytes()
+    config = {
+        "architecture": "arm64" if platform.machine() == "aarch64" else "amd64",
+        "os": "linux",
+        "config": {"Env": ["PATH=/bin:/usr/bin", "FROM_BASE=yes"], "WorkingDir": "/srv"},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "manifest.json").write_text(
+        json.dumps([{"Config": "config.json", "RepoTags": ["small:1"], "Layers": ["layer.tar"]}])
+    )
+    with tarfile.open(folder / "saved.tar", "w") as tar:
+        for name in ("manifest.json", "config.json", "layer.tar"):
+            tar.add(folder / name, name)
+    blobs = folder / "layout" / "blobs" / "sha256"
+    blobs.mkdir(parents=True)
+    kind = "application/vnd.oci.image"
+
+    def blob(content: bytes, media: str) -> dict[str, object]:
+        digest = hashlib.sha256(content).hexdigest()
+        (blobs / digest).write_bytes(content)
+        return {"mediaType": f"{kind}.{media}", "digest": f"sha256:{digest}", "size": len(content)}
+
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": f"{kind}.manifest.v1+json",
+        "config": blob((folder / "config.json").read_bytes(), "config.v1+json"),
+        "layers": [blob(layer, "layer.v1.tar")],
+    }
+    index = {"schemaVersion": 2, "manifests": [blob(json.dumps(manifest).encode(), "manifest.v1+json")]}
+    (folder / "layout" / "index.json").write_text(json.dumps(index))
+    (folder / "layout" / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
+    return f"docker-archive:{folder}/saved.tar", f"oci:{folder}/layout"
+
+
+def test_bases_that_other_programs_wrote(tmp_path: Path) -> None:
+    root = tiny_root_filesystem(tmp_path / "tiny", *PROGRAMS)
+    saved, layout = write_archive(root, tmp_path / "archives")
+    file = tmp_path / "environment" / "Dockerfile"
+    file.parent.mkdir()
+    file.write_text('FROM one:1\nCOPY --from=two:2 /etc/word /word\nRUN echo "$FROM_BASE" > /seen\n')
+    store = ImageStore(tmp_path / "images")
+    bases = {"one:1": parse_base(saved), "two:2": parse_base(layout)}
+    built = store.build(str(file), "mine", bases=bases).image.path
+    assert ((built / "word").read_text(), (built / "seen").read_text()) == ("hello\n", "yes\n")
+    assert (store.build(layout, "other").image.path / "etc" / "word").read_text() == "hello\n"
+
+
+def test_what_cannot_be_copied_into_a_build_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "environment" / "Dockerfile"
+    file.parent.mkdir()
+    file.write_text("FROM one\n")
+    bases = {"one": parse_base(str(tiny_root_filesystem(tmp_path / "tiny")))}
+    with pytest.raises(ConfigError, match="the images are kept inside"):
+        ImageStore(file.parent / "images").build(str(file), "mine", bases=bases)
+    shutil.rmtree(file.parent / "images")
+    os.mkfifo(file.parent / "pipe")
+    with pytest.raises(SandboxFailed, match="environment/pipe cannot be copied"):
+        ImageStore(tmp_path / "images").build(str(file), "mine", bases=bases)

@@ -160,6 +160,7 @@ def test_entries_that_are_no_hosts_are_refused(entry: str) -> None:
         AllowedHosts.of([entry])
 
 
+@pytest.mark.proof
 def test_a_sandbox_has_the_proxy_and_no_other_way_out(sandboxes_of: SharedSandboxes) -> None:
     fetch = (
         "import urllib.request as u, socket, sys\n"

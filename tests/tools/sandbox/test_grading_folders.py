@@ -59,6 +59,7 @@ def archive(**files: str) -> bytes:
         "mkdir -p /logs; mkfifo /logs/verifier; ln -s /nowhere /tests; chmod 000 /logs",
     ],
 )
+@pytest.mark.proof
 def test_nothing_that_a_command_left_stays_or_redirects(left: str, sandboxes_of: SharedSandboxes) -> None:
     async def body(sandbox: Sandbox) -> None:
         assert await said(sandbox, left) == ""
@@ -71,6 +72,7 @@ def test_nothing_that_a_command_left_stays_or_redirects(left: str, sandboxes_of:
     use(sandboxes_of, body)
 
 
+@pytest.mark.proof
 def test_paths_that_leave_the_root_are_refused(sandboxes_of: SharedSandboxes) -> None:
     async def body(sandbox: Sandbox) -> None:
         for path in ("/", "/a/../b", ""):
@@ -80,6 +82,7 @@ def test_paths_that_leave_the_root_are_refused(sandboxes_of: SharedSandboxes) ->
     use(sandboxes_of, body)
 
 
+@pytest.mark.proof
 def test_packing_leaves_out_what_another_sandbox_would_resolve(sandboxes_of: SharedSandboxes) -> None:
     async def body(sandbox: Sandbox) -> None:
         await said(
@@ -111,6 +114,7 @@ def test_packing_leaves_out_what_another_sandbox_would_resolve(sandboxes_of: Sha
     use(sandboxes_of, body)
 
 
+@pytest.mark.proof
 def test_commands_are_of_the_users_that_the_image_has(sandboxes_of: SharedSandboxes) -> None:
     if os.geteuid() != 0:
         pytest.skip("only a service of root, or with subordinate ids, has other users")
@@ -131,6 +135,7 @@ def test_commands_are_of_the_users_that_the_image_has(sandboxes_of: SharedSandbo
     use(sandboxes_of, body, SandboxSpec(writable="disk", fakeroot=True, user="nobody"))
 
 
+@pytest.mark.proof
 def test_a_sandbox_with_one_user_names_it(sandboxes_of: SharedSandboxes) -> None:
     async def run() -> None:
         sandbox = await sandboxes_of("bubblewrap").create("job.1")
@@ -144,6 +149,7 @@ def test_a_sandbox_with_one_user_names_it(sandboxes_of: SharedSandboxes) -> None
     asyncio.run(run())
 
 
+@pytest.mark.proof
 def test_processors_are_limited(sandboxes_of: SharedSandboxes) -> None:
     if (os.cpu_count() or 1) < 2:
         pytest.skip("one processor is all that this machine has")

@@ -10,12 +10,12 @@ import { leaseLeft } from "./nodes.js";
 
 export const BACKEND_COLUMNS = [
   ["backend", "id"],
-  ["name", "text"],
   ["state"],
   ["in flight", "meter"],
   ["tokens/s", "number"],
   ["cache hits", "number"],
   ["weights", "number"],
+  ["name", "text"],
   ["model", "text"],
   ["node"],
 ];
@@ -25,12 +25,12 @@ export function backendRows(list) {
     const { backend, load } = status;
     return [
       backend.backend_id,
-      backend.name ?? "policy",
       badge(status.state),
       meter(status.in_flight, backend.max_in_flight, `${count(status.in_flight)} of ${count(backend.max_in_flight)}`),
       load ? rate(load.tokens_per_s) : NOTHING,
       load?.prompt_tokens ? percent(load.cached_tokens / load.prompt_tokens, 0) : NOTHING,
       backend.frozen ? "frozen" : backend.weight_version,
+      backend.name ?? "policy",
       backend.model || NOTHING,
       backend.node,
     ];
