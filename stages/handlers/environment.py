@@ -190,7 +190,7 @@ class EnvironmentTool(Tool[Arguments]):
     takes = Arguments
 
     def __init__(self, game: Game, player: str, about: dict[str, Any]) -> None:
-        self.name = about["name"]  # type: ignore[misc]  # each environment has its own
+        self.name = about["name"]  # each environment has its own
         self._game, self._player = game, player
         self._about = {key: about[key] for key in ("name", "description", "parameters")}
 
