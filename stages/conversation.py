@@ -120,12 +120,9 @@ class Conversation(ConversationRecord):
         self._check_free("say")
         messages = self._messages(message)
         with self._under_way():
-            turn = await self._next(messages)
-            while turn.stop is None and turn.calls:
-                results = await self._results(turn.calls)
-                if results is None:
-                    return self._end(turn, StopReason.FINISHED)
-                turn = await self._next([], results, after=turn)
+            turn, results = await self._next(messages, answered=True)
+            while results:
+                turn, results = await self._next([], results, after=turn, answered=True)
             return turn
 
     async def turn(self, *messages: ChatMessage) -> Turn:
@@ -147,7 +144,8 @@ class Conversation(ConversationRecord):
                 "answers were given: pass one ChatMessage(Role.TOOL, …) for each call, in order"
             )
         with self._under_way():
-            return await self._next([one for one in given if not self.turns or one.role != Role.TOOL], answers)
+            said = [one for one in given if not self.turns or one.role != Role.TOOL]
+            return (await self._next(said, answers))[0]
 
     def end(self) -> None:
         """End the conversation, since the world that the model acts in has ended: stop reason `environment`."""
@@ -201,18 +199,32 @@ class Conversation(ConversationRecord):
             raise HandlerFailed(f"conversation {self.name!r}: `say` answers tool calls itself; use `turn`")
         return messages
 
-    async def _next(self, messages: list[ChatMessage], results: Sequence[str] = (), after: Turn | None = None) -> Turn:
-        """Take a turn after answers to the last turn's calls and messages; if a limit is reached, return `after`."""
+    async def _next(
+        self,
+        messages: list[ChatMessage],
+        results: Sequence[str] = (),
+        after: Turn | None = None,
+        *,
+        answered: bool = False,
+    ) -> tuple[Turn, Sequence[str]]:
+        """Take a turn after answers to the last turn's calls, and messages.
+
+        Return it, or `after` if a limit leaves no room for another; and, if `answered`, the answers to its calls.
+        """
         limits = (await self._opened(messages, results)).job.episode
         if self._counts.turns_begun >= limits.max_turns:
-            return self._end(after or Turn(), StopReason.MAX_TURNS)
+            return self._end(after or Turn(), StopReason.MAX_TURNS), ()
         self._counts.turns_begun += 1
         before = len(self.turns)
-        with span("turn", {"prorl.turn": len(self.turns), "prorl.conversation": self.name}):
+        with span("turn", {"prorl.turn": len(self.turns)}):
             turn = await self._sampled(sum(map(len, results)) + sum(len(one.content) for one in messages), after)
-        if len(self.turns) == before:
-            self._counts.turns_begun -= 1
-        return turn
+            if len(self.turns) == before:
+                self._counts.turns_begun -= 1
+                return turn, ()
+            if not answered or turn.stop is not None or not turn.calls:
+                return turn, ()
+            answers = await self._results(turn.calls)
+        return (turn, answers) if answers is not None else (self._end(turn, StopReason.FINISHED), ())
 
     async def _opened(self, messages: list[ChatMessage], results: Sequence[str]) -> JobPolicy:
         """Pass on what is said next; return the policy."""

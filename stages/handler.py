@@ -76,6 +76,10 @@ PhaseData = dict[str, Any]
 """The data that one phase returns for the next: plain data with string keys."""
 
 
+def _no_conversation(*_: object, **__: object) -> Conversation:
+    raise HandlerFailed("this RUN holds no conversations turn by turn")
+
+
 async def _no_program(_: object) -> PhaseData:
     raise HandlerFailed("this RUN serves no model to programs")
 
@@ -108,7 +112,7 @@ class RunPhase(Generic[Instance]):
     """Holds one conversation from the opening messages until a turn without a tool call, and returns the episode: a
     `conversation` and one `say`. The chat template describes the tools to the model. A harness that leads the rollout
     gets the user's messages as its task, and has tools of its own."""
-    conversation: Callable[..., Conversation]
+    conversation: Callable[..., Conversation] = _no_conversation
     """`conversation(opening, tools=(), *, name="main", model="policy", trained=True)` begins a conversation that the
     task leads turn by turn (see `Conversation`); several may run at once, under names of their own. `model` is a name
     that the job maps (`Job.models`), or a model of the service. A conversation with another model than the policy, or

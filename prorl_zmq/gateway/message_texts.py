@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..data.trajectory import Role
 from ..errors import ProrlError, UnknownBackend
 from ..evaluation.transcript import TextReader
-from ..inference.chat import ChatMessage
+from ..inference.chat import ChatMessage, Prompt
 from ..inference.chat.loading import chat_format
 from ..security.rights import ANYBODY
 from ..wire.messages.backends import BackendList, ListBackends
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..evaluation.transcript import Call
-    from ..inference.chat import ChatFormat, Prompt
+    from ..inference.chat import ChatFormat
     from ..wire.messages.backends import ChatSettings
     from .connection import GatewayConnection
 
@@ -74,11 +74,9 @@ class MessageTexts:
     def _learn_tool(self, turn: NDArray[np.int32]) -> None:
         self._around[Role.TOOL] = ("", "")
         try:
-            conversation = self._chat.conversation([ChatMessage(Role.USER, MARK)], self._tools)
-            conversation.prompt()
-            calls = conversation.add_turn(turn).calls
-            conversation.add_tool_results([MARK] * len(calls))
-            self._learn(conversation.prompt())
+            read = self._chat.read_turn(turn, self._tools)
+            answers = [ChatMessage(Role.TOOL, MARK, call_id=str(number)) for number in range(len(read.calls))]
+            self._learn(Prompt(self._chat.following(read, answers, self._tools)))
         except ProrlError:
             return
 

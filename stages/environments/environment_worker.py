@@ -137,6 +137,7 @@ class EnvironmentWorker(asyncio.Protocol):
         os.set_blocking(self._printed, False)
         self._loop.add_reader(self._printed, self._read_output)
         self._watching = asyncio.create_task(self._watch())
+        self._watching.add_done_callback(self._watched)
         self._transport, _ = await self._loop.create_connection(lambda: self, sock=ours)
         self.hello = msgspec.json.decode(await self._answered(ready), type=Hello)
         self._silent_looks = 0
@@ -247,6 +248,10 @@ class EnvironmentWorker(asyncio.Protocol):
             if 0 not in self._calls:
                 self._number += 1
                 self._send({"n": self._number, "do": "ping"})
+
+    def _watched(self, watching: asyncio.Task[None]) -> None:
+        if not watching.cancelled() and (error := watching.exception()) is not None:
+            self.fail("unwatched", f"could not be watched: {error!r}")
 
     def _read_output(self) -> None:
         self._loop.remove_reader(self._printed)

@@ -61,7 +61,7 @@ def test_a_lost_node_is_told_with_where_its_jobs_went() -> None:
     lines = shown(Seen([ROW], [LOST, replace(LOST, died=False, jobs=0, is_back=True)], []), width=200)
     assert lines[-2] == (
         "h2-17_2 was lost 8.7 s ago (its connection ended) with 9 jobs: 5 have completed (2 on a, 3 on b), "
-        "1 ended as timeout, 3 go on elsewhere"
+        "1 ended as timeout, 3 continue elsewhere"
     )
     assert lines[-1] == "h2-17_2 was lost 8.7 s ago (it fell silent) without jobs; it is back"
 

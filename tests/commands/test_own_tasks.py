@@ -301,8 +301,10 @@ def test_a_call_that_is_not_json_is_refused(write: Write, turn: str) -> None:
     assert f"--say {turn}: the arguments of the call are not a JSON object: " in done.stderr
 
 
-def test_a_script_that_is_too_short_says_so(write: Write) -> None:
-    done = tried(write(), *SAY, "--say", 'bash {"command": "ls"}')
+def test_a_script_that_is_too_short_says_so(documented: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    said = ("--sandbox", "process", "--say", 'bash {"command": "ls"}')
+    done = tried(documented / "my_task.py", documented / "data.jsonl", *said)
     assert done.returncode == 1
     assert "asks for turn 2, and the script has 1" in done.stdout
     assert "another turn after 1: add a --say" in done.stderr
@@ -346,7 +348,7 @@ def test_a_file_that_is_no_module_is_refused(tmp_path: Path) -> None:
     for name, said in (
         ("gone.py", "is not there"),
         ("data.txt", "not a .py file"),
-        ("my-task.py", "no name of a module"),
+        ("my-task.py", "not a name of a module"),
     ):
         if name != "gone.py":
             (tmp_path / name).write_text("")

@@ -13,7 +13,7 @@ from support.ports import free_port
 
 from prorl_zmq.commands import tables, target
 from prorl_zmq.commands.target import Target
-from prorl_zmq.config import Topology, parse_topology
+from prorl_zmq.config import McpSettings, Topology, parse_topology
 from prorl_zmq.errors import RequestTimeout
 from prorl_zmq.service.run_dir import LOCK
 from prorl_zmq.service.service_folder import ServiceFolder
@@ -132,9 +132,13 @@ def test_a_command_waits_for_a_service_that_starts(tmp_path: Path) -> None:
 def test_init_writes_every_default(tmp_path: Path) -> None:
     done = run("prorl", "init", "here.toml", cwd=tmp_path)
     assert done.returncode == 0
-    content = tomllib.loads((tmp_path / "here.toml").read_text())
+    text = (tmp_path / "here.toml").read_text()
+    content = tomllib.loads(text)
     assert parse_topology(content, "here.toml") == Topology()
-    defaults = {name: getattr(Topology(), name) for name in Topology.__struct_fields__}
+    assert set(tomllib.loads(text.partition("# [[mcp]]")[2].replace("\n# ", "\n"))) == set(
+        McpSettings.__struct_fields__
+    )
+    defaults = {name: getattr(Topology(), name) for name in Topology.__struct_fields__ if name != "mcp"}
     for section, value in defaults.items():
         written = content[section][0] if isinstance(value, tuple) else content[section]
         struct = value[0] if isinstance(value, tuple) else value

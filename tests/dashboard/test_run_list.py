@@ -93,7 +93,7 @@ def test_results_that_are_endless_or_a_pipe_are_refused(tmp_path: Path, content:
     write_run(tmp_path / "one", problems=1, samples=1)
     put(tmp_path / "one" / RESULTS, content)
     for read in (lambda runs: runs.figures("one"), lambda runs: runs.rollouts("one", "problem-0")):
-        with pytest.raises(ConfigError, match=r"no regular file|larger than"):
+        with pytest.raises(ConfigError, match=r"not a regular file|larger than"):
             read(RunList(tmp_path))
 
 

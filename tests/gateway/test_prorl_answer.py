@@ -125,7 +125,8 @@ def test_the_heads_are_those_of_the_instance() -> None:
 
 def test_texts_are_without_the_template() -> None:
     chat_format = EmbeddedChatFormat()
-    call = chat_format.conversation([ChatMessage(Role.USER, "x")], ())
+    bash = {"type": "function", "function": {"name": "bash"}}
+    call = chat_format.conversation([ChatMessage(Role.USER, "x")], [bash])
     call.prompt()
     generated = np.array([3, 265, 283, 292, 309, 296, 313, 266, 4, 2], np.int32)  # a call of bash, and its end
     assert len(call.add_turn(generated).calls) == 1

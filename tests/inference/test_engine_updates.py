@@ -153,7 +153,7 @@ def test_an_engine_that_cannot_go_on_is_asked_until_it_does(
         await one.updates.begin(5, "keep", 0.05)
         assert spans(await one.generate()) == [(0, 0, 200)]
         assert tries == 3
-        assert caplog.text.count("could not go on, and is asked again: the server does not answer") == 2
+        assert caplog.text.count("could not resume, and is asked again: the server does not answer") == 2
 
     run(policy, test)
 

@@ -35,6 +35,9 @@ class Policies(NamedTuple):
 
 
 POLICIES = {
+    "grep -qx 12.0 answer.txt": Policies(
+        {"answer.txt": "12.0\n"}, {"nothing": {}, "another price": {"answer.txt": "2.5\n"}}, {}
+    ),
     "test -e done": Policies({"done": ""}, {"nothing": {}, "another name": {"Done": ""}}, {}),
     "total()": Policies(
         {"sum.py": "def total(numbers):\n    return sum(numbers)\n"},

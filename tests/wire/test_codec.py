@@ -133,7 +133,7 @@ PLAIN = st.recursive(
 def test_a_small_frame_is_read_as_a_large_one_is(instance: dict[str, Any]) -> None:
     job = Job(task="math", instance=instance, job_id="a", group_id="g")
     frame = codec.encode(job)
-    assert codec.encode(job, is_plain=True) == frame
+    assert codec.unpack(codec.encode(job, is_plain=True)) == codec.unpack(frame)
     assert codec.decode(frame, Job) == codec.convert(codec.unpack(frame), Job) == job
 
 

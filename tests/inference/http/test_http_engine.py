@@ -78,7 +78,7 @@ def test_five_hundred_at_once(serving: Any, speech: Any) -> None:
     ("ids", "logprobs", "words"),
     [
         ([4, 5, 6], [-1.0, -1.0], "log-probs"),
-        ([4, 5], [-1.0, None], "no logarithm"),
+        ([4, 5], [-1.0, None], "not a logarithm"),
         ([4, 1000], [-1.0, -1.0], "vocabulary of 100"),
     ],
 )
@@ -679,7 +679,7 @@ def test_an_abort_that_nobody_asked_for_is_a_failure(serving: Any, speeches: Any
         async with serving(speech) as server, engine_of(server) as engine:
             answer = {**speech.answer([], [], "abort"), "message": "too long"}
             server.handlers[speech.path] = lambda _: web.json_response(answer)
-            with pytest.raises(EngineFailed, match=r"nobody asked it to: 200 .*too long"):
+            with pytest.raises(EngineFailed, match=r"without being asked: 200 .*too long"):
                 await engine.generate(PROMPT, FOUR, (), "job")
             assert len(server.asked(speech.path)) == 1
 

@@ -230,7 +230,7 @@ def test_what_is_no_function_of_a_module_is_refused(function: Callable[..., Any]
             with pytest.raises(GraderFailed, match="returned None"):
                 await pool.call(function)
         else:
-            with pytest.raises(TypeError, match="no function of a module"):
+            with pytest.raises(TypeError, match="not a function of a module"):
                 await pool.call(function)
 
     pooled(use)

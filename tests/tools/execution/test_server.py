@@ -303,7 +303,7 @@ def test_two_requests_of_one_number_end_the_connection(
 ) -> None:
     """The first one's command outlived the connection."""
     mark = f"3600.{uuid.uuid4().int}"
-    request = messages.frame(1, messages.encode(REQUESTS["exec"](("sleep", mark), 3600.0, b"", 10, {}, "")))
+    request = messages.frame(1, messages.encode(REQUESTS["exec"](("sleep", mark), 3600.0, b"", 10, {}, "", "")))
 
     async def body(sandbox: Sandbox) -> None:
         with socket.socket(socket.AF_UNIX) as line, messages.short_path(sandbox.path) as address:

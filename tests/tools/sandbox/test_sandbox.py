@@ -144,7 +144,9 @@ def test_arguments_of_wrong_types_are_the_tasks_own_errors(sandboxes: Sandboxes)
     async def body(sandbox: Sandbox) -> None:
         with pytest.raises(TypeError, match=r"a: the content must be bytes, such as text.encode\(\), and not str"):
             await sandbox.write_file("a", "text")  # type: ignore[arg-type]
-        with pytest.raises(MalformedMessage, match="an argument of a wrong type: Expected `int`, got `str`") as caught:
+        with pytest.raises(
+            MalformedMessage, match="a call of the sandbox has an invalid argument: Expected `int`, got `str`"
+        ) as caught:
             await sandbox.write_file("a", b"text", "644")  # type: ignore[arg-type]
         with pytest.raises(ValueError, match=r"unknown tools: 'bsh'; names is a list of bash, ipython"):
             Toolbox(sandbox, ["bsh", "finish"])  # type: ignore[list-item]
