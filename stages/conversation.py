@@ -104,6 +104,8 @@ class Conversation(ConversationRecord):
         self._tools: MutableMapping[str, AnyTool] = checked_tools(tools)
         self._chat: chat.Conversation | None = None
         self._busy = False
+        self._finished = False
+        """A tool has ended it."""
         episode.conversations.append(self)
 
     async def say(self, message: str | Sequence[ChatMessage] = ()) -> Turn:
@@ -311,11 +313,11 @@ class Conversation(ConversationRecord):
         self.trajectory.add_generated(ids, logprobs, versions[start:])
 
     async def _results(self, calls: Sequence[ToolCall | MalformedCall]) -> list[str] | None:
-        """Answer a turn's tool calls; return None if one of them ended the episode."""
+        """Answer a turn's tool calls; return None if one of them ended the conversation."""
         results: list[str] = []
         for call in calls:
             results.append(await self._answer(call))
-            if self._episode.final_message is not None:
+            if self._finished:
                 return None
         return results
 
@@ -344,6 +346,7 @@ class Conversation(ConversationRecord):
             TOOL_SECONDS.observe(time.monotonic() - started, call.name)
         if tool.ends_episode:
             self._episode.final_message = text
+            self._finished = True
         return text
 
 

@@ -123,7 +123,7 @@ class Game:
         limited = False
         while self._unseen and not (self.done or limited):
             seen, self._unseen = self._unseen, {}
-            turns = await asyncio.gather(*(self._turn(player, one) for player, one in seen.items()))
+            turns = await self._turns(seen)
             limited = any(turn.stop is not None for turn in turns)
             for player, turn in zip(seen, turns, strict=True):
                 if not (self.done or limited):
@@ -153,6 +153,17 @@ class Game:
         result = step.observations.pop(player, "")
         self.note(step)
         return result if isinstance(result, str) else "\n\n".join(message.content for message in result)
+
+    async def _turns(self, seen: Mapping[str, str | list[Message]]) -> list[Turn]:
+        """Take a turn of each player at once; if one fails, none goes on."""
+        tasks = [asyncio.ensure_future(self._turn(player, one)) for player, one in seen.items()]
+        try:
+            return await asyncio.gather(*tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            raise
 
     async def _turn(self, player: str, seen: str | list[Message]) -> Turn:
         messages = [ChatMessage(ROLES[one.role], one.content) for one in seen] if isinstance(seen, list) else seen

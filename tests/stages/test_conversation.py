@@ -606,6 +606,15 @@ def test_a_tool_that_ends_the_episode_ends_the_conversation() -> None:
         asyncio.run(talk.say("And?"))
 
 
+def test_a_tool_that_ends_one_conversation_leaves_the_others_open() -> None:
+    finish = '<tool_call>{"name": "finish", "arguments": {"message": "It is 3."}}</tool_call>'
+    shared = policy(ScriptedEngine(finish, CALL, "done"))
+    first, second = (conversation(shared, [Echo(), FinishTool()], name=name) for name in ("first", "second"))
+    assert asyncio.run(first.say()).stop == StopReason.FINISHED
+    assert asyncio.run(second.say()).stop is None
+    assert second.turns[-1].text == "done"
+
+
 def test_nothing_to_answer_is_said_so() -> None:
     with pytest.raises(HandlerFailed, match="has no message that the model could answer"):
         asyncio.run(conversation(policy(ScriptedEngine("x")), opening=[]).say())
