@@ -173,12 +173,13 @@ class Conversation(ConversationRecord):
     @contextmanager
     def _under_way(self) -> Iterator[None]:
         self._busy = self.failed = True
+        self.task = asyncio.current_task()
         self._note_stop()
         try:
             yield
             self.failed = False
         finally:
-            self._busy = False
+            self._busy, self.task = False, None
         self._note_stop()
 
     def _note_stop(self) -> None:
@@ -345,8 +346,9 @@ class Conversation(ConversationRecord):
             self._episode.spent(f"tool.{call.name}", started)
             TOOL_SECONDS.observe(time.monotonic() - started, call.name)
         if tool.ends_episode:
-            self._episode.final_message = text
             self._finished = True
+            if self.trained:
+                self._episode.final_message = text
         return text
 
 

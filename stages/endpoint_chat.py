@@ -94,7 +94,7 @@ class EndpointChat:
         Raises:
             EngineFailed: the endpoint failed or is not configured; `model` is its name.
         """
-        lines = [msgspec.json.decode(line, type=_Line) for line in _text(token_ids).splitlines()]
+        lines = [msgspec.json.decode(line, type=_Line) for line in _lines(token_ids)]
         try:
             reply = msgspec.json.decode(await self.endpoint.complete(_body(lines, sampling)), type=_Reply)
             choice = reply.choices[0]
@@ -148,7 +148,7 @@ class EndpointChat:
     def decode(self, token_ids: NDArray[np.int32]) -> str:
         """Return the text of whole turns; of a part of one, nothing."""
         texts: list[str] = []
-        for line in _text(token_ids).splitlines():
+        for line in _lines(token_ids):
             try:
                 said = msgspec.json.decode(line, type=_Line)
             except msgspec.MsgspecError:
@@ -225,6 +225,11 @@ def _call(call: _Function) -> ToolCall | MalformedCall:
 
 def _ids(line: _Line) -> NDArray[np.int32]:
     return np.frombuffer(msgspec.json.encode(line) + b"\n", np.uint8).astype(np.int32)
+
+
+def _lines(token_ids: NDArray[np.int32]) -> list[str]:
+    # Not splitlines: messages may have other line separators, which JSON leaves as they are.
+    return [line for line in _text(token_ids).split("\n") if line]
 
 
 def _text(token_ids: NDArray[np.int32]) -> str:

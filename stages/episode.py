@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..data.conversations import finite_reward
 from ..data.trajectory import TrajectoryBuilder
@@ -15,6 +15,7 @@ from ..wire.messages.base import TIMINGS_LIMIT
 from ..wire.messages.jobs import MAIN, STEPS_LIMIT, ConversationPart, Step
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, MutableMapping
 
     from ..inference.chat import ChatFormat, ChatMessage, ReadTurn
@@ -121,6 +122,8 @@ class ConversationRecord:
     """Why nothing more can be said; None: the conversation can go on."""
     failed: bool = False
     """A turn is under way, or has failed."""
+    task: asyncio.Task[Any] | None = None
+    """The task in which a turn is under way."""
     transcript: list[ChatMessage] = field(default_factory=list)
     """The messages and turns of a conversation that is not trained."""
 

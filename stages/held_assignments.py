@@ -28,8 +28,9 @@ class HeldAssignments:
         self._held[holder_id] = HeldAssignment(attempt)
 
     def assigned(self, holder_id: str, attempt: int, backend_id: str) -> None:
-        if self._held.get(holder_id) == HeldAssignment(attempt):  # it may have been released while waiting
-            self._held[holder_id] = HeldAssignment(attempt, backend_id)
+        held = self._held.get(holder_id)
+        if held is not None and held.attempt == attempt and not held.backend_id:  # it may have been released meanwhile
+            self._held[holder_id] = replace(held, backend_id=backend_id)
 
     def note_served(self, holder_id: str, attempt: int) -> None:
         held = self._held.get(holder_id)

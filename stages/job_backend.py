@@ -96,6 +96,8 @@ class JobBackend:
     model: str = POLICY
     current: Backend | None = None
     _reported: EngineFailed | None = None
+    _moving: asyncio.Lock | None = None
+    """Held by the conversation that moves the job to another backend."""
 
     async def assigned(self) -> Backend:
         """Return the backend, waiting for one as long as the job allows; the start of a backend does not count."""
@@ -121,22 +123,29 @@ class JobBackend:
             except EngineFailed as error:
                 if error.fields.get("refused"):
                     raise
-                self.report(error)
-                give_up = give_up or time.monotonic() + job.backend_wait_s
-                if error.fields.get("unreachable"):
-                    last = time.monotonic() > give_up
-                else:
-                    self._moves_left -= 1
-                    last = self._moves_left < 0
-                if last:
-                    raise
-                other = await self._backends.assign(job, self._attempt, leaving=backend.backend_id, model=self.model)
-                if not _interchangeable(backend, other):
-                    raise
-                log.info("the job continues with backend %s: %s", other.backend_id, error.message)
-                self.current = backend = other
+                self._moving = self._moving or asyncio.Lock()
+                async with self._moving:
+                    if self.current is not None and backend is not self.current:
+                        backend = self.current  # another conversation of the job has left the one that failed
+                        continue
+                    self.report(error)
+                    give_up = give_up or time.monotonic() + job.backend_wait_s
+                    if error.fields.get("unreachable"):
+                        last = time.monotonic() > give_up
+                    else:
+                        self._moves_left -= 1
+                        last = self._moves_left < 0
+                    if last:
+                        raise
+                    leaving = backend.backend_id
+                    other = await self._backends.assign(job, self._attempt, leaving=leaving, model=self.model)
+                    if not _interchangeable(backend, other):
+                        raise
+                    log.info("the job continues with backend %s: %s", other.backend_id, error.message)
+                    self.current = backend = other
             else:
-                self._backends.note_served(job.job_id, self._attempt, self.model)
+                if backend is self.current:
+                    self._backends.note_served(job.job_id, self._attempt, self.model)
                 GENERATE_SECONDS.observe(time.monotonic() - began, backend.backend_id)
                 return done
 

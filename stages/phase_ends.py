@@ -33,7 +33,9 @@ from .cut_text import cut_text
 from .handler import Evaluation
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+
+    from .episode import ConversationRecord
 
 MUST_BE_FINITE = "it must be a finite number"
 DATA_LIMIT_BYTES = 3 * codec.HEADER_LIMIT_BYTES // 8
@@ -174,6 +176,15 @@ def _not_finite(reward: Any, what: str) -> GraderFailed:
 def notes_of(notes: dict[str, str]) -> dict[str, str]:
     """Return notes within their limit; a long note keeps its beginning and its end, where a judge's verdict stands."""
     return {name: cut_text(sendable(note), NOTE_LIMIT) for name, note in notes.items()}
+
+
+def conversation_notes(records: Iterable[ConversationRecord], room: int) -> dict[str, str]:
+    """Return the texts of conversations that are not trained as at most `room` notes; the last one has all others."""
+    texts = [(f"conversation {one.name}"[:NAME_LIMIT], one.note) for one in records if one.note]
+    if len(texts) <= room:
+        return dict(texts)
+    kept, others = texts[: max(0, room - 1)], texts[max(0, room - 1) :]
+    return {**dict(kept), "conversations": "\n\n".join(f"{name}\n{text}" for name, text in others)} if room > 0 else {}
 
 
 def checked(done: PhaseDone) -> PhaseDone:

@@ -37,7 +37,7 @@ from ..system.open_files import wait_for_descriptors
 from ..system.traces import span
 from ..tools.containers.specification import SandboxSpec, with_address_space
 from ..tools.processes.child import to_the_end
-from ..wire.messages.base import CONVERSATIONS_LIMIT, POLICY, new_id
+from ..wire.messages.base import CONVERSATIONS_LIMIT, NOTES_LIMIT, POLICY, new_id
 from ..wire.messages.jobs import MAIN, Outcome, Phase
 from ..wire.messages.stages import PhaseDone, PhaseFailed
 from .conversation import Conversation, checked_messages, checked_tools
@@ -61,6 +61,7 @@ from .phase_ends import (
     checked,
     checked_data,
     checked_evaluation,
+    conversation_notes,
     notes_of,
     passed_on,
     readable,
@@ -244,9 +245,19 @@ class PhaseRunner:
                 self.backend.report(error)
             raise
         finally:
+            await self._end_conversations()
             self.backend.release()
             if self._others is not None:
                 self._others.release()
+
+    async def _end_conversations(self) -> None:
+        """Cancel turns that the task left under way, such as those beside one that failed."""
+        own = asyncio.current_task()
+        records = self._episode.conversations if self._episode is not None else ()
+        if left := {one.task for one in records if one.task is not None and one.task is not own}:
+            for task in left:
+                task.cancel()
+            await asyncio.wait(left)
 
     def _backend_of(self, model: str) -> JobBackend:
         services = self._services
@@ -348,7 +359,11 @@ class PhaseRunner:
         """Return what takes the turns of the model that the job or the service calls so."""
         others = self._other_models()
         if not others.is_policy(role):
-            return await others.policy(role)
+            asked_at = time.monotonic()
+            policy = await others.policy(role)
+            assert self._episode is not None, "a conversation has begun"
+            self._episode.spent(f"model.{role[:96]}", asked_at)
+            return policy
         policy, sampling = await self._policy(), others.named(role).sampling
         if sampling is None:
             return policy
@@ -385,7 +400,7 @@ class PhaseRunner:
         if waited_s >= BACKEND_WAIT_S:
             episode.timings["backend"] = waited_s
         generate, context = self.backend.generate, backend.context_tokens
-        others = self._other_models() if self._is_led and self.job.models else None
+        others = self._other_models() if (self._is_led or self._serves) and self.job.models else None
         return JobPolicy(generate, chat, context, self.job, episode, parser_url, others, more)
 
     async def _more_tools(self) -> MutableMapping[str, AnyTool]:
@@ -481,7 +496,7 @@ class PhaseRunner:
         notes = {**episode.notes}
         trajectory, named = episode.trajectory, NOTHING_NAMED
         if episode.conversations or episode.turn_rewards:
-            notes |= {f"conversation {one.name}": one.note for one in episode.conversations if one.note}
+            notes |= conversation_notes(episode.conversations, NOTES_LIMIT - len(notes))
             trajectory, named = episode.whole(), episode.named()
         if evaluation is not None:
             metrics |= evaluation.metrics

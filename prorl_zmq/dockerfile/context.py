@@ -25,7 +25,7 @@ class Context:
         Raises:
             ValueError: it leads out of the folder.
         """
-        name = posixpath.normpath(pattern.lstrip("/") or ".")
+        name, top = posixpath.normpath(pattern.lstrip("/") or "."), os.path.realpath(self._top)
         if name == ".." or name.startswith("../"):
             raise ValueError(f"{pattern} leads out of the folder of the Dockerfile")
         if GLOB.search(name):
@@ -33,6 +33,8 @@ class Context:
             found = sorted(iglob(translated, root_dir=self.root, include_hidden=True))  # noqa: PTH207 - relative
         else:
             found = [name] if os.path.lexists(f"{self._top}/{name}") else []
+        if any(not os.path.realpath(f"{top}/{each}").startswith(f"{top}/") for each in found if each != "."):
+            raise ValueError(f"{pattern} leads out of the folder of the Dockerfile through a link")
         return [each for each in found if not self._is_ignored(each)] if self._read_rules() else found
 
     def copy_to(self, target: Path) -> None:

@@ -339,6 +339,8 @@ class _Reader:
     def _is_archive(self, source: str) -> bool:
         name = evaluate(parse_word(source, self._escape), self._known)
         path = self._context.root / name.lstrip("/")
+        if not path.resolve().is_relative_to(self._context.root.resolve()):
+            return False
         return not GLOB.search(name) and ".." not in name.split("/") and path.is_file() and tarfile.is_tarfile(path)
 
     def _workdir(self, each: Instruction) -> None:

@@ -123,8 +123,8 @@ class EnvironmentPool:
         self._idle_s = idle_s
         self._starting: dict[EnvironmentPlace, asyncio.Task[None]] = {}
         self._suspects: OrderedDict[str, None] = OrderedDict()
-        self._lone = asyncio.Lock()
-        """Held by the rollout that has a worker of its own."""
+        self._lone = asyncio.Semaphore(self._processes)
+        """Bounds the rollouts that have a worker of their own."""
         self._changed = asyncio.Event()
         self._background: set[asyncio.Task[None]] = set()
         self._ending_idle: asyncio.Task[None] | None = None

@@ -24,7 +24,7 @@ import socket
 import struct
 import sys
 import traceback
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,18 +62,21 @@ class Invalid(Exception):
 class Rollout:
     """One object of the adapter's class, and the states of the global random generators that it sees."""
 
-    def __init__(self, world: Any) -> None:
+    def __init__(self, world: Any, seed: int | None) -> None:
         self.world = world
         self.opened = False
         self.task: asyncio.Task[Any] | None = None
+        self.thread: Future[Any] | None = None
+        """The call that a thread runs; cancelling it does not end the thread."""
+        self._seed = seed
         self._random: Any = None
         self._numpy: Any = None
 
-    def begin(self, seed: int | None) -> None:
+    def begin(self) -> None:
         """Begin with generators that only the seed determines."""
-        random.seed(seed)
+        random.seed(self._seed)
         if (numpy := _numpy_random()) is not None:
-            numpy.seed(None if seed is None else seed % 2**32)
+            numpy.seed(None if self._seed is None else self._seed % 2**32)
 
     def keep(self) -> None:
         self._random = random.getstate()
@@ -81,6 +84,9 @@ class Rollout:
         self._numpy = numpy.get_state() if numpy is not None else None
 
     def restore(self) -> None:
+        if self._random is None:  # its earlier methods were coroutines
+            self.begin()
+            return
         random.setstate(self._random)
         if self._numpy is not None:
             _numpy_random().set_state(self._numpy)
@@ -142,7 +148,7 @@ class Worker(asyncio.Protocol):
             if rollout is None:
                 if do not in BEGINNINGS:
                     raise Invalid(f"{do} of the rollout {name}, which this worker does not have")
-                rollout = self._rollouts[name] = Rollout(self._adapter())
+                rollout = self._rollouts[name] = Rollout(self._adapter(), call["seed"])
             if do == "close":
                 del self._rollouts[name]
             method = getattr(rollout.world, do)
@@ -150,7 +156,8 @@ class Worker(asyncio.Protocol):
             if inspect.iscoroutinefunction(method):
                 result = method(**arguments)
             elif self._own_thread or do == "run":
-                result = asyncio.get_running_loop().run_in_executor(self._threads, lambda: method(**arguments))
+                rollout.thread = self._threads.submit(method, **arguments)
+                result = asyncio.wrap_future(rollout.thread)
             else:
                 self._show_generators(rollout, call)
                 value = method(**arguments)
@@ -159,7 +166,7 @@ class Worker(asyncio.Protocol):
         except BaseException as error:  # noqa: BLE001 - also SystemExit: a rollout does not end its worker
             self._fail(number, do, error)
             return
-        self._begin(self._await(do, number, rollout, result))
+        self._begin(self._await(do, number, name, rollout, result))
 
     def _show_generators(self, rollout: Rollout, call: dict[str, Any]) -> None:
         if self._seen is rollout:
@@ -167,12 +174,12 @@ class Worker(asyncio.Protocol):
         if self._seen is not None:
             self._seen.keep()
         if call["do"] in BEGINNINGS:
-            rollout.begin(call["seed"])
+            rollout.begin()
         else:
             rollout.restore()
         self._seen = rollout
 
-    async def _await(self, do: str, number: int, rollout: Rollout, result: Any) -> None:
+    async def _await(self, do: str, number: int, name: str, rollout: Rollout, result: Any) -> None:
         limit_s = None if do == "run" else self._limit_s
         rollout.task = task = asyncio.ensure_future(_contained(do, result))
         done, _ = await asyncio.wait({task}, timeout=limit_s)
@@ -181,6 +188,8 @@ class Worker(asyncio.Protocol):
                 task.cancel()
                 raise Invalid(f"{do} took longer than its limit of {limit_s:g} s")
             self.answer({"n": number, "value": self._checked(do, rollout, task.result())})
+            if do == "run":
+                self._rollouts.pop(name, None)
         except BaseException as error:  # noqa: BLE001 - of the environment
             self._fail(number, do, error)
 
@@ -193,6 +202,9 @@ class Worker(asyncio.Protocol):
                 task.cancel()
                 await asyncio.wait({task}, timeout=CANCEL_S)
                 ended = task.done()
+            if (thread := rollout.thread) is not None and not thread.done():
+                await asyncio.wait({asyncio.wrap_future(thread)}, timeout=CANCEL_S)
+                ended = ended and thread.done()
             if ended and rollout.opened:
                 try:
                     closed = rollout.world.close()

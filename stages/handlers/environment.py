@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ...data.rows import TRUNCATING
 from ...data.trajectory import Role
+from ...errors import EnvironmentFailed
 from ...inference.chat import ChatMessage
 from ...tools.tool import Arguments, Tool
 from ..environments.environment_pool import EnvironmentPool
@@ -125,6 +127,10 @@ class Game:
             seen, self._unseen = self._unseen, {}
             turns = await self._turns(seen)
             limited = any(turn.stop is not None for turn in turns)
+            for player, turn in zip(seen, turns, strict=True):
+                if turn.stop in TRUNCATING and not self._talks[player].trained:
+                    message = f"the player {player}, which is not trained, reached its limit ({turn.stop})"
+                    raise EnvironmentFailed(message, environment=instance.environment, reason="limit")
             for player, turn in zip(seen, turns, strict=True):
                 if not (self.done or limited):
                     self.note(await self._world.step(player, turn.text))

@@ -12,13 +12,15 @@ rollouts cannot reach each other, nor services of the node.
 from __future__ import annotations
 
 import asyncio
+import io
 import math
+import tarfile
 import time
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from ...data.trajectory import Role
-from ...errors import GraderFailed, HandlerFailed, InvalidJob, SandboxFailed
+from ...errors import GraderFailed, HandlerFailed, InvalidJob, SandboxFailed, SandboxLimitExceeded
 from ...inference.chat import ChatMessage
 from ...tasks.harbor_task import Environment, HarborTask, Healthcheck, NetworkPolicy, Step
 from ...tools.containers.specification import Limits, SandboxSpec
@@ -74,6 +76,13 @@ class HarborHandler(AgentHandler[HarborTask]):
         has_tests = await _said(sandbox, "test -e /tests && echo yes") == "yes"
         if has_tests and len(task.steps) > 1:
             raise SandboxFailed("the image has /tests, which a task with several steps cannot hide", reason="image")
+        judges_in_place = any(step.verifier.separate is None for step in task.steps)
+        if has_tests and judges_in_place and sandbox.spec.user == ROOT:
+            raise SandboxFailed(
+                "the image has /tests, which an agent that is root could change: set [agent] user, or environment_mode "
+                'of the verifier to "separate"',
+                reason="image",
+            )
         await sandbox.replace_folders({AGENT_LOGS: b"", ARTIFACTS: b""}, sandbox.spec.user)
         await sandbox.replace_folders({LOGS: b""}, task.steps[0].verifier.user)
         if task.environment.healthcheck is not None:
@@ -166,14 +175,21 @@ async def evaluate(task: HarborTask, sandbox: Sandbox, data: PhaseData, create: 
 async def _prepare_step(step: Step, sandbox: Sandbox) -> None:
     directory = sandbox.spec.directory
     if step.workdir:
-        await sandbox.unpack(unpacked(step.workdir), directory)
-        line = "if [ -e setup.sh ]; then exec bash setup.sh; fi"
-        done = await sandbox.exec(["/bin/bash", "-c", line], SETUP_S, directory=directory)
-        if done.exit_code or done.timed_out:
-            words = (done.stderr or done.stdout).decode(errors="replace").strip()[-WORDS:]
-            raise SandboxFailed(f"setup.sh of step {step.name} failed ({done.exit_code}): {words}", reason="start")
+        archive = unpacked(step.workdir)
+        await sandbox.unpack(archive, directory)
+        if _has_setup(archive):
+            done = await sandbox.exec(["/bin/bash", "setup.sh"], SETUP_S, directory=directory)
+            if done.exit_code or done.timed_out:
+                words = (done.stderr or done.stdout).decode(errors="replace").strip()[-WORDS:]
+                raise SandboxFailed(f"setup.sh of step {step.name} failed ({done.exit_code}): {words}", reason="start")
     if step.healthcheck is not None:
         await _check_health(sandbox, step.healthcheck)
+
+
+def _has_setup(archive: bytes) -> bool:
+    """Return whether a step's own files have a setup.sh; one that the agent left is not run."""
+    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+        return any(name.removeprefix("./") == "setup.sh" for name in files.getnames())
 
 
 def _is_below(rewards: dict[str, float], step: Step) -> bool:
@@ -257,6 +273,8 @@ async def _graded(
                 output=words,
             )
     separate = verifier.separate
+    if separate is not None or (verifier.collect and not task.live):
+        await sandbox.end_processes()  # none may change what is judged, or packed, from now on
     if separate is None:
         network = verifier.network or task.environment.network
         return await verify(sandbox, verifier, tests, network, sandbox.spec.directory, keeps_tests=has_tests)
@@ -275,7 +293,13 @@ async def _artifacts(task: HarborTask, step: Step, sandbox: Sandbox) -> list[byt
     excludes = {ARTIFACTS: ()} | {each.source.rstrip("/"): each.exclude for each in (*task.artifacts, *step.artifacts)}
     packed, left = [], ARTIFACTS_LIMIT_BYTES
     for source, exclude in excludes.items():
-        packed.append(await sandbox.pack([source], exclude, left))
+        try:
+            packed.append(await sandbox.pack([source], exclude, left))
+        except SandboxFailed as error:
+            if error.fields.get("reason") != "size":
+                raise
+            message = f"the artifacts take more than {ARTIFACTS_LIMIT_BYTES} bytes, with {source}"
+            raise SandboxLimitExceeded(message, limit="artifact_bytes") from error
         left -= len(packed[-1])
     return packed
 

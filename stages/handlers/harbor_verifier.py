@@ -166,9 +166,14 @@ def allowed_hosts(network: NetworkPolicy) -> AllowedHosts:
         InvalidJob: an entry is no host, address or network.
     """
     try:
-        return AllowedHosts(every=True) if network.mode == "public" else AllowedHosts.of(network.allowed_hosts)
+        hosts = AllowedHosts(every=True) if network.mode == "public" else AllowedHosts.of(network.allowed_hosts)
     except ValueError as error:
         raise InvalidJob(f"the network policy is wrong: {error}", field="allowed_hosts") from error
+    for listed in hosts.networks:
+        if listed.is_loopback or listed.is_link_local or listed.is_unspecified or listed.prefixlen == 0:
+            message = f"allowed_hosts has {listed}: addresses of the node itself are never reached"
+            raise InvalidJob(message, field="allowed_hosts")
+    return hosts
 
 
 def verifier_tools() -> tuple[Bind, ...]:
@@ -247,7 +252,8 @@ async def _read_rewards(sandbox: Sandbox, output: str) -> dict[str, float]:
     if not found:
         raise _failed(f"the verifier wrote neither {REWARD_JSON} nor {REWARD_TEXT}", output)
     first, *others = found.values()
-    if any(REWARD in first and each[REWARD] != first[REWARD] for each in others):
+    main = first.get(REWARD, next(iter(first.values())) if len(first) == 1 else None)
+    if any(main is not None and each[REWARD] != main for each in others):
         raise _failed(f"{REWARD_JSON} and {REWARD_TEXT} contradict each other: {found}", output)
     return first
 

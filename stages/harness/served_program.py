@@ -9,7 +9,6 @@ import secrets
 import socket
 from typing import TYPE_CHECKING, Any
 
-from ...data.trajectory import Role
 from ...errors import HandlerFailed, InvalidJob
 from ...model_proxy.server import ModelServer
 from ..episode import StopReason
@@ -70,8 +69,8 @@ def _rows_of(episode: Episode, rewards: Sequence[tuple[int, float]]) -> list[tup
         raise HandlerFailed(
             "the environment gave rewards of turns, but its calls of the model are several conversations"
         )
-    roles = episode.trajectory.arrays().turns[:, 2] if rewards else ()
-    rows = [row for row, role in enumerate(roles) if role == Role.ASSISTANT]
+    arrays = episode.trajectory.arrays()
+    rows = [row for row, (start, end, _) in enumerate(arrays.turns) if arrays.loss_mask[start:end].any()]
     for turn, reward in rewards:
         if not 0 <= turn < len(rows):
             raise HandlerFailed(

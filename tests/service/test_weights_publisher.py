@@ -154,7 +154,7 @@ def test_weights_that_do_not_fit_reach_no_engine(client: RolloutClient, served: 
         "does not give: layer.bias": [(name, tensor) for name, tensor in good.items() if name != "layer.bias"],
         "does not have: more": [*good.items(), ("more", torch.ones(2))],
         r"shape \[6\], in the served model \[4\]": [*[*good.items()][:2], ("layer.bias", torch.ones(6))],
-        "no finite numbers as BF16": [*[*good.items()][:2], ("layer.bias", torch.full((4,), torch.nan))],
+        "not finite numbers as BF16": [*[*good.items()][:2], ("layer.bias", torch.full((4,), torch.nan))],
         "embed.weight comes twice": [*good.items(), ("embed.weight", good["embed.weight"])],
     }
     with WeightsPublisher(client, served, folder) as publisher:

@@ -183,3 +183,14 @@ def test_a_backend_that_is_gone_makes_it_name_all_until_its_jobs_have_others() -
     pair.assign("a", leaving=gone)
     assert isinstance(pair.reply(pair.held.report()), Done)
     assert pair.broker_has() == pair.stage_has() != {}
+
+
+def test_a_backend_that_served_before_it_was_moved_is_recorded_all_the_same() -> None:
+    """Another conversation of the job is served while the job moves."""
+    held = HeldAssignments(OWNER)
+    held.wait("a", 1)
+    held.note_served("a", 1)
+    held.assigned("a", 1, "b")
+    assert held.backends() == {"a": "b"}
+    held.assigned("a", 2, "c")
+    assert held.backends() == {"a": "b"}

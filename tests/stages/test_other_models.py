@@ -184,3 +184,10 @@ def test_a_conversation_with_an_endpoint_is_lines_of_bytes_and_read_back() -> No
     assert isinstance(read.calls[1], MalformedCall)
     with pytest.raises(ConfigError, match="set PRORL_MODEL_X_URL and PRORL_MODEL_X_MODEL for the RUN stage processes"):
         chat.endpoint._opened()
+
+
+def test_an_endpoints_texts_may_have_any_line_separators() -> None:
+    chat = EndpointChat(ChatEndpoint("PRORL_MODEL_X", "model x", "RUN", {}), "x")
+    text = "one\u2028two\u2029three\u0085four\r\nfive"
+    line = msgspec.json.encode({"role": "assistant", "content": text}) + b"\n"
+    assert chat.decode(np.frombuffer(line, np.uint8).astype(np.int32)) == text

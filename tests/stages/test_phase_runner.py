@@ -10,10 +10,14 @@ import msgspec
 import numpy as np
 import pytest
 
+from prorl_zmq.data.trajectory import Role, TrajectoryBuilder
 from prorl_zmq.errors import EngineFailed, ErrorInfo, GraderFailed, HandlerFailed, SandboxLimitExceeded
+from prorl_zmq.inference.chat import ChatMessage
+from prorl_zmq.stages.episode import ConversationRecord, Episode
 from prorl_zmq.stages.grading.grader_pool import GraderPool
 from prorl_zmq.stages.handler import AgentHandler, EvalPhase, Evaluation, Failure, InitPhase, PhaseData, RunPhase
-from prorl_zmq.stages.phase_ends import checked, readable, reward_of, rewards_of
+from prorl_zmq.stages.job_backend import JobBackend, PhaseClock
+from prorl_zmq.stages.phase_ends import checked, conversation_notes, readable, reward_of, rewards_of
 from prorl_zmq.stages.phase_runner import PhaseRunner, StageServices
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.backends import Backend
@@ -293,3 +297,74 @@ def test_a_failure_has_a_reward_only_once_the_agent_has_acted(phase: Phase, rewa
     event = outcome(phase, exceed)
     assert isinstance(event, PhaseFailed)
     assert (event.outcome, event.reward) == (Outcome.FAILED, reward)
+
+
+def test_texts_of_many_conversations_are_notes_within_the_limit() -> None:
+    records = [ConversationRecord(f"critic{n}", False, TrajectoryBuilder()) for n in range(20)]
+    for record in records:
+        record.transcript.append(ChatMessage(Role.USER, f"text of {record.name}"))
+    notes = conversation_notes(records, 4)
+    assert list(notes) == ["conversation critic0", "conversation critic1", "conversation critic2", "conversations"]
+    assert "text of critic19" in notes["conversations"]
+    assert conversation_notes(records, 0) == {}
+    assert len(conversation_notes(records[:4], 4)) == 4
+    assert list(conversation_notes([ConversationRecord("n" * 128, False, TrajectoryBuilder())], 4)) == []
+
+
+def test_conversations_that_fail_at_once_move_the_job_once() -> None:
+    moves: list[str] = []
+
+    class Backends(Reports):
+        async def assign(self, _job: Job, _attempt: int, leaving: str = "", model: str = "") -> Backend:
+            del model
+            moves.append(leaving)
+            await asyncio.sleep(0)
+            return Backend(backend_id="good", endpoint="ipc://good")
+
+        def note_served(self, _job_id: str, _attempt: int, _model: str) -> None:
+            pass
+
+    class Engines:
+        async def generate(self, backend: Backend, *_: Any, **__: Any) -> str:
+            await asyncio.sleep(0)
+            if backend.backend_id == "bad":
+                raise EngineFailed("broken")
+            return backend.backend_id
+
+    async def main() -> tuple[list[Any], list[str]]:
+        backends: Any = Backends()
+        engines: Any = Engines()
+        job = Job(task="scripted", instance={}, job_id="j")
+        held = JobBackend(job, 1, backends, engines, PhaseClock(60.0))
+        held.current = Backend(backend_id="bad", endpoint="ipc://bad")
+        prompt: Any = None
+        return await asyncio.gather(*(held.generate(prompt, job.sampling, ()) for _ in range(8))), backends.failed
+
+    assert asyncio.run(main()) == (["good"] * 8, ["bad"])
+    assert moves == ["bad"]
+
+
+def test_a_conversation_left_under_way_ends_with_run() -> None:
+    ended = asyncio.Event()
+
+    async def main() -> PhaseDone | PhaseFailed:
+        async def speak() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+        async def act() -> None:
+            record = ConversationRecord("left", True, TrajectoryBuilder(), task=asyncio.create_task(speak()))
+            runner._episode = Episode(conversations=[record])
+            await asyncio.sleep(0)
+            raise EngineFailed("no")
+
+        unused: Any = None
+        services = StageServices("s", unused, Reports(), *7 * [unused])  # type: ignore[arg-type]
+        command = StartPhase(job_id="j", attempt=1, phase=Phase.RUN)
+        runner = PhaseRunner(services, command, Job(task="scripted", instance={}, job_id="j"), Scripted(act))
+        return (await runner.run())[0]
+
+    assert isinstance(asyncio.run(main()), PhaseFailed)
+    assert ended.is_set()

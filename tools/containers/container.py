@@ -233,17 +233,21 @@ class Container(ABC):
         await self.restart(number)
         return await start()
 
-    async def call(self, function: Callable[[], T], timeout_s: float, returns: type[T] | Any = Any) -> T:
+    async def call(
+        self, function: Callable[[], T], timeout_s: float, returns: type[T] | Any = Any, *, user: str = ""
+    ) -> T:
         """Run a plain function in a forked child that has joined the container, with no more rights than a command.
+
+        It has the rights of `user`; empty: of the container's root, for files that the service itself places or reads.
 
         Raises:
             SandboxFailed: the container is gone, the time is over (`reason` is `time`), or a command killed the child
                 (`killed`).
             ProrlError: the function raised it.
         """
-        return await self.begin(partial(self._call, function, timeout_s, returns))
+        return await self.begin(partial(self._call, function, timeout_s, returns, user))
 
-    async def _call(self, function: Callable[[], T], timeout_s: float, returns: Any) -> T:
+    async def _call(self, function: Callable[[], T], timeout_s: float, returns: Any, user: str) -> T:
         ours, result = os.pipe()
 
         def run(report: int) -> None:
@@ -252,7 +256,7 @@ class Container(ABC):
             for descriptor in range(3):
                 os.dup2(nothing, descriptor)
             os.close(nothing)
-            self._join(report, limited=False)
+            self._join(report, limited=False, user=user)
             self._enter_directory("")
             os.close(report)
             _answer(function, result)

@@ -12,6 +12,7 @@ import errno
 import fnmatch
 import io
 import os
+import re
 import shutil
 import stat
 import tarfile
@@ -115,8 +116,9 @@ def replace_folders(folders: Mapping[str, bytes], user: str) -> None:
 def pack(paths: Sequence[str], exclude: Sequence[str], limit_bytes: int) -> bytes:
     """Return a tar archive, relative to `/`, of what is at absolute paths: regular files, folders, links among them.
 
-    A symbolic link is kept if it is relative and its target is below the same path: another sandbox must not resolve
-    one to a file of its own.
+    A symbolic link is kept if it is relative and its target is below the same path, and if it goes up only at first,
+    since what follows may be links: another sandbox must not resolve one to a file of its own. What cannot be read is
+    left out.
 
     Raises:
         SandboxFailed: the files have more than `limit_bytes` (`reason` is `size`).
@@ -222,7 +224,9 @@ def _add(archive: tarfile.TarFile, path: str, root: str) -> None:
         elif stat.S_ISLNK(status.st_mode):
             target = os.readlink(path)  # noqa: PTH115
             pointed = os.path.normpath(f"{os.path.dirname(path)}/{target}")  # noqa: PTH120
-            if not target.startswith("/") and pointed.startswith(f"{root}/"):
+            up = re.match(r"(\.\./+)*", target)
+            goes_back = ".." in target[up.end() if up else 0 :].split("/")
+            if not (target.startswith("/") or goes_back) and pointed.startswith(f"{root}/"):
                 member.type, member.linkname = tarfile.SYMTYPE, target
                 archive.addfile(member)
         elif stat.S_ISREG(status.st_mode):
@@ -230,7 +234,7 @@ def _add(archive: tarfile.TarFile, path: str, root: str) -> None:
             with os.fdopen(file, "rb") as content:
                 member.size = os.fstat(file).st_size
                 archive.addfile(member, content)
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):
         return
 
 

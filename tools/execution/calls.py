@@ -94,7 +94,7 @@ class SandboxCalls:
         async with self._editing:
             work = partial(apply, arguments, self._edits.last(path), container.root, container.directory)
             try:
-                outcome: EditOutcome = await container.call(work, timeout_s, EditOutcome)
+                outcome: EditOutcome = await container.call(work, timeout_s, EditOutcome, user=container.spec.user)
             except SandboxFailed as error:
                 if error.fields.get("reason") not in ("time", "killed"):
                     raise

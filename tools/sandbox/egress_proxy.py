@@ -17,8 +17,10 @@ import asyncio
 import ipaddress
 import socket
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
 
@@ -35,8 +37,13 @@ CONNECT_S = 30.0
 """Longest wait for a request's head, for a name server, and for a connection, in seconds."""
 CHUNK_BYTES = 64 * 1024
 CONNECTIONS = 256
-"""Most connections of a sandbox at a time; later ones wait."""
+"""Most connections of a sandbox at a time; as many more wait, and others are closed."""
 KEPT_REFUSALS = 20
+NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+OF_CLOUDS = (ipaddress.IPv4Network("168.63.129.16/32"), ipaddress.IPv4Network("192.0.0.0/24"))
+"""Public addresses at which clouds serve a machine's own secrets."""
+LOOKUPS = ThreadPoolExecutor(8, "resolve")
+"""Slow name servers must not hold up other work of the process."""
 HOP_HEADERS = ("proxy-", "connection:", "keep-alive:", "upgrade:", "te:", "trailer:")
 
 
@@ -127,6 +134,9 @@ class EgressProxy:
     async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
+        if len(self._tasks) >= 2 * CONNECTIONS:  # each waiting one takes a descriptor of this process
+            writer.close()
+            return
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         try:
@@ -192,11 +202,11 @@ class EgressProxy:
         return allowed
 
     def _may_connect(self, address: Address, *, named: bool) -> bool:
-        mapped = getattr(address, "ipv4_mapped", None)
-        address = mapped or address
+        address = _plain(address)
         if self.hosts.lists(address):
             return True
-        return (named or self.hosts.every) and address.is_global and not address.is_multicast
+        is_public = address.is_global and not address.is_multicast and not any(address in each for each in OF_CLOUDS)
+        return (named or self.hosts.every) and is_public and not _is_own(address)
 
     def _note(self, host: str) -> None:
         if host in self.refused or len(self.refused) < KEPT_REFUSALS:
@@ -209,6 +219,26 @@ def proxy_variables(port: int) -> dict[str, str]:
     names = ("http_proxy", "https_proxy", "all_proxy")
     variables = {name: url for each in names for name in (each, each.upper())}
     return {**variables, "no_proxy": near, "NO_PROXY": near, "NODE_USE_ENV_PROXY": "1"}
+
+
+def _plain(address: Address) -> Address:
+    """Return the IPv4 address that an IPv6 address stands for, if it does."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return address
+    if address in NAT64:
+        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.ipv4_mapped or address.sixtofour or address
+
+
+def _is_own(address: Address) -> bool:
+    """Return whether an address is one of this machine's."""
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    with socket.socket(family, socket.SOCK_DGRAM) as trial:
+        try:
+            trial.bind((str(address), 0))
+        except OSError:
+            return False
+    return True
 
 
 def _is_label(label: str) -> bool:
@@ -301,5 +331,6 @@ async def _answer(writer: asyncio.StreamWriter, status: str, words: str) -> None
 
 async def _resolved(host: str, port: int) -> list[str]:
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    found = await loop.run_in_executor(LOOKUPS, look_up)
     return list(dict.fromkeys(str(address[0]) for _, _, _, _, address in found))

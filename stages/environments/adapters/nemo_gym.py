@@ -12,6 +12,7 @@ the rollout. Servers of the Gymnasium form (`/reset`, `/step`) see each turn.
 from __future__ import annotations
 
 import json
+import re
 import time
 from typing import Any
 
@@ -21,10 +22,14 @@ from prorl_zmq.stages.environments.named_servers import is_named, named_server
 from prorl_zmq.tasks.nemo_gym_rows import PARAMS, offered_tools, opening_messages
 
 VARIABLE = "PRORL_NEMO_GYM"
-NOT_FOUND, ERRORS = 404, 400
+NOT_FOUND, ERRORS = 404, 300
+PATH = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
 class NemoGym:
+    limit_s = 600.0
+    """A server's judge may be a model."""
+
     async def open(self, args: dict[str, Any], seed: int | None) -> dict[str, Any]:
         self.row = {**({} if seed is None else {"seed": seed}), **args["row"]}
         self.params, self.output = self.row[PARAMS], list[dict[str, Any]]()
@@ -84,7 +89,9 @@ class NemoGym:
         return {"rewards": {"main": judged["reward"]}, "info": {**own, **judged.get("reward_components", {})}}
 
     async def _post(self, path: str, body: dict[str, Any]) -> tuple[int, str]:
-        async with self.http.post(path, json=body) as answer:
+        if not PATH.fullmatch(path):  # an address in a row's tool would be called
+            raise ValueError(f"{path!r:.200} is not a name of a tool")
+        async with self.http.post(path, json=body, allow_redirects=False) as answer:
             return answer.status, await answer.text()
 
     def _response(self, output: list[dict[str, Any]]) -> dict[str, Any]:

@@ -26,7 +26,16 @@ WAIT_S = 1.0
 TOOL_ACTIONS = ("CallToolAction", "ListToolsAction", "Action")
 
 
+async def _read(socket: aiohttp.ClientWebSocketResponse, frames: asyncio.Queue[aiohttp.WSMessage]) -> None:
+    while not socket.closed:
+        frames.put_nowait(await socket.receive())
+
+
 class OpenEnv:
+    limit_s = 600.0
+    """A session may wait for another one's end."""
+    reading: asyncio.Task[None] | None = None
+
     async def open(self, args: dict[str, Any], seed: int | None) -> dict[str, Any]:
         url = named_server(VARIABLE, args.get("server", ""))
         self.show, self.field = args.get("show"), args.get("field", "")
@@ -44,10 +53,13 @@ class OpenEnv:
     async def _reset(self, data: dict[str, Any]) -> dict[str, Any]:
         while True:
             self.socket = await self.http.ws_connect("ws")
+            self.frames = asyncio.Queue[aiohttp.WSMessage]()
+            # It reads always: the server's pings are answered only by who reads, and a turn may take minutes.
+            self.reading = asyncio.create_task(_read(self.socket, self.frames))
             seen = await self._ask("reset", data)
             if seen.get("code") != "CAPACITY_REACHED":
                 return _whole(seen)
-            await self.socket.close()
+            await self._end_session()
             await asyncio.sleep(WAIT_S)  # the server has no queue; the limit of `open` ends the wait
 
     async def _tools(self, action: dict[str, Any]) -> list[dict[str, Any]]:
@@ -78,7 +90,7 @@ class OpenEnv:
 
     async def _ask(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
         await self.socket.send_json({"type": kind, "data": data})
-        frame = await self.socket.receive()
+        frame = await self.frames.get()
         if frame.type != aiohttp.WSMsgType.TEXT:
             raise ConnectionError(f"the OpenEnv server ended the session: {frame.data or frame.type.name}")
         answer: dict[str, Any] = json.loads(frame.data)["data"]
@@ -95,7 +107,15 @@ class OpenEnv:
         return only if isinstance(only, str) else json.dumps(only, ensure_ascii=False) if fields else ""
 
     async def close(self) -> None:
+        await self._end_session()
         await self.http.close()
+
+    async def _end_session(self) -> None:
+        if self.reading is not None:
+            self.reading.cancel()
+            await asyncio.wait({self.reading})
+            self.reading = None
+            await self.socket.close()
 
 
 def _function(name: str, description: str, parameters: dict[str, Any]) -> dict[str, Any]:

@@ -15,9 +15,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import sys
 import tempfile
-from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -32,14 +32,20 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PAT
 """Its programs are prepared by `uv`, which is installed beside it."""
 SERVERS: dict[str, tuple[EnvServer, EnvClient, asyncio.Task[None]]] = {}
 """One server for each configuration in this process."""
+TASKS: dict[str, list[Any]] = {}
+"""The tasks of each server's taskset."""
 
 
 class Verifiers:
+    limit_s = 600.0
+    """A taskset may load for minutes."""
+
     async def run(self, url: str, key: str, models: Any, args: dict[str, Any], seed: int | None) -> dict[str, Any]:
         del seed  # it takes none
         taskset = args["taskset"] if isinstance(args["taskset"], dict) else {"id": args["taskset"]}
-        server, client = _served({**args.get("env", {}), "taskset": taskset})
-        task = args["task"] if isinstance(args["task"], dict) else _task(server, args["task"])
+        _check(env := {**args.get("env", {}), "taskset": taskset})
+        server, client = _served(env)
+        task = args["task"] if isinstance(args["task"], dict) else await _task(server, args["task"])
         model = EvalClientConfig(base_url=url, api_key_var="", headers={"x-api-key": key})
         episode = await client.run(model, models[0], SamplingConfig(), task)
         if not episode.ok:
@@ -58,6 +64,19 @@ class Verifiers:
         }
 
 
+def _check(config: Any) -> None:
+    """Refuse what makes verifiers install or import code that a job names.
+
+    Raises:
+        ValueError: an id is of a hub, or a hook names a function.
+    """
+    for key, value in config.items() if isinstance(config, dict) else enumerate(config):
+        if key == "fn" or (key == "id" and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", str(value))):
+            raise ValueError(f"{key} = {value!r:.100}: only what is installed is loaded, by its id")
+        if isinstance(value, dict | list):
+            _check(value)
+
+
 def _served(env: dict[str, Any]) -> tuple[EnvServer, EnvClient]:
     known = json.dumps(env, sort_keys=True)
     if known not in SERVERS:
@@ -74,9 +93,10 @@ def _served(env: dict[str, Any]) -> tuple[EnvServer, EnvClient]:
     return server, client
 
 
-def _task(server: EnvServer, number: int) -> dict[str, Any]:
-    task = next(islice(load_taskset(server.env.config.taskset), number, None), None)
-    if task is None:
+async def _task(server: EnvServer, number: int) -> dict[str, Any]:
+    if (tasks := TASKS.get(server.address)) is None:
+        tasks = TASKS[server.address] = await asyncio.to_thread(lambda: list(load_taskset(server.env.config.taskset)))
+    if not 0 <= number < len(tasks):
         raise LookupError(f"the taskset {server.taskset_id} has no task {number}")
-    data: dict[str, Any] = task.data.model_dump(mode="json")
+    data: dict[str, Any] = tasks[number].data.model_dump(mode="json")
     return data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import socket
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -184,3 +185,23 @@ def test_a_sandbox_has_the_proxy_and_no_other_way_out(sandboxes_of: SharedSandbo
             await sandbox.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("address", "reached"),
+    [
+        ("93.184.215.14", True),
+        ("127.0.0.1", False),
+        ("10.0.0.1", False),
+        ("169.254.169.254", False),
+        ("168.63.129.16", False),
+        ("192.0.0.192", False),
+        ("64:ff9b::a9fe:a9fe", False),
+        ("2002:a9fe:a9fe::1", False),
+        ("::ffff:169.254.169.254", False),
+    ],
+)
+def test_public_means_none_of_this_machine_or_its_cloud(address: str, reached: bool) -> None:
+    listener: Any = None
+    proxy = EgressProxy(listener, AllowedHosts(every=True))
+    assert proxy._may_connect(ipaddress.ip_address(address), named=True) == reached

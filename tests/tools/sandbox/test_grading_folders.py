@@ -12,6 +12,7 @@ import pytest
 
 from prorl_zmq.errors import SandboxFailed
 from prorl_zmq.tools.containers.specification import Limits, SandboxSpec
+from prorl_zmq.tools.editor.arguments import EditorArguments
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -88,7 +89,8 @@ def test_packing_leaves_out_what_another_sandbox_would_resolve(sandboxes_of: Sha
         await said(
             sandbox,
             "mkdir -p /out/sub/cache /tests; cd /out; echo a > a; ln -s a inside; ln -s ../out/a across; "
-            "ln -s /tests/expected answer; ln -s ../tests/expected other; mkfifo pipe; echo c > sub/cache/c; "
+            "ln -s /tests/expected answer; ln -s ../tests/expected other; "
+            "ln -s sub/../../tests/expected back; mkfifo pipe; echo c > sub/cache/c; "
             "ln a sub/hard",
         )
         packed = await sandbox.pack(["/out", "/missing"], ["cache"])
@@ -129,6 +131,10 @@ def test_commands_are_of_the_users_that_the_image_has(sandboxes_of: SharedSandbo
         assert (missing.exit_code, missing.stderr) == (126, b"true: the sandbox's image has no user wizard\n")
         bash = await sandbox.bash()
         assert (await bash.run("id -un", LIMIT_S)).output.strip() == "nobody"
+        planted = EditorArguments("create", "/usr/lib/python3/sitecustomize.py", file_text="import os\n")
+        assert not (await sandbox.edit(planted, LIMIT_S)).ok
+        await said(sandbox, "echo hidden > /secret; chmod 600 /secret", user="root")
+        assert not (await sandbox.edit(EditorArguments("view", "/secret"), LIMIT_S)).ok
         await sandbox.replace_folders({"/logs/verifier": b""}, "1234")
         assert await said(sandbox, "touch /logs/verifier/reward.txt", user="1234") == ""
 
