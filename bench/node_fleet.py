@@ -179,7 +179,14 @@ class _Node:
         self._heartbeat_s = 1.0
         bind = settings.bind.replace("*", self._name) if settings.bind.startswith("ipc:") else settings.bind
         self.link = BrokerLink(
-            nodes.context, "rollout-0", self._name, settings.stage_events, bind, nodes.authenticator, nodes.keyring
+            nodes.context,
+            "rollout-0",
+            self._name,
+            self._name,
+            settings.stage_events,
+            bind,
+            nodes.authenticator,
+            nodes.keyring,
         )
         self._inbox = AsyncSocket(self.link.inbox, self._received)
 

@@ -221,8 +221,8 @@ def test_mcp_servers_have_addresses_and_keys_of_the_environment(
     topology = load(tmp_path, '[[mcp]]\nurl = "http://a/mcp"\n[[mcp]]\nurl = "https://b"\nkey_variable = "B_KEY"')
     first, second = topology.mcp
     assert first.key() == ""
-    monkeypatch.setenv("B_KEY", " secret\n")
-    assert second.key() == "secret"
+    monkeypatch.setenv("B_KEY", " of-b-alone\n")
+    assert second.key() == "of-b-alone"
     for value in ("", "two\nlines", "schl\u00fcssel"):
         monkeypatch.setenv("B_KEY", value)
         with pytest.raises(ConfigError, match="set B_KEY to the key of https://b: plain ASCII"):
