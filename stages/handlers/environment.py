@@ -18,7 +18,7 @@ from ...data.rows import TRUNCATING
 from ...data.trajectory import Role
 from ...errors import EnvironmentFailed
 from ...inference.chat import ChatMessage
-from ...tools.tool import Arguments, Tool
+from ...tools.tool import AnyTool
 from ..environments.environment_pool import EnvironmentPool
 from ..environments.environment_store import EnvironmentStore, default_root
 from ..handler import AgentHandler, EvalPhase, Evaluation, PhaseData, RunPhase
@@ -161,7 +161,7 @@ class Game:
         return result if isinstance(result, str) else "\n\n".join(message.content for message in result)
 
     async def _turns(self, seen: Mapping[str, str | list[Message]]) -> list[Turn]:
-        """Take a turn of each player at once; if one fails, none goes on."""
+        """Take a turn of each player at once; if one fails, the others are cancelled."""
         tasks = [asyncio.ensure_future(self._turn(player, one)) for player, one in seen.items()]
         try:
             return await asyncio.gather(*tasks)
@@ -201,10 +201,8 @@ class Game:
         }
 
 
-class EnvironmentTool(Tool[Arguments]):
-    """A tool of an environment, for one player."""
-
-    takes = Arguments
+class EnvironmentTool(AnyTool):
+    """A tool of an environment, for one player; the environment checks its arguments."""
 
     def __init__(self, game: Game, player: str, about: dict[str, Any]) -> None:
         self.name = about["name"]  # each environment has its own
@@ -219,6 +217,3 @@ class EnvironmentTool(Tool[Arguments]):
         text = await self._game.call(self._player, self.name, arguments)
         self.ends_episode = self._game.done  # type: ignore[misc]  # as the call turned out
         return text
-
-    async def call(self, arguments: Arguments, timeout_s: float) -> str:
-        raise NotImplementedError  # its arguments are the environment's to check
