@@ -1,4 +1,4 @@
-"""Coverage-guided fuzzing, by atheris, of the message decoder, front door and stage events: `--seconds 300`.
+"""Coverage-guided fuzzing, by atheris, of the message decoder, front door and stage events: `--seconds 900`.
 
 The target is fuzz_target.py, in its own process, which begins with a valid message of each kind. The limits: no input
 crashes it, none takes longer than `INPUT_S`, and its memory grows by no more than 50 MB, including libFuzzer's corpus
@@ -25,7 +25,7 @@ from harness import Incomplete, Row, command, report
 if TYPE_CHECKING:
     import argparse
 
-SECONDS, QUICK_SECONDS = 300, 10
+SECONDS, QUICK_SECONDS = 900, 10
 INPUT_S = 5
 MEMORY_MB = 2048
 """Where libFuzzer stops; the target is 50 MB of growth."""
