@@ -242,11 +242,12 @@ def _problems(file: Path, what: WhatOptions, instance_fields: dict[str, Any], *,
 
 def _check_harness(named: str, *, here: bool) -> None:
     """Check that a harness is known and, if this command makes its sandboxes, installed."""
-    from ..stages.harness.installation import HarnessStore, default_root, parse_name
+    from ..stages.harness.harness_store import HarnessStore
 
-    parse_name(named)
+    store = HarnessStore()
+    store.parse(named)
     if here:
-        HarnessStore(default_root()).find(named)
+        store.find(named)
 
 
 def _own_service(own: OwnOptions, task_modules: Sequence[Path], template_arguments: dict[str, Any]) -> OwnService:

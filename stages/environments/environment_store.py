@@ -6,7 +6,6 @@ An environment that is not known by name is installed from requirements of pip, 
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -14,15 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...errors import ConfigError, EnvironmentFailed, SandboxFailed
-from ...tools.images.image import default_root as images_root
 from ..harness.adapter import PyPI
-from ..harness.installation import INSTALL_LIMIT_S, VERSION, WAIT_LIMIT_S, Named, PackageStore
+from ..package_store import INSTALL_LIMIT_S, WAIT_LIMIT_S, PackageStore
 from .environment_worker import EnvironmentPlace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..harness.installation import Installation
+    from ..package_store import Installation
 
 ENTRY_POINT_GROUP = "prorl_zmq.environments"
 ADAPTERS = Path(__file__).with_name("adapters")
@@ -60,23 +58,18 @@ KNOWN = {
 class EnvironmentStore(PackageStore):
     """A folder of environments."""
 
-    kind, command = "environment", "prorl env"
+    kind, command, variable, default_folder = "environment", "prorl env", "PRORL_ENVIRONMENTS", "environments"
 
-    def parse(self, text: str) -> Named:
-        name, separator, version = text.partition("==")
+    def _package(self, name: str, version: str) -> PyPI:
+        del version
         if not NAME.fullmatch(name):
             allowed = "lower-case letters, digits, and after the first also . _ -"
             raise ConfigError(f"{name!r} cannot be the name of an environment; allowed are {allowed}", key=self.kind)
-        if separator and not VERSION.fullmatch(version):
-            raise ConfigError(f"{version!r} is not a version; write NAME==VERSION", key=self.kind)
         if (known := KNOWN.get(name)) is None:
-            return Named(name, PyPI("", OWN), version)
+            return PyPI("", OWN)
         if known.package is None:
             raise ConfigError(f"environment {name} needs no package: nothing is installed for it", key=self.kind)
-        return Named(name, known.package, version)
-
-    def is_default(self) -> bool:
-        return self.root == default_root().absolute()
+        return known.package
 
     def install(
         self,
@@ -153,12 +146,6 @@ class EnvironmentStore(PackageStore):
                 key=self.kind,
             )
         return _checked_place(place)
-
-
-def default_root() -> Path:
-    """Return the folder of environments: $PRORL_ENVIRONMENTS, or next to the images."""
-    named = os.environ.get("PRORL_ENVIRONMENTS", "")
-    return Path(named) if named else images_root().parent / "environments"
 
 
 def _checked_place(place: str) -> str:

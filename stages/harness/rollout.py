@@ -24,7 +24,7 @@ from ..cut_text import cut_text
 from ..episode import StopReason
 from .adapter import LaunchRequest, McpCommand, load_adapter
 from .harness_model import HarnessModel
-from .installation import HarnessStore, default_root
+from .harness_store import HarnessStore
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from ...tools.sandbox.sandbox import Sandbox
     from ...wire.messages.jobs import Harness, McpServer
     from ..episode import JobPolicy
+    from ..package_store import Installation
     from .adapter import Adapter, Launch
-    from .installation import Installation
 
 GRACE_S = 10.0
 """Seconds in which a harness must exit once the rollout is over."""
@@ -82,7 +82,7 @@ class ChosenHarness:
         _check(choice.name, adapter, servers)
         named = f"{choice.name}=={choice.version}" if choice.version else choice.name
         try:
-            installation = HarnessStore(default_root()).find(named) if adapter.package is not None else None
+            installation = HarnessStore().find(named) if adapter.package is not None else None
         except ConfigError as error:
             raise HarnessFailed(error.message, harness=choice.name) from error
         return cls(choice, adapter, installation, servers)

@@ -13,14 +13,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...errors import ConfigError, SandboxFailed
-from ...tools.images.program import run_program
-from .adapter import Npm
+from ..errors import ConfigError, SandboxFailed
+from ..tools.images.program import run_program
+from .harness.adapter import Npm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from .adapter import PyPI
+    from .harness.adapter import PyPI
 
 ARCHITECTURES = {"x86_64": "x64", "aarch64": "arm64"}
 """npm's names of architectures, by the kernel's."""

@@ -16,7 +16,7 @@ from needed import lacking
 
 from prorl_zmq.errors import ConfigError, SandboxFailed
 from prorl_zmq.stages.harness.adapter import Npm, PyPI
-from prorl_zmq.stages.harness.package_installer import PackageInstaller, find_python
+from prorl_zmq.stages.package_installer import PackageInstaller, find_python
 
 if TYPE_CHECKING:
     from pathlib import Path
