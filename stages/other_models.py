@@ -15,9 +15,9 @@ import msgspec
 
 from ..errors import EngineFailed
 from ..inference.chat.loading import chat_format
-from ..wire.messages.base import POLICY
+from ..wire.messages.base import POLICY, endpoint_variables
 from ..wire.messages.jobs import NamedModel
-from .chat_endpoint import ChatEndpoint, endpoints, variables_of
+from .chat_endpoint import ChatEndpoint, endpoints
 from .endpoint_chat import EndpointChat
 from .episode import UNLIMITED, Episode, JobPolicy
 
@@ -41,8 +41,8 @@ class ChatEndpoints:
 
     def find(self, model: str) -> ChatEndpoint | None:
         """Return a model's endpoint; None: the environment has none of this name."""
-        prefix = variables_of(model)
-        if model == POLICY or not self._environment.get(f"{prefix}_URL", "").strip():
+        prefix = endpoint_variables(model)
+        if prefix == endpoint_variables(POLICY) or not self._environment.get(f"{prefix}_URL", "").strip():
             return None
         if prefix not in self._open:
             self._open[prefix] = ChatEndpoint(prefix, f"model {model}", "RUN", self._environment)
