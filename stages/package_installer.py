@@ -138,7 +138,7 @@ def find_python(least: tuple[int, int], newest: tuple[int, ...] = ()) -> Python:
         oldest = ".".join(map(str, least))
         wanted = f"Python {oldest} to {'.'.join(map(str, newest))}" if newest else f"Python {oldest} or newer"
         raise ConfigError(
-            f"there is no {wanted} with venv here; install one (pyenv, or the Debian packages "
+            f"this machine has no {wanted} with venv; install one (pyenv, or the Debian packages "
             f"python{oldest} and python{oldest}-venv)",
             key="harness",
         )

@@ -80,7 +80,7 @@ def test_it_does_as_it_is_told_in_every_kind_of_sandbox(installed: Installation,
     [
         (
             "silent",
-            "the harness tiny made no call of the model that could be answered, and ended with 1: it has nothing",
+            "the harness tiny made no model call that could be answered, and ended with 1: it has nothing",
         ),
         ("other-tool", "it offered no tool run, but: other"),
         ("idle", "it did not write the file that the model asked for"),
