@@ -1,4 +1,4 @@
-"""`OtherModels`: the models that a job talks to beside the policy, by the task's names for them (`Job.models`).
+"""`OtherModels`: the models that a job talks to besides the policy, by the task's names for them (`Job.models`).
 
 A name that the job does not map is a model's name itself. A model is a group of the service's backends, one of which
 the job holds as it holds the policy's, or an endpoint of the environment (see `chat_endpoint`), which comes first.
@@ -65,7 +65,7 @@ class OtherModels:
     Args:
         job: its `models` count.
         endpoints: those of the process.
-        backend: makes the job's hold on a backend of a model.
+        backend: makes the job's backend of a model.
     """
 
     job: Job
@@ -85,7 +85,7 @@ class OtherModels:
         return role in self.job.models and not self.is_policy(role)
 
     async def policy(self, role: str, *, parsed: bool = False) -> JobPolicy:
-        """Return what takes a model's turns, with a record and limits of their own.
+        """Return the policy that takes a model's turns, with its own record and limits.
 
         Args:
             role: the task's or the program's name for the model.

@@ -91,14 +91,14 @@ class Rollout:
         self._acting_since = math.inf
 
     def new_backend(self, model: str = POLICY, moves: int = MOVE_LIMIT) -> JobBackend:
-        """Return a hold on a backend of a model, not assigned yet."""
+        """Return a backend of a model, not assigned yet."""
         services = self._services
         return JobBackend(
             self._job, self._attempt, services.backends, services.engines, self._clock, moves, model=model
         )
 
     def choose(self, instance: Any) -> None:
-        """Choose the MCP servers and what leads, as the job and its task want.
+        """Find the MCP servers and the harness that the job and its task name.
 
         Raises:
             InvalidJob: they exclude each other, or the harness is unknown or takes no such servers.
@@ -135,7 +135,7 @@ class Rollout:
         sandbox: Sandbox | None,
         create_sandbox: Callable[[SandboxSpec], Awaitable[Sandbox]],
     ) -> RunPhase[Any]:
-        """Return what the handler leads the rollout with."""
+        """Return the handler's input."""
         self._sandbox = sandbox
         calls = (self._converse, self._conversation, self._serve, create_sandbox)
         return RunPhase(self._job, instance, data, sandbox, *calls)
@@ -146,7 +146,7 @@ class Rollout:
             await self._mcp.close()
 
     async def close(self) -> None:
-        """Cancel turns that the task left under way, such as those beside one that failed; release all backends."""
+        """Cancel turns that the task left under way, such as after another turn failed; release all backends."""
         own = asyncio.current_task()
         records = self.episode.conversations
         if left := {one.task for one in records if one.task is not None and one.task is not own}:
@@ -211,7 +211,7 @@ class Rollout:
         if self._harness is None:
             await self._be_led(policy, messages, tools)
         elif self._sandbox is None:
-            raise SandboxFailed("a harness needs the job's sandbox, and there is none")
+            raise SandboxFailed("a harness needs a sandbox, and the job has none")
         else:
             await self._harness.lead(policy, messages, self._sandbox)
         return self._begun
@@ -279,7 +279,7 @@ class Rollout:
         return self._others
 
     async def _policy_of(self, role: str) -> JobPolicy:
-        """Return what takes the turns of the model that the job or the service calls so."""
+        """Return the policy of a model, by the job's or the service's name for it."""
         others = self._other_models()
         if not others.is_policy(role):
             asked_at = time.monotonic()

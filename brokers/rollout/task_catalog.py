@@ -61,7 +61,7 @@ class TaskCatalog:
         self._ticks_left = 0
         """How long its list counts as new."""
         self.wants_models = False
-        """Whether the backend broker is to be asked for its list."""
+        """Whether a job waits for the backend broker's list."""
 
     def add(self, tasks: Iterable[Task]) -> None:
         for task in tasks:
@@ -78,7 +78,7 @@ class TaskCatalog:
             self._instances.pop(oldest, None)
 
     def list_models(self, models: Sequence[str]) -> None:
-        """Take the backend broker's list of models."""
+        """Store the backend broker's list of models."""
         self._listed, self._ticks_left = frozenset(models), NEW_TICKS
 
     def tick(self) -> None:
@@ -89,7 +89,7 @@ class TaskCatalog:
         """Check a job before it is accepted.
 
         Raises:
-            Busy: no stage process has announced any task yet, or the backend broker has to be asked for its models.
+            Busy: no stage process has announced any task yet, or the backend broker's list of models is needed.
             UnknownTask: no stage process has announced this task.
             InvalidJob: a field of the instance is missing, unknown or of a wrong type, or the harness or a
                 model is unknown; `field` names it.
@@ -136,7 +136,7 @@ class TaskCatalog:
                 continue
             if not self._ticks_left:
                 self.wants_models = True
-                raise Busy("the backend broker is asked which models there are", retry_after_s=0.2)
+                raise Busy("the service is listing its models", retry_after_s=0.2)
             if name not in self._listed:
                 there_are = ", ".join(sorted({*self._models, *self._endpoints.values(), *self._listed}))
                 raise InvalidJob(

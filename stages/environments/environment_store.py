@@ -82,7 +82,7 @@ class EnvironmentStore(PackageStore):
         requirements: tuple[str, ...] = (),
         adapter: str = "",
     ) -> Installation:
-        """Install a known environment, or one of one's own, which replaces an older one of its name.
+        """Install a known environment, or the user's own, which replaces an older one of the same name.
 
         Args:
             name: NAME or NAME==VERSION.
@@ -90,11 +90,11 @@ class EnvironmentStore(PackageStore):
             heard: called with each line that pip prints.
             wait_s: limit of the wait for another process that installs it.
             timeout_s: limit of pip.
-            requirements: what pip installs for one's own, such as a folder, a wheel, or `my-package==1.0`.
-            adapter: where its class is; empty: the entry point of its name says it.
+            requirements: what pip installs for the user's own, such as a folder, a wheel, or `my-package==1.0`.
+            adapter: the place of its class; empty: that of the entry point of its name.
 
         Raises:
-            ConfigError: it is unknown and nothing says where its class is, or this machine has no fitting Python.
+            ConfigError: it is unknown, its class cannot be found, or this machine has no suitable Python.
             SandboxFailed: pip failed, or the disk rejected it.
         """
         if not (requirements or adapter):
@@ -142,7 +142,7 @@ class EnvironmentStore(PackageStore):
         if not (place := done.stdout.strip()):
             raise ConfigError(
                 f"no installed package has an entry point {name} in the group {ENTRY_POINT_GROUP}; "
-                "add one, or say where the class is with --adapter module:Class",
+                "add one, or name the class with --adapter module:Class",
                 key=self.kind,
             )
         return _checked_place(place)
@@ -152,7 +152,7 @@ def _checked_place(place: str) -> str:
     if not place:
         return ""
     if not PLACE.fullmatch(place):
-        raise ConfigError(f"{place!r} is no adapter; write module:Class or file.py:Class", key="environment")
+        raise ConfigError(f"{place!r} is not an adapter; write module:Class or file.py:Class", key="environment")
     module, _, name = place.rpartition(":")
     if not module.endswith(".py"):
         return place

@@ -60,7 +60,7 @@ def test_install_list_test_remove(tmp_path: Path) -> None:
         (("install", "codex==a b"), "'a b' is not a version"),
         (("test", "command"), "nothing is installed for it"),
         (("test", "codex", "--sandbox", "nothing"), "'nothing' is not one of"),
-        (("remove", "codex"), "there is no codex in"),
+        (("remove", "codex"), "codex is not installed in"),
     ],
 )
 def test_wrong_use(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
