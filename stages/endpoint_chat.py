@@ -23,6 +23,7 @@ from ..errors import ConfigError, EngineFailed
 from ..inference.chat import Piece, Prompt, ReadTurn
 from ..inference.engine import Generation
 from ..inference.tool_calls.call import MalformedCall, ToolCall
+from ..wire.messages.base import endpoint_variables
 from ..wire.messages.engines import VersionSpan
 
 if TYPE_CHECKING:
@@ -104,7 +105,8 @@ class EndpointChat:
         except ConfigError as error:
             raise EngineFailed(error.message, model=self.name) from error
         except (msgspec.MsgspecError, UnicodeError, IndexError) as error:
-            message = f"the answer of the model {self.name} is no chat completion: {error}"
+            url = f"{endpoint_variables(self.name)}_URL"
+            message = f"the model {self.name} did not answer with a chat completion; check {url}: {error}"
             raise EngineFailed(message, model=self.name) from error
         said = choice.message
         content = said.content or ""
@@ -141,7 +143,7 @@ class EndpointChat:
         try:
             turn = msgspec.json.decode(_text(generated), type=_Line)
         except (msgspec.MsgspecError, UnicodeError) as error:
-            raise EngineFailed(f"a turn of the model {self.name} is not whole: {error}", model=self.name) from error
+            raise EngineFailed(f"a turn of the model {self.name} cannot be read: {error}", model=self.name) from error
         calls = tuple(map(_call, turn.calls))
         return ReadTurn(turn.reasoning or None, turn.content, turn.content, calls, ended=True)
 
@@ -219,7 +221,7 @@ def _call(call: _Function) -> ToolCall | MalformedCall:
     try:
         arguments = msgspec.json.decode(call.arguments or "{}", type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeError) as error:
-        return MalformedCall(f"The arguments of {call.name} are no JSON object: {error}", call.name, call.arguments)
+        return MalformedCall(f"The arguments of {call.name} must be a JSON object: {error}", call.name, call.arguments)
     return ToolCall(call.name, arguments)
 
 

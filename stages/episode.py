@@ -66,7 +66,7 @@ class Turn:
         self.calls: tuple[ToolCall | MalformedCall, ...] = read.calls if read is not None else ()
         """Its tool calls, in order; a conversation without tools has none."""
         self.stop: StopReason | None = None
-        """Why the conversation ends with this turn, such as a limit; None: the conversation can go on."""
+        """Why the conversation ends with this turn, such as a limit; None: the conversation can continue."""
         self._row = row
         self._reward: float | None = None
 
@@ -119,7 +119,7 @@ class ConversationRecord:
     turns: list[Turn] = field(default_factory=list)
     """The model's turns."""
     stop: StopReason | None = None
-    """Why nothing more can be said; None: the conversation can go on."""
+    """Why nothing more can be said; None: the conversation can continue."""
     failed: bool = False
     """A turn is under way, or has failed."""
     task: asyncio.Task[Any] | None = None
@@ -249,4 +249,4 @@ class OtherPolicies(Protocol):
         """Return whether the job maps a name to a model other than the policy."""
 
     async def policy(self, role: str, *, parsed: bool = False) -> JobPolicy:
-        """Return what takes a model's turns."""
+        """Return the policy that takes a model's turns."""

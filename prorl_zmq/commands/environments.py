@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +10,7 @@ import typer
 
 from ..errors import ConfigError, HandlerFailed
 from .images import build_progress
+from .options import Verbose, Wait
 from .tables import print_table
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ commands = typer.Typer(
 )
 
 Name = Annotated[str, typer.Argument(metavar="NAME[==VERSION]", help="The environment, as `prorl env list` shows.")]
-Wait = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for another who installs it.")]
 Into = Annotated[
     Path | None,
     typer.Option(
@@ -54,13 +53,12 @@ def install(
     into: Into = None,
     timeout: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="How long pip may take.")] = 1800.0,
     wait: Wait = 3600.0,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all that pip says.")] = False,
+    verbose: Verbose = False,
 ) -> None:
     """Install an environment in a virtual environment of its own; print its folder.
 
     Example: prorl env install gem
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as ^C: half an installation is removed
     with build_progress("prorl env", verbose=verbose) as (say, heard):
         installed = environment_store(into).install(
             name,
@@ -130,6 +128,6 @@ def try_(
 
 def environment_store(root: Path | None) -> EnvironmentStore:
     """Return the environments in a folder; None: the default one."""
-    from ..stages.environments.environment_store import EnvironmentStore, default_root
+    from ..stages.environments.environment_store import EnvironmentStore
 
-    return EnvironmentStore(default_root() if root is None else root)
+    return EnvironmentStore(root)

@@ -42,7 +42,7 @@ def test_a_class_of_ones_own_as_the_documents_have_it(tmp_path: Path, environmen
         (("test", "guess"), "environment guess own is not installed in", 1),
         (("test", "gem", "--args", "{"), "--args must be a JSON object", 2),
         (("install", "gme"), "'gme' is not a known environment (gem, ", 2),
-        (("remove", "gem"), "there is no gem in", 2),
+        (("remove", "gem"), "gem is not installed in", 2),
     ],
 )
 def test_what_is_wrong(arguments: tuple[str, ...], said: str, code: int, environment: dict[str, str]) -> None:

@@ -150,7 +150,7 @@ class McpTools:
     def _link(self, server: McpServer) -> Link:
         if server.command:
             if self._sandbox is None:
-                raise SandboxFailed(f"the MCP server {server.name} needs the job's sandbox, and there is none")
+                raise SandboxFailed(f"the MCP server {server.name} needs a sandbox, and the job has none")
             return ProgramLink(server, self._sandbox)
         if server.url not in self._allowed:
             known = ", ".join(self._allowed) or "none"

@@ -74,7 +74,7 @@ class AllowedHosts:
         """Parse host names, `*.` and a domain, addresses, and networks.
 
         Raises:
-            ValueError: an entry is none of these.
+            ValueError: an entry has another form.
         """
         names, domains, networks = set(), [], []
         for entry in entries:

@@ -51,6 +51,26 @@ class Duel:
         return None
 
 
+class Both:
+    """Two players who act at the same time; the environment breaks when its tool is called."""
+
+    async def open(self, args, seed):
+        del args, seed
+        self.said = {}
+        tool = {"name": "ring", "description": "Ring.", "parameters": {"type": "object", "properties": {}}}
+        return {"observations": {name: f"You are {name}." for name in ("white", "black")}, "tools": [tool]}
+
+    async def call(self, player, name, arguments):
+        raise RuntimeError("the bell is broken")
+
+    async def step(self, player, text):
+        self.said[player] = text
+        return {"observations": dict.fromkeys(self.said, "Again.") if len(self.said) == 2 else {}}
+
+    async def close(self):
+        return None
+
+
 class Seeding:
     """Seeds and uses the global generator, as TextArena does."""
 
