@@ -173,7 +173,7 @@ SERVES = (
     "python3 -m http.server --bind 127.0.0.1 8000 > /dev/null 2>&1 & "
     "until (: < /dev/tcp/127.0.0.1/8000) 2>/dev/null; do sleep 0.1; done"
 )
-LOOKS = "#!/bin/bash\nif (: < /dev/tcp/127.0.0.1/8000); then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
+LOOKS = "#!/bin/bash\nif (: < /dev/tcp/localhost/8000); then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
 
 
 def rolled_out(instance: HarborTask, *acts: str) -> Trajectory:
