@@ -25,7 +25,7 @@ class Context:
         Raises:
             ValueError: it leads out of the folder.
         """
-        name, top = posixpath.normpath(pattern.lstrip("/") or "."), os.path.realpath(self._top)
+        name = posixpath.normpath(pattern.lstrip("/") or ".")
         if name == ".." or name.startswith("../"):
             raise ValueError(f"{pattern} leads out of the folder of the Dockerfile")
         if GLOB.search(name):
@@ -33,7 +33,7 @@ class Context:
             found = sorted(iglob(translated, root_dir=self.root, include_hidden=True))  # noqa: PTH207 - relative
         else:
             found = [name] if os.path.lexists(f"{self._top}/{name}") else []
-        if any(not os.path.realpath(f"{top}/{each}").startswith(f"{top}/") for each in found if each != "."):
+        if not all(map(self._is_inside, found)):
             raise ValueError(f"{pattern} leads out of the folder of the Dockerfile through a link")
         return [each for each in found if not self._is_ignored(each)] if self._read_rules() else found
 
@@ -52,6 +52,15 @@ class Context:
             if self._is_ignored(below) and not os.listdir(folder):  # noqa: PTH208 - as os.walk
                 Path(folder).rmdir()
 
+    def _is_inside(self, path: str) -> bool:
+        """Return whether a path stays in the folder, wherever links on it lead."""
+        at = self._top
+        for part in path.split("/"):
+            at = f"{at}/{part}"
+            if os.path.islink(at):  # noqa: PTH114 - fast
+                return os.path.realpath(f"{self._top}/{path}").startswith(f"{os.path.realpath(self._top)}/")
+        return True
+
     def _is_ignored(self, path: str) -> bool:
         parts = path.split("/")
         within = ["/".join(parts[: count + 1]) for count in range(len(parts))]
@@ -63,8 +72,9 @@ class Context:
 
     def _read_rules(self) -> list[tuple[bool, re.Pattern[str]]]:
         if self._rules is None:
-            file = self.root / IGNORE
-            lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+            file = f"{self._top}/{IGNORE}"
+            is_there = os.path.isfile(file)  # noqa: PTH113 - fast
+            lines = Path(file).read_text(encoding="utf-8").splitlines() if is_there else []
             bare = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
             self._rules = [(line.startswith("!"), _rule(line.removeprefix("!").strip())) for line in bare]
         return self._rules

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import io
 import os
 import re
 import stat
@@ -49,6 +48,11 @@ LIVE = re.compile(
     rb"\b(pgrep|pkill|pidof|netstat|lsof|systemctl)\b|\b(ps|ss) +-|\bps aux"
 )
 """What tests have in them that look at servers and other processes."""
+LIVE_HINTS = (
+    *(b"localhost", b"127.0.0.1", b"0.0.0.0", b"/proc/", b"psutil", b"pgrep", b"pkill", b"pidof", b"netstat", b"lsof"),
+    *(b"systemctl", b"ps -", b"ss -", b"ps  ", b"ss  ", b"ps aux"),
+)
+"""Texts without any of these do not match `LIVE`, which takes five times as long."""
 SPARE_S = 60.0
 """For what is not the agent or its verifier: copying files, health checks."""
 LONGEST_S = 7 * 86400.0
@@ -321,33 +325,31 @@ class _Reader:
         top = self._inside(name)
         if not os.path.isdir(top):  # noqa: PTH112 - fast
             raise InvalidRecord(f"{name} is not a folder", field=name)
-        packed, total = io.BytesIO(), 0
-        with tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as tar:
-            for path, status in _entries(top, name):
-                if os.path.basename(path) == ".harborignore":  # noqa: PTH119 - fast
-                    raise InvalidRecord(f"{name}/{path}: rules of .harborignore are not supported", field=name)
-                member = tarfile.TarInfo(path)
-                member.mode = 0o755 if status.st_mode & 0o111 else 0o644
-                if stat.S_ISDIR(status.st_mode):
-                    member.type = tarfile.DIRTYPE
-                    tar.addfile(member)
-                elif stat.S_ISLNK(status.st_mode):
-                    member.type, member.linkname = tarfile.SYMTYPE, _inner_link(top, name, path)
-                    tar.addfile(member)
-                else:
-                    total += status.st_size
-                    if total > UNPACKED_LIMIT_BYTES:
-                        raise InvalidRecord(
-                            f"{name} has more than {UNPACKED_LIMIT_BYTES} bytes; put large files into the image",
-                            field=name,
-                        )
-                    with open(f"{top}/{path}", "rb", buffering=0) as file:  # noqa: PTH123 - fast
-                        content = file.read()
-                    if name.endswith("tests") and LIVE.search(content):
-                        self._looks_at_processes = True
-                    member.size = len(content)
-                    tar.addfile(member, io.BytesIO(content))
-        return gzip.compress(packed.getvalue(), COMPRESSION, mtime=0)
+        blocks, total = [], 0
+        for path, status in _entries(top, name):
+            if os.path.basename(path) == ".harborignore":  # noqa: PTH119 - fast
+                raise InvalidRecord(f"{name}/{path}: rules of .harborignore are not supported", field=name)
+            member, content = tarfile.TarInfo(path), b""
+            member.mode = 0o755 if status.st_mode & 0o111 else 0o644
+            if stat.S_ISDIR(status.st_mode):
+                member.type = tarfile.DIRTYPE
+            elif stat.S_ISLNK(status.st_mode):
+                member.type, member.linkname = tarfile.SYMTYPE, _inner_link(top, name, path)
+            else:
+                total += status.st_size
+                if total > UNPACKED_LIMIT_BYTES:
+                    raise InvalidRecord(
+                        f"{name} has more than {UNPACKED_LIMIT_BYTES} bytes; put large files into the image",
+                        field=name,
+                    )
+                with open(f"{top}/{path}", "rb", buffering=0) as file:  # noqa: PTH123 - fast
+                    content = file.read()
+                if name.endswith("tests") and any(hint in content for hint in LIVE_HINTS):
+                    self._looks_at_processes |= LIVE.search(content) is not None
+                member.size = len(content)
+            blocks += [member.tobuf(tarfile.GNU_FORMAT), content, bytes(-len(content) % tarfile.BLOCKSIZE)]
+        # `TarFile` takes twice as long.
+        return gzip.compress(b"".join((*blocks, bytes(2 * tarfile.BLOCKSIZE))), COMPRESSION, mtime=0)
 
     def _digest(self, where: str) -> str:
         """Return the identity of a build's folder: of paths, contents and what is executable."""

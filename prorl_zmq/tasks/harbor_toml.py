@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 NEWEST_SCHEMA = (1, 4)
+VERSION = re.compile(r"[0-9]+(\.[0-9]+)*")
 TEMPLATE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([GMK])", re.IGNORECASE)
 MEGABYTES = {"G": 1024.0, "M": 1.0, "K": 1 / 1024}
@@ -127,8 +129,9 @@ class TaskToml(_Table, frozen=True):
     artifacts: list[str | ArtifactTable] = []
 
 
+@lru_cache(maxsize=64)
 def parse_task_toml(text: str) -> TaskToml:
-    """Return the file's tables.
+    """Return the file's tables; do not change what is in them. Sets often have the same file in every folder.
 
     Raises:
         InvalidRecord: it is not TOML, of a later schema, or has an unknown key or an invalid value.
@@ -228,7 +231,7 @@ def user_of(user: str | int | None) -> str:
 
 
 def _check_schema(version: object) -> None:
-    numbers = tuple(int(part) for part in str(version).split(".")) if re.fullmatch(r"\d+(\.\d+)*", str(version)) else ()
+    numbers = tuple(map(int, str(version).split("."))) if VERSION.fullmatch(str(version)) else ()
     newest = ".".join(map(str, NEWEST_SCHEMA))
     if not isinstance(version, str) or not numbers:
         raise InvalidRecord(

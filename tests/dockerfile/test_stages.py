@@ -67,6 +67,22 @@ def test_what_cannot_be_built_is_named_with_its_line(text: str, line: int, words
     assert caught.value.message.startswith(f"line {line}: ")
 
 
+@pytest.mark.parametrize("source", ["out", "out/secret", "here/up/secret", "here/*/secret", "o*"])
+def test_a_link_that_leads_out_of_the_folder_is_rejected(source: str, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("x")
+    context = tmp_path / "context"
+    (context / "here").mkdir(parents=True)
+    (context / "out").symlink_to("..")
+    (context / "here" / "up").symlink_to(tmp_path)
+    with pytest.raises(DockerfileError, match=r"line 2: COPY: .* leads out of the folder .* through a link"):
+        dockerfile(context, f"FROM a\nCOPY {source} /\n")
+
+
+def test_a_link_that_stays_in_the_folder_is_copied(tmp_path: Path) -> None:
+    (tmp_path / "near").symlink_to("here/a.txt")
+    assert "context/near" in dockerfile(tmp_path, "FROM a\nCOPY near /\n", "here/a.txt").last.script
+
+
 def test_only_stages_that_the_last_one_needs_are_built(tmp_path: Path) -> None:
     read = dockerfile(
         tmp_path,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 from needed import usable
+from rootfs import tiny_root_filesystem
 from support.sandboxes import default_image
 
 from prorl_zmq import Job
@@ -75,7 +76,7 @@ def task(test: str = TEST, **fields: Any) -> HarborTask:
         "environment": Environment(workdir="/app", variables=PLACES),
         "tests": packed(test_sh=test, expected_txt="42\n"),
     }
-    return HarborTask("answer", (step,), **{**given, **fields})
+    return HarborTask("answer", **{"steps": (step,), **given, **fields})
 
 
 def acted(acts: str, sandboxes_of: SharedSandboxes, instance: HarborTask | None = None) -> Proof:
@@ -173,7 +174,7 @@ SERVES = (
     "python3 -m http.server --bind 127.0.0.1 8000 > /dev/null 2>&1 & "
     "until (: < /dev/tcp/127.0.0.1/8000) 2>/dev/null; do sleep 0.1; done"
 )
-LOOKS = "#!/bin/bash\nif (: < /dev/tcp/127.0.0.1/8000); then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
+LOOKS = "#!/bin/bash\nif (: < /dev/tcp/localhost/8000); then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
 
 
 def rolled_out(instance: HarborTask, *acts: str) -> Trajectory:
@@ -237,6 +238,19 @@ def test_what_goes_wrong_around_the_agent_is_named(sandboxes_of: SharedSandboxes
     check = Healthcheck("echo no port; exit 1", interval_s=0.01, retries=2)
     ill = task(environment=Environment(healthcheck=check))
     assert "the healthcheck failed 2 times: no port" in acted(SOLVE, sandboxes_of, ill).problem
+
+
+@pytest.mark.proof
+def test_a_sandbox_that_does_not_suit_the_task_is_named(sandboxes_of: SharedSandboxes, tmp_path: Path) -> None:
+    lost = task(environment=Environment(workdir="/etc/passwd/app"))
+    assert "the working directory /etc/passwd/app cannot be made" in proof(lost, sandboxes_of).problem
+    (first,) = task().steps
+    stranger = task(steps=(msgspec.structs.replace(first, agent_user="stranger"),))
+    assert "the agent's user cannot be used" in proof(stranger, sandboxes_of).problem
+    image = tiny_root_filesystem(tmp_path / "tiny")
+    (image / "tests").mkdir()
+    told = task(environment=Environment(image=str(image)))
+    assert "the image has /tests, which an agent that is root" in proof(told, sandboxes_of).problem
 
 
 def test_folders_that_are_no_archives_are_refused() -> None:

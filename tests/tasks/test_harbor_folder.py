@@ -325,6 +325,28 @@ def test_a_folder_is_read_as_jobs(tmp_path: Path) -> None:
     assert [task.name for task in find_task_folders(tmp_path / "b")] == ["b"]
 
 
+@pytest.mark.parametrize(
+    ("line", "live"),
+    [
+        *((f"{name} x", True) for name in ("curl localhost:80", "nc 127.0.0.1 1", "bind 0.0.0.0", "ls /proc/1/fd")),
+        *((f"{name} x", True) for name in ("import psutil #", "pgrep", "pkill", "pidof", "netstat", "lsof")),
+        *((line, True) for line in ("systemctl status", "ps -ef", "ps   -ef", "ps aux", "ss -ltn", "ss  -l")),
+        *((line, False) for line in ("class A: -1", "class -x", "steps -n", "maps aux", "update apgreps", "true")),
+    ],
+)
+def test_tests_that_look_at_processes_make_a_task_live(line: str, live: bool, tmp_path: Path) -> None:
+    files = {"tests/more/checks.py": f"# A check.\n{line}\n"}
+    assert read_task_folder(make_task(tmp_path / "t", files=dict(files))).task.live == live
+
+
+def test_tables_that_two_folders_share_are_read_for_each(tmp_path: Path) -> None:
+    toml = '[environment]\nenv = {A = "1"}\n'
+    first, second = (read_task_folder(make_task(tmp_path / name, toml)).task for name in "ab")
+    assert (first.name, second.name) == ("a", "b")
+    assert first.environment == second.environment
+    assert first.environment.variables is not second.environment.variables
+
+
 def test_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_task(tmp_path / "set" / "a")
     monkeypatch.chdir(tmp_path)
