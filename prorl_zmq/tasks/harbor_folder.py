@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..dockerfile.instructions import DockerfileError
 from ..dockerfile.stages import read_dockerfile
 from ..errors import ConfigError, InvalidRecord
 from ..wire.messages.jobs import PhaseLimits
@@ -270,7 +269,7 @@ class _Reader:
         if image.name not in self._ends:
             try:
                 last = read_dockerfile(Path(self._inside(f"{where}/{DOCKERFILE}"))).last
-            except DockerfileError as error:
+            except InvalidRecord as error:
                 raise InvalidRecord(f"{where}/{DOCKERFILE}, {error.message}", field="environment") from error
             user = last.user.partition(":")[0]
             self._ends[image.name] = (last.directory, "" if user in ("root", "0") else user)

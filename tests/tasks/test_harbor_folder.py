@@ -308,6 +308,9 @@ def test_what_cannot_be_built_is_named_with_line_and_instruction(tmp_path: Path)
     files: dict[str, str | None] = {"environment/Dockerfile": DOCKERFILE + "RUN true\nCOPY nothing /\n"}
     with pytest.raises(InvalidRecord, match=r"^environment/Dockerfile, line 4: COPY: there is no nothing"):
         read_task_folder(make_task(tmp_path / "t", files=files))
+    files = {"environment/.dockerignore": "a\n[z-a]\n"}
+    with pytest.raises(InvalidRecord, match=r"^environment/Dockerfile, \.dockerignore, line 2: '\[z-a\]' is not"):
+        read_task_folder(make_task(tmp_path / "u", files=files))
 
 
 def test_a_folder_is_read_as_jobs(tmp_path: Path) -> None:
