@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import tarfile
@@ -15,6 +16,7 @@ from prorl_zmq.errors import ConfigError, InvalidRecord
 from prorl_zmq.tasks.harbor_folder import find_task_folders, published_name, read_task_folder
 from prorl_zmq.tasks.harbor_task import Artifact, Collect, HarborTask, Healthcheck, NetworkPolicy
 from prorl_zmq.tasks.loading import Row, load_jobs, load_rows
+from prorl_zmq.tools.images.image import check_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -284,10 +286,26 @@ def test_equal_environments_share_an_image_and_changed_ones_do_not(tmp_path: Pat
 def test_a_published_image_has_a_name_of_its_own(tmp_path: Path) -> None:
     read = read_task_folder(make_task(tmp_path / "t", '[environment]\ndocker_image = "ghcr.io/a/b:1"\n'))
     (image,) = read.images
-    assert (image.name, image.reference) == ("ghcr.io_a_b_1", "ghcr.io/a/b:1")
+    assert (image.name, image.reference) == (
+        "ghcr.io_a_b_1-" + hashlib.sha256(b"ghcr.io/a/b:1").hexdigest()[:16],
+        "ghcr.io/a/b:1",
+    )
     assert read.task.environment.image_source == "docker://ghcr.io/a/b:1"
-    assert len(published_name("a/" * 200 + "b")) <= 100
-    assert published_name("a/" * 200 + "b") != published_name("a/" * 200 + "c")
+
+
+@pytest.mark.parametrize(
+    "references",
+    [
+        ("a:b", "a/b", "a_b", "a@b", "_a_b"),
+        ("a" * 90 + "/" * 30 + "b", "a" * 90 + "/" * 30 + "c"),
+        ("harbor-0123456789abcdef", "harbor:0123456789abcdef", "harbor_0123456789abcdef"),
+        ("a:1.sif", "a:1"),
+    ],
+)
+def test_published_images_share_no_name(references: tuple[str, ...]) -> None:
+    names = [published_name(reference) for reference in references]
+    assert [check_name(name) for name in names] == names
+    assert len({name.removesuffix(".sif") for name in names} - {"harbor-0123456789abcdef"}) == len(references)
 
 
 def test_commands_start_where_the_dockerfile_ends(tmp_path: Path) -> None:
