@@ -20,6 +20,7 @@ from prorl_zmq.stages.handlers.harbor_oracle import Agent, Proof, prove
 from prorl_zmq.stages.handlers.harbor_verifier import (
     TOOLS_VARIABLE,
     Grade,
+    allowed_hosts,
     parsed_rewards,
     unpacked,
     verifier_tools,
@@ -237,6 +238,26 @@ def test_what_goes_wrong_around_the_agent_is_named(sandboxes_of: SharedSandboxes
     check = Healthcheck("echo no port; exit 1", interval_s=0.01, retries=2)
     ill = task(environment=Environment(healthcheck=check))
     assert "the healthcheck failed 2 times: no port" in acted(SOLVE, sandboxes_of, ill).problem
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        "127.0.0.1",
+        "126.0.0.0/7",
+        "64.0.0.0/2",
+        "0.0.0.0/0",
+        "::/0",
+        "::1",
+        "fe80::/9",
+        "169.254.169.254",
+        "::ffff:127.0.0.1",
+    ],
+)
+def test_no_policy_lists_addresses_of_the_node(listed: str) -> None:
+    with pytest.raises(InvalidJob, match="addresses of the node itself"):
+        allowed_hosts(NetworkPolicy("allowlist", (listed,)))
+    allowed_hosts(NetworkPolicy("allowlist", ("10.0.0.0/8", "2001:db8::/32")))
 
 
 def test_folders_that_are_no_archives_are_refused() -> None:
