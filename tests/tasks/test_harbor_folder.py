@@ -331,6 +331,46 @@ def test_what_cannot_be_built_is_named_with_line_and_instruction(tmp_path: Path)
         read_task_folder(make_task(tmp_path / "u", files=files))
 
 
+PUBLIC, NONE = NetworkPolicy("public"), NetworkPolicy()
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "wider"),
+    [
+        (PUBLIC, NONE, True),
+        (NONE, PUBLIC, False),
+        (NONE, NONE, False),
+        (PUBLIC, PUBLIC, False),
+        (PUBLIC, NetworkPolicy("allowlist", ("a",)), True),
+        (NetworkPolicy("allowlist", ("a",)), PUBLIC, False),
+        (NetworkPolicy("allowlist", ("a", "10.0.0.0/8")), PUBLIC, True),
+        (NetworkPolicy("allowlist", ("a",)), NetworkPolicy("allowlist", ("b", "a")), False),
+        (NetworkPolicy("allowlist", ("a", "c")), NetworkPolicy("allowlist", ("b", "a")), True),
+        (NetworkPolicy("allowlist", ("a",)), NONE, True),
+    ],
+)
+def test_which_network_is_wider(one: NetworkPolicy, other: NetworkPolicy, wider: bool) -> None:
+    assert one.is_wider_than(other) == wider
+
+
+LOOKS: dict[str, str | None] = {"tests/test.sh": "curl localhost:8000\n"}
+
+
+def test_processes_of_the_agent_do_not_get_the_verifiers_wider_network(tmp_path: Path) -> None:
+    closed = '[agent]\nnetwork_mode = "no-network"\n'
+    with pytest.raises(InvalidRecord, match=r"the verifier's wider network \(public; the agent's is no-network\)"):
+        read_task_folder(make_task(tmp_path / "wider", closed, LOOKS))
+    for number, toml in enumerate(
+        [
+            '[environment]\nnetwork_mode = "no-network"\n',
+            closed + '[verifier]\nenvironment_mode = "separate"\n',
+            closed + "[metadata]\nlive = false\n",
+            closed + '[verifier]\nnetwork_mode = "no-network"\n',
+        ]
+    ):
+        assert read_task_folder(make_task(tmp_path / f"{number}", toml, LOOKS)).task.steps
+
+
 def test_a_folder_is_read_as_jobs(tmp_path: Path) -> None:
     make_task(tmp_path / "b")
     make_task(tmp_path / "set" / "a", "[environment]\ncpus = 1\n")
