@@ -133,7 +133,7 @@ class _Reader:
 
     def read(self) -> TaskFolder:
         config = toml.parse_task_toml(self._text(CONFIG))
-        environment = self._environment(config.environment, "[environment]", "environment")
+        environment = self._environment(config.environment, toml.AGENTS, "environment")
         steps = tuple(self._step(config, step) for step in config.steps) or (self._only_step(config),)
         if not config.steps and config.multi_step_reward_strategy is not None:
             raise InvalidRecord("task.toml: multi_step_reward_strategy: the task has no steps", field="steps")
@@ -151,6 +151,7 @@ class _Reader:
             artifacts=toml.artifacts_of(config.artifacts, "artifacts"),
             reward=config.multi_step_reward_strategy or "mean",
             live=self._is_live(config),
+            mcp=toml.mcp_servers_of(config.environment.mcp_servers),
         )
         task = msgspec.convert(msgspec.to_builtins(task), HarborTask)  # checks every field
         return TaskFolder(task, tuple(self._images.values()))
@@ -239,7 +240,8 @@ class _Reader:
         """Return the sandbox of a separate verifier, and whether its image has the tests."""
         own: list[tuple[VerifierTable, str]] = [(step.verifier, f"steps/{step.name}/tests")] if step is not None else []
         own.append((config.verifier, "tests"))
-        described = next((table.environment for table, _ in own if table.environment is not None), config.environment)
+        agents = msgspec.structs.replace(config.environment, mcp_servers=[])
+        described = next((table.environment for table, _ in own if table.environment is not None), agents)
         place = "[verifier.environment]"
         for table, where in own:
             published = table.environment.docker_image if table.environment is not None else None

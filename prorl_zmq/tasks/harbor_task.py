@@ -13,6 +13,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from ..wire.messages.jobs import McpServer  # noqa: TC001 - msgspec reads it
+
 NetworkMode = Literal["public", "no-network", "allowlist"]
 PackedFolder = bytes
 """A gzip-compressed tar file of a folder's content, paths relative to the folder; empty: no files. It has regular
@@ -161,6 +163,8 @@ class HarborTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
         "finish",
     )
     """The agent's tools, unless a harness leads the rollout."""
+    mcp: Annotated[tuple[McpServer, ...], Meta(max_length=16)] = ()
+    """Servers whose tools the agent gets in addition to those of `Job.mcp`."""
     system: str = ""
     """The system message; empty: the task's own, which names the working directory."""
 
@@ -172,6 +176,11 @@ class HarborTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
         names = [step.name for step in self.steps]
         if len(set(names)) != len(names) or ("" in names and len(names) > 1):
             raise ValueError("each step needs a name of its own")
+        if len(self.steps) > 1 and (programs := [server.name for server in self.mcp if server.command]):
+            raise ValueError(
+                f"the MCP server {programs[0]} would end with the agent's processes after the first step: a task with "
+                "several steps can only have servers with a url"
+            )
         for step in self.steps if self.live else ():
             agents = step.agent_network or self.environment.network
             verifiers = step.verifier.network or self.environment.network

@@ -13,16 +13,21 @@ import pytest
 from support.harbor_tasks import DOCKERFILE, make_task
 
 from prorl_zmq.errors import ConfigError, InvalidRecord
+from prorl_zmq.stages.handlers.harbor import HarborHandler
 from prorl_zmq.tasks.harbor_folder import find_task_folders, published_name, read_task_folder
 from prorl_zmq.tasks.harbor_task import Artifact, Collect, HarborTask, Healthcheck, NetworkPolicy
 from prorl_zmq.tasks.loading import Row, load_jobs, load_rows
 from prorl_zmq.tools.images.image import check_name
+from prorl_zmq.wire.messages.jobs import Job, McpServer
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 NO_FILE: dict[str, str | None] = {"instruction.md": None, "tests/test.sh": None}
 """Of the usual files of a task, those that its steps have."""
+
+
+STEPS = 'steps = [{name = "a"}, {name = "b"}]\n'
 
 
 def members(packed: bytes) -> dict[str, tarfile.TarInfo]:
@@ -172,7 +177,32 @@ def test_a_separate_verifier(
         ('[environment]\ngpu_types = ["H100"]', "gpu_types: sandboxes have no GPU"),
         ('[environment.tpu]\ntype = "v6e"', "no TPU"),
         ('[environment]\nos = "windows"', "sandboxes run Linux"),
-        ('[[environment.mcp_servers]]\nname = "a"', "MCP servers of a Harbor task are not started"),
+        (
+            '[[environment.mcp_servers]]\nname = "a"\nurl = "http://x/sse"',
+            "mcp_servers: a: the transport sse, the default",
+        ),
+        ('[[environment.mcp_servers]]\nname = "a"\ntransport = "stdio"', "a: stdio needs a command, and no url"),
+        (
+            '[[environment.mcp_servers]]\nname = "a"\ntransport = "http"\ncommand = "x"',
+            "a: http needs a url, and no comm",
+        ),
+        ('[[environment.mcp_servers]]\nname = "a b"\ntransport = "stdio"\ncommand = "x"', "mcp_servers: a b: .*name"),
+        (
+            '[[environment.mcp_servers]]\nname = "a"\ntransport = "http"\nurl = "http://x"\nheaders = {K = "v"}',
+            "a: headers are not sent; the operator names a variable",
+        ),
+        (
+            "[environment]\nmcp_servers = [" + 2 * '{name = "a", transport = "stdio", command = "x"}, ' + "]",
+            "a: two servers have this name",
+        ),
+        (
+            '[[verifier.environment.mcp_servers]]\nname = "a"\ntransport = "stdio"\ncommand = "x"',
+            r"\[verifier.environment\] mcp_servers: only the agent has",
+        ),
+        (
+            STEPS + '[[environment.mcp_servers]]\nname = "m"\ntransport = "stdio"\ncommand = "x"',
+            "the MCP server m would end with the agent's processes",
+        ),
         ('[environment]\nskills_dir = "/skills"', "skills are not copied"),
         ('[environment]\nmemory = "many"', "not a size such as"),
         ('[environment]\nmemory = "1G"\nmemory_mb = 4', "is not memory_mb = 4"),
@@ -197,7 +227,7 @@ def test_a_separate_verifier(
     ],
 )
 def test_what_cannot_run_is_rejected_by_name(toml: str, words: str, tmp_path: Path) -> None:
-    files = NO_FILE | {f"steps/{name}/{each}": "x" for name in "aA" for each in ("instruction.md", "tests/test.sh")}
+    files = NO_FILE | {f"steps/{name}/{each}": "x" for name in "aAb" for each in ("instruction.md", "tests/test.sh")}
     folder = make_task(tmp_path / "t", files=files if "steps" in toml else {})
     (folder / "task.toml").write_text(toml)
     with pytest.raises(InvalidRecord, match=words):
@@ -329,6 +359,30 @@ def test_what_cannot_be_built_is_named_with_line_and_instruction(tmp_path: Path)
     files = {"environment/.dockerignore": "a\n[z-a]\n"}
     with pytest.raises(InvalidRecord, match=r"^environment/Dockerfile, \.dockerignore, line 2: '\[z-a\]' is not"):
         read_task_folder(make_task(tmp_path / "u", files=files))
+
+
+def test_mcp_servers_are_the_agents(tmp_path: Path) -> None:
+    toml = """
+    [verifier]
+    environment_mode = "separate"
+    [[environment.mcp_servers]]
+    name = "shop"
+    transport = "stdio"
+    command = "python3"
+    args = ["/opt/shop.py"]
+    [[environment.mcp_servers]]
+    name = "search"
+    transport = "streamable-http"
+    url = "https://search.example/mcp"
+    """
+    (job,) = load_jobs(make_task(tmp_path / "t", toml))
+    task = msgspec.convert(job.instance, HarborTask)
+    assert task.mcp == (
+        McpServer(name="shop", command=("python3", "/opt/shop.py")),
+        McpServer(name="search", url="https://search.example/mcp"),
+    )
+    more = McpServer(name="more", command=("x",))
+    assert HarborHandler().mcp_servers(Job(task="harbor", instance={}, mcp=(more,)), task) == (more, *task.mcp)
 
 
 PUBLIC, NONE = NetworkPolicy("public"), NetworkPolicy()
