@@ -9,15 +9,23 @@ import shutil
 from glob import iglob
 from pathlib import Path
 
+from ..errors import InvalidRecord
+
 IGNORE = ".dockerignore"
 GLOB = re.compile(r"[*?\[]")
 
 
 class Context:
+    """The folder of a Dockerfile.
+
+    Raises:
+        InvalidRecord: `.dockerignore` has an invalid pattern (`line`).
+    """
+
     def __init__(self, root: Path) -> None:
         self.root = root
         self._top = str(root)
-        self._rules: list[tuple[bool, re.Pattern[str]]] | None = None
+        self._rules = self._read_rules()
 
     def find(self, pattern: str) -> list[str]:
         """Return the paths that a source of COPY names, relative to the folder, in order.
@@ -35,7 +43,7 @@ class Context:
             found = [name] if os.path.lexists(f"{self._top}/{name}") else []
         if not all(map(self._is_inside, found)):
             raise ValueError(f"{pattern} leads out of the folder of the Dockerfile through a link")
-        return [each for each in found if not self._is_ignored(each)] if self._read_rules() else found
+        return [each for each in found if not self._is_ignored(each)] if self._rules else found
 
     def copy_to(self, target: Path) -> None:
         """Copy the folder, links as links."""
@@ -46,8 +54,8 @@ class Context:
             # A rule that begins with ! may bring back what is in an ignored folder.
             return [name for name, path in paths.items() if self._is_ignored(path) and not (self.root / path).is_dir()]
 
-        shutil.copytree(self.root, target, symlinks=True, ignore=ignored if self._read_rules() else None)
-        for folder, _, _ in os.walk(target, topdown=False) if self._read_rules() else ():
+        shutil.copytree(self.root, target, symlinks=True, ignore=ignored if self._rules else None)
+        for folder, _, _ in os.walk(target, topdown=False) if self._rules else ():
             below = os.path.relpath(folder, target)
             if self._is_ignored(below) and not os.listdir(folder):  # noqa: PTH208 - as os.walk
                 Path(folder).rmdir()
@@ -65,19 +73,26 @@ class Context:
         parts = path.split("/")
         within = ["/".join(parts[: count + 1]) for count in range(len(parts))]
         ignored = False
-        for is_kept, rule in self._read_rules():
+        for is_kept, rule in self._rules:
             if any(rule.fullmatch(each) for each in within):
                 ignored = not is_kept
         return ignored
 
     def _read_rules(self) -> list[tuple[bool, re.Pattern[str]]]:
-        if self._rules is None:
-            file = f"{self._top}/{IGNORE}"
-            is_there = os.path.isfile(file)  # noqa: PTH113 - fast
-            lines = Path(file).read_text(encoding="utf-8").splitlines() if is_there else []
-            bare = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-            self._rules = [(line.startswith("!"), _rule(line.removeprefix("!").strip())) for line in bare]
-        return self._rules
+        """Return each rule, and whether it keeps what it matches."""
+        file = f"{self._top}/{IGNORE}"
+        if not os.path.isfile(file):  # noqa: PTH113 - fast
+            return []
+        lines = enumerate(Path(file).read_text(encoding="utf-8").splitlines(), start=1)
+        return [_numbered_rule(number, line.strip()) for number, line in lines if line.strip() and line[0] != "#"]
+
+
+def _numbered_rule(number: int, pattern: str) -> tuple[bool, re.Pattern[str]]:
+    try:
+        return pattern.startswith("!"), _rule(pattern.removeprefix("!").strip())
+    except re.error as error:
+        words = f"{IGNORE}, line {number}: {pattern!r} is not a pattern: {error.msg}"
+        raise InvalidRecord(words, line=number) from error
 
 
 def _rule(pattern: str) -> re.Pattern[str]:
@@ -85,7 +100,14 @@ def _rule(pattern: str) -> re.Pattern[str]:
     parts = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     found = re.sub(
         r"\*\*/|\*\*|\*|\?|\[[^\]]*\]|.",
-        lambda match: parts.get(match[0]) or (match[0] if match[0].startswith("[") else re.escape(match[0])),
+        lambda match: parts.get(match[0]) or (_characters(match[0]) if match[0][1:] else re.escape(match[0])),
         name,
     )
     return re.compile(found, re.DOTALL)
+
+
+def _characters(group: str) -> str:
+    """Return `[…]` for `re`, where a bracket or a doubled sign inside would mean more."""
+    inside = group[1:-1].removeprefix("^")
+    escaped = re.sub(r"([&|~[])", r"\\\1", inside)
+    return f"[^{escaped}]" if group.startswith("[^") else f"[{escaped}]"

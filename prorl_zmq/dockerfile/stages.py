@@ -83,6 +83,7 @@ def read_dockerfile(path: Path) -> Dockerfile:
 
     Raises:
         DockerfileError: an instruction is wrong, or cannot be built here.
+        InvalidRecord: so is a pattern of `.dockerignore`.
         OSError, UnicodeDecodeError: it cannot be read.
     """
     with path.open("rb") as file:

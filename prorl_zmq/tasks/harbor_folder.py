@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..dockerfile.instructions import DockerfileError
 from ..dockerfile.stages import read_dockerfile
 from ..errors import ConfigError, InvalidRecord
 from ..wire.messages.jobs import PhaseLimits
@@ -43,6 +42,8 @@ COMPRESSION = 1
 CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
 STEP_NAME = re.compile(r'[^<>:"/\\|?*\x00-\x1f\x7f]{1,255}(?<![. ])')
 IMAGE_NAME_LIMIT = 100
+PLAIN_REFERENCE = re.compile(r"(?!harbor-)[A-Za-z0-9][A-Za-z0-9.-]*(:[A-Za-z0-9.-]+)?(?<!\.sif)")
+"""A published image whose name needs no digest. Built images are `harbor-…`, and SIF files end with `.sif`."""
 LIVE = re.compile(
     rb"localhost|127\.0\.0\.1|0\.0\.0\.0|/proc/|psutil|"
     rb"\b(pgrep|pkill|pidof|netstat|lsof|systemctl)\b|\b(ps|ss) +-|\bps aux"
@@ -136,7 +137,7 @@ class _Reader:
 
     def read(self) -> TaskFolder:
         config = toml.parse_task_toml(self._text(CONFIG))
-        environment = self._environment(config.environment, "[environment]", "environment")
+        environment = self._environment(config.environment, toml.AGENTS, "environment")
         steps = tuple(self._step(config, step) for step in config.steps) or (self._only_step(config),)
         if not config.steps and config.multi_step_reward_strategy is not None:
             raise InvalidRecord("task.toml: multi_step_reward_strategy: the task has no steps", field="steps")
@@ -154,6 +155,7 @@ class _Reader:
             artifacts=toml.artifacts_of(config.artifacts, "artifacts"),
             reward=config.multi_step_reward_strategy or "mean",
             live=self._is_live(config),
+            mcp=toml.mcp_servers_of(config.environment.mcp_servers),
         )
         task = msgspec.convert(msgspec.to_builtins(task), HarborTask)  # checks every field
         return TaskFolder(task, tuple(self._images.values()))
@@ -242,7 +244,8 @@ class _Reader:
         """Return the sandbox of a separate verifier, and whether its image has the tests."""
         own: list[tuple[VerifierTable, str]] = [(step.verifier, f"steps/{step.name}/tests")] if step is not None else []
         own.append((config.verifier, "tests"))
-        described = next((table.environment for table, _ in own if table.environment is not None), config.environment)
+        agents = msgspec.structs.replace(config.environment, mcp_servers=[])
+        described = next((table.environment for table, _ in own if table.environment is not None), agents)
         place = "[verifier.environment]"
         for table, where in own:
             published = table.environment.docker_image if table.environment is not None else None
@@ -274,7 +277,7 @@ class _Reader:
         if image.name not in self._ends:
             try:
                 last = read_dockerfile(Path(self._inside(f"{where}/{DOCKERFILE}"))).last
-            except DockerfileError as error:
+            except InvalidRecord as error:
                 raise InvalidRecord(f"{where}/{DOCKERFILE}, {error.message}", field="environment") from error
             user = last.user.partition(":")[0]
             self._ends[image.name] = (last.directory, "" if user in ("root", "0") else user)
@@ -369,9 +372,13 @@ class _Reader:
 
 
 def published_name(reference: str) -> str:
-    """Return the name in the store of a published image, such as `ubuntu_24.04` of `ubuntu:24.04`."""
+    """Return the name in the store of a published image, such as `ubuntu_24.04` of `ubuntu:24.04`.
+
+    No two references have one name: where `_` could stand for another character than the `:` of a tag, a digest of the
+    reference follows.
+    """
     name = re.sub(r"[^A-Za-z0-9._-]+", "_", reference).lstrip("._-")
-    if len(name) <= IMAGE_NAME_LIMIT:
+    if PLAIN_REFERENCE.fullmatch(reference) and len(name) <= IMAGE_NAME_LIMIT:
         return name
     return f"{name[: IMAGE_NAME_LIMIT - 17]}-{hashlib.sha256(reference.encode()).hexdigest()[:16]}"
 

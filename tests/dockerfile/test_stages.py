@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from prorl_zmq.dockerfile.context import Context
 from prorl_zmq.dockerfile.instructions import DockerfileError, parse_instructions
 from prorl_zmq.dockerfile.stages import read_dockerfile
 from prorl_zmq.dockerfile.words import UnknownVariable, WordError, evaluate, parse_word, shell_word, split_words
+from prorl_zmq.errors import InvalidRecord
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -153,6 +155,16 @@ def test_words_that_are_wrong() -> None:
     with pytest.raises(UnknownVariable):
         evaluate(parse_word("$A", "\\"), {"*": None})
     assert split_words(r"""A=1 B="x y" C=a\ b""", "\\") == ["A=1", 'B="x y"', r"C=a\ b"]
+
+
+@pytest.mark.parametrize("pattern", ["[z-a]", "!data/[]", "[^]"])
+def test_an_invalid_pattern_of_dockerignore_is_named_with_its_line(pattern: str, tmp_path: Path) -> None:
+    (tmp_path / ".dockerignore").write_text(f"# these\n*.pyc\n{pattern}\n")
+    with pytest.raises(
+        InvalidRecord, match=rf"^\.dockerignore, line 3: '{re.escape(pattern)}' is not a pattern"
+    ) as caught:
+        dockerfile(tmp_path, "FROM a\n")
+    assert caught.value.fields["line"] == 3
 
 
 def test_dockerignore(tmp_path: Path) -> None:

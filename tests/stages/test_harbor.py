@@ -21,6 +21,7 @@ from prorl_zmq.stages.handlers.harbor_oracle import Agent, Proof, prove
 from prorl_zmq.stages.handlers.harbor_verifier import (
     TOOLS_VARIABLE,
     Grade,
+    allowed_hosts,
     parsed_rewards,
     unpacked,
     verifier_tools,
@@ -241,16 +242,32 @@ def test_what_goes_wrong_around_the_agent_is_named(sandboxes_of: SharedSandboxes
 
 
 @pytest.mark.proof
-def test_a_sandbox_that_does_not_suit_the_task_is_named(sandboxes_of: SharedSandboxes, tmp_path: Path) -> None:
+def test_a_sandbox_that_does_not_suit_the_task_is_named(sandboxes_of: SharedSandboxes) -> None:
     lost = task(environment=Environment(workdir="/etc/passwd/app"))
     assert "the working directory /etc/passwd/app cannot be made" in proof(lost, sandboxes_of).problem
     (first,) = task().steps
     stranger = task(steps=(msgspec.structs.replace(first, agent_user="stranger"),))
     assert "the agent's user cannot be used" in proof(stranger, sandboxes_of).problem
-    image = tiny_root_filesystem(tmp_path / "tiny")
-    (image / "tests").mkdir()
-    told = task(environment=Environment(image=str(image)))
-    assert "the image has /tests, which an agent that is root" in proof(told, sandboxes_of).problem
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        "127.0.0.1",
+        "126.0.0.0/7",
+        "64.0.0.0/2",
+        "0.0.0.0/0",
+        "::/0",
+        "::1",
+        "fe80::/9",
+        "169.254.169.254",
+        "::ffff:127.0.0.1",
+    ],
+)
+def test_no_policy_lists_addresses_of_the_node(listed: str) -> None:
+    with pytest.raises(InvalidJob, match="addresses of the node itself"):
+        allowed_hosts(NetworkPolicy("allowlist", (listed,)))
+    allowed_hosts(NetworkPolicy("allowlist", ("10.0.0.0/8", "2001:db8::/32")))
 
 
 def test_folders_that_are_no_archives_are_refused() -> None:

@@ -154,7 +154,10 @@ class McpTools:
             return ProgramLink(server, self._sandbox)
         if server.url not in self._allowed:
             known = ", ".join(self._allowed) or "none"
-            words = f"the MCP server {server.name}: {server.url} is not among the service's [[mcp]] addresses: {known}"
+            words = (
+                f"the MCP server {server.name}: {server.url} is not among the service's [[mcp]] addresses: {known}; "
+                "add it to the topology file, or give the server a command"
+            )
             raise InvalidJob(words, field="mcp")
         from .http import HttpLink  # imports aiohttp, which takes half of a process's start
 
