@@ -163,7 +163,7 @@ class Episode:
     trajectory: TrajectoryBuilder = field(default_factory=TrajectoryBuilder)
     """The first trained conversation."""
     conversations: list[ConversationRecord] = field(default_factory=list)
-    """In the order in which they began; none if a harness leads the rollout."""
+    """In the order in which they began; those that a harness leads come at its end."""
     turns_begun: int = 0
     """The trained conversations' turns, against the limit on them."""
     stop_reason: StopReason | None = None

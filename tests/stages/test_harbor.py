@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 from needed import usable
-from rootfs import tiny_root_filesystem
 from support.sandboxes import default_image
 
 from prorl_zmq import Job

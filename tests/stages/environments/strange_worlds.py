@@ -208,6 +208,28 @@ class Halves:
     def step(self, player, text): ...
 
 
+def asked(url, key, model, messages):
+    request = urllib.request.Request(f"{url}/chat/completions")
+    request.add_header("Authorization", f"Bearer {key}")
+    request.add_header("Content-Type", "application/json")
+    request.data = json.dumps({"model": model, "messages": messages}).encode()
+    with urllib.request.urlopen(request, timeout=30) as response:
+        return json.load(response)["choices"][0]["message"]
+
+
+class Players:
+    """Two players that say the same, each at an address with its name."""
+
+    def run(self, url, key, models, args, seed):
+        del seed
+        heard = {"white": [{"role": "user", "content": "Your move."}], "black": [{"role": "user", "content": "Go."}]}
+        for _ in range(2):
+            for player, messages in heard.items():
+                answer = asked(f"{url}/c/{player}", key, models[0], messages)
+                messages += [answer, {"role": "user", "content": "And now?"}]
+        return {"reward": 1.0, "rewards": args.get("rewards", {"white": 1.0, "black": -1.0})}
+
+
 class Caller:
     """Calls the model twice over HTTP."""
 
@@ -215,12 +237,7 @@ class Caller:
         del seed
         messages, said = [{"role": "user", "content": "Say one."}], ""
         while len(messages) < 5 and not args.get("silent"):
-            request = urllib.request.Request(f"{url}/chat/completions")
-            request.add_header("Authorization", f"Bearer {key}")
-            request.add_header("Content-Type", "application/json")
-            request.data = json.dumps({"model": models[0], "messages": messages}).encode()
-            with urllib.request.urlopen(request, timeout=30) as response:
-                answer = json.load(response)["choices"][0]["message"]
+            answer = asked(url, key, models[0], messages)
             said += answer["content"]
             messages += [answer, {"role": "user", "content": "Say more."}]
         rewards = dict.fromkeys(args.get("rewards", ()), -2.5)

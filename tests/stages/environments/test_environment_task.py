@@ -30,7 +30,7 @@ WORLDS = Path(__file__).with_name("strange_worlds.py")
 @pytest.fixture
 def environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PRORL_ENVIRONMENTS", str(tmp_path))
-    for name in ("Both", "Guess", "Duel", "Strange", "Caller"):
+    for name in ("Both", "Guess", "Duel", "Strange", "Caller", "Players"):
         offer(tmp_path, name.lower(), f"{WORLDS}:{name}")
     return tmp_path
 
@@ -150,6 +150,28 @@ def test_programs_call_the_model_at_an_address_of_their_own() -> None:
         assert roles(trajectory).count(Role.ASSISTANT) == 2
         assert trajectory.result.turn_rewards == ((len(trajectory.turns) - 1, -2.5),)
         assert trajectory.result.metrics["said"] == 6.0
+
+
+@pytest.mark.usefixtures("environments")
+def test_players_of_a_program_are_conversations_with_rewards_of_their_own() -> None:
+    (trajectory,) = played(say(*"abcd"), {"environment": "players"}, group_id="g")
+    assert (trajectory.outcome, trajectory.reward, trajectory.error) == (Outcome.COMPLETED, 1.0, None)
+    white, black = trajectory.split()
+    assert [(one.group_id, one.reward) for one in (white, black)] == [("g/white", 1.0), ("g/black", -1.0)]
+    for part, letters in ((white, "ac"), (black, "bd")):
+        said = part.token_ids[part.loss_mask]
+        assert said.tolist() == [token for letter in letters for token in tokens_of(letter)]
+        assert roles(part) == [Role.USER, Role.ASSISTANT] * 2
+        assert len(part.segments()) == 1
+
+
+@pytest.mark.usefixtures("environments")
+def test_a_reward_of_a_player_who_never_spoke_is_refused_by_name() -> None:
+    instance = {"environment": "players", "args": {"rewards": {"white": 1.0, "grey": 1.0}}}
+    (trajectory,) = played(say(*"abcd"), instance)
+    assert trajectory.outcome == Outcome.FAILED
+    assert trajectory.error is not None
+    assert "a reward for the conversation 'grey'; the rollout has: white, black" in trajectory.error.message
 
 
 @pytest.mark.usefixtures("environments")
