@@ -53,6 +53,8 @@ class EnvironmentPlace(NamedTuple):
     """Its interpreter."""
     adapter: str
     """`module:Class`, or `/path/file.py:Class`."""
+    installed_at_s: float = 0.0
+    """Seconds since 1970; one that is installed anew has workers of its own."""
 
 
 class Hello(msgspec.Struct, frozen=True):

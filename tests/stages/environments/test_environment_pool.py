@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -15,7 +16,11 @@ from support.waiting import until, until_async
 
 from prorl_zmq.errors import EnvironmentFailed
 from prorl_zmq.stages.environments.environment_pool import EnvironmentPool, Message
+from prorl_zmq.stages.environments.environment_store import EnvironmentStore
 from prorl_zmq.stages.environments.environment_worker import EnvironmentPlace
+
+sys.path.append(str(Path(__file__).parent))
+from offered import offer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -233,6 +238,19 @@ def test_numbers_of_any_type_are_rewards_and_what_is_too_large_is_no_info() -> N
             await world.open({"does": ".many_kinds_of_numbers"}, None)
             step = await world.step("main", "a")
             assert (step.rewards, step.info) == ({"main": 0.5, "other": 1.0}, {"half": 0.5})
+
+    pooled(use)
+
+
+def test_an_environment_that_is_installed_anew_is_played_by_new_workers(tmp_path: Path) -> None:
+    async def use(pool: EnvironmentPool) -> None:
+        for game in ("chess", "go"):
+            world = tmp_path / "world.py"
+            world.write_text(WORLDS.read_text().replace("Guess my number", game))
+            shutil.rmtree(tmp_path / "guess", ignore_errors=True)
+            offer(tmp_path, "guess", f"{world}:Guess")
+            async with pool.rollout(EnvironmentStore(tmp_path).place("guess"), "a") as playing:
+                assert (await playing.open({}, 1)).observations == {"main": f"{game}."}
 
     pooled(use)
 
