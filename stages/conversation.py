@@ -161,6 +161,8 @@ class Conversation(ConversationRecord):
         return len(self.turns[-1].calls) if self.turns else 0
 
     def _check_free(self, what: str) -> None:
+        if self._episode.is_over:
+            raise HandlerFailed(f"conversation {self.name!r}: `{what}` was called after RUN had ended")
         if self._busy:
             raise HandlerFailed(f"conversation {self.name!r}: `{what}` was called while another call is under way")
         if self.stop is not None:

@@ -251,9 +251,11 @@ class PhaseRunner:
                 self._others.release()
 
     async def _end_conversations(self) -> None:
-        """Cancel turns that the task left under way, such as those beside one that failed."""
-        own = asyncio.current_task()
-        records = self._episode.conversations if self._episode is not None else ()
+        """End the episode, and cancel turns that the task left under way, such as those beside one that failed."""
+        if self._episode is None:
+            return
+        self._episode.end()
+        own, records = asyncio.current_task(), self._episode.conversations
         if left := {one.task for one in records if one.task is not None and one.task is not own}:
             for task in left:
                 task.cancel()

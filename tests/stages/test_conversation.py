@@ -598,6 +598,23 @@ def test_after_a_failed_turn_nothing_can_be_said() -> None:
         asyncio.run(talk.say("And?"))
 
 
+def test_after_run_nothing_is_said_and_no_turn_is_rewarded() -> None:
+    """What a task left running must not change a trajectory whose size has been told."""
+    shared = policy(ScriptedEngine("one", "two"))
+    talk = conversation(shared)
+    turn = asyncio.run(talk.say())
+    tokens = talk.trajectory.tokens
+    shared.episode.end()
+    for late in (talk, conversation(shared, name="late")):
+        with pytest.raises(HandlerFailed, match="`say` was called after RUN had ended"):
+            asyncio.run(late.say("And?"))
+    with pytest.raises(
+        HandlerFailed, match="the reward 1.0 was given to a turn after RUN had ended; EVAL gives rewards"
+    ):
+        turn.reward = 1.0
+    assert (talk.trajectory.tokens, turn.reward) == (tokens, None)
+
+
 def test_a_tool_that_ends_the_episode_ends_the_conversation() -> None:
     finish = '<tool_call>{"name": "finish", "arguments": {"message": "It is 3."}}</tool_call>'
     talk = conversation(policy(ScriptedEngine(finish)), [FinishTool()])
