@@ -146,9 +146,10 @@ class Rollout:
             await self._mcp.close()
 
     async def close(self) -> None:
-        """Cancel turns that the task left under way, such as after another turn failed; release all backends."""
-        own = asyncio.current_task()
-        records = self.episode.conversations
+        """End the episode, cancel turns that the task left under way, such as beside a failed one; release backends."""
+        if self._begun is not None:
+            self._begun.end()
+        own, records = asyncio.current_task(), self.episode.conversations
         if left := {one.task for one in records if one.task is not None and one.task is not own}:
             for task in left:
                 task.cancel()

@@ -132,7 +132,8 @@ class EnvironmentStore(PackageStore):
             installed = self.find(name)
         except (ConfigError, SandboxFailed) as error:
             raise EnvironmentFailed(error.message, environment=name, reason="missing") from error
-        return EnvironmentPlace(name, f"{installed.folder}/bin/python", adapter or installed.adapter)
+        python = f"{installed.folder}/bin/python"
+        return EnvironmentPlace(name, python, adapter or installed.adapter, installed.installed_at_s)
 
     def _adapter(self, name: str, folder: Path) -> str:
         if name in KNOWN:

@@ -158,6 +158,7 @@ OF_PATH = {
     "tests/dockerfile/test_stages.py::test_words_have_one_value_here_and_in_the_shell": PROCESS,
     "tests/tools/images/test_image.py": UNIT,
     "tests/tools/mcp/": UNIT,
+    "tests/tools/mcp/test_http.py": PROCESS,
     "tests/tools/images/test_definition.py": UNIT,
     "tests/tools/images/test_sources.py": UNIT,
     "tests/tools/images/test_sources.py::test_a_folders_identity_changes_with_its_content": PROCESS,

@@ -5,9 +5,12 @@ import contextlib
 import json
 import os
 import random
+import socket
 import sys
 import time
 import urllib.request
+from decimal import Decimal
+from fractions import Fraction
 
 
 class Guess:
@@ -149,6 +152,59 @@ class Strange:
     def surrogates(self, result):
         return {"observations": {"main": "a\ud800b"}}
 
+    def raises_without_words(self, result):
+        class Wordless(Exception):
+            def __str__(self):
+                raise RuntimeError
+
+        raise Wordless
+
+    def raises_half_a_pair(self, result):
+        raise RuntimeError("a\ud800b")
+
+    def raises_unheard(self, result):
+        sys.stderr.close()
+        raise RuntimeError("nobody listens")
+
+    def huge_together(self, result):
+        return {"observations": {str(player): "\U0001f600" * 999_999 for player in range(17)}}
+
+    def says_nothing(self, result):
+        return {"observations": {"main": []}}
+
+    def names_a_tool_wrongly(self, result):
+        return {**result, "tools": [{"name": "look <here>"}]}
+
+    def names_tools_alike(self, result):
+        tools = [{"name": "look", "players": [player]} for player in ("white", "black")]
+        return {**result, "tools": [*tools, tools[0]]}
+
+    def nests(self, result):
+        schema = {}
+        for _ in range(100_000):
+            schema = {"items": schema}
+        return {**result, "tools": [{"name": "look", "parameters": schema}]}
+
+    def beyond_float32(self, result):
+        return {"rewards": {"main": 10**400}}
+
+    def many_kinds_of_numbers(self, result):
+        return {"rewards": {"main": Decimal("0.5"), "other": True}, "info": {"huge": 10**400, "half": Fraction(1, 2)}}
+
+    def writes_to_the_socket(self, result):
+        """Write half a frame where the answers go, as a package does that writes to whatever descriptor is open."""
+        for number in range(3, 64):
+            with contextlib.suppress(OSError):
+                socket.socket(fileno=os.dup(number)).send(b"\xff\xff")
+        return result
+
+    def answers_twice(self, result):
+        frame = b'{"n": 3, "value": {"done": 7}}'  # the third call of the worker is this one
+        for number in range(3, 64):
+            with contextlib.suppress(OSError):
+                socket.socket(fileno=os.dup(number)).send(len(frame).to_bytes(4, "little") + frame)
+        return result
+
     def nan(self, result):
         return {"rewards": {"main": float("nan")}}
 
@@ -163,6 +219,18 @@ class Strange:
 
     def no_text(self, result):
         return {"observations": {"main": 5}}
+
+    def is_silent(self, result):
+        return {}
+
+    def rewards_a_stranger(self, result):
+        return {"rewards": {"player_0": 1.0}, "done": True}
+
+    def says_a_lot(self, result):
+        self.said = getattr(self, "said", 0) + 100
+        told = range(self.said, self.said + 30)
+        info = {f"{'n' * 200} {number}": number for number in told} | {f"text {number}": "t" for number in told}
+        return {**result, "info": info, "done": self.said == 1000}
 
     def masks(self, result):
         return {"mask": "the judge was away"}
@@ -198,6 +266,10 @@ class Program:
             return {"error": args["error"]}
         print(url, key)
         return {"reward": -2, "turn_rewards": [-2.5, 0.5], "metrics": {"models": len(models), "seed": seed}}
+
+
+class Hasty(Guess):
+    limit_s = 0
 
 
 class Halves:

@@ -14,6 +14,7 @@ from prorl_zmq import Job, Outcome, Role, Sampling
 from prorl_zmq.stages.handlers.environment import EnvironmentHandler
 from prorl_zmq.testing import LocalService, say, tool_call
 from prorl_zmq.testing.scripted_engine import tokens_of
+from prorl_zmq.wire.messages.base import NOTES_LIMIT
 from prorl_zmq.wire.messages.jobs import EpisodeLimits
 
 sys.path.append(str(Path(__file__).parent))
@@ -129,6 +130,37 @@ def test_rollouts_of_a_dead_worker_are_tried_again_and_none_is_rewarded() -> Non
     assert trajectory.error.code == "environment_failed"
     assert "the environment strange: its worker ended with exit code 7" in trajectory.error.message
     assert trajectory.result.attempt == 3
+
+
+@pytest.mark.parametrize(
+    ("does", "said"),
+    [
+        (".is_silent", "it has not ended, and no player sees anything to answer"),
+        (".rewards_a_stranger", "all its rewards are for player_0, and its players are main"),
+    ],
+)
+@pytest.mark.usefixtures("environments")
+def test_what_would_be_a_reward_by_mistake_is_none(does: str, said: str) -> None:
+    (trajectory,) = played(say("a"), {"environment": "strange", "args": {"does": does}})
+    assert (trajectory.outcome, trajectory.reward) == (Outcome.INFRASTRUCTURE_ERROR, None)
+    assert f"the environment strange: {said}" in str(trajectory.error)
+
+
+@pytest.mark.usefixtures("environments")
+def test_no_environment_says_more_than_a_result_can_have() -> None:
+    (trajectory,) = played(say(*"a" * 10), {"environment": "strange", "args": {"does": ".says_a_lot"}})
+    assert (trajectory.outcome, trajectory.reward, trajectory.error) == (Outcome.COMPLETED, 5.0, None)
+    notes = trajectory.result.notes
+    assert len(notes) == NOTES_LIMIT
+    assert notes["text 100"] == "t"
+    assert "text 129: t" in notes["more info"]
+
+
+@pytest.mark.usefixtures("environments")
+def test_a_tool_that_the_environment_lacks_is_named() -> None:
+    (trajectory,) = played(say("a"), {"environment": "duel", "tools": ["look", "lok"]})
+    assert trajectory.outcome == Outcome.FAILED
+    assert "the environment duel has no tool lok; it has look" in str(trajectory.error)
 
 
 def test_an_environment_that_is_not_there_is_named(environments: Path) -> None:
