@@ -157,7 +157,8 @@ class PackageStore(ABC):
             if there is not None and not again and there.package == package.package:
                 say(f"{name} {version} is installed already")
                 return there
-            say(f"installing {name} {version} from {'npm' if isinstance(package, Npm) else 'PyPI'}")
+            source = f" {version} from {'npm' if isinstance(package, Npm) else 'PyPI'}" if package.package else ""
+            say(f"installing {name}{source}")
             started = time.monotonic()
             with folder.building() as build:
                 base = installer.install(build, folder.descriptor)

@@ -150,7 +150,6 @@ STAND_ALONE = {
     "prorl_zmq.integrations.skyrl",
     "prorl_zmq.integrations.trl.on_cpu",
     "prorl_zmq.service.notify",
-    "prorl_zmq.stages.environments.trial",
     "prorl_zmq.stages.handlers.math",
     "prorl_zmq.system.free_memory",
     "prorl_zmq.system.used_memory",

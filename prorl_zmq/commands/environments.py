@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import ConfigError, HandlerFailed
+from ..system.logs import say
 from .images import build_progress
 from .options import Verbose, Wait
 from .tables import print_table
@@ -102,7 +103,11 @@ def try_(
     seed: Annotated[int, typer.Option(help="The `seed` of an instance.")] = 1,
     says: Annotated[
         list[str] | None,
-        typer.Option("--say", metavar="TEXT", help="What the player that acts says next. May be given again."),
+        typer.Option(
+            "--say",
+            metavar="TEXT",
+            help="What the next player that acts says. May be given again.",
+        ),
     ] = None,
     into: Into = None,
 ) -> None:
@@ -119,11 +124,13 @@ def try_(
         given = msgspec.json.decode(args, type=dict)
     except msgspec.MsgspecError as error:
         raise ConfigError(f'--args must be a JSON object, such as \'{{"id": "…"}}\': {error}', key="args") from error
-    place = environment_store(into).place(name)
     try:
+        place = environment_store(into).place(name)
+        say("prorl env", f"starting {name}")
         print(asyncio.run(try_environment(place, given, seed, says or [])))
     except EnvironmentFailed as error:
-        raise HandlerFailed(error.message) from error
+        hint = "" if given or error.fields["reason"] == "missing" else "; --args is empty: give what it needs"
+        raise HandlerFailed(f"{error.message}{hint}") from error
 
 
 def environment_store(root: Path | None) -> EnvironmentStore:

@@ -12,8 +12,9 @@ plain dictionaries, as JSON can carry them; their types are here for readers and
             return {"observations": {"main": "Guess my number."}}
 
         def step(self, player, text):
-            right = text.strip() == str(self.number)
-            return {"observations": {player: "No. Again."}, "rewards": {player: float(right)}, "done": right}
+            if text.strip() == str(self.number):
+                return {"rewards": {player: 1.0}, "done": True}
+            return {"observations": {player: "No. Again."}}
 
         def close(self):
             return None

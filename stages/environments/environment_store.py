@@ -131,7 +131,13 @@ class EnvironmentStore(PackageStore):
         try:
             installed = self.find(name)
         except (ConfigError, SandboxFailed) as error:
-            raise EnvironmentFailed(error.message, environment=name, reason="missing") from error
+            message = error.message
+            if known is None and NAME.fullmatch(short) and not (self.root / short).exists():
+                message = (
+                    f"environment {short} is neither known nor installed in {self.root}; see: {self.command} list, "
+                    f"or install your own: {self.command} install {short} --adapter FILE.py:CLASS"
+                )
+            raise EnvironmentFailed(message, environment=name, reason="missing") from error
         python = f"{installed.folder}/bin/python"
         return EnvironmentPlace(name, python, adapter or installed.adapter, installed.installed_at_s)
 
@@ -163,4 +169,8 @@ def _checked_place(place: str) -> str:
         raise ConfigError(
             f"the adapter's file {module} does not exist; files of this package: {known}", key="environment"
         )
+    text = file.read_text(encoding="utf-8", errors="replace")
+    if not re.search(rf"\b{name.partition('.')[0]}\b|import \*", text):
+        classes = ", ".join(re.findall(r"^class (\w+)", text, re.MULTILINE)) or "none"
+        raise ConfigError(f"{file} has no {name}; its classes: {classes}", key="environment")
     return f"{file.absolute()}:{name}"
