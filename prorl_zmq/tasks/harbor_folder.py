@@ -52,6 +52,8 @@ LIVE = re.compile(
 """What tests have in them that look at servers and other processes."""
 SPARE_S = 60.0
 """For what is not the agent or its verifier: copying files, health checks."""
+VERIFIER_RUNS = 3
+"""Most runs of the verifier: more than one where its tools seem to be missing."""
 LONGEST_S = 7 * 86400.0
 
 
@@ -79,10 +81,10 @@ class TaskFolder:
     def limits(self) -> PhaseLimits:
         """Return limits of the job in which the task's own limits have room. Verification may be part of RUN."""
         steps = self.task.steps
-        run_s = sum((step.agent_s or 0.0) + step.verifier.timeout_s for step in steps) + SPARE_S
+        run_s = sum((step.agent_s or 0.0) + VERIFIER_RUNS * step.verifier.timeout_s for step in steps) + SPARE_S
         return PhaseLimits(
             run_s=min(LONGEST_S, max(PhaseLimits().run_s, run_s)),
-            eval_s=min(LONGEST_S, max(PhaseLimits().eval_s, steps[-1].verifier.timeout_s + SPARE_S)),
+            eval_s=min(LONGEST_S, max(PhaseLimits().eval_s, VERIFIER_RUNS * steps[-1].verifier.timeout_s + SPARE_S)),
         )
 
 

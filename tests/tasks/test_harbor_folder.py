@@ -105,7 +105,7 @@ def test_every_key_has_its_place(tmp_path: Path) -> None:
     assert environment.healthcheck == Healthcheck("curl localhost", retries=9)
     assert read.images[0].build_s == 90
     limits = read.limits()
-    assert (limits.run_s, limits.eval_s) == (3600.5 + 1200 + 60, 1260)
+    assert (limits.run_s, limits.eval_s) == (3600.5 + 3 * 1200 + 60, 3 * 1200 + 60)
 
 
 def test_steps_inherit_what_they_do_not_say(tmp_path: Path) -> None:
