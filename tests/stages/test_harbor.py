@@ -238,6 +238,7 @@ def test_a_live_server_is_graded_before_its_end(live: bool) -> None:
 
 @pytest.mark.proof
 def test_files_that_the_image_has_at_tests_are_restored(sandboxes_of: SharedSandboxes, tmp_path: Path) -> None:
+    usable("apptainer")
     file = tmp_path / "environment" / "Dockerfile"
     file.parent.mkdir()
     file.write_text("FROM small\nRUN mkdir /tests && echo 42 > /tests/expected.txt\n")
