@@ -43,8 +43,8 @@ COMPRESSION = 1
 CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
 STEP_NAME = re.compile(r'[^<>:"/\\|?*\x00-\x1f\x7f]{1,255}(?<![. ])')
 IMAGE_NAME_LIMIT = 100
-PLAIN_REFERENCE = re.compile(r"(?!harbor-)[A-Za-z0-9][A-Za-z0-9.-]*(:[A-Za-z0-9.-]+)?(?<!\.sif)")
-"""A published image whose name needs no digest. Built images are `harbor-…`, and SIF files end with `.sif`."""
+STORE_NAME = re.compile(r"(?!harbor-)[A-Za-z0-9][A-Za-z0-9._-]{0,99}(?<!\.sif)")
+"""A name of an image in the store: built ones are `harbor-…`, and SIF files end with `.sif`."""
 LIVE = re.compile(
     rb"localhost|127\.0\.0\.1|0\.0\.0\.0|/proc/|psutil|"
     rb"\b(pgrep|pkill|pidof|netstat|lsof|systemctl)\b|\b(ps|ss) +-|\bps aux"
@@ -372,14 +372,13 @@ class _Reader:
 
 
 def published_name(reference: str) -> str:
-    """Return the name in the store of a published image, such as `ubuntu_24.04` of `ubuntu:24.04`.
+    """Return the name in the store of a published image, such as `ubuntu_24.04-…` of `ubuntu:24.04`; no other has it.
 
-    No two references have one name: where `_` could stand for another character than the `:` of a tag, a digest of the
-    reference follows.
+    A reference that is a name in the store stays as it is.
     """
+    if STORE_NAME.fullmatch(reference):
+        return reference
     name = re.sub(r"[^A-Za-z0-9._-]+", "_", reference).lstrip("._-")
-    if PLAIN_REFERENCE.fullmatch(reference) and len(name) <= IMAGE_NAME_LIMIT:
-        return name
     return f"{name[: IMAGE_NAME_LIMIT - 17]}-{hashlib.sha256(reference.encode()).hexdigest()[:16]}"
 
 

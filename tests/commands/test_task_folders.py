@@ -130,14 +130,14 @@ def test_missing_images_are_built(tmp_path: Path) -> None:
     done = prorl(*where, "--base", "ubuntu:24.04=small", "--base", f"debian:12={tiny}")
     assert done.returncode == 1
     shown = plain(done.stdout)
-    assert "debian_12 built 1" in shown
+    assert f"{published_name('debian:12')} built 1" in shown
     assert "line 3: RUN echo no && exit 7 failed" in shown
     names = [image.name for image in store.list()]
     (name,) = (name for name in names if name.startswith("harbor-"))
-    assert sorted(names) == sorted(["small", "debian_12", name])
+    assert sorted(names) == sorted(["small", published_name("debian:12"), name])
     assert (store.show(name).path / "app" / "built").read_text() == "/app\n"
     assert isinstance(parse_base(str(store.show(name).path)).base(), str)
-    assert "debian_12 there 1" in plain(prorl(*where[:-1]).stdout)
+    assert f"{published_name('debian:12')} there 1" in plain(prorl(*where[:-1]).stdout)
 
 
 @pytest.mark.proof
