@@ -42,6 +42,15 @@ def test_each_folder_is_shown_with_what_is_wrong(tmp_path: Path) -> None:
     assert "has no task folder" in complaint(prorl("tasks", "validate", tmp_path / "good" / "tests"))
 
 
+def test_an_mcp_server_that_the_operator_must_list_is_named(tmp_path: Path) -> None:
+    server = '[[environment.mcp_servers]]\nname = "shop"\ntransport = "http"\nurl = "https://x.example/mcp"\n'
+    make_task(tmp_path / "a", server)
+    done = prorl("tasks", "validate", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "ok, if the service has https://x.example/mcp in [[mcp]]" in plain(done.stdout)
+    assert "1 of 1 task folders can run" in done.stdout
+
+
 def test_many_folders_are_shown_only_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prorl_zmq.commands.task_folders.SHOWN_FOLDERS", 2)
     for name in "abc":
