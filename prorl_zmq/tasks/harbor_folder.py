@@ -42,8 +42,8 @@ COMPRESSION = 1
 CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
 STEP_NAME = re.compile(r'[^<>:"/\\|?*\x00-\x1f\x7f]{1,255}(?<![. ])')
 IMAGE_NAME_LIMIT = 100
-PLAIN_REFERENCE = re.compile(r"(?!harbor-)[A-Za-z0-9][A-Za-z0-9.-]*(:[A-Za-z0-9.-]+)?(?<!\.sif)")
-"""A published image whose name needs no digest. Built images are `harbor-…`, and SIF files end with `.sif`."""
+STORE_NAME = re.compile(r"(?!harbor-)[A-Za-z0-9][A-Za-z0-9._-]{0,99}(?<!\.sif)")
+"""A name of an image in the store: built ones are `harbor-…`, and SIF files end with `.sif`."""
 LIVE = re.compile(
     rb"localhost|127\.0\.0\.1|0\.0\.0\.0|/proc/|psutil|"
     rb"\b(pgrep|pkill|pidof|netstat|lsof|systemctl)\b|\b(ps|ss) +-|\bps aux"
@@ -56,6 +56,8 @@ LIVE_HINTS = (
 """Texts without any of these do not match `LIVE`, which takes five times as long."""
 SPARE_S = 60.0
 """For what is not the agent or its verifier: copying files, health checks."""
+VERIFIER_RUNS = 3
+"""Most runs of the verifier: more than one where its tools seem to be missing."""
 LONGEST_S = 7 * 86400.0
 
 
@@ -83,10 +85,10 @@ class TaskFolder:
     def limits(self) -> PhaseLimits:
         """Return limits of the job in which the task's own limits have room. Verification may be part of RUN."""
         steps = self.task.steps
-        run_s = sum((step.agent_s or 0.0) + step.verifier.timeout_s for step in steps) + SPARE_S
+        run_s = sum((step.agent_s or 0.0) + VERIFIER_RUNS * step.verifier.timeout_s for step in steps) + SPARE_S
         return PhaseLimits(
             run_s=min(LONGEST_S, max(PhaseLimits().run_s, run_s)),
-            eval_s=min(LONGEST_S, max(PhaseLimits().eval_s, steps[-1].verifier.timeout_s + SPARE_S)),
+            eval_s=min(LONGEST_S, max(PhaseLimits().eval_s, VERIFIER_RUNS * steps[-1].verifier.timeout_s + SPARE_S)),
         )
 
 
@@ -372,14 +374,13 @@ class _Reader:
 
 
 def published_name(reference: str) -> str:
-    """Return the name in the store of a published image, such as `ubuntu_24.04` of `ubuntu:24.04`.
+    """Return the name in the store of a published image, such as `ubuntu_24.04-…` of `ubuntu:24.04`; no other has it.
 
-    No two references have one name: where `_` could stand for another character than the `:` of a tag, a digest of the
-    reference follows.
+    A reference that is a name in the store stays as it is.
     """
+    if STORE_NAME.fullmatch(reference):
+        return reference
     name = re.sub(r"[^A-Za-z0-9._-]+", "_", reference).lstrip("._-")
-    if PLAIN_REFERENCE.fullmatch(reference) and len(name) <= IMAGE_NAME_LIMIT:
-        return name
     return f"{name[: IMAGE_NAME_LIMIT - 17]}-{hashlib.sha256(reference.encode()).hexdigest()[:16]}"
 
 
