@@ -85,6 +85,21 @@ def test_two_players_of_a_program_are_two_conversations(path: str) -> None:
     ]
 
 
+def test_players_who_say_the_same_keep_their_own_turns() -> None:
+    """Their histories are text alone, so nothing but the names tells them apart."""
+    more = [{"role": "assistant", "content": "pass"}, {"role": "user", "content": "And now?"}]
+
+    async def program(client: Client) -> None:
+        body = asking(CHAT, "Your move.")
+        for name in ("white", "black"):
+            await client.post(f"/c/{name}{CHAT}", body)
+        for name in ("black", "white"):
+            await client.post(f"/c/{name}{CHAT}", body | {"messages": [*body["messages"], *more]})
+
+    episode = played(talk_of("pass", "pass", "b", "w"), program)
+    assert said(episode) == {"white": ["pass.w."], "black": ["pass.b."]}
+
+
 def test_the_header_names_a_conversation_and_calls_without_a_name_are_main() -> None:
     async def program(client: Client) -> None:
         await client.post(CHAT, asking(CHAT, "Hello."))
