@@ -246,7 +246,7 @@ def test_a_program_that_sends_more_than_a_rollout_may_earns_nothing(
     monkeypatch.setattr(call_limits, "BYTES", 20_000)
     monkeypatch.setattr(call_limits, "BYTES_PER_TURN", 0)
     policy = ScriptedPolicy(lambda _: tool_call("bash", command="seq 1000"))
-    with pytest.raises(SandboxLimitExceeded, match="sent more than 0 MiB of requests") as raised:
+    with pytest.raises(SandboxLimitExceeded, match="sent more than the 0 MiB of model requests") as raised:
         lead(sandboxes, policy, job(agent(), episode=EpisodeLimits(max_turns=100)))
     assert 1 < len(policy.said) < 10
     assert failure_of(raised.value).reward == 0.0
