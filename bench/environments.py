@@ -29,7 +29,7 @@ from prorl_zmq import Job, Outcome, Role
 from prorl_zmq.errors import EnvironmentFailed
 from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.stages.environments.environment_pool import EnvironmentPool
-from prorl_zmq.stages.environments.environment_store import EnvironmentStore, default_root
+from prorl_zmq.stages.environments.environment_store import EnvironmentStore
 from prorl_zmq.stages.handler import AgentHandler, EvalPhase, Evaluation, PhaseData, RunPhase
 from prorl_zmq.stages.handlers.environment import EnvironmentHandler
 from prorl_zmq.testing import LocalService, say
@@ -312,7 +312,7 @@ def playing(handler: EnvironmentHandler) -> list[int]:
 def measure(quick: bool) -> list[Row]:
     """Measure all."""
     try:
-        place = EnvironmentStore(default_root()).place("gem")
+        place = EnvironmentStore().place("gem")
     except EnvironmentFailed as error:
         raise Incomplete(error.message, []) from error
     rollouts, processes = (QUICK_ROLLOUTS, QUICK_PROCESSES) if quick else (ROLLOUTS, PROCESSES)

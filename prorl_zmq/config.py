@@ -145,10 +145,9 @@ class BackendSettings(Section, frozen=True, kw_only=True):
     """One `[[backends]]`: inference engines that the service starts itself, or servers that run already."""
 
     name: ModelName = POLICY
-    """The model that they serve, by which jobs ask for it. `policy` is what is trained; a task may talk to others too,
-    such as `user`."""
+    """The name by which jobs select their model. `policy` is trained; tasks may talk to others too, such as `user`."""
     frozen: bool = False
-    """They keep their weights: weight updates pass them by."""
+    """They keep their weights: weight updates skip them."""
     kind: str = "embedded"
     """An engine kind of an installed package (entry points `prorl_zmq.engines`); each takes some of what follows."""
     model: str = ""

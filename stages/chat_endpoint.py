@@ -20,14 +20,13 @@ import msgspec
 
 from ..errors import ConfigError, EngineFailed
 from ..system.logs import keep_secret
-from ..wire.messages.base import POLICY
+from ..wire.messages.base import ENDPOINT_PREFIX, POLICY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ..inference.http.connections import Connections
 
-MODEL_PREFIX = "PRORL_MODEL_"
 CONNECTIONS = 32
 TRY_S = 120.0
 """Default limit of one reply, in seconds; a reasoning model needs a minute."""
@@ -36,7 +35,34 @@ RETRY_S = 60.0
 BACKOFF_S = 0.5
 LONGEST_BACKOFF_S = 10.0
 REPLY_LIMIT_BYTES = 2**20
-_NAMED = re.compile(rf"{MODEL_PREFIX}([A-Z0-9_]{{1,64}})_URL")
+_NAMED = re.compile(rf"{ENDPOINT_PREFIX}([A-Z0-9_]{{1,64}})_URL")
+
+
+class CalledFunction(msgspec.Struct, frozen=True):
+    name: str
+    arguments: str = ""
+
+
+class _Call(msgspec.Struct, frozen=True):
+    function: CalledFunction
+
+
+class _Message(msgspec.Struct, frozen=True):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[_Call] | None = None
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    message: _Message
+    finish_reason: str | None = None
+
+
+class Completion(msgspec.Struct, frozen=True):
+    """The fields of a server's reply that are read."""
+
+    choices: list[_Choice]
 
 
 class ChatEndpoint:
@@ -72,9 +98,9 @@ class ChatEndpoint:
         """Return the server's reply to a body, whose `model` is filled in.
 
         Raises:
-            ConfigError: the environment names no server, or a variable is wrong.
+            ConfigError: a variable of the environment is missing or invalid.
             EngineFailed: the server did not answer, or was busy or broken for too long (`unreachable`, `url`), or it
-                rejected the question (`refused`, `output`).
+                rejected the request (`refused`, `output`).
         """
         connections = self._opened()
         packed = msgspec.json.encode({"model": self.model, **body})
@@ -110,16 +136,16 @@ class ChatEndpoint:
         name, key_name = f"{self._prefix}_URL", f"{self._prefix}_KEY"
         if unset := self.unset():
             raise ConfigError(
-                f"no {self._what} is configured: set {unset} for the {self._wanted_by} stage processes (an "
-                f"OpenAI-style server and its model; {key_name}, if it wants a key)",
+                f"no {self._what} is configured: set {unset} (an OpenAI-style server and its model; {key_name}, if it "
+                f"needs a key) in the environment of the {self._wanted_by} stage processes",
                 key=name,
             )
         url, key = (self._environment.get(one, "").strip() for one in (name, key_name))
         if not (key.isascii() and (key.isprintable() or not key)):
-            raise ConfigError(f"{key_name} must be plain ASCII", key=key_name)
+            raise ConfigError(f"{key_name} must be one line of plain ASCII; set it to the server's key", key=key_name)
         keep_secret(key)
         if "@" in url.partition("://")[2].partition("/")[0]:  # errors name the address
-            raise ConfigError(f"{name} has a user or password in it; set {key_name} instead", key=name)
+            raise ConfigError(f"{name} contains a user or password; remove it, and set {key_name} instead", key=name)
         try:
             # These connections do not retry: one loop decides on all retries.
             base = url.rstrip("/").removesuffix("/v1")
@@ -129,7 +155,7 @@ class ChatEndpoint:
         return self._connections
 
     async def _try(self, connections: Connections, body: bytes) -> bytes | EngineFailed:
-        """Ask once; return the reply, or the retryable failure."""
+        """Send the request once; return the reply, or the retryable failure."""
         url = connections.url
         try:
             async with asyncio.timeout(self._try_s):
@@ -139,20 +165,15 @@ class ChatEndpoint:
         except EngineFailed as error:
             if not error.fields.get("unreachable"):
                 raise EngineFailed(f"the {self._what} cannot be used: {error.message}", refused=True) from error
-            problem = f"cannot be asked: {error.message}"
+            problem = f"cannot be reached: {error.message}"
         else:
             if answer.status == 200:
                 return answer.body
             if answer.status < 500:
-                message = f"the {self._what} at {url} refuses the question: {answer.excerpt()}"
+                message = f"the {self._what} at {url} rejects the request: {answer.excerpt()}"
                 raise EngineFailed(message, refused=True, output=answer.excerpt())
             problem = f"failed: {answer.excerpt()}"
         return EngineFailed(f"the {self._what} at {url} ({self._prefix}_URL) {problem}", unreachable=True, url=url)
-
-
-def variables_of(model: str) -> str:
-    """Return the prefix of the variables that name a model's endpoint."""
-    return MODEL_PREFIX + re.sub(r"[^A-Z0-9]", "_", model.upper())
 
 
 def endpoints(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:

@@ -235,7 +235,7 @@ class Conversation(ConversationRecord):
         return (turn, answers) if answers is not None else (self._end(turn, StopReason.FINISHED), ())
 
     async def _opened(self, messages: list[ChatMessage], results: Sequence[str]) -> JobPolicy:
-        """Pass on what is said next; return the policy."""
+        """Add the next messages to the chat; return the policy."""
         if not self.trained:
             self.transcript += self._coming if self._chat is None else ()
             self.transcript += [*(ChatMessage(Role.TOOL, text) for text in results), *messages]

@@ -23,7 +23,9 @@ from ..errors import ConfigError, EngineFailed
 from ..inference.chat import Piece, Prompt, ReadTurn
 from ..inference.engine import Generation
 from ..inference.tool_calls.call import MalformedCall, ToolCall
+from ..wire.messages.base import endpoint_variables
 from ..wire.messages.engines import VersionSpan
+from .chat_endpoint import CalledFunction, Completion
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -38,39 +40,14 @@ if TYPE_CHECKING:
 _ROLES = {Role.SYSTEM: "system", Role.USER: "user", Role.ASSISTANT: "assistant", Role.TOOL: "tool"}
 
 
-class _Function(msgspec.Struct, frozen=True):
-    name: str
-    arguments: str = ""
-
-
-class _Call(msgspec.Struct, frozen=True):
-    function: _Function
-
-
 class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
     """One line: a message, or the tools."""
 
     role: str = ""
     content: str = ""
     reasoning: str = ""
-    calls: tuple[_Function, ...] = ()
+    calls: tuple[CalledFunction, ...] = ()
     tools: tuple[dict[str, Any], ...] = ()
-
-
-class _Message(msgspec.Struct, frozen=True):
-    content: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    tool_calls: list[_Call] | None = None
-
-
-class _Choice(msgspec.Struct, frozen=True):
-    message: _Message
-    finish_reason: str | None = None
-
-
-class _Reply(msgspec.Struct, frozen=True):
-    choices: list[_Choice]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +73,7 @@ class EndpointChat:
         """
         lines = [msgspec.json.decode(line, type=_Line) for line in _lines(token_ids)]
         try:
-            reply = msgspec.json.decode(await self.endpoint.complete(_body(lines, sampling)), type=_Reply)
+            reply = msgspec.json.decode(await self.endpoint.complete(_body(lines, sampling)), type=Completion)
             choice = reply.choices[0]
         except EngineFailed as error:
             error.fields["model"] = self.name
@@ -104,7 +81,8 @@ class EndpointChat:
         except ConfigError as error:
             raise EngineFailed(error.message, model=self.name) from error
         except (msgspec.MsgspecError, UnicodeError, IndexError) as error:
-            message = f"the answer of the model {self.name} is no chat completion: {error}"
+            url = f"{endpoint_variables(self.name)}_URL"
+            message = f"the model {self.name} did not answer with a chat completion; check {url}: {error}"
             raise EngineFailed(message, model=self.name) from error
         said = choice.message
         content = said.content or ""
@@ -141,7 +119,7 @@ class EndpointChat:
         try:
             turn = msgspec.json.decode(_text(generated), type=_Line)
         except (msgspec.MsgspecError, UnicodeError) as error:
-            raise EngineFailed(f"a turn of the model {self.name} is not whole: {error}", model=self.name) from error
+            raise EngineFailed(f"a turn of the model {self.name} cannot be read: {error}", model=self.name) from error
         calls = tuple(map(_call, turn.calls))
         return ReadTurn(turn.reasoning or None, turn.content, turn.content, calls, ended=True)
 
@@ -211,15 +189,15 @@ def _messages(lines: Iterator[_Line]) -> Iterator[dict[str, Any]]:
 
 
 def _piece(message: ChatMessage) -> Piece:
-    calls = tuple(_Function(call.name, msgspec.json.encode(call.arguments).decode()) for call in message.calls)
+    calls = tuple(CalledFunction(call.name, msgspec.json.encode(call.arguments).decode()) for call in message.calls)
     return Piece(message.role, _ids(_Line(_ROLES[message.role], message.content, message.reasoning or "", calls)))
 
 
-def _call(call: _Function) -> ToolCall | MalformedCall:
+def _call(call: CalledFunction) -> ToolCall | MalformedCall:
     try:
         arguments = msgspec.json.decode(call.arguments or "{}", type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeError) as error:
-        return MalformedCall(f"The arguments of {call.name} are no JSON object: {error}", call.name, call.arguments)
+        return MalformedCall(f"The arguments of {call.name} must be a JSON object: {error}", call.name, call.arguments)
     return ToolCall(call.name, arguments)
 
 

@@ -66,7 +66,7 @@ class Turn:
         self.calls: tuple[ToolCall | MalformedCall, ...] = read.calls if read is not None else ()
         """Its tool calls, in order; a conversation without tools has none."""
         self.stop: StopReason | None = None
-        """Why the conversation ends with this turn, such as a limit; None: the conversation can go on."""
+        """Why the conversation ends with this turn, such as a limit; None: the conversation can continue."""
         self._row = row
         self._reward: float | None = None
         self._is_over = False
@@ -129,7 +129,7 @@ class ConversationRecord:
     turns: list[Turn] = field(default_factory=list)
     """The model's turns."""
     stop: StopReason | None = None
-    """Why nothing more can be said; None: the conversation can go on."""
+    """Why nothing more can be said; None: the conversation can continue."""
     failed: bool = False
     """A turn is under way, or has failed."""
     task: asyncio.Task[Any] | None = None
@@ -173,7 +173,7 @@ class Episode:
     trajectory: TrajectoryBuilder = field(default_factory=TrajectoryBuilder)
     """The first trained conversation."""
     conversations: list[ConversationRecord] = field(default_factory=list)
-    """In the order in which they began; none if a harness leads the rollout."""
+    """In the order in which they began; those that a harness leads come at its end."""
     turns_begun: int = 0
     """The trained conversations' turns, against the limit on them."""
     stop_reason: StopReason | None = None
@@ -267,4 +267,4 @@ class OtherPolicies(Protocol):
         """Return whether the job maps a name to a model other than the policy."""
 
     async def policy(self, role: str, *, parsed: bool = False) -> JobPolicy:
-        """Return what takes a model's turns."""
+        """Return the policy that takes a model's turns."""

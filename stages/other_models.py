@@ -1,4 +1,4 @@
-"""`OtherModels`: the models that a job talks to beside the policy, by the task's names for them (`Job.models`).
+"""`OtherModels`: the models that a job talks to besides the policy, by the task's names for them (`Job.models`).
 
 A name that the job does not map is a model's name itself. A model is a group of the service's backends, one of which
 the job holds as it holds the policy's, or an endpoint of the environment (see `chat_endpoint`), which comes first.
@@ -15,9 +15,9 @@ import msgspec
 
 from ..errors import EngineFailed
 from ..inference.chat.loading import chat_format
-from ..wire.messages.base import POLICY
+from ..wire.messages.base import POLICY, endpoint_variables
 from ..wire.messages.jobs import NamedModel
-from .chat_endpoint import ChatEndpoint, endpoints, variables_of
+from .chat_endpoint import ChatEndpoint, endpoints
 from .endpoint_chat import EndpointChat
 from .episode import UNLIMITED, Episode, JobPolicy
 
@@ -41,8 +41,8 @@ class ChatEndpoints:
 
     def find(self, model: str) -> ChatEndpoint | None:
         """Return a model's endpoint; None: the environment has none of this name."""
-        prefix = variables_of(model)
-        if model == POLICY or not self._environment.get(f"{prefix}_URL", "").strip():
+        prefix = endpoint_variables(model)
+        if prefix == endpoint_variables(POLICY) or not self._environment.get(f"{prefix}_URL", "").strip():
             return None
         if prefix not in self._open:
             self._open[prefix] = ChatEndpoint(prefix, f"model {model}", "RUN", self._environment)
@@ -65,7 +65,7 @@ class OtherModels:
     Args:
         job: its `models` count.
         endpoints: those of the process.
-        backend: makes the job's hold on a backend of a model.
+        backend: makes the job's backend of a model.
     """
 
     job: Job
@@ -85,7 +85,7 @@ class OtherModels:
         return role in self.job.models and not self.is_policy(role)
 
     async def policy(self, role: str, *, parsed: bool = False) -> JobPolicy:
-        """Return what takes a model's turns, with a record and limits of their own.
+        """Return the policy that takes a model's turns, with its own record and limits.
 
         Args:
             role: the task's or the program's name for the model.

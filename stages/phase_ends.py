@@ -147,7 +147,7 @@ def rewards_of(evaluation: Evaluation, names: Sequence[str]) -> dict[str, float]
 
     Raises:
         GraderFailed: one is not a finite number.
-        HandlerFailed: it is not a dict, or has a name that is none of a conversation.
+        HandlerFailed: it is not a dict, or names an unknown conversation.
     """
     given: Any = evaluation.rewards
     if not isinstance(given, Mapping):

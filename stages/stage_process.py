@@ -23,10 +23,8 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import msgspec
 import zmq
 
-from ..data.last_turns import turns_so_far
 from ..errors import MalformedMessage, ProrlError, from_info
 from ..inference.client import EngineClient
 from ..metrics.catalog import PROCESS_PAUSED
@@ -35,12 +33,11 @@ from ..security.keyring import WORKER, Keyring
 from ..security.peer_connection import PeerConnection
 from ..security.rights import Listener
 from ..security.zap_authenticator import ZapAuthenticator
-from ..system.logs import about_job, job_of_sandbox, of_job
+from ..system.logs import job_of_sandbox, of_job
 from ..system.memory import give_memory_back
 from ..system.node_name import place_of
 from ..system.pauses import PauseWatch
 from ..system.processes import stop_signals
-from ..system.traces import current
 from ..tools.node_facts import NodeFactsReader
 from ..tools.sandbox.sandboxes import Sandboxes
 from ..tools.sandbox.sweeping import sweep_abandoned
@@ -48,11 +45,10 @@ from ..wire import codec
 from ..wire.async_socket import AsyncSocket
 from ..wire.change_reports import ChangeReports
 from ..wire.messages.base import PROTOCOL_VERSION, new_id
-from ..wire.messages.jobs import Job, Phase
+from ..wire.messages.jobs import Phase
 from ..wire.messages.stages import (
     CloseSandbox,
     EventsNoted,
-    PhaseDone,
     ShowTurns,
     SlotDemand,
     StageCommand,
@@ -62,17 +58,16 @@ from ..wire.messages.stages import (
     StageWelcome,
     StartPhase,
     StopPhase,
-    TurnsShown,
 )
-from ..wire.sockets import CONTROL_FRAME_BYTES, JOB_FRAME_BYTES, MAX_FRAME_BYTES, endpoint_beside, open_socket
+from ..wire.sockets import CONTROL_FRAME_BYTES, JOB_FRAME_BYTES, endpoint_beside, open_socket
 from .backend_client import BackendClient
 from .event_outbox import EventOutbox
 from .grading.grader_pool import GraderPool
 from .judge import JudgeServer
 from .other_models import ChatEndpoints
-from .phase_ends import count_phase
-from .phase_runner import PhaseRunner, StageServices
+from .running_phases import RunningPhases
 from .sandbox_handoff import SandboxHandoff
+from .stage_services import StageServices
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
@@ -93,8 +88,6 @@ FIRST_REPORT_S = 0.5
 """Seconds between reports until the broker has answered."""
 MAX_REPORT_FAILURES = 10
 """Failed reports in a row before the process exits: the jobs of a silent process are lost anyway."""
-SENT_AT_ONCE = 16
-"""Most ends of phases that are sent together: sent one by one, each would wake libzmq's thread and the broker."""
 UNANSWERED_S = 5.0
 """Seconds of silence of the broker at first before a log line reports it."""
 
@@ -126,22 +119,6 @@ class StageOptions:
     """Seconds in which phases must stop; then the process exits without them."""
 
 
-@dataclass(slots=True)
-class _Running:
-    attempt: int
-    origin: str
-    runner: PhaseRunner
-    task: asyncio.Task[None] = field(init=False)
-
-    def stop(self) -> None:
-        """Cancel the phase once it has begun: a task cancelled before its first step reports nothing."""
-        asyncio.get_running_loop().call_soon(self._cancel)
-
-    def _cancel(self) -> None:
-        if not self.task.cancelling():  # a second cancel would interrupt the phase's clean-up
-            self.task.cancel()
-
-
 class StageProcess:
     """A stage process: `run` is a process's main, `serve` runs in any event loop.
 
@@ -165,10 +142,8 @@ class StageProcess:
         self._graders = GraderPool()
         self._judge = JudgeServer()
         self._endpoints = ChatEndpoints()
-        self._running: dict[str, _Running] = {}
         self._event_outbox = EventOutbox()
-        self._ended: list[list[Frame]] = []
-        """Events added in this iteration of the loop, not sent yet."""
+        self._running = RunningPhases(handlers, self._event_outbox, self._send_all)
         self._background: set[asyncio.Task[None]] = set()
         self._heartbeat_s = FIRST_REPORT_S
         self._services: StageServices | None = None
@@ -217,8 +192,7 @@ class StageProcess:
     def _note_pause(self, pause_s: float) -> None:
         log.warning("this process did not run for %.1f s, which does not count for its jobs", pause_s)
         PROCESS_PAUSED.add(self._process, amount=pause_s)
-        for running in self._running.values():
-            running.runner.add_time(pause_s)
+        self._running.add_time(pause_s)
 
     def drain(self) -> None:
         """Accept no new phases, and stop once this process holds none."""
@@ -275,7 +249,7 @@ class StageProcess:
             self._warned = True
             why = self._broker.handshake.problem or "is it running there?"
             log.warning("no answer from a rollout broker at %s; %s", self._options.connect, why)
-        running = {job_id: running.attempt for job_id, running in self._running.items()}
+        running = self._running.attempts
         backends = self._services.backends.backends() if self._services is not None else {}
         facts = self._machine.read()
         news = ({self.stage_id: running}, backends, facts, self._addresses)
@@ -283,7 +257,7 @@ class StageProcess:
             self._send(self._full_report(running, backends, facts))
         else:
             self._send(self._reports.changes(*news))
-        self._resend(self._event_outbox.due(time.monotonic()))
+        self._send_all(self._event_outbox.due(time.monotonic()))
         if self._services is not None and (self._options.role == Phase.RUN or self._services.backends.holds_some):
             self._services.backends.keep_alive()
 
@@ -303,8 +277,7 @@ class StageProcess:
             welcomed=self._services is not None,
             draining=self._draining,
             running=running,
-            origins=self._event_outbox.origins
-            | {job_id: one.origin for job_id, one in self._running.items() if one.origin},
+            origins=self._event_outbox.origins | self._running.origins,
             ended=self._event_outbox.ended,
             backends=backends,
             addresses=dict(self._addresses),
@@ -318,18 +291,14 @@ class StageProcess:
 
     async def _leave(self) -> None:
         with _logged("telling the rollout broker that this process leaves"):
-            self._send_ended()
+            self._running.send_ended()
             self._send(StageLeaving(self.stage_id))
-        tasks = [running.task for running in self._running.values()]
-        for running in self._running.values():
-            running.stop()
-        tasks += self._background
-        if tasks:
+        if tasks := [*self._running.stop_all(), *self._background]:
             _, stuck = await asyncio.wait(tasks, timeout=self._options.shutdown_s)
             for task in stuck:
                 log.warning("%s did not stop within %g s", task.get_name(), self._options.shutdown_s)
         with _logged("reporting the phases that have ended"):
-            self._send_ended()
+            self._running.send_ended()
         await self._close()
         log.info("%s process %s ended", self._options.role, self.stage_id)
 
@@ -374,13 +343,12 @@ class StageProcess:
             case StartPhase():
                 if len(rest) != 1:
                     raise MalformedMessage(f"start_phase came with {len(rest)} further frames, not 1")
-                self._start(command, rest[0])
+                assert self._services is not None, "a phase came before the broker's welcome"
+                self._running.start(command, rest[0], self._services)
             case StopPhase():
-                running = self._running.get(command.job_id)
-                if running is not None and running.attempt == command.attempt:
-                    running.stop()
+                self._running.stop(command)
             case ShowTurns():
-                self._broker.send(self._turns_shown(command))
+                self._broker.send(self._running.turns_shown(command, self.stage_id))
             case EventsNoted():
                 self._event_outbox.noted(command.numbers)
             case CloseSandbox():
@@ -393,7 +361,7 @@ class StageProcess:
                     log.info("%s process %s joined %s", self._options.role, self.stage_id, self._options.connect)
                     self._report_now.set()  # the broker starts no phases here before a report says `welcomed`
                 self._services.backends.connect(command.backend_broker)
-                self._resend(self._event_outbox.all(time.monotonic()))
+                self._send_all(self._event_outbox.all(time.monotonic()))
             case SlotDemand():
                 pass  # for nodes whose slots several brokers share
             case StageRefused():
@@ -432,65 +400,6 @@ class StageProcess:
         """The addresses of rollouts that programs outside lead, by job."""
         return self._door.addresses if self._door is not None else {}
 
-    def _turns_shown(self, question: ShowTurns) -> list[Frame]:
-        """Return the frames of the answer: the last turns so far of a rollout, if it runs here."""
-        so_far, block = None, None
-        held = self._running.get(question.job_id)
-        if held is not None and held.attempt == question.attempt:
-            episode, backend = held.runner.so_far
-            trajectory = episode.so_far() if episode.so_far is not None else episode.whole()
-            steps = tuple(episode.steps)
-            so_far, block = turns_so_far(trajectory.arrays(), backend, steps, question.known_tokens)
-        answer = TurnsShown(
-            stage_id=self.stage_id,
-            job_id=question.job_id,
-            attempt=question.attempt,
-            known_tokens=question.known_tokens,
-            origin=question.origin,
-            so_far=so_far,
-        )
-        header = codec.encode(answer, is_plain=True)
-        return [header] if block is None else [header, block.data]
-
-    def _start(self, command: StartPhase, packed: bytes | zmq.Frame) -> None:
-        job = codec.decode(packed if isinstance(packed, bytes) else packed.bytes, Job, limit_bytes=MAX_FRAME_BYTES)
-        before = self._running.get(command.job_id)
-        if before is not None:
-            before.stop()  # the broker starts a new attempt only after it has given up that one
-        self._event_outbox.started(command.job_id, command.attempt)
-        assert self._services is not None, "a phase came before the broker's welcome"
-        runner = PhaseRunner(self._services, command, job, self._handlers[job.task])
-        running = self._running[command.job_id] = _Running(command.attempt, command.origin, runner)
-        name = f"{command.phase} of job {command.job_id}"
-        running.task = asyncio.create_task(self._run_phase(command, running), name=name)
-
-    async def _run_phase(self, command: StartPhase, running: _Running) -> None:
-        with about_job(command.job_id, command.attempt, command.phase):
-            log.debug("%s began", command.phase)
-            try:
-                with current(command.traceparent):
-                    event, block = await running.runner.run()
-            finally:  # reports must not renew the lease of an ended phase, whatever its outcome
-                is_wanted = self._running.get(command.job_id) is running
-                if is_wanted:
-                    del self._running[command.job_id]
-            log.debug("%s %s", command.phase, "is done" if isinstance(event, PhaseDone) else "failed")
-        count_phase(running.runner.job.task, event)
-        if is_wanted:
-            data = None if block is None else block.data
-            if command.origin:
-                event = msgspec.structs.replace(event, origin=command.origin)
-            self._ended.append(self._event_outbox.add(event, data, time.monotonic()))
-            if len(self._ended) == SENT_AT_ONCE:
-                self._send_ended()
-            elif len(self._ended) == 1:
-                asyncio.get_running_loop().call_soon(self._send_ended)
-
-    def _send_ended(self) -> None:
-        """Send the events of the phases that ended in this iteration of the loop."""
-        ended, self._ended = self._ended, []
-        self._resend(ended)
-
     async def _close_sandbox(self, command: CloseSandbox) -> None:
         try:
             sandbox = await self._sandboxes.attach(command.sandbox)
@@ -507,7 +416,7 @@ class StageProcess:
     def _send(self, event: StageEvent) -> None:
         self._broker.send([codec.encode(event)])
 
-    def _resend(self, events: list[list[Frame]]) -> None:
+    def _send_all(self, events: list[list[Frame]]) -> None:
         for frames in events:
             self._broker.send(frames)
 

@@ -38,7 +38,7 @@ OWN_TASK_COMMANDS = (
 """Run by `tests/commands/test_own_tasks.py`."""
 ENVIRONMENT_COMMANDS = (
     "prorl env install guess --adapter guess.py:GuessTheNumber",
-    """prorl env test guess --args '{"up_to": 3}' --say 1 --say 2 --say 3""",
+    """prorl env test guess --args '{"up_to": 3}' --say 3 --say 1""",
     "prorl env list",
     "prorl env remove guess",
 )

@@ -30,7 +30,7 @@ class ToolArgumentsInvalid(ValueError):
 
 
 class AnyTool(ABC):
-    """What the agent loop asks of a tool. The caller that makes a tool closes it."""
+    """A tool, as the agent loop uses it. The caller that makes a tool closes it."""
 
     name: str
     """What the model calls."""

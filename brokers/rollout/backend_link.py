@@ -48,7 +48,7 @@ class BackendLink:
         self._send(Release(new_id(), *claim, model=""))
 
     def ask_models(self) -> None:
-        """Ask for the list of models, which the catalog wants."""
+        """Request the list of models for the catalog."""
         self._catalog.wants_models = False
         self._send(ListModels(new_id()))
 

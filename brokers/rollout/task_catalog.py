@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ...errors import Busy, InvalidJob, UnknownTask
-from ...wire.messages.base import POLICY
+from ...wire.messages.base import POLICY, endpoint_variables
 from ...wire.messages.jobs import Harness, NamedModel
 
 if TYPE_CHECKING:
@@ -53,13 +53,15 @@ class TaskCatalog:
         self._harnesses: set[str] = set()
         """Union over all stage processes: nodes may have different ones."""
         self._models = {POLICY, *models}
-        """Those of the topology, and endpoints of stage processes."""
+        """Those of the topology."""
+        self._endpoints: dict[str, str] = {}
+        """The models that stage processes reach by endpoints, by their variables (`endpoint_variables`)."""
         self._listed: frozenset[str] = frozenset()
         """The backend broker's."""
         self._ticks_left = 0
         """How long its list counts as new."""
         self.wants_models = False
-        """Whether the backend broker is to be asked for its list."""
+        """Whether a job waits for the backend broker's list."""
 
     def add(self, tasks: Iterable[Task]) -> None:
         for task in tasks:
@@ -68,15 +70,15 @@ class TaskCatalog:
             self._tasks[task.name] = task
             if len(self._harnesses) < KNOWN_LIMIT:
                 self._harnesses.update(task.harnesses)
-            if task.models and len(self._models) < KNOWN_LIMIT:
-                self._models.update(task.models)
+            if task.models and len(self._endpoints) < KNOWN_LIMIT:
+                self._endpoints |= {endpoint_variables(model): model for model in task.models}
         while len(self._tasks) > KNOWN_LIMIT:
             oldest = next(iter(self._tasks))
             del self._tasks[oldest]
             self._instances.pop(oldest, None)
 
     def list_models(self, models: Sequence[str]) -> None:
-        """Take the backend broker's list of models."""
+        """Store the backend broker's list of models."""
         self._listed, self._ticks_left = frozenset(models), NEW_TICKS
 
     def tick(self) -> None:
@@ -87,7 +89,7 @@ class TaskCatalog:
         """Check a job before it is accepted.
 
         Raises:
-            Busy: no stage process has announced any task yet, or the backend broker has to be asked for its models.
+            Busy: no stage process has announced any task yet, or the backend broker's list of models is needed.
             UnknownTask: no stage process has announced this task.
             InvalidJob: a field of the instance is missing, unknown or of a wrong type, or the harness or a
                 model is unknown; `field` names it.
@@ -129,16 +131,18 @@ class TaskCatalog:
     def _check_models(self, job: Job) -> None:
         for role, named in job.models.items():
             name = NamedModel.of(named).name
-            if name in self._models:
+            variables = endpoint_variables(name)
+            if name in self._models or variables in self._endpoints:
                 continue
             if not self._ticks_left:
                 self.wants_models = True
-                raise Busy("the backend broker is asked which models there are", retry_after_s=0.2)
+                raise Busy("the service is listing its models", retry_after_s=0.2)
             if name not in self._listed:
-                there_are = ", ".join(sorted(self._models | self._listed))
+                there_are = ", ".join(sorted({*self._models, *self._endpoints.values(), *self._listed}))
                 raise InvalidJob(
                     f"job {job.job_id}: no backend and no endpoint serves the model {name!r} (models.{role}); the "
-                    f"service has {there_are}",
+                    f"service has {there_are}; an endpoint of that name needs {variables}_URL and {variables}_MODEL in "
+                    "the environment of the RUN stage processes",
                     job_id=job.job_id,
                     field=f"models.{role}",
                 )

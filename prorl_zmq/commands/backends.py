@@ -85,7 +85,7 @@ def add(
         typer.Option(metavar="DIR", help="Tokenizer and chat template, as stages see them. [default: the package's]"),
     ] = None,
     model: Annotated[str, typer.Option(help="The name of its model, for people.")] = "",
-    model_name: Annotated[str, typer.Option(help="The model that it serves, by which jobs ask.")] = DEFAULTS.name,
+    model_name: Annotated[str, typer.Option(help="The name by which jobs select its model.")] = DEFAULTS.name,
     frozen: Annotated[bool, typer.Option("--frozen", help="Weight updates pass it by.")] = False,
     weight_version: Annotated[int, typer.Option(min=0, help="The version of the weights that it serves.")] = 0,
     curve_key: Annotated[str, typer.Option(metavar="KEY", help="Its public key; empty: it takes plaintext.")] = "",

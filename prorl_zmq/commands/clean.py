@@ -41,13 +41,13 @@ def clean(
     what is behind a link stays. Exit code 1 if something could not be removed.
     """
     from ..service.leftovers import Wanted, find_leftovers
-    from ..stages.harness.installation import default_root as harnesses
+    from ..stages.harness.harness_store import HarnessStore
     from ..tools.images.image import default_root
 
     store = (image_folder if image_folder is not None else default_root()).absolute()
     given = [folder.expanduser().absolute() for folder in folders or ()]
     wanted = Wanted(journals=journals, images=images, programs=programs)
-    found = find_leftovers(given, store, default_root().parent / "unpacked", harnesses(), wanted)
+    found = find_leftovers(given, store, default_root().parent / "unpacked", HarnessStore().root, wanted)
     rows, freed, failed = [], 0, False
     for one in found:
         words = f"no: {one.kept}" if one.kept else "yes"

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..errors import ConfigError, HandlerFailed
+from ..system.logs import say
 from .images import build_progress
+from .options import Verbose, Wait
 from .tables import print_table
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ commands = typer.Typer(
 )
 
 Name = Annotated[str, typer.Argument(metavar="NAME[==VERSION]", help="The environment, as `prorl env list` shows.")]
-Wait = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for another who installs it.")]
 Into = Annotated[
     Path | None,
     typer.Option(
@@ -54,13 +54,12 @@ def install(
     into: Into = None,
     timeout: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="How long pip may take.")] = 1800.0,
     wait: Wait = 3600.0,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show all that pip says.")] = False,
+    verbose: Verbose = False,
 ) -> None:
     """Install an environment in a virtual environment of its own; print its folder.
 
     Example: prorl env install gem
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as ^C: half an installation is removed
     with build_progress("prorl env", verbose=verbose) as (say, heard):
         installed = environment_store(into).install(
             name,
@@ -104,7 +103,11 @@ def try_(
     seed: Annotated[int, typer.Option(help="The `seed` of an instance.")] = 1,
     says: Annotated[
         list[str] | None,
-        typer.Option("--say", metavar="TEXT", help="What the player that acts says next. May be given again."),
+        typer.Option(
+            "--say",
+            metavar="TEXT",
+            help="What the next player that acts says. May be given again.",
+        ),
     ] = None,
     into: Into = None,
 ) -> None:
@@ -121,15 +124,17 @@ def try_(
         given = msgspec.json.decode(args, type=dict)
     except msgspec.MsgspecError as error:
         raise ConfigError(f'--args must be a JSON object, such as \'{{"id": "…"}}\': {error}', key="args") from error
-    place = environment_store(into).place(name)
     try:
+        place = environment_store(into).place(name)
+        say("prorl env", f"starting {name}")
         print(asyncio.run(try_environment(place, given, seed, says or [])))
     except EnvironmentFailed as error:
-        raise HandlerFailed(error.message) from error
+        hint = "" if given or error.fields["reason"] == "missing" else "; --args is empty: give what it needs"
+        raise HandlerFailed(f"{error.message}{hint}") from error
 
 
 def environment_store(root: Path | None) -> EnvironmentStore:
     """Return the environments in a folder; None: the default one."""
-    from ..stages.environments.environment_store import EnvironmentStore, default_root
+    from ..stages.environments.environment_store import EnvironmentStore
 
-    return EnvironmentStore(default_root() if root is None else root)
+    return EnvironmentStore(root)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,11 +13,11 @@ import typer
 from ..errors import HandlerFailed
 from ..wire.messages.jobs import Harness
 from .images import build_progress
-from .options import Image, Sandbox
+from .options import Image, Sandbox, Verbose, Wait
 from .tables import print_table
 
 if TYPE_CHECKING:
-    from ..stages.harness.installation import HarnessStore
+    from ..stages.harness.harness_store import HarnessStore
 
 commands = typer.Typer(
     help="Install and try the agent harnesses that rollouts run. Try: "
@@ -27,7 +26,6 @@ commands = typer.Typer(
 )
 
 Name = Annotated[str, typer.Argument(metavar="NAME[==VERSION]", help="The harness, as `prorl harness list` shows.")]
-Wait = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for another installation of it.")]
 Into = Annotated[
     Path | None,
     typer.Option(
@@ -44,14 +42,12 @@ def install(
     into: Into = None,
     timeout: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="How long npm or pip may take.")] = 1800.0,
     wait: Wait = 3600.0,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the output of npm and pip.")] = False,
+    verbose: Verbose = False,
 ) -> None:
     """Install a harness for all sandboxes of this machine, from npm or PyPI; print its folder.
 
     Example: prorl harness install codex==0.169.0
     """
-    # ^C removes half an installation and ends programs; SIGTERM must do the same.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with build_progress("prorl harness", verbose=verbose) as (say, heard):
         installed = harness_store(into).install(name, say=say, heard=heard, timeout_s=timeout, wait_s=wait)
     print(installed.folder)
@@ -90,13 +86,13 @@ def try_(name: Name, sandbox: Sandbox = None, image: Image = None, into: Into = 
 
     Exit code 1, with what the harness said, if it did not follow the instructions.
     """
-    from ..stages.harness.installation import parse_name
-    from ..stages.harness.rollout import ChosenHarness
+    from ..stages.harness.adapter import load_adapter
+    from ..stages.harness.chosen_harness import ChosenHarness
     from ..stages.harness.trial import try_harness
     from ..tools.sandbox.sandboxes import Sandboxes
 
-    adapter, _ = parse_name(name)
     installation = harness_store(into).find(name)
+    adapter = load_adapter(installation.name)
     with TemporaryDirectory(prefix="prorl-harness-") as folder:
         sandboxes = Sandboxes(sandbox or "bubblewrap", Path(folder) / "sandboxes", image=image or "")
         sandboxes.check()
@@ -116,6 +112,6 @@ def try_(name: Name, sandbox: Sandbox = None, image: Image = None, into: Into = 
 
 def harness_store(root: Path | None) -> HarnessStore:
     """Return the harnesses in a folder; None: the default one."""
-    from ..stages.harness.installation import HarnessStore, default_root
+    from ..stages.harness.harness_store import HarnessStore
 
-    return HarnessStore(default_root() if root is None else root)
+    return HarnessStore(root)

@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from ..errors import ConfigError
-from .options import Images, Verbose, named_texts
+from .options import Images, Verbose, Wait, named_texts
 from .progress_display import Progress
 from .tables import console, print_table, text
 
@@ -37,7 +37,6 @@ BaseImages = Annotated[
         "folder, a SIF file, docker-archive:FILE, oci:FOLDER or docker://IMAGE. May be repeated. [default: docker://NAME]",
     ),
 ]
-Wait = Annotated[float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for another builder of it.")]
 
 
 @commands.command()
@@ -81,8 +80,6 @@ def build(
     Example: prorl image build python.def.j2 --set version=3.12 --name python --mode lock --lock requirements.txt
     """
     variables = named_texts("--set", settings)
-    # ^C removes temporary files and ends programs; SIGTERM must do the same.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     store = image_store(images)
     with ExitStack() as locks, build_progress("prorl image", verbose=verbose) as (say, heard):
         built = store.build(
@@ -188,7 +185,11 @@ def named_bases(given: Sequence[str], file: Path | None, store: ImageStore, lock
 
 @contextmanager
 def build_progress(program: str, *, verbose: bool) -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
-    """Yield two functions: one for our own lines, and one for those of the building programs."""
+    """Yield two functions: one for our own lines, and one for those of the building programs.
+
+    SIGTERM ends the command as ^C does, which removes temporary files and ends programs.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     screen = console(stderr=True)
 
     def show(line: str) -> None:

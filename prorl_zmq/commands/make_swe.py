@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import signal
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -91,8 +90,6 @@ def make_swe(
     settings = Settings(
         seed=recipe_seed if seed is None else seed, base=base, jobs=jobs, most_failing=most_failing, limit_s=limit
     )
-    # ^C removes sandboxes and temporary files; SIGTERM must do the same.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     parts = out.with_name(f"{out.name}.parts")
     with build_progress("prorl tasks make-swe", verbose=verbose) as (say, heard):
         maker = Maker(ImageStore(default_root() if images is None else images), settings, say, heard)

@@ -154,9 +154,7 @@ class EngineOptions(ModelOptions):
     template_argument: options.TemplateArguments = None
     gpus: Annotated[str, typer.Option(metavar="IDS", help="vllm: GPU ids, such as 0,1. [default: all]")] = ""
     cores: Annotated[str, typer.Option(metavar="IDS", help="CPU cores, such as 0,1. [default: all]")] = ""
-    model_name: Annotated[
-        str, typer.Option(metavar="NAME", help="The model that it serves, by which jobs ask for it.")
-    ] = POLICY
+    model_name: Annotated[str, typer.Option(metavar="NAME", help="The name by which jobs select its model.")] = POLICY
     frozen: Annotated[bool, typer.Option("--frozen", help="It keeps its weights: weight updates pass it by.")] = False
     weight: Annotated[float, typer.Option(min=1e-6, help="Relative load: weight 2 gets twice the jobs.")] = 1.0
     max_in_flight: Annotated[

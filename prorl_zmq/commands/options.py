@@ -89,7 +89,11 @@ Runs = Annotated[
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")]
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Keep the tables up to date until Ctrl-C.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the output of the programs that build.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show what the building or installing programs print.")]
+Wait = Annotated[
+    float,
+    typer.Option(min=0, metavar="SECONDS", help="How long to wait for another process that builds or installs it."),
+]
 
 URL_LIMIT_S, ENGINE_LIMIT_S = 30.0, 900.0
 StartLimit = Annotated[

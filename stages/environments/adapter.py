@@ -12,8 +12,9 @@ plain dictionaries, as JSON can carry them; their types are here for readers and
             return {"observations": {"main": "Guess my number."}}
 
         def step(self, player, text):
-            right = text.strip() == str(self.number)
-            return {"observations": {player: "No. Again."}, "rewards": {player: float(right)}, "done": right}
+            if text.strip() == str(self.number):
+                return {"rewards": {player: 1.0}, "done": True}
+            return {"observations": {player: "No. Again."}}
 
         def close(self):
             return None
@@ -28,8 +29,8 @@ The worker makes one object per rollout, without arguments. Any method may be a 
 - `slots` is how many rollouts one worker process plays at a time (64), `limit_s` the seconds that one call of a method
   may take (60); `run` is limited by the job alone.
 
-What a method raises ends the rollout as an infrastructure error, which is tried again. An action that makes no sense in
-the environment must not raise: answer it with an observation.
+An exception ends the rollout as an infrastructure error, which is retried. An invalid action must not raise: answer it
+with an observation.
 """
 
 from __future__ import annotations
@@ -70,11 +71,11 @@ class Step(TypedDict, total=False):
     done: bool
     """The environment has ended."""
     truncated: bool
-    """It has ended before its end, such as at a limit of steps of its own."""
+    """It stopped early, such as at its own limit of steps."""
     info: Mapping[str, Any]
     """Numbers become metrics, texts become notes; all else is left out."""
     mask: str
-    """Why the rollout must not count, though the policy is not at fault: it is tried again without a reward."""
+    """Why the rollout must not count, though the policy is not at fault: it is retried without a reward."""
 
 
 class World(Protocol):
@@ -90,9 +91,9 @@ class World(Protocol):
         """Call a tool of `Opening.tools` for a player. Left out by environments without tools."""
 
     def close(self) -> Step | Awaitable[Step | None] | None:
-        """Free what the world holds; return what it still has to say, such as rewards.
+        """Free the world's resources; return its last rewards and notes, if there are any.
 
-        Called once if `open` returned, also after a limit or an error; then what it returns may not count.
+        Called once after `open` has returned, also after a limit or an error; the result may then be ignored.
         """
 
 
@@ -101,12 +102,12 @@ class Outcome(TypedDict, total=False):
 
     reward: Required[float]
     rewards: Mapping[str, float]
-    """Rewards by conversation."""
+    """Rewards by conversation, as the calls named them; each makes a trajectory of its own (`Trajectory.split`)."""
     turn_rewards: Mapping[int, float] | Sequence[float]
     """Rewards by turn of the policy, from 0; they add up to the reward."""
     metrics: Mapping[str, float]
     error: str
-    """What went wrong in the environment: the rollout is tried again without a reward."""
+    """What went wrong in the environment: the rollout is retried without a reward."""
     mask: str
     """As in `Step`."""
 
@@ -120,7 +121,9 @@ class Program(Protocol):
         """Play a rollout.
 
         Args:
-            url: the address of an OpenAI-style API, with `/v1`; Anthropic's and Google's are beside it, without it.
+            url: the address of an OpenAI-style API, with `/v1`; those of Anthropic and Google begin without it.
+                Calls at `{url}/c/NAME`, or with the header `X-Prorl-Conversation: NAME`, are of the conversation NAME,
+                others of `main`.
             key: the API key that calls must show.
             models: the names of models that it answers; the first is the policy.
             args: the instance's `args`.

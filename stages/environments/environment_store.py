@@ -6,7 +6,6 @@ An environment that is not known by name is installed from requirements of pip, 
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -14,15 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...errors import ConfigError, EnvironmentFailed, SandboxFailed
-from ...tools.images.image import default_root as images_root
 from ..harness.adapter import PyPI
-from ..harness.installation import INSTALL_LIMIT_S, VERSION, WAIT_LIMIT_S, Named, PackageStore
+from ..package_store import INSTALL_LIMIT_S, WAIT_LIMIT_S, PackageStore
 from .environment_worker import EnvironmentPlace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..harness.installation import Installation
+    from ..package_store import Installation
 
 ENTRY_POINT_GROUP = "prorl_zmq.environments"
 ADAPTERS = Path(__file__).with_name("adapters")
@@ -60,23 +58,18 @@ KNOWN = {
 class EnvironmentStore(PackageStore):
     """A folder of environments."""
 
-    kind, command = "environment", "prorl env"
+    kind, command, variable, default_folder = "environment", "prorl env", "PRORL_ENVIRONMENTS", "environments"
 
-    def parse(self, text: str) -> Named:
-        name, separator, version = text.partition("==")
+    def _package(self, name: str, version: str) -> PyPI:
+        del version
         if not NAME.fullmatch(name):
             allowed = "lower-case letters, digits, and after the first also . _ -"
             raise ConfigError(f"{name!r} cannot be the name of an environment; allowed are {allowed}", key=self.kind)
-        if separator and not VERSION.fullmatch(version):
-            raise ConfigError(f"{version!r} is not a version; write NAME==VERSION", key=self.kind)
         if (known := KNOWN.get(name)) is None:
-            return Named(name, PyPI("", OWN), version)
+            return PyPI("", OWN)
         if known.package is None:
             raise ConfigError(f"environment {name} needs no package: nothing is installed for it", key=self.kind)
-        return Named(name, known.package, version)
-
-    def is_default(self) -> bool:
-        return self.root == default_root().absolute()
+        return known.package
 
     def install(
         self,
@@ -89,7 +82,7 @@ class EnvironmentStore(PackageStore):
         requirements: tuple[str, ...] = (),
         adapter: str = "",
     ) -> Installation:
-        """Install a known environment, or one of one's own, which replaces an older one of its name.
+        """Install a known environment, or the user's own, which replaces an older one of the same name.
 
         Args:
             name: NAME or NAME==VERSION.
@@ -97,11 +90,11 @@ class EnvironmentStore(PackageStore):
             heard: called with each line that pip prints.
             wait_s: limit of the wait for another process that installs it.
             timeout_s: limit of pip.
-            requirements: what pip installs for one's own, such as a folder, a wheel, or `my-package==1.0`.
-            adapter: where its class is; empty: the entry point of its name says it.
+            requirements: what pip installs for the user's own, such as a folder, a wheel, or `my-package==1.0`.
+            adapter: the place of its class; empty: that of the entry point of its name.
 
         Raises:
-            ConfigError: it is unknown and nothing says where its class is, or this machine has no fitting Python.
+            ConfigError: it is unknown, its class cannot be found, or this machine has no suitable Python.
             SandboxFailed: pip failed, or the disk rejected it.
         """
         if not (requirements or adapter):
@@ -138,7 +131,13 @@ class EnvironmentStore(PackageStore):
         try:
             installed = self.find(name)
         except (ConfigError, SandboxFailed) as error:
-            raise EnvironmentFailed(error.message, environment=name, reason="missing") from error
+            message = error.message
+            if known is None and NAME.fullmatch(short) and not (self.root / short).exists():
+                message = (
+                    f"environment {short} is neither known nor installed in {self.root}; see: {self.command} list, "
+                    f"or install your own: {self.command} install {short} --adapter FILE.py:CLASS"
+                )
+            raise EnvironmentFailed(message, environment=name, reason="missing") from error
         python = f"{installed.folder}/bin/python"
         return EnvironmentPlace(name, python, adapter or installed.adapter, installed.installed_at_s)
 
@@ -150,23 +149,17 @@ class EnvironmentStore(PackageStore):
         if not (place := done.stdout.strip()):
             raise ConfigError(
                 f"no installed package has an entry point {name} in the group {ENTRY_POINT_GROUP}; "
-                "add one, or say where the class is with --adapter module:Class",
+                "add one, or name the class with --adapter module:Class",
                 key=self.kind,
             )
         return _checked_place(place)
-
-
-def default_root() -> Path:
-    """Return the folder of environments: $PRORL_ENVIRONMENTS, or next to the images."""
-    named = os.environ.get("PRORL_ENVIRONMENTS", "")
-    return Path(named) if named else images_root().parent / "environments"
 
 
 def _checked_place(place: str) -> str:
     if not place:
         return ""
     if not PLACE.fullmatch(place):
-        raise ConfigError(f"{place!r} is no adapter; write module:Class or file.py:Class", key="environment")
+        raise ConfigError(f"{place!r} is not an adapter; write module:Class or file.py:Class", key="environment")
     module, _, name = place.rpartition(":")
     if not module.endswith(".py"):
         return place
@@ -176,4 +169,8 @@ def _checked_place(place: str) -> str:
         raise ConfigError(
             f"the adapter's file {module} does not exist; files of this package: {known}", key="environment"
         )
+    text = file.read_text(encoding="utf-8", errors="replace")
+    if not re.search(rf"\b{name.partition('.')[0]}\b|import \*", text):
+        classes = ", ".join(re.findall(r"^class (\w+)", text, re.MULTILINE)) or "none"
+        raise ConfigError(f"{file} has no {name}; its classes: {classes}", key="environment")
     return f"{file.absolute()}:{name}"

@@ -33,15 +33,20 @@ async def try_environment(place: EnvironmentPlace, args: dict[str, Any], seed: i
             lines += _seen(opening)
             if opening.tools:
                 lines.append(f"tools: {', '.join(str(tool['name']) for tool in opening.tools)}")
-            acting = [*opening.observations]
-            for text in says:
-                if not acting:
-                    break
-                lines.append(f"--- {acting[0]} says: {text}")
-                step = await world.step(acting[0], text)
+            acting, coming, unsaid = [*opening.observations], dict[str, object](), list(says)
+            is_done = False
+            while unsaid and (acting or coming) and not is_done:
+                acting, coming = (acting, coming) if acting else ([*coming], {})
+                player, text = acting.pop(0), unsaid.pop(0)
+                lines.append(f"--- {player} says: {text}")
+                step = await world.step(player, text)
                 lines += [*_seen(step), f"rewards: {step.rewards or 'none'}; {'done' if step.done else 'not done'}"]
-                acting = [] if step.done else [*step.observations] or acting
-            await world.close()
+                coming, is_done = coming | dict(step.observations), step.done
+            last = await world.close()
+            if last.rewards:
+                lines.append(f"rewards at the end: {last.rewards}")
+            if unsaid:
+                lines.append(f"not said, since no player was to act: {', '.join(unsaid)}")
     finally:
         await pool.close()
     return "\n".join(lines)

@@ -21,7 +21,7 @@ from ...inference.chat import ChatMessage
 from ...tools.tool import AnyTool
 from ...wire.messages.base import METRICS_LIMIT, NOTES_LIMIT
 from ..environments.environment_pool import EnvironmentPool
-from ..environments.environment_store import EnvironmentStore, default_root
+from ..environments.environment_store import EnvironmentStore
 from ..handler import AgentHandler, EvalPhase, Evaluation, PhaseData, RunPhase
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class EnvironmentHandler(AgentHandler[EnvironmentInstance]):
     def _place(self, name: str) -> EnvironmentPlace:
         place, looked_at = self._places.get(name, (None, 0.0))
         if place is None or time.monotonic() - looked_at > LOOK_S or not Path(place.python).exists():
-            place = EnvironmentStore(default_root()).place(name)
+            place = EnvironmentStore().place(name)
             self._places[name] = (place, time.monotonic())
         return place
 

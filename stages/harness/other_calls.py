@@ -39,7 +39,7 @@ class OtherCalls:
     """The models of one rollout; `finish` them.
 
     Args:
-        policy: of the rollout; its `others` are asked.
+        policy: of the rollout, with its `others`.
         make: makes what answers the calls of one of them.
     """
 

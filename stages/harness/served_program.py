@@ -39,7 +39,7 @@ async def serve_program(
     """
     model = HarnessModel(policy)
     key = secrets.token_hex(16)
-    server = ModelServer(model, key=key)
+    server = ModelServer(model, key=key, named=True)
     listener = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
     listener.setblocking(False)
     port = listener.getsockname()[1]
@@ -55,9 +55,7 @@ async def serve_program(
         if model.failure is not None:
             raise model.failure
         why = model.limits.too_long.message if model.limits.too_long is not None else "it made none"
-        raise InvalidJob(
-            f"the environment ended without a call of the model that was answered: {why}", field="instance"
-        )
+        raise InvalidJob(f"the environment ended without a model call that could be answered: {why}", field="instance")
     episode = policy.episode
     episode.stop_reason = episode.stop_reason or model.limits.limited_by or StopReason.ENVIRONMENT
     episode.turn_rewards += _rows_of(episode, rewards)
@@ -65,11 +63,12 @@ async def serve_program(
 
 
 def _rows_of(episode: Episode, rewards: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    if rewards and episode.trajectory.segments:
+    trajectory = episode.whole()
+    if rewards and trajectory.segments:
         raise HandlerFailed(
-            "the environment gave rewards of turns, but its calls of the model are several conversations"
+            "the environment gave rewards to turns, but its model calls are several conversations; give one reward"
         )
-    arrays = episode.trajectory.arrays()
+    arrays = trajectory.arrays()
     rows = [row for row, (start, end, _) in enumerate(arrays.turns) if arrays.loss_mask[start:end].any()]
     for turn, reward in rewards:
         if not 0 <= turn < len(rows):

@@ -23,7 +23,7 @@ from prorl_zmq import EpisodeLimits, Job, PhaseLimits, RolloutClient, Sampling
 from prorl_zmq.errors import ConfigError
 from prorl_zmq.service.child import ChildService
 from prorl_zmq.stages.harness.adapter import load_adapter
-from prorl_zmq.stages.harness.installation import HarnessStore, default_root
+from prorl_zmq.stages.harness.harness_store import HarnessStore
 from prorl_zmq.tasks.swe_formats import eval_script
 from prorl_zmq.wire.messages.jobs import Harness
 
@@ -236,7 +236,7 @@ def test_real_programs_solve_what_the_policy_knows(kind: str, tmp_path: Path, mo
 
 def installed(name: str) -> bool:
     try:
-        HarnessStore(default_root()).find(name)
+        HarnessStore().find(name)
     except ConfigError:
         return False
     return True

@@ -132,7 +132,7 @@ def test_no_judge_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     trajectory = rollout("It rains.")
     assert trajectory.outcome == "infrastructure_error"
     assert trajectory.error is not None
-    assert f"set {URL} and {MODEL} for the EVAL stage processes" in trajectory.error.message
+    assert f"set {URL} and {MODEL} (an OpenAI-style server" in trajectory.error.message
 
 
 def test_an_address_with_a_password_is_refused_without_showing_it() -> None:

@@ -155,7 +155,7 @@ def test_servers_that_stay_so_are_an_infrastructure_error(status: int) -> None:
 @pytest.mark.parametrize("status", [400, 401, 404])
 def test_a_refusal_is_not_asked_again(status: int) -> None:
     handler, requests = says(status)
-    with pytest.raises(GraderFailed, match=f"refuses the question: {status} not now") as caught:
+    with pytest.raises(GraderFailed, match=f"rejects the request: {status} not now") as caught:
         asked(handler)
     assert len(requests) == 1
     assert failure_of(caught.value).outcome == "infrastructure_error"

@@ -99,6 +99,8 @@ def service() -> Iterator[LocalService]:
         patched.setenv("PRORL_MODEL_CRITIC_URL", url)
         patched.setenv("PRORL_MODEL_CRITIC_MODEL", "big-critic")
         patched.setenv("PRORL_MODEL_HALF_URL", url)
+        patched.setenv("PRORL_MODEL_GPT_4_1_URL", url)
+        patched.setenv("PRORL_MODEL_GPT_4_1_MODEL", "gpt-4.1-2025")
         engine = say(lambda prompt: f"answer {prompt.count('question')}")
         with LocalService(
             handlers={"support": Support, "page": OfThePage}, engine=engine, models={"sim": say(user_says)}
@@ -149,6 +151,14 @@ def test_an_endpoint_calls_tools_as_the_policy_does(service: LocalService) -> No
     assert trajectory.result.stop_reason not in TRUNCATING
 
 
+@pytest.mark.parametrize("name", ["gpt-4.1", "gpt_4_1", "GPT-4-1"])
+def test_a_models_variables_have_one_spelling_for_all_its_names(service: LocalService, name: str) -> None:
+    ChatServer.asked.clear()
+    trajectory = run(service, models={"user": "sim", "critic": name})
+    assert trajectory.outcome == "completed", trajectory.error
+    assert {body["model"] for _, body in ChatServer.asked} == {"gpt-4.1-2025"}
+
+
 def test_a_failure_of_an_endpoint_is_no_fault_of_the_policys_backend(service: LocalService) -> None:
     trajectory = run(service, models={"user": "sim", "critic": "half"}, max_attempts=1)
     assert trajectory.outcome == "infrastructure_error"
@@ -182,7 +192,7 @@ def test_a_conversation_with_an_endpoint_is_lines_of_bytes_and_read_back() -> No
     assert read.content == "hi"
     assert read.calls[0] == ToolCall("look", {"at": 1})
     assert isinstance(read.calls[1], MalformedCall)
-    with pytest.raises(ConfigError, match="set PRORL_MODEL_X_URL and PRORL_MODEL_X_MODEL for the RUN stage processes"):
+    with pytest.raises(ConfigError, match="set PRORL_MODEL_X_URL and PRORL_MODEL_X_MODEL "):
         chat.endpoint._opened()
 
 

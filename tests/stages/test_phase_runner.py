@@ -18,7 +18,8 @@ from prorl_zmq.stages.grading.grader_pool import GraderPool
 from prorl_zmq.stages.handler import AgentHandler, EvalPhase, Evaluation, Failure, InitPhase, PhaseData, RunPhase
 from prorl_zmq.stages.job_backend import JobBackend, PhaseClock
 from prorl_zmq.stages.phase_ends import checked, conversation_notes, readable, reward_of, rewards_of
-from prorl_zmq.stages.phase_runner import PhaseRunner, StageServices
+from prorl_zmq.stages.phase_runner import PhaseRunner
+from prorl_zmq.stages.stage_services import StageServices
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.backends import Backend
 from prorl_zmq.wire.messages.base import METRICS_LIMIT, SEGMENTS_LIMIT
@@ -221,7 +222,7 @@ def test_only_a_backends_own_failure_is_reported_of_it(fields: dict[str, Any], f
     async def main() -> PhaseDone | PhaseFailed:
         services = StageServices("s", unused, reports, *7 * [unused])  # type: ignore[arg-type]
         runner = PhaseRunner(services, command, job, Scripted(fail))
-        runner.backend.current = Backend(backend_id="b", endpoint="ipc://b")
+        runner.rollout.backend.current = Backend(backend_id="b", endpoint="ipc://b")
         return (await runner.run())[0]
 
     event = asyncio.run(main())
@@ -358,7 +359,7 @@ def test_a_conversation_left_under_way_ends_with_run() -> None:
 
         async def act() -> None:
             record = ConversationRecord("left", True, TrajectoryBuilder(), task=asyncio.create_task(speak()))
-            runner._episode = Episode(conversations=[record])
+            runner.rollout._begun = Episode(conversations=[record])
             await asyncio.sleep(0)
             raise EngineFailed("no")
 

@@ -27,7 +27,7 @@ TESTS = (
     "tests/security/test_keys.py::test_which_folder_is_meant",
     "tests/inference/test_engine_kind.py::test_doctor_init_and_eval_know_the_kind",
     "tests/service/test_run_dir.py",
-    "tests/stages/harness/test_package_installer.py",
+    "tests/stages/test_package_installer.py",
     "tests/test_config.py::test_a_wrong_value_is_named_in_one_line",
     "tests/test_config.py::test_the_run_dir_is_one_per_user_unless_it_is_named",
     "tests/test_documents.py::test_command[prorl doctor]",

@@ -76,7 +76,7 @@ def unpack(root: str, home: str, path: str, archive: bytes) -> None:
 
 
 def replace_folders(folders: Mapping[str, bytes], user: str) -> None:
-    """Make folders anew, of absolute paths, each with the content of a tar archive, which may be empty.
+    """Replace folders, named by absolute paths, by the contents of tar archives, which may be empty.
 
     What leads to a folder becomes a plain folder: nothing that a command left there, link or file, redirects or blocks
     it. What was in a folder is renamed first, since its files may be of users whose files cannot be removed.

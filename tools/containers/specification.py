@@ -65,8 +65,8 @@ class SandboxSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     directory: Annotated[str, Meta(pattern=r"^(/[^\x00]*)?\Z")] = ""
     """Where commands start; empty: the workspace."""
     user: User = ""
-    """Whose commands they are; empty: the sandbox's own user, whose file calls are in any case. Other users need kind
-    `apptainer` with `fakeroot`, and a service of root or with subordinate ids."""
+    """The user that runs commands; empty: the sandbox's own, which makes all file calls. Other users need kind
+    `apptainer` with `fakeroot`, and a service that runs as root or has subordinate ids."""
     limits: Limits = Limits()
     network: bool = False
     """Share the host's network. Without it there is none."""

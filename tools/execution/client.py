@@ -190,7 +190,7 @@ class RemoteBash(RemoteSession):
 
 
 class RemoteProgram(RemoteSession):
-    """A program whose standard input and output are pipes of this process, not blocking; whoever uses them closes them.
+    """A program whose standard input and output are non-blocking pipes of this process; the caller closes them.
 
     It lives until `end`, the end of the sandbox, or, if it heeds that, of its input.
     """

@@ -47,7 +47,7 @@ class Program:
         """Start it, and pass our ends of its pipes to the process that waits for them.
 
         Raises:
-            SandboxFailed: there is no such program (`reason` is `image`), or it could not be started.
+            SandboxFailed: the program does not exist (`reason` is `image`) or cannot be started.
         """
         await self._container.begin(self._start)
 

@@ -58,7 +58,7 @@ class ProgramLink(Link):
         if self._writer is None or self._writer.is_closing():
             return  # it has closed its input: the end of its output says the rest
         if self._writer.get_write_buffer_size() > UNREAD_LIMIT_BYTES:
-            self.session.lost(f"does not read what it is sent: {UNREAD_LIMIT_BYTES >> 20} MiB wait")
+            self.session.lost(f"does not read its input: {UNREAD_LIMIT_BYTES >> 20} MiB wait")
             return
         self._writer.write(message + b"\n")
 

@@ -203,7 +203,7 @@ class McpSession:
         about = {"protocolVersion": PROTOCOL, "capabilities": {}, "clientInfo": {"name": "prorl_zmq", "version": ""}}
         answer = await self._request("initialize", about, timeout_s, _Initialized)
         if answer.protocol_version not in PROTOCOLS:
-            self._lose(f"speaks version {answer.protocol_version:.32} of MCP; known are {', '.join(PROTOCOLS)}")
+            self._lose(f"speaks version {answer.protocol_version:.32} of MCP; supported are {', '.join(PROTOCOLS)}")
         if "tools" not in answer.capabilities:
             self._lose("offers no tools")
         if self._problem:

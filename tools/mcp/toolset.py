@@ -153,11 +153,14 @@ class McpTools:
     def _link(self, server: McpServer) -> Link:
         if server.command:
             if self._sandbox is None:
-                raise SandboxFailed(f"the MCP server {server.name} needs the job's sandbox, and there is none")
+                raise SandboxFailed(f"the MCP server {server.name} needs a sandbox, and the job has none")
             return ProgramLink(server, self._sandbox)
         if server.url not in self._allowed:
             known = ", ".join(self._allowed) or "none"
-            words = f"the MCP server {server.name}: {server.url} is not among the service's [[mcp]] addresses: {known}"
+            words = (
+                f"the MCP server {server.name}: {server.url} is not among the service's [[mcp]] addresses: {known}; "
+                "add it to the topology file, or give the server a command"
+            )
             raise InvalidJob(words, field="mcp")
         from .http import HttpLink  # imports aiohttp, which takes half of a process's start
 

@@ -191,7 +191,7 @@ class Sandbox:
             output_limit_bytes: how much is kept of each of its two outputs.
             environment: variables added to the sandbox's, or replacing them.
             directory: where it starts; where all commands start if it is empty or missing.
-            user: whose command it is; empty: `SandboxSpec.user`. Exit code 126: the sandbox has no such user.
+            user: runs the command; empty: `SandboxSpec.user`. Exit code 126: the sandbox has no such user.
 
         Raises:
             SandboxFailed: the sandbox is gone: the result says nothing about the command.
@@ -312,12 +312,12 @@ class Sandbox:
         await self._client.call(SandboxCalls.upload, path, archive)
 
     async def replace_folders(self, folders: Mapping[str, bytes], user: str = "") -> None:
-        """Make folders outside the workspace anew, each with the content of a tar archive, or empty.
+        """Replace folders outside the workspace by the contents of tar archives.
 
-        Nothing that commands left at these paths or on the way to them stays, or redirects what is written.
+        Files and links that commands left at these paths, or on the way to them, are removed and redirect nothing.
 
         Args:
-            folders: archive by absolute path; it may have no bytes.
+            folders: archive by absolute path; empty bytes: an empty folder.
             user: who may write to the folders; empty: the sandbox's own user. It owns them, or, where the service runs
                 as root and this root has no capabilities, all users may write.
 

@@ -65,6 +65,7 @@ Identifier = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._:-]{0,127}\Z
 JobIdentifier = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}\Z")]
 ModelName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,63}\Z")]
 """The name of a model that the service serves: of a group of backends, or of an endpoint of its environment."""
+ENDPOINT_PREFIX = "PRORL_MODEL_"
 POLICY = "policy"
 """The name of the model that generates what is trained on."""
 HolderIdentifier = Annotated[
@@ -95,6 +96,14 @@ CurveKey = Annotated[str, Meta(pattern=r"^[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{4
 """32 bytes in ZeroMQ's key encoding (Z85), without quotes or backslashes."""
 AnnouncedKey = Annotated[str, Meta(pattern=r"^(?:[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40})?\Z")]
 """The public key of a socket; empty: plaintext."""
+
+
+def endpoint_variables(model: str) -> str:
+    """Return how the environment variables of a model's endpoint begin: `PRORL_MODEL_GPT_4_1` for `gpt-4.1`.
+
+    Models whose names differ only in case, or in `-`, `.` and `_`, have one endpoint.
+    """
+    return ENDPOINT_PREFIX + re.sub(r"[^A-Z0-9]", "_", model.upper())
 
 
 def holder(job_id: str, model: str) -> str:

@@ -212,7 +212,7 @@ class Job(Part, frozen=True, kw_only=True):
     """An outside program leads the rollout in place of `harness`, at the address in `JobTrace`. Clients fill it in: see
     `RolloutClient.endpoint`."""
     models: Annotated[dict[ModelRole, NamedModel | ModelName], Meta(max_length=16)] = {}
-    """Models that the rollout talks to beside the policy, by the task's or the program's own names for them:
+    """Models that the rollout talks to besides the policy, by the task's or the program's own names for them:
     `{"user": "sim"}`. Their turns are context for the policy and are not trained on."""
     mcp: Annotated[tuple[McpServer, ...], Meta(max_length=16)] = ()
     """MCP servers whose tools the policy gets in addition to the task's, in a session of this rollout's own."""

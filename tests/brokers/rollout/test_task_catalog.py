@@ -119,20 +119,25 @@ def test_a_harness_that_no_stage_process_offers_is_refused_with_those_there_are(
 
 def test_a_model_that_nobody_serves_is_refused_with_those_there_are() -> None:
     catalog = TaskCatalog(["policy", "user"])
-    catalog.add([Task("task", models=("judge",))])
+    catalog.add([Task("task", models=("judge", "gpt_4_1"))])
 
     def check(**models: NamedModel | str) -> None:
         catalog.check(Job(task="task", instance={}, models=models))
 
     check(user="user", other="policy", third=NamedModel("judge", Sampling(temperature=0)))
+    check(user="gpt-4.1", other="GPT_4-1")
     assert not catalog.wants_models, "nobody had to be asked"
-    with pytest.raises(Busy, match="is asked which models"):
+    with pytest.raises(Busy, match="is listing its models"):
         check(user="sim")
     assert catalog.wants_models
     catalog.list_models(["policy", "sim"])
     check(user="sim")
-    with pytest.raises(InvalidJob, match=r"'smi' \(models.user\); the service has judge, policy, sim, user$") as caught:
-        check(user="smi")
+    problem = (
+        r"'smi-2.5' \(models.user\); the service has gpt_4_1, judge, policy, sim, user; an endpoint of that name needs "
+        "PRORL_MODEL_SMI_2_5_URL and PRORL_MODEL_SMI_2_5_MODEL in the environment of the RUN stage processes$"
+    )
+    with pytest.raises(InvalidJob, match=problem) as caught:
+        check(user="smi-2.5")
     assert caught.value.field == "models.user"
     for _ in range(NEW_TICKS):
         catalog.tick()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from prorl_zmq.stages.harness.installation import RECORD, Installation
+from prorl_zmq.stages.package_store import RECORD, Installation
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -54,6 +54,26 @@ class Duel:
         return None
 
 
+class Both:
+    """Two players who act at the same time; the environment breaks when its tool is called."""
+
+    async def open(self, args, seed):
+        del args, seed
+        self.said = {}
+        tool = {"name": "ring", "description": "Ring.", "parameters": {"type": "object", "properties": {}}}
+        return {"observations": {name: f"You are {name}." for name in ("white", "black")}, "tools": [tool]}
+
+    async def call(self, player, name, arguments):
+        raise RuntimeError("the bell is broken")
+
+    async def step(self, player, text):
+        self.said[player] = text
+        return {"observations": dict.fromkeys(self.said, "Again.") if len(self.said) == 2 else {}}
+
+    async def close(self):
+        return None
+
+
 class Seeding:
     """Seeds and uses the global generator, as TextArena does."""
 
@@ -260,6 +280,28 @@ class Halves:
     def step(self, player, text): ...
 
 
+def asked(url, key, model, messages):
+    request = urllib.request.Request(f"{url}/chat/completions")
+    request.add_header("Authorization", f"Bearer {key}")
+    request.add_header("Content-Type", "application/json")
+    request.data = json.dumps({"model": model, "messages": messages}).encode()
+    with urllib.request.urlopen(request, timeout=30) as response:
+        return json.load(response)["choices"][0]["message"]
+
+
+class Players:
+    """Two players that say the same, each at an address with its name."""
+
+    def run(self, url, key, models, args, seed):
+        del seed
+        heard = {"white": [{"role": "user", "content": "Your move."}], "black": [{"role": "user", "content": "Go."}]}
+        for _ in range(2):
+            for player, messages in heard.items():
+                answer = asked(f"{url}/c/{player}", key, models[0], messages)
+                messages += [answer, {"role": "user", "content": "And now?"}]
+        return {"reward": 1.0, "rewards": args.get("rewards", {"white": 1.0, "black": -1.0})}
+
+
 class Caller:
     """Calls the model twice over HTTP."""
 
@@ -267,12 +309,7 @@ class Caller:
         del seed
         messages, said = [{"role": "user", "content": "Say one."}], ""
         while len(messages) < 5 and not args.get("silent"):
-            request = urllib.request.Request(f"{url}/chat/completions")
-            request.add_header("Authorization", f"Bearer {key}")
-            request.add_header("Content-Type", "application/json")
-            request.data = json.dumps({"model": models[0], "messages": messages}).encode()
-            with urllib.request.urlopen(request, timeout=30) as response:
-                answer = json.load(response)["choices"][0]["message"]
+            answer = asked(url, key, models[0], messages)
             said += answer["content"]
             messages += [answer, {"role": "user", "content": "Say more."}]
         rewards = dict.fromkeys(args.get("rewards", ()), -2.5)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from prorl_zmq import Job, Outcome, Role
+from prorl_zmq import Job, Outcome, Role, Sampling
 from prorl_zmq.stages.handlers.environment import EnvironmentHandler
 from prorl_zmq.testing import LocalService, say, tool_call
+from prorl_zmq.testing.scripted_engine import tokens_of
 from prorl_zmq.wire.messages.base import NOTES_LIMIT
 from prorl_zmq.wire.messages.jobs import EpisodeLimits
 
@@ -20,6 +22,7 @@ from offered import offer
 
 if TYPE_CHECKING:
     from prorl_zmq import Trajectory
+    from prorl_zmq.stages.handler import Failure
     from prorl_zmq.testing import ScriptedEngine
 
 WORLDS = Path(__file__).with_name("strange_worlds.py")
@@ -28,18 +31,28 @@ WORLDS = Path(__file__).with_name("strange_worlds.py")
 @pytest.fixture
 def environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PRORL_ENVIRONMENTS", str(tmp_path))
-    for name in ("Guess", "Duel", "Strange", "Caller"):
+    for name in ("Both", "Guess", "Duel", "Strange", "Caller", "Players"):
         offer(tmp_path, name.lower(), f"{WORLDS}:{name}")
     return tmp_path
 
 
+class Untried(EnvironmentHandler):
+    """Ends a job at its first failure, with the trajectory that a retry would replace."""
+
+    task = "untried"
+
+    def run_exception(self, job: Job, error: Exception) -> Failure:
+        return replace(super().run_exception(job, error), retry=False)
+
+
 def played(engine: ScriptedEngine, instance: dict[str, Any], jobs: int = 1, **fields: Any) -> list[Trajectory]:
+    handlers = {"environment": EnvironmentHandler, "untried": Untried}
     with (
-        LocalService(handlers={"environment": EnvironmentHandler}, engine=engine) as service,
+        LocalService(handlers=handlers, engine=engine) as service,
         service.client() as client,
     ):
         for _ in range(jobs):
-            client.submit(Job(task="environment", instance=instance, **fields))
+            client.submit(Job(**{"task": "environment", "instance": instance} | fields))
         return list(client.stream())
 
 
@@ -82,6 +95,31 @@ def test_two_players_take_turns_and_may_call_the_environments_tools() -> None:
     assert trajectory.result.metrics["length"] == 4.0
     assert trajectory.result.notes["end"] == "mate"
     assert roles(trajectory).count(Role.ASSISTANT) == 5
+
+
+@pytest.mark.usefixtures("environments")
+def test_a_failed_turn_cancels_the_other_players_turn_and_keeps_both_conversations() -> None:
+    def turn(prompt: str) -> str:
+        if "Again." not in prompt:
+            return "move"
+        return tool_call("ring") if "You are black." in prompt else "long " * 100_000
+
+    engine = say(turn)
+    long = {"sampling": Sampling(max_tokens=500_000), "episode": EpisodeLimits(max_tokens=800_000)}
+    (trajectory,) = played(engine, {"environment": "both"}, task="untried", **long)
+    assert (trajectory.outcome, trajectory.reward) == (Outcome.INFRASTRUCTURE_ERROR, None)
+    assert "the bell is broken" in str(trajectory.error)
+    assert [(one.name, one.segments, one.stop_reason) for one in trajectory.result.conversations] == [
+        ("white", 1, ""),
+        ("black", 1, ""),
+    ]
+    assert roles(trajectory) == [Role.SYSTEM, *2 * [Role.USER, Role.ASSISTANT]] * 2
+    said = [
+        int(trajectory.loss_mask[start:end].sum()) for start, end, role in trajectory.turns if role == Role.ASSISTANT
+    ]
+    move = len(tokens_of("move"))
+    assert said == [move, 0, move, len(tokens_of(tool_call("ring")))], "white's second turn was cancelled"
+    assert trajectory.result.metrics["turns"] == 4
 
 
 @pytest.mark.usefixtures("environments")
@@ -147,6 +185,28 @@ def test_programs_call_the_model_at_an_address_of_their_own() -> None:
 
 
 @pytest.mark.usefixtures("environments")
+def test_players_of_a_program_are_conversations_with_rewards_of_their_own() -> None:
+    (trajectory,) = played(say(*"abcd"), {"environment": "players"}, group_id="g")
+    assert (trajectory.outcome, trajectory.reward, trajectory.error) == (Outcome.COMPLETED, 1.0, None)
+    white, black = trajectory.split()
+    assert [(one.group_id, one.reward) for one in (white, black)] == [("g/white", 1.0), ("g/black", -1.0)]
+    for part, letters in ((white, "ac"), (black, "bd")):
+        said = part.token_ids[part.loss_mask]
+        assert said.tolist() == [token for letter in letters for token in tokens_of(letter)]
+        assert roles(part) == [Role.USER, Role.ASSISTANT] * 2
+        assert len(part.segments()) == 1
+
+
+@pytest.mark.usefixtures("environments")
+def test_a_reward_of_a_player_who_never_spoke_is_refused_by_name() -> None:
+    instance = {"environment": "players", "args": {"rewards": {"white": 1.0, "grey": 1.0}}}
+    (trajectory,) = played(say(*"abcd"), instance)
+    assert trajectory.outcome == Outcome.FAILED
+    assert trajectory.error is not None
+    assert "a reward for the conversation 'grey'; the rollout has: white, black" in trajectory.error.message
+
+
+@pytest.mark.usefixtures("environments")
 def test_a_reward_of_a_turn_that_there_is_not_is_refused() -> None:
     (trajectory,) = played(say("one", "two"), {"environment": "caller", "args": {"rewards": [2]}})
     assert trajectory.outcome == Outcome.FAILED
@@ -159,4 +219,4 @@ def test_a_program_that_calls_no_model_is_refused() -> None:
     (trajectory,) = played(say("one"), {"environment": "caller", "args": {"silent": True}})
     assert trajectory.outcome == Outcome.FAILED
     assert trajectory.error is not None
-    assert "ended without a call of the model" in trajectory.error.message
+    assert "ended without a model call that could be answered: it made none" in trajectory.error.message

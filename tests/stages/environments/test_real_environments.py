@@ -16,7 +16,7 @@ from support.commands import prorl
 from prorl_zmq import Job, Outcome, Role
 from prorl_zmq.errors import EnvironmentFailed
 from prorl_zmq.stages.environments.environment_pool import EnvironmentPool
-from prorl_zmq.stages.environments.environment_store import EnvironmentStore, default_root
+from prorl_zmq.stages.environments.environment_store import EnvironmentStore
 from prorl_zmq.stages.handlers.environment import EnvironmentHandler
 from prorl_zmq.testing import LocalService, say
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.proof
 MADE = Path(__file__).resolve().parents[3] / ".environments"
-ROOT = MADE if MADE.is_dir() and "PRORL_ENVIRONMENTS" not in os.environ else default_root()
+ROOT = MADE if MADE.is_dir() and "PRORL_ENVIRONMENTS" not in os.environ else EnvironmentStore.default_root()
 SAID = ("you guessed 5", "Player 1 placed their symbol (X) in cell 0", "rewards: {'main': 1.0}; done")
 TIC_TAC_TOE = {"environment": "textarena", "args": {"id": "TicTacToe-v0", "players": 2}, "seed": 1}
 

@@ -20,7 +20,7 @@ from support.waiting import until
 from prorl_zmq import Job, Outcome, Role
 from prorl_zmq.stages.environments.adapters.nemo_gym import NemoGym
 from prorl_zmq.stages.handlers.environment import EnvironmentHandler
-from prorl_zmq.stages.harness.installation import RECORD, Installation
+from prorl_zmq.stages.package_store import RECORD, Installation
 from prorl_zmq.testing import LocalService, say
 
 sys.path.append(str(Path(__file__).parent))

@@ -15,10 +15,10 @@ from needed import lacking, usable
 from prorl_zmq.errors import ConfigError
 from prorl_zmq.inference.chat.embedded_chat import EmbeddedChatFormat
 from prorl_zmq.stages.harness.adapter import PyPI, load_adapter
-from prorl_zmq.stages.harness.installation import HarnessStore, default_root
-from prorl_zmq.stages.harness.package_installer import find_python
-from prorl_zmq.stages.harness.rollout import ChosenHarness
+from prorl_zmq.stages.harness.chosen_harness import ChosenHarness
+from prorl_zmq.stages.harness.harness_store import HarnessStore
 from prorl_zmq.stages.harness.trial import try_harness
+from prorl_zmq.stages.package_installer import find_python
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
 from prorl_zmq.wire.messages.jobs import Harness
 
@@ -30,7 +30,7 @@ MADE = Path(__file__).resolve().parents[3] / ".harnesses"
 INSTALLED = ("claude-code", "codex", "pi", "opencode", "qwen-code", "mini-swe-agent", "openhands")
 OPTIONAL = ("gemini-cli", "aider", "terminus-2")
 """What `make harnesses` does not install."""
-ROOT = MADE if MADE.is_dir() and "PRORL_HARNESSES" not in os.environ else default_root()
+ROOT = MADE if MADE.is_dir() and "PRORL_HARNESSES" not in os.environ else HarnessStore.default_root()
 ODD = '/help -p "it\'s" $HOME `id` {url} {{x}} {% y %} é\U0001f600\n'
 PROMPT = ODD + "".join(f"line {number} of a long task\n" for number in range(6000)) + "the end"
 """More than one argument of a program may be long."""

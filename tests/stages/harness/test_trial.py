@@ -16,10 +16,10 @@ from captured import segments_of
 
 from prorl_zmq.inference.chat.embedded_chat import EmbeddedChatFormat
 from prorl_zmq.stages.harness.adapter import load_adapter
-from prorl_zmq.stages.harness.installation import HarnessStore, Installation
-from prorl_zmq.stages.harness.package_installer import PackageInstaller
-from prorl_zmq.stages.harness.rollout import ChosenHarness
+from prorl_zmq.stages.harness.chosen_harness import ChosenHarness
+from prorl_zmq.stages.harness.harness_store import HarnessStore
 from prorl_zmq.stages.harness.trial import PROMPT, Trial, try_harness
+from prorl_zmq.stages.package_installer import PackageInstaller
 from prorl_zmq.wire.messages.jobs import Harness
 
 if TYPE_CHECKING:
@@ -27,13 +27,14 @@ if TYPE_CHECKING:
 
     from support.sandboxes import SharedSandboxes
 
+    from prorl_zmq.stages.package_store import Installation
     from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
 
 pytestmark = pytest.mark.xdist_group("tiny-harness")
 
 
 def unpack(installer: PackageInstaller, argv: tuple[str, ...], folder: Path, lock: int) -> None:
-    """Do what the installer's programs do, without pip: `test_installation` runs it."""
+    """Do what the installer's programs do, without pip: `test_harness_store` runs it."""
     del installer, lock
     if "venv" in argv:
         subprocess.run([*argv, "--without-pip"], check=True)
@@ -79,7 +80,7 @@ def test_it_does_as_it_is_told_in_every_kind_of_sandbox(installed: Installation,
     [
         (
             "silent",
-            "the harness tiny made no call of the model that could be answered, and ended with 1: it has nothing",
+            "the harness tiny made no model call that could be answered, and ended with 1: it has nothing",
         ),
         ("other-tool", "it offered no tool run, but: other"),
         ("idle", "it did not write the file that the model asked for"),

@@ -190,7 +190,7 @@ def test_what_a_job_may_not_name() -> None:
         opened(McpTools([server("a"), server("a")], None, {}))
     with pytest.raises(InvalidJob, match=rf"{url} is not among the service's \[\[mcp\]\] addresses: http://known/mcp"):
         opened(McpTools([McpServer(name="a", url=url)], None, {"http://known/mcp": ""}))
-    with pytest.raises(SandboxFailed, match="the MCP server a needs the job's sandbox, and there is none"):
+    with pytest.raises(SandboxFailed, match="the MCP server a needs a sandbox, and the job has none"):
         opened(McpTools([server("a")], None, {}))
 
 

@@ -1,4 +1,6 @@
-"""Packages on this machine's disk: one folder per version, under a name; harnesses, and environments of others.
+"""`PackageStore`: installed packages on this machine's disk, which are harnesses or environments.
+
+Each version of a package has a folder:
 
     ROOT/NAME/lock             held by the process that installs or removes (see `images.kept_folder`)
     ROOT/NAME/building-ID/     an installation in progress; a leftover if the lock is free
@@ -6,8 +8,8 @@
     ROOT/NAME/VERSION/bin/     what is started: links to programs, `node`, `python`
     ROOT/NAME/VERSION/installation.json
 
-Sandboxes see a harness's folder read-only, under its own path. Nothing locks against removal: what still runs loses its
-files.
+Sandboxes show a harness's folder read-only, under its own path. A package may be removed while it is in use; its
+programs then lose their files.
 """
 
 from __future__ import annotations
@@ -22,24 +24,22 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import msgspec
 
-from ...errors import ConfigError, SandboxFailed
-from ...tools.containers.specification import Bind
-from ...tools.images.fingerprint import size_bytes
-from ...tools.images.image import default_root as images_root
-from ...tools.images.kept_folder import BUILDING, TRASH, locked
-from .adapter import Npm, load_adapter
+from ..errors import ConfigError, SandboxFailed
+from ..tools.containers.specification import Bind
+from ..tools.images.fingerprint import size_bytes
+from ..tools.images.image import default_root as images_root
+from ..tools.images.kept_folder import BUILDING, TRASH, locked
+from .harness.adapter import Npm
 from .package_installer import PackageInstaller
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ...tools.images.kept_folder import KeptFolder
-    from .adapter import Adapter, PyPI
+    from ..tools.images.kept_folder import KeptFolder
+    from .harness.adapter import PyPI
 
 RECORD = "installation.json"
 VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+!_-]{0,63}")
-NPM_VERSION = re.compile(r"\d+\.\d+\.\d+([-+][0-9A-Za-z.+-]+)?")
-"""npm reads everything else as a range or a tag, and installs what it finds."""
 SYSTEM = Path("/usr")
 """Host folders that sandboxes without an image see anyway; those with one see the image's."""
 WAIT_LIMIT_S = 3600.0
@@ -71,30 +71,7 @@ class Installation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(Bind(path, path) for path in shown)
 
 
-def default_root() -> Path:
-    """Return the folder of harnesses: $PRORL_HARNESSES, or next to the images."""
-    named = os.environ.get("PRORL_HARNESSES", "")
-    return Path(named) if named else images_root().parent / "harnesses"
-
-
-def parse_name(text: str) -> tuple[Adapter, str]:
-    """Return the adapter and the version (may be empty) in NAME or NAME==VERSION.
-
-    Raises:
-        ConfigError: the harness is unknown or never installed, or the version is invalid.
-    """
-    name, separator, version = text.partition("==")
-    if separator and not VERSION.fullmatch(version):
-        raise ConfigError(f"{version!r} is not a version; write NAME==VERSION", key="harness")
-    adapter = load_adapter(name)
-    if version and isinstance(adapter.package, Npm) and not NPM_VERSION.fullmatch(version):
-        raise ConfigError(f"{version!r} is not one version of npm's; write it whole, such as 1.2.3", key="harness")
-    if adapter.package is None:
-        raise ConfigError(f"harness {name} is a program of the sandbox: nothing is installed for it", key="harness")
-    return adapter, version
-
-
-class Named(NamedTuple):
+class PackageName(NamedTuple):
     """What NAME or NAME==VERSION stands for."""
 
     name: str
@@ -110,21 +87,34 @@ class PackageStore(ABC):
     """What errors call one of them."""
     command: ClassVar[str]
     """The command that installs one."""
+    variable: ClassVar[str]
+    """The environment variable that names the default folder."""
+    default_folder: ClassVar[str]
+    """The default folder's name next to the images, without that variable."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root.absolute()
+    def __init__(self, root: Path | None = None) -> None:
+        self.root = (self.default_root() if root is None else root).absolute()
 
-    @abstractmethod
-    def parse(self, text: str) -> Named:
+    @classmethod
+    def default_root(cls) -> Path:
+        """Return the folder that is used unless another one is named."""
+        named = os.environ.get(cls.variable, "")
+        return Path(named) if named else images_root().parent / cls.default_folder
+
+    def parse(self, text: str) -> PackageName:
         """Return what NAME or NAME==VERSION stands for.
 
         Raises:
-            ConfigError: it is unknown or never installed, or the version is invalid.
+            ConfigError: the name is unknown, nothing is installed for it, or the version is invalid.
         """
+        name, separator, version = text.partition("==")
+        if separator and not VERSION.fullmatch(version):
+            raise ConfigError(f"{version!r} is not a version; write NAME==VERSION", key=self.kind)
+        return PackageName(name, self._package(name, version), version)
 
     @abstractmethod
-    def is_default(self) -> bool:
-        """Return whether the folder is the one without an option."""
+    def _package(self, name: str, version: str) -> Npm | PyPI:
+        """Return the package of a name; raise `ConfigError` as `parse` does."""
 
     def install(
         self,
@@ -141,7 +131,7 @@ class PackageStore(ABC):
         of these, `wait_s` the wait for another process that installs it.
 
         Raises:
-            ConfigError: the harness is unknown, or this machine lacks an installer.
+            ConfigError: the name is unknown, or this machine lacks an installer.
             SandboxFailed: npm or pip failed, or the disk rejected it.
         """
         named = self.parse(name)
@@ -149,7 +139,7 @@ class PackageStore(ABC):
 
     def _install(
         self,
-        named: Named,
+        named: PackageName,
         adapter: str,
         *,
         say: Callable[[str], None],
@@ -167,7 +157,8 @@ class PackageStore(ABC):
             if there is not None and not again and there.package == package.package:
                 say(f"{name} {version} is installed already")
                 return there
-            say(f"installing {name} {version} from {'npm' if isinstance(package, Npm) else 'PyPI'}")
+            source = f" {version} from {'npm' if isinstance(package, Npm) else 'PyPI'}" if package.package else ""
+            say(f"installing {name}{source}")
             started = time.monotonic()
             with folder.building() as build:
                 base = installer.install(build, folder.descriptor)
@@ -208,7 +199,7 @@ class PackageStore(ABC):
             if each.version == wanted or (not version and not (self.root / named.name / wanted).exists()):
                 return each
         state = "is broken" if (self.root / named.name / wanted).exists() else "is not installed"
-        option = "" if self.is_default() else f" --into {self.root}"
+        option = "" if self.root == self.default_root().absolute() else f" --into {self.root}"
         message = (
             f"{self.kind} {named.name} {wanted} {state} in {self.root}; run: {self.command} install {name}{option}"
         )
@@ -226,11 +217,11 @@ class PackageStore(ABC):
         """Remove NAME==VERSION, or all versions of NAME, complete or broken.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: it is not installed.
         """
         named = self.parse(name)
         if not (self.root / named.name / named.version).is_dir():
-            raise ConfigError(f"there is no {name} in {self.root}; see: {self.command} list", key=self.kind)
+            raise ConfigError(f"{name} is not installed in {self.root}; see: {self.command} list", key=self.kind)
         with self._explained(), self._locked(named.name, wait_s, say) as folder:
             for each in list(folder.path.iterdir()):
                 if each.is_dir() and (not named.version or each.name == named.version):
@@ -260,20 +251,6 @@ class PackageStore(ABC):
         except OSError as error:
             where = f" ({error.filename})" if error.filename else ""
             raise SandboxFailed(f"the packages in {self.root}: {error.strerror or error}{where}") from error
-
-
-class HarnessStore(PackageStore):
-    """A folder of harnesses."""
-
-    kind, command = "harness", "prorl harness"
-
-    def parse(self, text: str) -> Named:
-        adapter, version = parse_name(text)
-        assert adapter.package is not None
-        return Named(adapter.name, adapter.package, version)
-
-    def is_default(self) -> bool:
-        return self.root == default_root().absolute()
 
 
 def _unfinished(folder: Path) -> bool:

@@ -16,7 +16,7 @@ from needed import lacking
 
 from prorl_zmq.errors import ConfigError, SandboxFailed
 from prorl_zmq.stages.harness.adapter import Npm, PyPI
-from prorl_zmq.stages.harness.package_installer import PackageInstaller, find_python
+from prorl_zmq.stages.package_installer import PackageInstaller, find_python
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -85,7 +85,7 @@ def test_a_machine_without_npm_is_told_what_to_install(tmp_path: Path, monkeypat
 
 @pytest.mark.proof(quick=True)
 def test_a_machine_without_the_python_is_told_what_to_install() -> None:
-    with pytest.raises(ConfigError, match=r"no Python 3\.99 or newer with venv here; install one"):
+    with pytest.raises(ConfigError, match=r"no Python 3\.99 or newer with venv; install one"):
         PackageInstaller(PyPI("tiny", "1.0.0", python=(3, 99)), "1.0.0", LIMIT_S, ignored)
 
 
@@ -107,5 +107,5 @@ def test_a_python_that_images_would_hide_is_the_last_choice(tmp_path: Path, monk
     assert find_python((3, 11)).program == "/opt/python/bin/python3.14"
     assert find_python((3, 11), (3, 13)).program == "/usr/bin/python3.12"
     assert find_python((3, 11), (3, 12, 0)).program == "/usr/bin/python3.12"
-    with pytest.raises(ConfigError, match=r"no Python 3\.11 to 3\.11\.9 with venv here"):
+    with pytest.raises(ConfigError, match=r"no Python 3\.11 to 3\.11\.9 with venv; install one"):
         find_python((3, 11), (3, 11, 9))

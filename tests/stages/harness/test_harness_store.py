@@ -10,8 +10,9 @@ import pytest
 import tiny_harness
 
 from prorl_zmq.errors import ConfigError, SandboxFailed
-from prorl_zmq.stages.harness import installation, package_installer
-from prorl_zmq.stages.harness.installation import RECORD, HarnessStore
+from prorl_zmq.stages import package_installer
+from prorl_zmq.stages.harness.harness_store import HarnessStore
+from prorl_zmq.stages.package_store import RECORD
 from prorl_zmq.tools.containers.specification import Bind
 from prorl_zmq.tools.images.kept_folder import locked
 
@@ -26,7 +27,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HarnessStore:
     for name, value in tiny_harness.offer(tmp_path / "offered").items():
         monkeypatch.setenv(name, value)
     monkeypatch.syspath_prepend(str(tmp_path / "offered"))
-    return HarnessStore(installation.default_root())
+    return HarnessStore()
 
 
 @pytest.fixture
@@ -107,7 +108,7 @@ def test_what_is_not_installed_is_said_with_the_command(store: HarnessStore, tmp
         store.find("tiny==2.0")
     with pytest.raises(ConfigError, match=f"run: prorl harness install tiny --into {tmp_path}$"):
         HarnessStore(tmp_path).find("tiny")
-    with pytest.raises(ConfigError, match=r"there is no tiny in .*; see: prorl harness list"):
+    with pytest.raises(ConfigError, match=r"tiny is not installed in .*; see: prorl harness list"):
         store.remove("tiny", say=ignored)
 
 

@@ -13,14 +13,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...errors import ConfigError, SandboxFailed
-from ...tools.images.program import run_program
-from .adapter import Npm
+from ..errors import ConfigError, SandboxFailed
+from ..tools.images.program import run_program
+from .harness.adapter import Npm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from .adapter import PyPI
+    from .harness.adapter import PyPI
 
 ARCHITECTURES = {"x86_64": "x64", "aarch64": "arm64"}
 """npm's names of architectures, by the kernel's."""
@@ -138,7 +138,7 @@ def find_python(least: tuple[int, int], newest: tuple[int, ...] = ()) -> Python:
         oldest = ".".join(map(str, least))
         wanted = f"Python {oldest} to {'.'.join(map(str, newest))}" if newest else f"Python {oldest} or newer"
         raise ConfigError(
-            f"there is no {wanted} with venv here; install one (pyenv, or the Debian packages "
+            f"this machine has no {wanted} with venv; install one (pyenv, or the Debian packages "
             f"python{oldest} and python{oldest}-venv)",
             key="harness",
         )

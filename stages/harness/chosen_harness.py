@@ -1,4 +1,4 @@
-"""One harness in a sandbox, from start to end, with the policy behind the only address that it can reach.
+"""`ChosenHarness`: one harness in a sandbox, from start to end; it can reach only the address of the policy.
 
     harness, in the sandbox    → 127.0.0.1 of the sandbox's own network → model server, in this process → engine
 
@@ -24,7 +24,7 @@ from ..cut_text import cut_text
 from ..episode import StopReason
 from .adapter import LaunchRequest, McpCommand, load_adapter
 from .harness_model import HarnessModel
-from .installation import HarnessStore, default_root
+from .harness_store import HarnessStore
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from ...tools.sandbox.sandbox import Sandbox
     from ...wire.messages.jobs import Harness, McpServer
     from ..episode import JobPolicy
+    from ..package_store import Installation
     from .adapter import Adapter, Launch
-    from .installation import Installation
 
 GRACE_S = 10.0
 """Seconds in which a harness must exit once the rollout is over."""
@@ -82,7 +82,7 @@ class ChosenHarness:
         _check(choice.name, adapter, servers)
         named = f"{choice.name}=={choice.version}" if choice.version else choice.name
         try:
-            installation = HarnessStore(default_root()).find(named) if adapter.package is not None else None
+            installation = HarnessStore().find(named) if adapter.package is not None else None
         except ConfigError as error:
             raise HarnessFailed(error.message, harness=choice.name) from error
         return cls(choice, adapter, installation, servers)
@@ -151,8 +151,8 @@ class ChosenHarness:
         """Record how the harness ended; raise if the rollout failed."""
         episode, limits, name = model.policy.episode, model.limits, self.choice.name
         if limits.exceeded:
-            limit = f"{limits.cost >> 20} MiB of requests to the model"
-            raise SandboxLimitExceeded(f"{name} sent more than {limit}, which a rollout may send", limit="requests")
+            problem = f"{name} sent more than the {limits.cost >> 20} MiB of model requests that a rollout may send"
+            raise SandboxLimitExceeded(problem, limit="requests")
         code, how, words, note = KILLED, "had to be killed", "", KILLED_NOTE
         if result is not None:
             code, words = result.exit_code, last_words(result)
@@ -164,7 +164,7 @@ class ChosenHarness:
             problem = f"{name} cannot begin: {limits.too_long.message} (episode.max_tokens, or the engine's context)"
             raise InvalidJob(problem, field="episode.max_tokens")
         if not model.answered:
-            problem = f"the harness {name} made no call of the model that could be answered, and {how}: {words}"
+            problem = f"the harness {name} made no model call that could be answered, and {how}: {words}"
             raise HarnessFailed(problem, harness=name, exit_code=code)
         episode.metrics["harness_exit_code"] = code
         stopped = StopReason.HARNESS_FAILED if code else StopReason.DONE
@@ -175,7 +175,7 @@ class ChosenHarness:
 def _check(name: str, adapter: Adapter, servers: Sequence[McpServer]) -> None:
     problem = ""
     if servers and not adapter.takes_mcp:
-        problem = f"the harness {name} has no MCP client"
+        problem = f"the harness {name} has no MCP client; leave out `mcp`, or name another harness"
     elif urls := [server.name for server in servers if server.url]:
         problem = f"a harness cannot reach the MCP server {urls[0]}: its sandbox has no network; give a command"
     elif chosen := [server.name for server in servers if server.tools]:
@@ -195,7 +195,7 @@ async def _write(sandbox: Sandbox, launch: Launch) -> None:
     home = launch.environment["HOME"]
     made = await sandbox.exec(("mkdir", "-p", "-m", "700", home), WRITE_S)
     if made.exit_code:
-        raise SandboxFailed(f"no home for the harness could be made: {made.stderr.decode(errors='replace')}")
+        raise SandboxFailed(f"the harness's home {home} could not be made: {made.stderr.decode(errors='replace')}")
     if launch.files:
         await sandbox.write_files({f"{home}/{path}": text.encode() for path, text in launch.files.items()})
 
