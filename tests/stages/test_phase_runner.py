@@ -172,10 +172,10 @@ def outcome(
 
 
 def test_what_the_broker_would_drop_is_the_handlers_error() -> None:
-    fields = {"stage_id": "s", "job_id": "j", "attempt": 1, "phase": Phase.RUN, "tokens": 8, "turns": 2}
+    fields: dict[str, Any] = {"tokens": 8, "turns": 2}
     for rewards in (((1, 1.0), (0, 1.0)), ((0, 1.0), (0, 2.0)), ((2, 1.0),)):
         with pytest.raises(HandlerFailed, match=r"run gave something that cannot be passed on: rewards of the turns"):
-            checked(PhaseDone(**fields, phase_data={}, turn_rewards=rewards))
+            checked(PhaseDone(**EVENT, **fields, phase=Phase.RUN, turn_rewards=rewards))
         assert readable(failed(**fields, turn_rewards=rewards)).turn_rewards == ()
 
 
@@ -361,8 +361,7 @@ def test_a_conversation_left_under_way_ends_with_run() -> None:
             try:
                 await asyncio.Event().wait()
             finally:
-                assert runner._episode is not None
-                if runner._episode.is_over:  # so that it cannot say more
+                if runner.rollout.episode.is_over:  # so that it cannot say more
                     ended.set()
 
         async def act() -> None:

@@ -168,7 +168,7 @@ def test_an_environment_that_is_not_there_is_named(environments: Path) -> None:
     (trajectory,) = played(say("a"), {"environment": "guess"})
     assert trajectory.outcome == Outcome.INFRASTRUCTURE_ERROR
     assert trajectory.error is not None
-    assert "environment guess own is not installed" in trajectory.error.message
+    assert "environment guess is neither known nor installed" in trajectory.error.message
 
 
 @pytest.mark.usefixtures("environments")
