@@ -36,6 +36,8 @@ CONFIG, INSTRUCTION, DOCKERFILE = "task.toml", "instruction.md", "Dockerfile"
 COMPOSE = "docker-compose.yaml"
 UNPACKED_LIMIT_BYTES = 64 * 2**20
 """Most bytes of a folder that a job carries, before compression."""
+TEXT_LIMIT_BYTES = 2**20
+"""Largest task.toml, and largest instruction."""
 READ_BYTES = 2**20
 COMPRESSION = 1
 """Level of zlib: 6 takes four times as long for a tenth fewer bytes of the usual test folder."""
@@ -313,11 +315,15 @@ class _Reader:
         return os.path.isfile(self._inside(name))  # noqa: PTH113 - fast
 
     def _text(self, name: str) -> str:
+        path = self._inside(name)
         try:
-            with open(self._inside(name), encoding="utf-8") as file:  # noqa: PTH123 - fast
-                return file.read()
+            status = os.stat(path)  # noqa: PTH116 - fast
         except FileNotFoundError:
             raise InvalidRecord(f"it has no {name}", field=name) from None
+        if not stat.S_ISREG(status.st_mode) or status.st_size > TEXT_LIMIT_BYTES:
+            raise InvalidRecord(f"{name} is no file of at most {TEXT_LIMIT_BYTES} bytes", field=name)
+        with open(path, encoding="utf-8") as file:  # noqa: PTH123 - fast
+            return file.read()
 
     def _reject_file(self, name: str, reason: str) -> None:
         if os.path.lexists(f"{self._root}/{name}"):

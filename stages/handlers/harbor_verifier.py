@@ -13,7 +13,6 @@ no agent has seen (`harbor._graded`).
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import zlib
@@ -21,6 +20,7 @@ from contextlib import AsyncExitStack
 from ipaddress import ip_network
 from typing import TYPE_CHECKING, NamedTuple
 
+from ...data.conversations import finite_reward
 from ...errors import ConfigError, GraderFailed, InvalidJob, SandboxFailed, SandboxLimitExceeded
 from ...tools.containers.specification import Bind
 from ...tools.sandbox.egress_proxy import PORT, AllowedHosts, EgressProxy, proxy_variables
@@ -227,15 +227,18 @@ def parsed_rewards(name: str, content: bytes) -> dict[str, float]:
     if name.endswith(".txt"):
         found: object = {REWARD: float(text)}
     else:
-        found = json.loads(text)
+        try:
+            found = json.loads(text)
+        except RecursionError as error:
+            raise ValueError("it is nested too deep") from error
         if not isinstance(found, dict):
             raise ValueError("it is no JSON object of numbers by name")
     rewards: Mapping[str, object] = found  # type: ignore[assignment]
     for key, value in rewards.items():
         if not isinstance(value, int | float):
             raise ValueError(f"{key} is {value!r}, which is no number")  # noqa: TRY004 - of the file
-        if not math.isfinite(value):
-            raise ValueError(f"{key} is {value}, which is not finite")
+        if finite_reward(value) is None:
+            raise ValueError(f"{key} is {value!r:.100}, which is not finite")
     if not rewards:
         raise ValueError("it names no reward")
     return {key: float(value) for key, value in rewards.items()}  # type: ignore[arg-type]

@@ -363,7 +363,14 @@ def test_folders_that_are_no_archives_are_refused() -> None:
         unpacked(packed(a="b")[:-9])
 
 
-@pytest.mark.parametrize("wrong", ["[1]", "1", "null", '{"reward": "1"}', '{"reward": 1e999}', "{}", "{", "NaN"])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *("[1]", "1", "null", "{}", "{", "NaN", "[" * 60_000),
+        *('{"reward": "1"}', '{"reward": 1e999}', '{"reward": 1e300}', f'{{"reward": 1{"0" * 400}}}'),
+    ],
+    ids=lambda text: text[:20],
+)
 def test_what_is_no_reward(wrong: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         parsed_rewards("reward.json", wrong.encode())

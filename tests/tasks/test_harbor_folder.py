@@ -224,6 +224,7 @@ def test_a_separate_verifier(
         ('[[steps]]\nname = "a"\n[[steps]]\nname = "A"', "same name"),
         ("[agent]\ntimeout_sec = inf", "agent_s"),
         ("x = [", "not TOML"),
+        pytest.param("x = " + "[" * 100_000, "not TOML", id="deep"),
     ],
 )
 def test_what_cannot_run_is_rejected_by_name(toml: str, words: str, tmp_path: Path) -> None:
@@ -275,6 +276,19 @@ def test_links_inside_of_tests_stay_links(tmp_path: Path) -> None:
     folder = make_task(tmp_path / "t", files={"tests/data/a": "a"})
     (folder / "tests" / "b").symlink_to("data/a")
     assert members(read_task_folder(folder).task.tests)["b"].linkname == "data/a"
+
+
+@pytest.mark.parametrize("name", ["task.toml", "instruction.md"])
+def test_a_text_that_never_ends_is_not_read(name: str, tmp_path: Path) -> None:
+    for place in ("pipe", "huge"):
+        folder = make_task(tmp_path / place)
+        if place == "pipe":
+            (folder / name).unlink()
+            os.mkfifo(folder / name)
+        else:
+            os.truncate(folder / name, 2**40)
+        with pytest.raises(InvalidRecord, match=rf"{name} is no file of at most 1048576 bytes"):
+            read_task_folder(folder)
 
 
 def test_a_pipe_in_tests_is_rejected(tmp_path: Path) -> None:

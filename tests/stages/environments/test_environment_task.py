@@ -168,7 +168,7 @@ def test_an_environment_that_is_not_there_is_named(environments: Path) -> None:
     (trajectory,) = played(say("a"), {"environment": "guess"})
     assert trajectory.outcome == Outcome.INFRASTRUCTURE_ERROR
     assert trajectory.error is not None
-    assert "environment guess own is not installed" in trajectory.error.message
+    assert "environment guess is neither known nor installed" in trajectory.error.message
 
 
 @pytest.mark.usefixtures("environments")
@@ -204,6 +204,16 @@ def test_a_reward_of_a_player_who_never_spoke_is_refused_by_name() -> None:
     assert trajectory.outcome == Outcome.FAILED
     assert trajectory.error is not None
     assert "a reward for the conversation 'grey'; the rollout has: white, black" in trajectory.error.message
+
+
+@pytest.mark.usefixtures("environments")
+def test_a_programs_rewards_may_be_in_any_order() -> None:
+    (trajectory,) = played(say("one", "two"), {"environment": "caller", "args": {"rewards": [1, 0]}})
+    assert (trajectory.outcome, trajectory.error) == (Outcome.COMPLETED, None)
+    assert [reward for _, reward in trajectory.result.turn_rewards] == [-2.5, -2.5]
+    (trajectory,) = played(say("one", "two"), {"environment": "caller", "args": {"rewards": [0, "0"]}})
+    assert trajectory.outcome == Outcome.FAILED
+    assert "gave a turn two rewards" in str(trajectory.error)
 
 
 @pytest.mark.usefixtures("environments")
