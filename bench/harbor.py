@@ -1,27 +1,66 @@
-"""Harbor task folders: what reading a large set as jobs takes, compared with opening its files and parsing its TOML.
+"""Harbor task folders: what reading a large set takes; their rewards, through the service and by Harbor; and starts.
 
-Each folder has a Dockerfile of a dozen instructions, three files that it copies, two of tests, and a solution.
+Reading: each folder has a Dockerfile of a dozen instructions, three files that it copies, two of tests, and a solution.
+All have the same task.toml, as in the public set of 3,566 folders after which they are modelled. The peer opens their
+files and parses the TOML.
+
+Rewards: folders of each kind (harbor_folders.py), whose images our converter builds on a Debian, are rolled out in
+Apptainer sandboxes, once with their solution and once with nothing. `PRORL_HARBOR_TASKS` names a folder of further
+tasks, and `PRORL_HARBOR_BASES` the map of their base images. Harbor's own verifier (`make harbor`) reads what each
+verifier wrote, and files that no verifier should write.
+
+Starts: INIT of a rollout from a built image and `apptainer exec IMAGE true` take turns.
 """
 
 from __future__ import annotations
 
+import io
+import json
 import os
+import subprocess
+import tarfile
 import tempfile
 import time
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness import Row, main
+import uvloop
+from harbor_folders import BASE, KINDS, write_folders
+from harbor_rollouts import build_images, grade_files, play, start_times
+from harness import Incomplete, Row, main, quantiles
+from sandbox_sides import root_filesystem
 
 from prorl_zmq.tasks.loading import load_jobs
+from prorl_zmq.tools.containers.kinds import problem_with
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from harbor_rollouts import Graded, Played
 
 FOLDERS, QUICK_FOLDERS = 10_000, 500
 TARGET_S = 10.0
-"""For all folders of the full run."""
+"""For reading all folders of the full run."""
+ROLLED_OUT = 60
+QUICK_KINDS = ("answer", "steps")
+STARTS, QUICK_STARTS = 50, 3
+TARGET_START = 1.3
+SLOTS = 2
+BUILD_S = 3600.0
+PEER = Path(__file__).parent / "harbor_peer.py"
+PYTHON = Path(os.environ.get("PRORL_HARBOR_PYTHON", Path(__file__).parent.parent / ".harbor/bin/python"))
+NO_REWARDS = ("", " ", "nan", "inf", "-Infinity", "passed", "1,0", "0x1", "1\n0\n", "1 # good", "True", "[]")
+REWARDS = ("1", "0.5\n", " -2 ", "1e-3", "1_000", "+.5")
+NO_JSON = ("", "{", "[1]", "1", "null", '"1"', '{"reward": "1"}', '{"reward": null}', '{"reward": [1]}')
+NO_JSON += ('{"reward": NaN}', '{"reward": 1e999}', '{"reward": 1, "b": {"c": 1}}', '{"reward": 1} 2')
+JSON = (
+    '{"reward": 1}',
+    '{"reward": 0.25, "speed": 3}',
+    '{"accuracy": true}',
+    '{"reward": 1, "reward": 0}',
+    ' {"a": -1e3}',
+)
 TOML = """\
 version = "1.0"
 [metadata]
@@ -69,7 +108,44 @@ if [ $? -eq 0 ]; then echo 1 > /logs/verifier/reward.txt; else echo 0 > /logs/ve
 
 
 def measure(quick: bool) -> list[Row]:
-    count = QUICK_FOLDERS if quick else FOLDERS
+    rows = reading(QUICK_FOLDERS if quick else FOLDERS)
+    base, no_base = root_filesystem(build=not quick)
+    if problem := problem_with("apptainer") or no_base:
+        raise Incomplete(f"without rollouts and starts: {problem}", rows)
+    with tempfile.TemporaryDirectory(prefix="prorl-bench-") as folder:
+        root = Path(folder)
+        images = root / "images"
+        if quick:
+            write_folders(root / "tasks", len(QUICK_KINDS), QUICK_KINDS)
+        else:
+            write_folders(root / "tasks", ROLLED_OUT, tuple(KINDS))
+        took = build_images(root / "tasks", images, ("--base", f"{BASE}={base}"), BUILD_S)
+        played = play(root / "tasks", images, SLOTS)
+        rows += rollouts("folders of ours", played)
+        graded = played.graded
+        if not quick and (named := os.environ.get("PRORL_HARBOR_TASKS")):
+            bases = os.environ.get("PRORL_HARBOR_BASES")
+            build_images(Path(named), images, ("--bases", bases) if bases else (), BUILD_S)
+            others = play(Path(named), images, SLOTS)
+            rows += rollouts("folders of others", others)
+            graded = [*graded, *others.graded]
+        built = len(list(images.glob("[!.]*")))
+        rows.append(Row(f"{built} images built from their Dockerfiles, one after the other", took / built, "s each"))
+        image = next(images.glob("harbor-*")).resolve()
+        ours, bare, isolated = uvloop.run(start_times(image, QUICK_STARTS if quick else STARTS))
+        rows += starts(ours, bare, isolated)
+        if not PYTHON.exists():
+            raise Incomplete("without Harbor's own verifier: run make harbor", rows)
+        rows.append(as_harbor("what the verifiers of these rollouts wrote", graded, root / "graded"))
+        files = [{"reward.txt": text} for text in (*NO_REWARDS, *REWARDS)]
+        files += [{"reward.json": text} for text in (*NO_JSON, *JSON)]
+        files += [{"reward.txt": "1", "reward.json": '{"reward": 1, "b": 2}'}, {"rewards.json": '{"reward": 1}'}]
+        odd = uvloop.run(grade_files(image, files))
+        rows.append(as_harbor("reward files of every form", odd, root / "odd"))
+    return rows
+
+
+def reading(count: int) -> list[Row]:
     with tempfile.TemporaryDirectory(prefix="prorl-bench-") as folder:
         root = Path(folder)
         for number in range(count):
@@ -89,6 +165,53 @@ def measure(quick: bool) -> list[Row]:
             ours <= target_s,
         ),
     ]
+
+
+def rollouts(name: str, played: Played) -> list[Row]:
+    """Return how many folders earn 1 with their solution, and 0 with nothing; print why others do not."""
+    rows = []
+    for agent, expected, words in (("oracle", 1.0, "their solution earns 1"), ("no-op", 0.0, "doing nothing earns 0")):
+        earned = {folder: reward for (folder, of), reward in played.rewards.items() if of == agent}
+        right = sum(reward == expected for reward in earned.values())
+        rows.append(Row(f"{len(earned)} {name}: {words}", right, "folders", target="all", holds=right == len(earned)))
+        for folder, reward in earned.items():
+            if reward != expected:
+                print(f"{folder}, {agent}: {reward} {played.problems.get((folder, agent), '')}")
+    return rows
+
+
+def starts(ours: list[float], bare: list[float], isolated: list[float]) -> list[Row]:
+    ours_s, bare_s, isolated_s = quantiles(ours)[0], quantiles(bare)[0], quantiles(isolated)[0]
+    return [
+        Row(
+            f"INIT of a rollout from a built image, p50 of {len(ours)}",
+            1e3 * ours_s,
+            "ms",
+            "apptainer exec, with a network of its own",
+            ours_s / isolated_s,
+            f"at most {TARGET_START:g}×",
+            ours_s <= TARGET_START * isolated_s,
+        ),
+        Row("bare `apptainer exec IMAGE true`, p50", 1e3 * bare_s, "ms"),
+        Row("the same with `--containall --net --network none`, p50", 1e3 * isolated_s, "ms"),
+    ]
+
+
+def as_harbor(name: str, graded: Sequence[Graded], folder: Path) -> Row:
+    """Compare rewards with those that Harbor reads from the same files."""
+    for number, (files, _) in enumerate(graded):
+        with tarfile.open(fileobj=io.BytesIO(files)) as archive:
+            archive.extractall(folder / f"{number:04}", filter="data")
+        (folder / f"{number:04}" / "logs" / "verifier").rename(folder / f"{number:04}" / "verifier")
+    done = subprocess.run([PYTHON, "-P", PEER, folder], capture_output=True, text=True, check=True)
+    theirs = json.loads(done.stdout)
+    equal = 0
+    for number, (_, rewards) in enumerate(graded):
+        equal += theirs[f"{number:04}"] == rewards
+        if theirs[f"{number:04}"] != rewards:
+            print(f"{name}: ours {rewards}, Harbor's {theirs[f'{number:04}']}")
+    total = len(graded)
+    return Row(f"{name}: as Harbor reads them, of {total}", equal, "gradings", target="all", holds=equal == total)
 
 
 def write_task(folder: Path, number: int) -> None:
@@ -125,4 +248,4 @@ def took_s(work: Callable[[], object]) -> float:
 
 
 if __name__ == "__main__":
-    main("harbor", "reading Harbor task folders", measure)
+    main("harbor", "Harbor task folders: reading, rewards and starts", measure)

@@ -38,6 +38,33 @@ REPLY_LIMIT_BYTES = 2**20
 _NAMED = re.compile(rf"{ENDPOINT_PREFIX}([A-Z0-9_]{{1,64}})_URL")
 
 
+class CalledFunction(msgspec.Struct, frozen=True):
+    name: str
+    arguments: str = ""
+
+
+class _Call(msgspec.Struct, frozen=True):
+    function: CalledFunction
+
+
+class _Message(msgspec.Struct, frozen=True):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[_Call] | None = None
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    message: _Message
+    finish_reason: str | None = None
+
+
+class Completion(msgspec.Struct, frozen=True):
+    """The fields of a server's reply that are read."""
+
+    choices: list[_Choice]
+
+
 class ChatEndpoint:
     """Connects with the first question; `close` it.
 

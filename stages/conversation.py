@@ -22,6 +22,7 @@ from ..metrics.catalog import TOOL_SECONDS
 from ..system.traces import span
 from ..tools.tool import AnyTool, ToolArgumentsInvalid
 from ..wire.messages.jobs import MAIN
+from .cut_text import cut_text
 from .episode import UNLIMITED, ConversationRecord, StopReason, Turn
 from .turn_sampler import TurnSampler, version_per_token
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 LONG_TEXT = 32 * 1024
 """Characters from which on a text is tokenised in a thread."""
+NAMES_LIMIT = 2000
+"""Most characters of the tools' names in the answer to a call of another one."""
 SEEDS_APART = 10_007
 """Between the turn numbers of two conversations, from which the turns' seeds are made."""
 
@@ -161,6 +164,8 @@ class Conversation(ConversationRecord):
         return len(self.turns[-1].calls) if self.turns else 0
 
     def _check_free(self, what: str) -> None:
+        if self._episode.is_over:
+            raise HandlerFailed(f"conversation {self.name!r}: `{what}` was called after RUN had ended")
         if self._busy:
             raise HandlerFailed(f"conversation {self.name!r}: `{what}` was called while another call is under way")
         if self.stop is not None:
@@ -331,7 +336,8 @@ class Conversation(ConversationRecord):
         tool = self._tools.get(call.name)
         if tool is None:
             metrics["malformed_tool_calls"] += 1
-            return f"There is no tool {call.name!r}. The tools are: {', '.join(self._tools)}."
+            names = cut_text(", ".join(self._tools), NAMES_LIMIT)
+            return f"There is no tool {call.name!r}. The tools are: {names}."
         assert self._policy is not None, "the conversation is open"
         started = time.monotonic()
         try:

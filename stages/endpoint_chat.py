@@ -25,6 +25,7 @@ from ..inference.engine import Generation
 from ..inference.tool_calls.call import MalformedCall, ToolCall
 from ..wire.messages.base import endpoint_variables
 from ..wire.messages.engines import VersionSpan
+from .chat_endpoint import CalledFunction, Completion
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,39 +40,14 @@ if TYPE_CHECKING:
 _ROLES = {Role.SYSTEM: "system", Role.USER: "user", Role.ASSISTANT: "assistant", Role.TOOL: "tool"}
 
 
-class _Function(msgspec.Struct, frozen=True):
-    name: str
-    arguments: str = ""
-
-
-class _Call(msgspec.Struct, frozen=True):
-    function: _Function
-
-
 class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
     """One line: a message, or the tools."""
 
     role: str = ""
     content: str = ""
     reasoning: str = ""
-    calls: tuple[_Function, ...] = ()
+    calls: tuple[CalledFunction, ...] = ()
     tools: tuple[dict[str, Any], ...] = ()
-
-
-class _Message(msgspec.Struct, frozen=True):
-    content: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    tool_calls: list[_Call] | None = None
-
-
-class _Choice(msgspec.Struct, frozen=True):
-    message: _Message
-    finish_reason: str | None = None
-
-
-class _Reply(msgspec.Struct, frozen=True):
-    choices: list[_Choice]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +73,7 @@ class EndpointChat:
         """
         lines = [msgspec.json.decode(line, type=_Line) for line in _lines(token_ids)]
         try:
-            reply = msgspec.json.decode(await self.endpoint.complete(_body(lines, sampling)), type=_Reply)
+            reply = msgspec.json.decode(await self.endpoint.complete(_body(lines, sampling)), type=Completion)
             choice = reply.choices[0]
         except EngineFailed as error:
             error.fields["model"] = self.name
@@ -213,11 +189,11 @@ def _messages(lines: Iterator[_Line]) -> Iterator[dict[str, Any]]:
 
 
 def _piece(message: ChatMessage) -> Piece:
-    calls = tuple(_Function(call.name, msgspec.json.encode(call.arguments).decode()) for call in message.calls)
+    calls = tuple(CalledFunction(call.name, msgspec.json.encode(call.arguments).decode()) for call in message.calls)
     return Piece(message.role, _ids(_Line(_ROLES[message.role], message.content, message.reasoning or "", calls)))
 
 
-def _call(call: _Function) -> ToolCall | MalformedCall:
+def _call(call: CalledFunction) -> ToolCall | MalformedCall:
     try:
         arguments = msgspec.json.decode(call.arguments or "{}", type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeError) as error:

@@ -57,7 +57,7 @@ class StopReason(StrEnum):
 class Turn:
     """One turn of a conversation's model."""
 
-    __slots__ = ("_reward", "_row", "calls", "reasoning", "stop", "text")
+    __slots__ = ("_is_over", "_reward", "_row", "calls", "reasoning", "stop", "text")
 
     def __init__(self, read: ReadTurn | None = None, row: int | None = None) -> None:
         self.text: str = read.content if read is not None else ""
@@ -69,6 +69,7 @@ class Turn:
         """Why the conversation ends with this turn, such as a limit; None: the conversation can continue."""
         self._row = row
         self._reward: float | None = None
+        self._is_over = False
 
     @property
     def row(self) -> int | None:
@@ -80,12 +81,17 @@ class Turn:
         """The reward of this turn, any finite number; may be set until RUN ends. None: none.
 
         Raises:
-            HandlerFailed: it is set to something else, or the turn has no tokens that a reward could train.
+            HandlerFailed: it is set to something else, RUN has ended, or the turn has no tokens that a reward could
+                train.
         """
         return self._reward
 
     @reward.setter
     def reward(self, reward: float | None) -> None:
+        if self._is_over:
+            raise HandlerFailed(
+                f"the reward {reward!r:.100} was given to a turn after RUN had ended; EVAL gives rewards"
+            )
         if reward is None:
             self._reward = None
             return
@@ -96,6 +102,10 @@ class Turn:
             why = f"nothing was generated ({self.stop})" if self.stop is not None else "its conversation is not trained"
             raise HandlerFailed(f"the reward {number:g} was given to a turn without trained tokens: {why}")
         self._reward = number
+
+    def end(self) -> None:
+        """Refuse further rewards: those that there are have been passed on."""
+        self._is_over = True
 
     def __repr__(self) -> str:
         return f"Turn({self.text!r:.60}, calls={len(self.calls)}, stop={self.stop}, reward={self._reward})"
@@ -163,7 +173,7 @@ class Episode:
     trajectory: TrajectoryBuilder = field(default_factory=TrajectoryBuilder)
     """The first trained conversation."""
     conversations: list[ConversationRecord] = field(default_factory=list)
-    """In the order in which they began; none if a harness leads the rollout."""
+    """In the order in which they began; those that a harness leads come at its end."""
     turns_begun: int = 0
     """The trained conversations' turns, against the limit on them."""
     stop_reason: StopReason | None = None
@@ -178,6 +188,14 @@ class Episode:
     """Rewards that a program gave to turns: index in the trajectory's turns, reward."""
     so_far: Callable[[], TrajectoryBuilder] | None = None
     """Returns the conversation that a harness leads, so far; None: it is in `trajectory`."""
+    is_over: bool = False
+    """RUN has ended, and the record has been passed on."""
+
+    def end(self) -> None:
+        """Refuse further turns, and further rewards."""
+        self.is_over = True
+        for turn in (turn for one in self.conversations for turn in one.turns):
+            turn.end()
 
     def whole(self) -> TrajectoryBuilder:
         """Return the trained conversations as one trajectory, in the order in which they began, as segments."""

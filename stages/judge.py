@@ -21,7 +21,7 @@ from ..errors import ConfigError, EngineFailed, GraderFailed, JudgeUnreachable
 from ..inference.chat import ChatMessage
 from ..inference.chat.loading import chat_format
 from ..wire.messages.jobs import Sampling
-from .chat_endpoint import RETRY_S, TRY_S, ChatEndpoint
+from .chat_endpoint import RETRY_S, TRY_S, ChatEndpoint, Completion
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -39,18 +39,6 @@ ENGINE_MOVES = 1
 SHOWN_REPLY = 2_000
 
 By = Literal["server", "engine"]
-
-
-class _Message(msgspec.Struct, frozen=True):
-    content: str | None = None
-
-
-class _Choice(msgspec.Struct, frozen=True):
-    message: _Message
-
-
-class _Reply(msgspec.Struct, frozen=True):
-    choices: list[_Choice]
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +181,7 @@ def _no_reward(message: str, reason: str = "raised", output: str = "") -> Grader
 
 def _content(body: bytes) -> str:
     try:
-        reply = msgspec.json.decode(body, type=_Reply)
+        reply = msgspec.json.decode(body, type=Completion)
     except (msgspec.MsgspecError, UnicodeError):
         return ""  # treated like a reply without a verdict: asked again
     return (reply.choices[0].message.content or "") if reply.choices else ""

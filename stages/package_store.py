@@ -71,7 +71,7 @@ class Installation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(Bind(path, path) for path in shown)
 
 
-class Named(NamedTuple):
+class PackageName(NamedTuple):
     """What NAME or NAME==VERSION stands for."""
 
     name: str
@@ -101,7 +101,7 @@ class PackageStore(ABC):
         named = os.environ.get(cls.variable, "")
         return Path(named) if named else images_root().parent / cls.default_folder
 
-    def parse(self, text: str) -> Named:
+    def parse(self, text: str) -> PackageName:
         """Return what NAME or NAME==VERSION stands for.
 
         Raises:
@@ -110,7 +110,7 @@ class PackageStore(ABC):
         name, separator, version = text.partition("==")
         if separator and not VERSION.fullmatch(version):
             raise ConfigError(f"{version!r} is not a version; write NAME==VERSION", key=self.kind)
-        return Named(name, self._package(name, version), version)
+        return PackageName(name, self._package(name, version), version)
 
     @abstractmethod
     def _package(self, name: str, version: str) -> Npm | PyPI:
@@ -139,7 +139,7 @@ class PackageStore(ABC):
 
     def _install(
         self,
-        named: Named,
+        named: PackageName,
         adapter: str,
         *,
         say: Callable[[str], None],

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from ..wire.messages.backends import ChatSettings
     from ..wire.messages.jobs import Job, McpServer
     from .handler import PhaseData
+    from .harness.chosen_harness import ChosenHarness
     from .harness.outside_rollout import OutsideRollout
-    from .harness.rollout import ChosenHarness
     from .job_backend import PhaseClock
     from .stage_services import StageServices
 
@@ -114,7 +114,7 @@ class Rollout:
         if self._servers and job.outside is not None:
             raise InvalidJob("a program outside cannot use MCP servers; leave out `mcp`", field="mcp")
         if choice is not None:
-            from .harness.rollout import ChosenHarness  # imports aiohttp, which takes half of a process's start
+            from .harness.chosen_harness import ChosenHarness  # imports aiohttp, which takes half of a process's start
 
             self._harness = ChosenHarness.find(choice, self._servers)
 
@@ -146,9 +146,10 @@ class Rollout:
             await self._mcp.close()
 
     async def close(self) -> None:
-        """Cancel turns that the task left under way, such as after another turn failed; release all backends."""
-        own = asyncio.current_task()
-        records = self.episode.conversations
+        """End the episode, cancel turns that the task left under way, such as beside a failed one; release backends."""
+        if self._begun is not None:
+            self._begun.end()
+        own, records = asyncio.current_task(), self.episode.conversations
         if left := {one.task for one in records if one.task is not None and one.task is not own}:
             for task in left:
                 task.cancel()

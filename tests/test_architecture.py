@@ -96,7 +96,7 @@ BUDGET = {
     "config": 500,
     "data": 1300,
     "demo": 750,
-    "dockerfile": 950,
+    "dockerfile": 1000,
     "errors": 350,
     "evaluation": 3300,
     "examples": 500,

@@ -87,7 +87,7 @@ def try_(name: Name, sandbox: Sandbox = None, image: Image = None, into: Into = 
     Exit code 1, with what the harness said, if it did not follow the instructions.
     """
     from ..stages.harness.adapter import load_adapter
-    from ..stages.harness.rollout import ChosenHarness
+    from ..stages.harness.chosen_harness import ChosenHarness
     from ..stages.harness.trial import try_harness
     from ..tools.sandbox.sandboxes import Sandboxes
 

@@ -27,11 +27,13 @@ SHOWN_FOLDERS = 200
 
 def validate_folders(root: Path, *, every: bool) -> None:
     """Print each task folder, and what is wrong with it; exit with 1 if anything is."""
-    rows = [(name, read.message if isinstance(read, InvalidRecord) else "ok") for name, read in _folders(root)]
-    wrong = sum(problem != "ok" for _, problem in rows)
+    rows = [
+        (name, read.message if isinstance(read, InvalidRecord) else _can_run(read)) for name, read in _folders(root)
+    ]
+    wrong = sum(not verdict.startswith("ok") for _, verdict in rows)
     shown = rows
     if len(rows) > SHOWN_FOLDERS and not every:
-        shown = sorted(rows, key=lambda row: row[1] == "ok")[:SHOWN_FOLDERS]
+        shown = sorted(rows, key=lambda row: row[1].startswith("ok"))[:SHOWN_FOLDERS]
     lines = [(one_line(name), one_line(problem)) for name, problem in shown]
     print_table("folder", "can it run", rows=lines, title=f"Harbor tasks of {one_line(str(root))}")
     if len(shown) < len(rows):
@@ -39,6 +41,11 @@ def validate_folders(root: Path, *, every: bool) -> None:
     print(f"{len(rows) - wrong} of {len(rows)} task folders can run")
     if wrong:
         raise typer.Exit(1)
+
+
+def _can_run(folder: TaskFolder) -> str:
+    urls = [server.url for server in folder.task.mcp if server.url]
+    return f"ok, if the service has {', '.join(urls)} in [[mcp]]" if urls else "ok"
 
 
 def images_of_folders(

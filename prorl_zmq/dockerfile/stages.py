@@ -43,8 +43,8 @@ class Stage:
     """The published image that it begins with, such as `ubuntu:24.04`; empty: another stage."""
     parent: Stage | None = None
     """The stage that it begins with."""
-    script: str = ""
-    """Builds it in the base; empty: it is the base."""
+    lines: list[str] = field(default_factory=list)
+    """Its instructions as calls of the functions of `PRELUDE`; empty: it is the base."""
     stages: dict[str, Stage] = field(default_factory=dict)
     """Stages that it copies from, by their names below `INPUTS`."""
     images: dict[str, str] = field(default_factory=dict)
@@ -53,6 +53,11 @@ class Stage:
     """Its last WORKDIR; empty: the base's, or one that only the build knows."""
     user: str = ""
     """Its last USER; empty likewise."""
+
+    @property
+    def script(self) -> str:
+        """What builds it in the base; empty: it is the base."""
+        return "\n".join([PRELUDE, *self.lines, "at 'the end'", "finish", ""]) if self.lines else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,7 @@ def read_dockerfile(path: Path) -> Dockerfile:
 
     Raises:
         DockerfileError: an instruction is wrong, or cannot be built here.
+        InvalidRecord: so is a pattern of `.dockerignore`.
         OSError, UnicodeDecodeError: it cannot be read.
     """
     with path.open("rb") as file:
@@ -136,7 +142,6 @@ class _Reader:
                 self._add(each)
             except (WordError, UnknownVariable) as error:
                 raise each.fail(str(error)) from error
-        self._end_stage()
         if not self._stages:
             raise DockerfileError(1, "FROM", "it is missing: a Dockerfile begins with FROM")
         return self._stages
@@ -152,7 +157,6 @@ class _Reader:
         self._methods[each.keyword](each)
 
     def _from(self, each: Instruction) -> None:
-        self._end_stage()
         words = [evaluate(parse_word(word, self._escape), self._globals) for word in each.text.split()]
         if len(words) not in (1, 3) or (words[2:] and words[1].lower() != "as") or not words[0]:
             raise each.fail("it takes IMAGE, or IMAGE AS NAME")
@@ -172,11 +176,7 @@ class _Reader:
         self._stages.append(stage)
         self._known = {"*": None}
         self._arguments = set()
-        self._shell, self._lines = SHELL, []
-
-    def _end_stage(self) -> None:
-        if self._stages and self._lines:
-            self._stages[-1].script = "\n".join([PRELUDE, *self._lines, "at 'the end'", "finish", ""])
+        self._shell, self._lines = SHELL, stage.lines
 
     def _stage(self, name: str) -> Stage | None:
         """Return an earlier stage by its name."""

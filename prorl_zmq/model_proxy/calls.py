@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from ..wire.messages.jobs import MAIN
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -89,6 +91,8 @@ class ModelRequest:
     """What else was asked of the sampling (`temperature`, `top_p`). The job's own sampling holds; this is counted."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """Of the HTTP request, with names in lower case: harnesses tell in them which agent is calling."""
+    conversation: str = MAIN
+    """The name that the program gives the call's conversation."""
     extra: Any = None
     """What the dialect needs to write the reply."""
 

@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import re
 import secrets
 from contextlib import suppress
 from dataclasses import replace
@@ -22,6 +23,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from ..wire.json_bounds import json_values
+from ..wire.messages.jobs import MAIN
 from .calls import CallRefused, Problem
 from .dialect import KEEP_ALIVE_S, Routes
 from .dialects.chat_completions import ChatCompletions
@@ -56,6 +58,8 @@ CONNECTIONS: Final = 64
 """Of one rollout at a time: a program may open what it likes, and each takes a descriptor of this process."""
 _RETRY_AFTER_S: Final = 1
 HTTP_ERRORS: Final = {401: "authentication_error", 404: "not_found_error", 503: "api_error"}
+CONVERSATION_HEADER: Final = "X-Prorl-Conversation"
+_CONVERSATION_PATH: Final = re.compile(r"/c/([^/]+)/")
 _CHAT: Final = ChatCompletions()
 _ROUTES: Final = Routes([_CHAT, Responses(), Messages(), Gemini()])
 
@@ -69,6 +73,7 @@ class ModelServer:
         key_sha256: SHA-256 of that key, in hexadecimal digits, for who does not have it.
         keep_alive_s: how often a stream says that it is alive.
         body_limit_bytes: of a request.
+        named: calls may name their conversations, by the header or by `/c/NAME` in the path.
     """
 
     def __init__(
@@ -79,11 +84,13 @@ class ModelServer:
         key_sha256: str = "",
         keep_alive_s: float = KEEP_ALIVE_S,
         body_limit_bytes: int = BODY_LIMIT_BYTES,
+        named: bool = False,
     ) -> None:
         self._model = model
         self._key_sha256 = key_sha256 or (_sha256(key) if key else "")
         self._keep_alive_s = keep_alive_s
         self._body_limit_bytes = body_limit_bytes
+        self._named = named
         self._bodies = asyncio.Semaphore(BODIES)
         self._failures = 0
         self._handling: set[asyncio.Task[Any]] = set()
@@ -152,6 +159,10 @@ class ModelServer:
     async def _call(self, http: web.BaseRequest, match: Match) -> web.StreamResponse:
         headers = {name.lower(): value for name, value in http.headers.items()}
         request = await self._request(http, lambda body: match.dialect.read({**body, **match.places}, headers))
+        if self._named:
+            in_path = _CONVERSATION_PATH.search(http.path)
+            name = http.headers.get(CONVERSATION_HEADER) or (in_path[1] if in_path is not None else MAIN)
+            request = replace(request, conversation=name)
         if match.route.purpose == "count":
             return _json_response(200, {match.route.count_field: await self._model.count_tokens(request)})
         if match.route.purpose == "stream":

@@ -7,10 +7,13 @@ The files of `environment/` are in the image. A task without `[[steps]]` has one
 from __future__ import annotations
 
 import math
+from ipaddress import ip_network
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
+
+from ..wire.messages.jobs import McpServer  # noqa: TC001 - msgspec reads it
 
 NetworkMode = Literal["public", "no-network", "allowlist"]
 PackedFolder = bytes
@@ -35,6 +38,15 @@ class NetworkPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     def __post_init__(self) -> None:
         if self.allowed_hosts and self.mode != "allowlist":
             raise ValueError("allowed_hosts needs the network mode allowlist")
+
+    def is_wider_than(self, other: NetworkPolicy) -> bool:
+        """Return whether a policy allows connections that another does not."""
+        if self == other or self.mode == "no-network":
+            return False
+        more = set(self.allowed_hosts) - set(other.allowed_hosts)
+        if other.mode == "public":
+            return any(map(_is_address, more))  # such as private ones
+        return self.mode == "public" or bool(more)
 
 
 class Healthcheck(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -143,13 +155,16 @@ class HarborTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     """The reward of several steps: the mean of those that were graded, by name, or the last one's."""
     live: bool = False
     """The verifier looks at processes that the agent started, such as a server. They then run while it grades and could
-    interfere with it; otherwise they are ended before the tests enter."""
+    interfere with it; otherwise they are ended before the tests enter. They have the verifier's network too, so it must
+    not be wider than the agent's."""
     tools: tuple[Literal["bash", "ipython", "str_replace_editor", "think", "finish"], ...] = (
         "bash",
         "str_replace_editor",
         "finish",
     )
     """The agent's tools, unless a harness leads the rollout."""
+    mcp: Annotated[tuple[McpServer, ...], Meta(max_length=16)] = ()
+    """Servers whose tools the agent gets in addition to those of `Job.mcp`."""
     system: str = ""
     """The system message; empty: the task's own, which names the working directory."""
 
@@ -161,3 +176,25 @@ class HarborTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
         names = [step.name for step in self.steps]
         if len(set(names)) != len(names) or ("" in names and len(names) > 1):
             raise ValueError("each step needs a name of its own")
+        if len(self.steps) > 1 and (programs := [server.name for server in self.mcp if server.command]):
+            raise ValueError(
+                f"the MCP server {programs[0]} would end with the agent's processes after the first step: a task with "
+                "several steps can only have servers with a url"
+            )
+        for step in self.steps if self.live else ():
+            agents = step.agent_network or self.environment.network
+            verifiers = step.verifier.network or self.environment.network
+            if step.verifier.separate is None and verifiers.is_wider_than(agents):
+                raise ValueError(
+                    f"its tests look at processes of the agent, which would also get the verifier's wider network "
+                    f"({verifiers.mode}; the agent's is {agents.mode}): give both one network_mode, set "
+                    'environment_mode = "separate" in [verifier], or live = false in [metadata] of task.toml'
+                )
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_network(host)
+    except ValueError:
+        return False
+    return True

@@ -8,22 +8,27 @@ from __future__ import annotations
 
 import re
 import tomllib
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from ..errors import ConfigError, InvalidRecord
 from ..system.settings_file import checked_settings
+from ..wire.messages.jobs import McpServer
 from .harbor_task import Artifact, Collect, Environment, Healthcheck, NetworkPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 NEWEST_SCHEMA = (1, 4)
+VERSION = re.compile(r"[0-9]+(\.[0-9]+)*")
 TEMPLATE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([GMK])", re.IGNORECASE)
 MEGABYTES = {"G": 1024.0, "M": 1.0, "K": 1 / 1024}
 MAIN_SERVICE = "main"
+AGENTS = "[environment]"
+"""The table of the agent's sandbox."""
 Network = Literal["public", "no-network", "allowlist"]
 
 
@@ -38,6 +43,15 @@ class HealthcheckTable(_Table, frozen=True):
     start_period_sec: float = 0.0
     start_interval_sec: float = 5.0
     retries: int = 3
+
+
+class McpServerTable(_Table, frozen=True):
+    name: str
+    transport: Literal["stdio", "sse", "http", "streamable-http"] = "sse"
+    command: str | None = None
+    args: list[str] = []
+    url: str | None = None
+    headers: dict[str, str] = {}
 
 
 class EnvironmentTable(_Table, frozen=True):
@@ -55,7 +69,7 @@ class EnvironmentTable(_Table, frozen=True):
     gpus: int | None = None
     gpu_types: list[str] | None = None
     tpu: dict[str, Any] | None = None
-    mcp_servers: list[dict[str, Any]] = []
+    mcp_servers: list[McpServerTable] = []
     env: dict[str, str] = {}
     skills_dir: str | None = None
     healthcheck: HealthcheckTable | None = None
@@ -127,8 +141,9 @@ class TaskToml(_Table, frozen=True):
     artifacts: list[str | ArtifactTable] = []
 
 
+@lru_cache(maxsize=64)
 def parse_task_toml(text: str) -> TaskToml:
-    """Return the file's tables.
+    """Return the file's tables; do not change what is in them. Sets often have the same file in every folder.
 
     Raises:
         InvalidRecord: it is not TOML, of a later schema, or has an unknown key or an invalid value.
@@ -189,6 +204,31 @@ def healthcheck_of(table: HealthcheckTable | None) -> Healthcheck | None:
     )
 
 
+def mcp_servers_of(tables: Sequence[McpServerTable]) -> tuple[McpServer, ...]:
+    """Return the agent's MCP servers: programs of its sandbox, and addresses, which the operator must allow."""
+    found: list[McpServer] = []
+    for table in tables:
+        problem, program = "", table.transport == "stdio"
+        if table.transport == "sse":
+            problem = 'the transport sse, the default of Harbor, is not supported; set transport = "stdio" or "http"'
+        elif table.headers:
+            problem = "headers are not sent; the operator names a variable with the key in [[mcp]] of the topology file"
+        elif program and (not table.command or table.url):
+            problem = "stdio needs a command, and no url"
+        elif not program and (not table.url or table.command or table.args):
+            problem = f"{table.transport} needs a url, and no command"
+        elif any(table.name == each.name for each in found):
+            problem = "two servers have this name"
+        if problem:
+            _reject(AGENTS, "mcp_servers", f"{table.name}: {problem}")
+        where = {"command": [table.command, *table.args]} if program else {"url": table.url}
+        try:
+            found.append(msgspec.convert({"name": table.name, **where}, McpServer))
+        except msgspec.ValidationError as error:
+            _reject(AGENTS, "mcp_servers", f"{table.name}: {error}")
+    return tuple(found)
+
+
 def artifacts_of(entries: Sequence[str | ArtifactTable], place: str) -> tuple[Artifact, ...]:
     found = []
     for entry in entries:
@@ -228,7 +268,7 @@ def user_of(user: str | int | None) -> str:
 
 
 def _check_schema(version: object) -> None:
-    numbers = tuple(int(part) for part in str(version).split(".")) if re.fullmatch(r"\d+(\.\d+)*", str(version)) else ()
+    numbers = tuple(map(int, str(version).split("."))) if VERSION.fullmatch(str(version)) else ()
     newest = ".".join(map(str, NEWEST_SCHEMA))
     if not isinstance(version, str) or not numbers:
         raise InvalidRecord(
@@ -247,7 +287,7 @@ def _reject_unsupported(table: EnvironmentTable, place: str) -> None:
         "gpus": (table.gpus, "sandboxes have no GPU"),
         "gpu_types": (table.gpu_types, "sandboxes have no GPU"),
         "tpu": (table.tpu, "sandboxes have no TPU"),
-        "mcp_servers": (table.mcp_servers, "MCP servers of a Harbor task are not started"),
+        "mcp_servers": (place != AGENTS and table.mcp_servers, "only the agent has MCP servers"),
         "skills_dir": (table.skills_dir, "skills are not copied into an agent's settings"),
         "os": (table.os.lower() != "linux" and table.os, "sandboxes run Linux"),
     }

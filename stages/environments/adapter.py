@@ -102,7 +102,7 @@ class Outcome(TypedDict, total=False):
 
     reward: Required[float]
     rewards: Mapping[str, float]
-    """Rewards by conversation."""
+    """Rewards by conversation, as the calls named them; each makes a trajectory of its own (`Trajectory.split`)."""
     turn_rewards: Mapping[int, float] | Sequence[float]
     """Rewards by turn of the policy, from 0; they add up to the reward."""
     metrics: Mapping[str, float]
@@ -122,6 +122,8 @@ class Program(Protocol):
 
         Args:
             url: the address of an OpenAI-style API, with `/v1`; those of Anthropic and Google begin without it.
+                Calls at `{url}/c/NAME`, or with the header `X-Prorl-Conversation: NAME`, are of the conversation NAME,
+                others of `main`.
             key: the API key that calls must show.
             models: the names of models that it answers; the first is the policy.
             args: the instance's `args`.

@@ -99,7 +99,11 @@ class EnvironmentRollout:
         return outcome
 
     async def _call(self, kind: type[T], do: str, **arguments: Any) -> T:
-        answer = msgspec.json.decode(await self._worker.call(do, self._name, **arguments), type=kind)
+        value = await self._worker.call(do, self._name, **arguments)
+        try:
+            answer = msgspec.json.decode(value, type=kind)
+        except (msgspec.MsgspecError, UnicodeError) as error:
+            raise self._failed("raised", f"the answer to {do} is none: {error}") from error
         if isinstance(answer, Step) and answer.mask:
             raise self._failed("masked", f"asks for another try: {answer.mask}")
         return answer

@@ -138,7 +138,8 @@ class EnvironmentStore(PackageStore):
                     f"or install your own: {self.command} install {short} --adapter FILE.py:CLASS"
                 )
             raise EnvironmentFailed(message, environment=name, reason="missing") from error
-        return EnvironmentPlace(name, f"{installed.folder}/bin/python", adapter or installed.adapter)
+        python = f"{installed.folder}/bin/python"
+        return EnvironmentPlace(name, python, adapter or installed.adapter, installed.installed_at_s)
 
     def _adapter(self, name: str, folder: Path) -> str:
         if name in KNOWN:

@@ -25,7 +25,7 @@ from ...errors import EnvironmentFailed
 from ...system.open_files import lower_open_files
 from ...tools.processes.child import Child
 from ...tools.processes.process_tree import descendants, kill
-from .worker import LENGTH
+from .worker import FRAME_LIMIT_BYTES, LENGTH
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +38,6 @@ END_LIMIT_S = 2.0
 LOOK_S = 1.0
 SLACK_LOOKS = 5
 """Looks beyond the limit of a call after which a silent worker counts as hung."""
-FRAME_LIMIT_BYTES = 64 * 2**20
 OUTPUT_BYTES = 64 * 1024
 """Bytes of output that are read at a time, every `OUTPUT_S`; a worker that prints more waits."""
 OUTPUT_S = 0.01
@@ -54,6 +53,8 @@ class EnvironmentPlace(NamedTuple):
     """Its interpreter."""
     adapter: str
     """`module:Class`, or `/path/file.py:Class`."""
+    installed_at_s: float = 0.0
+    """Seconds since 1970; one that is installed anew has workers of its own."""
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -194,7 +195,6 @@ class EnvironmentWorker(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._data += data
-        self._silent_looks = 0
         while len(self._data) >= LENGTH.size:
             size = LENGTH.unpack_from(self._data)[0]
             if size > FRAME_LIMIT_BYTES:
@@ -209,6 +209,7 @@ class EnvironmentWorker(asyncio.Protocol):
             except msgspec.MsgspecError as error:
                 self.fail("died", f"sent a frame that is no answer: {error}")
                 return
+            self._silent_looks = 0
             future, _ = self._calls.pop(answer.n, (None, ""))
             if future is not None and not future.done():
                 if answer.error:

@@ -8,21 +8,22 @@ from __future__ import annotations
 import os
 
 
-def named_server(variable: str, name: str) -> str:
-    """Return a server's URL, with a final slash; without a name, that of the only server.
+def named_server(variable: str, name: str, hint: str = "") -> str:
+    """Return a server's URL, with a final slash.
+
+    Args:
+        variable: names the servers.
+        name: the server's; empty: the only server is meant.
+        hint: a name that is used if `name` is empty and the variable has it.
 
     Raises:
         LookupError: the variable names no such server.
     """
     servers = dict(each.split("=", 1) for each in os.environ.get(variable, "").split())
+    name = name or (hint if hint in servers else "")
     if not name and len(servers) == 1:
         (name,) = servers
     if name not in servers:
         known = ", ".join(servers) or "none"
         raise LookupError(f"no server {name!r}: {variable} in the environment of the RUN processes names {known}")
     return servers[name].rstrip("/") + "/"
-
-
-def is_named(variable: str, name: str) -> bool:
-    """Return whether a variable names a server."""
-    return any(each.startswith(f"{name}=") for each in os.environ.get(variable, "").split())

@@ -11,6 +11,7 @@ worker ends with the socket. `adapter.py` says what an adapter is and which call
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import importlib
 import importlib.util
@@ -19,6 +20,7 @@ import json
 import math
 import os
 import random
+import re
 import signal
 import socket
 import struct
@@ -32,12 +34,17 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable
 
 LENGTH = struct.Struct("<I")
+FRAME_LIMIT_BYTES = 64 * 2**20
 OBSERVATION_LIMIT = 1_000_000
 """Most characters of what one player sees at a time."""
 TOOLS_LIMIT = 1_000_000
 """Most characters of all tools together, as JSON."""
-INFO_LIMIT, NOTE_LIMIT, NAME_LIMIT = 64, 4000, 200
+INFO_LIMIT, NOTE_LIMIT, NAME_LIMIT = 64, 4000, 128
 """Most entries of `info` that are kept, and most characters of a text and of a name in it."""
+TOOL_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,100}")
+"""What models can write as a tool's name."""
+LARGEST_REWARD = 3.4028234663852886e38
+"""As in `data.conversations`, which this interpreter cannot import."""
 CANCEL_S = 5.0
 """Seconds in which a cancelled call must end."""
 READ_BYTES = 256 * 1024
@@ -138,8 +145,7 @@ class Worker(asyncio.Protocol):
     def answer(self, answer: dict[str, Any]) -> None:
         if os.getpid() != _ME:
             os._exit(1)  # a child that an environment forked has come back here
-        packed = json.dumps(answer, allow_nan=False).encode()
-        self._transport.write(LENGTH.pack(len(packed)) + packed)
+        self._transport.write(framed(answer))
 
     def _play(self, do: str, number: int, call: dict[str, Any]) -> None:
         name = call["rollout"]
@@ -235,6 +241,15 @@ class Worker(asyncio.Protocol):
         self.answer({"n": number, "error": words_of(do, error)})
 
 
+def framed(answer: dict[str, Any]) -> bytes:
+    """Return an answer's frame; halves of surrogate pairs, which no encoding has, become question marks."""
+    packed = json.dumps(answer, allow_nan=False, ensure_ascii=False).encode("utf-8", "replace")
+    if len(packed) > FRAME_LIMIT_BYTES:
+        words = f"an answer of {len(packed):,} bytes; at most {FRAME_LIMIT_BYTES:,} are allowed"
+        packed = json.dumps({"n": answer["n"], "error": words}).encode()
+    return LENGTH.pack(len(packed)) + packed
+
+
 async def _contained(do: str, result: Any) -> Any:
     try:
         return await result
@@ -245,12 +260,17 @@ async def _contained(do: str, result: Any) -> Any:
 def words_of(do: str, error: BaseException) -> str:
     if isinstance(error, Invalid):
         return str(error)[:NOTE_LIMIT]
-    traceback.print_exception(type(error), error, error.__traceback__)
+    with contextlib.suppress(Exception):  # its text raises, or standard error is closed
+        traceback.print_exception(type(error), error, error.__traceback__)
+    try:
+        text = str(error)
+    except Exception as second:  # noqa: BLE001 - as above
+        text = f"its text raised {type(second).__name__}"
     place = ""
     for frame in traceback.extract_tb(error.__traceback__):
         if frame.filename != __file__:
             place = f" ({frame.filename}:{frame.lineno})"
-    return f"{do} raised {type(error).__name__}: {error}"[:NOTE_LIMIT] + place
+    return f"{do} raised {type(error).__name__}: {text}"[:NOTE_LIMIT] + place
 
 
 def checked_step(do: str, value: Any) -> dict[str, Any]:
@@ -317,17 +337,25 @@ def _name(do: str, name: Any) -> str:
 
 
 def _number(do: str, what: str, value: Any) -> float:
-    plain = value.item() if callable(getattr(value, "item", None)) else value
-    if not isinstance(plain, (int, float)) or not math.isfinite(plain):
+    number = _float(value)
+    if not -LARGEST_REWARD <= number <= LARGEST_REWARD:
         raise Invalid(f"{do} returned {value!r:.100} as {what}; a finite number is allowed")
-    return float(plain)
+    return number
+
+
+def _float(value: Any) -> float:
+    """Return a number of any type as a float; NaN: it is none, or too large."""
+    try:
+        return math.nan if isinstance(value, (str, bytes, bytearray)) else float(value)
+    except Exception:  # noqa: BLE001 - arrays raise many kinds
+        return math.nan
 
 
 def _observation(do: str, player: str, seen: Any) -> str | list[dict[str, str]]:
     checked: str | list[dict[str, str]]
     if isinstance(seen, str):
-        size, checked = len(seen), _sendable(seen)
-    elif isinstance(seen, (list, tuple)):
+        size, checked = len(seen), seen
+    elif isinstance(seen, (list, tuple)) and seen:
         checked = [_message(do, player, message) for message in seen]
         size = sum(len(message["content"]) for message in checked)
     else:
@@ -350,29 +378,35 @@ def _message(do: str, player: str, message: Any) -> dict[str, str]:
             f"{do} returned the message {message!r:.100} for {player}; it needs a role of {', '.join(ROLES)}, "
             "and a text as content"
         )
-    return {"role": role, "content": _sendable(content)}
+    return {"role": role, "content": content}
 
 
 def _tools(tools: Iterable[Any]) -> list[dict[str, Any]]:
-    checked = []
+    checked, seen = [], set()
     for tool in tools:
         try:
             name, parameters = tool["name"], tool.get("parameters") or {}
             about, players = tool.get("description") or "", tool.get("players")
-            fits = isinstance(name, str) and isinstance(parameters, dict) and isinstance(about, str)
+            fits = isinstance(name, str) and TOOL_NAME.fullmatch(name) is not None
+            fits = fits and isinstance(parameters, dict) and isinstance(about, str)
             fits = fits and (players is None or isinstance(players, list))
         except (TypeError, KeyError, AttributeError):
             fits = False
         if not fits:
             raise Invalid(
-                f"open returned the tool {tool!r:.100}; it needs a name, a description, and parameters as a JSON schema"
+                f"open returned the tool {tool!r:.100}; it needs a name of letters, digits and _ . : / -, "
+                "a description, and parameters as a JSON schema"
             )
         checked.append({"name": name, "description": about, "parameters": parameters})
         if players is not None:
             checked[-1]["players"] = [_name("open", player) for player in players]
+        for player in checked[-1].get("players", ("all players",)):
+            if (name, player) in seen:
+                raise Invalid(f"open returned two tools named {name} for {player}")
+            seen.add((name, player))
     try:
         size = len(json.dumps(checked, allow_nan=False))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise Invalid(f"open returned tools that JSON cannot carry: {error}") from error
     if size > TOOLS_LIMIT:
         raise Invalid(f"open returned tools of {size:,} characters; at most {TOOLS_LIMIT:,} are allowed")
@@ -382,16 +416,12 @@ def _tools(tools: Iterable[Any]) -> list[dict[str, Any]]:
 def _info(info: Any) -> dict[str, float | str]:
     kept: dict[str, float | str] = {}
     for key, value in list(info.items())[:INFO_LIMIT] if hasattr(info, "items") else ():
-        plain = value.item() if callable(getattr(value, "item", None)) and getattr(value, "size", 1) == 1 else value
-        if isinstance(plain, (int, float)) and math.isfinite(plain):
-            kept[_sendable(str(key)[:NAME_LIMIT])] = float(plain)
-        elif isinstance(plain, str):
-            kept[_sendable(str(key)[:NAME_LIMIT])] = _sendable(plain[:NOTE_LIMIT])
+        number = _float(value)
+        if isinstance(value, str):
+            kept[str(key)[:NAME_LIMIT]] = value[:NOTE_LIMIT]
+        elif math.isfinite(number):
+            kept[str(key)[:NAME_LIMIT]] = number
     return kept
-
-
-def _sendable(text: str) -> str:
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def _numpy_random() -> Any:
@@ -427,7 +457,10 @@ def load(place: str) -> Any:
 
 
 def limit_of(adapter: Any) -> float:
-    return float(getattr(adapter, "limit_s", 60.0))
+    limit_s = float(getattr(adapter, "limit_s", 60.0))
+    if not 0 < limit_s < math.inf:
+        raise Invalid(f"limit_s is {limit_s}; a number of seconds is allowed")
+    return limit_s
 
 
 def _wrapped(make: Any) -> Any:
@@ -483,8 +516,7 @@ def main() -> None:
         about = {"slots": slots_of(adapter), "limit_s": limit_of(adapter), "is_program": is_program}
         first = {"n": 0, "value": {**about, "one_at_a_time": plain}}
     except BaseException as error:  # noqa: BLE001 - as above
-        packed = json.dumps({"n": 0, "error": words_of("the import", error)}).encode()
-        blocking.write(LENGTH.pack(len(packed)) + packed)
+        blocking.write(framed({"n": 0, "error": words_of("the import", error)}))
         return
     os.register_at_fork(after_in_child=channel.close)
     if plain:

@@ -16,9 +16,10 @@ import msgspec
 
 from ...data.rows import TRUNCATING
 from ...data.trajectory import Role
-from ...errors import EnvironmentFailed
+from ...errors import EnvironmentFailed, InvalidJob
 from ...inference.chat import ChatMessage
 from ...tools.tool import AnyTool
+from ...wire.messages.base import METRICS_LIMIT, NOTES_LIMIT
 from ..environments.environment_pool import EnvironmentPool
 from ..environments.environment_store import EnvironmentStore
 from ..handler import AgentHandler, EvalPhase, Evaluation, PhaseData, RunPhase
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
     from ..environments.environment_worker import EnvironmentPlace
     from ..episode import Turn
 
+INFO_LIMIT = METRICS_LIMIT - 1
+"""Most entries of a rollout's `info`, of which the first are kept."""
+MORE = "more info"
+"""The note that has all texts of `info` for which there is no note."""
 LOOK_S = 5.0
 """Seconds after which a rollout looks again where its environment is."""
 ROLES = {"system": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}
@@ -113,6 +118,7 @@ class Game:
         self._talks: dict[str, Conversation] = {}
         self._rewards: defaultdict[str, float] = defaultdict(float)
         self._info: dict[str, float | str] = {}
+        self._truncated = False
         self._offered: list[dict[str, Any]] = []
         self._unseen: dict[str, str | list[Message]] = {}
         """What players see, and have not answered."""
@@ -120,6 +126,10 @@ class Game:
     async def play(self) -> PhaseData:
         instance = self._phase.instance
         opening = await self._world.open(instance.args, instance.seed)
+        names = {tool["name"] for tool in opening.tools}
+        if missing := set(instance.tools or ()) - names:
+            words = f"the environment {instance.environment} has no tool {', '.join(sorted(missing))}"
+            raise InvalidJob(f"{words}; it has {', '.join(sorted(names)) or 'none'}", field="tools")
         self._offered = [tool for tool in opening.tools if instance.tools is None or tool["name"] in instance.tools]
         self._unseen = dict(opening.observations)
         limited = False
@@ -129,13 +139,19 @@ class Game:
             limited = any(turn.stop is not None for turn in turns)
             for player, turn in zip(seen, turns, strict=True):
                 if turn.stop in TRUNCATING and not self._talks[player].trained:
-                    message = f"the player {player}, which is not trained, reached its limit ({turn.stop})"
-                    raise EnvironmentFailed(message, environment=instance.environment, reason="limit")
+                    raise self._failed(
+                        f"the player {player}, which is not trained, reached its limit ({turn.stop})", "limit"
+                    )
             for player, turn in zip(seen, turns, strict=True):
                 if not (self.done or limited):
                     self.note(await self._world.step(player, turn.text))
+            if not (self._unseen or self.done or limited):
+                raise self._failed("it has not ended, and no player sees anything to answer", "raised")
         self.note(await self._world.close())
         if not limited:
+            if self._rewards and not self._rewards.keys() & self._talks.keys():
+                whose, players = ", ".join(self._rewards), ", ".join(self._talks)
+                raise self._failed(f"all its rewards are for {whose}, and its players are {players}", "raised")
             for talk in self._talks.values():
                 talk.end()
         return self._result()
@@ -147,9 +163,12 @@ class Game:
             talk = self._talks.get(player)
             if reward and talk is not None and talk.trained and talk.turns and talk.turns[-1].row is not None:
                 talk.turns[-1].reward = (talk.turns[-1].reward or 0.0) + reward
-        self._info |= step.info
-        if step.truncated:
-            self._info["environment_truncated"] = 1.0
+        self._info |= {
+            name: value
+            for number, (name, value) in enumerate(step.info.items(), len(self._info))
+            if number < INFO_LIMIT or name in self._info
+        }
+        self._truncated = self._truncated or step.truncated
         self.done = self.done or step.done
         self._unseen |= step.observations
 
@@ -192,13 +211,22 @@ class Game:
     def _result(self) -> PhaseData:
         trained = [name for name, talk in self._talks.items() if talk.trained]
         rewards = {name: self._rewards[name] for name in trained}
-        info: Mapping[str, float | str] = self._info
+        metrics = {name: value for name, value in self._info.items() if not isinstance(value, str)}
+        notes = {name: value for name, value in self._info.items() if isinstance(value, str)}
+        if len(notes) > NOTES_LIMIT:
+            texts = [*notes.items()]
+            more = "\n".join(f"{name}: {text}" for name, text in texts[NOTES_LIMIT - 1 :])
+            notes = {**dict(texts[: NOTES_LIMIT - 1]), MORE: more}
         return {
             "reward": rewards[trained[0]] if trained else 0.0,
             "rewards": rewards if len(self._talks) > 1 else {},
-            "metrics": {name: value for name, value in info.items() if not isinstance(value, str)},
-            "notes": {name: value for name, value in info.items() if isinstance(value, str)},
+            "metrics": metrics | ({"environment_truncated": 1.0} if self._truncated else {}),
+            "notes": notes,
         }
+
+    def _failed(self, how: str, reason: str) -> EnvironmentFailed:
+        name = self._phase.instance.environment
+        return EnvironmentFailed(f"the environment {name}: {how}", environment=name, reason=reason)
 
 
 class EnvironmentTool(AnyTool):

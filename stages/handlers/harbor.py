@@ -50,6 +50,7 @@ PROCESSES = 4096
 FILE_BYTES = 16 * 2**30
 ADDRESS_SPACE_BYTES = 2**46
 """As much as a program may reserve; what it uses counts as memory."""
+PREPARE = 'mkdir -p -- "$0" || exit 1; test ! -e /tests || echo tests'
 SETUP_S = 60.0
 ARTIFACTS_LIMIT_BYTES = 64 * 2**20
 WORDS = 2000
@@ -72,8 +73,7 @@ class HarborHandler(AgentHandler[HarborTask]):
             for policy in (step.agent_network, step.verifier.network, task.environment.network):
                 allowed_hosts(policy or NetworkPolicy())
         networks = [agents_network(task, step) for step in task.steps]
-        sandbox = await _sandbox(phase.create_sandbox, task.environment, user=users.pop(), networks=networks)
-        has_tests = await _said(sandbox, "test -e /tests && echo yes") == "yes"
+        sandbox, has_tests = await _sandbox(phase.create_sandbox, task.environment, user=users.pop(), networks=networks)
         if has_tests and len(task.steps) > 1:
             raise SandboxFailed("the image has /tests, which a task with several steps cannot hide", reason="image")
         judges_in_place = any(step.verifier.separate is None for step in task.steps)
@@ -83,8 +83,10 @@ class HarborHandler(AgentHandler[HarborTask]):
                 'of the verifier to "separate"',
                 reason="image",
             )
-        await sandbox.replace_folders({AGENT_LOGS: b"", ARTIFACTS: b""}, sandbox.spec.user)
-        await sandbox.replace_folders({LOGS: b""}, task.steps[0].verifier.user)
+        owners = {AGENT_LOGS: sandbox.spec.user, ARTIFACTS: sandbox.spec.user}
+        owners[LOGS] = task.steps[0].verifier.user or ROOT
+        for owner in set(owners.values()):
+            await sandbox.replace_folders({path: b"" for path, of in owners.items() if of == owner}, owner)
         if task.environment.healthcheck is not None:
             await _check_health(sandbox, task.environment.healthcheck)
         return {"sessions": await Toolbox(sandbox, task.tools).start(), "has_tests": has_tests}
@@ -212,8 +214,8 @@ async def _sandbox(
     *,
     user: str,
     networks: list[NetworkPolicy],
-) -> Sandbox:
-    """Make a sandbox whose commands start in the working directory, as a user."""
+) -> tuple[Sandbox, bool]:
+    """Make a sandbox whose commands start in the working directory, as a user; return whether its image has /tests."""
     directory = environment.workdir or "/"
     variables = dict(environment.variables)
     if any(policy.mode != "no-network" for policy in networks):
@@ -241,15 +243,16 @@ async def _sandbox(
             "service with --sandbox apptainer",
             exception="SandboxKind",
         )
-    made = await sandbox.exec(["mkdir", "-p", directory], SETUP_S, directory="/", user=ROOT)
+    made = await sandbox.exec(["/bin/sh", "-c", PREPARE, directory], SETUP_S, directory="/", user=ROOT)
     if made.exit_code:
         words = made.stderr.decode(errors="replace").strip()
         raise SandboxFailed(f"the working directory {directory} cannot be made: {words}", reason="image")
-    checked = await sandbox.exec(["true"], SETUP_S)
-    if checked.exit_code:
-        words = checked.stderr.decode(errors="replace").strip()
-        raise SandboxFailed(f"the agent's user cannot be used: {words}", reason="specification")
-    return sandbox
+    if spec.user != ROOT:
+        checked = await sandbox.exec(["true"], SETUP_S)
+        if checked.exit_code:
+            words = checked.stderr.decode(errors="replace").strip()
+            raise SandboxFailed(f"the agent's user cannot be used: {words}", reason="specification")
+    return sandbox, made.stdout == b"tests\n"
 
 
 async def _graded(
@@ -279,7 +282,7 @@ async def _graded(
         network = verifier.network or task.environment.network
         return await verify(sandbox, verifier, tests, network, sandbox.spec.directory, keeps_tests=has_tests)
     packed = await _artifacts(task, step, sandbox)
-    fresh = await _sandbox(create, separate, user=verifier.user, networks=[])
+    fresh, _ = await _sandbox(create, separate, user=verifier.user, networks=[])
     for archive in packed:
         await fresh.unpack(archive)
     network = verifier.network or separate.network
@@ -321,10 +324,6 @@ async def _check_health(sandbox: Sandbox, check: Healthcheck) -> None:
             words = (done.stderr or done.stdout).decode(errors="replace").strip()[-WORDS:]
             raise SandboxFailed(f"the healthcheck failed {failures} times: {words}", reason="start")
         await asyncio.sleep(check.start_interval_s if begins else check.interval_s)
-
-
-async def _said(sandbox: Sandbox, line: str) -> str:
-    return (await sandbox.exec(["/bin/sh", "-c", line], SETUP_S)).stdout.decode(errors="replace").strip()
 
 
 def _failure(error: Exception) -> Failure:

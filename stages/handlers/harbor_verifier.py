@@ -16,6 +16,7 @@ import os
 import re
 import zlib
 from contextlib import AsyncExitStack
+from ipaddress import ip_network
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...errors import ConfigError, GraderFailed, InvalidJob, SandboxFailed, SandboxLimitExceeded
@@ -43,6 +44,10 @@ KILLED = 137
 REWARD = "reward"
 RUN_TESTS = 'test -x /tests/test.sh && exec /tests/test.sh; exec "$0" /tests/test.sh'
 """A script without the right to be executed is bash's, as Harbor's `chmod` makes it."""
+NODES_OWN = tuple(
+    map(ip_network, ("0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "::/127", "::ffff:0:0/96", "fe80::/10"))
+)
+"""Loopback, link-local and unspecified addresses."""
 TESTS_BEGIN = re.compile(r"^=+ test session starts =+$", re.MULTILINE)
 """Afterwards the output may be of the agent's code."""
 TOOLS_ARE_MISSING = re.compile(
@@ -170,8 +175,8 @@ def allowed_hosts(network: NetworkPolicy) -> AllowedHosts:
     except ValueError as error:
         raise InvalidJob(f"the network policy is wrong: {error}", field="allowed_hosts") from error
     for listed in hosts.networks:
-        if listed.is_loopback or listed.is_link_local or listed.is_unspecified or listed.prefixlen == 0:
-            message = f"allowed_hosts has {listed}: addresses of the node itself are never reached"
+        if any(own.overlaps(listed) for own in NODES_OWN if own.version == listed.version):
+            message = f"allowed_hosts has {listed}, with addresses of the node itself, which are never reached"
             raise InvalidJob(message, field="allowed_hosts")
     return hosts
 

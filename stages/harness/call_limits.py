@@ -9,6 +9,7 @@ import msgspec
 
 from ...model_proxy.calls import CallRefused, Problem
 from ...wire.json_bounds import json_values
+from ...wire.messages.base import CONVERSATIONS_LIMIT, Identifier
 from ..episode import UNLIMITED, StopReason
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class CallLimits:
         """The last call that was rejected as too long."""
         self._job = policy.job
         self._episode = policy.episode
+        self._conversations: set[str] = set()
         self._in_flight = self._turns = self._calls = self._lines = self._cost = 0
 
     @property
@@ -90,6 +92,13 @@ class CallLimits:
         if len(request.stop) > stops or not all(0 < len(text) <= STOP_CHARACTERS for text in request.stop):
             message = f"stop takes up to {stops} texts of 1 to {STOP_CHARACTERS} characters each"
             raise CallRefused(Problem.INVALID, message)
+        try:
+            name = msgspec.convert(request.conversation, Identifier)
+        except msgspec.ValidationError as error:
+            message = f"a conversation cannot be named {request.conversation!r:.150}: {error}"
+            raise CallRefused(Problem.INVALID, message) from None
+        if name not in self._conversations and len(self._conversations) >= CONVERSATIONS_LIMIT:
+            raise CallRefused(Problem.INVALID, f"a rollout has at most {CONVERSATIONS_LIMIT} conversations")
         if len(request.tools) > TOOLS:
             raise CallRefused(Problem.INVALID, f"there are {len(request.tools)} tools; at most {TOOLS} are taken")
         arguments = [call.arguments for message in request.messages for call in message.calls]
@@ -107,8 +116,9 @@ class CallLimits:
             raise self._too_long(prompt_tokens)
         return self.tokens - prompt_tokens
 
-    def opened(self, *, new_line: bool) -> None:
-        """Count an accepted call, which will be a turn."""
+    def opened(self, conversation: str, *, new_line: bool) -> None:
+        """Count an accepted call of a conversation, which will be a turn."""
+        self._conversations.add(conversation)
         self._lines += new_line
         self._in_flight += 1
         self._turns += 1

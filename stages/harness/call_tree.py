@@ -1,7 +1,8 @@
 """The calls of one rollout as a tree, whatever the harness does to its history. No I/O, no clock.
 
-A call continues the turn whose history it repeats: the same messages, and then that turn, identified by its ids or, if
-the harness sent none, by its text. Later messages are new. A call that continues no turn begins its own line:
+A call continues the turn of its conversation whose history it repeats: the same messages, and then that turn,
+identified by its ids or, if the harness sent none, by its text. Later messages are new. A call that continues no turn
+begins its own line:
 
     what it begins with                                                               its kind
     the harness's headers say what it is                                              that one
@@ -89,6 +90,7 @@ class Turn:
     """Digest of its tools and system message."""
     rank: int
     """The likelihood that its line is the main one, if it begins a line."""
+    conversation: str
     kind: CallKind
     line: CallKind
     """The kind of its line; a summary in the line has another kind itself."""
@@ -172,7 +174,7 @@ class CallTree:
         Equal turns, as two rollouts behind one address may sample, begin separate paths. Of the paths that the history
         may have taken, the one with the fewest equal requests counts.
         """
-        ways = [Place([_digest(request.tools)])]
+        ways = [Place([_beginning(request)])]
         for message in request.messages:
             if message.role == Role.ASSISTANT:
                 found = [way.after(turn) for way in ways for turn in self._turns_of(message, way.states[-1])]
@@ -197,7 +199,8 @@ class CallTree:
             turn.repeated = True
         number, opened = len(self.turns), self._next_event()
         rank = self._rank(request)
-        turn = Turn(turn_id, number, place.parent, tuple(place.states), front, rank, kind, kind, opened=opened)
+        states, name = tuple(place.states), request.conversation
+        turn = Turn(turn_id, number, place.parent, states, front, rank, name, kind, kind, opened=opened)
         self.turns.append(turn)
         self._by_id[turn_id] = turn
         if place.parent is not None:
@@ -269,18 +272,19 @@ class CallTree:
 
     def _kind_of_beginning(self, request: ModelRequest, front: bytes) -> CallKind:
         # A rejected or failed call is not a conversation.
-        beginnings = [turn for turn in self.turns if turn.parent is None and (turn.said or turn.closed is None)]
+        turns = [turn for turn in self.turns if turn.conversation == request.conversation]
+        beginnings = [turn for turn in turns if turn.parent is None and (turn.said or turn.closed is None)]
         main = [turn.rank for turn in beginnings if turn.kind == CallKind.MAIN]
         rank = self._rank(request)
         if rank > max(main, default=-1):
-            for turn in self.turns:
+            for turn in turns:
                 if turn.line == CallKind.MAIN:
                     turn.kind = turn.line = CallKind.SIDE
             return CallKind.MAIN
         later = "\n".join(message.text for message in request.messages if message.role != Role.SYSTEM)
         same = next((turn.kind for turn in beginnings if turn.front == front), None)
-        goes_on = any(turn.states[0] == _digest(request.tools) for turn in beginnings)
-        recent = [turn for turn in self.turns if turn.said is not None][-RECENT:]
+        goes_on = any(turn.states[0] == _beginning(request) for turn in beginnings)
+        recent = [turn for turn in turns if turn.said is not None][-RECENT:]
         for turn in reversed(recent):
             assert turn.said is not None
             handed_over = (text for call in turn.said.calls for text in _handed_over(call.arguments))
@@ -302,6 +306,10 @@ class CallTree:
     def _next_event(self) -> int:
         self._events += 1
         return self._events
+
+
+def _beginning(request: ModelRequest) -> bytes:
+    return _digest((request.conversation, request.tools))
 
 
 def _digest(content: object) -> bytes:

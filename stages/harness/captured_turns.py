@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...data.trajectory import TrajectoryBuilder
+from ...wire.messages.jobs import MAIN
+from ..episode import ConversationRecord
 from ..turn_sampler import version_per_token
 from .adapter import CallKind
 
@@ -40,12 +42,19 @@ def last_line(tree: CallTree) -> TrajectoryBuilder:
 
 
 def write_episode(episode: Episode, tree: CallTree, kinds: Collection[CallKind]) -> None:
-    """Write the lines that hold all turns of these kinds, a segment each; count all turns, and note the tree."""
+    """Write the conversations, with the lines that hold all turns of these kinds as segments.
+
+    Count all turns, and note the tree.
+    """
     episode.so_far = None
+    names = dict.fromkeys(turn.conversation for turn in tree.turns if turn.said)
+    builders = {name: TrajectoryBuilder() if number else episode.trajectory for number, name in enumerate(names)}
     for line in tree.segments(kinds):
-        episode.trajectory.begin_segment()
+        builder = builders[line[0][0].conversation]
+        builder.begin_segment()
         for turn, own in line:
-            _write(episode.trajectory, turn, own=own)
+            _write(builder, turn, own=own)
+    episode.conversations += [ConversationRecord(name, True, builder) for name, builder in builders.items()]
     orphans = tree.orphans()
     what_of = {turn: f"{orphans[turn]} orphan" if turn in orphans else turn.kind.value for turn in tree.turns}
     for turn in tree.answered:
@@ -54,7 +63,10 @@ def write_episode(episode: Episode, tree: CallTree, kinds: Collection[CallKind])
         episode.metrics[f"{what}_tokens"] += len(turn.captured.generation.token_ids)
         if turn.kind == CallKind.MAIN:
             episode.last_text = turn.captured.read.text
-    episode.notes["calls"] = "\n".join(_shown(turn, what_of[turn]) for turn in tree.turns)
+    is_named = [*names] not in ([], [MAIN])
+    episode.notes["calls"] = "\n".join(
+        _shown(turn, f"{turn.conversation}: {what_of[turn]}" if is_named else what_of[turn]) for turn in tree.turns
+    )
 
 
 def _write(trajectory: TrajectoryBuilder, turn: Turn, *, own: bool = True) -> None:

@@ -125,7 +125,7 @@ class HarnessModel:
         turn = self.tree.open(new_turn_id(), request, place, self._kind_of(request.headers))
         if left_out := sum(message.left_out for message in place.new):
             metrics["contents_left_out"] += left_out
-        self.limits.opened(new_line=place.parent is None or len(place.parent.children) > 1)
+        self.limits.opened(request.conversation, new_line=place.parent is None or len(place.parent.children) > 1)
         try:
             context = await self._context(request, place)
             prompt = prompt_behind(place.parent, context)

@@ -80,7 +80,7 @@ class OutsideRollout:
         self._episode = policy.episode
         self._grades = grades
         self._model = HarnessModel(policy, messages)
-        self._server = ModelServer(self._model, key_sha256=self._outside.key_sha256)
+        self._server = ModelServer(self._model, key_sha256=self._outside.key_sha256, named=True)
         self._under_way = 0
         self._idle_from = time.monotonic()
         self._changed = asyncio.Event()

@@ -39,7 +39,7 @@ async def serve_program(
     """
     model = HarnessModel(policy)
     key = secrets.token_hex(16)
-    server = ModelServer(model, key=key)
+    server = ModelServer(model, key=key, named=True)
     listener = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
     listener.setblocking(False)
     port = listener.getsockname()[1]
@@ -63,11 +63,12 @@ async def serve_program(
 
 
 def _rows_of(episode: Episode, rewards: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    if rewards and episode.trajectory.segments:
+    trajectory = episode.whole()
+    if rewards and trajectory.segments:
         raise HandlerFailed(
             "the environment gave rewards to turns, but its model calls are several conversations; give one reward"
         )
-    arrays = episode.trajectory.arrays()
+    arrays = trajectory.arrays()
     rows = [row for row, (start, end, _) in enumerate(arrays.turns) if arrays.loss_mask[start:end].any()]
     for turn, reward in rewards:
         if not 0 <= turn < len(rows):

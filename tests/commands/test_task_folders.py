@@ -14,6 +14,7 @@ from support.commands import complaint, prorl
 from support.harbor_tasks import DOCKERFILE, make_task
 
 from prorl_zmq.errors import ConfigError
+from prorl_zmq.tasks.harbor_folder import published_name
 from prorl_zmq.tools.images.image_store import ImageStore
 from prorl_zmq.tools.images.sources import parse_base, parse_source, same_image
 
@@ -64,7 +65,7 @@ def test_images_are_listed_by_what_needs_them(tmp_path: Path) -> None:
     rows = {
         name: rest for name, *rest in (plain(line).split() for line in done.stdout.splitlines() if "missing" in line)
     }
-    assert rows["ghcr.io_x_y_1"] == ["missing", "1", "docker://mirror.example/y:1"]
+    assert rows[published_name("ghcr.io/x/y:1")] == ["missing", "1", "docker://mirror.example/y:1"]
     (built,) = (name for name in rows if name.startswith("harbor-"))
     assert rows[built][:2] == ["missing", "2"]
     assert "environment/Dockerfile" in prorl(*where, "--dockerfiles").stdout.partition("ghcr.io_x_y_1")[2]

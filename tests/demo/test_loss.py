@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from documents import blocks
+from support.later import Later
 
-torch = pytest.importorskip("torch", reason="it is of the extra [train]")
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = Later("torch")
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("torch") is None, reason="it is of the extra [train]"),
+    pytest.mark.xdist_group("transformers"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from prorl_zmq.dockerfile.context import Context
 from prorl_zmq.dockerfile.instructions import DockerfileError, parse_instructions
 from prorl_zmq.dockerfile.stages import read_dockerfile
 from prorl_zmq.dockerfile.words import UnknownVariable, WordError, evaluate, parse_word, shell_word, split_words
+from prorl_zmq.errors import InvalidRecord
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,6 +67,22 @@ def test_what_cannot_be_built_is_named_with_its_line(text: str, line: int, words
         dockerfile(tmp_path, text, "here", "here2")
     assert caught.value.fields["line"] == line
     assert caught.value.message.startswith(f"line {line}: ")
+
+
+@pytest.mark.parametrize("source", ["out", "out/secret", "here/up/secret", "here/*/secret", "o*"])
+def test_a_link_that_leads_out_of_the_folder_is_rejected(source: str, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("x")
+    context = tmp_path / "context"
+    (context / "here").mkdir(parents=True)
+    (context / "out").symlink_to("..")
+    (context / "here" / "up").symlink_to(tmp_path)
+    with pytest.raises(DockerfileError, match=r"line 2: COPY: .* leads out of the folder .* through a link"):
+        dockerfile(context, f"FROM a\nCOPY {source} /\n")
+
+
+def test_a_link_that_stays_in_the_folder_is_copied(tmp_path: Path) -> None:
+    (tmp_path / "near").symlink_to("here/a.txt")
+    assert "context/near" in dockerfile(tmp_path, "FROM a\nCOPY near /\n", "here/a.txt").last.script
 
 
 def test_only_stages_that_the_last_one_needs_are_built(tmp_path: Path) -> None:
@@ -137,6 +155,16 @@ def test_words_that_are_wrong() -> None:
     with pytest.raises(UnknownVariable):
         evaluate(parse_word("$A", "\\"), {"*": None})
     assert split_words(r"""A=1 B="x y" C=a\ b""", "\\") == ["A=1", 'B="x y"', r"C=a\ b"]
+
+
+@pytest.mark.parametrize("pattern", ["[z-a]", "!data/[]", "[^]"])
+def test_an_invalid_pattern_of_dockerignore_is_named_with_its_line(pattern: str, tmp_path: Path) -> None:
+    (tmp_path / ".dockerignore").write_text(f"# these\n*.pyc\n{pattern}\n")
+    with pytest.raises(
+        InvalidRecord, match=rf"^\.dockerignore, line 3: '{re.escape(pattern)}' is not a pattern"
+    ) as caught:
+        dockerfile(tmp_path, "FROM a\n")
+    assert caught.value.fields["line"] == 3
 
 
 def test_dockerignore(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-from scipy import stats
+from support.later import Later
 
 from prorl_zmq.errors import ConfigError
 from prorl_zmq.evaluation.run_comparison import Figures, compare, paired_p_value, read_figures
@@ -21,7 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from scipy import stats
+
     from prorl_zmq.evaluation.plan import Plan
+else:
+    stats = Later("scipy.stats")
 
 
 def figures(rewards: Sequence[Sequence[float | None]], plan: Plan | None = None, names: Sequence[str] = ()) -> Figures:

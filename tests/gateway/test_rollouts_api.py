@@ -7,9 +7,8 @@ import logging
 from typing import TYPE_CHECKING, Any
 from unittest.mock import ANY
 
-import anthropic
-import openai
 from aiohttp import web
+from support.later import Later
 from support.ports import free_port
 from support.waiting import until, until_async
 
@@ -27,8 +26,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    import anthropic
+    import openai
     import pytest
     from support.services import SharedService
+else:
+    anthropic, openai = Later("anthropic"), Later("openai")
 
 
 def run(served: SharedService, body: Callable[[Http], Any]) -> None:

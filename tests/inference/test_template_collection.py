@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
     from prorl_zmq.inference.chat import Piece
 
-pytestmark = pytest.mark.skipif(not MODELS, reason=f"no chat templates in {FOLDER}")
+pytestmark = [
+    pytest.mark.skipif(not MODELS, reason=f"no chat templates in {FOLDER}"),
+    pytest.mark.xdist_group("transformers"),
+]
 
 TOOLS = [
     {
@@ -44,10 +47,7 @@ TOOLS = [
     for name in ("bash", "python")
 ]
 
-on_each_template = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in MODELS]
-)
-"""The tests of a template run in one worker: each loads it for 0.1 s."""
+on_each_template = pytest.mark.parametrize("name", MODELS)
 
 
 class Step(NamedTuple):
@@ -62,7 +62,7 @@ class Step(NamedTuple):
     """The template's rendering begins with what the engine saw before."""
 
 
-@lru_cache(64)
+@lru_cache(128)
 def load(name: str, history: str = "template") -> TransformersChatFormat:
     with tempfile.TemporaryDirectory() as folder:
         directory = str(save_model(MODELS[name], Path(folder)))
@@ -300,6 +300,7 @@ def test_a_turn_that_was_cut_off_is_ended_once() -> None:
     assert chat.decode(ids_of(conversation.prompt().pieces)) == "<|end|><|start|>assistant"
 
 
+@pytest.mark.few(8)
 @on_each_template
 def test_no_content_makes_a_token_of_the_frame(name: str) -> None:
     """A conversation whose contents spell all tokens has as many of each as one with harmless contents."""

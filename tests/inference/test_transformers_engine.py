@@ -4,29 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from support.later import Later
 
-torch = pytest.importorskip("torch", reason="it is of the extra [train]")
-from transformers import AutoModelForCausalLM  # noqa: E402
-
-from prorl_zmq.errors import ConfigError, EngineFailed, InvalidWeights  # noqa: E402
-from prorl_zmq.examples.trainers.shared.make_model import make  # noqa: E402
-from prorl_zmq.inference import transformers_engine  # noqa: E402
-from prorl_zmq.inference.engine import checked  # noqa: E402
-from prorl_zmq.inference.policy import draw  # noqa: E402
-from prorl_zmq.inference.transformers_engine import TransformersEngine, load_transformers_engine  # noqa: E402
-from prorl_zmq.wire.messages.backends import ChatSettings  # noqa: E402
-from prorl_zmq.wire.messages.jobs import Sampling  # noqa: E402
+from prorl_zmq.errors import ConfigError, EngineFailed, InvalidWeights
+from prorl_zmq.examples.trainers.shared.make_model import make
+from prorl_zmq.inference.engine import checked
+from prorl_zmq.inference.policy import draw
+from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.jobs import Sampling
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from prorl_zmq.inference.engine import Generation
+    import torch
+    import transformers
 
+    from prorl_zmq.inference import transformers_engine
+    from prorl_zmq.inference.engine import Generation
+    from prorl_zmq.inference.transformers_engine import TransformersEngine
+else:
+    torch, transformers = Later("torch"), Later("transformers")
+    transformers_engine = Later("prorl_zmq.inference.transformers_engine")
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("torch") is None, reason="it is of the extra [train]"),
+    pytest.mark.xdist_group("transformers"),
+]
 ROWS = 5
 PROMPTS = [np.random.default_rng(index).integers(0, 1024, 1 + 7 * index % 41).astype(np.int32) for index in range(14)]
 
@@ -42,12 +51,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 def new_engine(model: Path, version: int = 0) -> TransformersEngine:
     chat = ChatSettings("transformers")
-    return load_transformers_engine(str(model), chat, version, device="cpu", dtype="auto", rows=ROWS)
+    return transformers_engine.load_transformers_engine(
+        str(model), chat, version, device="cpu", dtype="auto", rows=ROWS
+    )
 
 
 def recomputed(model: Path, prompt: np.ndarray[Any, Any], generation: Generation, temperature: float) -> Any:
     """What a trainer computes for the tokens of a generation, by one pass over all of them."""
-    trained = AutoModelForCausalLM.from_pretrained(model)
+    trained = transformers.AutoModelForCausalLM.from_pretrained(model)
     tokens = torch.from_numpy(np.concatenate([prompt, generation.token_ids]).astype(np.int64))
     with torch.inference_mode():
         scores = torch.log_softmax(trained(tokens[None, :-1]).logits[0].float() / temperature, dim=-1)
@@ -63,7 +74,7 @@ async def until(condition: Callable[[], object]) -> None:
 def test_log_probs_are_a_trainers_own_however_many_join_and_leave(
     models: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transformers_engine, "PREFILL_TOKENS", 60)
+    monkeypatch.setattr("prorl_zmq.inference.transformers_engine.PREFILL_TOKENS", 60)
 
     async def main() -> None:
         engine = new_engine(models[0], version=3)
@@ -132,12 +143,14 @@ def test_what_cannot_be_served_is_said(models: list[Path], tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="transformers cannot load"):
         new_engine(other)
     with pytest.raises(ConfigError, match="no such folder"):
-        load_transformers_engine(
+        transformers_engine.load_transformers_engine(
             str(tmp_path / "missing" / "more" / "x"), ChatSettings(), 0, device="cpu", dtype="auto", rows=1
         )
     for device in ("tpu9", "cuda:99"):
         with pytest.raises(ConfigError, match=f"device {device} cannot be used"):
-            load_transformers_engine(str(models[0]), ChatSettings(), 0, device=device, dtype="auto", rows=1)
+            transformers_engine.load_transformers_engine(
+                str(models[0]), ChatSettings(), 0, device=device, dtype="auto", rows=1
+            )
     engine = new_engine(models[0])
     (other / "model.safetensors").unlink()
     with pytest.raises(InvalidWeights):
@@ -173,10 +186,12 @@ def test_what_is_truncated_is_never_drawn(models: list[Path], sampling: Sampling
 
 
 @pytest.mark.proof
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU that torch can use")
 def test_a_gpu_gives_a_trainers_log_probs_and_takes_new_weights(models: list[Path]) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("this machine has no GPU that torch can use")
+
     async def main() -> None:
-        engine = load_transformers_engine(
+        engine = transformers_engine.load_transformers_engine(
             str(models[0]), ChatSettings("transformers"), 0, device="cuda", dtype="float32", rows=ROWS
         )
         for version, model in enumerate(models):

@@ -6,7 +6,9 @@ import ast
 import shlex
 import subprocess
 import textwrap
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -15,6 +17,9 @@ from hypothesis import strategies as st
 from prorl_zmq.make_swe.mutation import KINDS, is_sound, mutations
 from prorl_zmq.make_swe.search import Patches
 from prorl_zmq.make_swe.source_text import SourceText
+
+if TYPE_CHECKING:
+    from prorl_zmq.make_swe.mutation import Mutation
 
 CASES = [
     ("comparison", "if a < b: return 1", "if a <= b: return 1"),
@@ -52,7 +57,12 @@ CASES = [
     ("changed_exception", "try: a()\nexcept (KeyError, OSError): b()", "try: a()\nexcept KeyError: b()"),
 ]
 CORPUS = [SourceText(Path(module.__file__ or "").read_bytes()) for module in (shlex, textwrap)]
-MUTATIONS = [list(mutations(source)) for source in CORPUS]
+
+
+@cache
+def mutations_of(number: int) -> list[Mutation]:
+    """Return all mutations of one of `CORPUS`."""
+    return list(mutations(CORPUS[number]))
 
 
 def in_function(body: str) -> str:
@@ -108,7 +118,7 @@ def test_positions_count_bytes_not_characters() -> None:
 @given(st.data())
 def test_a_sound_mutation_is_other_python_of_the_same_function(data: st.DataObject) -> None:
     number = data.draw(st.sampled_from(range(len(CORPUS))))
-    source, mutation = CORPUS[number], data.draw(st.sampled_from(MUTATIONS[number]))
+    source, mutation = CORPUS[number], data.draw(st.sampled_from(mutations_of(number)))
     if not is_sound(mutation, source):
         return
     changed = mutation.apply(source.data)
@@ -133,8 +143,8 @@ def without(tree: ast.Module, function: str) -> str:
 
 @pytest.mark.proof(quick=True)
 def test_most_mutations_are_sound() -> None:
-    for source, of_source in zip(CORPUS, MUTATIONS, strict=True):
-        every = of_source[::37]
+    for number, source in enumerate(CORPUS):
+        every = mutations_of(number)[::37]
         assert sum(is_sound(each, source) for each in every) > 0.9 * len(every)
 
 
@@ -149,7 +159,7 @@ def test_patches_apply_and_reverse(tmp_path: Path) -> None:
     git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "--message=a")
     patches = Patches(tmp_path, [f"m{number}.py" for number in range(len(CORPUS))], ["tests"])
     for path, source in patches.sources.items():
-        for mutation in MUTATIONS[path == "m1.py"][::200]:
+        for mutation in mutations_of(int(path == "m1.py"))[::200]:
             forth, back = patches.of(path, mutation)
             assert (tmp_path / path).read_bytes() == source.data
             git("apply", "-", stdin=forth)

@@ -6,39 +6,46 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 from beside import beside
+from support.later import Later
 
 from prorl_zmq import EpisodeLimits, Job, RolloutClient, Sampling
 from prorl_zmq.errors import Closed, ConfigError, InvalidWeights, NoBackend, ProrlError, WeightsHeld
+from prorl_zmq.examples.trainers.shared.make_model import make
 from prorl_zmq.integrations import slime
 from prorl_zmq.service.child import ChildService
-
-torch = pytest.importorskip("torch", reason="it is of the extra [train]")
-from safetensors.torch import load_file, save_file  # noqa: E402
-from transformers import AutoModelForCausalLM  # noqa: E402
-
-from prorl_zmq.examples.trainers.shared.make_model import make  # noqa: E402
-from prorl_zmq.weights_publisher import WeightsPublisher  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import safetensors.torch as tensor_files
+    import torch
+    import transformers
+
+    from prorl_zmq import weights_publisher
+else:
+    torch, transformers = Later("torch"), Later("transformers")
+    tensor_files, weights_publisher = Later("safetensors.torch"), Later("prorl_zmq.weights_publisher")
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("torch") is None, reason="it is of the extra [train]"),
+    pytest.mark.xdist_group("transformers"),
+]
 TOPOLOGY = 'backends = []\nsandbox = {kind = "process"}\n'
 SHAPES = {"embed.weight": (8, 4), "layer.weight": (4, 4), "layer.bias": (4,)}
 
 
-class Model(torch.nn.Module):  # type: ignore[misc, name-defined]
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = torch.nn.Embedding(8, 4)
-        self.layer = torch.nn.Linear(4, 4)
-        self.head = torch.nn.Linear(4, 8, bias=False)
-        self.head.weight = self.embed.weight
+def new_model() -> torch.nn.Module:
+    """Return a model whose head is its embedding."""
+    head, embed = torch.nn.Linear(4, 8, bias=False), torch.nn.Embedding(8, 4)
+    head.weight = embed.weight
+    return torch.nn.ModuleDict({"embed": embed, "layer": torch.nn.Linear(4, 4), "head": head})
 
 
 @pytest.fixture
@@ -46,7 +53,7 @@ def served(tmp_path: Path) -> Path:
     """What the engines were started with: of another dtype, and without the copy of the tied tensor."""
     model = tmp_path / "model"
     model.mkdir()
-    save_file(
+    tensor_files.save_file(
         {name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in SHAPES.items()}, model / "a.safetensors"
     )
     return model
@@ -73,15 +80,15 @@ def test_engines_get_a_modules_weights_as_they_serve_them(
     service: ChildService, client: RolloutClient, served: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "weights"
-    model = Model()
-    with WeightsPublisher(client, served, folder, part_bytes=40) as publisher:
+    model = new_model()
+    with weights_publisher.WeightsPublisher(client, served, folder, part_bytes=40) as publisher:
         for step in (1, 2, 5):
             published = publisher.publish(model, step)
         assert published is not None
         assert [one.backend.weight_version for one in client.backends.list()] == [5]
         assert sorted(path.name for path in folder.iterdir()) == [".lock", "weights-00000002", "weights-00000005"]
         files = sorted(published.path.glob("*.safetensors"))
-        found = {name: tensor for file in files for name, tensor in load_file(file).items()}
+        found = {name: tensor for file in files for name, tensor in tensor_files.load_file(file).items()}
         assert len(files) == 2
         assert found.keys() == SHAPES.keys()
         for name, tensor in found.items():
@@ -89,7 +96,7 @@ def test_engines_get_a_modules_weights_as_they_serve_them(
         assert (published.tensors, published.size_bytes) == (3, 2 * (32 + 16 + 4))
         assert min(published.gather_s, published.write_s, published.update_s) > 0
         with pytest.raises(ConfigError, match="another trainer publishes"):
-            WeightsPublisher(client, served, folder)
+            weights_publisher.WeightsPublisher(client, served, folder)
         renamed = [(f"policy.{name}", tensor) for name, tensor in model.state_dict().items()]
         publisher.close()
     client.close()  # it holds the weights
@@ -99,7 +106,9 @@ def test_engines_get_a_modules_weights_as_they_serve_them(
         opened.append(RolloutClient(service.front_door, timeout_s=60))
         return opened[-1]
 
-    with WeightsPublisher(connect, served, folder, rename=lambda name: name.removeprefix("policy.")) as publisher:
+    with weights_publisher.WeightsPublisher(
+        connect, served, folder, rename=lambda name: name.removeprefix("policy.")
+    ) as publisher:
         publisher.publish(renamed, 6)
         with RolloutClient(service.front_door) as other:
             other.update_weights(folder / "weights-00000006", 99, take_over=True)
@@ -124,12 +133,12 @@ def test_tied_copies_are_told_apart_from_tensors_that_do_not_fit(
             yield name, good.get(name, good["embed.weight"]).clone()
 
     with (
-        WeightsPublisher(client, served, tmp_path / "weights") as publisher,
+        weights_publisher.WeightsPublisher(client, served, tmp_path / "weights") as publisher,
         pytest.raises(InvalidWeights, match=r"does not have: lm_head\.weight"),
     ):
         publisher.publish(gathered("lm_head.weight"), 1)
     (served / "config.json").write_text('{"tie_word_embeddings": true}')
-    with WeightsPublisher(client, served, tmp_path / "weights") as publisher:
+    with weights_publisher.WeightsPublisher(client, served, tmp_path / "weights") as publisher:
         publisher.publish(gathered("lm_head.weight"), 1)
         with pytest.raises(InvalidWeights, match=r"does not have: copy"):
             publisher.publish(gathered("copy"), 2)
@@ -157,7 +166,7 @@ def test_weights_that_do_not_fit_reach_no_engine(client: RolloutClient, served: 
         "not finite numbers as BF16": [*[*good.items()][:2], ("layer.bias", torch.full((4,), torch.nan))],
         "embed.weight comes twice": [*good.items(), ("embed.weight", good["embed.weight"])],
     }
-    with WeightsPublisher(client, served, folder) as publisher:
+    with weights_publisher.WeightsPublisher(client, served, folder) as publisher:
         for words, pairs in wrong.items():
             with pytest.raises(InvalidWeights, match=words):
                 publisher.publish(pairs, 1)
@@ -169,9 +178,9 @@ def test_weights_that_do_not_fit_reach_no_engine(client: RolloutClient, served: 
             publisher.publish(good.items(), 2, timeout_s=0)
     for keep, other in ((0, client), (2, None)):
         with pytest.raises(ConfigError):
-            WeightsPublisher(other, served, folder, keep=keep)
+            weights_publisher.WeightsPublisher(other, served, folder, keep=keep)
     with pytest.raises(ProrlError, match=r"no \*\.safetensors"):
-        WeightsPublisher(client, tmp_path, folder)
+        weights_publisher.WeightsPublisher(client, tmp_path, folder)
 
 
 @pytest.mark.proof
@@ -199,7 +208,7 @@ def test_a_trainers_step_is_in_the_next_jobs_tokens_bit_for_bit(tmp_path: Path) 
     """Through `prorl serve` with the transformers engine: the log-probs are those of the trainer's own weights."""
     served = tmp_path / "model"
     make(served)
-    trained = AutoModelForCausalLM.from_pretrained(served)
+    trained = transformers.AutoModelForCausalLM.from_pretrained(served)
     topology = f'sandbox = {{kind = "process"}}\nbackends = [{{kind = "transformers", model = "{served}"}}]\n'
     job = Job(
         task="math",
@@ -213,7 +222,7 @@ def test_a_trainers_step_is_in_the_next_jobs_tokens_bit_for_bit(tmp_path: Path) 
         RolloutClient(service.front_door, timeout_s=90) as client,
     ):
         service.wait_ready(client)
-        publisher = WeightsPublisher(client, served, tmp_path / "weights")
+        publisher = weights_publisher.WeightsPublisher(client, served, tmp_path / "weights")
         for step in range(3):
             if step:
                 with torch.no_grad():
@@ -221,7 +230,7 @@ def test_a_trainers_step_is_in_the_next_jobs_tokens_bit_for_bit(tmp_path: Path) 
                         parameter += 0.02 * torch.randn_like(parameter)
                 published = publisher.publish(trained, step)
                 assert published is not None
-                pushed = load_file(published.path / "model-00000.safetensors")
+                pushed = tensor_files.load_file(published.path / "model-00000.safetensors")
                 assert all(torch.equal(pushed[name], value) for name, value in trained.state_dict().items())
             client.submit([job])
             (one,) = client.stream(timeout_s=60)

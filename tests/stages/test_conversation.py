@@ -195,6 +195,18 @@ def test_wrong_call_is_answered_with_what_was_wrong(text: str, said: str, counte
     assert episode.final_message is None
 
 
+def test_a_call_of_no_tool_is_answered_in_short_however_many_tools_there_are() -> None:
+    tools = [Echo() for _ in range(500)]
+    for number, tool in enumerate(tools):
+        tool.name = f"tool_{number}_{'x' * 40}"  # type: ignore[misc]
+    engine = ScriptedEngine('<tool_call>{"name": "ls"}</tool_call>', "done")
+    talk = conversation(policy(engine), tools)
+    asyncio.run(talk.say())
+    answer = CHAT.decode(engine.prompts[1][len(engine.prompts[0]) :])
+    assert "There is no tool 'ls'. The tools are: tool_0_x" in answer
+    assert len(answer) < 2500
+
+
 def test_finish_ends_the_episode_and_what_comes_after_it_is_not_done() -> None:
     finish = '<tool_call>{"name": "finish", "arguments": {"message": "It is 3."}}</tool_call>'
     engine = ScriptedEngine(CALL, CALL + finish + CALL + finish, "never asked for")
@@ -596,6 +608,23 @@ def test_after_a_failed_turn_nothing_can_be_said() -> None:
     assert talk.stop_reason is None
     with pytest.raises(HandlerFailed, match="an earlier call failed, so nothing more can be said"):
         asyncio.run(talk.say("And?"))
+
+
+def test_after_run_nothing_is_said_and_no_turn_is_rewarded() -> None:
+    """What a task left running must not change a trajectory whose size has been told."""
+    shared = policy(ScriptedEngine("one", "two"))
+    talk = conversation(shared)
+    turn = asyncio.run(talk.say())
+    tokens = talk.trajectory.tokens
+    shared.episode.end()
+    for late in (talk, conversation(shared, name="late")):
+        with pytest.raises(HandlerFailed, match="`say` was called after RUN had ended"):
+            asyncio.run(late.say("And?"))
+    with pytest.raises(
+        HandlerFailed, match=r"the reward 1\.0 was given to a turn after RUN had ended; EVAL gives rewards"
+    ):
+        turn.reward = 1.0
+    assert (talk.trajectory.tokens, turn.reward) == (tokens, None)
 
 
 def test_a_tool_that_ends_the_episode_ends_the_conversation() -> None:

@@ -20,6 +20,7 @@ from prorl_zmq.stages.handlers.harbor_oracle import Agent, Proof, prove
 from prorl_zmq.stages.handlers.harbor_verifier import (
     TOOLS_VARIABLE,
     Grade,
+    allowed_hosts,
     parsed_rewards,
     unpacked,
     verifier_tools,
@@ -75,7 +76,7 @@ def task(test: str = TEST, **fields: Any) -> HarborTask:
         "environment": Environment(workdir="/app", variables=PLACES),
         "tests": packed(test_sh=test, expected_txt="42\n"),
     }
-    return HarborTask("answer", (step,), **{**given, **fields})
+    return HarborTask("answer", **{"steps": (step,), **given, **fields})
 
 
 def acted(acts: str, sandboxes_of: SharedSandboxes, instance: HarborTask | None = None) -> Proof:
@@ -173,7 +174,7 @@ SERVES = (
     "python3 -m http.server --bind 127.0.0.1 8000 > /dev/null 2>&1 & "
     "until (: < /dev/tcp/127.0.0.1/8000) 2>/dev/null; do sleep 0.1; done"
 )
-LOOKS = "#!/bin/bash\nif (: < /dev/tcp/127.0.0.1/8000); then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
+LOOKS = "#!/bin/bash\nif (: < /dev/tcp/localhost/8000); then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
 
 
 def rolled_out(instance: HarborTask, *acts: str) -> Trajectory:
@@ -237,6 +238,35 @@ def test_what_goes_wrong_around_the_agent_is_named(sandboxes_of: SharedSandboxes
     check = Healthcheck("echo no port; exit 1", interval_s=0.01, retries=2)
     ill = task(environment=Environment(healthcheck=check))
     assert "the healthcheck failed 2 times: no port" in acted(SOLVE, sandboxes_of, ill).problem
+
+
+@pytest.mark.proof
+def test_a_sandbox_that_does_not_suit_the_task_is_named(sandboxes_of: SharedSandboxes) -> None:
+    lost = task(environment=Environment(workdir="/etc/passwd/app"))
+    assert "the working directory /etc/passwd/app cannot be made" in proof(lost, sandboxes_of).problem
+    (first,) = task().steps
+    stranger = task(steps=(msgspec.structs.replace(first, agent_user="stranger"),))
+    assert "the agent's user cannot be used" in proof(stranger, sandboxes_of).problem
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        "127.0.0.1",
+        "126.0.0.0/7",
+        "64.0.0.0/2",
+        "0.0.0.0/0",
+        "::/0",
+        "::1",
+        "fe80::/9",
+        "169.254.169.254",
+        "::ffff:127.0.0.1",
+    ],
+)
+def test_no_policy_lists_addresses_of_the_node(listed: str) -> None:
+    with pytest.raises(InvalidJob, match="addresses of the node itself"):
+        allowed_hosts(NetworkPolicy("allowlist", (listed,)))
+    allowed_hosts(NetworkPolicy("allowlist", ("10.0.0.0/8", "2001:db8::/32")))
 
 
 def test_folders_that_are_no_archives_are_refused() -> None:

@@ -62,6 +62,7 @@ NEEDS = {
     "tests/stages/harness/test_captured_harnesses.py": "harness",
     "tests/stages/environments/test_real_environments.py": "environments",
     "tests/stages/environments/test_real_worlds.py": "gym",
+    "tests/stages/environments/test_self_play.py": "environments",
     "tests/tools/mcp/test_real_servers.py": "mcp",
     "tests/stages/harness/test_real_harnesses.py": "harness",
 }

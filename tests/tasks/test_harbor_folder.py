@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import tarfile
@@ -12,15 +13,21 @@ import pytest
 from support.harbor_tasks import DOCKERFILE, make_task
 
 from prorl_zmq.errors import ConfigError, InvalidRecord
+from prorl_zmq.stages.handlers.harbor import HarborHandler
 from prorl_zmq.tasks.harbor_folder import find_task_folders, published_name, read_task_folder
 from prorl_zmq.tasks.harbor_task import Artifact, Collect, HarborTask, Healthcheck, NetworkPolicy
 from prorl_zmq.tasks.loading import Row, load_jobs, load_rows
+from prorl_zmq.tools.images.image import check_name
+from prorl_zmq.wire.messages.jobs import Job, McpServer
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 NO_FILE: dict[str, str | None] = {"instruction.md": None, "tests/test.sh": None}
 """Of the usual files of a task, those that its steps have."""
+
+
+STEPS = 'steps = [{name = "a"}, {name = "b"}]\n'
 
 
 def members(packed: bytes) -> dict[str, tarfile.TarInfo]:
@@ -170,7 +177,32 @@ def test_a_separate_verifier(
         ('[environment]\ngpu_types = ["H100"]', "gpu_types: sandboxes have no GPU"),
         ('[environment.tpu]\ntype = "v6e"', "no TPU"),
         ('[environment]\nos = "windows"', "sandboxes run Linux"),
-        ('[[environment.mcp_servers]]\nname = "a"', "MCP servers of a Harbor task are not started"),
+        (
+            '[[environment.mcp_servers]]\nname = "a"\nurl = "http://x/sse"',
+            "mcp_servers: a: the transport sse, the default",
+        ),
+        ('[[environment.mcp_servers]]\nname = "a"\ntransport = "stdio"', "a: stdio needs a command, and no url"),
+        (
+            '[[environment.mcp_servers]]\nname = "a"\ntransport = "http"\ncommand = "x"',
+            "a: http needs a url, and no comm",
+        ),
+        ('[[environment.mcp_servers]]\nname = "a b"\ntransport = "stdio"\ncommand = "x"', "mcp_servers: a b: .*name"),
+        (
+            '[[environment.mcp_servers]]\nname = "a"\ntransport = "http"\nurl = "http://x"\nheaders = {K = "v"}',
+            "a: headers are not sent; the operator names a variable",
+        ),
+        (
+            "[environment]\nmcp_servers = [" + 2 * '{name = "a", transport = "stdio", command = "x"}, ' + "]",
+            "a: two servers have this name",
+        ),
+        (
+            '[[verifier.environment.mcp_servers]]\nname = "a"\ntransport = "stdio"\ncommand = "x"',
+            r"\[verifier.environment\] mcp_servers: only the agent has",
+        ),
+        (
+            STEPS + '[[environment.mcp_servers]]\nname = "m"\ntransport = "stdio"\ncommand = "x"',
+            "the MCP server m would end with the agent's processes",
+        ),
         ('[environment]\nskills_dir = "/skills"', "skills are not copied"),
         ('[environment]\nmemory = "many"', "not a size such as"),
         ('[environment]\nmemory = "1G"\nmemory_mb = 4', "is not memory_mb = 4"),
@@ -195,7 +227,7 @@ def test_a_separate_verifier(
     ],
 )
 def test_what_cannot_run_is_rejected_by_name(toml: str, words: str, tmp_path: Path) -> None:
-    files = NO_FILE | {f"steps/{name}/{each}": "x" for name in "aA" for each in ("instruction.md", "tests/test.sh")}
+    files = NO_FILE | {f"steps/{name}/{each}": "x" for name in "aAb" for each in ("instruction.md", "tests/test.sh")}
     folder = make_task(tmp_path / "t", files=files if "steps" in toml else {})
     (folder / "task.toml").write_text(toml)
     with pytest.raises(InvalidRecord, match=words):
@@ -284,10 +316,26 @@ def test_equal_environments_share_an_image_and_changed_ones_do_not(tmp_path: Pat
 def test_a_published_image_has_a_name_of_its_own(tmp_path: Path) -> None:
     read = read_task_folder(make_task(tmp_path / "t", '[environment]\ndocker_image = "ghcr.io/a/b:1"\n'))
     (image,) = read.images
-    assert (image.name, image.reference) == ("ghcr.io_a_b_1", "ghcr.io/a/b:1")
+    assert (image.name, image.reference) == (
+        "ghcr.io_a_b_1-" + hashlib.sha256(b"ghcr.io/a/b:1").hexdigest()[:16],
+        "ghcr.io/a/b:1",
+    )
     assert read.task.environment.image_source == "docker://ghcr.io/a/b:1"
-    assert len(published_name("a/" * 200 + "b")) <= 100
-    assert published_name("a/" * 200 + "b") != published_name("a/" * 200 + "c")
+
+
+@pytest.mark.parametrize(
+    "references",
+    [
+        ("a:b", "a/b", "a_b", "a@b", "_a_b"),
+        ("a" * 90 + "/" * 30 + "b", "a" * 90 + "/" * 30 + "c"),
+        ("harbor-0123456789abcdef", "harbor:0123456789abcdef", "harbor_0123456789abcdef"),
+        ("a:1.sif", "a:1"),
+    ],
+)
+def test_published_images_share_no_name(references: tuple[str, ...]) -> None:
+    names = [published_name(reference) for reference in references]
+    assert [check_name(name) for name in names] == names
+    assert len({name.removesuffix(".sif") for name in names} - {"harbor-0123456789abcdef"}) == len(references)
 
 
 def test_commands_start_where_the_dockerfile_ends(tmp_path: Path) -> None:
@@ -308,6 +356,73 @@ def test_what_cannot_be_built_is_named_with_line_and_instruction(tmp_path: Path)
     files: dict[str, str | None] = {"environment/Dockerfile": DOCKERFILE + "RUN true\nCOPY nothing /\n"}
     with pytest.raises(InvalidRecord, match=r"^environment/Dockerfile, line 4: COPY: there is no nothing"):
         read_task_folder(make_task(tmp_path / "t", files=files))
+    files = {"environment/.dockerignore": "a\n[z-a]\n"}
+    with pytest.raises(InvalidRecord, match=r"^environment/Dockerfile, \.dockerignore, line 2: '\[z-a\]' is not"):
+        read_task_folder(make_task(tmp_path / "u", files=files))
+
+
+def test_mcp_servers_are_the_agents(tmp_path: Path) -> None:
+    toml = """
+    [verifier]
+    environment_mode = "separate"
+    [[environment.mcp_servers]]
+    name = "shop"
+    transport = "stdio"
+    command = "python3"
+    args = ["/opt/shop.py"]
+    [[environment.mcp_servers]]
+    name = "search"
+    transport = "streamable-http"
+    url = "https://search.example/mcp"
+    """
+    (job,) = load_jobs(make_task(tmp_path / "t", toml))
+    task = msgspec.convert(job.instance, HarborTask)
+    assert task.mcp == (
+        McpServer(name="shop", command=("python3", "/opt/shop.py")),
+        McpServer(name="search", url="https://search.example/mcp"),
+    )
+    more = McpServer(name="more", command=("x",))
+    assert HarborHandler().mcp_servers(Job(task="harbor", instance={}, mcp=(more,)), task) == (more, *task.mcp)
+
+
+PUBLIC, NONE = NetworkPolicy("public"), NetworkPolicy()
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "wider"),
+    [
+        (PUBLIC, NONE, True),
+        (NONE, PUBLIC, False),
+        (NONE, NONE, False),
+        (PUBLIC, PUBLIC, False),
+        (PUBLIC, NetworkPolicy("allowlist", ("a",)), True),
+        (NetworkPolicy("allowlist", ("a",)), PUBLIC, False),
+        (NetworkPolicy("allowlist", ("a", "10.0.0.0/8")), PUBLIC, True),
+        (NetworkPolicy("allowlist", ("a",)), NetworkPolicy("allowlist", ("b", "a")), False),
+        (NetworkPolicy("allowlist", ("a", "c")), NetworkPolicy("allowlist", ("b", "a")), True),
+        (NetworkPolicy("allowlist", ("a",)), NONE, True),
+    ],
+)
+def test_which_network_is_wider(one: NetworkPolicy, other: NetworkPolicy, wider: bool) -> None:
+    assert one.is_wider_than(other) == wider
+
+
+LOOKS: dict[str, str | None] = {"tests/test.sh": "curl localhost:8000\n"}
+
+
+def test_processes_of_the_agent_do_not_get_the_verifiers_wider_network(tmp_path: Path) -> None:
+    closed = '[agent]\nnetwork_mode = "no-network"\n'
+    with pytest.raises(InvalidRecord, match=r"the verifier's wider network \(public; the agent's is no-network\)"):
+        read_task_folder(make_task(tmp_path / "wider", closed, LOOKS))
+    for number, toml in enumerate(
+        [
+            '[environment]\nnetwork_mode = "no-network"\n',
+            closed + '[verifier]\nenvironment_mode = "separate"\n',
+            closed + "[metadata]\nlive = false\n",
+            closed + '[verifier]\nnetwork_mode = "no-network"\n',
+        ]
+    ):
+        assert read_task_folder(make_task(tmp_path / f"{number}", toml, LOOKS)).task.steps
 
 
 def test_a_folder_is_read_as_jobs(tmp_path: Path) -> None:
@@ -323,6 +438,28 @@ def test_a_folder_is_read_as_jobs(tmp_path: Path) -> None:
     rows = list(load_rows(tmp_path))
     assert [row.name for row in rows if isinstance(row, Row)] == ["b", "set/a"]
     assert [task.name for task in find_task_folders(tmp_path / "b")] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("line", "live"),
+    [
+        *((f"{name} x", True) for name in ("curl localhost:80", "nc 127.0.0.1 1", "bind 0.0.0.0", "ls /proc/1/fd")),
+        *((f"{name} x", True) for name in ("import psutil #", "pgrep", "pkill", "pidof", "netstat", "lsof")),
+        *((line, True) for line in ("systemctl status", "ps -ef", "ps   -ef", "ps aux", "ss -ltn", "ss  -l")),
+        *((line, False) for line in ("class A: -1", "class -x", "steps -n", "maps aux", "update apgreps", "true")),
+    ],
+)
+def test_tests_that_look_at_processes_make_a_task_live(line: str, live: bool, tmp_path: Path) -> None:
+    files = {"tests/more/checks.py": f"# A check.\n{line}\n"}
+    assert read_task_folder(make_task(tmp_path / "t", files=dict(files))).task.live == live
+
+
+def test_tables_that_two_folders_share_are_read_for_each(tmp_path: Path) -> None:
+    toml = '[environment]\nenv = {A = "1"}\n'
+    first, second = (read_task_folder(make_task(tmp_path / name, toml)).task for name in "ab")
+    assert (first.name, second.name) == ("a", "b")
+    assert first.environment == second.environment
+    assert first.environment.variables is not second.environment.variables
 
 
 def test_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

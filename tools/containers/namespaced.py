@@ -285,7 +285,10 @@ class NamespacedContainer(Container):
             self._cpus = () if QUOTA in self._cgroups.limits else _some_cpus(self.spec.limits.cpus)
             self._cgroups.add(first)
             self._limit(first, address_space=True)
-            for change in (self._namespaces.close_devices, self._namespaces.limit_inotify):
+            changes = [self._namespaces.close_devices]
+            if self._namespaces.kinds & namespaces.USER:
+                changes.append(self._namespaces.limit_inotify)
+            for change in changes:
                 if problem := _in_a_child(change, self._namespaces.descriptors):
                     words = f"a container cannot be closed to its commands: {problem}"
                     raise SandboxFailed(words, reason="start")

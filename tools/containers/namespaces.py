@@ -100,13 +100,12 @@ class Namespaces:
                     _check(_libc.mount(None, bytes(path), None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY, None))
 
     def limit_inotify(self) -> None:
-        """In a forked child: leave the user some inotify instances, where the container has users of its own."""
-        users = [descriptor for descriptor, flag in self._opened if flag == USER]
-        for descriptor in users:
-            _check(_libc.setns(descriptor, USER))
-        if users:
-            with suppress(OSError):  # /proc/sys is read-only in some containers
-                Path("/proc/sys/user/max_inotify_instances").write_text(str(INOTIFY_INSTANCES))
+        """In a forked child, for a container that has users of its own: leave the user some inotify instances."""
+        for descriptor, flag in self._opened:
+            if flag == USER:
+                _check(_libc.setns(descriptor, USER))
+        with suppress(OSError):  # /proc/sys is read-only in some containers
+            Path("/proc/sys/user/max_inotify_instances").write_text(str(INOTIFY_INSTANCES))
 
     def close(self) -> None:
         for descriptor, _ in self._opened:

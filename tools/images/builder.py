@@ -34,11 +34,11 @@ from .program import run_program
 from .sources import ArchiveSource, DebootstrapSource, DirectorySource, DockerfileSource, RegistrySource, SifSource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from .guard import Namespaces
     from .image import Format
-    from .sources import Source
+    from .sources import Base, Source
 
 RECIPE_VERSION = 1
 """Raised when images are built in another way, so that existing ones are rebuilt."""
@@ -84,7 +84,8 @@ class Builder:
             case RegistrySource() | ArchiveSource():
                 self._apptainer(target, format_, str(source))
             case DockerfileSource():
-                raw = DockerfileBuild(self.folder, source, self._build_stage).run()
+                contained = (self._copy_base, self._run_contained) if os.geteuid() == 0 else None
+                raw = DockerfileBuild(self.folder, source, self._build_stage, contained).run()
                 if format_ == "directory":
                     raw.rename(target)
                 else:
@@ -94,6 +95,20 @@ class Builder:
 
     def _build_stage(self, target: Path, source: str, binds: Sequence[str], folder: Path) -> None:
         self._apptainer(target, "directory", source, _run_namespaces(), folder, binds)
+
+    def _copy_base(self, target: Path, source: Base | Path) -> None:
+        match source:
+            case Path():
+                self._run(
+                    ["cp", "--archive", "--reflink=auto", "--no-target-directory", "--", str(source), str(target)]
+                )
+            case SifSource(path):
+                self._from_sif(path, target, "directory")
+            case _:
+                self._apptainer(target, "directory", str(source))
+
+    def _run_contained(self, script: str, mounts: Mapping[str, Path]) -> None:
+        self._run(["/bin/sh", script], "contained", mounts=mounts)
 
     def _copy(self, source: Path) -> Path:
         if self.folder.resolve().is_relative_to(source.resolve()):
@@ -168,7 +183,13 @@ class Builder:
         self._run([apptainer(), "--nocolor", "build", *flags, str(target), source], namespaces, folder=folder)
 
     def _run(
-        self, argv: list[str], namespaces: Namespaces = "none", *, folder: Path | None = None, private: str = ""
+        self,
+        argv: list[str],
+        namespaces: Namespaces = "none",
+        *,
+        folder: Path | None = None,
+        private: str = "",
+        mounts: Mapping[str, Path] | None = None,
     ) -> Sequence[str]:
         lines: deque[str] = deque(maxlen=LINES_KEPT)
 
@@ -189,6 +210,7 @@ class Builder:
                 heard=heard,
                 inherited=(self.lock,),
                 namespaces=namespaces,
+                mounts=mounts,
             )
         except SandboxFailed as error:
             raise SandboxFailed(_hidden(error.message, private), **error.fields) from None

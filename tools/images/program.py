@@ -47,16 +47,18 @@ def run_program(
     heard: Callable[[str], None],
     inherited: Sequence[int] = (),
     namespaces: Namespaces = "none",
+    mounts: Mapping[str, Path] | None = None,
 ) -> None:
     """Run a program to its end; call `heard` with each line that it prints to standard output or error.
 
     It is killed with all that it started after `timeout_s`. `environment` is its whole environment; it and its children
-    inherit the descriptors `inherited`.
+    inherit the descriptors `inherited`. `mounts`, for `contained`: the folder of each target; that of `/` is the root.
     """
     name = os.path.basename(argv[0])  # noqa: PTH119 - of an argument
     last: deque[str] = deque(maxlen=LAST_LINES)
+    mounted = [f"{target}={source}" for target, source in (mounts or {}).items()]
     with subprocess.Popen(
-        [*GUARD, namespaces, *map(str, inherited), "--", *argv],
+        [*GUARD, namespaces, *map(str, inherited), *mounted, "--", *argv],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

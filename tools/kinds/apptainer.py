@@ -36,6 +36,9 @@ WRITABLE_BY_ROOT = tuple(
 """What root may write in /proc without any capability; see `proc(5)`."""
 
 
+HOSTS = "/etc/hosts"
+
+
 class ApptainerContainer(NamespacedContainer):
     kind = "apptainer"
     image_formats = frozenset({"directory", "sif"})
@@ -75,6 +78,8 @@ class ApptainerContainer(NamespacedContainer):
         for target in ("/tmp", "/var/tmp"):  # noqa: S108 - the sandbox's own
             arguments += _mount(str(self.path / "tmp"), target, writable=True)
         arguments += _mount(str(self.path / "shm"), "/dev/shm", writable=True)  # noqa: S108 - memory has no limit there
+        if not image.is_dir() or (image / HOSTS[1:]).is_file():
+            arguments += _mount(self._hosts(), HOSTS, writable=spec.writable == "disk")
         profile = self.path / "seccomp.json"
         profile.write_bytes(msgspec.json.encode(seccomp.profile()))
         arguments += ["--security", f"seccomp:{profile}"]
@@ -103,6 +108,14 @@ class ApptainerContainer(NamespacedContainer):
 
             image = unpacked(image, default_root().parent / "unpacked")
         return [*arguments, str(image)]
+
+    def _hosts(self) -> str:
+        """Return the path of the sandbox's own /etc/hosts: that of an image is empty, and `localhost` unknown."""
+        path = self.path / "hosts"
+        if not path.exists():  # a container that is started again keeps what its commands wrote
+            path.write_text(f"127.0.0.1 localhost {os.uname().nodename}\n::1 ip6-localhost ip6-loopback\n")
+            path.chmod(0o644)
+        return str(path)
 
     def _explained(self, words: str) -> str:
         if "fuse" not in words or self.spec.writable == "no":

@@ -5,7 +5,8 @@
     DELETE {url}                                                ends the session
 
 The session's id and the version of the protocol are headers. Redirects are not followed, since the key must not reach
-another address; nothing is unpacked, since a packed answer could be far larger than its size says.
+another address; nothing is unpacked, since a packed answer could be far larger than its size says. The key
+is hidden in all that a server says.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
+from ...system.logs import HIDDEN
 from ..processes.child import to_the_end
 from .session import MESSAGE_LIMIT_BYTES, Link
 
@@ -39,7 +41,7 @@ class HttpLink(Link):
     """
 
     def __init__(self, url: str, key: str = "") -> None:
-        self._url = url
+        self._url, self._key = url, key
         self._headers = {"Accept": f"{JSON}, {EVENTS}", "Accept-Encoding": "identity"}
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
@@ -91,7 +93,13 @@ class HttpLink(Link):
         try:
             await work
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            self.session.lost(f"cannot be reached: {type(error).__name__}: {error}")
+            self._lost(f"cannot be reached: {type(error).__name__}: {error}")
+
+    def _lost(self, problem: str) -> None:
+        self.session.lost(problem.replace(self._key, HIDDEN) if self._key else problem)
+
+    def _received(self, content: bytes) -> None:
+        self.session.received(content.replace(self._key.encode(), HIDDEN.encode()) if self._key else content)
 
     async def _post(self, message: bytes, number: int | None) -> None:
         if self._session is None:
@@ -104,17 +112,17 @@ class HttpLink(Link):
             if response.status == 202:
                 return
             if response.content_type == EVENTS and response.status == 200:
-                await self._events(response)
+                await self._events(response, number)
                 if number is not None and self.session.waits_for(number):
-                    self.session.lost("ended a stream without the answer")
+                    self._lost("ended a stream without the answer")
                 return
             content = await _whole(response)
             if content is None:
                 self.session.too_long(MESSAGE_LIMIT_BYTES)
             elif response.content_type == JSON and content.startswith(b"{"):
-                self.session.received(content)  # of status 400 and more as well: the error of a request
+                self._received(content)  # of status 400 and more as well: the error of a request
             if response.status != 200:
-                self.session.lost(_refusal(response, content or b""))
+                self._lost(_refusal(response, content or b""))
 
     async def _listen(self) -> None:
         if self._session is None:
@@ -125,24 +133,34 @@ class HttpLink(Link):
                 if response.status == 200 and response.content_type == EVENTS:
                     await self._events(response)
 
-    async def _events(self, response: aiohttp.ClientResponse) -> None:
-        """Pass on the data of a stream's events; an event ends with an empty line."""
-        buffer, dropping = bytearray(), False
-        async for piece in response.content.iter_any():
-            buffer += piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-            *events, rest = buffer.split(b"\n\n")
-            for event in events:
-                lines = [line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")]
-                if lines and any(lines) and not dropping:
-                    self.session.received(b"\n".join(lines))
-                dropping = False
-            buffer = bytearray() if dropping else bytearray(rest)
+    async def _events(self, response: aiohttp.ClientResponse, number: int | None = None) -> None:
+        """Pass on the data of a stream's events, which end with empty lines, up to the answer to a request."""
+        event, line, held, dropping = bytearray(), bytearray(), b"", False
+        async for read in response.content.iter_any():
+            piece = held + read
+            held = b"\r" if piece.endswith(b"\r") else b""  # its line feed may be in the next piece
+            piece = piece[: len(piece) - len(held)].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+            first, *others = piece.split(b"\n")
+            line += first
+            for following in others:
+                if line.startswith(b"data:"):
+                    event += b"\n" * bool(event) + line[5:].strip()
+                elif not line:
+                    if event and not dropping:
+                        self._received(bytes(event))
+                    event, dropping = bytearray(), False
+                    if number is not None and not self.session.waits_for(number):
+                        return  # some servers never end a stream
+                line = bytearray(following)
+            size = len(event) + len(line)
             if dropping:
-                self.session.dropped(len(rest))
-            elif len(buffer) > MESSAGE_LIMIT_BYTES:
+                self.session.dropped(size)
+            elif size > MESSAGE_LIMIT_BYTES:
                 dropping = True
-                self.session.too_long(len(buffer))
-                buffer.clear()
+                self.session.too_long(size)
+            if dropping:
+                event.clear()
+                line.clear()
 
 
 async def _whole(response: aiohttp.ClientResponse) -> bytes | None:

@@ -92,7 +92,7 @@ class McpTools:
         self._taken = set(taken)
         self._sessions: dict[McpSession, McpServer] = {}
         self.tools: dict[str, AnyTool] = {}
-        """By the names that the policy calls; it grows when a server adds tools."""
+        """By the names that the policy calls; it changes when a server adds or removes tools."""
         self._made: list[McpTool] = []
         self.output_limit_bytes = sandbox.spec.output_limit_bytes if sandbox is not None else OUTPUT_LIMIT_BYTES
 
@@ -140,7 +140,10 @@ class McpTools:
             elif known.listed != tool:
                 known.listed = tool
                 lines.append(f"Changed tool: {_described(known)}")
-        lines += [f"Tool that is gone: {tool.name}" for name, tool in before.items() if name not in now]
+        for gone in (tool for name, tool in before.items() if name not in now):
+            del self.tools[gone.name]
+            self._made.remove(gone)
+            lines.append(f"Tool that is gone: {gone.name}")
         return cut("".join(f"\n[{line}]" for line in lines), CHANGES_LIMIT_BYTES)
 
     async def close(self) -> None:
@@ -154,7 +157,10 @@ class McpTools:
             return ProgramLink(server, self._sandbox)
         if server.url not in self._allowed:
             known = ", ".join(self._allowed) or "none"
-            words = f"the MCP server {server.name}: {server.url} is not among the service's [[mcp]] addresses: {known}"
+            words = (
+                f"the MCP server {server.name}: {server.url} is not among the service's [[mcp]] addresses: {known}; "
+                "add it to the topology file, or give the server a command"
+            )
             raise InvalidJob(words, field="mcp")
         from .http import HttpLink  # imports aiohttp, which takes half of a process's start
 

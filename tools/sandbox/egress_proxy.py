@@ -8,13 +8,15 @@ which is checked like the first. `CONNECT` passes bytes on as they are, so the n
 connection carries one request, and a request must announce the length of its body.
 
 An address of this machine, of its links or of many hosts is refused even if its name is allowed, since a name server
-decides which address a name has. A policy that lists such an address allows it.
+decides which address a name has. A policy that lists such an address allows it, but for those at which clouds serve a
+machine's secrets.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
+import re
 import socket
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -39,11 +41,16 @@ CHUNK_BYTES = 64 * 1024
 CONNECTIONS = 256
 """Most connections of a sandbox at a time; as many more wait, and others are closed."""
 KEPT_REFUSALS = 20
+PUBLIC6 = ipaddress.IPv6Network("2000::/3")
+"""Where all public IPv6 addresses are; others may stand for an IPv4 address in some network."""
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
-OF_CLOUDS = (ipaddress.IPv4Network("168.63.129.16/32"), ipaddress.IPv4Network("192.0.0.0/24"))
-"""Public addresses at which clouds serve a machine's own secrets."""
+OF_CLOUDS = tuple(
+    map(ipaddress.ip_network, ("168.63.129.16/32", "192.0.0.0/24", "100.100.100.200/32", "fd00:ec2::254/128"))
+)
+"""Addresses, beside the link-local ones, at which clouds serve a machine's own secrets."""
 LOOKUPS = ThreadPoolExecutor(8, "resolve")
 """Slow name servers must not hold up other work of the process."""
+NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(\.(?!-)[a-z0-9_-]{1,63}(?<!-))*")
 HOP_HEADERS = ("proxy-", "connection:", "keep-alive:", "upgrade:", "te:", "trailer:")
 
 
@@ -74,7 +81,7 @@ class AllowedHosts:
         """Parse host names, `*.` and a domain, addresses, and networks.
 
         Raises:
-            ValueError: an entry has another form.
+            ValueError: an entry is none of these, such as a name with a port.
         """
         names, domains, networks = set(), [], []
         for entry in entries:
@@ -83,8 +90,9 @@ class AllowedHosts:
                 networks.append(ipaddress.ip_network(plain))
                 continue
             domain = plain.removeprefix("*.")
-            if not domain or not all(_is_label(label) for label in domain.split(".")):
-                raise ValueError(f"{entry!r} is no host name, `*.` and a domain, address, or network")
+            if not _is_name(domain):
+                ascii_form = "" if plain.isascii() else "; write it in its ASCII form, which begins with xn--"
+                raise ValueError(f"{entry!r} is no host name, `*.` and a domain, address, or network{ascii_form}")
             if plain == domain:
                 names.add(domain)
             else:
@@ -186,6 +194,8 @@ class EgressProxy:
             literal = ipaddress.ip_address(host)
         if literal is not None:
             found: Sequence[str] = [host]
+        elif not _is_name(host):  # the resolver would read less, or other characters
+            raise Refused("400 Bad Request", "the host is no ASCII name or address")
         elif not self.hosts.allows_name(host):
             self._note(host)
             raise Refused("403 Forbidden", f"the task does not allow the host {host}")
@@ -203,9 +213,12 @@ class EgressProxy:
 
     def _may_connect(self, address: Address, *, named: bool) -> bool:
         address = _plain(address)
+        if any(address in each for each in OF_CLOUDS):
+            return False
         if self.hosts.lists(address):
             return True
-        is_public = address.is_global and not address.is_multicast and not any(address in each for each in OF_CLOUDS)
+        is_public = address.is_global and not address.is_multicast
+        is_public = is_public and (address.version == 4 or address in PUBLIC6)
         return (named or self.hosts.every) and is_public and not _is_own(address)
 
     def _note(self, host: str) -> None:
@@ -241,9 +254,8 @@ def _is_own(address: Address) -> bool:
     return True
 
 
-def _is_label(label: str) -> bool:
-    plain = label.replace("-", "a")
-    return 0 < len(label) <= 63 and plain.isascii() and plain.isalnum() and label[0] != "-" != label[-1]
+def _is_name(name: str) -> bool:
+    return len(name) <= 253 and NAME.fullmatch(name) is not None
 
 
 async def _head(reader: asyncio.StreamReader) -> list[bytes]:

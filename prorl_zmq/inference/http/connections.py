@@ -66,7 +66,7 @@ class Connections:
             raise ConfigError(f"{url!r} is not an HTTP address; write it as http://HOST:PORT", key="url")
         self.url = url.rstrip("/")
         self._retry_s = retry_s
-        self._api_key = (api_key or "").encode()
+        self._api_key = api_key or ""
         self._closed = False
         # A few compressed bytes may expand to many: compression is neither requested nor unpacked.
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
@@ -160,7 +160,7 @@ class Connections:
                     raise EngineFailed(f"{self.url}{path} answers with more than {limit_bytes} bytes")
             content = b"".join(parts)
             if self._api_key and response.status != 200:  # a server may quote the rejected key
-                content = content.replace(self._api_key, HIDDEN.encode())
+                content = content.replace(self._api_key.encode(), HIDDEN.encode())
             return Answer(response.status, content, _seconds(response.headers.get("Retry-After")))
 
     def _failed(self, path: str, error: Exception | None = None) -> EngineFailed:
@@ -176,7 +176,9 @@ class Connections:
             case aiohttp.ServerDisconnectedError():
                 message = f"{self.url}{path} closed the connection without an answer"
             case _:
-                message = f"{self.url}{path} failed: {type(error).__name__}: {error}"
+                words = str(error)  # aiohttp quotes what is not HTTP
+                words = words.replace(self._api_key, HIDDEN) if self._api_key else words
+                message = f"{self.url}{path} failed: {type(error).__name__}: {words}"
         return EngineFailed(message, unreachable=True)
 
 

@@ -1,19 +1,14 @@
 """OpenEnv: a server's environments over WebSocket, one session per rollout. Runs in the service's own interpreter.
 
-PRORL_OPENENV names the servers: `NAME=URL NAME=URL`. An instance's args:
-
-- `server`: a name among these; may be left out if there is one.
-- `reset`: further arguments of the environment's `reset`.
-- `field`: the field of an action that the policy's text goes into; by default the only field that is required.
-- `show`: the field of an observation that the policy sees; by default its only field, else all as JSON.
-
-An environment with tools, or with actions of several required fields, is played by function calls; a text ends it.
+PRORL_OPENENV names the servers: `NAME=URL NAME=URL`. `docs/openenv.md` describes an instance's args. An environment
+with tools, or with actions of several required fields, is played by function calls; a text ends it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import AsyncExitStack
 from typing import Any
 
 import aiohttp
@@ -26,51 +21,44 @@ WAIT_S = 1.0
 TOOL_ACTIONS = ("CallToolAction", "ListToolsAction", "Action")
 
 
-async def _read(socket: aiohttp.ClientWebSocketResponse, frames: asyncio.Queue[aiohttp.WSMessage]) -> None:
-    while not socket.closed:
-        frames.put_nowait(await socket.receive())
-
-
 class OpenEnv:
     limit_s = 600.0
     """A session may wait for another one's end."""
-    reading: asyncio.Task[None] | None = None
 
     async def open(self, args: dict[str, Any], seed: int | None) -> dict[str, Any]:
-        url = named_server(VARIABLE, args.get("server", ""))
-        self.show, self.field = args.get("show"), args.get("field", "")
-        self.http = aiohttp.ClientSession(url)
+        self.show, self.field, self.opened = args.get("show"), args.get("field", ""), AsyncExitStack()
+        session = aiohttp.ClientSession(named_server(VARIABLE, args.get("server", "")))
         try:
+            self.http = await self.opened.enter_async_context(session)
             async with self.http.get("schema", raise_for_status=True) as answer:
                 action = (await answer.json())["action"]
             seen = await self._reset({**args.get("reset", {}), **({} if seed is None else {"seed": seed})})
-            tools = await self._tools(action)
+            return {"observations": {"main": self._text(seen) or "Begin."}, "tools": await self._tools(action)}
         except BaseException:
             await self.close()
             raise
-        return {"observations": {"main": self._text(seen) or "Begin."}, "tools": tools}
 
     async def _reset(self, data: dict[str, Any]) -> dict[str, Any]:
         while True:
-            self.socket = await self.http.ws_connect("ws")
+            self.socket = await self.opened.enter_async_context(self.http.ws_connect("ws"))
             self.frames = asyncio.Queue[aiohttp.WSMessage]()
             # It reads always: the server's pings are answered only by who reads, and a turn may take minutes.
             self.reading = asyncio.create_task(_read(self.socket, self.frames))
-            seen = await self._ask("reset", data)
-            if seen.get("code") != "CAPACITY_REACHED":
-                return _whole(seen)
-            await self._end_session()
+            seen = await self._ask("reset", data, "CAPACITY_REACHED")
+            if "code" not in seen:
+                return seen
+            await self.socket.close()
             await asyncio.sleep(WAIT_S)  # the server has no queue; the limit of `open` ends the wait
 
     async def _tools(self, action: dict[str, Any]) -> list[dict[str, Any]]:
         if action.get("title") in TOOL_ACTIONS:
-            listed = _whole(await self._ask("step", {"type": "list_tools"}))["observation"]["tools"]
-            return [_function(tool["name"], tool["description"], tool["input_schema"]) for tool in listed]
-        if len(required := action.get("required", ())) == 1:
-            self.field = self.field or required[0]
+            listed = (await self._ask("step", {"type": "list_tools"}))["observation"]["tools"]
+            return [{**tool, "parameters": tool["input_schema"]} for tool in listed]
+        required = action.get("required", ())
+        self.field = self.field or (required[0] if len(required) == 1 else "")
         fields = {name: about for name, about in action["properties"].items() if name != "metadata"}
-        acts = _function("act", action.get("description", "Act."), {**action, "properties": fields})
-        return [] if self.field else [acts]
+        act = {"name": "act", "description": action.get("description", "Act.")}
+        return [] if self.field else [{**act, "parameters": {**action, "properties": fields}}]
 
     async def step(self, player: str, text: str) -> dict[str, Any]:
         return await self._take(player, {self.field: text}) if self.field else {"done": True}
@@ -80,20 +68,22 @@ class OpenEnv:
         return await self._take(player, arguments if name == "act" else tool)
 
     async def _take(self, player: str, action: dict[str, Any]) -> dict[str, Any]:
-        seen = await self._ask("step", action)
-        if seen.get("code") == "VALIDATION_ERROR":
+        seen = await self._ask("step", action, "VALIDATION_ERROR")
+        if "code" in seen:
             wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in seen.get("errors", ()))
             return {"observations": {player: f"This is not a valid action: {wrong or seen['message']}"}}
-        reward = _whole(seen)["reward"]
-        rewards = {} if reward is None else {player: float(reward)}
+        rewards = {} if seen["reward"] is None else {player: seen["reward"]}
         return {"observations": {player: self._text(seen)}, "rewards": rewards, "done": seen["done"]}
 
-    async def _ask(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
+    async def _ask(self, kind: str, data: dict[str, Any], expected: str = "") -> dict[str, Any]:
+        """Return the data of an answer; an error that is not `expected` is raised."""
         await self.socket.send_json({"type": kind, "data": data})
         frame = await self.frames.get()
         if frame.type != aiohttp.WSMsgType.TEXT:
             raise ConnectionError(f"the OpenEnv server ended the session: {frame.data or frame.type.name}")
         answer: dict[str, Any] = json.loads(frame.data)["data"]
+        if answer.get("code", expected) != expected:
+            raise RuntimeError(f"the OpenEnv environment failed: {answer['code']}: {answer.get('message')}")
         return answer
 
     def _text(self, seen: dict[str, Any]) -> str:
@@ -107,22 +97,9 @@ class OpenEnv:
         return only if isinstance(only, str) else json.dumps(only, ensure_ascii=False) if fields else ""
 
     async def close(self) -> None:
-        await self._end_session()
-        await self.http.close()
-
-    async def _end_session(self) -> None:
-        if self.reading is not None:
-            self.reading.cancel()
-            await asyncio.wait({self.reading})
-            self.reading = None
-            await self.socket.close()
+        await self.opened.aclose()
 
 
-def _function(name: str, description: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    return {"name": name, "description": description, "parameters": parameters}
-
-
-def _whole(seen: dict[str, Any]) -> dict[str, Any]:
-    if "code" in seen:
-        raise RuntimeError(f"the OpenEnv environment failed: {seen['code']}: {seen.get('message')}")
-    return seen
+async def _read(socket: aiohttp.ClientWebSocketResponse, frames: asyncio.Queue[aiohttp.WSMessage]) -> None:
+    while not socket.closed:
+        frames.put_nowait(await socket.receive())

@@ -1,13 +1,11 @@
 """verifiers 0.4 (v1): rollouts of a taskset on its own `EnvServer`, which calls the model itself.
 
-An instance's args:
-
-- `taskset`: the id of an installed taskset, or its configuration with `id`.
-- `task`: the number of a task in the taskset, from 0, or the data of one.
-- `env`: further keys of the environment's configuration, such as `id`, or `agent` with `harness` and `max_turns`.
+An instance's args: `taskset`, the id of an installed taskset, or its configuration with `id`; `task`, the number of a
+task in the taskset, from 0, or the data of one; `env`, further keys of the environment's configuration, such as `id`,
+or `agent` with `harness` and `max_turns`.
 
 Seats run as processes of this machine unless `env` names another `runtime`. The reward is that of the trainable traces,
-on average if they are several; `rewards` has each seat's.
+on average if they are several; then the metric `reward of SEAT` has each seat's.
 """
 
 from __future__ import annotations
@@ -55,13 +53,9 @@ class Verifiers:
         trained = [trace for trace in episode.traces if trace.agent.trainable]
         if not trained:
             return {"reward": 0.0, "error": "no seat of the environment is trainable"}
-        seats = {trace.agent.name or "main": trace.reward for trace in trained}
-        metrics = {name: value for trace in trained for name, value in trace.metrics.items() if value is not None}
-        return {
-            "reward": fmean(trace.reward for trace in trained),
-            "rewards": seats if len(seats) > 1 else {},
-            "metrics": metrics,
-        }
+        seats = {f"reward of {trace.agent.name}": trace.reward for trace in trained} if len(trained) > 1 else {}
+        metrics = {name: value for trace in trained for name, value in trace.metrics.items()}
+        return {"reward": fmean(trace.reward for trace in trained), "metrics": {**seats, **metrics}}
 
 
 def _check(config: Any) -> None:

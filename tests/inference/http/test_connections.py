@@ -244,6 +244,25 @@ def test_a_key_that_a_server_quotes_is_in_no_error(serving: Any) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    "said", [b"HTTP/1.1 secret\r\n\r\n", b"HTTP/1.1 200 OK\r\nx\x01secret\r\n\r\n", b"secret\r\n\r\n"]
+)
+def test_a_key_in_what_is_no_http_is_in_no_error(said: bytes) -> None:
+    async def main() -> None:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"{}")
+            writer.write(said)
+            writer.close()
+
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            connections = Connections(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", api_key="secret")
+            with pytest.raises(EngineFailed, match=r"\[secret\]"):
+                await connections.generate("/generate", b"{}")
+            await connections.close()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("url", ["gpu-7:8000", "tcp://gpu-7:8000", "http://", "https:///path", ""])
 def test_an_address_that_is_none_is_refused(url: str) -> None:
     async def main() -> None:

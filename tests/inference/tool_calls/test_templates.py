@@ -5,14 +5,20 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from transformers.utils import chat_template_utils
+from support.later import Later
 
 from prorl_zmq.inference.tool_calls.call import ToolCall
 from prorl_zmq.inference.tool_calls.formats import FORMS
 
+if TYPE_CHECKING:
+    from transformers.utils import chat_template_utils
+else:
+    chat_template_utils = Later("transformers.utils.chat_template_utils")
+
+pytestmark = pytest.mark.xdist_group("transformers")
 TEMPLATES = Path(__file__).parents[4] / "shared" / "chat_templates"
 FORM_OF = {
     "apertus": "apertus",

@@ -5,9 +5,12 @@ import contextlib
 import json
 import os
 import random
+import socket
 import sys
 import time
 import urllib.request
+from decimal import Decimal
+from fractions import Fraction
 
 
 class Guess:
@@ -149,6 +152,59 @@ class Strange:
     def surrogates(self, result):
         return {"observations": {"main": "a\ud800b"}}
 
+    def raises_without_words(self, result):
+        class Wordless(Exception):
+            def __str__(self):
+                raise RuntimeError
+
+        raise Wordless
+
+    def raises_half_a_pair(self, result):
+        raise RuntimeError("a\ud800b")
+
+    def raises_unheard(self, result):
+        sys.stderr.close()
+        raise RuntimeError("nobody listens")
+
+    def huge_together(self, result):
+        return {"observations": {str(player): "\U0001f600" * 999_999 for player in range(17)}}
+
+    def says_nothing(self, result):
+        return {"observations": {"main": []}}
+
+    def names_a_tool_wrongly(self, result):
+        return {**result, "tools": [{"name": "look <here>"}]}
+
+    def names_tools_alike(self, result):
+        tools = [{"name": "look", "players": [player]} for player in ("white", "black")]
+        return {**result, "tools": [*tools, tools[0]]}
+
+    def nests(self, result):
+        schema = {}
+        for _ in range(100_000):
+            schema = {"items": schema}
+        return {**result, "tools": [{"name": "look", "parameters": schema}]}
+
+    def beyond_float32(self, result):
+        return {"rewards": {"main": 10**400}}
+
+    def many_kinds_of_numbers(self, result):
+        return {"rewards": {"main": Decimal("0.5"), "other": True}, "info": {"huge": 10**400, "half": Fraction(1, 2)}}
+
+    def writes_to_the_socket(self, result):
+        """Write half a frame where the answers go, as a package does that writes to whatever descriptor is open."""
+        for number in range(3, 64):
+            with contextlib.suppress(OSError):
+                socket.socket(fileno=os.dup(number)).send(b"\xff\xff")
+        return result
+
+    def answers_twice(self, result):
+        frame = b'{"n": 3, "value": {"done": 7}}'  # the third call of the worker is this one
+        for number in range(3, 64):
+            with contextlib.suppress(OSError):
+                socket.socket(fileno=os.dup(number)).send(len(frame).to_bytes(4, "little") + frame)
+        return result
+
     def nan(self, result):
         return {"rewards": {"main": float("nan")}}
 
@@ -163,6 +219,18 @@ class Strange:
 
     def no_text(self, result):
         return {"observations": {"main": 5}}
+
+    def is_silent(self, result):
+        return {}
+
+    def rewards_a_stranger(self, result):
+        return {"rewards": {"player_0": 1.0}, "done": True}
+
+    def says_a_lot(self, result):
+        self.said = getattr(self, "said", 0) + 100
+        told = range(self.said, self.said + 30)
+        info = {f"{'n' * 200} {number}": number for number in told} | {f"text {number}": "t" for number in told}
+        return {**result, "info": info, "done": self.said == 1000}
 
     def masks(self, result):
         return {"mask": "the judge was away"}
@@ -200,12 +268,38 @@ class Program:
         return {"reward": -2, "turn_rewards": [-2.5, 0.5], "metrics": {"models": len(models), "seed": seed}}
 
 
+class Hasty(Guess):
+    limit_s = 0
+
+
 class Halves:
     """Lacks `close`."""
 
     def open(self, args, seed): ...
 
     def step(self, player, text): ...
+
+
+def asked(url, key, model, messages):
+    request = urllib.request.Request(f"{url}/chat/completions")
+    request.add_header("Authorization", f"Bearer {key}")
+    request.add_header("Content-Type", "application/json")
+    request.data = json.dumps({"model": model, "messages": messages}).encode()
+    with urllib.request.urlopen(request, timeout=30) as response:
+        return json.load(response)["choices"][0]["message"]
+
+
+class Players:
+    """Two players that say the same, each at an address with its name."""
+
+    def run(self, url, key, models, args, seed):
+        del seed
+        heard = {"white": [{"role": "user", "content": "Your move."}], "black": [{"role": "user", "content": "Go."}]}
+        for _ in range(2):
+            for player, messages in heard.items():
+                answer = asked(f"{url}/c/{player}", key, models[0], messages)
+                messages += [answer, {"role": "user", "content": "And now?"}]
+        return {"reward": 1.0, "rewards": args.get("rewards", {"white": 1.0, "black": -1.0})}
 
 
 class Caller:
@@ -215,12 +309,7 @@ class Caller:
         del seed
         messages, said = [{"role": "user", "content": "Say one."}], ""
         while len(messages) < 5 and not args.get("silent"):
-            request = urllib.request.Request(f"{url}/chat/completions")
-            request.add_header("Authorization", f"Bearer {key}")
-            request.add_header("Content-Type", "application/json")
-            request.data = json.dumps({"model": models[0], "messages": messages}).encode()
-            with urllib.request.urlopen(request, timeout=30) as response:
-                answer = json.load(response)["choices"][0]["message"]
+            answer = asked(url, key, models[0], messages)
             said += answer["content"]
             messages += [answer, {"role": "user", "content": "Say more."}]
         rewards = dict.fromkeys(args.get("rewards", ()), -2.5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -15,7 +16,11 @@ from support.waiting import until, until_async
 
 from prorl_zmq.errors import EnvironmentFailed
 from prorl_zmq.stages.environments.environment_pool import EnvironmentPool, Message
+from prorl_zmq.stages.environments.environment_store import EnvironmentStore
 from prorl_zmq.stages.environments.environment_worker import EnvironmentPlace
+
+sys.path.append(str(Path(__file__).parent))
+from offered import offer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -172,6 +177,16 @@ def failing(does: str) -> EnvironmentFailed:
         (".typo", "step returned the unknown entry 'terminated'; known are observations, rewards, done"),
         ("no_text", "open returned 5 as what main sees; a text or a list of messages is allowed"),
         ("unheard_of", "open raised AttributeError"),
+        (".raises_without_words", r"step raised Wordless: its text raised RuntimeError \("),
+        (".raises_half_a_pair", r"step raised RuntimeError: a\?b \("),
+        (".raises_unheard", r"step raised RuntimeError: nobody listens \("),
+        ("huge_together", "an answer of 68,.* bytes; at most 67,108,864 are allowed"),
+        ("says_nothing", r"open returned \[\] as what main sees; a text or a list of messages is allowed"),
+        ("names_a_tool_wrongly", "open returned the tool {'name': 'look <here>'}; it needs a name of letters, digits"),
+        ("names_tools_alike", "open returned two tools named look for white"),
+        ("nests", "open returned tools that JSON cannot carry: maximum recursion depth"),
+        (".answers_twice", "the answer to step is none: Expected `bool`, got `int`"),
+        (".beyond_float32", "step returned 10* as the reward of main; a finite number is allowed"),
     ],
 )
 def test_what_is_not_allowed_ends_its_rollout_alone(does: str, said: str) -> None:
@@ -191,6 +206,7 @@ def test_an_environment_asks_for_another_try() -> None:
         (".dies", "died", "its worker ended with exit code 7; the end of its output: last words"),
         (".hangs", "hung", "its worker did not answer for 1 s"),
         (".prints_without_end", "hung", "did not answer for 1 s; the end of its output: .*spam"),
+        (".writes_to_the_socket", "hung", "did not answer for 1 s"),
     ],
 )
 def test_a_worker_that_dies_or_hangs_costs_its_rollouts_the_attempt(does: str, reason: str, said: str) -> None:
@@ -214,6 +230,29 @@ def test_prints_forks_and_children_do_not_touch_the_frames() -> None:
 
     child = pooled(use)
     until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE, "its end")
+
+
+def test_numbers_of_any_type_are_rewards_and_what_is_too_large_is_no_info() -> None:
+    async def use(pool: EnvironmentPool) -> None:
+        async with pool.rollout(place("Strange"), "a") as world:
+            await world.open({"does": ".many_kinds_of_numbers"}, None)
+            step = await world.step("main", "a")
+            assert (step.rewards, step.info) == ({"main": 0.5, "other": 1.0}, {"half": 0.5})
+
+    pooled(use)
+
+
+def test_an_environment_that_is_installed_anew_is_played_by_new_workers(tmp_path: Path) -> None:
+    async def use(pool: EnvironmentPool) -> None:
+        for game in ("chess", "go"):
+            world = tmp_path / "world.py"
+            world.write_text(WORLDS.read_text().replace("Guess my number", game))
+            shutil.rmtree(tmp_path / "guess", ignore_errors=True)
+            offer(tmp_path, "guess", f"{world}:Guess")
+            async with pool.rollout(EnvironmentStore(tmp_path).place("guess"), "a") as playing:
+                assert (await playing.open({}, 1)).observations == {"main": f"{game}."}
+
+    pooled(use)
 
 
 def test_who_killed_its_worker_has_one_of_its_own_next() -> None:
@@ -317,6 +356,7 @@ def test_a_program_gets_its_model_and_gives_rewards_by_turn() -> None:
     ("where", "said"),
     [
         (place("Guess", "/nowhere/python"), "cannot be started: /nowhere/python: No such file"),
+        (place("Hasty"), r"limit_s is 0\.0; a number of seconds is allowed"),
         (place("Halves"), "has no method close: an adapter has open, step and close, or run"),
         (place("Nothing"), "the import raised AttributeError: .*Nothing"),
         (EnvironmentPlace("x", sys.executable, "no_such_module:World"), "the import raised ModuleNotFoundError"),

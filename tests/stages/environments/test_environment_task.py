@@ -14,6 +14,7 @@ from prorl_zmq import Job, Outcome, Role, Sampling
 from prorl_zmq.stages.handlers.environment import EnvironmentHandler
 from prorl_zmq.testing import LocalService, say, tool_call
 from prorl_zmq.testing.scripted_engine import tokens_of
+from prorl_zmq.wire.messages.base import NOTES_LIMIT
 from prorl_zmq.wire.messages.jobs import EpisodeLimits
 
 sys.path.append(str(Path(__file__).parent))
@@ -30,7 +31,7 @@ WORLDS = Path(__file__).with_name("strange_worlds.py")
 @pytest.fixture
 def environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PRORL_ENVIRONMENTS", str(tmp_path))
-    for name in ("Both", "Guess", "Duel", "Strange", "Caller"):
+    for name in ("Both", "Guess", "Duel", "Strange", "Caller", "Players"):
         offer(tmp_path, name.lower(), f"{WORLDS}:{name}")
     return tmp_path
 
@@ -131,6 +132,37 @@ def test_rollouts_of_a_dead_worker_are_tried_again_and_none_is_rewarded() -> Non
     assert trajectory.result.attempt == 3
 
 
+@pytest.mark.parametrize(
+    ("does", "said"),
+    [
+        (".is_silent", "it has not ended, and no player sees anything to answer"),
+        (".rewards_a_stranger", "all its rewards are for player_0, and its players are main"),
+    ],
+)
+@pytest.mark.usefixtures("environments")
+def test_what_would_be_a_reward_by_mistake_is_none(does: str, said: str) -> None:
+    (trajectory,) = played(say("a"), {"environment": "strange", "args": {"does": does}})
+    assert (trajectory.outcome, trajectory.reward) == (Outcome.INFRASTRUCTURE_ERROR, None)
+    assert f"the environment strange: {said}" in str(trajectory.error)
+
+
+@pytest.mark.usefixtures("environments")
+def test_no_environment_says_more_than_a_result_can_have() -> None:
+    (trajectory,) = played(say(*"a" * 10), {"environment": "strange", "args": {"does": ".says_a_lot"}})
+    assert (trajectory.outcome, trajectory.reward, trajectory.error) == (Outcome.COMPLETED, 5.0, None)
+    notes = trajectory.result.notes
+    assert len(notes) == NOTES_LIMIT
+    assert notes["text 100"] == "t"
+    assert "text 129: t" in notes["more info"]
+
+
+@pytest.mark.usefixtures("environments")
+def test_a_tool_that_the_environment_lacks_is_named() -> None:
+    (trajectory,) = played(say("a"), {"environment": "duel", "tools": ["look", "lok"]})
+    assert trajectory.outcome == Outcome.FAILED
+    assert "the environment duel has no tool lok; it has look" in str(trajectory.error)
+
+
 def test_an_environment_that_is_not_there_is_named(environments: Path) -> None:
     shutil.rmtree(environments / "guess")
     (trajectory,) = played(say("a"), {"environment": "guess"})
@@ -150,6 +182,28 @@ def test_programs_call_the_model_at_an_address_of_their_own() -> None:
         assert roles(trajectory).count(Role.ASSISTANT) == 2
         assert trajectory.result.turn_rewards == ((len(trajectory.turns) - 1, -2.5),)
         assert trajectory.result.metrics["said"] == 6.0
+
+
+@pytest.mark.usefixtures("environments")
+def test_players_of_a_program_are_conversations_with_rewards_of_their_own() -> None:
+    (trajectory,) = played(say(*"abcd"), {"environment": "players"}, group_id="g")
+    assert (trajectory.outcome, trajectory.reward, trajectory.error) == (Outcome.COMPLETED, 1.0, None)
+    white, black = trajectory.split()
+    assert [(one.group_id, one.reward) for one in (white, black)] == [("g/white", 1.0), ("g/black", -1.0)]
+    for part, letters in ((white, "ac"), (black, "bd")):
+        said = part.token_ids[part.loss_mask]
+        assert said.tolist() == [token for letter in letters for token in tokens_of(letter)]
+        assert roles(part) == [Role.USER, Role.ASSISTANT] * 2
+        assert len(part.segments()) == 1
+
+
+@pytest.mark.usefixtures("environments")
+def test_a_reward_of_a_player_who_never_spoke_is_refused_by_name() -> None:
+    instance = {"environment": "players", "args": {"rewards": {"white": 1.0, "grey": 1.0}}}
+    (trajectory,) = played(say(*"abcd"), instance)
+    assert trajectory.outcome == Outcome.FAILED
+    assert trajectory.error is not None
+    assert "a reward for the conversation 'grey'; the rollout has: white, black" in trajectory.error.message
 
 
 @pytest.mark.usefixtures("environments")

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from openenv_server import CALL, GUESS, MOVE, OpenEnvServer
+from openenv_server import ADD, CALL, GUESS, MOVE, OpenEnvServer
 from support.loops import on_a_loop
 from support.waiting import until_async
 
@@ -70,7 +70,7 @@ async def test_tools_of_the_environment(named):
         named(sums=server)
         world = OpenEnv()
         (tool,) = (await world.open({}, None))["tools"]
-        assert tool == {"name": "add", "description": "Add two numbers.", "parameters": {"type": "object"}}
+        assert tool == {**ADD, "parameters": {"type": "object"}}
         assert (await world.call("main", "add", {"a": 2, "b": 3}))["observations"] == {"main": "5"}
         assert await world.step("main", "It is 5.") == {"done": True}
         await world.close()

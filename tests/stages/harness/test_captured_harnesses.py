@@ -26,8 +26,8 @@ from prorl_zmq.model_proxy import event_writer, server
 from prorl_zmq.model_proxy.calls import CallRefused, Problem
 from prorl_zmq.stages.episode import Episode, JobPolicy
 from prorl_zmq.stages.harness.adapter import load_adapter
+from prorl_zmq.stages.harness.chosen_harness import ChosenHarness
 from prorl_zmq.stages.harness.harness_model import HarnessModel
-from prorl_zmq.stages.harness.rollout import ChosenHarness
 from prorl_zmq.testing import tool_call
 from prorl_zmq.tools.containers.specification import SandboxSpec
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes

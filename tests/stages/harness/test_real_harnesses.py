@@ -15,8 +15,8 @@ from needed import lacking, usable
 from prorl_zmq.errors import ConfigError
 from prorl_zmq.inference.chat.embedded_chat import EmbeddedChatFormat
 from prorl_zmq.stages.harness.adapter import PyPI, load_adapter
+from prorl_zmq.stages.harness.chosen_harness import ChosenHarness
 from prorl_zmq.stages.harness.harness_store import HarnessStore
-from prorl_zmq.stages.harness.rollout import ChosenHarness
 from prorl_zmq.stages.harness.trial import try_harness
 from prorl_zmq.stages.package_installer import find_python
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes

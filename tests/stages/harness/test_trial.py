@@ -16,8 +16,8 @@ from captured import segments_of
 
 from prorl_zmq.inference.chat.embedded_chat import EmbeddedChatFormat
 from prorl_zmq.stages.harness.adapter import load_adapter
+from prorl_zmq.stages.harness.chosen_harness import ChosenHarness
 from prorl_zmq.stages.harness.harness_store import HarnessStore
-from prorl_zmq.stages.harness.rollout import ChosenHarness
 from prorl_zmq.stages.harness.trial import PROMPT, Trial, try_harness
 from prorl_zmq.stages.package_installer import PackageInstaller
 from prorl_zmq.wire.messages.jobs import Harness

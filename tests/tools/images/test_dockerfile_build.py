@@ -139,6 +139,49 @@ def _on_top(store: ImageStore, below: Path, tmp_path: Path) -> None:
     shutil.rmtree(file.parent)
 
 
+HOSTILE = r"""FROM small AS one
+COPY word /tmp/word
+FROM one
+COPY --from=other /etc/word /other
+RUN cat /tmp/word > /seen
+RUN cat /proc/*/environ /proc/*/rootFOLDER/secret > /leaked 2> /dev/null; \
+    for place in /root /tmp /var/tmp FOLDER /proc/1/root/root /proc/1/rootFOLDER /proc/$PPID/root/root; do \
+        (mkdir -p $place; echo x > $place/MARK) 2> /dev/null; done; \
+    for each in /.prorl /.prorl/*; do \
+        mount -o remount,rw,bind $each && echo x > $each/MARK; done 2> /dev/null; \
+    for each in /proc/sys /sys /dev /tmp /var/tmp /root; do umount -l $each; echo x > $each/MARK; done 2> /dev/null; \
+    mount -o remount,rw,bind /proc/sys; echo x > /proc/sys/kernel/core_pattern; \
+    mknod /disk b 254 0 || echo no device; kill -9 HOSTS_PID; true
+"""
+
+
+@needs_root
+def test_a_run_of_roots_changes_and_reads_nothing_outside_of_its_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of base images, the machine's folders and its kernel's settings stay as they were."""
+    programs = (*PROGRAMS, "mknod", "mount", "umount", "kill")
+    bases = {name: tiny_root_filesystem(tmp_path / name, *programs) for name in ("small", "other")}
+    file, mark = tmp_path / "environment" / "Dockerfile", f"planted-{os.getpid()}"
+    file.parent.mkdir()
+    (file.parent / "word").write_text("hello\n")
+    (tmp_path / "secret").write_text("secret")
+    monkeypatch.setenv("SERVICE_KEY", "secret")
+    text = HOSTILE.replace("FOLDER", str(tmp_path)).replace("MARK", mark).replace("HOSTS_PID", str(os.getpid()))
+    file.write_text(text)
+    pattern = Path("/proc/sys/kernel/core_pattern")
+    before = pattern.read_bytes()
+    sources = {name: parse_base(str(path)) for name, path in bases.items()}
+    root = ImageStore(tmp_path / "images").build(str(file), "mine", bases=sources).image.path
+    assert pattern.read_bytes() == before
+    places = (Path.home(), Path("/tmp"), Path("/var/tmp"), tmp_path, file.parent, *bases.values())
+    assert [place for place in places if (place / mark).exists()] == []
+    assert ((root / "root" / mark).read_text(), (root / "seen").read_text()) == ("x\n", "hello\n")
+    assert (root / "other").read_text() == "hello\n"
+    assert "secret" not in (root / "leaked").read_text()
+    assert not (root / "disk").exists()
+
+
 @needs_root
 def test_an_unprivileged_user_builds(user_folder: Path) -> None:
     tiny_root_filesystem(user_folder / "base", *PROGRAMS)
@@ -147,13 +190,15 @@ def test_an_unprivileged_user_builds(user_folder: Path) -> None:
     (environment / "word").write_text("hello\n")
     (environment / "Dockerfile").write_text(
         "FROM small AS one\nWORKDIR /app\nCOPY word .\n"
-        "FROM small\nCOPY --from=one /app /app\nRUN cat /app/word > /seen\n"
+        "FROM small\nCOPY --from=one /app /app\nRUN cat /app/word > /seen && cp /seen /tmp/planted-by-a-user\n"
     )
     subprocess.run(["chown", "-R", f"{USER}:{USER}", str(user_folder)], check=True)
     build = [*IMAGE, "build", "environment/Dockerfile", "--name", "mine", "--images", "images", "--base", "small=base"]
     done = python_as_user(user_folder, *build)
     assert done.returncode == 0, done.stderr
-    assert (user_folder / "images" / "mine" / "seen").read_text() == "hello\n"
+    root = user_folder / "images" / "mine"
+    assert (root / "seen").read_text() == (root / "tmp" / "planted-by-a-user").read_text() == "hello\n"
+    assert not Path("/tmp/planted-by-a-user").exists()
 
 
 def write_archive(root: Path, folder: Path) -> tuple[str, str]:

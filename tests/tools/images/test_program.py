@@ -89,3 +89,38 @@ def test_root_of_a_user_namespace_has_all_capabilities_and_all_users(tmp_path: P
     assert run(tmp_path, script, namespaces="user") == ["False"]
     assert ((tmp_path / "file").stat().st_uid, (tmp_path / "file").stat().st_gid) == (42, 43)
     assert run(tmp_path, f"{sys.executable} -P -c '{ask}'") == [str(root_lacks_capabilities())]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root contains programs so")
+def test_nothing_outlives_a_contained_program(
+    tiny: Path, tmp_path: Path, survivors: Callable[[str], list[str]]
+) -> None:
+    inputs = tmp_path / "inputs"
+    (inputs / "old").mkdir(parents=True)
+    (tiny / ".prorl").mkdir()
+
+    def contained(script: str, timeout_s: float = 30) -> None:
+        run_program(
+            ["/bin/sh", "-c", script],
+            folder=tmp_path,
+            environment=dict(os.environ),
+            timeout_s=timeout_s,
+            heard=print,
+            namespaces="contained",
+            mounts={"/": tiny, "/.prorl": inputs},
+        )
+
+    contained("sleep 86423 & (trap '' TERM; sleep 86423) & test ! -e /.prorl/old/etc")
+    assert survivors("sleep 86423") == []
+    with pytest.raises(SandboxFailed, match="took longer than 1 s"):
+        contained("trap '' TERM INT; sleep 86423 & sleep 86423", 1)
+    assert survivors("sleep 86423") == []
+    with pytest.raises(SandboxFailed, match="sh failed with exit code 3: it broke"):
+        contained("echo it broke; exit 3")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has such namespaces")
+def test_a_machine_without_user_namespaces_is_named(tmp_path: Path) -> None:
+    guard = f"{sys.executable} -P -m {run_program.__module__.rpartition('.')[0]}.guard contained /={tmp_path} -- true"
+    with pytest.raises(SandboxFailed, match=r"no namespaces for true: .*; allow user namespaces to root"):
+        run(tmp_path, f"echo 0 > /proc/sys/user/max_user_namespaces && tail -f /dev/null | {guard}", namespaces="user")

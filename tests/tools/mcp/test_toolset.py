@@ -159,6 +159,21 @@ def test_tools_that_change_are_told_with_the_next_answer_and_new_ones_can_be_cal
         "[Tool that is gone: old]",
     ]
     assert (second, third) == ("{}", "{}")
+    assert [*tools.tools] == ["add", "same", "shop_new"]
+
+
+def test_a_server_whose_tools_always_change_has_no_more_than_it_lists() -> None:
+    changed = {"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}
+    link = ScriptedLink([tool("add")], before={"tools/call": [changed], "tools/list": [changed]})
+    tools = Servers(server("shop"), links={"shop": link})
+
+    async def use() -> list[str]:
+        for number in range(5):
+            link.pages = [[tool("add"), *(tool(f"tool_{number}_{n}") for n in range(100))]]
+            assert len(await tools.tools["add"]({}, 1)) < 10_000
+        return [*tools.tools]
+
+    assert opened(tools, use) == ["add", *(f"tool_4_{n}" for n in range(100))]
 
 
 def test_one_server_that_fails_ends_the_others() -> None:

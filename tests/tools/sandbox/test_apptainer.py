@@ -46,6 +46,25 @@ def test_the_images_own_variables_are_kept(sandboxes: Sandboxes, small_image: Pa
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("kind", ["apptainer"], indirect=True)
+def test_localhost_has_an_address(sandboxes: Sandboxes, small_image: Path) -> None:
+    (small_image / "etc" / "hosts").write_text("")
+    look = ["bash", "-c", ": < /dev/tcp/localhost/9; cat /etc/hosts"]
+
+    async def main() -> None:
+        for writable in ("no", "disk"):
+            spec = SandboxSpec(image=str(small_image), writable=writable, fakeroot=writable == "disk")
+            sandbox = await sandboxes.create(writable, spec)
+            assert b"Connection refused" in (await sandbox.exec(look, 60)).stderr
+            await sandbox.exec(["bash", "-c", "echo 127.0.0.1 mine >> /etc/hosts"], 60)
+            await sandbox.end_processes()
+            assert (b"mine" in (await sandbox.exec(look, 60)).stdout) == (writable == "disk")
+            await sandbox.close()
+
+    asyncio.run(main())
+    assert (small_image / "etc" / "hosts").read_text() == ""
+
+
 def test_a_machine_without_it_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SandboxUnavailable, match=r"not installed; install it, or .* --sandbox bubblewrap"):

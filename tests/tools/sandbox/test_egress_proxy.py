@@ -103,6 +103,9 @@ def test_a_request_reaches_an_allowed_host_under_its_own_name() -> None:
         "[::ffff:10.0.0.1]",
         "10.0.0.1",
         "2130706433",
+        "0x7f.1",
+        "127.1",
+        "good.test@bad.test",
     ],
 )
 def test_other_hosts_are_refused_by_name_and_by_address(host: str) -> None:
@@ -144,6 +147,12 @@ def test_a_redirect_is_checked_like_any_request() -> None:
         ("GET http://good.test/ HTTP/1.1\r\nContent-Length: many\r\n\r\n", "400"),
         ("POST http://good.test/ HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", "411"),
         (f"GET http://good.test/ HTTP/1.1\r\nx: {'x' * 70_000}\r\n\r\n", "431"),
+        ("CONNECT localhost\0.wild.test:80 HTTP/1.1\r\n\r\n", "400"),
+        ("CONNECT .wild.test:80 HTTP/1.1\r\n\r\n", "400"),
+        ("CONNECT a..wild.test:80 HTTP/1.1\r\n\r\n", "400"),
+        (f"CONNECT {'a' * 64}.wild.test:80 HTTP/1.1\r\n\r\n", "400"),
+        ("CONNECT b\xfccher.wild.test:80 HTTP/1.1\r\n\r\n", "400"),
+        ("CONNECT a\xad.wild.test:80 HTTP/1.1\r\n\r\n", "400"),
         ("CONNECT good.test:1 HTTP/1.1\r\n\r\n", "502"),
     ],
 )
@@ -152,13 +161,24 @@ def test_bad_requests_are_answered(request_head: str, status: str) -> None:
         del port
         assert (await said(proxy, request_head)).startswith(f"HTTP/1.1 {status} ")
 
-    run(body, "good.test", HERE)
+    run(body, "good.test", "*.wild.test", HERE)
 
 
-@pytest.mark.parametrize("entry", ["", "http://a.test", "a.test:80", "*", "a b", "-a.test", "1.2.3.0/33", "*.*.a"])
+@pytest.mark.parametrize(
+    "entry", ["", "http://a.test", "a.test:80", "*", "a b", "-a.test", "1.2.3.0/33", "*.*.a", "[::1]", "a..b"]
+)
 def test_entries_that_are_no_hosts_are_refused(entry: str) -> None:
     with pytest.raises(ValueError, match="is no host name"):
         AllowedHosts.of([entry])
+    with pytest.raises(ValueError, match="in its ASCII form, which begins with xn--"):
+        AllowedHosts.of(["bücher.example"])
+
+
+@pytest.mark.parametrize(
+    "entry", ["XN--Bcher-KVA.example.", "my_host.example", "*.Example.", "2001:DB8::/32", "1.2.3.4"]
+)
+def test_entries_are_hosts_in_any_case_and_with_a_dot_at_the_end(entry: str) -> None:
+    assert AllowedHosts.of([entry]) == AllowedHosts.of([entry.lower().rstrip(".")])
 
 
 @pytest.mark.proof
@@ -199,9 +219,28 @@ def test_a_sandbox_has_the_proxy_and_no_other_way_out(sandboxes_of: SharedSandbo
         ("64:ff9b::a9fe:a9fe", False),
         ("2002:a9fe:a9fe::1", False),
         ("::ffff:169.254.169.254", False),
+        ("64:ff9b:1::a9fe:a9fe", False),
+        ("::a9fe:a9fe", False),
+        ("fec0::1", False),
+        ("fe80::1%lo", False),
+        ("100.100.100.200", False),
+        ("2606:2800:21f:cb07::1", True),
     ],
 )
 def test_public_means_none_of_this_machine_or_its_cloud(address: str, reached: bool) -> None:
     listener: Any = None
     proxy = EgressProxy(listener, AllowedHosts(every=True))
     assert proxy._may_connect(ipaddress.ip_address(address), named=True) == reached
+
+
+def test_no_listed_network_has_the_secrets_of_a_cloud() -> None:
+    listener: Any = None
+    proxy = EgressProxy(listener, AllowedHosts.of(["100.64.0.0/10", "fd00::/8", "168.63.129.16"]))
+    for address, reached in (
+        ("100.64.0.1", True),
+        ("fd00::1", True),
+        ("100.100.100.200", False),
+        ("fd00:ec2::254", False),
+        ("168.63.129.16", False),
+    ):
+        assert proxy._may_connect(ipaddress.ip_address(address), named=False) == reached

@@ -1,4 +1,4 @@
-"""One harness in a sandbox, from start to end, with the policy behind the only address that it can reach.
+"""`ChosenHarness`: one harness in a sandbox, from start to end; it can reach only the address of the policy.
 
     harness, in the sandbox    → 127.0.0.1 of the sandbox's own network → model server, in this process → engine
 

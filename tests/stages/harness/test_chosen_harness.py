@@ -22,7 +22,7 @@ from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.stages.episode import Episode, JobPolicy
 from prorl_zmq.stages.handler import failure_of
 from prorl_zmq.stages.harness import call_limits, rollout
-from prorl_zmq.stages.harness.rollout import ChosenHarness
+from prorl_zmq.stages.harness.chosen_harness import ChosenHarness
 from prorl_zmq.system.traces import current, tracing
 from prorl_zmq.testing import tool_call
 from prorl_zmq.wire.messages.jobs import Harness
