@@ -15,7 +15,7 @@ import msgspec
 import typer
 from rich.text import Text
 
-from ..config import BackendSettings, SandboxSettings
+from ..config import BackendSettings
 from ..errors import ConfigError, InvalidJob, InvalidRecord, NoBackend
 from ..system.logs import one_line, say
 from ..system.pauses import blocked_log
@@ -168,7 +168,7 @@ def try_task(
         handlers=kinds,
         engine=model.starter(),
         models=model.others(),
-        sandbox=sandboxes.sandbox or SandboxSettings().kind,
+        sandbox=options.sandbox_for(sandboxes.sandbox, instance.file),
         image=sandboxes.image or "",
         limit_s=limit,
         start_limit_s=model.limit_s,
