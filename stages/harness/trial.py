@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ...tools.sandbox.sandbox import Sandbox
     from ...tools.sandbox.sandboxes import Sandboxes
     from .adapter import ScriptedTurn
-    from .rollout import ChosenHarness
+    from .chosen_harness import ChosenHarness
 
 FILE = "written-by-the-harness.txt"
 PROMPT = f"Write the file {FILE}, then say that you are done."
