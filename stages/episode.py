@@ -231,14 +231,16 @@ class Episode:
         """Return the record of a conversation that is not trained: counts of its own, times in common."""
         return Episode(timings=self.timings, steps=self.steps, began=self.began)
 
-    def spent(self, what: str, since: float) -> None:
-        """Add the time since `since` (monotonic clock) to a timing and to the steps."""
+    def spent(self, what: str, since: float, turn: int | None = None) -> None:
+        """Add the time since `since` (monotonic clock) to a timing and to the steps, of a turn or the latest one."""
         seconds = time.monotonic() - since
         if what not in self.timings and len(self.timings) >= MOST_TIMINGS:
             what = OTHER_TOOLS
         self.timings[what] = self.timings.get(what, 0.0) + seconds
         if seconds >= STEP_S and len(self.steps) < STEPS_LIMIT:
-            self.steps.append(Step(what, self.metrics["turns"], max(0.0, since - self.began), seconds))
+            self.steps.append(
+                Step(what, self.metrics["turns"] if turn is None else turn, max(0.0, since - self.began), seconds)
+            )
 
 
 @dataclass(frozen=True, slots=True)

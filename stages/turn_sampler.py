@@ -55,7 +55,8 @@ class TurnSampler:
         seed = turn_seed(self.sampling.seed, turn)
         metrics = self.policy.episode.metrics
         metrics["turns"] += 1
-        turn_so_far = await self._generated(prompt, wanted, seed)
+        number = metrics["turns"]
+        turn_so_far = await self._generated(prompt, wanted, seed, number)
         metrics["generated_tokens"] += len(turn_so_far.token_ids)
         take(turn_so_far, 0)
         empty = 0
@@ -66,19 +67,20 @@ class TurnSampler:
                 raise EngineFailed(f"the engine ended {empty} generations before their first token", unreachable=True)
             metrics["continued_turns"] += 1
             so_far = np.concatenate([prompt, turn_so_far.token_ids])
-            part = await self._generated(so_far, wanted - done, turn_seed(seed, metrics["continued_turns"]))
+            seed_of_part = turn_seed(seed, metrics["continued_turns"])
+            part = await self._generated(so_far, wanted - done, seed_of_part, number)
             turn_so_far = self._ended(joined(turn_so_far, part), wanted)
             metrics["generated_tokens"] += len(turn_so_far.token_ids) - done
             take(turn_so_far, done)
         return turn_so_far
 
-    async def _generated(self, prompt: NDArray[np.int32], max_tokens: int, seed: int | None) -> Generation:
+    async def _generated(self, prompt: NDArray[np.int32], max_tokens: int, seed: int | None, number: int) -> Generation:
         sampling = msgspec.structs.replace(self.sampling, max_tokens=max_tokens, seed=seed)
         started = time.monotonic()
         try:
             generation = await self.policy.generate(prompt, sampling, self._stop_token_ids())
         finally:
-            self.policy.episode.spent("engine", started)
+            self.policy.episode.spent("engine", started, number)
         self.policy.episode.metrics["prompt_tokens"] += len(prompt)
         self.policy.episode.metrics["cached_tokens"] += generation.cached_tokens
         return self._ended(generation, max_tokens)

@@ -32,6 +32,8 @@ OWN_TASK_COMMANDS = (
     "prorl tasks validate data.jsonl --task-module my_task.py",
     "prorl eval data.jsonl --task-module my_task.py --out counted",
     "prorl tasks try guess_task.py --set seed=4 --say 1 --say 4",
+    """prorl tasks try support_task.py --set persona='You lost your key.' --say 'Look on the table.' --say-as \
+user='Where is my key?' --say-as user='[STOP]'""",
     """prorl tasks try essay_task.py --set topic=rain --set judge=engine --say 'note {"text": "Rain is water."}' --say \
 'Rain is water that falls.' --say 'RATING: 4'""",
 )

@@ -92,7 +92,7 @@ BUDGET = {
     "cli": 150,
     "client": 2700,
     "cluster": 1000,
-    "commands": 7250,
+    "commands": 7300,
     "config": 500,
     "data": 1300,
     "demo": 750,

@@ -318,7 +318,10 @@ class BackendRequestHandler:
         of_model = [status for status in self.heap.status() if status.backend.name == request.model]
         remedy = "register one with `prorl backends add` or start `prorl-engine`"
         if not of_model and request.model != POLICY:
-            remedy = f"start one with `name = {request.model!r}` in `[[backends]]`, or with `--model-name`"
+            remedy = (
+                f"start one with `name = {request.model!r}` in `[[backends]]`, or with `--model-name`; "
+                "or name a model of the service in the job's `models`"
+            )
         if not of_model:
             remedy = self._starts.failures(request.model) or remedy
         elif behind := [status for status in of_model if status.state == "behind"]:

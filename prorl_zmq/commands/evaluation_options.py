@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import msgspec
 import typer
 
-from ..config import BackendSettings, SandboxSettings
+from ..config import BackendSettings
 from ..errors import ConfigError
 from ..system.logs import say
 from . import options
@@ -177,7 +177,7 @@ def plan_evaluation(
         _check_running(what, own)
         values["connect"] = running.front_door
     else:
-        service = _own_service(own, what.task_modules or [], values["template_arguments"])
+        service = _own_service(file, own, what.task_modules or [], values["template_arguments"])
         values |= _engine_values(service.backend) | {"sandbox": service.sandbox, "image": own.image or ""}
     if what.harness:
         _check_harness(what.harness, here=service is not None)
@@ -250,7 +250,9 @@ def _check_harness(named: str, *, here: bool) -> None:
         store.find(named)
 
 
-def _own_service(own: OwnOptions, task_modules: Sequence[Path], template_arguments: dict[str, Any]) -> OwnService:
+def _own_service(
+    file: Path, own: OwnOptions, task_modules: Sequence[Path], template_arguments: dict[str, Any]
+) -> OwnService:
     from ..evaluation.service import OwnService
     from ..tools.sandbox.sandboxes import Sandboxes
 
@@ -262,7 +264,7 @@ def _own_service(own: OwnOptions, task_modules: Sequence[Path], template_argumen
     service = OwnService(
         backend=backend,
         slots=own.slots,
-        sandbox=own.sandbox or SandboxSettings().kind,
+        sandbox=options.sandbox_for(own.sandbox, file),
         image=_absolute(image) if image and Path(image).exists() else image,
         image_folders=tuple(str(folder.absolute()) for folder in own.image_folder or ()),
         task_modules=tuple(str(each.absolute()) for each in task_modules),

@@ -13,6 +13,7 @@ import typer
 from ..errors import InvalidRecord
 from ..system.logs import one_line
 from .options import Images
+from .progress_display import ProgressLines
 from .tables import print_table
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from ..tools.sandbox.sandboxes import Sandboxes
 
 SHOWN = 300
+NO_IMAGE = "there is no image "
+"""How the errors of missing images begin."""
 
 
 def prove_tasks(
@@ -49,12 +52,18 @@ def prove_tasks(
         sandboxes = Sandboxes("apptainer", Path(root) / "sandboxes", image_folders=folders)
         try:
             sandboxes.check()
-            rows = asyncio.run(_all_rows(read, sandboxes, jobs))
+            rows: list[Line] = []
+            with ProgressLines("prorl tasks oracle", lambda: f"{len(rows)} of {len(read)} tasks"):
+                asyncio.run(_prove_all(read, sandboxes, jobs, rows))
         finally:
             sandboxes.close(wait_s=10.0)
-    print_table("task", ">oracle", ">no-op", "problem", rows=[row for row, _ in rows], title=one_line(str(folder)))
+    print_table(
+        "task", ">oracle", ">no-op", "problem", rows=sorted(row for row, _ in rows), title=one_line(str(folder))
+    )
     holding = sum(holds for _, holds in rows)
     print(f"{holding} of {len(rows)} tasks: the solution earns 1, and doing nothing 0")
+    if any(NO_IMAGE in row[-1] for row, _ in rows):
+        print(f"build the missing images first: prorl tasks images {one_line(str(folder))} --build")
     if holding < len(rows):
         raise typer.Exit(1)
 
@@ -62,16 +71,20 @@ def prove_tasks(
 Line = tuple[tuple[str, str, str, str], bool]
 
 
-async def _all_rows(read: list[tuple[str, TaskFolder | str]], sandboxes: Sandboxes, jobs: int) -> list[Line]:
+async def _prove_all(
+    read: list[tuple[str, TaskFolder | str]], sandboxes: Sandboxes, jobs: int, rows: list[Line]
+) -> None:
+    """Add a row for each task as its proof ends."""
     slots = asyncio.Semaphore(jobs)
 
-    async def row(name: str, task: TaskFolder | str) -> Line:
+    async def add(name: str, task: TaskFolder | str) -> None:
         if isinstance(task, str):
-            return (name, "-", "-", one_line(task)), False
+            rows.append(((name, "-", "-", one_line(task)), False))
+            return
         async with slots:
-            return await _row(name, task, sandboxes)
+            rows.append(await _row(name, task, sandboxes))
 
-    return list(await asyncio.gather(*(row(name, task) for name, task in read)))
+    await asyncio.gather(*(add(name, task) for name, task in read))
 
 
 async def _row(name: str, folder: TaskFolder, sandboxes: Sandboxes) -> Line:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from ..data.conversations import labels_of
 from ..data.last_turns import turns_from
+from ..data.printed import turn_label
 from ..data.trajectory import Role, TokenArrays
 from ..errors import ProrlError, UnknownJob
 from ..evaluation.display import ROLE_STYLES, turn_body
@@ -19,6 +21,8 @@ from ..wire.messages.backends import ListBackends
 from ..wire.messages.base import new_id
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rich.console import Console
 
     from ..service.rollout_brokers import RolloutBrokers
@@ -87,17 +91,28 @@ class JobTurns:
         if self._printed and "harness" in result.notes:
             return  # training arrays are not laid out as the conversation was
         if trajectory is not None and len(trajectory.token_ids) > self._printed:
-            self._print(turns_from(trajectory, 0), 0, 0, result.backend)
+            self._print(turns_from(trajectory, 0), 0, 0, result.backend, labels_of(result, trajectory.turns))
         elif result.kept is not None:
             self._say(f"its tokens are on node {result.kept.node} until they are collected")
 
-    def _print(self, arrays: TokenArrays, before: int, turns_before: int, backend: str) -> None:
-        """Print the turns after the printed tokens; `before` tokens and `turns_before` turns precede the arrays."""
+    def _print(
+        self,
+        arrays: TokenArrays,
+        before: int,
+        turns_before: int,
+        backend: str,
+        labels: Mapping[int, tuple[str, float | None]] | None = None,
+    ) -> None:
+        """Print the turns after the printed tokens; `before` tokens and `turns_before` turns precede the arrays.
+
+        `labels` has the conversation and the reward of turns, if the job has ended and they have any.
+        """
         arrays = _begun(arrays)
         new = turns_from(arrays, max(0, self._printed - before))
         transcript = make_transcript(self._job_id, new, self._reader(backend))
         for number, turn in enumerate(transcript.turns, start=turns_before + len(arrays.turns) - len(new.turns)):
-            title = f"{number}  {turn.role} · {turn.end - turn.start} tokens"
+            title = f"{number}  {turn_label(turn.role, *(labels or {}).get(number, ('', None)))}"
+            title += f" · {turn.end - turn.start} tokens"
             self._screen.print()
             self._screen.print(Text(title, style=f"bold {ROLE_STYLES[turn.role]}"))
             self._screen.print(turn_body(turn, transcript))

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from ..config import ServerApi, Topology
+from ..config import SandboxSettings, ServerApi, Topology
 from ..errors import ConfigError
 from ..system.logs import LogFormat, LogLevel
 from ..system.run_places import checked_name
@@ -86,6 +86,12 @@ Runs = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Folder with runs of `prorl eval`, which the dashboard compares."),
 ]
+
+
+def sandbox_for(chosen: str | None, data: Path | None) -> str:
+    """Return the kind of sandboxes: the chosen one, or that of a folder of Harbor tasks, whose agents change images."""
+    return chosen or ("apptainer" if data is not None and data.is_dir() else SandboxSettings().kind)
+
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")]
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Keep the tables up to date until Ctrl-C.")]

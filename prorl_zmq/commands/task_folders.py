@@ -73,6 +73,8 @@ def images_of_folders(
             missing += state.startswith("missing")
             rows.append((name, state, users[name], source))
     print_table("image", "state", ">tasks", "source", rows=rows, title=f"images of {one_line(str(root))}")
+    if missing and not build:
+        print(f"{missing} of {len(rows)} images are missing: --build builds them")
     if missing or wrong:
         raise typer.Exit(1)
 

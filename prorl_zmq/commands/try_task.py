@@ -15,8 +15,8 @@ import msgspec
 import typer
 from rich.text import Text
 
-from ..config import BackendSettings, SandboxSettings
-from ..errors import ConfigError, InvalidJob, InvalidRecord
+from ..config import BackendSettings
+from ..errors import ConfigError, InvalidJob, InvalidRecord, NoBackend
 from ..system.logs import one_line, say
 from ..system.pauses import blocked_log
 from ..wire.messages.jobs import Job, Outcome
@@ -78,6 +78,14 @@ class TalkOptions(OptionGroup):
             """'bash {"command": "ls"}'.""",
         ),
     ] = None
+    said_as: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--say-as",
+            metavar="NAME=TURN",
+            help="What another model says, such as the user that a task simulates: its turns in order.",
+        ),
+    ] = None
     engine: Annotated[
         str, typer.Option(metavar="KIND", help="A real model's engine. [default: embedded]", show_default=False)
     ] = ""
@@ -97,6 +105,16 @@ class TalkOptions(OptionGroup):
     @property
     def limit_s(self) -> float:
         return options.start_limit_s(self.start_limit, url=bool(self.url))
+
+    def others(self) -> dict[str, Any]:
+        """Return the scripts of the other models, by name."""
+        turns: dict[str, list[str]] = {}
+        for each in self.said_as or ():
+            name, separator, turn = each.partition("=")
+            if not separator:
+                raise ConfigError(f"--say-as {each}: write NAME=TURN, such as user='I need help.'", key="say_as")
+            turns.setdefault(name, []).append(turn)
+        return {name: _script(said) for name, said in turns.items()}
 
     def starter(self) -> Any:
         """Return a function that starts the engine or the script."""
@@ -138,7 +156,7 @@ def try_task(
     The service runs inside this command, so nothing has to be installed or restarted. Exit codes: 0 the rollout has a
     reward, whatever it is; 1 it ended without one; 2 a wrong flag, file or row.
     """
-    from ..testing.local_service import NotReady
+    from ..testing.local_service import BACKEND_ID, NotReady
     from ..testing.task_trial import TaskTrial
 
     kinds, handlers, own = _handlers(task_or_file)
@@ -149,7 +167,8 @@ def try_task(
         job=job,
         handlers=kinds,
         engine=model.starter(),
-        sandbox=sandboxes.sandbox or SandboxSettings().kind,
+        models=model.others(),
+        sandbox=options.sandbox_for(sandboxes.sandbox, instance.file),
         image=sandboxes.image or "",
         limit_s=limit,
         start_limit_s=model.limit_s,
@@ -164,8 +183,16 @@ def try_task(
         remedy = "is the server up?" if model.url else "--start-limit gives it longer"
         raise ConfigError(f"{model.name} did not answer within {model.limit_s:g} s; {remedy}", key="url") from error
     _show_result(trajectory, backends)
-    if model.said and trajectory.error is not None and SCRIPT_ENDED in trajectory.error.message:
-        say("prorl tasks", f"the model needs another turn after {len(model.said)}: add a --say")
+    if (error := trajectory.error) is not None and SCRIPT_ENDED in error.message:
+        other = str(error.fields.get("backend", "")).removeprefix(BACKEND_ID).removeprefix("-")
+        option, said = (f"--say-as {other}=TURN", "its script") if other else ("--say", str(len(model.said or ())))
+        say("prorl tasks", f"{other or 'the model'} needs another turn after {said}: add a {option}")
+    if error is not None and error.code == NoBackend.code:
+        say(
+            "prorl tasks",
+            '--say-as NAME=TURN scripts another model; with "models": {NAME: "policy"} in a row of DATA that is a '
+            "whole job, the policy plays it",
+        )
     if trajectory.outcome != Outcome.COMPLETED:
         raise typer.Exit(1)
 
@@ -292,7 +319,7 @@ def _show_phase(seen: PhaseSeen) -> None:
 
 
 def _is_the_tasks(file: str) -> bool:
-    return not file.startswith(str(Path(__file__).parents[1]))
+    return not file.startswith((str(Path(__file__).parents[1]), str(Path(asyncio.__file__).parent)))
 
 
 def _said(returned: Any) -> str:

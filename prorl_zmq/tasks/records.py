@@ -41,6 +41,8 @@ def read_records(path: Path) -> Iterator[tuple[int, Record | InvalidRecord]]:
     }
     reader = readers.get(path.suffix.lower())
     if reader is None:
+        if not path.exists():
+            raise ConfigError(f"{path} does not exist", key="file")
         raise ConfigError(f"{path}: a data file ends in .jsonl, .json, .parquet or .csv", key="file")
     try:
         yield from reader(path)

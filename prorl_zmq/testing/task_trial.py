@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from ..wire.messages.jobs import Job
 
 PHASES = len(Phase)
+BACKEND_WAIT_S = 5.0
+"""Longest wait for a backend: those of a trial are there from its start."""
 SLACK_S = 5.0
 """How much later than its limit a phase must have ended, unless its handler blocks the loop."""
 
@@ -49,6 +51,7 @@ class TaskTrial:
         job: the job; its limits and attempts are the trial's.
         handlers: the tasks that are served.
         engine: what talks; see `LocalService`.
+        models: the engines of other models, by name.
         sandbox: what the tools act in.
         image: the sandbox's root filesystem; empty: the kind's own.
         limit_s: longest time of each phase.
@@ -58,6 +61,7 @@ class TaskTrial:
     job: Job
     handlers: Mapping[str, type[AgentHandler[Any]]]
     engine: Engine | Callable[[], Awaitable[Engine]]
+    models: Mapping[str, Engine]
     sandbox: str
     image: str
     limit_s: float
@@ -80,10 +84,11 @@ class TaskTrial:
             loop.call_soon_threadsafe(seen.put_nowait, phase)
 
         limits = PhaseLimits(self.limit_s, self.limit_s, self.limit_s)
-        job = msgspec.structs.replace(self.job, limits=limits, max_attempts=1)
+        job = msgspec.structs.replace(self.job, limits=limits, max_attempts=1, backend_wait_s=BACKEND_WAIT_S)
         service = LocalService(
             handlers={task: _watched(kind, note) for task, kind in self.handlers.items()},
             engine=self.engine,
+            models=self.models,
             sandbox=self.sandbox,
             slots=1,
             topology={"sandbox": {"image": self.image}} if self.image else None,

@@ -36,6 +36,8 @@ INFO_LIMIT = METRICS_LIMIT - 1
 """Most entries of a rollout's `info`, of which the first are kept."""
 MORE = "more info"
 """The note that has all texts of `info` for which there is no note."""
+ABSENT = "players of the instance"
+"""The note on those that the environment did not have, such as for a wrong name."""
 LOOK_S = 5.0
 """Seconds after which a rollout looks again where its environment is."""
 ROLES = {"system": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}
@@ -213,6 +215,8 @@ class Game:
         rewards = {name: self._rewards[name] for name in trained}
         metrics = {name: value for name, value in self._info.items() if not isinstance(value, str)}
         notes = {name: value for name, value in self._info.items() if isinstance(value, str)}
+        if absent := [name for name in self._phase.instance.players if name not in self._talks]:
+            notes = {ABSENT: f"{', '.join(absent)} never acted; those that did: {', '.join(self._talks)}", **notes}
         if len(notes) > NOTES_LIMIT:
             texts = [*notes.items()]
             more = "\n".join(f"{name}: {text}" for name, text in texts[NOTES_LIMIT - 1 :])

@@ -94,7 +94,9 @@ def _proof(agent: Agent, evaluation: Evaluation, said: str) -> Proof:
     proof = Proof(agent, evaluation.reward, "")
     if proof.holds:
         return proof
-    return Proof(agent, evaluation.reward, f"{said}\n{evaluation.notes.get('verifier', '')}".strip()[-WORDS:])
+    words = f"{said}\n{evaluation.notes.get('verifier', '')}".strip()[-WORDS:]
+    earned = f"{'the solution' if agent == 'oracle' else 'doing nothing'} earns {proof.reward:g}"
+    return Proof(agent, proof.reward, f"{earned}: {words}" if words else earned)
 
 
 async def _solve(task: HarborTask, step: Step, sandbox: Sandbox) -> str:

@@ -24,6 +24,15 @@ def toml(image: str, more: str = "") -> str:
     return f'[environment]\ndocker_image = "{image}"\nworkdir = "/app"\nnetwork_mode = "no-network"\n{more}'
 
 
+def test_a_missing_image_is_named_with_the_command_that_builds_it(tmp_path: Path) -> None:
+    usable("apptainer")
+    make_task(tmp_path / "good")
+    done = prorl("tasks", "oracle", str(tmp_path), "--images", str(tmp_path / "none"))
+    assert done.returncode == 1
+    assert "there is no image harbor-" in done.stdout
+    assert f"build the missing images first: prorl tasks images {tmp_path} --build" in done.stdout.replace("\n", " ")
+
+
 @pytest.mark.proof
 def test_solution_must_earn_one_and_doing_nothing_zero(tmp_path: Path) -> None:
     usable("apptainer")
@@ -41,6 +50,7 @@ def test_solution_must_earn_one_and_doing_nothing_zero(tmp_path: Path) -> None:
     rows = {line.split()[1]: line for line in done.stdout.splitlines() if line.startswith("│")}
     assert rows["good"].split()[3:6:2] == ["1", "0"]
     assert rows["gift"].split()[3:6:2] == ["1", "1"]
+    assert "doing nothing earns 1" in rows["gift"]
     assert "wrote neither" in rows["broken"]
     assert "schema_version" in rows["wrong"]
     assert "set live = true in [metadata]" in rows["server"]

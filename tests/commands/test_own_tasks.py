@@ -105,6 +105,7 @@ def documented(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, handler in (
         ("my_task.py", "class CountHandler"),
         ("guess_task.py", "class GuessHandler"),
+        ("support_task.py", "class Support("),
         ("essay_task.py", "class EssayHandler"),
     ):
         (code,) = [block for block in blocks("python") if handler in block]
@@ -125,6 +126,7 @@ def documented(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 r"count +│ count +│ +1",
                 "pass@1",
                 r"completed, reward 0\.9",
+                "conversation user, not trained",
                 "completed, reward 0.8",
             ),
             strict=True,
@@ -308,6 +310,21 @@ def test_a_script_that_is_too_short_says_so(documented: Path, monkeypatch: pytes
     assert done.returncode == 1
     assert "asks for turn 2, and the script has 1" in done.stdout
     assert "another turn after 1: add a --say" in done.stderr
+
+
+def test_a_model_without_a_script_is_named_at_once(documented: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    common = (documented / "support_task.py", "--set", "persona=shy", "--sandbox", "process", "--say", "Hello.")
+    done = tried(*common)
+    assert "no backend of the model user took job try within 5 s" in done.stdout
+    assert "asyncio/" not in done.stdout
+    assert done.stderr.splitlines()[-1].startswith("prorl tasks: --say-as NAME=TURN scripts another model")
+    done = tried(*common, "--say-as", "user=Hi.")
+    assert (
+        done.stderr.splitlines()[-1]
+        == "prorl tasks: user needs another turn after its script: add a --say-as user=TURN"
+    )
+    assert "--say-as user: write NAME=TURN" in tried(*common, "--say-as", "user").stderr
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ from rootfs import tiny_root_filesystem
 from support.commands import complaint, prorl
 from support.harbor_tasks import DOCKERFILE, make_task
 
+from prorl_zmq.commands.options import sandbox_for
+from prorl_zmq.config import SandboxSettings
 from prorl_zmq.errors import ConfigError
 from prorl_zmq.tasks.harbor_folder import published_name
 from prorl_zmq.tools.images.image_store import ImageStore
@@ -77,6 +79,7 @@ def test_images_are_listed_by_what_needs_them(tmp_path: Path) -> None:
     assert rows[published_name("ghcr.io/x/y:1")] == ["missing", "1", "docker://mirror.example/y:1"]
     (built,) = (name for name in rows if name.startswith("harbor-"))
     assert rows[built][:2] == ["missing", "2"]
+    assert "2 of 2 images are missing: --build builds them" in done.stdout
     assert "environment/Dockerfile" in prorl(*where, "--dockerfiles").stdout.partition("ghcr.io_x_y_1")[2]
 
 
@@ -160,3 +163,14 @@ def test_the_commands_of_the_documents(tmp_path: Path) -> None:
         done = prorl(*line.split()[1:], cwd=tmp_path, environment={**os.environ, "XDG_CACHE_HOME": str(tmp_path)})
         codes.append(done.returncode)
     assert codes == [0, 1, 0]
+
+
+def test_a_folder_of_tasks_gets_sandboxes_whose_image_an_agent_may_change(tmp_path: Path) -> None:
+    rows, default = tmp_path / "rows.jsonl", SandboxSettings().kind
+    assert [sandbox_for(None, data) for data in (tmp_path, rows, None)] == ["apptainer", default, default]
+    assert sandbox_for("process", tmp_path) == "process"
+
+
+def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
+    done = prorl("tasks", "validate", str(tmp_path / "none"))
+    assert (done.returncode, done.stderr) == (2, f"prorl: {tmp_path}/none does not exist\n")

@@ -18,6 +18,7 @@ from prorl_zmq.data.trajectory import Role
 from prorl_zmq.errors import RequestTimeout, UnknownJob
 from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.inference.tokenizer import decode
+from prorl_zmq.stages import episode
 from prorl_zmq.stages.handler import AgentHandler, EvalPhase, Evaluation, PhaseData, RunPhase
 from prorl_zmq.testing import LocalService, say, tool_call
 from prorl_zmq.tools.tool import Arguments, Tool
@@ -66,6 +67,21 @@ class WalkHandler(AgentHandler[Walk]):
     async def eval(self, phase: EvalPhase[Walk]) -> Evaluation:
         await asyncio.to_thread(self.may_grade.wait, WAIT_S)
         return Evaluation(1.0)
+
+
+class DuelHandler(AgentHandler[Walk]):
+    task = "duel"
+    instance_type = Walk
+
+    async def run(self, phase: RunPhase[Walk]) -> PhaseData:
+        players = [phase.conversation([], name=name) for name in ("white", "black")]
+        turns = await asyncio.gather(*(player.say("Begin.") for player in players))
+        turns[0].reward = 0.5
+        return {}
+
+    async def eval(self, phase: EvalPhase[Walk]) -> Evaluation:
+        del phase
+        return Evaluation(1.0, rewards={"white": 1.0, "black": -1.0})
 
 
 @pytest.fixture(autouse=True)
@@ -146,6 +162,18 @@ def test_a_command_prints_turns_as_they_come(monkeypatch: pytest.MonkeyPatch) ->
         again = prorl("job", *place, "--turns")
         assert "I see a tree." in again.stdout
         assert len(list(client.stream())) == 1
+
+
+def test_an_ended_jobs_turns_name_who_spoke_and_what_it_earned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(episode, "STEP_S", 0.0)
+    with LocalService(handlers={"duel": DuelHandler}, engine=say("Mine.", "Mine.")) as service:
+        with service.client() as client:
+            client.submit(job := Job(task="duel", instance={}))
+            (trajectory,) = client.collect(1)
+        shown = prorl("job", job.job_id, "--connect", service.front_door, "--turns").stdout
+    lines = [line.rpartition(" · ")[0] for line in shown.splitlines() if line.endswith(" tokens")]
+    assert lines == ["0  user · white", "1  assistant · white · reward 0.5", "2  user · black", "3  assistant · black"]
+    assert sorted(step.turn for step in trajectory.result.steps if step.name == "engine") == [1, 2]
 
 
 def test_a_stage_process_that_a_task_blocks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

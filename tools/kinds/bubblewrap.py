@@ -80,7 +80,10 @@ class BubblewrapContainer(NamespacedContainer):
     def _runtime_argv(self, image: Path | None, passed: list[int]) -> list[str]:
         spec = self.spec
         if spec.fakeroot or spec.writable != "no":
-            raise SandboxFailed("bubblewrap has neither fakeroot nor a writable image; use apptainer for these")
+            raise SandboxFailed(
+                "bubblewrap has neither fakeroot nor a writable image; these need apptainer: --sandbox apptainer, or "
+                'kind = "apptainer" in [sandbox]'
+            )
         bound = [Path(bind.target) for bind in spec.binds]
         root = _image_arguments(image, bound) if image is not None else _host_arguments()
         arguments = [PROGRAM, *_FIXED, *root, *_OWN]

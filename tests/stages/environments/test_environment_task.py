@@ -72,6 +72,13 @@ def test_a_game_of_one_player_is_played_to_its_end() -> None:
 
 
 @pytest.mark.usefixtures("environments")
+def test_a_player_of_the_instance_that_never_acts_is_noted() -> None:
+    instance = {"environment": "guess", "args": {"up_to": 1}, "players": {"mian": {"trained": False}}}
+    (trajectory,) = played(say("1"), instance)
+    assert trajectory.result.notes["players of the instance"] == "mian never acted; those that did: main"
+
+
+@pytest.mark.usefixtures("environments")
 def test_a_limit_ends_the_game_with_the_rewards_so_far() -> None:
     (trajectory,) = played(say("77", "88", "99"), {"environment": "guess"}, episode=EpisodeLimits(max_turns=2))
     assert (trajectory.outcome, trajectory.reward, trajectory.result.stop_reason) == ("completed", 0.0, "max_turns")

@@ -52,7 +52,7 @@ def test_something_is_bound_in_a_folder_that_the_image_has(
 @pytest.mark.parametrize("spec", [SandboxSpec(fakeroot=True), SandboxSpec(writable="disk")])
 def test_what_it_cannot_do_is_said(sandboxes: Sandboxes, spec: SandboxSpec) -> None:
     async def main() -> None:
-        with pytest.raises(SandboxFailed, match="use apptainer"):
+        with pytest.raises(SandboxFailed, match="--sandbox apptainer"):
             await sandboxes.create("one", spec)
 
     asyncio.run(main())
