@@ -35,7 +35,7 @@ from prorl_zmq.stages.handlers.environment import EnvironmentHandler
 from prorl_zmq.testing import LocalService, say
 
 if TYPE_CHECKING:
-    from prorl_zmq.stages.environments.environment_worker import EnvironmentPlace
+    from prorl_zmq.stages.environments.environment_template import EnvironmentPlace
 
 GAME, SEED, GUESSES = "game:GuessTheNumber-v0-hard", 1, (3, 7, 12, 18, 22, 31, 41, 44)
 INSTANCE = {"environment": "gem", "args": {"id": GAME}, "seed": SEED}
@@ -119,9 +119,10 @@ def own_cpu_s() -> float:
 
 
 def workers_of(handler: EnvironmentHandler) -> list[psutil.Process]:
-    """Return the worker processes of a handler."""
-    pool = handler._pool
-    return [psutil.Process(worker.pid) for worker in pool.workers] if pool is not None else []
+    """Return the workers of a handler, their guards, and the templates that they are forked from."""
+    templates = handler._pool._templates.values() if handler._pool is not None else ()
+    guards = [psutil.Process(template.pid) for template in templates]
+    return [process for guard in guards for process in (guard, *guard.children(recursive=True))]
 
 
 def cpu_of(processes: list[psutil.Process]) -> float:
@@ -154,7 +155,7 @@ def through_the_service(python: str, rollouts: int, processes: int) -> list[Row]
         workers = workers_of(handler)
         worker_s = cpu_of(workers)
         ours_s = own_cpu_s() - began + worker_s - before
-        memory = sum(process.memory_info().rss for process in workers)
+        memory = sum(process.memory_full_info().pss for process in workers)  # shared pages are counted once
         start_s = before
     if len(ends) != 1 or next(iter(ends))[0] != Outcome.COMPLETED:
         raise AssertionError(f"the rollouts ended differently: {ends}")

@@ -117,7 +117,7 @@ BUDGET = {
     "security": 1350,
     "service": 2750,
     "service_folder": 400,
-    "stages": 13950,
+    "stages": 14450,
     "system": 2650,
     "tasks": 2950,
     "testing": 850,

@@ -17,7 +17,7 @@ from ...errors import ConfigError, EnvironmentFailed, SandboxFailed
 from ...tools.images.image import default_root as images_root
 from ..harness.adapter import PyPI
 from ..harness.installation import INSTALL_LIMIT_S, VERSION, WAIT_LIMIT_S, Named, PackageStore
-from .environment_worker import EnvironmentPlace
+from .environment_template import EnvironmentPlace, stamp_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -134,12 +134,13 @@ class EnvironmentStore(PackageStore):
         if (ADAPTERS / adapter.partition(":")[0]).is_file():
             adapter = f"{ADAPTERS}/{adapter}"
         if known is not None and known.package is None:
-            return EnvironmentPlace(name, sys.executable, adapter)
+            return EnvironmentPlace(name, sys.executable, adapter, stamp_of(sys.executable))
         try:
             installed = self.find(name)
         except (ConfigError, SandboxFailed) as error:
             raise EnvironmentFailed(error.message, environment=name, reason="missing") from error
-        return EnvironmentPlace(name, f"{installed.folder}/bin/python", adapter or installed.adapter)
+        python = f"{installed.folder}/bin/python"
+        return EnvironmentPlace(name, python, adapter or installed.adapter, stamp_of(python))
 
     def _adapter(self, name: str, folder: Path) -> str:
         if name in KNOWN:

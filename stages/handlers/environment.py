@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,6 +20,7 @@ from ...inference.chat import ChatMessage
 from ...tools.tool import AnyTool
 from ..environments.environment_pool import EnvironmentPool
 from ..environments.environment_store import EnvironmentStore, default_root
+from ..environments.environment_template import stamp_of
 from ..handler import AgentHandler, EvalPhase, Evaluation, PhaseData, RunPhase
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from ..conversation import Conversation
     from ..environments.environment_pool import EnvironmentRollout, Message, Step
-    from ..environments.environment_worker import EnvironmentPlace
+    from ..environments.environment_template import EnvironmentPlace
     from ..episode import Turn
 
 LOOK_S = 5.0
@@ -90,7 +90,7 @@ class EnvironmentHandler(AgentHandler[EnvironmentInstance]):
 
     def _place(self, name: str) -> EnvironmentPlace:
         place, looked_at = self._places.get(name, (None, 0.0))
-        if place is None or time.monotonic() - looked_at > LOOK_S or not Path(place.python).exists():
+        if place is None or time.monotonic() - looked_at > LOOK_S or stamp_of(place.python) != place.stamp:
             place = EnvironmentStore(default_root()).place(name)
             self._places[name] = (place, time.monotonic())
         return place
