@@ -263,6 +263,12 @@ def words_of(do: str, error: BaseException) -> str:
     return f"{do} raised {type(error).__name__}: {error}"[:NOTE_LIMIT] + place
 
 
+def seed_anew() -> None:
+    """Seed numpy's global generator in a fork; Python's own is seeded by its module."""
+    if (numpy := _numpy_random()) is not None:
+        numpy.seed()
+
+
 def leave_generator() -> None:
     """Leave numpy's global generator to a further rollout."""
     numpy = _numpy_random()

@@ -40,7 +40,7 @@ from ...system.readable import readable
 from ...tools.processes.fork_watch import ForkWatch
 from ...tools.processes.process_tree import children
 from .returned_values import Invalid
-from .worker import ARGUMENTS, limit_of, serve, slots_of, words_of
+from .worker import ARGUMENTS, limit_of, seed_anew, serve, slots_of, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -133,6 +133,7 @@ def forked_worker(control: socket.socket) -> int | None:
             for standard in (1, 2):
                 os.dup2(output, standard)
             os.close(output)
+            seed_anew()
             return channel
         for descriptor in order.descriptors:
             os.close(descriptor)

@@ -376,7 +376,7 @@ def _ended(*pids: int) -> Callable[[], Awaitable[bool]]:
 
 
 async def processes_of_rollouts(pool: EnvironmentPool, where: EnvironmentPlace) -> list[list[str]]:
-    """Return the processes in which two rollouts at once play, and those that imported the adapter."""
+    """Return the words that two rollouts at once see, in a worker each."""
     async with pool.rollout(where, "a") as one, pool.rollout(where, "b") as other:
         openings = [await one.open({}, None), await other.open({}, None)]
     return [str(opening.observations["main"]).split() for opening in openings]
@@ -392,6 +392,26 @@ def test_workers_are_forks_of_one_import_unless_it_starts_threads() -> None:
         (one, first), (other, second) = await processes_of_rollouts(pool, threaded)
         assert one != other
         assert (first, second) == (one, other)
+
+    pooled(use, processes=2)
+
+
+def test_the_generators_that_threads_share_differ_between_workers(tmp_path: Path) -> None:
+    (tmp_path / "drawing.py").write_text("""
+import random, numpy
+class Drawing:
+    slots, own_thread = 1, True
+    def open(self, args, seed):
+        return {"observations": {"main": f"{random.random()} {numpy.random.random()}"}}
+    def step(self, player, text): ...
+    def close(self): ...
+""")
+
+    async def use(pool: EnvironmentPool) -> None:
+        one, other = await processes_of_rollouts(
+            pool, EnvironmentPlace("drawing", sys.executable, f"{tmp_path}/drawing.py:Drawing")
+        )
+        assert not set(one) & set(other)
 
     pooled(use, processes=2)
 
