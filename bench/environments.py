@@ -8,6 +8,7 @@ run by the interpreter of `prorl env install gem`.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -232,19 +233,58 @@ def round_trips(count: int) -> list[float]:
     return times[10:]
 
 
-def of_steps(place: EnvironmentPlace, steps: int) -> Row:
+class Echoed(asyncio.Protocol):
+    """A call over uvloop's own protocol: a future per call, and no frames."""
+
+    answer: asyncio.Future[bytes]
+
+    def data_received(self, data: bytes) -> None:
+        self.answer.set_result(data)
+
+
+async def round_trips_of_a_loop(count: int) -> list[float]:
+    """Return how long the same takes on an event loop."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        command = [sys.executable, "-I", "-c", ECHO, str(theirs.fileno())]
+        echo = subprocess.Popen(command, pass_fds=(theirs.fileno(),))  # noqa: ASYNC220 - before the measurement
+    loop, times = asyncio.get_running_loop(), []
+    transport, echoed = await loop.create_connection(Echoed, sock=ours)
+    for _ in range(count + 10):
+        began = time.perf_counter()
+        echoed.answer = loop.create_future()
+        transport.write(b"x" * 200)
+        await echoed.answer
+        times.append(time.perf_counter() - began)
+    transport.close()
+    await asyncio.to_thread(echo.wait)
+    return times[10:]
+
+
+def of_steps(place: EnvironmentPlace, steps: int) -> list[Row]:
     """Measure single steps."""
     ours = quantiles(uvloop.run(steps_of_a_worker(place, steps)))[0]
-    peer = median(bare(place.python, steps // len(GUESSES))["times"]) + median(round_trips(steps))
-    return Row(
-        f"a step on a worker, p50 of {steps:,}",
-        1e6 * ours,
-        "µs",
-        f"bare call and a round trip of a Unix socket ({1e6 * peer:,.0f} µs)",
-        ours / peer,
-        "at most 1.5×",
-        ours <= 1.5 * peer,
-    )
+    call = median(bare(place.python, steps // len(GUESSES))["times"])
+    peer = call + median(round_trips(steps))
+    on_a_loop = call + median(uvloop.run(round_trips_of_a_loop(steps)))
+    return [
+        Row(
+            f"a step on a worker, p50 of {steps:,}",
+            1e6 * ours,
+            "µs",
+            f"bare call and a round trip of a Unix socket ({1e6 * peer:,.0f} µs)",
+            ours / peer,
+            "at most 1.5×",
+            ours <= 1.5 * peer,
+        ),
+        Row(
+            "the same",
+            1e6 * ours,
+            "µs",
+            f"bare call and a round trip on uvloop, without frames and checks ({1e6 * on_a_loop:,.0f} µs)",
+            ours / on_a_loop,
+        ),
+    ]
 
 
 def under_kills(kills: int) -> list[Row]:
@@ -318,7 +358,7 @@ def measure(quick: bool) -> list[Row]:
         raise Incomplete(error.message, []) from error
     rollouts, processes = (QUICK_ROLLOUTS, QUICK_PROCESSES) if quick else (ROLLOUTS, PROCESSES)
     rows = through_the_service(place.python, rollouts, processes)
-    rows.append(of_steps(place, QUICK_STEPS if quick else STEPS))
+    rows += of_steps(place, QUICK_STEPS if quick else STEPS)
     return rows + under_kills(QUICK_KILLS if quick else KILLS)
 
 

@@ -162,6 +162,8 @@ class Game:
 
     async def _turns(self, seen: Mapping[str, str | list[Message]]) -> list[Turn]:
         """Take a turn of each player at once; if one fails, the others are cancelled."""
+        if len(seen) == 1:
+            return [await self._turn(*one) for one in seen.items()]
         tasks = [asyncio.ensure_future(self._turn(player, one)) for player, one in seen.items()]
         try:
             return await asyncio.gather(*tasks)
