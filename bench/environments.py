@@ -8,6 +8,7 @@ run by the interpreter of `prorl env install gem`.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -35,7 +36,7 @@ from prorl_zmq.stages.handlers.environment import EnvironmentHandler
 from prorl_zmq.testing import LocalService, say
 
 if TYPE_CHECKING:
-    from prorl_zmq.stages.environments.environment_worker import EnvironmentPlace
+    from prorl_zmq.stages.environments.environment_template import EnvironmentPlace
 
 GAME, SEED, GUESSES = "game:GuessTheNumber-v0-hard", 1, (3, 7, 12, 18, 22, 31, 41, 44)
 INSTANCE = {"environment": "gem", "args": {"id": GAME}, "seed": SEED}
@@ -119,9 +120,10 @@ def own_cpu_s() -> float:
 
 
 def workers_of(handler: EnvironmentHandler) -> list[psutil.Process]:
-    """Return the worker processes of a handler."""
-    pool = handler._pool
-    return [psutil.Process(worker.pid) for worker in pool.workers] if pool is not None else []
+    """Return the workers of a handler, their guards, and the templates that they are forked from."""
+    templates = handler._pool._templates.values() if handler._pool is not None else ()
+    guards = [psutil.Process(template.pid) for template in templates]
+    return [process for guard in guards for process in (guard, *guard.children(recursive=True))]
 
 
 def cpu_of(processes: list[psutil.Process]) -> float:
@@ -154,7 +156,7 @@ def through_the_service(python: str, rollouts: int, processes: int) -> list[Row]
         workers = workers_of(handler)
         worker_s = cpu_of(workers)
         ours_s = own_cpu_s() - began + worker_s - before
-        memory = sum(process.memory_info().rss for process in workers)
+        memory = sum(process.memory_full_info().pss for process in workers)  # shared pages are counted once
         start_s = before
     if len(ends) != 1 or next(iter(ends))[0] != Outcome.COMPLETED:
         raise AssertionError(f"the rollouts ended differently: {ends}")
@@ -231,19 +233,58 @@ def round_trips(count: int) -> list[float]:
     return times[10:]
 
 
-def of_steps(place: EnvironmentPlace, steps: int) -> Row:
+class Echoed(asyncio.Protocol):
+    """A call over uvloop's own protocol: a future per call, and no frames."""
+
+    answer: asyncio.Future[bytes]
+
+    def data_received(self, data: bytes) -> None:
+        self.answer.set_result(data)
+
+
+async def round_trips_of_a_loop(count: int) -> list[float]:
+    """Return how long the same takes on an event loop."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        command = [sys.executable, "-I", "-c", ECHO, str(theirs.fileno())]
+        echo = subprocess.Popen(command, pass_fds=(theirs.fileno(),))  # noqa: ASYNC220 - before the measurement
+    loop, times = asyncio.get_running_loop(), []
+    transport, echoed = await loop.create_connection(Echoed, sock=ours)
+    for _ in range(count + 10):
+        began = time.perf_counter()
+        echoed.answer = loop.create_future()
+        transport.write(b"x" * 200)
+        await echoed.answer
+        times.append(time.perf_counter() - began)
+    transport.close()
+    await asyncio.to_thread(echo.wait)
+    return times[10:]
+
+
+def of_steps(place: EnvironmentPlace, steps: int) -> list[Row]:
     """Measure single steps."""
     ours = quantiles(uvloop.run(steps_of_a_worker(place, steps)))[0]
-    peer = median(bare(place.python, steps // len(GUESSES))["times"]) + median(round_trips(steps))
-    return Row(
-        f"a step on a worker, p50 of {steps:,}",
-        1e6 * ours,
-        "µs",
-        f"bare call and a round trip of a Unix socket ({1e6 * peer:,.0f} µs)",
-        ours / peer,
-        "at most 1.5×",
-        ours <= 1.5 * peer,
-    )
+    call = median(bare(place.python, steps // len(GUESSES))["times"])
+    peer = call + median(round_trips(steps))
+    on_a_loop = call + median(uvloop.run(round_trips_of_a_loop(steps)))
+    return [
+        Row(
+            f"a step on a worker, p50 of {steps:,}",
+            1e6 * ours,
+            "µs",
+            f"bare call and a round trip of a Unix socket ({1e6 * peer:,.0f} µs)",
+            ours / peer,
+            "at most 1.5×",
+            ours <= 1.5 * peer,
+        ),
+        Row(
+            "the same",
+            1e6 * ours,
+            "µs",
+            f"bare call and a round trip on uvloop, without frames and checks ({1e6 * on_a_loop:,.0f} µs)",
+            ours / on_a_loop,
+        ),
+    ]
 
 
 def under_kills(kills: int) -> list[Row]:
@@ -317,7 +358,7 @@ def measure(quick: bool) -> list[Row]:
         raise Incomplete(error.message, []) from error
     rollouts, processes = (QUICK_ROLLOUTS, QUICK_PROCESSES) if quick else (ROLLOUTS, PROCESSES)
     rows = through_the_service(place.python, rollouts, processes)
-    rows.append(of_steps(place, QUICK_STEPS if quick else STEPS))
+    rows += of_steps(place, QUICK_STEPS if quick else STEPS)
     return rows + under_kills(QUICK_KILLS if quick else KILLS)
 
 

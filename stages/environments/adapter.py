@@ -23,8 +23,11 @@ The worker makes one object per rollout, without arguments. Any method may be a 
 
 - Plain methods run one after the other in the worker's main thread, and must not block for long. Each rollout keeps
   states of the global generators of `random` and numpy of its own, which begin with the seed: these are exchanged
-  around each call. With a class attribute `own_thread = True`, plain methods of different rollouts run at the same time
-  in threads instead, and share the generators. A plain `run` always has a thread.
+  around each call, without the second normal number that numpy's older functions keep for the next call. With a class
+  attribute `own_thread = True`, plain methods of different rollouts run at the same time in threads instead, and share
+  the generators. A plain `run` always has a thread.
+- The class is imported once, and workers are forks of that process, unless the import starts a thread or a process, or
+  opens a file: what the import leaves in memory begins equally in each worker.
 - Coroutines of different rollouts run at the same time on one event loop, and are cancelled with their rollout.
 - `slots` is how many rollouts one worker process plays at a time (64), `limit_s` the seconds that one call of a method
   may take (60); `run` is limited by the job alone.

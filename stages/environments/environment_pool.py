@@ -1,7 +1,8 @@
 """`EnvironmentPool`: the workers of a stage process, and the rollouts that they play.
 
-A worker is started at first use, and a further one only when the slots of all are taken, up to the number of CPUs; a
-rollout goes to the least busy one. An idle worker ends after `idle_s`. If a worker dies or hangs, its rollouts fail
+A worker is forked from its environment's template at first use, and a further one only when the slots of all are taken,
+up to the number of CPUs; a rollout goes to the least busy one. An idle worker ends after `idle_s`, and a template
+`idle_s` after its last worker. If a worker dies or hangs, its rollouts fail
 with `EnvironmentFailed`. Those that may be the cause have a worker of their own when they are tried again in this
 process, and so cost no other rollout a second attempt.
 """
@@ -18,12 +19,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from ...errors import EnvironmentFailed
+from .environment_template import EnvironmentTemplate
 from .environment_worker import EnvironmentWorker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine, Sequence
 
-    from .environment_worker import EnvironmentPlace
+    from .environment_template import EnvironmentPlace
 
 T = TypeVar("T")
 IDLE_S = 300.0
@@ -125,6 +127,8 @@ class EnvironmentPool:
         self.workers: list[EnvironmentWorker] = []
         self._processes = processes or len(os.sched_getaffinity(0))
         self._idle_s = idle_s
+        self._templates: dict[EnvironmentPlace, EnvironmentTemplate] = {}
+        self._importing: dict[EnvironmentPlace, asyncio.Lock] = {}
         self._starting: dict[EnvironmentPlace, asyncio.Task[None]] = {}
         self._suspects: OrderedDict[str, None] = OrderedDict()
         self._lone = asyncio.Semaphore(self._processes)
@@ -164,6 +168,7 @@ class EnvironmentPool:
         await asyncio.gather(*(worker.end() for worker in self.workers))
         if ending := [*self._background, *self._starting.values()]:
             await asyncio.wait(ending)
+        await asyncio.gather(*(template.end() for template in self._templates.values()))
 
     @asynccontextmanager
     async def _seated(self, worker: EnvironmentWorker, name: str) -> AsyncIterator[EnvironmentRollout]:
@@ -211,7 +216,7 @@ class EnvironmentPool:
             del self._starting[place]
 
     async def _started(self, place: EnvironmentPlace) -> EnvironmentWorker:
-        worker = EnvironmentWorker(place, self._lose)
+        worker = EnvironmentWorker(await self._template(place), self._lose)
         try:
             await worker.start()
         except BaseException:
@@ -222,6 +227,20 @@ class EnvironmentPool:
         if self._ending_idle is None:
             self._ending_idle = asyncio.create_task(self._end_idle())
         return worker
+
+    async def _template(self, place: EnvironmentPlace) -> EnvironmentTemplate:
+        """Return a template that can fork a worker; the caller orders one at once."""
+        async with self._importing.setdefault(place, asyncio.Lock()):
+            template = self._templates.get(place)
+            if template is None or template.is_spent:
+                template = EnvironmentTemplate(place)
+                try:
+                    await template.start()
+                except BaseException:
+                    self._in_background(template.end())
+                    raise
+                self._templates[place] = template
+            return template
 
     def _lose(self, worker: EnvironmentWorker, suspects: list[str]) -> None:
         with suppress(ValueError):
@@ -241,6 +260,10 @@ class EnvironmentPool:
                 if not worker.rollouts and now - worker.idle_since > self._idle_s:
                     worker.retiring = True
                     self._in_background(worker.end())
+            for place, template in [*self._templates.items()]:
+                if not template.is_busy and now - template.idle_since > self._idle_s:
+                    del self._templates[place]
+                    self._in_background(template.end())
 
     def _in_background(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ...errors import ConfigError, EnvironmentFailed, SandboxFailed
 from ..harness.adapter import PyPI
 from ..package_store import INSTALL_LIMIT_S, WAIT_LIMIT_S, PackageStore
-from .environment_worker import EnvironmentPlace
+from .environment_template import EnvironmentPlace, stamp_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,7 +127,7 @@ class EnvironmentStore(PackageStore):
         if (ADAPTERS / adapter.partition(":")[0]).is_file():
             adapter = f"{ADAPTERS}/{adapter}"
         if known is not None and known.package is None:
-            return EnvironmentPlace(name, sys.executable, adapter)
+            return EnvironmentPlace(name, sys.executable, adapter, stamp_of(sys.executable))
         try:
             installed = self.find(name)
         except (ConfigError, SandboxFailed) as error:
@@ -139,7 +139,7 @@ class EnvironmentStore(PackageStore):
                 )
             raise EnvironmentFailed(message, environment=name, reason="missing") from error
         python = f"{installed.folder}/bin/python"
-        return EnvironmentPlace(name, python, adapter or installed.adapter, installed.installed_at_s)
+        return EnvironmentPlace(name, python, adapter or installed.adapter, stamp_of(python))
 
     def _adapter(self, name: str, folder: Path) -> str:
         if name in KNOWN:

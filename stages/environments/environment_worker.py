@@ -7,64 +7,25 @@ that wait. Silence is counted in looks of this process, which a pause of this pr
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
-import signal
 import socket
-import subprocess
-import tempfile
 import time
-from collections import deque
-from contextlib import suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ...errors import EnvironmentFailed
-from ...system.open_files import lower_open_files
-from ...tools.processes.child import Child
-from ...tools.processes.process_tree import descendants, kill
+from .environment_template import END_LIMIT_S, START_LIMIT_S
 from .worker import FRAME_LIMIT_BYTES, LENGTH
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PROGRAM = Path(__file__).with_name("worker.py")
-START_LIMIT_S = 180.0
-"""Seconds in which a worker must have imported the environment's packages."""
-END_LIMIT_S = 2.0
-"""Seconds in which a worker must end once its socket is closed."""
+    from .environment_template import EnvironmentTemplate
+    from .guarded_process import GuardedProcess
+
 LOOK_S = 1.0
 SLACK_LOOKS = 5
 """Looks beyond the limit of a call after which a silent worker counts as hung."""
-OUTPUT_BYTES = 64 * 1024
-"""Bytes of output that are read at a time, every `OUTPUT_S`; a worker that prints more waits."""
-OUTPUT_S = 0.01
-WORDS = 2000
-"""Characters of the end of a worker's output, in errors."""
-
-
-class EnvironmentPlace(NamedTuple):
-    """Where an environment is."""
-
-    name: str
-    python: str
-    """Its interpreter."""
-    adapter: str
-    """`module:Class`, or `/path/file.py:Class`."""
-    installed_at_s: float = 0.0
-    """Seconds since 1970; one that is installed anew has workers of its own."""
-
-
-class Hello(msgspec.Struct, frozen=True):
-    """The first frame of a worker."""
-
-    slots: int
-    limit_s: float
-    is_program: bool
-    one_at_a_time: bool
-    """It plays its calls one after the other, in the order in which they were sent."""
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -77,70 +38,54 @@ class EnvironmentWorker(asyncio.Protocol):
     """One worker process; `start` it, and `end` it.
 
     Args:
-        place: the environment.
+        template: what it is forked from.
         lost: called once when it has ended, died or was killed, with the rollouts that may be the cause.
     """
 
-    def __init__(self, place: EnvironmentPlace, lost: Callable[[EnvironmentWorker, list[str]], None]) -> None:
-        self.place = place
+    def __init__(self, template: EnvironmentTemplate, lost: Callable[[EnvironmentWorker, list[str]], None]) -> None:
+        self.place, self.hello = template.place, template.hello
         self.rollouts: set[str] = set()
-        self.hello = Hello(1, START_LIMIT_S, is_program=False, one_at_a_time=False)
         self.retiring = False
         """It takes no further rollouts, and ends with those that it has."""
         self.idle_since = time.monotonic()
         self.failure: EnvironmentFailed | None = None
         """Why it can answer no more."""
+        self.pid = 0
+        self._template = template
         self._lost = lost
         self._loop = asyncio.get_running_loop()
         self._calls: dict[int, tuple[asyncio.Future[msgspec.Raw], str]] = {}
         """The unanswered calls, oldest first, and their rollouts; also those whose caller was cancelled."""
         self._number = 0
         self._cleared: asyncio.Future[None] = self._loop.create_future()
-        self.pid = 0
-        self._data = bytearray()
-        self._output: deque[bytes] = deque(maxlen=2)
+        self._process: GuardedProcess | None = None
+        self._rest = bytearray()
+        """The beginning of a frame of which more must come."""
+        self._limit_s = START_LIMIT_S
         self._silent_looks = 0
 
     async def start(self) -> None:
-        """Start the process; return once the environment is imported.
+        """Start the process; return once it plays.
 
         Raises:
-            EnvironmentFailed: it could not be started or imported.
+            EnvironmentFailed: it could not be started.
         """
         ready: asyncio.Future[msgspec.Raw] = self._loop.create_future()
         self._calls[0] = (ready, "")
-        self._folder = tempfile.mkdtemp(prefix="prorl-environment-")
         ours, theirs = socket.socketpair()
-        self._printed, printing = os.pipe()
-        arguments = (self.place.python, "-I", str(PROGRAM), str(theirs.fileno()), str(os.getpid()))
-        try:
-            self._process = subprocess.Popen(  # noqa: ASYNC220 - `Child` waits for it
-                (*arguments, self.place.adapter),
-                cwd=self._folder,
-                stdin=subprocess.DEVNULL,
-                stdout=printing,
-                stderr=subprocess.STDOUT,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
-        except OSError as error:
-            ours.close()
-            os.close(self._printed)
-            shutil.rmtree(self._folder, ignore_errors=True)
-            raise self._failed("missing", f"cannot be started: {self.place.python}: {error.strerror}") from error
-        finally:
-            theirs.close()
-            os.close(printing)
-        self.pid = self._process.pid
-        lower_open_files(self.pid)
-        self._child = Child(self.pid)
-        self._child.when_ended(self._died)
-        os.set_blocking(self._printed, False)
-        self._loop.add_reader(self._printed, self._read_output)
+        with theirs:
+            try:
+                process = self._template.forked(theirs, self.fail)
+            except OSError as error:
+                ours.close()
+                raise self._failed("died", f"cannot be forked: {error.strerror}") from error
+        self._process = process
+        self._transport, _ = await self._loop.create_connection(lambda: self, sock=ours)
+        process.when_ended(self._died)
         self._watching = asyncio.create_task(self._watch())
         self._watching.add_done_callback(self._watched)
-        self._transport, _ = await self._loop.create_connection(lambda: self, sock=ours)
-        self.hello = msgspec.json.decode(await self._answered(ready), type=Hello)
+        self.pid = msgspec.json.decode(await self._answered(ready), type=int)
+        self._limit_s = self.hello.limit_s
         self._silent_looks = 0
 
     @property
@@ -165,60 +110,73 @@ class EnvironmentWorker(asyncio.Protocol):
 
     def fail(self, reason: str, how: str) -> None:
         """Kill the process with all that it started; its calls fail."""
-        if self.failure is not None or not self.pid:
+        if self.failure is not None or self._process is None:
             return
         suspects = [rollout for _, rollout in self._calls.values() if rollout]
         if self.hello.one_at_a_time:
             del suspects[1:]
-        self._read_output()
         self.failure = self._failed(reason, how)
         self._watching.cancel()
-        self._kill()
+        self._process.kill()
         for future, _ in self._calls.values():
             if not future.done():
                 future.set_exception(self.failure)
                 future.exception()  # a caller that was cancelled does not read it
         self._lost(self, suspects)
-        self._child.when_ended(self._clear)
+        self._process.when_ended(self._clear)
 
     async def end(self) -> None:
         """Close the socket, upon which the process ends; kill it if it does not."""
-        if not self.pid:
+        if self._process is None:
             return
         if self.failure is None:
             self._transport.close()
-            await self._child.wait(END_LIMIT_S)
+            await self._process.wait(END_LIMIT_S)
             self.fail("cancelled", "was closed")
         await asyncio.wait((self._cleared,), timeout=END_LIMIT_S)
 
     # The socket
 
     def data_received(self, data: bytes) -> None:
-        self._data += data
-        while len(self._data) >= LENGTH.size:
-            size = LENGTH.unpack_from(self._data)[0]
+        whole: bytes | bytearray = data
+        if self._rest:
+            self._rest += data
+            whole = self._rest
+        start = 0
+        while start + LENGTH.size <= len(whole):
+            size = LENGTH.unpack_from(whole, start)[0]
             if size > FRAME_LIMIT_BYTES:
                 self.fail("died", f"sent a frame of {size} bytes")
                 return
-            if len(self._data) < LENGTH.size + size:
+            end = start + LENGTH.size + size
+            if end > len(whole):
+                break
+            if not self._take(bytes(whole[start + LENGTH.size : end])):
                 return
-            packed = bytes(self._data[LENGTH.size : LENGTH.size + size])
-            del self._data[: LENGTH.size + size]
-            try:
-                answer = msgspec.json.decode(packed, type=_Answer)
-            except msgspec.MsgspecError as error:
-                self.fail("died", f"sent a frame that is no answer: {error}")
-                return
-            self._silent_looks = 0
-            future, _ = self._calls.pop(answer.n, (None, ""))
-            if future is not None and not future.done():
-                if answer.error:
-                    future.set_exception(self._failed("raised", answer.error, where=""))
-                else:
-                    future.set_result(answer.value)
+            start = end
+        if whole is self._rest:
+            del self._rest[:start]
+        else:
+            self._rest += whole[start:]
+
+    def _take(self, packed: bytes) -> bool:
+        """Take an answer; return whether it is one."""
+        try:
+            answer = msgspec.json.decode(packed, type=_Answer)
+        except msgspec.MsgspecError as error:
+            self.fail("died", f"sent a frame that is no answer: {error}")
+            return False
+        self._silent_looks = 0
+        future, _ = self._calls.pop(answer.n, (None, ""))
+        if future is not None and not future.done():
+            if answer.error:
+                future.set_exception(self._failed("raised", answer.error, where=""))
+            else:
+                future.set_result(answer.value)
+        return True
 
     def connection_lost(self, error: Exception | None) -> None:
-        if error is not None or not self._child.ended:
+        if error is not None or (self._process is not None and not self._process.ended):
             self._loop.call_later(END_LIMIT_S, self.fail, "died", "closed its socket")
 
     def _send(self, call: dict[str, Any]) -> None:
@@ -237,14 +195,13 @@ class EnvironmentWorker(asyncio.Protocol):
     async def _watch(self) -> None:
         """Ping while calls are open, and kill a worker that is silent for too long."""
         while True:
-            look_s = min(LOOK_S, self.hello.limit_s / 4)
+            look_s = min(LOOK_S, self._limit_s / 4)
             await asyncio.sleep(look_s)
             if not self._calls:
                 continue
             self._silent_looks += 1
-            limit_s = self.hello.limit_s
-            if self._silent_looks * look_s > limit_s + SLACK_LOOKS * look_s:
-                self.fail("hung", f"did not answer for {limit_s:g} s")
+            if self._silent_looks * look_s > self._limit_s + SLACK_LOOKS * look_s:
+                self.fail("hung", f"did not answer for {self._limit_s:g} s")
                 return
             if 0 not in self._calls:
                 self._number += 1
@@ -254,41 +211,21 @@ class EnvironmentWorker(asyncio.Protocol):
         if not watching.cancelled() and (error := watching.exception()) is not None:
             self.fail("unwatched", f"could not be watched: {error!r}")
 
-    def _read_output(self) -> None:
-        self._loop.remove_reader(self._printed)
-        with suppress(OSError):
-            if read := os.read(self._printed, OUTPUT_BYTES):
-                self._output.append(read)
-                if self.failure is None:
-                    self._loop.call_later(OUTPUT_S, self._listen)
-
-    def _listen(self) -> None:
-        if self.failure is None:
-            self._loop.add_reader(self._printed, self._read_output)
-
-    def _kill(self) -> None:
-        """Kill the process and what it started, also if it is a zombie, which keeps the number of its group."""
-        if not self._child.reaped:
-            with suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
-            kill(*descendants(self.pid), self.pid)
-
     def _died(self) -> None:
-        self._kill()
-        code = self._process.returncode = self._child.reap()
-        how = f"was ended by signal {code - 128}" if code > 128 else f"ended with exit code {code}"
-        self.fail("died", how)
+        assert self._process is not None, "it was started"
+        if not self._process.words:  # its guard was killed: only the one above can end what is left
+            self._template.kill()
+        self.fail("died", self._process.words or "was ended, as its guard was killed")
 
     def _clear(self) -> None:
-        self._process.returncode = self._child.reap()
-        self._child.close()
+        assert self._process is not None, "it was started"
         self._transport.close()
-        os.close(self._printed)
-        shutil.rmtree(self._folder, ignore_errors=True)
-        self._cleared.set_result(None)
+        self._template.release(self._process)
+        if not self._cleared.done():
+            self._cleared.set_result(None)
 
     def _failed(self, reason: str, how: str, where: str = "its worker ") -> EnvironmentFailed:
         message = f"the environment {self.place.name}: {where}{how}"
-        if where and (printed := b"".join(self._output).decode(errors="replace").strip()):
-            message += f"; the end of its output: {printed[-WORDS:]}"
+        if where and self._process is not None and (printed := self._process.printed()):
+            message += f"; the end of its output: {printed}"
         return EnvironmentFailed(message, environment=self.place.name, reason=reason)

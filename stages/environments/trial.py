@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .environment_pool import Opening, Step
-    from .environment_worker import EnvironmentPlace
+    from .environment_template import EnvironmentPlace
 
 SHOWN = 2000
 """Most characters of what a player sees that are shown."""

@@ -1,54 +1,39 @@
 """A worker: plays rollouts of one environment, in the interpreter of that environment. Standard library only.
 
-    Unix socket, inherited   ⇄ the pool, in a stage process: frames of a length (4 bytes, little-endian) and JSON
+    channel, a stream socket ⇄ the pool, in a stage process: frames of a length (4 bytes, little-endian) and JSON
     standard output          → the pool, for the words of errors; prints never touch the frames
 
-A call is `{"n", "do", "rollout", …}`, its answer `{"n", "value"}` or `{"n", "error"}`. Calls of different rollouts may
-be answered in any order. What an adapter returns is checked here, so that errors name the method and the value. The
-worker ends with the socket. `adapter.py` says what an adapter is and which calls run at the same time.
+A call is `{"n", "do", "rollout", …}`, its answer `{"n", "value"}` or `{"n", "error"}`; the answer 0 is unasked, and has
+the worker's pid. Calls of different rollouts may be answered in any order. The worker ends with the channel.
+`worker_process.py` says where workers come from, `adapter.py` what an adapter is and which calls run at the same time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
-import importlib
-import importlib.util
 import inspect
 import json
 import math
 import os
 import random
-import re
-import signal
-import socket
 import struct
 import sys
 import traceback
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .returned_values import NOTE_LIMIT, Invalid, checked_outcome, checked_step
+
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable
+    import socket
+    from collections.abc import Callable, Coroutine
 
 LENGTH = struct.Struct("<I")
 FRAME_LIMIT_BYTES = 64 * 2**20
-OBSERVATION_LIMIT = 1_000_000
-"""Most characters of what one player sees at a time."""
-TOOLS_LIMIT = 1_000_000
-"""Most characters of all tools together, as JSON."""
-INFO_LIMIT, NOTE_LIMIT, NAME_LIMIT = 64, 4000, 128
-"""Most entries of `info` that are kept, and most characters of a text and of a name in it."""
-TOOL_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,100}")
-"""What models can write as a tool's name."""
-LARGEST_REWARD = 3.4028234663852886e38
-"""As in `data.conversations`, which this interpreter cannot import."""
 CANCEL_S = 5.0
 """Seconds in which a cancelled call must end."""
 READ_BYTES = 256 * 1024
-ROLES = ("system", "user", "assistant")
 ARGUMENTS: dict[str, tuple[str, ...]] = {
     "open": ("args", "seed"),
     "step": ("player", "text"),
@@ -58,12 +43,9 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
 }
 """The arguments of each method, by their names in a call."""
 BEGINNINGS = ("open", "run")
-_PR_SET_PDEATHSIG = 1
-_ME = os.getpid()
-
-
-class Invalid(Exception):
-    """An adapter returned something that its contract excludes."""
+_spare_generators: list[Any] = []
+"""numpy's, of rollouts that have ended."""
+JSON = json.JSONEncoder(allow_nan=False, ensure_ascii=False)
 
 
 class Rollout:
@@ -75,28 +57,46 @@ class Rollout:
         self.task: asyncio.Task[Any] | None = None
         self.thread: Future[Any] | None = None
         """The call that a thread runs; cancelling it does not end the thread."""
+        self._methods: dict[str, tuple[Callable[..., Any], bool]] = {}
         self._seed = seed
         self._random: Any = None
         self._numpy: Any = None
 
+    def method(self, do: str) -> tuple[Callable[..., Any], bool]:
+        """Return a method, and whether it is a coroutine's."""
+        if (known := self._methods.get(do)) is None:
+            method = getattr(self.world, do)
+            known = self._methods[do] = (method, inspect.iscoroutinefunction(method))
+        return known
+
     def begin(self) -> None:
         """Begin with generators that only the seed determines."""
         random.seed(self._seed)
-        if (numpy := _numpy_random()) is not None:
-            numpy.seed(None if self._seed is None else self._seed % 2**32)
+        self._begin_numpy()
 
     def keep(self) -> None:
         self._random = random.getstate()
-        numpy = _numpy_random()
-        self._numpy = numpy.get_state() if numpy is not None else None
+        if (numpy := _numpy_random()) is not None:
+            self._numpy = numpy.get_bit_generator() if hasattr(numpy, "get_bit_generator") else numpy.get_state()
 
     def restore(self) -> None:
         if self._random is None:  # its earlier methods were coroutines
             self.begin()
             return
         random.setstate(self._random)
-        if self._numpy is not None:
+        if self._numpy is None:  # numpy was imported since
+            self._begin_numpy()
+        elif isinstance(self._numpy, tuple):
             _numpy_random().set_state(self._numpy)
+        else:
+            _numpy_random().set_bit_generator(self._numpy)
+
+    def _begin_numpy(self) -> None:
+        if (numpy := _numpy_random()) is None:
+            return
+        if hasattr(numpy, "set_bit_generator"):  # since numpy 1.24; states are slow to copy, and generators to make
+            numpy.set_bit_generator(_spare_generators.pop() if _spare_generators else numpy.MT19937(0))
+        numpy.seed(None if self._seed is None else self._seed % 2**32)
 
 
 class Worker(asyncio.Protocol):
@@ -115,25 +115,27 @@ class Worker(asyncio.Protocol):
         """The rollout whose states the global generators have now."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._data = bytearray()
+        self._pid = os.getpid()
         self._limit_s = limit_of(adapter)
         self._own_thread = bool(getattr(adapter, "own_thread", False))
         self._threads = ThreadPoolExecutor(slots_of(adapter), thread_name_prefix="rollout")
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
+        self.answer({"n": 0, "value": self._pid})
 
     def connection_lost(self, error: Exception | None) -> None:
         del error
         if self._ended is not None:
             self._ended.set()
 
-    def data_received(self, data: bytes) -> None:
+    def data_received(self, data: bytes | memoryview) -> None:
         self._data += data
         while len(self._data) >= LENGTH.size:
             end = LENGTH.size + LENGTH.unpack_from(self._data)[0]
             if len(self._data) < end:
                 return
-            call = json.loads(self._data[LENGTH.size : end])
+            call = json.loads(self._data[LENGTH.size : end].decode())
             del self._data[:end]
             if call["do"] == "ping":
                 self.answer({"n": call["n"], "value": None})
@@ -143,7 +145,7 @@ class Worker(asyncio.Protocol):
                 self._play(call["do"], call["n"], call)
 
     def answer(self, answer: dict[str, Any]) -> None:
-        if os.getpid() != _ME:
+        if os.getpid() != self._pid:
             os._exit(1)  # a child that an environment forked has come back here
         self._transport.write(framed(answer))
 
@@ -157,9 +159,9 @@ class Worker(asyncio.Protocol):
                 rollout = self._rollouts[name] = Rollout(self._adapter(), call["seed"])
             if do == "close":
                 del self._rollouts[name]
-            method = getattr(rollout.world, do)
+            method, waits = rollout.method(do)
             arguments = {key: call[key] for key in ARGUMENTS[do]}
-            if inspect.iscoroutinefunction(method):
+            if waits:
                 result = method(**arguments)
             elif self._own_thread or do == "run":
                 rollout.thread = self._threads.submit(method, **arguments)
@@ -168,6 +170,9 @@ class Worker(asyncio.Protocol):
                 self._show_generators(rollout, call)
                 value = method(**arguments)
                 self.answer({"n": number, "value": self._checked(do, rollout, value)})
+                if do == "close":
+                    self._seen = None
+                    leave_generator()
                 return
         except BaseException as error:  # noqa: BLE001 - also SystemExit: a rollout does not end its worker
             self._fail(number, do, error)
@@ -176,6 +181,7 @@ class Worker(asyncio.Protocol):
 
     def _show_generators(self, rollout: Rollout, call: dict[str, Any]) -> None:
         if self._seen is rollout:
+            drop_second_normal()
             return
         if self._seen is not None:
             self._seen.keep()
@@ -243,10 +249,10 @@ class Worker(asyncio.Protocol):
 
 def framed(answer: dict[str, Any]) -> bytes:
     """Return an answer's frame; halves of surrogate pairs, which no encoding has, become question marks."""
-    packed = json.dumps(answer, allow_nan=False, ensure_ascii=False).encode("utf-8", "replace")
+    packed = JSON.encode(answer).encode("utf-8", "replace")
     if len(packed) > FRAME_LIMIT_BYTES:
         words = f"an answer of {len(packed):,} bytes; at most {FRAME_LIMIT_BYTES:,} are allowed"
-        packed = json.dumps({"n": answer["n"], "error": words}).encode()
+        packed = JSON.encode({"n": answer["n"], "error": words}).encode()
     return LENGTH.pack(len(packed)) + packed
 
 
@@ -268,192 +274,37 @@ def words_of(do: str, error: BaseException) -> str:
         text = f"its text raised {type(second).__name__}"
     place = ""
     for frame in traceback.extract_tb(error.__traceback__):
-        if frame.filename != __file__:
+        if os.path.dirname(frame.filename) != os.path.dirname(__file__):  # noqa: PTH120 - not of this package
             place = f" ({frame.filename}:{frame.lineno})"
     return f"{do} raised {type(error).__name__}: {text}"[:NOTE_LIMIT] + place
 
 
-def checked_step(do: str, value: Any) -> dict[str, Any]:
-    """Return what a method of a world returned as plain data; raise `Invalid` if the contract excludes it."""
-    known = (
-        ("observations", "tools") if do == "open" else ("observations", "rewards", "done", "truncated", "info", "mask")
-    )
-    given = _mapping(do, value, "what it returned")
-    if unknown := [key for key in given if key not in known]:
-        raise Invalid(f"{do} returned the unknown entry {unknown[0]!r:.100}; known are {', '.join(known)}")
-    observations = _mapping(do, given.get("observations") or {}, "observations")
-    if do == "open" and not observations:
-        raise Invalid("open returned no observations, so no player can act")
-    checked: dict[str, Any] = {
-        "observations": {_name(do, player): _observation(do, player, seen) for player, seen in observations.items()}
-    }
-    if do == "open":
-        checked["tools"] = _tools(given.get("tools") or ())
-        return checked
-    if rewards := _mapping(do, given.get("rewards") or {}, "rewards"):
-        checked["rewards"] = {
-            _name(do, player): _number(do, f"the reward of {player}", one) for player, one in rewards.items()
-        }
-    for key in ("done", "truncated"):
-        checked[key] = bool(given.get(key, False))
-    checked["info"] = _info(given.get("info") or {})
-    if given.get("mask"):
-        checked["mask"] = str(given["mask"])[:NOTE_LIMIT]
-    return checked
+def seed_anew() -> None:
+    """Seed numpy's global generator in a fork; Python's own is seeded by its module."""
+    if (numpy := _numpy_random()) is not None:
+        numpy.seed()
 
 
-def checked_outcome(value: Any) -> dict[str, Any]:
-    known = ("reward", "rewards", "turn_rewards", "metrics", "error", "mask")
-    given = _mapping("run", value, "what it returned")
-    if unknown := [key for key in given if key not in known]:
-        raise Invalid(f"run returned the unknown entry {unknown[0]!r:.100}; known are {', '.join(known)}")
-    checked: dict[str, Any] = {key: str(given[key])[:NOTE_LIMIT] for key in ("error", "mask") if given.get(key)}
-    if not checked:
-        checked["reward"] = _number("run", "the reward", given.get("reward"))
-    rewards = _mapping("run", given.get("rewards") or {}, "rewards")
-    checked["rewards"] = {
-        _name("run", name): _number("run", f"the reward of {name}", one) for name, one in rewards.items()
-    }
-    turns = given.get("turn_rewards")
-    turns = {} if turns is None else turns
-    pairs = turns.items() if hasattr(turns, "items") else enumerate(turns)
-    checked["turn_rewards"] = [[int(turn), _number("run", f"the reward of turn {turn}", one)] for turn, one in pairs]
-    checked["metrics"] = {
-        key: one for key, one in _info(given.get("metrics") or {}).items() if not isinstance(one, str)
-    }
-    return checked
+def leave_generator() -> None:
+    """Leave numpy's global generator to a further rollout."""
+    numpy = _numpy_random()
+    if hasattr(numpy, "get_bit_generator"):
+        _spare_generators.append(numpy.get_bit_generator())
 
 
-def _mapping(do: str, value: Any, what: str) -> Any:
-    if not hasattr(value, "items"):
-        raise Invalid(f"{do} returned {value!r:.100}; {what} must be a dict")
-    return value
-
-
-def _name(do: str, name: Any) -> str:
-    if not isinstance(name, str) or not 0 < len(name) <= NAME_LIMIT:
-        raise Invalid(f"{do} returned the player {name!r:.100}; a text of 1 to {NAME_LIMIT} characters is allowed")
-    return name
-
-
-def _number(do: str, what: str, value: Any) -> float:
-    number = _float(value)
-    if not -LARGEST_REWARD <= number <= LARGEST_REWARD:
-        raise Invalid(f"{do} returned {value!r:.100} as {what}; a finite number is allowed")
-    return number
-
-
-def _float(value: Any) -> float:
-    """Return a number of any type as a float; NaN: it is none, or too large."""
-    try:
-        return math.nan if isinstance(value, (str, bytes, bytearray)) else float(value)
-    except Exception:  # noqa: BLE001 - arrays raise many kinds
-        return math.nan
-
-
-def _observation(do: str, player: str, seen: Any) -> str | list[dict[str, str]]:
-    checked: str | list[dict[str, str]]
-    if isinstance(seen, str):
-        size, checked = len(seen), seen
-    elif isinstance(seen, (list, tuple)) and seen:
-        checked = [_message(do, player, message) for message in seen]
-        size = sum(len(message["content"]) for message in checked)
-    else:
-        raise Invalid(f"{do} returned {seen!r:.100} as what {player} sees; a text or a list of messages is allowed")
-    if size > OBSERVATION_LIMIT:
-        raise Invalid(
-            f"{do} returned an observation of {size:,} characters for player {player}; "
-            f"at most {OBSERVATION_LIMIT:,} are allowed"
-        )
-    return checked
-
-
-def _message(do: str, player: str, message: Any) -> dict[str, str]:
-    try:
-        role, content = message["role"], message["content"]
-    except (TypeError, KeyError):
-        role = content = None
-    if role not in ROLES or not isinstance(content, str):
-        raise Invalid(
-            f"{do} returned the message {message!r:.100} for {player}; it needs a role of {', '.join(ROLES)}, "
-            "and a text as content"
-        )
-    return {"role": role, "content": content}
-
-
-def _tools(tools: Iterable[Any]) -> list[dict[str, Any]]:
-    checked, seen = [], set()
-    for tool in tools:
-        try:
-            name, parameters = tool["name"], tool.get("parameters") or {}
-            about, players = tool.get("description") or "", tool.get("players")
-            fits = isinstance(name, str) and TOOL_NAME.fullmatch(name) is not None
-            fits = fits and isinstance(parameters, dict) and isinstance(about, str)
-            fits = fits and (players is None or isinstance(players, list))
-        except (TypeError, KeyError, AttributeError):
-            fits = False
-        if not fits:
-            raise Invalid(
-                f"open returned the tool {tool!r:.100}; it needs a name of letters, digits and _ . : / -, "
-                "a description, and parameters as a JSON schema"
-            )
-        checked.append({"name": name, "description": about, "parameters": parameters})
-        if players is not None:
-            checked[-1]["players"] = [_name("open", player) for player in players]
-        for player in checked[-1].get("players", ("all players",)):
-            if (name, player) in seen:
-                raise Invalid(f"open returned two tools named {name} for {player}")
-            seen.add((name, player))
-    try:
-        size = len(json.dumps(checked, allow_nan=False))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise Invalid(f"open returned tools that JSON cannot carry: {error}") from error
-    if size > TOOLS_LIMIT:
-        raise Invalid(f"open returned tools of {size:,} characters; at most {TOOLS_LIMIT:,} are allowed")
-    return checked
-
-
-def _info(info: Any) -> dict[str, float | str]:
-    kept: dict[str, float | str] = {}
-    for key, value in list(info.items())[:INFO_LIMIT] if hasattr(info, "items") else ():
-        number = _float(value)
-        if isinstance(value, str):
-            kept[str(key)[:NAME_LIMIT]] = value[:NOTE_LIMIT]
-        elif math.isfinite(number):
-            kept[str(key)[:NAME_LIMIT]] = number
-    return kept
+def drop_second_normal() -> None:
+    """Drop the number that numpy's older functions keep for the next call, as the exchange of generators does."""
+    numpy = _numpy_random()
+    if hasattr(numpy, "set_bit_generator"):
+        numpy.set_bit_generator(numpy.get_bit_generator())
 
 
 def _numpy_random() -> Any:
-    numpy = sys.modules.get("numpy")
-    return getattr(numpy, "random", None)
+    return getattr(sys.modules.get("numpy"), "random", None)
 
 
 def slots_of(adapter: Any) -> int:
     return max(1, int(getattr(adapter, "slots", 64)))
-
-
-def load(place: str) -> Any:
-    """Return the adapter's class from `module:Class`, or `/path/file.py:Class`."""
-    module, _, name = place.rpartition(":")
-    if module.endswith(".py"):
-        spec: Any = importlib.util.spec_from_file_location(f"prorl_adapter_{Path(module).stem}", module)
-        loaded: Any = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = loaded
-        spec.loader.exec_module(loaded)
-    else:
-        loaded = importlib.import_module(module)
-    for part in name.split("."):
-        loaded = getattr(loaded, part)
-    if not callable(getattr(loaded, "run", None)):
-        if not hasattr(loaded, "open") and (not inspect.isclass(loaded) or hasattr(loaded, "reset")):
-            return _wrapped(loaded)
-        lacking = [each for each in ("open", "step", "close") if not callable(getattr(loaded, each, None))]
-        if lacking:
-            raise Invalid(
-                f"{place} has no method {lacking[0]}: an adapter has open, step and close, or run, or reset and step"
-            )
-    return loaded
 
 
 def limit_of(adapter: Any) -> float:
@@ -461,21 +312,6 @@ def limit_of(adapter: Any) -> float:
     if not 0 < limit_s < math.inf:
         raise Invalid(f"limit_s is {limit_s}; a number of seconds is allowed")
     return limit_s
-
-
-def _wrapped(make: Any) -> Any:
-    """Return the adapter of a class with gymnasium's `reset` and `step`, or of a function that makes such objects."""
-    gymnasium = load(f"{Path(__file__).with_name('adapters')}/gymnasium.py:Gymnasium")
-
-    class Wrapped(gymnasium):  # type: ignore[misc, valid-type]
-        slots = getattr(make, "slots", 64)
-        limit_s = getattr(make, "limit_s", 60.0)
-        own_thread = getattr(make, "own_thread", False)
-
-        def __init__(self) -> None:
-            super().__init__(make)
-
-    return Wrapped
 
 
 class Blocking:
@@ -489,44 +325,24 @@ class Blocking:
         self._channel.sendall(data)
 
     def serve(self, worker: Worker) -> None:
-        while data := self._channel.recv(READ_BYTES):
-            worker.data_received(data)
+        buffer = memoryview(bytearray(READ_BYTES))
+        while count := self._channel.recv_into(buffer):
+            worker.data_received(buffer[:count])
 
 
-async def serve(channel: socket.socket, adapter: Any, first: dict[str, Any]) -> None:
-    ended = asyncio.Event()
-    channel.setblocking(False)
-    _, worker = await asyncio.get_running_loop().create_connection(lambda: Worker(adapter, ended), sock=channel)
-    worker.answer(first)
-    await ended.wait()
-
-
-def main() -> None:
-    """Serve the pool. The arguments are the socket's descriptor, the pool's process, and the adapter's place."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != int(sys.argv[2]):
-        return
-    channel, place = socket.socket(fileno=int(sys.argv[1])), sys.argv[3]
-    blocking = Blocking(channel)
-    try:
-        adapter = load(place)
-        is_program = callable(getattr(adapter, "run", None))
-        waits = any(inspect.iscoroutinefunction(getattr(adapter, each, None)) for each in ARGUMENTS)
-        plain = not (is_program or waits or getattr(adapter, "own_thread", False))
-        about = {"slots": slots_of(adapter), "limit_s": limit_of(adapter), "is_program": is_program}
-        first = {"n": 0, "value": {**about, "one_at_a_time": plain}}
-    except BaseException as error:  # noqa: BLE001 - as above
-        blocking.write(framed({"n": 0, "error": words_of("the import", error)}))
-        return
+def serve(channel: socket.socket, adapter: Any, *, one_at_a_time: bool) -> None:
+    """Answer calls until the pool closes the channel."""
     os.register_at_fork(after_in_child=channel.close)
-    if plain:
-        worker = Worker(adapter)
+    if one_at_a_time:
+        worker, blocking = Worker(adapter), Blocking(channel)
         worker.connection_made(blocking)
-        worker.answer(first)
         blocking.serve(worker)
     else:
-        asyncio.run(serve(channel, adapter, first))
+        asyncio.run(_serve(channel, adapter))
 
 
-if __name__ == "__main__":
-    main()
+async def _serve(channel: socket.socket, adapter: Any) -> None:
+    ended = asyncio.Event()
+    channel.setblocking(False)
+    await asyncio.get_running_loop().create_connection(lambda: Worker(adapter, ended), sock=channel)
+    await ended.wait()

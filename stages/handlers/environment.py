@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,6 +21,7 @@ from ...tools.tool import AnyTool
 from ...wire.messages.base import METRICS_LIMIT, NOTES_LIMIT
 from ..environments.environment_pool import EnvironmentPool
 from ..environments.environment_store import EnvironmentStore
+from ..environments.environment_template import stamp_of
 from ..handler import AgentHandler, EvalPhase, Evaluation, PhaseData, RunPhase
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from ..conversation import Conversation
     from ..environments.environment_pool import EnvironmentRollout, Message, Step
-    from ..environments.environment_worker import EnvironmentPlace
+    from ..environments.environment_template import EnvironmentPlace
     from ..episode import Turn
 
 INFO_LIMIT = METRICS_LIMIT - 1
@@ -97,7 +97,7 @@ class EnvironmentHandler(AgentHandler[EnvironmentInstance]):
 
     def _place(self, name: str) -> EnvironmentPlace:
         place, looked_at = self._places.get(name, (None, 0.0))
-        if place is None or time.monotonic() - looked_at > LOOK_S or not Path(place.python).exists():
+        if place is None or time.monotonic() - looked_at > LOOK_S or stamp_of(place.python) != place.stamp:
             place = EnvironmentStore().place(name)
             self._places[name] = (place, time.monotonic())
         return place
@@ -183,6 +183,8 @@ class Game:
 
     async def _turns(self, seen: Mapping[str, str | list[Message]]) -> list[Turn]:
         """Take a turn of each player at once; if one fails, the others are cancelled."""
+        if len(seen) == 1:
+            return [await self._turn(*one) for one in seen.items()]
         tasks = [asyncio.ensure_future(self._turn(player, one)) for player, one in seen.items()]
         try:
             return await asyncio.gather(*tasks)

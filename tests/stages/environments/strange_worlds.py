@@ -6,6 +6,7 @@ import json
 import os
 import random
 import socket
+import subprocess
 import sys
 import time
 import urllib.request
@@ -146,6 +147,13 @@ class Strange:
             os._exit(0)
         return {**result, "info": {"pid": pid}}
 
+    def leaves_a_daemon(self, result):
+        """Start a process that leads a session of its own, twice, and that nobody waits for."""
+        daemon = "import os, time; os.setsid() if os.fork() == 0 else os._exit(0); print(os.getpid(), flush=True); "
+        argv = [sys.executable, "-I", "-c", daemon + "os.close(1); time.sleep(600)"]
+        done = subprocess.run(argv, stdout=subprocess.PIPE, check=True, start_new_session=True)
+        return {**result, "info": {"pid": int(done.stdout)}}
+
     def huge(self, result):
         return {"observations": {"main": "x" * 50_000_000}}
 
@@ -234,6 +242,21 @@ class Strange:
 
     def masks(self, result):
         return {"mask": "the judge was away"}
+
+
+class WhichProcess:
+    """Says in which process it plays, and which one imported it."""
+
+    slots = 1
+    imported_in = os.getpid()
+
+    def open(self, args, seed):
+        del args, seed
+        return {"observations": {"main": f"{os.getpid()} {self.imported_in}"}}
+
+    def step(self, player, text): ...
+
+    def close(self): ...
 
 
 class Waiting:

@@ -18,7 +18,7 @@ from support.waiting import until, until_async
 from prorl_zmq.errors import EnvironmentFailed
 from prorl_zmq.stages.environments.environment_pool import EnvironmentPool, Message
 from prorl_zmq.stages.environments.environment_store import EnvironmentStore
-from prorl_zmq.stages.environments.environment_worker import EnvironmentPlace
+from prorl_zmq.stages.environments.environment_template import EnvironmentPlace
 
 sys.path.append(str(Path(__file__).parent))
 from offered import offer
@@ -390,5 +390,95 @@ def test_a_worker_that_cannot_start(where: EnvironmentPlace, said: str) -> None:
         with pytest.raises(EnvironmentFailed, match=said):
             raise errors[0]  # type: ignore[misc]
         assert pool.workers == []
+
+    pooled(use)
+
+
+def has_ended(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("ends", ["worker", "its guard", "template", "guard of all", "pool"])
+def test_nothing_that_a_world_started_outlives_its_worker(ends: str) -> None:
+    """Also not a process with a session of its own whose parent has ended, whichever process is killed."""
+
+    async def use(pool: EnvironmentPool) -> int:
+        async with pool.rollout(place("Strange"), "a") as world:
+            await world.open({"does": ".leaves_a_daemon"}, None)
+            daemon = int((await world.step("main", "a")).info["pid"])
+            worker = pool.workers[0].pid
+            template = psutil.Process(worker).parent().parent()
+            above = {"worker": worker, "its guard": psutil.Process(worker).ppid(), "template": template.pid}
+            assert os.getsid(daemon) == daemon
+            assert psutil.Process(daemon).ppid() == above["its guard"]
+            if ends != "pool":
+                os.kill(above.get(ends, template.ppid()), signal.SIGKILL)
+                await until_async(_ended(daemon, worker), "the daemon's and the worker's end")
+                with pytest.raises(EnvironmentFailed, match="its worker was"):
+                    await world.step("main", "a")
+                async with pool.rollout(place("Guess"), "b") as next_one:
+                    await next_one.open({}, 1)
+        return daemon
+
+    daemon = pooled(use)
+    until(lambda: has_ended(daemon), "the daemon's end")
+
+
+def _ended(*pids: int) -> Callable[[], Awaitable[bool]]:
+    async def ended() -> bool:
+        return all(map(has_ended, pids))
+
+    return ended
+
+
+async def processes_of_rollouts(pool: EnvironmentPool, where: EnvironmentPlace) -> list[list[str]]:
+    """Return the words that two rollouts at once see, in a worker each."""
+    async with pool.rollout(where, "a") as one, pool.rollout(where, "b") as other:
+        openings = [await one.open({}, None), await other.open({}, None)]
+    return [str(opening.observations["main"]).split() for opening in openings]
+
+
+def test_workers_are_forks_of_one_import_unless_it_starts_threads() -> None:
+    threaded = EnvironmentPlace("threaded", sys.executable, f"{WORLDS.with_name('threaded_world.py')}:WhichProcess")
+
+    async def use(pool: EnvironmentPool) -> None:
+        (one, first), (other, second) = await processes_of_rollouts(pool, place("WhichProcess"))
+        assert one != other
+        assert first == second != one
+        (one, first), (other, second) = await processes_of_rollouts(pool, threaded)
+        assert one != other
+        assert (first, second) == (one, other)
+
+    pooled(use, processes=2)
+
+
+def test_the_generators_that_threads_share_differ_between_workers(tmp_path: Path) -> None:
+    (tmp_path / "drawing.py").write_text("""
+import random, numpy
+class Drawing:
+    slots, own_thread = 1, True
+    def open(self, args, seed):
+        return {"observations": {"main": f"{random.random()} {numpy.random.random()}"}}
+    def step(self, player, text): ...
+    def close(self): ...
+""")
+
+    async def use(pool: EnvironmentPool) -> None:
+        one, other = await processes_of_rollouts(
+            pool, EnvironmentPlace("drawing", sys.executable, f"{tmp_path}/drawing.py:Drawing")
+        )
+        assert not set(one) & set(other)
+
+    pooled(use, processes=2)
+
+
+def test_an_environment_that_was_installed_again_gets_new_workers() -> None:
+    async def use(pool: EnvironmentPool) -> None:
+        old, new = place("WhichProcess"), place("WhichProcess")._replace(stamp=2)
+        async with pool.rollout(old, "a") as one:
+            first = (await one.open({}, None)).observations["main"]
+            async with pool.rollout(new, "b") as other:
+                second = (await other.open({}, None)).observations["main"]
+        assert str(first).split()[1] != str(second).split()[1]
 
     pooled(use)

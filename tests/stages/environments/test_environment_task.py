@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from prorl_zmq import Job, Outcome, Role, Sampling
+from prorl_zmq.stages.environments.environment_store import EnvironmentStore
 from prorl_zmq.stages.handlers.environment import EnvironmentHandler
 from prorl_zmq.testing import LocalService, say, tool_call
 from prorl_zmq.testing.scripted_engine import tokens_of
@@ -168,6 +169,24 @@ def test_a_tool_that_the_environment_lacks_is_named() -> None:
     (trajectory,) = played(say("a"), {"environment": "duel", "tools": ["look", "lok"]})
     assert trajectory.outcome == Outcome.FAILED
     assert "the environment duel has no tool lok; it has look" in str(trajectory.error)
+
+
+def test_a_rollout_plays_what_was_installed_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRORL_ENVIRONMENTS", str(tmp_path / "environments"))
+    store = EnvironmentStore(tmp_path / "environments")
+    rewards = []
+    with (
+        LocalService(handlers={"environment": EnvironmentHandler}, engine=say("toss")) as service,
+        service.client() as client,
+    ):
+        for reward in (1.0, 2.0):
+            world = "class Coin:\n    def reset(self, seed=None):\n        return 'Toss.', {}\n"
+            world += f"    def step(self, action):\n        return '', {reward}, True, False, {{}}\n"
+            (tmp_path / "coin.py").write_text(world)
+            store.install("coin", say=str, heard=str, adapter=f"{tmp_path}/coin.py:Coin")
+            client.submit(Job(task="environment", instance={"environment": "coin"}))
+            rewards += [one.reward for one in client.stream()]
+    assert rewards == [1.0, 2.0]
 
 
 def test_an_environment_that_is_not_there_is_named(environments: Path) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from prorl_zmq import Trajectory
-    from prorl_zmq.stages.environments.environment_worker import EnvironmentPlace
+    from prorl_zmq.stages.environments.environment_template import EnvironmentPlace
     from prorl_zmq.testing import ScriptedEngine
 
 pytestmark = pytest.mark.proof
