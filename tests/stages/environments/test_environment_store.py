@@ -43,7 +43,7 @@ def test_a_class_in_a_file_is_installed_played_replaced_and_removed(store: Envir
     assert "--- main sees: {\"coins\": 3}\n--- main says: toss\nrewards: {'main': 1.5}; done" in said
     assert sys.executable != place.python
     store.remove("coin", say=ignored)
-    with pytest.raises(EnvironmentFailed, match=r"environment coin own is not installed in .*; run: prorl env install"):
+    with pytest.raises(EnvironmentFailed, match=r"coin is neither known nor installed in .*; see: prorl env list"):
         store.place("coin")
     with pytest.raises(EnvironmentFailed, match="cannot be started"):  # a rollout that has begun meanwhile
         asyncio.run(try_environment(place, {}, 1, []))

@@ -131,7 +131,7 @@ def test_a_command_of_the_documents(line: str, said: str) -> None:
     program, *arguments = shlex.split(line)
     installed(arguments[2])
     done = prorl(*arguments, environment={**os.environ, "PRORL_ENVIRONMENTS": str(ROOT)})
-    assert (program, done.returncode, done.stderr) == ("prorl", 0, "")
+    assert (program, done.returncode, done.stderr) == ("prorl", 0, f"prorl env: starting {arguments[2]}\n")
     assert said in done.stdout
 
 
