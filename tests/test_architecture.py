@@ -117,7 +117,7 @@ BUDGET = {
     "security": 1350,
     "service": 2750,
     "service_folder": 400,
-    "stages": 14200,
+    "stages": 14250,
     "system": 2650,
     "tasks": 3050,
     "testing": 850,

@@ -183,11 +183,11 @@ def try_task(
         remedy = "is the server up?" if model.url else "--start-limit gives it longer"
         raise ConfigError(f"{model.name} did not answer within {model.limit_s:g} s; {remedy}", key="url") from error
     _show_result(trajectory, backends)
-    if (error := trajectory.error) is not None and SCRIPT_ENDED in error.message:
-        other = str(error.fields.get("backend", "")).removeprefix(BACKEND_ID).removeprefix("-")
+    if (failure := trajectory.error) is not None and SCRIPT_ENDED in failure.message:
+        other = str(failure.fields.get("backend", "")).removeprefix(BACKEND_ID).removeprefix("-")
         option, said = (f"--say-as {other}=TURN", "its script") if other else ("--say", str(len(model.said or ())))
         say("prorl tasks", f"{other or 'the model'} needs another turn after {said}: add a {option}")
-    if error is not None and error.code == NoBackend.code:
+    if failure is not None and failure.code == NoBackend.code:
         say(
             "prorl tasks",
             '--say-as NAME=TURN scripts another model; with "models": {NAME: "policy"} in a row of DATA that is a '
