@@ -10,6 +10,7 @@ VLLM ?= .vllm
 TRAINERS ?= .trainers
 GYM ?= .gym
 MCP ?= .mcp
+OPENENV ?= .openenv
 HARBOR ?= .harbor
 HARNESSES ?= .harnesses
 ENVIRONMENTS ?= .environments
@@ -39,7 +40,7 @@ export PATH := $(PATH):$(BIN)
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: wheel wheels release demo unit test bare proof turn service-proof engine-proof vllm trainers harnesses environments outside mcp harbor lint types client docs bench mutants clean help
+.PHONY: wheel wheels release demo unit test bare proof turn service-proof engine-proof vllm trainers harnesses environments outside mcp openenv harbor lint types client docs bench mutants clean help
 
 help:
 	@echo "make demo    train a small policy to use bash, through the whole service (about two minutes)"
@@ -54,6 +55,7 @@ help:
 	@echo "make harnesses  install agent harnesses for their tests (some minutes, 3 GB; needs npm)"
 	@echo "make harbor   install Harbor for its tests (some minutes, 430 MB; needs Python 3.12)"
 	@echo "make mcp      install an MCP server's package for its tests (a minute, 130 MB)"
+	@echo "make openenv  install OpenEnv's server for its tests (a minute, 480 MB)"
 	@echo "make outside  install an agent framework for the tests of programs outside (half a minute, 150 MB)"
 	@echo "make lint    ruff: rules and format"
 	@echo "make types   mypy --strict, over the installed wheel"
@@ -113,6 +115,8 @@ environments: $(ENVIRONMENTS)/.ready
 outside: $(OUTSIDE)/.ready
 
 mcp: $(MCP)/.ready
+
+openenv: $(OPENENV)/.ready
 
 harbor: $(HARBOR)/.ready
 
@@ -210,6 +214,11 @@ $(MCP)/.ready:
 	$(MCP)/bin/python -m pip --disable-pip-version-check --quiet install 'mcp~=2.3' 'fastmcp~=4.1'
 	touch $@
 
+$(OPENENV)/.ready:
+	test -x $(OPENENV)/bin/python || $(PYTHON) -m venv $(OPENENV)
+	$(OPENENV)/bin/python -m pip --disable-pip-version-check --quiet install 'openenv-core==0.3.0'
+	touch $@
+
 # Those that are there are kept, so a newer adapter's version is installed beside the old one.
 $(HARNESSES)/.ready: stages/harness/adapter.py $(wildcard stages/harness/adapters/*.py) | $(VENV)/.server
 	@for name in $(HARNESS_NAMES); do \
@@ -244,4 +253,4 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 clean:
-	rm -rf $(VENV) $(VLLM) $(TRAINERS) $(GYM) $(HARNESSES) $(OUTSIDE) $(MCP) $(HARBOR) $(ENVIRONMENTS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) $(TRAINERS) $(GYM) $(HARNESSES) $(OUTSIDE) $(MCP) $(OPENENV) $(HARBOR) $(ENVIRONMENTS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

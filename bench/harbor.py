@@ -37,17 +37,21 @@ from prorl_zmq.tools.containers.kinds import problem_with
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from harbor_rollouts import Graded, Played
+    from harbor_rollouts import Graded, Played, Starts
 
-FOLDERS, QUICK_FOLDERS = 10_000, 500
+FOLDERS, QUICK_FOLDERS = 10_000, 200
 TARGET_S = 10.0
 """For reading all folders of the full run."""
 ROLLED_OUT = 60
 QUICK_KINDS = ("answer", "steps")
-STARTS, QUICK_STARTS = 50, 3
+STARTS, QUICK_STARTS = 50, 2
+QUICK_EVERY = 6
+"""Of the reward files, a quick run grades one in so many."""
 TARGET_START = 1.3
 SLOTS = 2
 BUILD_S = 3600.0
+NAMES = {"oracle": "oracle", "no-op": "nop"}
+"""Harbor's names of the two agents."""
 PEER = Path(__file__).parent / "harbor_peer.py"
 PYTHON = Path(os.environ.get("PRORL_HARBOR_PYTHON", Path(__file__).parent.parent / ".harbor/bin/python"))
 NO_REWARDS = ("", " ", "nan", "inf", "-Infinity", "passed", "1,0", "0x1", "1\n0\n", "1 # good", "True", "[]")
@@ -132,15 +136,16 @@ def measure(quick: bool) -> list[Row]:
         built = len(list(images.glob("[!.]*")))
         rows.append(Row(f"{built} images built from their Dockerfiles, one after the other", took / built, "s each"))
         image = next(images.glob("harbor-*")).resolve()
-        ours, bare, isolated = uvloop.run(start_times(image, QUICK_STARTS if quick else STARTS))
-        rows += starts(ours, bare, isolated)
+        rows += start_rows(uvloop.run(start_times(image, QUICK_STARTS if quick else STARTS)))
         if not PYTHON.exists():
             raise Incomplete("without Harbor's own verifier: run make harbor", rows)
         rows.append(as_harbor("what the verifiers of these rollouts wrote", graded, root / "graded"))
+        if not quick:
+            rows += [trials(root, agent, played) for agent in NAMES]
         files = [{"reward.txt": text} for text in (*NO_REWARDS, *REWARDS)]
         files += [{"reward.json": text} for text in (*NO_JSON, *JSON)]
         files += [{"reward.txt": "1", "reward.json": '{"reward": 1, "b": 2}'}, {"rewards.json": '{"reward": 1}'}]
-        odd = uvloop.run(grade_files(image, files))
+        odd = uvloop.run(grade_files(image, files[::QUICK_EVERY] if quick else files))
         rows.append(as_harbor("reward files of every form", odd, root / "odd"))
     return rows
 
@@ -180,20 +185,23 @@ def rollouts(name: str, played: Played) -> list[Row]:
     return rows
 
 
-def starts(ours: list[float], bare: list[float], isolated: list[float]) -> list[Row]:
-    ours_s, bare_s, isolated_s = quantiles(ours)[0], quantiles(bare)[0], quantiles(isolated)[0]
+def start_rows(starts: Starts) -> list[Row]:
+    init, create, bare, isolated = (
+        quantiles(each)[0] for each in (starts.init, starts.create, starts.bare, starts.isolated)
+    )
     return [
         Row(
-            f"INIT of a rollout from a built image, p50 of {len(ours)}",
-            1e3 * ours_s,
+            f"INIT of a rollout from a built image, p50 of {len(starts.init)}",
+            1e3 * init,
             "ms",
-            "apptainer exec, with a network of its own",
-            ours_s / isolated_s,
+            "isolated `apptainer exec`",
+            init / isolated,
             f"at most {TARGET_START:g}×",
-            ours_s <= TARGET_START * isolated_s,
+            init <= TARGET_START * isolated,
         ),
-        Row("bare `apptainer exec IMAGE true`, p50", 1e3 * bare_s, "ms"),
-        Row("the same with `--containall --net --network none`, p50", 1e3 * isolated_s, "ms"),
+        Row("of that, the sandbox; the rest is folders and a bash in it", 1e3 * create, "ms"),
+        Row("`apptainer exec --containall --net --network none IMAGE true`, p50", 1e3 * isolated, "ms"),
+        Row("`apptainer exec IMAGE true`, with the host's files and network, p50", 1e3 * bare, "ms"),
     ]
 
 
@@ -239,6 +247,31 @@ def read_all(root: Path) -> None:
             content = Path(path, name).read_bytes()
             if name == "task.toml":
                 tomllib.loads(content.decode())
+
+
+def trials(root: Path, agent: str, played: Played) -> Row:
+    """Let Harbor run the folders itself, in our sandboxes, and compare the rewards of its trials with the service's."""
+    jobs = root / f"jobs-{agent}"
+    command = [PYTHON.with_name("harbor"), "run", "-y", "-p", root / "tasks", "-a", NAMES[agent], "-o", jobs]
+    command += ["-n", SLOTS, "-e", "prorl_zmq.integrations.harbor:Environment", "--ek", f"images={root / 'images'}"]
+    environment = {**os.environ, "HOME": str(root), "DO_NOT_TRACK": "1"}
+    done = subprocess.run(
+        list(map(str, command)), env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    equal = 0
+    for path in sorted(jobs.glob("*/*/result.json")):
+        result = json.loads(path.read_text())
+        rewards = (result["verifier_result"] or {}).get("rewards") or {}
+        main = rewards.get("reward", next(iter(rewards.values()), None))
+        ours = played.rewards[result["task_name"].rpartition("/")[2], agent]
+        equal += main == ours
+        if main != ours:
+            print(f"{path.parent.name}: Harbor's trial {rewards} {result['exception_info']}, ours {ours}")
+    total = sum(of == agent for _, of in played.rewards)
+    if done.returncode:
+        print(done.stdout[-2000:], done.stderr[-2000:])
+    name = f"Harbor's own trials in our sandboxes, {agent}: the service's reward, of {total}"
+    return Row(name, equal, "trials", target="all", holds=equal == total)
 
 
 def took_s(work: Callable[[], object]) -> float:

@@ -164,11 +164,23 @@ def _packed(script: str) -> bytes:
     return gzip.compress(content.getvalue())
 
 
-async def start_times(image: Path, rounds: int) -> tuple[list[float], list[float], list[float]]:
-    """Return the seconds of INIT, of `apptainer exec IMAGE true`, and of the same isolated from the host, in turns."""
+@dataclass
+class Starts:
+    """Seconds, of which each took turns with the others."""
+
+    init: list[float] = field(default_factory=list)
+    create: list[float] = field(default_factory=list)
+    """The sandbox alone, a part of INIT."""
+    bare: list[float] = field(default_factory=list)
+    """`apptainer exec IMAGE true`."""
+    isolated: list[float] = field(default_factory=list)
+    """The same without the host's files and network."""
+
+
+async def start_times(image: Path, rounds: int) -> Starts:
     quiet = (str(apptainer_program()), "--quiet", "exec")
     isolated = (*quiet, "--containall", "--net", "--network", "none", *(("--no-privs",) if os.geteuid() == 0 else ()))
-    times: tuple[list[float], list[float], list[float]] = ([], [], [])
+    starts = Starts()
     task = HarborTask(
         "start", (Step("Start."),), environment=Environment(workdir="/app", network=NetworkPolicy("public"))
     )
@@ -177,23 +189,23 @@ async def start_times(image: Path, rounds: int) -> tuple[list[float], list[float
         made: list[Sandbox] = []
 
         async def create(spec: SandboxSpec) -> Sandbox:
+            began = time.perf_counter()
             made.append(await sandboxes.create(f"start-{len(made)}", spec))
+            starts.create.append(time.perf_counter() - began)
             return made[-1]
 
         try:
-            for number in range(rounds + 1):  # the first one starts the spawner
-                taken = []
+            for _ in range(rounds + 1):
                 began = time.perf_counter()
                 await harbor.HarborHandler().init(InitPhase(Job(task="harbor", instance={}), task, create))
-                taken.append(time.perf_counter() - began)
+                starts.init.append(time.perf_counter() - began)
                 await made[-1].close()
-                for command in (quiet, isolated):
+                for command, seconds in ((quiet, starts.bare), (isolated, starts.isolated)):
                     began = time.perf_counter()
                     subprocess.run([*command, image, "true"], stdin=subprocess.DEVNULL, capture_output=True, check=True)  # noqa: ASYNC221 - nothing else runs
-                    taken.append(time.perf_counter() - began)
-                if number:
-                    for values, seconds in zip(times, taken, strict=True):
-                        values.append(seconds)
+                    seconds.append(time.perf_counter() - began)
         finally:
             sandboxes.close(5)
-    return times
+    for values in (starts.init, starts.create, starts.bare, starts.isolated):
+        del values[0]  # the first one starts the spawner, and reads the image from the disk
+    return starts

@@ -82,8 +82,8 @@ def checked_tools(tools: Any) -> dict[str, AnyTool]:
 class Conversation(ConversationRecord):
     """One conversation of RUN with a model; `RunPhase.conversation` begins it.
 
-    Messages are passed on with the turn that they lead to. What no longer fits is not passed on: `Turn.stop` says why,
-    and nothing more can be said. A conversation takes one call at a time; several conversations may run at once.
+    Messages are sent with the turn that answers them. Messages that no longer fit are not sent: `Turn.stop` names the
+    limit, and the conversation has ended. A conversation takes one call at a time; several may run at once.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..data.conversations import finite_reward
+from ..data.conversations import finite_reward, rewards_problem
 from ..errors import (
     FIELDS_LIMIT,
     NAME_LIMIT,
@@ -192,6 +192,7 @@ def checked(done: PhaseDone) -> PhaseDone:
     if len(done.metrics) > METRICS_LIMIT:
         raise HandlerFailed(f"{done.phase} gave {len(done.metrics)} metrics; at most {METRICS_LIMIT} can be passed on")
     try:
+        _check_rewards(done)
         return codec.read_back(done, PhaseDone, EVENT_LIMIT_BYTES, is_plain=not done.phase_data)
     except MalformedMessage as error:
         raise HandlerFailed(f"{done.phase} gave something that cannot be passed on: {error.message}") from error
@@ -204,6 +205,7 @@ def readable(failed: PhaseFailed) -> PhaseFailed:
     """
     failed = msgspec.structs.replace(failed, error=_in_short(failed.error))
     try:
+        _check_rewards(failed)
         failed = codec.read_back(failed, PhaseFailed, EVENT_LIMIT_BYTES, is_plain=False)
     except MalformedMessage as problem:
         log.error("the record of a failed %s is left out: %s", failed.phase, problem.message)  # noqa: TRY400
@@ -211,6 +213,12 @@ def readable(failed: PhaseFailed) -> PhaseFailed:
         bare |= {"conversations": (), "turn_rewards": (), "steps": (), "logprobs_mode": ""}
         failed = msgspec.structs.replace(failed, **bare)
     return failed
+
+
+def _check_rewards(event: PhaseDone | PhaseFailed) -> None:
+    """Raise `MalformedMessage` where the broker would drop the event."""
+    if problem := rewards_problem(event, event.rewards.values() if isinstance(event, PhaseDone) else ()):
+        raise MalformedMessage(problem)
 
 
 def _in_short(error: ErrorInfo) -> ErrorInfo:

@@ -75,6 +75,15 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have one worker run all tests of the shared service: each further one takes seconds of CPU."""
+    for item in items:
+        definitions = getattr(item, "_fixtureinfo").name2fixturedefs.get("served")  # noqa: B009 - a private attribute
+        if definitions and definitions[-1].scope == "session" and not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group("served"))
+
+
 @pytest.fixture
 def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This process counts metrics, from nothing."""

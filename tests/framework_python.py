@@ -14,7 +14,8 @@ def framework_python(name: str) -> str:
     """Give the interpreter of an environment, or skip the test.
 
     Args:
-        name: `trainers`, which has verl and SkyRL, `gym`, which has NeMo Gym, `mcp`, which has FastMCP, or `harbor`.
+        name: `trainers`, which has verl and SkyRL, `gym`, which has NeMo Gym, `mcp`, which has FastMCP, `openenv`,
+            or `harbor`.
     """
     variable = f"PRORL_{name.upper()}_PYTHON"
     named = os.environ.get(variable, "")

@@ -1,6 +1,6 @@
 """A server of OpenEnv's contract (openenv-core 0.3): `/schema`, and sessions over the WebSocket `/ws`.
 
-`tests/stages/environments/test_real_worlds.py` makes the same calls against the real package.
+`tests/stages/environments/test_real_openenv.py` makes the same calls against the real package.
 """
 
 import json

@@ -109,7 +109,7 @@ BUDGET = {
     "inference.http": 1800,
     "inference.tool_calls": 1600,
     "inference.vllm": 750,
-    "integrations": 3850,
+    "integrations": 3900,
     "make_swe": 2550,
     "metrics": 550,
     "model_proxy": 2450,

@@ -396,6 +396,7 @@ def test_asyncio_batch_example(folder: Path, served: SharedService) -> None:
     assert state == "met"
 
 
+@pytest.mark.xdist_group("SDKs of models")
 def test_examples_of_programs_outside(folder: Path, served: SharedService) -> None:
     """Those of the clients of OpenAI and Anthropic; that of a framework is run in an environment of its own."""
     by_openai, by_anthropic = (

@@ -20,7 +20,7 @@ LARGEST_REWARD = 3.4028234663852886e38
 
 
 def finite_reward(value: Any) -> float | None:
-    """Return a reward as a float; None if it is no number, NaN, infinite, or beyond the range of float32."""
+    """Return a reward as a float; None if it is not a number, NaN, infinite, or beyond the range of float32."""
     try:
         number = float(value) if not isinstance(value, str | bytes | bytearray) else math.nan
     except (TypeError, ValueError, OverflowError):
@@ -52,7 +52,7 @@ def trained_rewards(result: Result) -> dict[str, float | None]:
 
 
 def labels_of(result: Result, turns: NDArray[np.int32]) -> dict[int, tuple[str, float | None]]:
-    """Return the conversation's name and the own reward of each turn that has one of them, by the turn's index."""
+    """Return the conversation's name and the turn's own reward, by index, for turns that have either."""
     rewards = dict(result.turn_rewards)
     if not result.conversations:
         return {turn: ("", reward) for turn, reward in rewards.items()}

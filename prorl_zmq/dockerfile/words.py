@@ -17,6 +17,8 @@ OPERATOR = re.compile(r":?[-+]")
 PLAIN = re.compile(r"""["'$]""")
 """What a plain word has none of, besides the escape character."""
 SPECIAL = re.compile(r'(["\\$`])')
+VALUE_LIMIT = 2**17
+"""Longest value: Linux has no longer variables and arguments."""
 
 
 class WordError(ValueError):
@@ -74,8 +76,14 @@ def evaluate(word: Word, known: Mapping[str, str | None]) -> str:
 
     Raises:
         UnknownVariable: it has a variable that is not known here; `*` in `known` makes every missing one that.
+        WordError: it is longer than any variable or argument of a program.
     """
-    return "".join(part if isinstance(part, str) else _value(part, known) for part in word)
+    value = ""
+    for part in word:
+        value += part if isinstance(part, str) else _value(part, known)
+        if len(value) > VALUE_LIMIT:  # values that name others a few times each grow exponentially
+            raise WordError(f"its value has more than {VALUE_LIMIT} characters")
+    return value
 
 
 def shell_word(word: Word) -> str:

@@ -38,6 +38,7 @@ UNLIMITED_S = 86_400.0
 SETUP_S = 60.0
 OUTPUT_LIMIT_BYTES = 8 * 2**20
 DOWNLOAD_LIMIT_BYTES = 128 * 2**20
+SAID_LIMIT_BYTES = 4096
 ADDRESS_SPACE_BYTES = 2**46
 PROCESSES = 4096
 
@@ -56,6 +57,10 @@ class Environment(BaseEnvironment):  # type: ignore[misc]
         self._sandboxes: Sandboxes | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._network = AsyncExitStack()
+        self._proxy: dict[str, str] = {}
+        """Variables of all commands while the network is open."""
+        self._directory, self._user = "/", ""
+        """Where commands start and whose they are, unless the caller says otherwise."""
         super().__init__(*args, **kwargs)
 
     @staticmethod
@@ -92,8 +97,7 @@ class Environment(BaseEnvironment):  # type: ignore[misc]
         limits = Limits(address_space_bytes=ADDRESS_SPACE_BYTES, processes=PROCESSES, cpus=config.cpus, **memory)
         spec = SandboxSpec(
             image=self._image_name(),
-            environment=proxy_variables(PORT),
-            directory=config.workdir or "/",
+            directory="/",
             user="root",
             writable="disk",
             fakeroot=True,
@@ -104,9 +108,11 @@ class Environment(BaseEnvironment):  # type: ignore[misc]
         self._sandboxes = Sandboxes("apptainer", Path(self._folder.name) / "sandboxes", image_folders=folders)
         self._sandboxes.check()
         self._sandbox = await self._sandboxes.create(f"harbor-{new_id()[:12]}", spec)
+        self._directory = config.workdir or await self._said_by_image("directory") or "/"
+        self._user = await self._said_by_image("user")
         folders_there = [str(mount["target"]) for mount in self._mounts]
         await self._run(
-            ["mkdir", "-p", spec.directory, "/logs/agent", "/logs/verifier", "/logs/artifacts", *folders_there]
+            ["mkdir", "-p", self._directory, "/logs/agent", "/logs/verifier", "/logs/artifacts", *folders_there]
         )
         await self._run(["chmod", "777", "/logs/agent", "/logs/verifier", "/logs/artifacts"])
         await self._apply_network_policy(self.network_policy)
@@ -153,9 +159,9 @@ class Environment(BaseEnvironment):  # type: ignore[misc]
             ["/bin/bash", "-c", command],
             UNLIMITED_S if timeout_sec is None else float(timeout_sec),
             output_limit_bytes=OUTPUT_LIMIT_BYTES,
-            environment=self._merge_env(env),
-            directory=cwd or "",
-            user="" if chosen is None else str(chosen),
+            environment={**self._proxy, **(self._merge_env(env) or {})},
+            directory=cwd or self._directory,
+            user=self._user if chosen is None else str(chosen),
         )
         if done.timed_out:
             raise TimeoutError(f"the command did not end within {timeout_sec} s")
@@ -164,12 +170,14 @@ class Environment(BaseEnvironment):  # type: ignore[misc]
 
     async def _apply_network_policy(self, network_policy: Any) -> None:
         await self._network.aclose()
+        self._proxy = {}
         mode = network_policy.network_mode.value
         if mode == "no-network":
             return
         hosts = AllowedHosts(every=True) if mode == "public" else AllowedHosts.of(network_policy.allowed_hosts)
         listening = await self._started.listen(PORT)
         await self._network.enter_async_context(EgressProxy(listening.listener, hosts))
+        self._proxy = proxy_variables(PORT)
 
     @property
     def _started(self) -> Sandbox:
@@ -180,9 +188,27 @@ class Environment(BaseEnvironment):  # type: ignore[misc]
     def _image_name(self) -> str:
         if self._image is not None:
             return self._image
-        from ..tasks.harbor_folder import read_task_folder
+        from ..tasks.harbor_folder import CONFIG, DOCKERFILE, published_name, read_task_folder
 
-        return read_task_folder(self.environment_dir.parent).task.environment.image
+        if reference := self.task_env_config.docker_image:
+            return published_name(reference.removeprefix("docker://"))
+        root = next((each for each in self.environment_dir.parents if (each / CONFIG).is_file()), None)
+        if root is None:
+            raise SandboxFailed(f"{self.environment_dir} is not in a task folder, so --ek image=NAME is needed")
+        read = read_task_folder(root)
+        own = (self.environment_dir / DOCKERFILE).resolve()
+        found = (each.name for each in read.images if each.dockerfile is not None and each.dockerfile.resolve() == own)
+        return next(found, read.task.environment.image)  # a verifier's folder may equal the agent's
+
+    async def _said_by_image(self, what: str) -> str:
+        """Return the last WORKDIR (`directory`) or USER of the Dockerfile that the image was built from, if any."""
+        try:
+            content = await self._started.read_file(f"/.singularity.d/prorl.{what}", SAID_LIMIT_BYTES)
+        except SandboxFailed as error:
+            if error.fields.get("reason") == "missing":
+                return ""
+            raise
+        return content.decode().strip().partition(":")[0] if what == "user" else content.decode().strip()
 
     async def _run(self, command: list[str]) -> None:
         done = await self._started.exec(command, SETUP_S, directory="/", user="root")

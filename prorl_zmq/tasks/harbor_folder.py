@@ -36,14 +36,16 @@ CONFIG, INSTRUCTION, DOCKERFILE = "task.toml", "instruction.md", "Dockerfile"
 COMPOSE = "docker-compose.yaml"
 UNPACKED_LIMIT_BYTES = 64 * 2**20
 """Most bytes of a folder that a job carries, before compression."""
+TEXT_LIMIT_BYTES = 2**20
+"""Largest task.toml, and largest instruction."""
 READ_BYTES = 2**20
 COMPRESSION = 1
 """Level of zlib: 6 takes four times as long for a tenth fewer bytes of the usual test folder."""
 CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
 STEP_NAME = re.compile(r'[^<>:"/\\|?*\x00-\x1f\x7f]{1,255}(?<![. ])')
 IMAGE_NAME_LIMIT = 100
-PLAIN_REFERENCE = re.compile(r"(?!harbor-)[A-Za-z0-9][A-Za-z0-9.-]*(:[A-Za-z0-9.-]+)?(?<!\.sif)")
-"""A published image whose name needs no digest. Built images are `harbor-…`, and SIF files end with `.sif`."""
+STORE_NAME = re.compile(r"(?!harbor-)[A-Za-z0-9][A-Za-z0-9._-]{0,99}(?<!\.sif)")
+"""A name of an image in the store: built ones are `harbor-…`, and SIF files end with `.sif`."""
 LIVE = re.compile(
     rb"localhost|127\.0\.0\.1|0\.0\.0\.0|/proc/|psutil|"
     rb"\b(pgrep|pkill|pidof|netstat|lsof|systemctl)\b|\b(ps|ss) +-|\bps aux"
@@ -56,6 +58,8 @@ LIVE_HINTS = (
 """Texts without any of these do not match `LIVE`, which takes five times as long."""
 SPARE_S = 60.0
 """For what is not the agent or its verifier: copying files, health checks."""
+VERIFIER_RUNS = 3
+"""Most runs of the verifier: more than one where its tools seem to be missing."""
 LONGEST_S = 7 * 86400.0
 
 
@@ -83,10 +87,10 @@ class TaskFolder:
     def limits(self) -> PhaseLimits:
         """Return limits of the job in which the task's own limits have room. Verification may be part of RUN."""
         steps = self.task.steps
-        run_s = sum((step.agent_s or 0.0) + step.verifier.timeout_s for step in steps) + SPARE_S
+        run_s = sum((step.agent_s or 0.0) + VERIFIER_RUNS * step.verifier.timeout_s for step in steps) + SPARE_S
         return PhaseLimits(
             run_s=min(LONGEST_S, max(PhaseLimits().run_s, run_s)),
-            eval_s=min(LONGEST_S, max(PhaseLimits().eval_s, steps[-1].verifier.timeout_s + SPARE_S)),
+            eval_s=min(LONGEST_S, max(PhaseLimits().eval_s, VERIFIER_RUNS * steps[-1].verifier.timeout_s + SPARE_S)),
         )
 
 
@@ -311,11 +315,15 @@ class _Reader:
         return os.path.isfile(self._inside(name))  # noqa: PTH113 - fast
 
     def _text(self, name: str) -> str:
+        path = self._inside(name)
         try:
-            with open(self._inside(name), encoding="utf-8") as file:  # noqa: PTH123 - fast
-                return file.read()
+            status = os.stat(path)  # noqa: PTH116 - fast
         except FileNotFoundError:
             raise InvalidRecord(f"it has no {name}", field=name) from None
+        if not stat.S_ISREG(status.st_mode) or status.st_size > TEXT_LIMIT_BYTES:
+            raise InvalidRecord(f"{name} is no file of at most {TEXT_LIMIT_BYTES} bytes", field=name)
+        with open(path, encoding="utf-8") as file:  # noqa: PTH123 - fast
+            return file.read()
 
     def _reject_file(self, name: str, reason: str) -> None:
         if os.path.lexists(f"{self._root}/{name}"):
@@ -372,14 +380,13 @@ class _Reader:
 
 
 def published_name(reference: str) -> str:
-    """Return the name in the store of a published image, such as `ubuntu_24.04` of `ubuntu:24.04`.
+    """Return the name in the store of a published image, such as `ubuntu_24.04-…` of `ubuntu:24.04`; no other has it.
 
-    No two references have one name: where `_` could stand for another character than the `:` of a tag, a digest of the
-    reference follows.
+    A reference that is a name in the store stays as it is.
     """
+    if STORE_NAME.fullmatch(reference):
+        return reference
     name = re.sub(r"[^A-Za-z0-9._-]+", "_", reference).lstrip("._-")
-    if PLAIN_REFERENCE.fullmatch(reference) and len(name) <= IMAGE_NAME_LIMIT:
-        return name
     return f"{name[: IMAGE_NAME_LIMIT - 17]}-{hashlib.sha256(reference.encode()).hexdigest()[:16]}"
 
 

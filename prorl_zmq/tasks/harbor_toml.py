@@ -150,7 +150,7 @@ def parse_task_toml(text: str) -> TaskToml:
     """
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InvalidRecord(f"task.toml is not TOML: {error}", field="task.toml") from error
     if "version" in data:
         data.setdefault("schema_version", data["version"])

@@ -16,7 +16,7 @@ import io
 import math
 import tarfile
 import time
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING
 
 from ...data.trajectory import Role
@@ -28,13 +28,24 @@ from ...tools.sandbox.egress_proxy import PORT, proxy_variables
 from ...tools.toolbox import Toolbox
 from ...wire.messages.jobs import Outcome
 from ..handler import AgentHandler, EvalPhase, Evaluation, Failure, InitPhase, PhaseData, RunPhase, failure_of
-from .harbor_verifier import LOGS, REWARD, TESTS, Grade, allowed_hosts, open_network, unpacked, verifier_tools, verify
+from .harbor_verifier import (
+    LOGS,
+    REWARD,
+    TESTS,
+    Grade,
+    allowed_hosts,
+    failed,
+    open_network,
+    unpacked,
+    verifier_tools,
+    verify,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from ...tools.sandbox.sandbox import Sandbox
-    from ...wire.messages.jobs import Job
+    from ...wire.messages.jobs import Job, McpServer
 
     Create = Callable[[SandboxSpec], Awaitable[Sandbox]]
     Act = Callable[[Step], Awaitable[bool]]
@@ -64,6 +75,9 @@ class HarborHandler(AgentHandler[HarborTask]):
     def ends_processes(self, instance: HarborTask) -> bool:
         return not (instance.live or any(step.verifier.collect for step in instance.steps))
 
+    def mcp_servers(self, job: Job, instance: HarborTask) -> Sequence[McpServer]:
+        return (*job.mcp, *instance.mcp)
+
     async def init(self, phase: InitPhase[HarborTask]) -> PhaseData:
         task = phase.instance
         users = {step.agent_user for step in task.steps}
@@ -74,15 +88,7 @@ class HarborHandler(AgentHandler[HarborTask]):
                 allowed_hosts(policy or NetworkPolicy())
         networks = [agents_network(task, step) for step in task.steps]
         sandbox, has_tests = await _sandbox(phase.create_sandbox, task.environment, user=users.pop(), networks=networks)
-        if has_tests and len(task.steps) > 1:
-            raise SandboxFailed("the image has /tests, which a task with several steps cannot hide", reason="image")
-        judges_in_place = any(step.verifier.separate is None for step in task.steps)
-        if has_tests and judges_in_place and sandbox.spec.user == ROOT:
-            raise SandboxFailed(
-                "the image has /tests, which an agent that is root could change: set [agent] user, or environment_mode "
-                'of the verifier to "separate"',
-                reason="image",
-            )
+        has_tests = has_tests and len(task.steps) == 1  # of several steps, /tests has only a step's own, as in Harbor
         owners = {AGENT_LOGS: sandbox.spec.user, ARTIFACTS: sandbox.spec.user}
         owners[LOGS] = task.steps[0].verifier.user or ROOT
         for owner in set(owners.values()):
@@ -255,40 +261,57 @@ async def _sandbox(
     return sandbox, made.stdout == b"tests\n"
 
 
-async def _graded(
-    task: HarborTask,
-    step: Step,
-    sandbox: Sandbox,
-    create: Create,
-    *,
-    has_tests: bool,
-) -> Grade:
-    """Grade a step in the agent's sandbox, or in a fresh one with the artifacts."""
-    verifier = step.verifier
-    tests = [task.tests, step.tests]
+async def _graded(task: HarborTask, step: Step, sandbox: Sandbox, create: Create, *, has_tests: bool) -> Grade:
+    """Grade a step in the agent's sandbox, or in a fresh one with the artifacts.
+
+    If the output says that the verifier's tools are missing, an agent may have planted the line, to have its 0 replaced
+    by an attempt of the job. So the verifier also runs in a sandbox without anything of the agent's. If the tools are
+    missing there too, the infrastructure has failed. If not, either the network failed for a moment or the line is the
+    agent's: the verifier runs once more, and its reward counts.
+
+    Raises:
+        GraderFailed: there is no reward; `reason` is `tools` only if the tools are missing without the agent as well.
+    """
+    verifier, separate = step.verifier, step.verifier.separate
     for each in verifier.collect:
         done = await sandbox.exec(["/bin/bash", "-c", each.command], each.timeout_s, user=each.user or ROOT)
         if done.exit_code or done.timed_out:
             words = (done.stderr or done.stdout).decode(errors="replace").strip()[-WORDS:]
-            raise GraderFailed(
-                f"the command that collects for the verifier failed ({done.exit_code}): {words}",
-                reason="result",
-                output=words,
-            )
-    separate = verifier.separate
+            raise failed(f"the command that collects for the verifier failed ({done.exit_code}): {words}", words)
     if separate is not None or (verifier.collect and not task.live):
         await sandbox.end_processes()  # none may change what is judged, or packed, from now on
-    if separate is None:
-        network = verifier.network or task.environment.network
-        return await verify(sandbox, verifier, tests, network, sandbox.spec.directory, keeps_tests=has_tests)
-    packed = await _artifacts(task, step, sandbox)
-    fresh, _ = await _sandbox(create, separate, user=verifier.user, networks=[])
-    for archive in packed:
-        await fresh.unpack(archive)
-    network = verifier.network or separate.network
-    if verifier.tests_in_image:
-        tests = []
-    return await verify(fresh, verifier, tests, network, fresh.spec.directory)
+    network = verifier.network or (separate or task.environment).network
+    tests = [] if verifier.tests_in_image else [task.tests, step.tests]
+    image_tests = await _image_tests(task, create) if has_tests and separate is None else b""
+    packed = await _artifacts(task, step, sandbox) if separate is not None else []
+
+    async def judge(*, unseen: bool = False) -> Grade:
+        """Verify what the agent has done, or what is there without an agent (`unseen`)."""
+        where = sandbox
+        if unseen or separate is not None:
+            where, _ = await _sandbox(create, separate or task.environment, user=verifier.user, networks=[])
+        for archive in () if unseen else packed:
+            await where.unpack(archive)
+        return await verify(where, verifier, tests, network, where.spec.directory, image_tests)
+
+    grade = await judge()
+    if not grade.missing:
+        return grade
+    missing = ""
+    with suppress(GraderFailed):  # the verifier may need something of the agent's to write a reward
+        missing = (await judge(unseen=True)).missing
+    if missing:
+        raise failed(f"the verifier could not install its tools: {missing}", grade.output, reason="tools")
+    return await judge()
+
+
+async def _image_tests(task: HarborTask, create: Create) -> bytes:
+    """Return what the image has at `/tests`, which the agent may have changed in its own sandbox."""
+    fresh = await create(SandboxSpec(image=task.environment.image, fakeroot=True))
+    try:
+        return await fresh.pack([TESTS])
+    finally:
+        await fresh.close()
 
 
 async def _artifacts(task: HarborTask, step: Step, sandbox: Sandbox) -> list[bytes]:

@@ -4,14 +4,15 @@ Before the tests enter, `/logs/verifier` and `/tests` are made anew: links, file
 there are gone, and the folders are written by a process of the service, not by programs of the image. The verifier
 starts with the image's PATH and without variables of the agent's shell.
 
-A verifier without a reward is never a 0: no file, an empty one, no number, a verifier that was killed, and one that
-printed that it could not install its tools and then wrote 0, raise `GraderFailed` (`reason`).
+A verifier without a reward is never a 0: no file, an empty one, no number, and a verifier that was killed raise
+`GraderFailed` (`reason`). So does one that cannot install its tools. What it prints is no evidence of that, since the
+agent's programs print into the same output: `Grade.missing` is a suspicion, which the caller examines in a sandbox that
+no agent has seen (`harbor._graded`).
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import zlib
@@ -19,6 +20,7 @@ from contextlib import AsyncExitStack
 from ipaddress import ip_network
 from typing import TYPE_CHECKING, NamedTuple
 
+from ...data.conversations import finite_reward
 from ...errors import ConfigError, GraderFailed, InvalidJob, SandboxFailed, SandboxLimitExceeded
 from ...tools.containers.specification import Bind
 from ...tools.sandbox.egress_proxy import PORT, AllowedHosts, EgressProxy, proxy_variables
@@ -68,6 +70,9 @@ class Grade(NamedTuple):
     rewards: dict[str, float]
     output: str
     """The end of what it printed."""
+    missing: str = ""
+    """The line by which it, or a program of the agent's, says that the verifier's tools could not be installed. Empty:
+    there is none, or a reward is above 0."""
 
     @property
     def reward(self) -> float:
@@ -80,7 +85,7 @@ class Grade(NamedTuple):
             return self.rewards[REWARD]
         if len(self.rewards) != 1:
             named = ", ".join(sorted(self.rewards)) or "none"
-            raise _failed(f"the verifier wrote the rewards {named}, and none is called {REWARD}", self.output)
+            raise failed(f"the verifier wrote the rewards {named}, and none is called {REWARD}", self.output)
         return next(iter(self.rewards.values()))
 
 
@@ -90,8 +95,7 @@ async def verify(
     tests: Sequence[bytes],
     network: NetworkPolicy,
     directory: str,
-    *,
-    keeps_tests: bool = False,
+    image_tests: bytes = b"",
 ) -> Grade:
     """Copy the tests in, run them, and read the rewards.
 
@@ -101,13 +105,13 @@ async def verify(
         tests: packed folders, later ones over earlier ones; none: the image has them.
         network: what the verifier may reach.
         directory: where it starts.
-        keeps_tests: the image itself has `/tests`, into which the tests are copied.
+        image_tests: what the image itself has at `/tests`, as `Sandbox.pack` returns it.
 
     Raises:
-        GraderFailed: there is no reward (see above).
+        GraderFailed: there is no reward.
         SandboxFailed: the sandbox is gone.
     """
-    await put_tests(sandbox, verifier, tests, keeps_tests=keeps_tests)
+    await put_tests(sandbox, verifier, tests, image_tests)
     variables = {"PATH": f"{TOOLS_TARGET}/bin:{await _path(sandbox)}"} if verifier_tools() else {}
     async with AsyncExitStack() as stack:
         variables |= await open_network(sandbox, network, stack)
@@ -121,29 +125,27 @@ async def verify(
                 user=verifier.user or "root",
             )
         except SandboxLimitExceeded as error:
-            raise _failed(f"the verifier was killed: {error.message}", "", reason="killed") from error
+            raise failed(f"the verifier was killed: {error.message}", "", reason="killed") from error
     output = result.stdout.decode(errors="replace")
     if result.timed_out:
-        raise _failed(f"the verifier did not end within {verifier.timeout_s:g} s", output, reason="hung")
+        raise failed(f"the verifier did not end within {verifier.timeout_s:g} s", output, reason="hung")
     if words := result.stderr.decode(errors="replace").strip():  # bash itself: its script has one stream
-        raise _failed(f"the verifier could not be started: {words}", output)
+        raise failed(f"the verifier could not be started: {words}", output)
     if result.exit_code == KILLED:
-        raise _failed("the verifier, or the last program that it ran, was killed", output, reason="killed")
+        raise failed("the verifier, or the last program that it ran, was killed", output, reason="killed")
     rewards = await _read_rewards(sandbox, output)
     missing = TOOLS_ARE_MISSING.search(TESTS_BEGIN.split(output)[0])
-    if missing and all(value <= 0 for value in rewards.values()):
-        raise _failed(f"the verifier could not install its tools: {missing[0].strip()}", output, reason="tools")
-    return Grade(rewards, output[-NOTED:])
+    if missing is None or any(value > 0 for value in rewards.values()):
+        return Grade(rewards, output[-NOTED:])
+    return Grade(rewards, output[-NOTED:], missing[0].strip())
 
 
-async def put_tests(sandbox: Sandbox, verifier: Verifier, tests: Sequence[bytes], *, keeps_tests: bool) -> None:
-    """Make the verifier's folders anew, and copy the tests in."""
+async def put_tests(sandbox: Sandbox, verifier: Verifier, tests: Sequence[bytes], image_tests: bytes = b"") -> None:
+    """Make the verifier's folders anew, and copy the tests in, over those of the image."""
     archives = [unpacked(each) for each in tests if each]
-    folders: dict[str, bytes] = {}
-    if archives and not keeps_tests:
-        folders[TESTS] = archives.pop(0)
-    folders[LOGS] = b""
-    await sandbox.replace_folders(folders, verifier.user)
+    await sandbox.replace_folders({TESTS: b"", LOGS: b""} if archives else {LOGS: b""}, verifier.user)
+    if image_tests:
+        await sandbox.unpack(image_tests)
     for archive in archives:
         await sandbox.unpack(archive, TESTS)
 
@@ -225,15 +227,18 @@ def parsed_rewards(name: str, content: bytes) -> dict[str, float]:
     if name.endswith(".txt"):
         found: object = {REWARD: float(text)}
     else:
-        found = json.loads(text)
+        try:
+            found = json.loads(text)
+        except RecursionError as error:
+            raise ValueError("it is nested too deep") from error
         if not isinstance(found, dict):
             raise ValueError("it is no JSON object of numbers by name")
     rewards: Mapping[str, object] = found  # type: ignore[assignment]
     for key, value in rewards.items():
         if not isinstance(value, int | float):
             raise ValueError(f"{key} is {value!r}, which is no number")  # noqa: TRY004 - of the file
-        if not math.isfinite(value):
-            raise ValueError(f"{key} is {value}, which is not finite")
+        if finite_reward(value) is None:
+            raise ValueError(f"{key} is {value!r:.100}, which is not finite")
     if not rewards:
         raise ValueError("it names no reward")
     return {key: float(value) for key, value in rewards.items()}  # type: ignore[arg-type]
@@ -248,18 +253,18 @@ async def _read_rewards(sandbox: Sandbox, output: str) -> dict[str, float]:
             if error.fields.get("reason") == "missing":
                 continue
             if error.fields.get("reason") in ("kind", "link", "size", "system"):
-                raise _failed(f"the verifier's {path} cannot be read: {error.message}", output) from error
+                raise failed(f"the verifier's {path} cannot be read: {error.message}", output) from error
             raise
         try:
             found[path] = parsed_rewards(path, content)
         except ValueError as error:
-            raise _failed(f"the verifier's {path} has no reward: {error}", output) from error
+            raise failed(f"the verifier's {path} has no reward: {error}", output) from error
     if not found:
-        raise _failed(f"the verifier wrote neither {REWARD_JSON} nor {REWARD_TEXT}", output)
+        raise failed(f"the verifier wrote neither {REWARD_JSON} nor {REWARD_TEXT}", output)
     first, *others = found.values()
     main = first.get(REWARD, next(iter(first.values())) if len(first) == 1 else None)
     if any(main is not None and each[REWARD] != main for each in others):
-        raise _failed(f"{REWARD_JSON} and {REWARD_TEXT} contradict each other: {found}", output)
+        raise failed(f"{REWARD_JSON} and {REWARD_TEXT} contradict each other: {found}", output)
     return first
 
 
@@ -268,5 +273,6 @@ async def _path(sandbox: Sandbox) -> str:
     return result.stdout.decode(errors="replace")
 
 
-def _failed(words: str, output: str, reason: str = "result") -> GraderFailed:
+def failed(words: str, output: str, reason: str = "result") -> GraderFailed:
+    """Return the error of a verifier that returned no reward."""
     return GraderFailed(words, reason=reason, output=output[-NOTED:])

@@ -70,9 +70,12 @@ def _rows_of(episode: Episode, rewards: Sequence[tuple[int, float]]) -> list[tup
         )
     arrays = trajectory.arrays()
     rows = [row for row, (start, end, _) in enumerate(arrays.turns) if arrays.loss_mask[start:end].any()]
-    for turn, reward in rewards:
+    by_turn = dict(rewards)
+    if len(by_turn) < len(rewards):
+        raise HandlerFailed("the environment gave a turn two rewards")
+    for turn, reward in by_turn.items():
         if not 0 <= turn < len(rows):
             raise HandlerFailed(
                 f"the environment gave turn {turn} the reward {reward:g}; the rollout has {len(rows)} turns"
             )
-    return [(rows[turn], reward) for turn, reward in rewards]
+    return [(rows[turn], by_turn[turn]) for turn in sorted(by_turn)]

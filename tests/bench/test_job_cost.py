@@ -69,6 +69,7 @@ def calls_between_marks(log: str) -> Counter[str]:
     return Counter({name: count for name, count in calls.items() if name not in WAITING})
 
 
+@pytest.mark.xdist_group("job cost")
 @pytest.mark.parametrize("name", LIMITS)
 def test_an_empty_job_takes_no_more_than_it_did(name: str, counts: dict[str, float]) -> None:
     if name == SYSTEM_CALLS and name not in counts:

@@ -44,6 +44,15 @@ def test_each_folder_is_shown_with_what_is_wrong(tmp_path: Path) -> None:
     assert "has no task folder" in complaint(prorl("tasks", "validate", tmp_path / "good" / "tests"))
 
 
+def test_an_mcp_server_that_the_operator_must_list_is_named(tmp_path: Path) -> None:
+    server = '[[environment.mcp_servers]]\nname = "shop"\ntransport = "http"\nurl = "https://x.example/mcp"\n'
+    make_task(tmp_path / "a", server)
+    done = prorl("tasks", "validate", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "ok, if the service has https://x.example/mcp in [[mcp]]" in plain(done.stdout)
+    assert "1 of 1 task folders can run" in done.stdout
+
+
 def test_many_folders_are_shown_only_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prorl_zmq.commands.task_folders.SHOWN_FOLDERS", 2)
     for name in "abc":
@@ -133,14 +142,14 @@ def test_missing_images_are_built(tmp_path: Path) -> None:
     done = prorl(*where, "--base", "ubuntu:24.04=small", "--base", f"debian:12={tiny}")
     assert done.returncode == 1
     shown = plain(done.stdout)
-    assert "debian_12 built 1" in shown
+    assert f"{published_name('debian:12')} built 1" in shown
     assert "line 3: RUN echo no && exit 7 failed" in shown
     names = [image.name for image in store.list()]
     (name,) = (name for name in names if name.startswith("harbor-"))
-    assert sorted(names) == sorted(["small", "debian_12", name])
+    assert sorted(names) == sorted(["small", published_name("debian:12"), name])
     assert (store.show(name).path / "app" / "built").read_text() == "/app\n"
     assert isinstance(parse_base(str(store.show(name).path)).base(), str)
-    assert "debian_12 there 1" in plain(prorl(*where[:-1]).stdout)
+    assert f"{published_name('debian:12')} there 1" in plain(prorl(*where[:-1]).stdout)
 
 
 @pytest.mark.proof

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 else:
     playwright = Later("playwright.sync_api")
 
-pytestmark = pytest.mark.xdist_group("dashboard")
+pytestmark = pytest.mark.xdist_group("served")
 
 
 def test_without_a_service_it_says_so_and_compares_runs(page: Page, tmp_path: Path) -> None:

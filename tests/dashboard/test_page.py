@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 else:
     playwright = Later("playwright.sync_api")
 
-pytestmark = pytest.mark.xdist_group("dashboard")
+pytestmark = pytest.mark.xdist_group("served")
 VIEWS = ("", "jobs", "batches", "training", "nodes", "backends", "runs")
 
 
@@ -121,6 +121,7 @@ def test_jobs_are_searched_filtered_sorted_and_opened_by_keyboard(served: Shared
     playwright.expect(dashboard.get_by_role("heading", name="Conversation")).to_be_visible()
 
 
+@pytest.mark.proof(quick=True)
 def test_a_drop_down_shows_what_the_search_names_even_if_no_job_is_like_that(dashboard: Page) -> None:
     """It was blank."""
     go(dashboard, "#/jobs?q=task%3Anowhere")
@@ -361,6 +362,7 @@ def test_a_job_is_cancelled_by_its_button(served: SharedService, dashboard: Page
 
 
 @pytest.mark.usefixtures("runs")
+@pytest.mark.proof(quick=True)
 def test_runs_stand_side_by_side(dashboard: Page) -> None:
     go(dashboard, "#/runs?run=before&run=after")
     passes = dashboard.locator(".of-k", has_text="pass@1")
@@ -421,6 +423,7 @@ def test_light_and_dark(dashboard: Page, scheme: str) -> None:
     assert brightness() < 100  # it is remembered
 
 
+@pytest.mark.proof(quick=True)
 def test_it_works_at_the_width_of_a_phone_and_by_keyboard(dashboard: Page) -> None:
     dashboard.set_viewport_size({"width": 360, "height": 740})
     for view in VIEWS:

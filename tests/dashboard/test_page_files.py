@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
     from support.services import SharedService
 
-pytestmark = pytest.mark.xdist_group("dashboard")
+pytestmark = pytest.mark.xdist_group("served")
 NAMES = [
     "" if file.name == "index.html" else file.relative_to(FOLDER).as_posix()
     for file in sorted(FOLDER.rglob("*"))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 else:
     playwright = Later("playwright.sync_api")
 
-pytestmark = pytest.mark.xdist_group("dashboard")
+pytestmark = pytest.mark.xdist_group("served")
 ATTACK = """
 async (there) => {
   const ask = async (path, options) => {

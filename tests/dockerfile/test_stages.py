@@ -55,6 +55,11 @@ def dockerfile(folder: Path, text: str, *files: str) -> Dockerfile:
         ("FROM a\nRUN --network=none true\n", 2, "--network=none cannot be obeyed"),
         ("FROM a\nRUN <<EOF\ntrue\n", 2, "heredoc EOF has no end"),
         ("FROM a\nENV A=1 B\n", 2, "NAME=VALUE"),
+        (
+            "FROM a\nARG A0=xxxx\n" + "".join(f"ARG A{n}=$A{n - 1}$A{n - 1}\n" for n in range(1, 40)),
+            18,
+            "has more than",
+        ),
         ("FROM a\nENV A='1\n", 2, "has no end"),
         ("FROM a\nENV A=${B/x/y}\n", 2, "only :-, -, :. and . may follow"),
         ("FROM a\nSHELL bash\n", 2, "takes a list"),

@@ -22,6 +22,8 @@ from .conftest import HOSTILE, made_plan, made_sample, made_trajectory
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.xdist_group("transformers")
+
 READER = TextReader(EmbeddedChatFormat(), ChatSettings(), "tiny")
 
 

@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 from unittest.mock import ANY
 
+import pytest
 from aiohttp import web
 from support.later import Later
 from support.ports import free_port
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
     import anthropic
     import openai
-    import pytest
     from support.services import SharedService
 else:
     anthropic, openai = Later("anthropic"), Later("openai")
@@ -53,6 +53,7 @@ def bearer(token: str) -> dict[str, str]:
 ASKS = {"model": "policy", "messages": [{"role": "user", "content": "1"}]}
 
 
+@pytest.mark.xdist_group("SDKs of models")
 def test_the_clients_of_openai_and_anthropic_lead_one(served: SharedService) -> None:
     async def asks(client: Http) -> None:
         status, made = await client.post("/v1/rollouts", rollout())

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from prorl_zmq.inference.chat import Piece
 
+pytestmark = pytest.mark.xdist_group("transformers")
+
 TOOLS = [{"type": "function", "function": {"name": "bash", "description": "Run.", "parameters": {"type": "object"}}}]
 A, B = (PastCall(name, "bash", {"command": f"cat {name}"}) for name in "ab")
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from prorl_zmq.inference.chat import ChatFormat
 
+pytestmark = pytest.mark.xdist_group("transformers")
+
 
 def test_a_format_is_loaded_once() -> None:
     assert load_chat_format(ChatSettings()) is load_chat_format(ChatSettings())

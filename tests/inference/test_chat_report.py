@@ -16,6 +16,8 @@ from prorl_zmq.wire.messages.backends import ChatSettings
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.xdist_group("transformers")
+
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_an_example_holds_a_call_its_answer_and_what_opens_the_next_turn(name: str, tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from prorl_zmq.inference.chat import Piece
 
+pytestmark = pytest.mark.xdist_group("transformers")
+
 TOOLS = [
     {
         "type": "function",

@@ -114,6 +114,7 @@ def test_a_service_ends_while_its_fork_server_stands_still() -> None:
         assert not any(is_running(one.pid) for one in processes)
 
 
+@pytest.mark.proof(quick=True)
 def test_a_module_that_starts_a_thread_is_refused_by_serve_and_taken_by_a_stage_process(tmp_path: Path) -> None:
     install(tmp_path, "1", THREAD)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}

@@ -253,6 +253,7 @@ def test_a_node_drains_by_its_name(shared: Cluster) -> None:
     assert "Name a node, or --all" in refused("drain", "--service", shared.folder)
 
 
+@pytest.mark.proof(quick=True)
 def test_a_bulk_submission_at_one_broker_leaves_the_others_their_slots() -> None:
     """Jobs wait a second for a backend that never comes, and hold a slot meanwhile: 30 s of work for all slots."""
     with cluster() as made:
@@ -305,6 +306,7 @@ def test_the_node_of_a_whole_service_drains_and_its_brokers_live_on() -> None:
         assert serve.end() == 0
 
 
+@pytest.mark.proof(quick=True)
 def test_the_node_of_a_service_without_a_folder_drains_too() -> None:
     with serving() as service:
         (node,) = {row["node"] for row in json.loads(service.run("nodes", "--json").stdout)["nodes"]}

@@ -111,6 +111,7 @@ def machine() -> Iterator[Machine]:
         yield Machine(Path(name))
 
 
+@pytest.mark.proof(quick=True)
 def test_two_experiments_in_the_shared_folder_do_not_meet(machine: Machine) -> None:
     """No terminal: another topology file is refused by name, and weights of another model by any service."""
     first, second = machine.topology("a.toml"), machine.topology("b.toml")

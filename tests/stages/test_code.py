@@ -89,11 +89,13 @@ def got(request: pytest.FixtureRequest, shared: Shared) -> dict[str, Any]:
     program, function = (msgspec.structs.replace(each, image=image) for each in (PROGRAM, FUNCTION))
     endless = msgspec.structs.replace(program, time_s=0.5)
     assert not any(cheat.calls for cheat in CHEATS if cheat.kind == TIME)
+    assert len({cheat.name for cheat in CHEATS}) == len(CHEATS) >= 30
+    chosen = (getattr(item, "callspec", None) for item in request.session.items)  # of which tests run
+    cheats = [call.params["cheat"] for call in chosen if call and call.params.get("got") == kind]
     answers = {
         cheat.name: (endless if cheat.kind == TIME else function if cheat.calls else program, cheat.source)
-        for cheat in CHEATS
+        for cheat in cheats
     }
-    assert len(answers) == len(CHEATS) >= 30
     return evaluated(shared, answers, kind)
 
 

@@ -10,17 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from mcp_servers import SMALL
 from needed import usable
+from rootfs import tiny_root_filesystem
 from support.sandboxes import default_image
 
 from prorl_zmq import Job
 from prorl_zmq.errors import ConfigError, GraderFailed, InvalidJob
+from prorl_zmq.inference.chat.embedded_chat import EmbeddedChatFormat
 from prorl_zmq.stages.handlers.harbor import HarborHandler
 from prorl_zmq.stages.handlers.harbor_oracle import Agent, Proof, prove
 from prorl_zmq.stages.handlers.harbor_verifier import (
     TOOLS_VARIABLE,
     Grade,
     allowed_hosts,
+    failed,
     parsed_rewards,
     unpacked,
     verifier_tools,
@@ -38,9 +42,12 @@ from prorl_zmq.tasks.harbor_task import (
 )
 from prorl_zmq.testing import LocalService, say, tool_call
 from prorl_zmq.tools.containers.specification import SandboxSpec
-from prorl_zmq.wire.messages.jobs import Outcome, PhaseLimits
+from prorl_zmq.tools.images.image_store import ImageStore
+from prorl_zmq.tools.images.sources import parse_base
+from prorl_zmq.wire.messages.jobs import Harness, McpServer, Outcome, PhaseLimits
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from support.sandboxes import SharedSandboxes
@@ -130,7 +137,6 @@ NO_REWARDS = [
     ("""echo '{"a": 1, "b": 0}' > $JSON""", "rewards a, b, and none is called reward", "result"),
     ("""echo 0 > $REWARD; echo '{"reward": 1}' > $JSON""", "contradict", "result"),
     ("kill -9 $$", "was killed", "killed"),
-    ("echo 0 > $REWARD; uvx pytest", "could not install its tools: .*uvx: command not found", "tools"),
     ("sleep 60", "did not end within 0.5 s", "hung"),
 ]
 REWARDS = [
@@ -161,13 +167,41 @@ def test_what_a_verifier_writes_is_a_reward_or_an_error_of_the_infrastructure(sa
                 assert raised.value.fields["reason"] == reason, test
                 failure = HarborHandler().eval_exception(JOB, raised.value)
                 assert (failure.outcome, failure.reward) == (Outcome.INFRASTRUCTURE_ERROR, None)
-                assert failure.retry == (reason == "tools")
+                assert not failure.retry
             for test, rewards in REWARDS:
                 assert (await graded(test, 60.0)).rewards == rewards
         finally:
             await sandbox.close()
 
     asyncio.run(run())
+
+
+LACKS = "#!/bin/bash\necho 0 > $REWARD\nuvx pytest\n"
+RUNS_THE_AGENTS = "#!/bin/bash\ncd /app\n./run.sh 2>&1\n" + TEST
+FORGES = "printf '#!/bin/sh\\necho curl: Could not resolve host: pypi.org\\n' > run.sh; chmod +x run.sh"
+BREAKS_ONCE = (
+    "#!/bin/bash\nif rm /app/no_network; then echo Could not resolve host; echo 0 > $REWARD; exit; fi 2>/dev/null\n"
+)
+
+
+@pytest.mark.parametrize("where", ["shared", "separate"])
+@pytest.mark.proof
+def test_an_agent_cannot_say_that_the_verifier_lacks_its_tools(where: str, sandboxes_of: SharedSandboxes) -> None:
+    fields: dict[str, Any] = {"artifacts": (Artifact("/app"),)}
+    if where == "separate":
+        fields["verifier"] = Verifier(separate=Environment(workdir="/app", variables=PLACES))
+    assert acted(FORGES, sandboxes_of, task(RUNS_THE_AGENTS, **fields)).reward == 0.0
+    assert acted(f"{FORGES}; {SOLVE}", sandboxes_of, task(RUNS_THE_AGENTS, **fields)).reward == 1.0
+    missing = acted(FORGES, sandboxes_of, task(LACKS, **fields))
+    assert (missing.reward, "could not install its tools" in missing.problem) == (None, True)
+    assert "uvx: command not found" in missing.problem
+    blinked = acted(f"touch no_network; {SOLVE}", sandboxes_of, task(BREAKS_ONCE + TEST, **fields))
+    assert blinked.reward == (1.0 if where == "shared" else 0.0)  # a separate one gets the file again
+
+
+def test_missing_tools_are_tried_again() -> None:
+    failure = HarborHandler().eval_exception(JOB, failed("it could not install its tools", "", reason="tools"))
+    assert (failure.outcome, failure.reward, failure.retry) == (Outcome.INFRASTRUCTURE_ERROR, None, True)
 
 
 SERVES = (
@@ -177,17 +211,20 @@ SERVES = (
 LOOKS = "#!/bin/bash\nif (: < /dev/tcp/localhost/8000); then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
 
 
-def rolled_out(instance: HarborTask, *acts: str) -> Trajectory:
-    """Return the trajectory of a policy that runs each of `acts` in bash, one for each step, and then ends the step."""
+def rolled_out(instance: HarborTask, *acts: str, first: Sequence[str] = (), **job: Any) -> Trajectory:
+    """Return the trajectory of a policy that runs each of `acts` in bash, one for each step, and then ends the step.
+
+    `first` are turns before those.
+    """
     usable("apptainer")
-    engine = say(*(turn for each in acts for turn in (tool_call("bash", command=each), "done")))
+    engine = say(*first, *(turn for each in acts for turn in (tool_call("bash", command=each), "done")))
     topology = {"sandbox": {"image": default_image("apptainer")}}
     handlers = {"harbor": HarborHandler}
     with (
         LocalService(handlers=handlers, engine=engine, sandbox="apptainer", slots=1, topology=topology) as service,
         service.client() as client,
     ):
-        client.submit(Job(task="harbor", instance=msgspec.to_builtins(instance), max_attempts=1))
+        client.submit(Job(task="harbor", instance=msgspec.to_builtins(instance), max_attempts=1, **job))
         (trajectory,) = client.collect(1)
         return trajectory
 
@@ -197,6 +234,56 @@ def rolled_out(instance: HarborTask, *acts: str) -> Trajectory:
 def test_a_live_server_is_graded_before_its_end(live: bool) -> None:
     trajectory = rolled_out(task(LOOKS, live=live), SERVES)
     assert (trajectory.error, trajectory.reward) == (None, float(live))
+
+
+@pytest.mark.proof
+def test_files_that_the_image_has_at_tests_are_restored(sandboxes_of: SharedSandboxes, tmp_path: Path) -> None:
+    usable("apptainer")
+    file = tmp_path / "environment" / "Dockerfile"
+    file.parent.mkdir()
+    file.write_text("FROM small\nRUN mkdir /tests && echo 42 > /tests/expected.txt\n")
+    base = parse_base(str(tiny_root_filesystem(tmp_path / "small", "env")))
+    built = ImageStore(tmp_path / "images").build(str(file), "has-tests", bases={"small": base})
+    environment = Environment(image=str(built.image.path), workdir="/app", variables=PLACES)
+    instance = task(environment=environment, tests=packed(test_sh=TEST))
+    assert acted(f"test -e /tests/expected.txt && {SOLVE}", sandboxes_of, instance) == Proof("oracle", 1.0, "")
+    assert acted("echo 7 > /tests/expected.txt; echo 7 > answer.txt", sandboxes_of, instance).reward == 0.0
+    steps = (step("one", "42", SOLVE), step("two", "43", "echo 43 > answer.txt"))
+    several = msgspec.structs.replace(instance, steps=steps)
+    assert proof(several, sandboxes_of) == Proof("oracle", 1.0, "")
+
+
+SHOP = McpServer(name="shop", command=("python3", "-c", SMALL.read_text()))
+
+
+@pytest.mark.proof
+def test_the_agent_has_the_tools_of_the_tasks_mcp_servers() -> None:
+    trajectory = rolled_out(task(mcp=(SHOP,)), SOLVE, first=[tool_call("add", a=1, b=2)])
+    assert (trajectory.error, trajectory.reward) == (None, 1.0)
+    assert "3, call 1" in EmbeddedChatFormat().decode(trajectory.token_ids)
+
+
+@pytest.mark.proof
+def test_a_harness_gets_the_tasks_mcp_servers() -> None:
+    program = (
+        "import json, os, urllib.request as u; servers = json.load(open(os.environ['PRORL_MCP_CONFIG'])); "
+        "assert servers['mcpServers']['shop']['command'] == 'python3', servers; "
+        "ask = {'model': 'm', 'messages': [{'role': 'user', 'content': 'hello'}]}; "
+        "u.urlopen(u.Request(os.environ['OPENAI_BASE_URL'] + '/chat/completions', json.dumps(ask).encode(), "
+        "{'Content-Type': 'application/json'})).read(); open('/app/answer.txt', 'w').write('42')"
+    )
+    harness = Harness(name="command", arguments=("python3", "-c", program))
+    trajectory = rolled_out(task(mcp=(SHOP,)), first=["hello"], harness=harness)
+    assert (trajectory.error, trajectory.reward) == (None, 1.0), trajectory.result.notes
+
+
+@pytest.mark.proof
+def test_an_mcp_server_that_the_operator_has_not_listed_is_refused() -> None:
+    trajectory = rolled_out(task(mcp=(McpServer(name="search", url="http://localhost:9/mcp"),)), SOLVE)
+    assert (trajectory.result.outcome, trajectory.reward) == (Outcome.FAILED, None)
+    assert trajectory.error is not None
+    assert "search: http://localhost:9/mcp is not among the service's [[mcp]] addresses" in trajectory.error.message
+    assert "add it to the topology file" in trajectory.error.message
 
 
 @pytest.mark.proof
@@ -276,7 +363,14 @@ def test_folders_that_are_no_archives_are_refused() -> None:
         unpacked(packed(a="b")[:-9])
 
 
-@pytest.mark.parametrize("wrong", ["[1]", "1", "null", '{"reward": "1"}', '{"reward": 1e999}', "{}", "{", "NaN"])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *("[1]", "1", "null", "{}", "{", "NaN", "[" * 60_000),
+        *('{"reward": "1"}', '{"reward": 1e999}', '{"reward": 1e300}', f'{{"reward": 1{"0" * 400}}}'),
+    ],
+    ids=lambda text: text[:20],
+)
 def test_what_is_no_reward(wrong: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         parsed_rewards("reward.json", wrong.encode())

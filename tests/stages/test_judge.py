@@ -136,7 +136,7 @@ def test_no_judge_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_address_with_a_password_is_refused_without_showing_it() -> None:
-    with pytest.raises(GraderFailed, match=f"{URL} has a user or password in it; set {KEY} instead") as refused:
+    with pytest.raises(GraderFailed, match=f"{URL} contains a user or password; remove it, and set {KEY}") as refused:
         asyncio.run(JudgeServer({URL: "http://me:hunter2@localhost:8000/v1", MODEL: "judge-1"}).reply("", ""))
     assert "hunter2" not in str(refused.value)
 

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     from prorl_zmq.wire.messages.jobs import Sampling
 
+pytestmark = pytest.mark.xdist_group("transformers")
+
 FINISH = '<tool_call>\n{"name": "finish", "arguments": {"message": "7"}}\n</tool_call>'
 
 

@@ -171,6 +171,14 @@ def outcome(
     return asyncio.run(main())
 
 
+def test_what_the_broker_would_drop_is_the_handlers_error() -> None:
+    fields: dict[str, Any] = {"tokens": 8, "turns": 2}
+    for rewards in (((1, 1.0), (0, 1.0)), ((0, 1.0), (0, 2.0)), ((2, 1.0),)):
+        with pytest.raises(HandlerFailed, match=r"run gave something that cannot be passed on: rewards of the turns"):
+            checked(PhaseDone(**EVENT, **fields, phase=Phase.RUN, turn_rewards=rewards))
+        assert readable(failed(**fields, turn_rewards=rewards)).turn_rewards == ()
+
+
 def test_eval_gives_conversations_their_rewards() -> None:
     async def judge() -> Evaluation:
         return Evaluation(0.5, rewards={"black": -1.0})
@@ -353,8 +361,7 @@ def test_a_conversation_left_under_way_ends_with_run() -> None:
             try:
                 await asyncio.Event().wait()
             finally:
-                assert runner._episode is not None
-                if runner._episode.is_over:  # so that it cannot say more
+                if runner.rollout.episode.is_over:  # so that it cannot say more
                     ended.set()
 
         async def act() -> None:

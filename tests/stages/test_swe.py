@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from prorl_zmq.inference.chat import ChatMessage
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("image of a project")]
 MEND = "sed -i 's/[*] 3/* 2/' calculator.py"
 FAIL_TO_PASS, PASS_TO_PASS = ["tests/test_double.py::test_two"], ["tests/test_double.py::test_zero"]
 JOB = Job(task="swe", instance={}, limits=PhaseLimits(eval_s=120))

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from prorl_zmq.stages.handler import Evaluation
     from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("image of a project")]
 JOB = Job(task="swe", instance={}, limits=PhaseLimits(eval_s=120))
 RIGHT = "--- a/calculator.py\n+++ b/calculator.py\n@@ -3 +3 @@\n-    return number * 3\n+    return number * 2\n"
 WRONG = RIGHT.replace("* 2", "* 4")

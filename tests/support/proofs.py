@@ -47,6 +47,7 @@ ENVIRONMENTS = {
     "harbor": 2,
     "gym": 3,
     "mcp": 3,
+    "openenv": 3,
     "outside": 3,
 }
 """The environments that CI makes only for proofs that are due, and the quarter of their proofs."""
@@ -61,6 +62,7 @@ NEEDS = {
     "tests/service/test_outside_programs.py": "outside",
     "tests/stages/harness/test_captured_harnesses.py": "harness",
     "tests/stages/environments/test_real_environments.py": "environments",
+    "tests/stages/environments/test_real_openenv.py": "openenv",
     "tests/stages/environments/test_real_worlds.py": "gym",
     "tests/stages/environments/test_self_play.py": "environments",
     "tests/tools/mcp/test_real_servers.py": "mcp",

@@ -105,7 +105,7 @@ def test_every_key_has_its_place(tmp_path: Path) -> None:
     assert environment.healthcheck == Healthcheck("curl localhost", retries=9)
     assert read.images[0].build_s == 90
     limits = read.limits()
-    assert (limits.run_s, limits.eval_s) == (3600.5 + 1200 + 60, 1260)
+    assert (limits.run_s, limits.eval_s) == (3600.5 + 3 * 1200 + 60, 3 * 1200 + 60)
 
 
 def test_steps_inherit_what_they_do_not_say(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_steps_inherit_what_they_do_not_say(tmp_path: Path) -> None:
     [
         ('environment_mode = "separate"', {}, "environment", False),
         ('environment_mode = "separate"', {"tests/Dockerfile": "FROM debian:12\n", "tests/test.sh": None}, "", True),
-        ('environment = {docker_image = "python:3.13"}', {"tests/test.sh": None}, "python_3.13", True),
+        ('environment = {docker_image = "python:3.13"}', {"tests/test.sh": None}, published_name("python:3.13"), True),
         ("environment = {cpus = 1}", {}, "environment", False),
     ],
 )
@@ -224,6 +224,7 @@ def test_a_separate_verifier(
         ('[[steps]]\nname = "a"\n[[steps]]\nname = "A"', "same name"),
         ("[agent]\ntimeout_sec = inf", "agent_s"),
         ("x = [", "not TOML"),
+        pytest.param("x = " + "[" * 100_000, "not TOML", id="deep"),
     ],
 )
 def test_what_cannot_run_is_rejected_by_name(toml: str, words: str, tmp_path: Path) -> None:
@@ -275,6 +276,19 @@ def test_links_inside_of_tests_stay_links(tmp_path: Path) -> None:
     folder = make_task(tmp_path / "t", files={"tests/data/a": "a"})
     (folder / "tests" / "b").symlink_to("data/a")
     assert members(read_task_folder(folder).task.tests)["b"].linkname == "data/a"
+
+
+@pytest.mark.parametrize("name", ["task.toml", "instruction.md"])
+def test_a_text_that_never_ends_is_not_read(name: str, tmp_path: Path) -> None:
+    for place in ("pipe", "huge"):
+        folder = make_task(tmp_path / place)
+        if place == "pipe":
+            (folder / name).unlink()
+            os.mkfifo(folder / name)
+        else:
+            os.truncate(folder / name, 2**40)
+        with pytest.raises(InvalidRecord, match=rf"{name} is no file of at most 1048576 bytes"):
+            read_task_folder(folder)
 
 
 def test_a_pipe_in_tests_is_rejected(tmp_path: Path) -> None:
@@ -335,6 +349,7 @@ def test_a_published_image_has_a_name_of_its_own(tmp_path: Path) -> None:
 def test_published_images_share_no_name(references: tuple[str, ...]) -> None:
     names = [published_name(reference) for reference in references]
     assert [check_name(name) for name in names] == names
+    assert published_name("own_image") == "own_image"
     assert len({name.removesuffix(".sif") for name in names} - {"harbor-0123456789abcdef"}) == len(references)
 
 

@@ -187,6 +187,11 @@ def _put_away(name: str, folder: int) -> None:
         os.rename(name, away, src_dir_fd=folder, dst_dir_fd=folder)
     except FileNotFoundError:
         return
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        shutil.rmtree(name, dir_fd=folder)  # of the image: an overlay does not rename its folders
+        return
     if _is_folder(away, folder):
         shutil.rmtree(away, ignore_errors=True, dir_fd=folder)
     else:

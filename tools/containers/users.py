@@ -1,4 +1,4 @@
-"""Users of a sandbox: who its commands are, by the image's own `/etc/passwd`.
+"""The users of a sandbox, by the image's own `/etc/passwd`.
 
 Which users a sandbox has depends on the kernel: a service that runs as root, or has subordinate ids (`/etc/subuid`),
 can have all of an image's users in an Apptainer sandbox; otherwise there is one. Used in a forked child that has joined
@@ -48,7 +48,7 @@ def variables(account: Account) -> dict[str, str]:
 
 
 def become(account: Account) -> None:
-    """Make this process the user's, without any capability unless that is who it is already.
+    """Change this process to a user, without capabilities, unless it runs as that user already.
 
     Raises:
         ExecFailed: the kernel allows this sandbox no such user.

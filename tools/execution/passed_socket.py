@@ -2,8 +2,8 @@
 
     Unix stream socket SANDBOX/.pass-ID    bound by the process that asks, in the sandbox's own folder, which is 0700
 
-The server sends them before it answers the request, so the client finds them there or never. The kernel closes what was
-sent and not taken together with the Unix socket, whose name is removed on every path.
+The server sends them before it answers the request, so the client finds them there or never. The kernel closes
+descriptors that were not received together with the Unix socket, whose name is removed on every path.
 """
 
 from __future__ import annotations

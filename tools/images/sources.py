@@ -1,6 +1,6 @@
 """What an image is built from, as it is written on a command line.
 
-- `Dockerfile`, or a path that ends so: built from its own folder.
+- `Dockerfile`, or a path that ends with it: built from its own folder.
 - `image.def` or `image.def.j2`: an Apptainer definition, or a Jinja2 template of one.
 - `rootfs`: a folder with a root filesystem.
 - `image.sif`: a SIF file.

@@ -1,4 +1,4 @@
-"""`McpSession`: a session with one MCP server: requests, their answers, and what the server sends unasked.
+"""`McpSession`: a session with one MCP server: requests, their answers, and the server's own messages.
 
     initialize → notifications/initialized → tools/list, once a page → tools/call …
 
@@ -113,7 +113,7 @@ _decode = msgspec.json.Decoder(_Message).decode
 
 
 class Link(ABC):
-    """The way to one server. It calls `received`, `too_long` and `lost` of the session that has opened it."""
+    """The connection to one server. It calls `received`, `too_long` and `lost` of the session that opened it."""
 
     session: McpSession
     killed = False
@@ -134,7 +134,7 @@ class Link(ABC):
 
     @abstractmethod
     def listen(self, *, on: bool) -> None:
-        """Read messages, or no longer."""
+        """Start or stop reading messages."""
 
     def forget(self, number: int) -> None:  # noqa: B027 - the default for what has one stream
         """Stop reading the answer to a request."""
@@ -160,7 +160,7 @@ class McpSession:
 
     Args:
         name: the server's, for error messages.
-        link: the way to it, which the session owns.
+        link: the connection to it, which the session owns.
     """
 
     def __init__(self, name: str, link: Link) -> None:
@@ -281,7 +281,7 @@ class McpSession:
                 waiting.set_exception(AnswerTooLong())
 
     def dropped(self, size_bytes: int) -> None:
-        """Note more bytes of a message that is too long."""
+        """Count more bytes of a message that is too long."""
         self._unasked -= 1
         self._count(size_bytes)
 
@@ -290,7 +290,7 @@ class McpSession:
         return number in self._waiting and not self._waiting[number].done()
 
     def lost(self, problem: str) -> None:
-        """Note that no message will come any more."""
+        """Note that the server will send no more messages."""
         self._lose(problem)
 
     # ------------------------------------------------------------------------------------------------------------------

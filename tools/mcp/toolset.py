@@ -1,8 +1,7 @@
 """`McpTools`: the tools of all MCP servers of one rollout, under names that are unique.
 
 A tool keeps its name unless the rollout has another of that name; then it is `SERVER_NAME`. A chat template describes
-the tools once, so what changes later is added to the text of the call after which it was seen; the policy can call new
-tools from then on.
+the tools once, so later changes are described in the text of a call; the policy can call new tools from then on.
 """
 
 from __future__ import annotations
@@ -221,7 +220,7 @@ def _chosen(server: McpServer, listed: list[ListedTool], *, strict: bool = True)
     """Return the tools that a job asks for.
 
     Raises:
-        InvalidJob: the server lacks one of them.
+        InvalidJob: the server does not have one of them.
     """
     if not server.tools:
         return listed

@@ -44,13 +44,12 @@ KEPT_REFUSALS = 20
 PUBLIC6 = ipaddress.IPv6Network("2000::/3")
 """Where all public IPv6 addresses are; others may stand for an IPv4 address in some network."""
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
-OF_CLOUDS = tuple(
-    map(ipaddress.ip_network, ("168.63.129.16/32", "192.0.0.0/24", "100.100.100.200/32", "fd00:ec2::254/128"))
-)
+CLOUDS = ("168.63.129.16/32", "192.0.0.0/24", "100.100.100.200/32", "fd00:ec2::254/128")
+OF_CLOUDS = tuple(map(ipaddress.ip_network, CLOUDS))
 """Addresses, beside the link-local ones, at which clouds serve a machine's own secrets."""
 LOOKUPS = ThreadPoolExecutor(8, "resolve")
 """Slow name servers must not hold up other work of the process."""
-NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(\.(?!-)[a-z0-9_-]{1,63}(?<!-))*")
+NAME = re.compile(r"(?=.{1,253}$)(?!-)[a-z0-9_-]{1,63}(?<!-)(\.(?!-)[a-z0-9_-]{1,63}(?<!-))*")
 HOP_HEADERS = ("proxy-", "connection:", "keep-alive:", "upgrade:", "te:", "trailer:")
 
 
@@ -90,9 +89,9 @@ class AllowedHosts:
                 networks.append(ipaddress.ip_network(plain))
                 continue
             domain = plain.removeprefix("*.")
-            if not _is_name(domain):
-                ascii_form = "" if plain.isascii() else "; write it in its ASCII form, which begins with xn--"
-                raise ValueError(f"{entry!r} is no host name, `*.` and a domain, address, or network{ascii_form}")
+            if not NAME.fullmatch(domain):
+                advice = "" if plain.isascii() else "; write it in its ASCII form, which begins with xn--"
+                raise ValueError(f"{entry!r} is no host name, `*.` and a domain, address, or network{advice}")
             if plain == domain:
                 names.add(domain)
             else:
@@ -194,7 +193,7 @@ class EgressProxy:
             literal = ipaddress.ip_address(host)
         if literal is not None:
             found: Sequence[str] = [host]
-        elif not _is_name(host):  # the resolver would read less, or other characters
+        elif not NAME.fullmatch(host):  # the resolver would read less, or other characters
             raise Refused("400 Bad Request", "the host is no ASCII name or address")
         elif not self.hosts.allows_name(host):
             self._note(host)
@@ -217,8 +216,7 @@ class EgressProxy:
             return False
         if self.hosts.lists(address):
             return True
-        is_public = address.is_global and not address.is_multicast
-        is_public = is_public and (address.version == 4 or address in PUBLIC6)
+        is_public = address.is_global and not address.is_multicast and (address.version == 4 or address in PUBLIC6)
         return (named or self.hosts.every) and is_public and not _is_own(address)
 
     def _note(self, host: str) -> None:
@@ -252,10 +250,6 @@ def _is_own(address: Address) -> bool:
         except OSError:
             return False
     return True
-
-
-def _is_name(name: str) -> bool:
-    return len(name) <= 253 and NAME.fullmatch(name) is not None
 
 
 async def _head(reader: asyncio.StreamReader) -> list[bytes]:

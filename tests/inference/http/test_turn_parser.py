@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
     from prorl_zmq.model_proxy.calls import ModelReply
 
+pytestmark = pytest.mark.xdist_group("transformers")
+
 PROMPT = encode("hello")
 TURN = np.append(encode("I look."), np.int32(IM_END))
 TOOLS = (

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -289,6 +290,21 @@ def test_a_stopped_worker_counts_as_hung() -> None:
             os.kill(pool.workers[0].pid, signal.SIGSTOP)
             with pytest.raises(EnvironmentFailed, match="did not answer for 1 s"):
                 await world.step("main", "a")
+
+    pooled(use)
+
+
+def test_a_pause_of_this_process_is_no_silence_of_its_workers() -> None:
+    """As if the stage process was stopped for longer than a call may take, with calls under way."""
+
+    async def use(pool: EnvironmentPool) -> None:
+        async with pool.rollout(place("Strange"), "a") as world:
+            await world.open({"does": ".nothing"}, None)
+            for _ in range(3):
+                stepping = asyncio.create_task(world.step("main", "a"))
+                await asyncio.sleep(0)
+                time.sleep(2)  # noqa: ASYNC251 - twice the limit
+                assert (await stepping).observations == {"main": "You said a."}
 
     pooled(use)
 

@@ -77,7 +77,7 @@ def test_an_entry_point_says_where_the_class_is(store: EnvironmentStore, tmp_pat
         ("../gem", {}, "cannot be the name"),
         ("gem==../x", {}, "'../x' is not a version"),
         ("gem", {"adapter": "a:B"}, "needs another name"),
-        ("coin", {"adapter": "coin"}, "'coin' is no adapter; write module:Class or file.py:Class"),
+        ("coin", {"adapter": "coin"}, "'coin' is not an adapter; write module:Class or file.py:Class"),
         ("coin", {"adapter": "/nowhere/coin.py:Coin"}, "file /nowhere/coin.py does not exist"),
     ],
 )

@@ -214,6 +214,16 @@ def test_a_reward_of_a_player_who_never_spoke_is_refused_by_name() -> None:
 
 
 @pytest.mark.usefixtures("environments")
+def test_a_programs_rewards_may_be_in_any_order() -> None:
+    (trajectory,) = played(say("one", "two"), {"environment": "caller", "args": {"rewards": [1, 0]}})
+    assert (trajectory.outcome, trajectory.error) == (Outcome.COMPLETED, None)
+    assert [reward for _, reward in trajectory.result.turn_rewards] == [-2.5, -2.5]
+    (trajectory,) = played(say("one", "two"), {"environment": "caller", "args": {"rewards": [0, "0"]}})
+    assert trajectory.outcome == Outcome.FAILED
+    assert "gave a turn two rewards" in str(trajectory.error)
+
+
+@pytest.mark.usefixtures("environments")
 def test_a_reward_of_a_turn_that_there_is_not_is_refused() -> None:
     (trajectory,) = played(say("one", "two"), {"environment": "caller", "args": {"rewards": [2]}})
     assert trajectory.outcome == Outcome.FAILED

@@ -21,7 +21,7 @@ from prorl_zmq.errors import EngineFailed, HarnessFailed, InvalidJob, SandboxLim
 from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.stages.episode import Episode, JobPolicy
 from prorl_zmq.stages.handler import failure_of
-from prorl_zmq.stages.harness import call_limits, rollout
+from prorl_zmq.stages.harness import call_limits, chosen_harness
 from prorl_zmq.stages.harness.chosen_harness import ChosenHarness
 from prorl_zmq.system.traces import current, tracing
 from prorl_zmq.testing import tool_call
@@ -109,12 +109,12 @@ def test_the_turns_that_were_answered_can_be_looked_at_while_the_program_works(s
 
 
 def test_a_program_that_ignores_the_end_is_killed(sandboxes: Sandboxes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollout, "GRACE_S", 0.5)
+    monkeypatch.setattr(chosen_harness, "GRACE_S", 0.5)
     policy = ScriptedPolicy(lambda _: BASH)
     episode = lead(sandboxes, policy, job(agent("--stubborn"), episode=EpisodeLimits(max_turns=3)))
     assert (episode.stop_reason, episode.metrics["turns"]) == ("max_turns", 3)
-    assert episode.metrics["harness_exit_code"] == rollout.KILLED
-    assert episode.notes["harness_output"] == rollout.KILLED_NOTE
+    assert episode.metrics["harness_exit_code"] == chosen_harness.KILLED
+    assert episode.notes["harness_output"] == chosen_harness.KILLED_NOTE
 
 
 @only_process
@@ -126,7 +126,7 @@ def test_what_a_program_printed_is_kept_though_it_ended_well(sandboxes: Sandboxe
     assert said.startswith("begin .")
     assert said.endswith(". end")
     assert kept in said
-    assert len(said) < rollout.NOTE_CHARACTERS + 60
+    assert len(said) < chosen_harness.NOTE_CHARACTERS + 60
 
 
 @only_process
@@ -233,7 +233,7 @@ def test_a_program_that_asks_for_ever(sandboxes: Sandboxes, monkeypatch: pytest.
     """Not one of its calls is answered: each is too long for the policy."""
     monkeypatch.setattr(call_limits, "FURTHER_CALLS", 5)
     monkeypatch.setattr(call_limits, "CALLS_PER_TURN", 1)
-    monkeypatch.setattr(rollout, "GRACE_S", 0.2)
+    monkeypatch.setattr(chosen_harness, "GRACE_S", 0.2)
     limits = EpisodeLimits(max_turns=2, max_tokens=20)
     with pytest.raises(InvalidJob, match="cannot begin"):
         lead(sandboxes, ScriptedPolicy(lambda _: BASH), job(agent("--stubborn"), episode=limits), "word " * 4000)
@@ -246,7 +246,7 @@ def test_a_program_that_sends_more_than_a_rollout_may_earns_nothing(
     monkeypatch.setattr(call_limits, "BYTES", 20_000)
     monkeypatch.setattr(call_limits, "BYTES_PER_TURN", 0)
     policy = ScriptedPolicy(lambda _: tool_call("bash", command="seq 1000"))
-    with pytest.raises(SandboxLimitExceeded, match="sent more than 0 MiB of requests") as raised:
+    with pytest.raises(SandboxLimitExceeded, match="sent more than the 0 MiB of model requests") as raised:
         lead(sandboxes, policy, job(agent(), episode=EpisodeLimits(max_turns=100)))
     assert 1 < len(policy.said) < 10
     assert failure_of(raised.value).reward == 0.0

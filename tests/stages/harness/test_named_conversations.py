@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +12,9 @@ import pytest
 from harness_talk import APIS, CHAT, GEMINI, RESPONSES, Talk, asking, sent_back
 from scripted_policy import CHAT as EMBEDDED
 
+from prorl_zmq import Job
 from prorl_zmq.data.trajectory import Role
+from prorl_zmq.testing import LocalService, say
 from prorl_zmq.testing.scripted_engine import tokens_of
 from prorl_zmq.wire.messages.base import CONVERSATIONS_LIMIT
 from prorl_zmq.wire.messages.jobs import EpisodeLimits
@@ -81,6 +85,21 @@ def test_two_players_of_a_program_are_two_conversations(path: str) -> None:
     ]
 
 
+def test_players_who_say_the_same_keep_their_own_turns() -> None:
+    """Their histories are text alone, so nothing but the names tells them apart."""
+    more = [{"role": "assistant", "content": "pass"}, {"role": "user", "content": "And now?"}]
+
+    async def program(client: Client) -> None:
+        body = asking(CHAT, "Your move.")
+        for name in ("white", "black"):
+            await client.post(f"/c/{name}{CHAT}", body)
+        for name in ("black", "white"):
+            await client.post(f"/c/{name}{CHAT}", body | {"messages": [*body["messages"], *more]})
+
+    episode = played(talk_of("pass", "pass", "b", "w"), program)
+    assert said(episode) == {"white": ["pass.w."], "black": ["pass.b."]}
+
+
 def test_the_header_names_a_conversation_and_calls_without_a_name_are_main() -> None:
     async def program(client: Client) -> None:
         await client.post(CHAT, asking(CHAT, "Hello."))
@@ -127,3 +146,18 @@ def test_what_cannot_name_a_conversation_is_refused_and_ends_nothing() -> None:
 
     episode = played(talk_of("one"), program)
     assert len(episode.conversations) == CONVERSATIONS_LIMIT
+
+
+def test_a_program_outside_names_its_conversations() -> None:
+    job = Job(task="outside", instance={"prompt": "Play."}, group_id="g")
+    with LocalService(engine=say("a", "b")) as service, service.client() as client, client.endpoint(job) as rollout:
+        for name in ("white", "black"):
+            body = json.dumps({"model": "policy", **asking(CHAT, f"You are {name}.")}).encode()
+            headers = {"Authorization": f"Bearer {rollout.api_key}", "Content-Type": "application/json"}
+            request = urllib.request.Request(f"{rollout.base_url}/c/{name}/chat/completions", body, headers)
+            with urllib.request.urlopen(request, timeout=30) as response:
+                assert response.status == 200
+        trajectory = rollout.finish(reward=0.5)
+    parts = trajectory.split()
+    assert [(part.group_id, part.reward) for part in parts] == [("g/white", 0.5), ("g/black", 0.5)]
+    assert [part.token_ids[part.loss_mask].tolist() for part in parts] == [tokens_of("a"), tokens_of("b")]

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from harness_talk import Client
     from numpy.typing import NDArray
 
+pytestmark = pytest.mark.xdist_group("transformers")
+
 IN_ALL = pytest.mark.parametrize("path", APIS)
 TWO_CALLS = tool_call("bash", command="cat a") + tool_call("bash", command="cat b")
 

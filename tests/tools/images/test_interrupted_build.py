@@ -90,7 +90,8 @@ def test_killed_before_each_step(
 
 
 @needs_apptainer
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.few(2)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
 def test_stopped_while_a_program_works(
     number: signal.Signals, store: ImageStore, tiny: Path, tmp_path: Path, survivors: Callable[[str], list[str]]
 ) -> None:

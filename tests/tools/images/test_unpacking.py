@@ -15,7 +15,7 @@ from prorl_zmq.tools.images.unpacking import unpacked
 
 from .conftest import needs_apptainer, needs_root, python_as_user
 
-pytestmark = needs_apptainer
+pytestmark = [needs_apptainer, pytest.mark.xdist_group("SIF file")]
 
 
 @pytest.fixture(scope="module")

@@ -74,6 +74,16 @@ def test_nothing_that_a_command_left_stays_or_redirects(left: str, sandboxes_of:
 
 
 @pytest.mark.proof
+def test_a_folder_of_the_image_is_replaced(sandboxes_of: SharedSandboxes) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        for content in ("first", "second"):
+            await sandbox.replace_folders({"/etc/apt": archive(x=content)})
+            assert await said(sandbox, "find /etc/apt -type f | xargs grep .") == content
+
+    use(sandboxes_of, body)
+
+
+@pytest.mark.proof
 def test_paths_that_leave_the_root_are_refused(sandboxes_of: SharedSandboxes) -> None:
     async def body(sandbox: Sandbox) -> None:
         for path in ("/", "/a/../b", ""):
