@@ -17,13 +17,18 @@ def named_server(variable: str, name: str, hint: str = "") -> str:
         hint: a name that is used if `name` is empty and the variable has it.
 
     Raises:
-        LookupError: the variable names no such server.
+        LookupError: the variable names no such server, or has something else.
     """
-    servers = dict(each.split("=", 1) for each in os.environ.get(variable, "").split())
+    servers = {}
+    for each in os.environ.get(variable, "").split():
+        server, _, url = each.partition("=")
+        if "://" not in url:
+            raise LookupError(f"{variable} has {each!r}; write NAME=http://HOST:PORT")
+        servers[server] = url
     name = name or (hint if hint in servers else "")
     if not name and len(servers) == 1:
         (name,) = servers
     if name not in servers:
-        known = ", ".join(servers) or "none"
+        known = ", ".join(servers) or "none; write NAME=http://HOST:PORT"
         raise LookupError(f"no server {name!r}: {variable} in the environment of the RUN processes names {known}")
     return servers[name].rstrip("/") + "/"

@@ -92,6 +92,8 @@ class OpenEnv:
             result = fields.get("result", fields.get("error"))
             fields = {"result": result.get("data", result) if isinstance(result, dict) else result}
         elif self.show is not None:
+            if fields and self.show not in seen["observation"]:
+                raise LookupError(f"no field {self.show!r} is in the observation; it has {', '.join(fields)}")
             fields = {self.show: fields.get(self.show, "")}
         only = next(iter(fields.values())) if len(fields) == 1 else fields
         return only if isinstance(only, str) else json.dumps(only, ensure_ascii=False) if fields else ""

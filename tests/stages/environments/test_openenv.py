@@ -9,6 +9,7 @@ from support.waiting import until_async
 
 from prorl_zmq.stages.environments.adapters import openenv
 from prorl_zmq.stages.environments.adapters.openenv import VARIABLE, OpenEnv
+from prorl_zmq.stages.environments.named_servers import named_server
 
 
 @pytest.fixture
@@ -32,6 +33,31 @@ async def test_text_is_the_only_required_field(named):
         stepped = await world.step("main", "7")
         assert (stepped["rewards"], stepped["done"]) == ({"main": 1.0}, True)
         await world.close()
+
+
+@on_a_loop
+async def test_a_field_that_the_observation_lacks_is_named(named):
+    async with OpenEnvServer(GUESS) as server:
+        named(guess=server)
+        world = OpenEnv()
+        with pytest.raises(LookupError, match="no field 'txt' is in the observation; it has text"):
+            await world.open({"show": "txt"}, 3)
+        await world.close()
+
+
+@pytest.mark.parametrize(
+    ("servers", "said"),
+    [
+        ("127.0.0.1:8000", "PRORL_OPENENV has '127.0.0.1:8000'; write NAME=http://HOST:PORT"),
+        ("", "names none; write NAME=http://HOST:PORT"),
+        ("a=http://x b=http://y", "no server '': PRORL_OPENENV in the environment of the RUN processes names a, b"),
+    ],
+)
+def test_what_is_wrong_with_the_servers_is_said(servers, said, monkeypatch):
+    monkeypatch.setenv(VARIABLE, servers)
+    with pytest.raises(LookupError) as wrong:
+        named_server(VARIABLE, "")
+    assert said in str(wrong.value)
 
 
 @on_a_loop
