@@ -34,6 +34,8 @@ FRAME_LIMIT_BYTES = 64 * 2**20
 CANCEL_S = 5.0
 """Seconds in which a cancelled call must end."""
 READ_BYTES = 256 * 1024
+OURS = {os.path.dirname(file) for file in (__file__, os.__file__)}  # noqa: PTH120 - as below
+"""Folders of modules that errors do not point to: this package's, and the standard library's."""
 ARGUMENTS: dict[str, tuple[str, ...]] = {
     "open": ("args", "seed"),
     "step": ("player", "text"),
@@ -274,7 +276,7 @@ def words_of(do: str, error: BaseException) -> str:
         text = f"its text raised {type(second).__name__}"
     place = ""
     for frame in traceback.extract_tb(error.__traceback__):
-        if os.path.dirname(frame.filename) != os.path.dirname(__file__):  # noqa: PTH120 - not of this package
+        if os.path.dirname(frame.filename) not in OURS:  # noqa: PTH120 - in an interpreter without our modules
             place = f" ({frame.filename}:{frame.lineno})"
     return f"{do} raised {type(error).__name__}: {text}"[:NOTE_LIMIT] + place
 

@@ -116,6 +116,9 @@ class Strange:
     def raises(self, result):
         raise RuntimeError("the board is gone")
 
+    def raises_in_a_library(self, result):
+        random.choice([])
+
     def exits(self, result):
         sys.exit(3)
 

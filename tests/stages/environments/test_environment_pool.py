@@ -170,6 +170,7 @@ def failing(does: str) -> EnvironmentFailed:
     [
         ("raises", r"open raised RuntimeError: the board is gone \(.*strange_worlds\.py:\d+\)"),
         (".raises", r"step raised RuntimeError: the board is gone \(.*strange_worlds\.py:\d+\)"),
+        (".raises_in_a_library", r"step raised IndexError: Cannot choose .* \(.*strange_worlds\.py:\d+\)"),
         (".exits", "step raised SystemExit: 3"),
         ("huge", "open returned an observation of 50,000,000 characters for player main; at most 1,000,000"),
         (".nan", "step returned nan as the reward of main; a finite number is allowed"),
