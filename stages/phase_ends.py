@@ -192,7 +192,8 @@ def checked(done: PhaseDone) -> PhaseDone:
     if len(done.metrics) > METRICS_LIMIT:
         raise HandlerFailed(f"{done.phase} gave {len(done.metrics)} metrics; at most {METRICS_LIMIT} can be passed on")
     try:
-        _check_rewards(done)
+        if done.conversations or done.rewards or done.turn_rewards:
+            _check_rewards(done, done.rewards)
         return codec.read_back(done, PhaseDone, EVENT_LIMIT_BYTES, is_plain=not done.phase_data)
     except MalformedMessage as error:
         raise HandlerFailed(f"{done.phase} gave something that cannot be passed on: {error.message}") from error
@@ -205,7 +206,8 @@ def readable(failed: PhaseFailed) -> PhaseFailed:
     """
     failed = msgspec.structs.replace(failed, error=_in_short(failed.error))
     try:
-        _check_rewards(failed)
+        if failed.conversations or failed.turn_rewards:
+            _check_rewards(failed, {})
         failed = codec.read_back(failed, PhaseFailed, EVENT_LIMIT_BYTES, is_plain=False)
     except MalformedMessage as problem:
         log.error("the record of a failed %s is left out: %s", failed.phase, problem.message)  # noqa: TRY400
@@ -215,9 +217,9 @@ def readable(failed: PhaseFailed) -> PhaseFailed:
     return failed
 
 
-def _check_rewards(event: PhaseDone | PhaseFailed) -> None:
+def _check_rewards(event: PhaseDone | PhaseFailed, rewards: Mapping[str, float]) -> None:
     """Raise `MalformedMessage` where the broker would drop the event."""
-    if problem := rewards_problem(event, event.rewards.values() if isinstance(event, PhaseDone) else ()):
+    if problem := rewards_problem(event, rewards.values()):
         raise MalformedMessage(problem)
 
 

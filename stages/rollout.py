@@ -69,8 +69,8 @@ class Rollout:
     def __init__(
         self, services: StageServices, job: Job, attempt: int, clock: PhaseClock, handler: AgentHandler[Any]
     ) -> None:
-        self._begun: Episode | None = None
-        """The record so far; None: nothing has begun."""
+        self.episode = NO_EPISODE
+        """The record so far."""
         self._services, self._job, self._attempt, self._clock, self._handler = services, job, attempt, clock, handler
         self.backend = self.new_backend()
         """The policy's."""
@@ -147,21 +147,16 @@ class Rollout:
 
     async def close(self) -> None:
         """End the episode, cancel turns that the task left under way, such as beside a failed one; release backends."""
-        if self._begun is not None:
-            self._begun.end()
-        own, records = asyncio.current_task(), self.episode.conversations
-        if left := {one.task for one in records if one.task is not None and one.task is not own}:
-            for task in left:
-                task.cancel()
-            await asyncio.wait(left)
+        if self.episode is not NO_EPISODE:
+            self.episode.end()
+            own, records = asyncio.current_task(), self.episode.conversations
+            if left := {one.task for one in records if one.task is not None and one.task is not own}:
+                for task in left:
+                    task.cancel()
+                await asyncio.wait(left)
         self.backend.release()
         if self._others is not None:
             self._others.release()
-
-    @property
-    def episode(self) -> Episode:
-        """The record so far."""
-        return self._begun or NO_EPISODE
 
     @property
     def so_far(self) -> tuple[Episode, str]:
@@ -203,11 +198,11 @@ class Rollout:
         if not self._is_led:
             await self._conversation(messages, tools).say()
             return self.episode
-        if self._begun is not None:
+        if self.episode is not NO_EPISODE:
             raise HandlerFailed(f"phase.converse was called a second time; {LED}")
         checked_messages(messages)
         checked_tools(tools)
-        self._begun = Episode(began=self._clock.began)
+        self.episode = Episode(began=self._clock.began)
         policy = await self._policy()
         if self._harness is None:
             await self._be_led(policy, messages, tools)
@@ -215,7 +210,7 @@ class Rollout:
             raise SandboxFailed("a harness needs a sandbox, and the job has none")
         else:
             await self._harness.lead(policy, messages, self._sandbox)
-        return self._begun
+        return self.episode
 
     async def _be_led(self, policy: JobPolicy, messages: Sequence[ChatMessage], tools: Sequence[AnyTool]) -> None:
         if tools:
@@ -246,13 +241,13 @@ class Rollout:
     ) -> Conversation:
         if self._is_led:
             raise HandlerFailed(f"phase.conversation was called; {LED}")
-        if self._begun is None:
-            self._begun = Episode(began=self._clock.began)
+        if self.episode is NO_EPISODE:
+            self.episode = Episode(began=self._clock.began)
         if not NAME.fullmatch(name):
             raise HandlerFailed(f"a conversation's name is of letters, digits and . _ : -, and not {name!r:.150}")
-        if len(self._begun.conversations) >= CONVERSATIONS_LIMIT:
+        if len(self.episode.conversations) >= CONVERSATIONS_LIMIT:
             raise HandlerFailed(f"a rollout has at most {CONVERSATIONS_LIMIT} conversations")
-        if any(one.name == name for one in self._begun.conversations):
+        if any(one.name == name for one in self.episode.conversations):
             raise HandlerFailed(
                 f"this rollout has a conversation named {name!r} already: give the other one a name (name=…), or say "
                 "more in the first one"
@@ -262,16 +257,16 @@ class Rollout:
         policy: Callable[[], Awaitable[JobPolicy]] = self._policy
         if model != POLICY or self._job.models:
             policy, trained = partial(self._policy_of, model), trained and self._other_models().is_policy(model)
-        return Conversation(self._begun, policy, opening, tools, name=name, trained=trained)
+        return Conversation(self.episode, policy, opening, tools, name=name, trained=trained)
 
     async def _serve(
         self, play: Callable[[str, str, Sequence[str]], Awaitable[tuple[PhaseData, Sequence[tuple[int, float]]]]]
     ) -> PhaseData:
-        if self._is_led or self._begun is not None:
+        if self._is_led or self.episode is not NO_EPISODE:
             raise HandlerFailed("phase.serve was called in a rollout that has a conversation, or that another leads")
         from .harness.served_program import serve_program  # imports aiohttp, as above
 
-        self._begun, self._serves = Episode(began=self._clock.began), True
+        self.episode, self._serves = Episode(began=self._clock.began), True
         return await serve_program(await self._policy(), play)
 
     def _other_models(self) -> OtherModels:

@@ -18,6 +18,8 @@ from support import counted_jobs
 from support.counted_jobs import MARK
 
 JOBS = 25
+RUNS = 3
+"""Of which the least counts: a process that has to wait sends messages of its own, which others need not."""
 SYSTEM_CALLS = "system calls that do something"
 LIMITS = {
     "messages": 13.2,
@@ -51,15 +53,21 @@ WAITING = {
 @pytest.fixture(scope="module")
 def counts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
     """What one job takes, by what is counted."""
-    log = tmp_path_factory.mktemp("calls") / "log"
-    traced = ["strace", "-f", "-qq", "-o", str(log), "-e", "signal=none"] if shutil.which("strace") else []
-    command = [*traced, sys.executable, counted_jobs.__file__, str(JOBS)]
+    found = [counted() for _ in range(RUNS)]
+    least = {name: min(one[name] for one in found) for name in found[0]}
+    if shutil.which("strace"):
+        log = tmp_path_factory.mktemp("calls") / "log"
+        counted("strace", "-f", "-qq", "-o", str(log), "-e", "signal=none")
+        least[SYSTEM_CALLS] = sum(calls_between_marks(log.read_text()).values())
+    return {name: number / JOBS for name, number in least.items()}
+
+
+def counted(*tracer: str) -> dict[str, float]:
+    """Run the jobs in a process of their own; return what all of them took."""
+    command = [*tracer, sys.executable, counted_jobs.__file__, str(JOBS)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    if traced:
-        found[SYSTEM_CALLS] = sum(calls_between_marks(log.read_text()).values())
-    return {name: number / JOBS for name, number in found.items()}
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 
 def calls_between_marks(log: str) -> Counter[str]:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 import pytest
-from documents import blocks
 from support.chat_server import ChatServer, chat_server
 from support.waiting import until
 
@@ -75,19 +74,6 @@ class Support(AgentHandler[Instance]):
         )
 
 
-class OfThePage(Support):
-    """The example of docs/models.md."""
-
-    task = "page"
-    rules = "Help."
-
-    async def run(self, phase: RunPhase[Instance]) -> PhaseData:
-        (block,) = [block for block in blocks("python") if "###STOP###" in block]
-        namespace: dict[str, Any] = {"ChatMessage": ChatMessage, "Role": Role}
-        exec(block, namespace)
-        return await namespace["run"](self, phase) | {"verdict": "", "critic_turns": 0}
-
-
 def user_says(prompt: str) -> str:
     number = prompt.count("answer")
     return f"question {number}" + (" ###STOP###" if number == 2 else "")
@@ -102,9 +88,7 @@ def service() -> Iterator[LocalService]:
         patched.setenv("PRORL_MODEL_GPT_4_1_URL", url)
         patched.setenv("PRORL_MODEL_GPT_4_1_MODEL", "gpt-4.1-2025")
         engine = say(lambda prompt: f"answer {prompt.count('question')}")
-        with LocalService(
-            handlers={"support": Support, "page": OfThePage}, engine=engine, models={"sim": say(user_says)}
-        ) as running:
+        with LocalService(handlers={"support": Support}, engine=engine, models={"sim": say(user_says)}) as running:
             yield running
 
 
@@ -130,13 +114,6 @@ def test_turns_of_a_simulated_user_are_context_for_the_policy_and_not_in_the_arr
     assert trajectory.token_ids[trajectory.loss_mask].size > 0
     assert "You want help." not in text
     assert np.isfinite(trajectory.logprobs).all()
-
-
-def test_the_example_of_the_page_ends_when_the_user_says_so(service: LocalService) -> None:
-    trajectory = run(service, task="page")
-    assert trajectory.outcome == "completed", trajectory.error
-    assert trajectory.result.notes["said"] == "question 2 ###STOP###"
-    assert trajectory.result.metrics["turns"] == 2
 
 
 def test_an_endpoint_calls_tools_as_the_policy_does(service: LocalService) -> None:

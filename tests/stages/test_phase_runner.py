@@ -366,7 +366,7 @@ def test_a_conversation_left_under_way_ends_with_run() -> None:
 
         async def act() -> None:
             record = ConversationRecord("left", True, TrajectoryBuilder(), task=asyncio.create_task(speak()))
-            runner.rollout._begun = Episode(conversations=[record])
+            runner.rollout.episode = Episode(conversations=[record])
             await asyncio.sleep(0)
             raise EngineFailed("no")
 

@@ -26,7 +26,8 @@ class OpenEnv:
     """A session may wait for another one's end."""
 
     async def open(self, args: dict[str, Any], seed: int | None) -> dict[str, Any]:
-        self.show, self.field, self.opened = args.get("show"), args.get("field", ""), AsyncExitStack()
+        self.show, self.field = args.get("show"), args.get("field", "")
+        self.opened, self.reading = AsyncExitStack(), list[asyncio.Task[None]]()
         session = aiohttp.ClientSession(named_server(VARIABLE, args.get("server", "")))
         try:
             self.http = await self.opened.enter_async_context(session)
@@ -43,7 +44,7 @@ class OpenEnv:
             self.socket = await self.opened.enter_async_context(self.http.ws_connect("ws"))
             self.frames = asyncio.Queue[aiohttp.WSMessage]()
             # It reads always: the server's pings are answered only by who reads, and a turn may take minutes.
-            self.reading = asyncio.create_task(_read(self.socket, self.frames))
+            self.reading.append(asyncio.create_task(_read(self.socket, self.frames)))
             seen = await self._ask("reset", data, "CAPACITY_REACHED")
             if "code" not in seen:
                 return seen
@@ -100,6 +101,7 @@ class OpenEnv:
 
     async def close(self) -> None:
         await self.opened.aclose()
+        await asyncio.gather(*self.reading)
 
 
 async def _read(socket: aiohttp.ClientWebSocketResponse, frames: asyncio.Queue[aiohttp.WSMessage]) -> None:

@@ -91,7 +91,7 @@ def test_every_adapter_of_ours_belongs_to_a_known_environment() -> None:
     in_no_index = "tau2.py"
     files = {path.name for path in ADAPTERS.glob("*.py")} - {"__init__.py", "gymnasium.py", in_no_index}
     assert files == {known.adapter.partition(":")[0] for known in KNOWN.values()} & files
-    assert all(len(path.read_text().splitlines()) <= 105 for path in ADAPTERS.glob("*.py"))
+    assert all(len(path.read_text().splitlines()) <= 110 for path in ADAPTERS.glob("*.py"))
 
 
 def test_an_adapter_of_ours_is_named_by_its_file(store: EnvironmentStore) -> None:

@@ -103,12 +103,14 @@ def test_streams_that_never_end_are_left_with_the_answer() -> None:
 
     server = Server(call)
 
-    async def use(session: McpSession) -> int:
+    async def use(session: McpSession) -> None:
         for _ in range(120):  # more than the connections of a session
             assert await add(session) == "3"
-        return server.open_streams
+        async with asyncio.timeout(20):
+            while server.open_streams:  # it sees at its next word that the client has left
+                await asyncio.sleep(0.05)
 
-    assert session_with(server, use) < 20
+    session_with(server, use)
 
 
 def test_events_may_be_cut_anywhere_and_end_their_lines_as_they_like() -> None:
