@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from aiohttp import web
+from support.waiting import until_async
 
 from prorl_zmq.errors import ToolSessionLost
 from prorl_zmq.tools.mcp.http import HttpLink
@@ -106,9 +107,11 @@ def test_streams_that_never_end_are_left_with_the_answer() -> None:
     async def use(session: McpSession) -> None:
         for _ in range(120):  # more than the connections of a session
             assert await add(session) == "3"
-        async with asyncio.timeout(20):
-            while server.open_streams:  # it sees at its next word that the client has left
-                await asyncio.sleep(0.05)
+
+        async def left() -> bool:  # the server sees at its next word that the client has left
+            return server.open_streams == 0
+
+        await until_async(left, "the streams are left")
 
     session_with(server, use)
 
