@@ -65,7 +65,10 @@ def _command(program: str, arguments: list[str]) -> int:
     if program == "prorl" and (not arguments or arguments[0] in {"-h", "--help"}):
         from .commands.command_table import overview
 
-        print(overview())
+        try:
+            print(overview(), flush=True)
+        except BrokenPipeError:  # the reader has seen enough, such as `head`; nothing is left to flush
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     if program == "prorl" and arguments[0] in FORKING and not {"-h", "--help"} & {*arguments}:
         from .service.preloading import begun_fork_server

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
+import sys
 import tomllib
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from support.commands import complaint, run
@@ -18,9 +20,6 @@ from prorl_zmq.errors import RequestTimeout
 from prorl_zmq.service.run_dir import LOCK
 from prorl_zmq.service.service_folder import ServiceFolder
 from prorl_zmq.system.held_file import held
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.parametrize(
@@ -197,3 +196,12 @@ def test_doctor_names_what_it_found() -> None:
 def test_text_of_others_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     tables.console().print("served: [red]math[/red] :smile: 12")
     assert capsys.readouterr().out == "served: [red]math[/red] :smile: 12\n"
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    program = Path(sys.executable).with_name("prorl")
+    with os.fdopen(writing, "wb") as closed:
+        done = subprocess.run([program, "--help"], stdout=closed, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
