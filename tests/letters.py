@@ -11,9 +11,14 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from prorl_zmq import Role
 from prorl_zmq.examples.trainers.shared import letters as example
 from prorl_zmq.examples.trainers.shared.make_model import END_OF_TURN, favour
+from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.stages.handler import Evaluation
+from prorl_zmq.tools.tool import Tool
 
 if TYPE_CHECKING:
     import pytest
@@ -27,6 +32,20 @@ class Letters(example.Letters, frozen=True, forbid_unknown_fields=True):
     """Before the turn, as if for a sandbox."""
 
 
+class Word(msgspec.Struct, frozen=True):
+    word: str
+
+
+class Spell(Tool[Word]):
+    name = "spell"
+    description = "Spell a word."
+    takes = Word
+
+    async def call(self, arguments: Word, timeout_s: float) -> str:
+        del timeout_s
+        return " ".join(arguments.word)
+
+
 class LettersHandler(example.LettersHandler):
     instance_type = Letters
 
@@ -37,7 +56,9 @@ class LettersHandler(example.LettersHandler):
 
     async def run(self, phase: Any) -> Any:
         await asyncio.sleep(phase.instance.wait_s)
-        return await super().run(phase)
+        prompt = ChatMessage(Role.USER, f"Write letters, {phase.instance.name}.")
+        episode = await phase.converse([prompt], [Spell()])  # only a policy with tools can make a call, also a bad one
+        return {"text": episode.last_text}
 
     async def eval(self, phase: Any) -> Evaluation:
         fixed = phase.instance.reward
