@@ -372,14 +372,13 @@ class TestGym:
             assert sum(mask) == row["response"]["usage"]["output_tokens"]
             assert len(ids) <= row["response"]["usage"]["total_tokens"]
             turns.append(sum(item["type"] == "message" for item in items))
-        assert max(turns) > 1, "the model calls tools by chance"
         parsed = gym_python.run([str(gym_python.gym_python()), "-c", PARSED, "out.jsonl"], gym.folder, gym.environment)
         numbers = [tuple(map(int, line.split())) for line in parsed.splitlines()]
         assert [messages for messages, _ in numbers] == turns
         aggregate = gym.aggregate("out")
         assert aggregate["key_metrics"]["mean/reward"] == statistics.mean(row["reward"] for row in found)
         assert aggregate["agent_metrics"]["failed"] == 0
-        print(f"8 of 8 in {taken_s:.1f} s, {sum(turns)} messages of {max(turns)} at most in one rollout")
+        print(f"8 of 8 in {taken_s:.1f} s, {sum(turns)} messages")
 
     def test_failures_are_told_and_not_averaged(self, gym: Gym) -> None:
         rows = [
@@ -392,6 +391,8 @@ class TestGym:
         gym.run(command)
         good, failed = gym.lines("bad"), gym.lines("bad_failures")
         assert [row["_ng_task_index"] for row in good] == [0] * 3
+        messages = [sum(item["type"] == "message" for item in row["response"]["output"]) for row in good]
+        assert max(messages) > 1, "the model calls the tool by chance"
         told = {(row["_ng_task_index"], row["_ng_failure_class"], row.get("_ng_failure_terminal")) for row in failed}
         assert told == {(1, "handler_failed", None), (2, "unknown_task", True), (3, "invalid_job", True)}
         assert len(failed) == 9
