@@ -75,10 +75,11 @@ async def our_calls(add: AnyTool, calls: int) -> list[float]:
     return seconds
 
 
-def their_client(python: str) -> subprocess.Popen[str]:
+def their_client(python: str, folder: str) -> subprocess.Popen[str]:
+    """Start it in a folder without this file, which has the package's name."""
     command = [python, "-c", PEER, SERVER]
     return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
 
 
@@ -97,7 +98,7 @@ async def compared(python: str, rounds: int) -> tuple[list[float], list[float]]:
     theirs: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         sandboxes = Sandboxes("process", Path(folder) / "sandboxes")
-        peer = their_client(python)
+        peer = their_client(python, folder)
         try:
             sandbox = await sandboxes.create("bench")
             tools = McpTools([McpServer(name="bench", command=(python, "-c", SERVER))], sandbox, {})
