@@ -146,7 +146,7 @@ class Rollout:
             await self._mcp.close()
 
     async def close(self) -> None:
-        """End the episode, cancel turns that the task left under way, such as beside a failed one; release backends."""
+        """End the episode, cancel turns still under way, such as after another one failed; release backends."""
         if self.episode is not NO_EPISODE:
             self.episode.end()
             own, records = asyncio.current_task(), self.episode.conversations

@@ -32,7 +32,7 @@ class GuardedProcess:
 
     def __init__(self) -> None:
         self.words = ""
-        """How it ended; empty: it runs, or nobody knows."""
+        """How it ended; empty: it runs, or that is unknown."""
         self._loop = asyncio.get_running_loop()
         self._end: asyncio.Future[None] = self._loop.create_future()
         self._output: deque[bytes] = deque(maxlen=2)

@@ -74,7 +74,7 @@ def _watch_over(child: int, line: socket.socket) -> NoReturn:
             watch.clear()
         me = os.getpid()
         while below := children(me):
-            for pid in below:  # nobody else reaps them, so a number is still theirs
+            for pid in below:  # only this process reaps them, so a number is still theirs
                 with suppress(PermissionError):
                     os.kill(pid, signal.SIGKILL)
             for pid in below:

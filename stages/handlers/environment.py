@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 INFO_LIMIT = METRICS_LIMIT - 1
 """Most entries of a rollout's `info`, of which the first are kept."""
 MORE = "more info"
-"""The note that has all texts of `info` for which there is no note."""
+"""The note that holds all texts of `info` beyond the limit of notes."""
 ABSENT = "players of the instance"
 """The note on those that the environment did not have, such as for a wrong name."""
 LOOK_S = 5.0

@@ -141,7 +141,7 @@ async def verify(
 
 
 async def put_tests(sandbox: Sandbox, verifier: Verifier, tests: Sequence[bytes], image_tests: bytes = b"") -> None:
-    """Make the verifier's folders anew, and copy the tests in, over those of the image."""
+    """Empty the verifier's folders, and copy the tests in, over those of the image."""
     archives = [unpacked(each) for each in tests if each]
     await sandbox.replace_folders({TESTS: b"", LOGS: b""} if archives else {LOGS: b""}, verifier.user)
     if image_tests:

@@ -611,7 +611,7 @@ def test_after_a_failed_turn_nothing_can_be_said() -> None:
 
 
 def test_after_run_nothing_is_said_and_no_turn_is_rewarded() -> None:
-    """What a task left running must not change a trajectory whose size has been told."""
+    """What a task left running must not change a trajectory whose size the broker knows."""
     shared = policy(ScriptedEngine("one", "two"))
     talk = conversation(shared)
     turn = asyncio.run(talk.say())

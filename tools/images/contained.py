@@ -41,7 +41,7 @@ def contain(guard: int, mounts: dict[str, str]) -> None:
     parent = os.pidfd_open(os.getpid())
     child = os.fork()
     if child:
-        os.closerange(3, 65536)  # Popen waits until nobody has them
+        os.closerange(3, 65536)  # Popen waits until all copies are closed
         die_with_parent(guard)
         _, status = os.waitpid(child, 0)
         code = os.waitstatus_to_exitcode(status)

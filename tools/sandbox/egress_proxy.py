@@ -46,7 +46,7 @@ PUBLIC6 = ipaddress.IPv6Network("2000::/3")
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 CLOUDS = ("168.63.129.16/32", "192.0.0.0/24", "100.100.100.200/32", "fd00:ec2::254/128")
 OF_CLOUDS = tuple(map(ipaddress.ip_network, CLOUDS))
-"""Addresses, beside the link-local ones, at which clouds serve a machine's own secrets."""
+"""Addresses at which clouds serve a machine's own secrets, without the link-local ones."""
 LOOKUPS = ThreadPoolExecutor(8, "resolve")
 """Slow name servers must not hold up other work of the process."""
 NAME = re.compile(r"(?=.{1,253}$)(?!-)[a-z0-9_-]{1,63}(?<!-)(\.(?!-)[a-z0-9_-]{1,63}(?<!-))*")

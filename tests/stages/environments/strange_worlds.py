@@ -151,7 +151,7 @@ class Strange:
         return {**result, "info": {"pid": pid}}
 
     def leaves_a_daemon(self, result):
-        """Start a process that leads a session of its own, twice, and that nobody waits for."""
+        """Start a process that leads a session of its own, twice, without waiting for it."""
         daemon = "import os, time; os.setsid() if os.fork() == 0 else os._exit(0); print(os.getpid(), flush=True); "
         argv = [sys.executable, "-I", "-c", daemon + "os.close(1); time.sleep(600)"]
         done = subprocess.run(argv, stdout=subprocess.PIPE, check=True, start_new_session=True)
@@ -239,8 +239,8 @@ class Strange:
 
     def says_a_lot(self, result):
         self.said = getattr(self, "said", 0) + 100
-        told = range(self.said, self.said + 30)
-        info = {f"{'n' * 200} {number}": number for number in told} | {f"text {number}": "t" for number in told}
+        numbers = range(self.said, self.said + 30)
+        info = {f"{'n' * 200} {number}": number for number in numbers} | {f"text {number}": "t" for number in numbers}
         return {**result, "info": info, "done": self.said == 1000}
 
     def masks(self, result):

@@ -86,7 +86,7 @@ def test_two_players_of_a_program_are_two_conversations(path: str) -> None:
 
 
 def test_players_who_say_the_same_keep_their_own_turns() -> None:
-    """Their histories are text alone, so nothing but the names tells them apart."""
+    """Their histories are text alone, so only the names distinguish them."""
     more = [{"role": "assistant", "content": "pass"}, {"role": "user", "content": "And now?"}]
 
     async def program(client: Client) -> None:
@@ -112,7 +112,7 @@ def test_the_header_names_a_conversation_and_calls_without_a_name_are_main() -> 
 
 
 def test_kinds_of_calls_are_told_within_a_conversation() -> None:
-    """A title is a call beside the main line of its own conversation, whatever the others have."""
+    """A title is a side call of its own conversation, whatever the others have."""
     tool = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}
 
     async def program(client: Client) -> None:
