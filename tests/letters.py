@@ -30,20 +30,22 @@ class Letters(example.Letters, frozen=True, forbid_unknown_fields=True):
     """Of each answer, whatever it says."""
     wait_s: float = 0.0
     """Before the turn, as if for a sandbox."""
+    has_tool: bool = False
+    """Only a policy that has tools can make a call, also a bad one."""
 
 
-class Word(msgspec.Struct, frozen=True):
-    word: str
+class Nothing(msgspec.Struct, frozen=True):
+    pass
 
 
-class Spell(Tool[Word]):
-    name = "spell"
-    description = "Spell a word."
-    takes = Word
+class Wait(Tool[Nothing]):
+    name = "wait"
+    description = "Wait."
+    takes = Nothing
 
-    async def call(self, arguments: Word, timeout_s: float) -> str:
-        del timeout_s
-        return " ".join(arguments.word)
+    async def call(self, arguments: Nothing, timeout_s: float) -> str:
+        del arguments, timeout_s
+        return "done"
 
 
 class LettersHandler(example.LettersHandler):
@@ -57,7 +59,7 @@ class LettersHandler(example.LettersHandler):
     async def run(self, phase: Any) -> Any:
         await asyncio.sleep(phase.instance.wait_s)
         prompt = ChatMessage(Role.USER, f"Write letters, {phase.instance.name}.")
-        episode = await phase.converse([prompt], [Spell()])  # only a policy with tools can make a call, also a bad one
+        episode = await phase.converse([prompt], [Wait()] if phase.instance.has_tool else [])
         return {"text": episode.last_text}
 
     async def eval(self, phase: Any) -> Evaluation:

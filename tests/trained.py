@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 JOBS = [Job(task="letters", instance={"name": f"n{number}"}) for number in range(64)]
+CALLING = [Job(task=job.task, instance={**job.instance, "has_tool": True}) for job in JOBS]
+"""The same for the model `calls`."""
 
 
 @contextmanager

@@ -382,7 +382,7 @@ class TestGym:
 
     def test_failures_are_told_and_not_averaged(self, gym: Gym) -> None:
         rows = [
-            {"task": "letters", "instance": {"name": "a"}},
+            {"task": "letters", "instance": {"name": "a", "has_tool": True}},
             {"task": "letters", "instance": {"name": "b", "fails": True}},
             {"task": "nobody", "instance": {}},
             {"instance": {}},

@@ -22,7 +22,7 @@ from prorl_zmq.integrations.dataset_rows import dataset_rows
 
 torch = pytest.importorskip("torch", reason="it is of the extra [train]")
 from safetensors.torch import load_file, save_file  # noqa: E402
-from trained import JOBS, check_rise, models, service_of  # noqa: E402
+from trained import CALLING, JOBS, check_rise, models, service_of  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,6 +41,8 @@ SEGMENTS: dict[str, Any] = {
 }
 """Rollouts of up to three turns; the model `calls` begins a segment with each. It takes one or two steps until the
 policy has learned that calls bring nothing."""
+JOBS_OF = {"plain": JOBS, "calls": CALLING}
+KEYS_OF: dict[str, dict[str, Any]] = {"plain": {}, "calls": SEGMENTS}
 SHOWN = (
     "generate/batch_num_seq",
     "reward/avg_raw_reward",
@@ -148,9 +150,7 @@ def check_pushed(tmp_path: Path, model: Path) -> None:
 
 def test_skyrl_trains(python: str, service: ChildService, model: Path, tmp_path: Path) -> None:
     changed: dict[str, Any] = {"trainer__algorithm__off_policy_correction__tis_ratio_type": "token"}
-    if model.name == "calls":
-        changed |= SEGMENTS
-    words = words_of(service, model, tmp_path, dataset_rows(JOBS), **changed)
+    words = words_of(service, model, tmp_path, dataset_rows(JOBS_OF[model.name]), **changed, **KEYS_OF[model.name])
     assert train(python, tmp_path, {tmp_path: words}) == {tmp_path: ""}
     steps = steps_of(tmp_path)
     assert all(math.isfinite(step["policy/policy_loss"]) for step in steps)
@@ -177,9 +177,7 @@ def test_skyrl_trains_while_rollouts_go_on(python: str, service: ChildService, m
         "trainer__fully_async__num_parallel_generation_workers": 8,
         "trainer__algorithm__policy_loss_type": "rollout_is",
     }
-    if model.name == "calls":
-        changed |= SEGMENTS
-    words = words_of(service, model, tmp_path, dataset_rows(JOBS), **changed)
+    words = words_of(service, model, tmp_path, dataset_rows(JOBS_OF[model.name]), **changed, **KEYS_OF[model.name])
     assert train(python, tmp_path, {tmp_path: words}) == {tmp_path: ""}
     steps = steps_of(tmp_path)
     assert all(math.isfinite(step["policy/policy_loss"]) for step in steps)

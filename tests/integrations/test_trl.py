@@ -25,7 +25,7 @@ torch = pytest.importorskip("torch", reason="it is of the extra [trl]")
 pytest.importorskip("trl", reason="it is of the extra [trl]")
 from datasets import Dataset, IterableDataset  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
-from trained import JOBS, check_rise, kill, models, service_of  # noqa: E402
+from trained import CALLING, JOBS, check_rise, kill, models, service_of  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer  # noqa: E402
@@ -141,7 +141,7 @@ def async_trainer_of(
         save_steps=1,
         report_to=[],
     )
-    data = Dataset.from_list(dataset_rows(JOBS))
+    data = Dataset.from_list(dataset_rows(CALLING))
     make_job = job_maker(EpisodeLimits(max_turns=3), max_tokens=64)  # one in eight has several segments
     worker = RolloutWorker(data, args, connect=lambda: connect(service), make_job=make_job)
     transfer = WeightTransfer(

@@ -17,7 +17,7 @@ from prorl_zmq import Job
 
 torch = pytest.importorskip("torch", reason="it is of the extra [train]")
 from safetensors.torch import load_file  # noqa: E402
-from trained import JOBS, check_rise, kill, models, service_of  # noqa: E402
+from trained import CALLING, JOBS, check_rise, kill, models, service_of  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.proof, pytest.mark.timeout(400), pytest.mark.xdist_group("verl")]
 
-STEPS = 24
+STEPS = 18
 ON_POLICY = {"trainer__v1__prorl__num_warmup_batches": 0}
 SHORT = {"data__max_response_length": 16}
 SEGMENTS = {
-    "data__max_response_length": 512,
+    "data__max_response_length": 256,
     "actor_rollout_ref__rollout__multi_turn__max_assistant_turns": 3,
-    "+trainer__v1__prorl__turn_tokens": 96,  # one rollout in five has several segments before it learns to say much
+    "+trainer__v1__prorl__turn_tokens": 48,  # one rollout in five has several segments before it learns to say much
 }
 TOO_LONG = {
     "data__max_prompt_length": 24,  # prompts have 23 or 24 tokens; the limit is of both together
@@ -87,7 +87,7 @@ def test_verl_trains_on_several_segments(new_run: NewRun, folder: Path, tmp_path
     with service_of(folder / "calls") as service:
         run = new_run(service, folder / "calls")
         saved = {**SAVED, "trainer__default_local_dir": tmp_path / "saved"}
-        steps = finish(run, run.start(JOBS, STEPS, **ON_POLICY, **SEGMENTS, **saved))
+        steps = finish(run, run.start(CALLING, STEPS, **ON_POLICY, **SEGMENTS, **saved))
     assert len(steps) == STEPS
     check_exact(steps)
     means = [step["critic/score/mean"] for step in steps]
