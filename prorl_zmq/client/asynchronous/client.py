@@ -91,6 +91,7 @@ class AsyncRolloutClient(AsyncWeightUpdates):
         self._collecting = CollectState(self.session, new_id())
         self._collect_turn = Lock()
         self._keep_alive: KeepAlive | None = None
+        self._holding = {}
         self.backends = AsyncBackends(self._service)
         """The inference backends: add, drain, remove, clear, list."""
         self.views = AsyncViews(self._service)
@@ -330,11 +331,13 @@ class AsyncRolloutClient(AsyncWeightUpdates):
                 self._keep_alive.close()
             if self._service.welcome is not None:
                 await self._collect(0, 0.0, timeout_s=1.0, goodbye=True)
-            await self._release_weights()
+            for model in tuple(self._holding):
+                await self._release_weights(model)
         except ProrlError:
             pass  # unacknowledged results stay with the session, where its next client finds them
         finally:
-            self._hold_no_more()
+            for model in tuple(self._holding):
+                self._hold_no_more(model)
             self._service.close()
 
     async def __aenter__(self) -> Self:

@@ -92,6 +92,7 @@ class RolloutClient(WeightUpdates):
         self._collecting = CollectState(self.session, new_id())
         self._collect_turn = Lock()
         self._keep_alive: KeepAlive | None = None
+        self._holding = {}
         self.backends = Backends(self._service)
         """The inference backends: add, drain, remove, clear, list."""
         self.views = Views(self._service)
@@ -330,11 +331,13 @@ class RolloutClient(WeightUpdates):
                 self._keep_alive.close()
             if self._service.welcome is not None:
                 self._collect(0, 0.0, timeout_s=1.0, goodbye=True)
-            self._release_weights()
+            for model in tuple(self._holding):
+                self._release_weights(model)
         except ProrlError:
             pass  # unacknowledged results stay with the session, where its next client finds them
         finally:
-            self._hold_no_more()
+            for model in tuple(self._holding):
+                self._hold_no_more(model)
             self._service.close()
 
     def __enter__(self) -> Self:
