@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
+from ...wire.messages.base import POLICY
 from ...wire.messages.batches import BatchStatus
 from .batch_stats import BatchStats, DiscardReason
 from .group_filters import Verdict
@@ -107,6 +108,7 @@ class RememberedBatch(NamedTuple):
     status: BatchStatus
     report: BatchReport
     key: str
+    model: str
     taken_over: tuple[str, ...]
     rollouts: int
     opened_at: float | None
@@ -135,6 +137,8 @@ class BatchRecord:
     """When the batch got its first prompt, or a group of an earlier batch."""
     served_at: float | None = None
     """When the last group was sent to its client."""
+    model: str = POLICY
+    """The model of its newest group."""
     taken_over: list[str] = field(default_factory=list)
     """Ids of groups that earlier batches had begun."""
     taken_running: int = 0
@@ -176,10 +180,11 @@ class BatchRecord:
             self.groups[group.group_id] = group
             self.in_flight += len(group.running)
             self.put_due(group)
+        self.model = group.model
 
     def take_over(self, group: RolloutGroup) -> None:
         """Move one of the session's carried groups into this batch."""
-        group.batch_id = self.batch_id
+        group.batch_id, self.model = self.batch_id, group.model
         group.verdict = Verdict.OPEN
         self.groups[group.group_id] = group
         self.taken_over.append(group.group_id)
@@ -210,10 +215,10 @@ class BatchRecord:
     def fitting(self, carried: Iterable[RolloutGroup]) -> list[RolloutGroup]:
         return [group for group in carried if self.options.adopt and group.size == self.options.group_size]
 
-    def open_group(self, prompt: Any, number: int) -> RolloutGroup:
+    def open_group(self, prompt: Any, number: int, model: str) -> RolloutGroup:
         self.opened += 1
-        size = self.options.group_size
-        group = RolloutGroup(f"{self.key}.{self.opened}", prompt, size, number, self.session, self.batch_id)
+        self.model, size = model, self.options.group_size
+        group = RolloutGroup(f"{self.key}.{self.opened}", prompt, size, number, self.session, self.batch_id, model)
         group.find_missing()
         self.groups[group.group_id] = group
         self.put_due(group)
@@ -250,6 +255,7 @@ class BatchRecord:
             replace(self.status(), under_way=0, in_flight=0, prompts=0),
             self.stats.report(),
             self.key,
+            self.model,
             tuple(self.taken_over),
             self.rollouts,
             self.opened_at,

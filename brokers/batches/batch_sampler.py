@@ -9,8 +9,8 @@ becomes a group of `group_size` jobs.
 - **Carry-over**: the session's next batch of that group size continues them: finished rollouts, and with
   `carry="running"` running jobs too. Carried groups are the oldest, so long ones are late but never left out. With
   `carry="nothing"` only the prompt is carried (see `BatchRecord.leave_prompts`).
-- **Staleness**: rollouts with tokens older than `max_staleness` weight versions are dropped and replaced. If they were
-  too old when they began, their engine never had the announced weights: a failure.
+- **Staleness**: rollouts with tokens older than `max_staleness` weight versions of their model are dropped and
+  replaced. If they were too old when they began, their engine never had the announced weights: a failure.
 - **Failures**: a job without a reward is replaced, up to `max_replacements` per group; then the group is given up. No
   rollout is duplicated to fill a place.
 
@@ -37,6 +37,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ...errors import InvalidBatch
+from ...wire.messages.base import POLICY
 from .batch_records import (
     BatchRecord,
     CancelJobs,
@@ -54,13 +55,12 @@ from .batch_stats import DiscardReason, described_failures
 from .group_filters import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from ...wire.messages.batches import BatchClosed, BatchOptions, BatchState
     from .batch_records import SamplerAction
     from .group_filters import KeepPolicy
     from .rollout_group import Rollout, RolloutGroup
-
 
 PROBLEM_LIMIT = 500
 """Most characters of a policy's error message."""
@@ -68,19 +68,17 @@ PROBLEM_LIMIT = 500
 
 class BatchSampler:
     def __init__(
-        self, name_of: Callable[[Any], str] = str, worked_s: Callable[[str, float], float] = lambda _, __: 0.0
+        self,
+        name_of: Callable[[Any], str] = str,
+        worked_s: Callable[[str, float], float] = lambda _, __: 0.0,
+        model_of: Callable[[Any], str] = lambda _: POLICY,
     ) -> None:
-        self._name_of = name_of
-        self._worked_s = worked_s
+        self._name_of, self._worked_s, self._model_of = name_of, worked_s, model_of
         self.registry = BatchRegistry()
-        self._sessions = self.registry.sessions
-        self._batches = self.registry.batches
+        self._sessions, self._batches = self.registry.sessions, self.registry.batches
         self._owners: dict[str, RolloutGroup] = {}
         """The group of each running job."""
-        self._number = 0
-        self.version = 0
-        """The current weight version."""
-        self._now = 0.0
+        self._number, self._now = 0, 0.0
         self._actions: list[SamplerAction] = []
         self._changes = Changes()
 
@@ -89,6 +87,10 @@ class BatchSampler:
 
     def __contains__(self, job_id: str) -> bool:
         return job_id in self._owners
+
+    def version(self, job_id: str) -> int:
+        """Return the current weight version of a running job's model."""
+        return self.registry.version(self._owners[job_id].model)
 
     # What outlives the sampler ----------------------------------------------------------------------------------------
 
@@ -101,12 +103,12 @@ class BatchSampler:
         sessions: Iterable[SessionRecord],
         batches: Iterable[BatchRecord],
         groups: Iterable[RolloutGroup],
-        version: int,
+        versions: Mapping[str, int],
         now: float,
     ) -> list[SamplerAction]:
         """Restore an earlier sampler's state before any event; leases start over."""
-        self.version, self._now = version, now
-        self.registry.restore(sessions, batches)
+        self._now = now
+        self.registry.restore(sessions, batches, versions)
         for group in sorted(groups, key=lambda group: group.number):
             self._number = max(self._number, group.number)
             self._owners.update(dict.fromkeys(group.running, group))
@@ -201,7 +203,7 @@ class BatchSampler:
             batch.in_flight -= 1
             batch.stats.completed += 1
             self._changes.batch(batch)
-            self._drop(group, batch, batch.stale(self.version))
+            self._drop(group, batch, batch.stale(self.registry.version(group.model)))
             self._judge(batch, group)
             self._end_if_short(batch)
         return self._take_actions()
@@ -222,13 +224,12 @@ class BatchSampler:
             self._lose(group, job_id, reason)
         return self._take_actions()
 
-    def set_version(self, version: int, now: float) -> list[SamplerAction]:
-        """Record new weights and drop rollouts that are now too old."""
-        self._now = now
-        self.version = version
+    def set_version(self, version: int, now: float, model: str = POLICY) -> list[SamplerAction]:
+        """Record new weights of a model and drop its rollouts that are now too old."""
+        self._now, self.registry.versions[model] = now, version
         for batch in self._batches.values():
-            not_given = [group for group in batch.ready.values() if not group.given_to]
-            self._drop_of(batch, not_given, batch.stale(version))
+            groups = [*batch.groups.values(), *(group for group in batch.ready.values() if not group.given_to)]
+            self._drop_of(batch, [group for group in groups if group.model == model], batch.stale(version))
         return self._take_actions()
 
     def rollout_lost(self, job_id: str, now: float) -> list[SamplerAction]:
@@ -236,7 +237,7 @@ class BatchSampler:
         self._now = now
         lost = Unusable(lambda rollout: rollout.job_id == job_id, DiscardReason.LOST)
         for batch in self._batches.values():
-            self._drop_of(batch, batch.ready.values(), lost)
+            self._drop_of(batch, [*batch.groups.values(), *batch.ready.values()], lost)
         return self._take_actions()
 
     def acknowledge(self, batch_id: str, group_ids: Iterable[str]) -> list[RolloutGroup]:
@@ -251,7 +252,7 @@ class BatchSampler:
         """Record that a group was sent to a client; new weights no longer make it stale."""
         batch = self._batches.get(group.batch_id)
         if not group.given_to and batch is not None:
-            batch.stats.kept.add(group.rollouts.values(), self.version)
+            batch.stats.kept.add(group.rollouts.values(), self.registry.version(group.model))
             batch.served_at = now
             self._changes.batch(batch)
         group.given_to, group.given_at = client_id, now
@@ -301,18 +302,17 @@ class BatchSampler:
 
     def tick(self, now: float) -> list[SamplerAction]:
         """Close sessions whose leases have expired."""
-        silent = self.registry.silent_sessions(now)
-        return [action for session in silent for action in self.close_session(session, now)]
+        return [action for session in self.registry.silent_sessions(now) for action in self.close_session(session, now)]
 
     # Groups -----------------------------------------------------------------------------------------------------------
 
     def _open_group(self, batch: BatchRecord, prompt: Any) -> RolloutGroup:
         self._number += 1
-        return batch.open_group(prompt, self._number)
+        return batch.open_group(prompt, self._number, self._model_of(prompt))
 
     def _start(self, batch: BatchRecord, group: RolloutGroup) -> None:
         job_id = group.start()
-        group.started_with[job_id] = self.version
+        group.started_with[job_id] = self.registry.version(group.model)
         batch.in_flight += 1
         batch.stats.launched += 1
         self._owners[job_id] = group
@@ -330,7 +330,7 @@ class BatchSampler:
     def _adopt(self, batch: BatchRecord, group: RolloutGroup) -> None:
         batch.take_over(group)
         self._changes.group(group)
-        self._drop(group, batch, batch.stale(self.version))
+        self._drop(group, batch, batch.stale(self.registry.version(group.model)))
         batch.put_due(group)
         if group.is_complete or not self._give_up_if_hopeless(batch, group):
             self._judge(batch, group)
@@ -351,7 +351,7 @@ class BatchSampler:
             if verdict == Verdict.KEEP:
                 self._keep(batch, group)
             else:
-                batch.stats.drop(group.rollouts.values(), self.version)
+                batch.stats.drop(group.rollouts.values(), self.registry.version(group.model))
                 self._abandon(group, DiscardReason.NOT_KEPT)
         elif verdict == Verdict.DROP:
             if batch.options.stop_early or not group.running:
@@ -435,9 +435,9 @@ class BatchSampler:
             self._waste(self._batches.get(group.batch_id), why, seconds)
             self._actions.append(CancelJobs(tuple(stopped), why))
 
-    def _drop_of(self, batch: BatchRecord, kept: Iterable[RolloutGroup], unusable: Unusable) -> None:
-        """Drop unusable rollouts of a batch's groups in progress and of the given kept groups."""
-        for group in (*batch.groups.values(), *kept):
+    def _drop_of(self, batch: BatchRecord, groups: Iterable[RolloutGroup], unusable: Unusable) -> None:
+        """Drop unusable rollouts of a batch's groups."""
+        for group in groups:
             if self._drop(group, batch, unusable):
                 (self._take_back if group.group_id in batch.ready else self._judge)(batch, group)
 

@@ -23,7 +23,7 @@ from ...errors import Busy, InvalidBatch, InvalidJob, JournalFailed, ProrlError
 from ...metrics import catalog
 from ...wire.messages.base import new_id
 from ...wire.messages.batches import BatchClosed
-from ..batches.batch_notes import WEIGHTS, notes_of, prompt_note, read_notes
+from ..batches.batch_notes import notes_of, prompt_note, read_notes, weights_note
 from ..batches.batch_records import CancelJobs, Discard, Launch, RememberedBatch, StartJobs
 from ..batches.batch_sampler import BatchSampler
 from ..batches.batch_view import batch_view, closed_view
@@ -62,7 +62,9 @@ class BatchRunner:
         self._jobs = jobs
         self._catalog = catalog
         self._job_limit_bytes = job_limit_bytes
-        self._sampler = BatchSampler(lambda prompt: prompt.job.job_id, jobs.table.worked_s)
+        self._sampler = BatchSampler(
+            lambda prompt: prompt.job.job_id, jobs.table.worked_s, lambda prompt: prompt.job.model
+        )
         self._batches = self._sampler.registry
         self._prompts = 0
         self._launch_at = 0.0
@@ -221,10 +223,10 @@ class BatchRunner:
         self._enqueue(self._sampler.close_session(session, now))
         return batches
 
-    def set_version(self, weight_version: int, now: float) -> None:
-        self._jobs.writes.note(WEIGHTS, msgspec.msgpack.encode(weight_version))
-        self._batches.steps.weights_changed(weight_version, now)
-        self._enqueue(self._sampler.set_version(weight_version, now))
+    def set_version(self, model: str, weight_version: int, now: float) -> None:
+        self._jobs.writes.note(*weights_note(model, weight_version))
+        self._batches.steps.weights_changed(model, weight_version, now)
+        self._enqueue(self._sampler.set_version(weight_version, now, model))
 
     def status(self, batch: BatchRecord) -> BatchStatus:
         status = batch.status()
@@ -248,7 +250,7 @@ class BatchRunner:
         Raises:
             UnknownBatch: no batch or several batches have an id that begins with the given one.
         """
-        batch, version = self._batches.look_for(request.batch_id), self._sampler.version
+        batch, version = self._batches.look_for(request.batch_id), self._batches.version
 
         def wall(time: float | None) -> float | None:
             return at - (now - time) if time is not None else None
@@ -270,10 +272,12 @@ class BatchRunner:
         result = finished.result
         if result.job_id not in self._sampler:
             self._discard(finished.session, [result.job_id])
-        elif result.reward is not None and (oldest := self._oldest(finished)) is not None:
+            return
+        version = self._sampler.version(result.job_id)
+        if result.reward is not None and (oldest := self._oldest(finished, version)) is not None:
             roles = tuple((name, own) for name, own in trained_rewards(result).items() if own is not None)
             rollout = Rollout(result.job_id, result.reward, result.tokens, oldest, _seconds(finished), roles)
-            catalog.STALENESS.observe(max(0, self._sampler.version - oldest))
+            catalog.STALENESS.observe(max(0, version - oldest))
             self._enqueue(self._sampler.job_completed(rollout, now))
             if not np.isfinite(result.reward):
                 self._discard(finished.session, [result.job_id])
@@ -328,7 +332,7 @@ class BatchRunner:
         for number, prompt in found.prompts.items():
             self._prompts = max(self._prompts, number)
             self._jobs.quota.prompts(_holder(prompt.session), prompt.size_bytes)
-        actions = self._sampler.restore(found.sessions.values(), found.batches, found.groups, found.weight_version, now)
+        actions = self._sampler.restore(found.sessions.values(), found.batches, found.groups, found.versions, now)
         known = {rollout.job_id for group in found.groups for rollout in group.rollouts.values()}
         self._enqueue(actions)
         for job_id in jobs:
@@ -374,8 +378,8 @@ class BatchRunner:
     def _discard(self, session: str, job_ids: list[str]) -> None:
         self._jobs.discard(_holder(session), job_ids)
 
-    def _oldest(self, finished: Finished) -> int | None:
-        """Return a trajectory's oldest weight version; the current one without generated tokens, None if lost."""
+    def _oldest(self, finished: Finished, version: int) -> int | None:
+        """Return a trajectory's oldest weight version; `version` without generated tokens, None if lost."""
         result = finished.result
         if result.kept is not None:
             oldest = result.kept.oldest_version
@@ -388,7 +392,7 @@ class BatchRunner:
                 return None
             buffer = block.buffer if isinstance(block, zmq.Frame) else block
             oldest = oldest_version(buffer, result.tokens, result.turns)
-        return oldest if oldest >= 0 else self._sampler.version
+        return oldest if oldest >= 0 else version
 
 
 class _RoomByKey(dict[str, int]):

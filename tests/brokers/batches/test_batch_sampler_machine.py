@@ -80,7 +80,9 @@ class Kept:
             batches.append(batch)
         for batch in batches:
             batch.stats = copy.deepcopy(self.batches[batch.batch_id].stats)
-        return sampler, sampler.restore(sessions, batches, copy.deepcopy(list(self.groups.values())), version, now)
+        return sampler, sampler.restore(
+            sessions, batches, copy.deepcopy(list(self.groups.values())), {"policy": version}, now
+        )
 
 
 class BatchSamplerMachine(RuleBasedStateMachine):
