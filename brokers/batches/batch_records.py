@@ -266,6 +266,7 @@ class BatchRecord:
         return BatchStatus(
             batch_id=self.batch_id,
             session=self.session,
+            model=self.model,
             state=self.state,
             problem=self.problem,
             target_groups=self.options.target_groups,

@@ -88,10 +88,6 @@ class BatchSampler:
     def __contains__(self, job_id: str) -> bool:
         return job_id in self._owners
 
-    def version(self, job_id: str) -> int:
-        """Return the current weight version of a running job's model."""
-        return self.registry.version(self._owners[job_id].model)
-
     # What outlives the sampler ----------------------------------------------------------------------------------------
 
     def take_changes(self) -> Changes:

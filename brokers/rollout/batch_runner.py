@@ -273,11 +273,11 @@ class BatchRunner:
         if result.job_id not in self._sampler:
             self._discard(finished.session, [result.job_id])
             return
-        version = self._sampler.version(result.job_id)
+        version = self._batches.version(result.model)
         if result.reward is not None and (oldest := self._oldest(finished, version)) is not None:
             roles = tuple((name, own) for name, own in trained_rewards(result).items() if own is not None)
             rollout = Rollout(result.job_id, result.reward, result.tokens, oldest, _seconds(finished), roles)
-            catalog.STALENESS.observe(max(0, version - oldest))
+            catalog.STALENESS.observe(max(0, version - oldest), result.model)
             self._enqueue(self._sampler.job_completed(rollout, now))
             if not np.isfinite(result.reward):
                 self._discard(finished.session, [result.job_id])

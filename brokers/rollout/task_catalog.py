@@ -1,7 +1,8 @@
 """`TaskCatalog`: the tasks and models that a service has, and the check of a job against them. Pure.
 
 Known models are those of the topology, the endpoints that stage processes announce, and the backend broker's list. A
-job with another name is answered `busy` until the broker's list is a new one (`wants_models`, `list_models`).
+job with another name is answered `busy` until the broker's list is a new one (`wants_models`, `list_models`). A listed
+name is accepted from an old list too, which is then renewed.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ class TaskCatalog:
         """Types of instances, created with a task's first job."""
         self._harnesses: set[str] = set()
         """Union over all stage processes: nodes may have different ones."""
-        self._models = {POLICY, *models}
-        """Those of the topology."""
+        self._models = {*models} or {POLICY}
+        """Those of the topology; if that has none, engines are expected to register for the policy."""
         self._endpoints: dict[str, str] = {}
         """The models that stage processes reach by endpoints, by their variables (`endpoint_variables`)."""
         self._listed: frozenset[str] = frozenset()
@@ -101,7 +102,7 @@ class TaskCatalog:
             message = f"no stage process serves task {job.task!r}; served: {served}"
             raise UnknownTask(message, task=job.task, job_id=job.job_id)
         self._check_harness(job)
-        if job.models or job.model != POLICY:
+        if job.models or job.model not in self._models:
             self._check_models(job)
         if job.task not in self._instances:
             self._instances[job.task] = _instance_type(self._tasks[job.task])
@@ -154,7 +155,8 @@ class TaskCatalog:
             return True
         if not self._ticks_left:
             self.wants_models = True
-            raise Busy("the service is listing its models", retry_after_s=0.2)
+            if model not in self._listed:
+                raise Busy("the service is listing its models", retry_after_s=0.2)
         return model in self._listed
 
 

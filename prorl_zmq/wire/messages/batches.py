@@ -9,11 +9,13 @@ from msgspec import Meta
 from .base import (
     FOR_TRAINERS,
     GROUP_LIMIT,
+    POLICY,
     BatchIdentifier,
     Count,
     GroupIdentifier,
     Identifier,
     JobIdentifier,
+    ModelName,
     Part,
     Reply,
     Request,
@@ -196,6 +198,8 @@ class BatchStatus(Part, frozen=True, kw_only=True):
 
     batch_id: str
     session: str
+    model: ModelName = POLICY
+    """The model of its newest group."""
     state: BatchState
     problem: str = ""
     """Why it failed."""

@@ -319,6 +319,8 @@ class Result(Part, frozen=True, kw_only=True):
     error: ErrorInfo | None = None
     stop_reason: str = ""
     """Why the episode stopped (see `stages.episode.StopReason`); empty if RUN did not end."""
+    model: ModelName = POLICY
+    """The model of its own turns, as in the job: the weight versions of its tokens are this model's."""
     backend: str = ""
     """The backend that the job was assigned to."""
     metrics: dict[MeasureName, float] = {}

@@ -285,7 +285,6 @@ def test_rollouts_are_as_old_as_the_weights_of_their_own_model_say(trainer: Trai
     trainer.note(trainer.sampler.set_version(5, 0.0, "b"))
     assert trainer.complete(1.0, version=0) == [], "the policy is at version 0"
     assert trainer.note(trainer.sampler.set_version(7, 0.0, "b")) == []
-    assert trainer.running[1:] == [job_id for job_id in trainer.running if trainer.sampler.version(job_id) == 7]
     (discard,) = trainer.note(trainer.sampler.set_version(2, 0.0))
     assert isinstance(discard, Discard)
     assert discard.why == DiscardReason.STALE
