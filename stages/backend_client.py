@@ -84,7 +84,7 @@ class BackendClient:
 
         A job that is `leaving` its backend gets another one; the same, when it may be tried, if it is alone.
         """
-        holder_id = holder(job.job_id, model)
+        holder_id = job.job_id if model == POLICY else holder(job.job_id, model)
         self._held.wait(holder_id, attempt, own=model == job.model)
         request = Assign(
             new_id(),
@@ -111,11 +111,11 @@ class BackendClient:
 
     def note_served(self, job_id: str, attempt: int, model: str = POLICY) -> None:
         """Count a generation that the job's backend served; the next message reports it to the broker."""
-        self._held.note_served(holder(job_id, model), attempt)
+        self._held.note_served(job_id if model == POLICY else holder(job_id, model), attempt)
 
     def release(self, job_id: str, attempt: int, model: str = POLICY) -> None:
         """Release the job's assignment of a model, or stop waiting for one. That of a newer attempt stays."""
-        held = self._held.release(holder(job_id, model), attempt)
+        held = self._held.release(job_id if model == POLICY else holder(job_id, model), attempt)
         if held is not None:
             self._send(Release(new_id(), job_id, attempt, held.served, model))
 
