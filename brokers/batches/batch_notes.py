@@ -218,4 +218,5 @@ def _read_waiting(restored: Restored) -> None:
     for number, prompt in restored.prompts.items():
         if number not in taken and prompt.session in restored.sessions:
             batch = batches.get(restored.fed_to[number])
-            (batch if batch is not None else restored.sessions[prompt.session]).prompts.append(prompt)
+            left = restored.sessions[prompt.session].prompts
+            (batch.prompts if batch is not None else left[prompt.job.model]).append(prompt)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
-from ...wire.messages.base import POLICY
 from ...wire.messages.batches import BatchStatus
 from .batch_stats import BatchStats, DiscardReason
 from .group_filters import Verdict
@@ -87,8 +87,8 @@ class SessionRecord:
     session: str
     heard_at: float
     lease_s: float
-    prompts: deque[Any] = field(default_factory=deque)
-    """Prompts that earlier batches were fed and did not use."""
+    prompts: dict[str, deque[Any]] = field(default_factory=lambda: defaultdict(deque))
+    """Prompts that earlier batches were fed and did not use, by model."""
     carried: dict[str, RolloutGroup] = field(default_factory=dict)
     """Groups without a batch, oldest first."""
     batches: set[str] = field(default_factory=set)
@@ -137,8 +137,6 @@ class BatchRecord:
     """When the batch got its first prompt, or a group of an earlier batch."""
     served_at: float | None = None
     """When the last group was sent to its client."""
-    model: str = POLICY
-    """The model of its newest group."""
     taken_over: list[str] = field(default_factory=list)
     """Ids of groups that earlier batches had begun."""
     taken_running: int = 0
@@ -155,6 +153,11 @@ class BatchRecord:
     """Kept groups that the client has not acknowledged."""
     due: list[tuple[bool, int, str]] = field(default_factory=list)
     """Heap of groups that may need jobs: groups decided to be kept first, then by age."""
+
+    @property
+    def model(self) -> str:
+        """The model of its jobs."""
+        return self.options.model
 
     @property
     def share(self) -> float:
@@ -180,11 +183,10 @@ class BatchRecord:
             self.groups[group.group_id] = group
             self.in_flight += len(group.running)
             self.put_due(group)
-        self.model = group.model
 
     def take_over(self, group: RolloutGroup) -> None:
         """Move one of the session's carried groups into this batch."""
-        group.batch_id, self.model = self.batch_id, group.model
+        group.batch_id = self.batch_id
         group.verdict = Verdict.OPEN
         self.groups[group.group_id] = group
         self.taken_over.append(group.group_id)
@@ -194,8 +196,7 @@ class BatchRecord:
 
     def take_prompts(self, record: SessionRecord) -> None:
         if self.state == "open" and self.options.adopt:
-            self.prompts.extendleft(reversed(record.prompts))
-            record.prompts.clear()
+            self.prompts.extendleft(reversed(record.prompts.pop(self.model, ())))
 
     def leave_prompts(self, record: SessionRecord, fresh: list[Any], name_of: Callable[[Any], str]) -> list[Any]:
         """Return unused prompts to the session for its next batch, those of begun groups first.
@@ -209,15 +210,16 @@ class BatchRecord:
             self.stats.leave(map(name_of, unused))
             return unused
         self.stats.returned_prompts += len(unused)
-        record.prompts.extendleft(reversed(unused))
+        record.prompts[self.model].extendleft(reversed(unused))
         return []
 
     def fitting(self, carried: Iterable[RolloutGroup]) -> list[RolloutGroup]:
-        return [group for group in carried if self.options.adopt and group.size == self.options.group_size]
+        kind = self.options.group_size, self.model
+        return [group for group in carried if self.options.adopt and (group.size, group.model) == kind]
 
-    def open_group(self, prompt: Any, number: int, model: str) -> RolloutGroup:
+    def open_group(self, prompt: Any, number: int) -> RolloutGroup:
         self.opened += 1
-        self.model, size = model, self.options.group_size
+        size, model = self.options.group_size, self.model
         group = RolloutGroup(f"{self.key}.{self.opened}", prompt, size, number, self.session, self.batch_id, model)
         group.find_missing()
         self.groups[group.group_id] = group
@@ -312,7 +314,7 @@ class Changes:
         """Record that a session is gone, with its waiting prompts."""
         self.sessions.pop(record.session, None)
         self.gone_sessions.append(record.session)
-        self.gone_prompts += record.prompts
+        self.gone_prompts += chain.from_iterable(record.prompts.values())
 
     def forget_batch(self, batch: BatchRecord) -> None:
         self.batches.pop(batch.batch_id, None)

@@ -68,12 +68,9 @@ PROBLEM_LIMIT = 500
 
 class BatchSampler:
     def __init__(
-        self,
-        name_of: Callable[[Any], str] = str,
-        worked_s: Callable[[str, float], float] = lambda _, __: 0.0,
-        model_of: Callable[[Any], str] = lambda _: POLICY,
+        self, name_of: Callable[[Any], str] = str, worked_s: Callable[[str, float], float] = lambda _, __: 0.0
     ) -> None:
-        self._name_of, self._worked_s, self._model_of = name_of, worked_s, model_of
+        self._name_of, self._worked_s = name_of, worked_s
         self.registry = BatchRegistry()
         self._sessions, self._batches = self.registry.sessions, self.registry.batches
         self._owners: dict[str, RolloutGroup] = {}
@@ -157,7 +154,7 @@ class BatchSampler:
         record = self._sessions[batch.session]
         record.heard_at = now
         new = list(prompts)
-        (batch if batch.state == "open" else record).prompts.extend(new)
+        (batch.prompts if batch.state == "open" else record.prompts[batch.model]).extend(new)
         batch.fed += len(new)
         batch.stream_ended = last
         self._changes.batch(batch)
@@ -224,8 +221,9 @@ class BatchSampler:
         """Record new weights of a model and drop its rollouts that are now too old."""
         self._now, self.registry.versions[model] = now, version
         for batch in self._batches.values():
-            groups = [*batch.groups.values(), *(group for group in batch.ready.values() if not group.given_to)]
-            self._drop_of(batch, [group for group in groups if group.model == model], batch.stale(version))
+            if batch.model == model:
+                not_given = [group for group in batch.ready.values() if not group.given_to]
+                self._drop_of(batch, not_given, batch.stale(version))
         return self._take_actions()
 
     def rollout_lost(self, job_id: str, now: float) -> list[SamplerAction]:
@@ -233,7 +231,7 @@ class BatchSampler:
         self._now = now
         lost = Unusable(lambda rollout: rollout.job_id == job_id, DiscardReason.LOST)
         for batch in self._batches.values():
-            self._drop_of(batch, [*batch.groups.values(), *batch.ready.values()], lost)
+            self._drop_of(batch, batch.ready.values(), lost)
         return self._take_actions()
 
     def acknowledge(self, batch_id: str, group_ids: Iterable[str]) -> list[RolloutGroup]:
@@ -287,7 +285,7 @@ class BatchSampler:
             return []
         for batch_id in sorted(record.batches):
             batch = self.registry.remove(batch_id, now)
-            record.prompts += batch.prompts
+            record.prompts[batch.model] += batch.prompts
             for group in (*batch.groups.values(), *batch.ready.values()):
                 self._abandon(group, DiscardReason.ABANDONED)
             self._changes.forget_batch(batch)
@@ -304,7 +302,7 @@ class BatchSampler:
 
     def _open_group(self, batch: BatchRecord, prompt: Any) -> RolloutGroup:
         self._number += 1
-        return batch.open_group(prompt, self._number, self._model_of(prompt))
+        return batch.open_group(prompt, self._number)
 
     def _start(self, batch: BatchRecord, group: RolloutGroup) -> None:
         job_id = group.start()
@@ -431,9 +429,9 @@ class BatchSampler:
             self._waste(self._batches.get(group.batch_id), why, seconds)
             self._actions.append(CancelJobs(tuple(stopped), why))
 
-    def _drop_of(self, batch: BatchRecord, groups: Iterable[RolloutGroup], unusable: Unusable) -> None:
-        """Drop unusable rollouts of a batch's groups."""
-        for group in groups:
+    def _drop_of(self, batch: BatchRecord, kept: Iterable[RolloutGroup], unusable: Unusable) -> None:
+        """Drop unusable rollouts of a batch's groups in progress and of the given kept groups."""
+        for group in (*batch.groups.values(), *kept):
             if self._drop(group, batch, unusable):
                 (self._take_back if group.group_id in batch.ready else self._judge)(batch, group)
 

@@ -62,9 +62,7 @@ class BatchRunner:
         self._jobs = jobs
         self._catalog = catalog
         self._job_limit_bytes = job_limit_bytes
-        self._sampler = BatchSampler(
-            lambda prompt: prompt.job.job_id, jobs.table.worked_s, lambda prompt: prompt.job.model
-        )
+        self._sampler = BatchSampler(lambda prompt: prompt.job.job_id, jobs.table.worked_s)
         self._batches = self._sampler.registry
         self._prompts = 0
         self._launch_at = 0.0
@@ -124,7 +122,8 @@ class BatchRunner:
             )
         new = frames[batch.fed - start :]
         stream = _holder(batch.session)
-        waiting = len(batch.prompts if batch.state == "open" else self._batches.sessions[batch.session].prompts)
+        left = self._batches.sessions[batch.session].prompts
+        waiting = len(batch.prompts if batch.state == "open" else left[batch.model])
         if new and waiting + len(new) > PROMPT_LIMIT:
             raise Busy(
                 f"{waiting} prompts wait, and {PROMPT_LIMIT} may; feed them as they are wanted", retry_after_s=1.0
@@ -133,7 +132,7 @@ class BatchRunner:
         self._jobs.quota.check(stream, 0, size_bytes)
         if new:
             self._jobs.writes.check_room(size_bytes)
-        jobs = [self._read(frame, place) for place, frame in enumerate(new, len(frames) - len(new))]
+        jobs = [self._read(batch, frame, place) for place, frame in enumerate(new, len(frames) - len(new))]
         prompts = []
         for job, frame in zip(jobs, new, strict=True):
             self._prompts += 1
@@ -144,10 +143,17 @@ class BatchRunner:
             batch.began_at = now
         self._enqueue(self._sampler.feed(batch.batch_id, prompts, now, last=last))
 
-    def _read(self, frame: bytes, place: int) -> Job:
+    def _read(self, batch: BatchRecord, frame: bytes, place: int) -> Job:
         try:
             job = read_job(frame, self._job_limit_bytes)
             self._catalog.check(job)
+            if job.model != batch.model:
+                raise InvalidJob(
+                    f"job {job.job_id} is of the model {job.model!r}, and the batch of {batch.model!r}: open one with "
+                    f"model={job.model!r}",
+                    job_id=job.job_id,
+                    field="model",
+                )
             if job.outside is not None:
                 raise InvalidJob(
                     "a batch starts its own jobs, whose addresses no program outside knows: open each with "

@@ -191,6 +191,15 @@ def test_two_trainers_update_two_models_beside_each_other(service: TestService, 
             batch.feed([long_job(0)], last=True)
             (group,) = batch
         assert [trajectory.versions for trajectory in group.trajectories] == [(1,), (1,)], "b's 5 does not make it old"
+        with second.open_batch(1, 2, keep="all", max_staleness=0, max_replacements=0, model="b") as batch:
+            batch.feed([long_job(0)], last=True)
+            with pytest.raises(InvalidJob, match=r"is of the model 'policy', and the batch of 'b'"):
+                batch.next_group()
+        with second.open_batch(1, 2, keep="all", max_staleness=0, max_replacements=0, model="b") as batch:
+            batch.feed([of_b(0)], last=True)
+            (group,) = batch
+        assert [trajectory.versions for trajectory in group.trajectories] == [(5,), (5,)]
+        assert {trajectory.result.model for trajectory in group.trajectories} == {"b"}
     with service.client(timeout_s=60.0) as third:
         third.set_weight_version(6, model="b")
         third.set_weight_version(2)

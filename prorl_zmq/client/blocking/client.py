@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from ...errors import Busy, ProrlError, RequestTimeout
 from ...security.keyring import CLIENT, Keyring
 from ...system.run_places import front_door_at
-from ...wire.messages.base import new_id
+from ...wire.messages.base import POLICY, new_id
 from ...wire.messages.batches import SessionAlive
 from ...wire.messages.front_door import Cancel, Status, Trace
 from ...wire.messages.jobs import Job, TrainOn
@@ -269,6 +269,7 @@ class RolloutClient(WeightUpdates):
         lease_s: float = 60.0,
         batch_id: str | None = None,
         timeout_s: float | None = None,
+        model: str = POLICY,
     ) -> Batch:
         """Request groups of rollouts as soon as possible: DAPO's dynamic sampling (arXiv 2503.14476, section 3.2).
 
@@ -295,6 +296,7 @@ class RolloutClient(WeightUpdates):
                 thread of the client renews the lease, however long the trainer computes.
             batch_id: its name, by which another client of this session can continue it; None: a new name.
             timeout_s: longest wait in seconds until it is open; None: the client's `timeout_s`.
+            model: the `model` of its jobs.
 
         Raises:
             InvalidBatch: an option (`field`) is invalid, or another batch has this name.
@@ -313,6 +315,7 @@ class RolloutClient(WeightUpdates):
             adopt=adopt,
             max_given_up=max_given_up,
             lease_s=lease_s,
+            model=model,
         )
         until = self._service.until(timeout_s)
         name = batch_id if batch_id is not None else new_id()

@@ -76,7 +76,7 @@ def test_a_damaged_note_costs_what_it_was_of(name: str, damage: bytes, caplog: p
         assert groups == ["key.1"]
     if kind == "batch":
         assert restored.groups[0].batch_id == ""  # carried over
-        assert [prompt.number for prompt in restored.sessions["s"].prompts] == [8]
+        assert [prompt.number for prompt in restored.sessions["s"].prompts["policy"]] == [8]
     if kind == "group":
         assert [prompt.number for prompt in restored.batches[0].prompts] == [7, 8]  # run again
 

@@ -47,7 +47,7 @@ class Trainer:
     """One session's sampler, the time, and what was decided."""
 
     def __init__(self) -> None:
-        self.sampler = BatchSampler(model_of=lambda prompt: "b" if prompt == "of b" else "policy")
+        self.sampler = BatchSampler()
         self.now = 0.0
         self.version = 0
         self.running: list[str] = []
@@ -279,9 +279,9 @@ def test_a_group_that_its_client_was_sent_is_not_taken_back_for_new_weights(trai
 
 
 def test_rollouts_are_as_old_as_the_weights_of_their_own_model_say(trainer: Trainer) -> None:
-    batch = trainer.open(target=2, max_staleness=1)
-    trainer.feed(batch, "p", "of b")
-    trainer.launch(4)
+    for prompt, model in (("p", "policy"), ("q", "b")):
+        trainer.feed(trainer.open(max_staleness=1, model=model), prompt)
+        assert trainer.launch(2) == [prompt] * 2
     trainer.note(trainer.sampler.set_version(5, 0.0, "b"))
     assert trainer.complete(1.0, version=0) == [], "the policy is at version 0"
     assert trainer.note(trainer.sampler.set_version(7, 0.0, "b")) == []
@@ -290,14 +290,25 @@ def test_rollouts_are_as_old_as_the_weights_of_their_own_model_say(trainer: Trai
     assert discard.why == DiscardReason.STALE
     assert trainer.complete(0.0, version=2) == []
     assert kinds(trainer.complete(0.0, version=5)) == ["Discard"], "two versions behind, begun with version 0"
-    assert kinds(trainer.complete(1.0, version=6)) == []
-    assert sorted(trainer.launch(9)) == ["of b", "p"]
+    assert trainer.complete(1.0, version=6) == []
+    assert sorted(trainer.launch(9)) == ["p", "q"]
+
+
+def test_a_batch_adopts_what_batches_of_its_own_model_carried_over(trainer: Trainer) -> None:
+    first = trainer.open(target=2)
+    trainer.feed(first, "p", "waits")
+    trainer.launch(2)
+    trainer.note(trainer.sampler.close(first, 0.0))
+    other = trainer.sampler.registry.batch(trainer.open(model="b"))
+    assert (other.groups, list(other.prompts)) == ({}, [])
+    trainer.note(trainer.sampler.close(other.batch_id, 0.0))
+    again = trainer.sampler.registry.batch(trainer.open())
+    assert ([group.prompt for group in again.groups.values()], list(again.prompts)) == (["p"], ["waits"])
 
 
 def test_a_batch_knows_the_newest_weights_of_its_model(trainer: Trainer) -> None:
-    trainer.sampler = BatchSampler(model_of=lambda prompt: prompt.job.model)
     registry, worked_s, wall = trainer.sampler.registry, lambda _: 0.0, lambda at: at
-    batch = trainer.open()
+    batch = trainer.open(model="b")
     prompt = Prompt(1, "s", Job(task="math", instance={}, model="b"), 0)
     trainer.note(trainer.sampler.feed(batch, [prompt], 0.0))
     trainer.launch(1)

@@ -69,7 +69,7 @@ class Kept:
         for old in self.sessions.values():
             place = SessionRecord(old.session, now, old.lease_s)
             mine = [number for number, session in self.prompts.items() if session == old.session]
-            place.prompts.extend(sorted(number for number in mine if number not in taken))
+            place.prompts["policy"].extend(sorted(number for number in mine if number not in taken))
             sessions.append(place)
         batches = []
         for old in self.batches.values():
