@@ -16,6 +16,7 @@ from .errors import ConfigError, EngineFailed, InvalidWeights, NoBackend, Reques
 from .inference.checkpoint import INDEX, read_tensors
 from .system.held_file import claim_folder
 from .system.installation import how_to_install
+from .wire.messages.base import POLICY
 
 try:
     import torch
@@ -100,6 +101,7 @@ class WeightsPublisher:
         mode: what becomes of running generations; see `RolloutClient.begin_weights`.
         part_bytes: a file is ended when it has so many bytes.
         all_ranks: every rank calls `publish`. False: only rank 0 does, with tensors that are whole.
+        model: the name of the model that the weights are of.
 
     Raises:
         ConfigError: another publisher uses the folder, another account could write to it, or a rank has a client that
@@ -118,6 +120,7 @@ class WeightsPublisher:
         mode: UpdateMode = "keep",
         part_bytes: int = PART_BYTES,
         all_ranks: bool = True,
+        model: str = POLICY,
     ) -> None:
         if keep < 1:
             raise ConfigError("keep is at least 1: engines read the newest folder", key="keep")
@@ -130,6 +133,7 @@ class WeightsPublisher:
         self._keep = keep
         self._rename = rename
         self._mode = mode
+        self._model = model
         self._part_bytes = part_bytes
         self._all_ranks = all_ranks
         self._served: dict[str, TensorKind] = {}
@@ -234,9 +238,12 @@ class WeightsPublisher:
             left_s = until - time.monotonic()
             try:
                 try:
-                    self._client.update_weights(path, weight_version, mode=self._mode, timeout_s=max(1.0, left_s))
+                    self._client.update_weights(
+                        path, weight_version, mode=self._mode, timeout_s=max(1.0, left_s), model=self._model
+                    )
                 except (NoBackend, EngineFailed, RequestTimeout) as error:
-                    if not any(one.backend.weight_version == weight_version for one in self._client.backends.list()):
+                    backends = [one.backend for one in self._client.backends.list()]
+                    if not any((one.name, one.weight_version) == (self._model, weight_version) for one in backends):
                         raise
                     log.warning("%s; the others serve the weights %d", error.message, weight_version)
                 break

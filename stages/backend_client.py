@@ -85,7 +85,7 @@ class BackendClient:
         A job that is `leaving` its backend gets another one; the same, when it may be tried, if it is alone.
         """
         holder_id = job.job_id if model == POLICY else holder(job.job_id, model)
-        self._held.wait(holder_id, attempt)
+        self._held.wait(holder_id, attempt, own=model == job.model)
         request = Assign(
             new_id(),
             owner=self._owner,
@@ -120,7 +120,7 @@ class BackendClient:
             self._send(Release(new_id(), job_id, attempt, held.served, model))
 
     def backends(self) -> dict[str, str]:
-        """Return the policy's backends, by job."""
+        """Return the backends of the jobs' own turns, by job."""
         return self._held.backends()
 
     @property

@@ -17,6 +17,8 @@ class HeldAssignments:
         self._owner = owner
         self._held: dict[str, HeldAssignment] = {}
         """By holder."""
+        self._besides: set[str] = set()
+        """Holders of models other than their jobs' own."""
         self._served: set[str] = set()
         """Holders whose backends served a generation since the last report."""
         self._full_in = 0
@@ -24,8 +26,11 @@ class HeldAssignments:
     def __len__(self) -> int:
         return len(self._held)
 
-    def wait(self, holder_id: str, attempt: int) -> None:
+    def wait(self, holder_id: str, attempt: int, *, own: bool = True) -> None:
+        """Note that a job waits for a backend; `own`: of the model of the job's own turns."""
         self._held[holder_id] = HeldAssignment(attempt)
+        if not own:
+            self._besides.add(holder_id)
 
     def assigned(self, holder_id: str, attempt: int, backend_id: str) -> None:
         held = self._held.get(holder_id)
@@ -41,11 +46,18 @@ class HeldAssignments:
     def release(self, holder_id: str, attempt: int) -> HeldAssignment | None:
         """Forget an assignment and return it; an assignment of a newer attempt stays."""
         held = self._held.get(holder_id)
-        return self._held.pop(holder_id) if held is not None and held.attempt <= attempt else None
+        if held is None or held.attempt > attempt:
+            return None
+        self._besides.discard(holder_id)
+        return self._held.pop(holder_id)
 
     def backends(self) -> dict[str, str]:
-        """Return the policy's backends, by job."""
-        return {one: held.backend_id for one, held in self._held.items() if held.backend_id and "/" not in one}
+        """Return the backends of the jobs' own turns, by job."""
+        return {
+            one.partition("/")[0]: held.backend_id
+            for one, held in self._held.items()
+            if held.backend_id and one not in self._besides
+        }
 
     def report(self, *, full: bool = False) -> OwnerAlive:
         """Return the next heartbeat; it lists everything if the broker asked, and at intervals."""

@@ -1,7 +1,8 @@
 """`OtherModels`: the models that a job talks to besides the policy, by the task's names for them (`Job.models`).
 
-A name that the job does not map is a model's name itself. A model is a group of the service's backends, one of which
-the job holds as it holds the policy's, or an endpoint of the environment (see `chat_endpoint`), which comes first.
+The policy is the job's `model`. A name that the job does not map is a model's name itself; `policy` is the policy. A
+model is a group of the service's backends, one of which the job holds as it holds the policy's, or an endpoint of the
+environment (see `chat_endpoint`), which comes first.
 """
 
 from __future__ import annotations
@@ -75,10 +76,10 @@ class OtherModels:
 
     def named(self, role: str) -> NamedModel:
         """Return the model for a task's or a program's name of it."""
-        return NamedModel.of(self.job.models.get(role, role))
+        return NamedModel.of(self.job.models.get(role, self.job.model if role == POLICY else role))
 
     def is_policy(self, role: str) -> bool:
-        return self.named(role).name == POLICY
+        return self.named(role).name == self.job.model
 
     def maps(self, role: str) -> bool:
         """Return whether the job maps a name to a model other than the policy."""

@@ -90,11 +90,11 @@ class Rollout:
         self._opened: JobPolicy | None = None
         self._acting_since = math.inf
 
-    def new_backend(self, model: str = POLICY, moves: int = MOVE_LIMIT) -> JobBackend:
-        """Return a backend of a model, not assigned yet."""
-        services = self._services
+    def new_backend(self, model: str = "", moves: int = MOVE_LIMIT) -> JobBackend:
+        """Return a backend of a model, not assigned yet; empty: the policy's."""
+        services, job = self._services, self._job
         return JobBackend(
-            self._job, self._attempt, services.backends, services.engines, self._clock, moves, model=model
+            job, self._attempt, services.backends, services.engines, self._clock, moves, model=model or job.model
         )
 
     def choose(self, instance: Any) -> None:

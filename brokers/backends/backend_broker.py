@@ -65,7 +65,7 @@ class BackendBroker:
         self._journal = journal
         self._unwritten: dict[str, BackendRecord | None] = {}
         """Changes that the journal has not accepted yet."""
-        self._unwritten_weights: WeightsRecord | None = None
+        self._unwritten_weights: tuple[WeightsRecord, ...] | None = None
         try:
             endpoint = topology.endpoint(topology.backend_broker.endpoint)
             self.endpoint = self._authenticator.bind(self._router, endpoint, Listener.BACKEND_BROKER)

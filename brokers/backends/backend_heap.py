@@ -9,7 +9,8 @@
 - Each model (`Backend.name`) has a ranking of its own; a job may hold one backend of each, by `HolderIdentifier`.
 - A job that leaves its backend gets another one; it gets the same one only if there is no other.
 - Draining, behind (serving other weights than wanted) and unwell backends accept no jobs; their jobs keep them.
-- During a weight update (see `wanted_weights`), only backends that serve exactly the new weights accept jobs.
+- During an update of a model's weights (see `wanted_weights`), only its backends that serve exactly the new weights
+  accept jobs. Each model has weight versions of its own.
 - A backend on probation accepts one job per trial (see `backend_probation`): the next job without a backend, or, if no
   other backend is ready, a job that leaves another one.
 - Frozen backends are never behind and do not wait for weight updates.
@@ -64,10 +65,10 @@ class BackendHeap:
         self._besides: dict[str, set[str]] = {}
         """Of each job, the holders of assignments to other models than the policy."""
         self._owned: dict[str, Owned] = {}
-        self.wanted_version = 0
-        """Backends with older weights accept no jobs; read-only for callers."""
-        self._begun: int | None = None
-        """Weight version of the update in progress."""
+        self._wanted: dict[str, int] = {}
+        """By model: its backends with older weights accept no jobs."""
+        self._begun: dict[str, int] = {}
+        """Weight versions of the updates in progress, by model."""
 
     def add(self, backend: Backend, needed_version: int = 0) -> None:
         """Register a backend, or update a known one at the same endpoint and end its draining or probation.
@@ -136,18 +137,18 @@ class BackendHeap:
             self._rankings.pop(name, None)
 
     def set_weight_version(
-        self, weight_version: int, backend_id: str | None = None, *, as_wanted: bool = False
+        self, weight_version: int, backend_id: str | None = None, *, as_wanted: bool = False, model: str = POLICY
     ) -> None:
-        """Record the weights that a backend (None: each but frozen ones) serves now.
+        """Record the weights that a backend (None: each of the model but frozen ones) serves now.
 
         One that has caught up accepts jobs again.
 
         `as_wanted` marks a trainer's statement: the backend need not catch up with its earlier weights, and, for all
-        backends, the version becomes the wanted one.
+        backends of the model, the version becomes the wanted one.
         """
         if as_wanted and backend_id is None:
-            self.wanted_version = weight_version
-        for member in [self.member(backend_id)] if backend_id is not None else self._trained():
+            self._wanted[model] = weight_version
+        for member in [self.member(backend_id)] if backend_id is not None else self._trained(model):
             before = member.state
             member.backend = msgspec.structs.replace(member.backend, weight_version=weight_version)
             if as_wanted:
@@ -160,33 +161,37 @@ class BackendHeap:
         if member.backend.frozen:
             member.needed_version, member.awaited, member.catch_up, member.note = 0, None, "", ""
             return
-        version = member.backend.weight_version
-        needed = max(member.needed_version, self.wanted_version)
-        member.needed_version = 0 if version >= needed or version == self._begun else needed
-        member.awaited = None if version == self._begun else self._begun
+        version, begun = member.backend.weight_version, self._begun.get(member.backend.name)
+        needed = max(member.needed_version, self.wanted_version(member.backend.name))
+        member.needed_version = 0 if version >= needed or version == begun else needed
+        member.awaited = None if version == begun else begun
         member.note = ""
         if not member.needed_version:
             member.catch_up = ""
 
-    def serves(self, weight_version: int) -> bool:
-        return any(member.backend.weight_version == weight_version for member in self._trained())
+    def wanted_version(self, model: str = POLICY) -> int:
+        """Return the version that a model's backends must serve to accept jobs; 0: any."""
+        return self._wanted.get(model, 0)
 
-    def want_version(self, weight_version: int) -> None:
-        """Set the wanted version for backends that are added later."""
-        self.wanted_version = weight_version
+    def serves(self, weight_version: int, model: str = POLICY) -> bool:
+        return any(member.backend.weight_version == weight_version for member in self._trained(model))
 
-    def begin_update(self, weight_version: int) -> None:
-        """Allow only backends that serve exactly this version to accept jobs."""
-        self._begun = weight_version
-        for member in self._members.values():
+    def want_version(self, weight_version: int, model: str = POLICY) -> None:
+        """Set the wanted version for backends of a model that are added later."""
+        self._wanted[model] = weight_version
+
+    def begin_update(self, weight_version: int, model: str = POLICY) -> None:
+        """Allow only backends of a model that serve exactly this version to accept jobs."""
+        self._begun[model] = weight_version
+        for member in self._trained(model):
             self._weigh(member)
             self._rank(member)
 
-    def end_update(self, weight_version: int) -> None:
-        """End the update: backends that serve another version accept no jobs."""
-        self._begun = None
-        self.wanted_version = weight_version
-        for member in self._trained():
+    def end_update(self, weight_version: int, model: str = POLICY) -> None:
+        """End a model's update: its backends that serve another version accept no jobs."""
+        self._begun.pop(model, None)
+        self._wanted[model] = weight_version
+        for member in self._trained(model):
             member.needed_version = 0 if member.backend.weight_version == weight_version else weight_version
             member.awaited = None
             member.catch_up = ""
@@ -198,10 +203,10 @@ class BackendHeap:
         member.needed_version = 0 if member.backend.frozen else needed_version
         self._rank(member)
 
-    def give_up_update(self, note: str = "") -> None:
-        """End an update without new weights; backends that waited show `note` until their next weights."""
-        self._begun = None
-        for member in self._members.values():
+    def give_up_update(self, note: str = "", model: str = POLICY) -> None:
+        """End a model's update without new weights; backends that waited show `note` until their next weights."""
+        self._begun.pop(model, None)
+        for member in self._trained(model):
             waited = member.awaited is not None
             self._weigh(member)
             member.note = note if waited else ""
@@ -307,9 +312,9 @@ class BackendHeap:
     def __iter__(self) -> Iterator[str]:
         return iter(tuple(self._members))
 
-    def trained(self) -> list[str]:
-        """Return the backends that take weight updates."""
-        return [member.backend.backend_id for member in self._trained()]
+    def trained(self, model: str = POLICY) -> list[str]:
+        """Return the backends that take a model's weight updates."""
+        return [member.backend.backend_id for member in self._trained(model)]
 
     def models(self) -> set[str]:
         return {member.backend.name for member in self._members.values()}
@@ -411,8 +416,9 @@ class BackendHeap:
         if ranking is not None:
             ranking.discard(member.backend.backend_id)
 
-    def _trained(self) -> list[Member]:
-        return [member for member in self._members.values() if not member.backend.frozen]
+    def _trained(self, model: str) -> list[Member]:
+        members = self._members.values()
+        return [member for member in members if member.backend.name == model and not member.backend.frozen]
 
 
 def _moves(request: Assign, held: Assignment) -> bool:

@@ -1,4 +1,4 @@
-"""`BackendJournal`: one row per backend in an SQLite file (see `journal_file`), and one row for the wanted weights.
+"""`BackendJournal`: one row per backend in an SQLite file (see `journal_file`), and one per model's weights.
 
 The file is written when a registration, a drained flag or a weight version changes, but not for assignments, which
 stage processes report to a restarted broker.
@@ -15,7 +15,7 @@ from ..journal.journal_file import JournalFile, failures
 from .backend_records import BackendRecord, WeightsRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
 Record = TypeVar("Record")
@@ -50,11 +50,11 @@ class BackendJournal:
         problem = "holds a backend that cannot be read ({}); remove the file, and add again what was added by hand"
         return self._read("SELECT record FROM backends ORDER BY number", _record, problem)
 
-    def load_weights(self) -> WeightsRecord | None:
-        records = self._read(
+    def load_weights(self) -> list[WeightsRecord]:
+        """Return the wanted weights of the models that were updated."""
+        return self._read(
             "SELECT record FROM weights", _weights, "does not say which weights are wanted ({}); remove the file"
         )
-        return records[0] if records else None
 
     def _read(self, query: str, decode: Callable[[bytes], Record], problem: str) -> list[Record]:
         try:
@@ -71,12 +71,14 @@ class BackendJournal:
             connection.execute("INSERT INTO services VALUES (?)", (service_id,))
         return before is not None and before[0] != service_id
 
-    def write(self, changes: Mapping[str, BackendRecord | None], weights: WeightsRecord | None = None) -> None:
-        """Write changed backends (None: delete) and wanted weights (None: unchanged), all or nothing."""
+    def write(
+        self, changes: Mapping[str, BackendRecord | None], weights: Iterable[WeightsRecord] | None = None
+    ) -> None:
+        """Write changed backends (None: delete) and the weights of all models (None: unchanged), all or nothing."""
         with self._file.transaction() as connection:
             if weights is not None:
                 connection.execute("DELETE FROM weights")
-                connection.execute("INSERT INTO weights VALUES (?)", (_encode(weights),))
+                connection.executemany("INSERT INTO weights VALUES (?)", [(_encode(record),) for record in weights])
             for backend_id, record in changes.items():
                 if record is None:
                     connection.execute("DELETE FROM backends WHERE backend_id = ?", (backend_id,))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from ...wire.messages.base import POLICY
+
 if TYPE_CHECKING:
     from ...wire.messages.backends import Backend
 
@@ -49,10 +51,11 @@ class Member:
             return f"weights {self.awaited} are on their way, and it serves {self.backend.weight_version}"
         if self.needed_version:
             served, needed = self.backend.weight_version, self.needed_version
+            named = "" if self.backend.name == POLICY else f" --model-name {self.backend.name}"
             remedy = self.catch_up or (
-                f"load them with `prorl backends update-weights PATH {needed}`, or, if its engine has them, say so "
-                f"with `prorl backends set-version {needed}`; a new training begins with `prorl backends set-version "
-                f"{served}`"
+                f"load them with `prorl backends update-weights PATH {needed}{named}`, or, if its engine has them, say "
+                f"so with `prorl backends set-version {needed}{named}`; a new training begins with `prorl backends "
+                f"set-version {served}{named}`"
             )
             return f"it serves weights {served} where {needed} are wanted: {remedy}"
         return self.problem or self.failure or self.note

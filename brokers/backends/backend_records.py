@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from ...wire.messages.backends import Backend  # noqa: TC001 - msgspec reads the annotations at run time
-from ...wire.messages.base import Part, PathText, Seconds, WeightVersion
+from ...wire.messages.base import POLICY, ModelName, Part, PathText, Seconds, WeightVersion
 
 Fate = Literal["listed", "lost", "dismissed"]
 """`lost`: its host fell silent. `dismissed`: it was removed on request, which its host may not have learned."""
@@ -28,11 +28,14 @@ class BackendRecord(Part, frozen=True, kw_only=True):
 
 
 class WeightsRecord(Part, frozen=True):
+    """The weights of one model."""
+
     wanted: WeightVersion = 0
-    """Backends with older weights get no jobs."""
+    """The model's backends with older weights get no jobs."""
     begun: WeightVersion | None = None
     """Weight version of the update in progress; None if there is none."""
     limit_s: Seconds = 1.0
     """Time limit of that update in seconds."""
     path: PathText = ""
     """Where engines can load the wanted weights; empty if they were not loaded from a path."""
+    model: ModelName = POLICY

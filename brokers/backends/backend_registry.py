@@ -18,6 +18,7 @@ import msgspec
 
 from ...errors import ConfigError, InvalidEndpoint, UnknownBackend
 from ...wire.messages.backends import EngineLoad
+from ...wire.messages.base import POLICY
 from ...wire.sockets import check_endpoint
 from .backend_records import BackendRecord
 
@@ -65,10 +66,11 @@ class BackendRegistry:
         check_backend(backend)
         self._end_silent_namesake(request, now)
         lost = self._lost.get(backend_id)
-        known = lost.backend.weight_version if lost is not None else 0
+        known = lost.backend.weight_version if lost is not None and lost.backend.name == backend.name else 0
         if backend_id in self._heap:
             of_before = backend_id in self._hosts and self._hosts[backend_id].of_before
-            known = 0 if of_before else self._heap.known_version(backend_id)
+            is_new = of_before or self._heap.member(backend_id).backend.name != backend.name
+            known = 0 if is_new else self._heap.known_version(backend_id)
         # A host reports what its process was started with; other clients state what is wanted.
         self._heap.add(backend, needed_version=known if request.heartbeats else 0)
         for gone in (self._lost, self._dismissed):
@@ -140,9 +142,9 @@ class BackendRegistry:
         for backend_id in (*self._lost, *self._heap):
             self.remove(backend_id)
 
-    def set_weight_version(self, weight_version: int, backend_id: str | None) -> None:
-        self._heap.set_weight_version(weight_version, backend_id, as_wanted=True)
-        self._changed.update(dict.fromkeys(self._heap if backend_id is None else [backend_id]))
+    def set_weight_version(self, weight_version: int, backend_id: str | None, model: str = POLICY) -> None:
+        self._heap.set_weight_version(weight_version, backend_id, as_wanted=True, model=model)
+        self._changed.update(dict.fromkeys(self._heap.trained(model) if backend_id is None else [backend_id]))
 
     def lost_models(self) -> set[str]:
         """Return the models of hosts that fell silent and may return."""

@@ -1,7 +1,7 @@
 """`BackendRequestHandler`: the backend broker's requests and replies, waiting jobs, owners' leases, probation. Pure.
 
 An owner (a stage process) that falls silent loses its assignments. During a weight update, jobs wait for backends with
-the new weights (`WantedWeights`). While an engine is starting, no wait expires (`EngineStarts`). While all backends are
+the new weights (`ModelUpdates`). While an engine is starting, no wait expires (`EngineStarts`). While all backends are
 on probation, jobs wait and serve as trials; a job whose wait expires gets such a backend rather than an error. Each
 model has a queue of its own.
 """
@@ -43,7 +43,7 @@ from .backend_heap import BackendHeap
 from .backend_probation import Probation
 from .backend_registry import BackendRegistry
 from .engine_starts import EngineStarts
-from .wanted_weights import WantedWeights
+from .wanted_weights import ModelUpdates
 from .weight_requests import Answer, WeightRequests
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ class BackendRequestHandler:
         self.heap = BackendHeap(affinity)
         self._registry = BackendRegistry(self.heap, lease_s)
         self._probation = Probation()
-        self._update = WantedWeights(self.heap)
-        self.weights = WeightRequests(self.heap, self._registry, self._update)
+        self._updates = ModelUpdates(self.heap)
+        self.weights = WeightRequests(self.heap, self._registry, self._updates)
         self._starts = EngineStarts(self.heap, lease_s)
         self._lease_s = lease_s
         self._waiting: dict[str, dict[str, _Waiting]] = {}
@@ -112,7 +112,7 @@ class BackendRequestHandler:
         self._owners = {owner: heard for owner, heard in self._owners.items() if heard + self._lease_s > now}
         self._registry.tick(now)
         self.weights.tick(now)  # first: an update that reached some engines in time is not given up
-        if self._update.tick(now):
+        if self._updates.tick(now):
             self._registry.note_all()
         self._starts.tick(now)
         self._offer(now)
@@ -127,7 +127,7 @@ class BackendRequestHandler:
     def next_deadline(self) -> float | None:
         dues = [self.weights.next_deadline()]
         if self._waiting:
-            dues += [self._probation.next_due(), self._update.next_deadline()]
+            dues += [self._probation.next_due(), self._updates.next_deadline()]
             for model, queue in self._waiting.items():
                 if not self._starts.is_starting(model):
                     dues.append(min(self._until(waiting) for waiting in queue.values()))
@@ -142,8 +142,8 @@ class BackendRequestHandler:
     def take_changes(self) -> dict[str, BackendRecord | None]:
         return self._registry.take_changes()
 
-    def take_weights(self) -> WeightsRecord | None:
-        return self._update.take_change()
+    def take_weights(self) -> tuple[WeightsRecord, ...] | None:
+        return self._updates.take_change()
 
     def restore(
         self,
@@ -151,14 +151,13 @@ class BackendRequestHandler:
         now: float,
         *,
         of_before: bool = False,
-        weights: WeightsRecord | None = None,
+        weights: Sequence[WeightsRecord] = (),
     ) -> None:
         """Restore the journal before the first request; see `BackendRegistry.restore`."""
-        if weights is not None:
-            self.heap.want_version(weights.wanted)
+        for record in weights:
+            self.heap.want_version(record.wanted, record.model)
         self._registry.restore(records, now, of_before=of_before)
-        if weights is not None:
-            self._update.restore(weights, now, of_before=of_before)
+        self._updates.restore(weights, now, of_before=of_before)
 
     def _reply(self, envelope: Sequence[Frame], request: AnyBackendRequest, now: float) -> AnyBackendReply | None:
         match request:
@@ -320,16 +319,15 @@ class BackendRequestHandler:
         if not of_model and request.model != POLICY:
             remedy = (
                 f"start one with `name = {request.model!r}` in `[[backends]]`, or with `--model-name`; "
-                "or name a model of the service in the job's `models`"
+                "or name a model of the service in the job's `model` or `models`"
             )
         if not of_model:
             remedy = self._starts.failures(request.model) or remedy
         elif behind := [status for status in of_model if status.state == "behind"]:
             remedy = f"backend {behind[0].backend.backend_id} is behind: {behind[0].problem}"
-        if self._update.version is not None and any(not one.backend.frozen for one in of_model):
-            remedy = (
-                f"weights {self._update.version} are on their way, and none serves them yet: let its jobs wait longer"
-            )
+        begun = self._updates.under_way(request.model)
+        if begun is not None and any(not one.backend.frozen for one in of_model):
+            remedy = f"weights {begun} are on their way, and none serves them yet: let its jobs wait longer"
         what = "inference backend" if request.model == POLICY else f"backend of the model {request.model}"
         error = NoBackend(
             f"no {what} took job {request.job_id} within {request.wait_s:g} s; {remedy}",

@@ -1,8 +1,8 @@
-"""`TrainerLease`: the lease of the one trainer that publishes weights to the engines. Pure.
+"""`TrainerLease`: the lease of the one trainer that publishes a model's weights to the engines. Pure.
 
-The first trainer (a session's name) that sends a weight request gets the lease; another trainer is refused unless it
-takes over. The client renews the lease and ends it when closed; a killed trainer loses the lease within `LEASE_S`
-seconds. The lease is not in the journal: a live trainer renews it at a restarted broker.
+The first trainer (a session's name) that sends a weight request of a model gets its lease; another trainer is refused
+unless it takes over. The client renews the lease and ends it when closed; a killed trainer loses the lease within
+`LEASE_S` seconds. The lease is not in the journal: a live trainer renews it at a restarted broker.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from ...errors import WeightsHeld
+from ...wire.messages.base import POLICY
 
 if TYPE_CHECKING:
     from ...wire.messages.backends import HoldWeights
@@ -22,7 +23,8 @@ log = logging.getLogger("prorl.backend_broker")
 
 
 class TrainerLease:
-    def __init__(self) -> None:
+    def __init__(self, model: str = POLICY) -> None:
+        self._model = model
         self._trainer = ""
         self._heard_at = 0.0
 
@@ -37,10 +39,10 @@ class TrainerLease:
             return
         silent_s = now - self._heard_at
         raise WeightsHeld(
-            f"session {holder} gives this service its weights, and its client was heard {silent_s:.0f} s ago. Two "
-            "trainers need two services (`prorl serve --name NAME`). A client that is closed lets others do so at "
-            f"once, one that was killed after {LEASE_S:.0f} s. To do so now, although that trainer is then refused: "
-            "take_over=True, or --take-over",
+            f"session {holder} gives this service the weights of the model {self._model}, and its client was heard "
+            f"{silent_s:.0f} s ago. Two trainers need two models (`name` in `[[backends]]`) or two services (`prorl "
+            "serve --name NAME`). A client that is closed lets others do so at once, one that was killed after "
+            f"{LEASE_S:.0f} s. To do so now, although that trainer is then refused: take_over=True, or --take-over",
             session=holder,
         )
 
@@ -48,7 +50,9 @@ class TrainerLease:
         """Give the lease to the trainer of an accepted request; a request without a trainer clears the lease."""
         holder, trainer = self.holder(now), request.trainer
         if holder not in ("", trainer):
-            log.warning("session %s takes over the weights from session %s", trainer or "(none)", holder)
+            log.warning(
+                "session %s takes over the weights of %s from session %s", trainer or "(none)", self._model, holder
+            )
         self._trainer, self._heard_at = trainer, now
 
     def renew(self, request: HoldWeights, now: float) -> None:

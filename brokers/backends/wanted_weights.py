@@ -1,8 +1,9 @@
-"""`WantedWeights`: the weight version that backends must serve to get jobs, and the update in progress. Pure.
+"""`WantedWeights`: the weight version that a model's backends must serve to get jobs, and its update in progress. Pure.
 
 After `begin`, only backends that serve the new version get jobs. `end` makes that version the wanted one: backends that
 then serve another version, or later an older one, get no jobs. An update that does not end within its limit is given
-up, and all backends get jobs again. There is one update at a time.
+up, and all backends of the model get jobs again. There is one update of a model at a time; the updates of several
+models (`ModelUpdates`) are independent.
 
 The wanted version survives the process and the service (`take_change`, `restore`); an update in progress survives the
 process, and its limit starts over.
@@ -17,9 +18,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ...errors import UpdateInProgress, UpdateNotBegun
+from ...wire.messages.base import POLICY
 from .backend_records import WeightsRecord
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from .backend_heap import BackendHeap
 
 log = logging.getLogger("prorl.backend_broker")
@@ -33,12 +37,13 @@ class _Begun:
 
 
 class WantedWeights:
-    def __init__(self, heap: BackendHeap) -> None:
+    def __init__(self, heap: BackendHeap, model: str = POLICY) -> None:
         self._heap = heap
+        self._model = model
         self._begun: _Begun | None = None
         self._loaded: tuple[int, str] = (0, "")
         """The version that engines last loaded from a path, and that path."""
-        self._noted = WeightsRecord()
+        self._noted = WeightsRecord(model=model)
 
     @property
     def version(self) -> int | None:
@@ -49,14 +54,23 @@ class WantedWeights:
     def path(self) -> str:
         """Where engines can load the wanted weights; empty if they were not loaded from a path."""
         version, path = self._loaded
-        return path if version == self._heap.wanted_version else ""
+        return path if version == self._wanted else ""
+
+    @property
+    def _wanted(self) -> int:
+        return self._heap.wanted_version(self._model)
+
+    @property
+    def _of_model(self) -> str:
+        """How log lines and errors name the model: empty for the policy."""
+        return "" if self._model == POLICY else f" of the model {self._model}"
 
     def begin(self, version: int, limit_s: float, now: float) -> None:
         """Begin an update; a second `begin` of the same version restarts only the limit."""
         self.check_none_but(version)
         if self._begun is None:
-            self._heap.begin_update(version)
-            log.info("weights %d are on their way", version)
+            self._heap.begin_update(version, self._model)
+            log.info("weights %d%s are on their way", version, self._of_model)
         self._begun = _Begun(version, limit_s, now + limit_s)
 
     def end(self, version: int, path: str = "") -> bool:
@@ -66,19 +80,19 @@ class WantedWeights:
         wanted one.
         """
         self.check_none_but(version)
-        wanted = self._heap.wanted_version
+        wanted = self._wanted
         if self._begun is None:
-            if version < wanted or not self._heap.serves(version):
+            if version < wanted or not self._heap.serves(version, self._model):
                 raise UpdateNotBegun(
-                    f"no update to weights {version} was begun, or it was given up since its end did not come in time; "
-                    f"{self._heap.wanted_version} are wanted",
+                    f"no update to weights {version}{self._of_model} was begun, or it was given up since its end did "
+                    f"not come in time; {wanted} are wanted",
                     weight_version=version,
                 )
             if version == wanted:
                 return False
         self._begun, self._loaded = None, (version, path)
-        self._heap.end_update(version)
-        log.info("weights %d are served", version)
+        self._heap.end_update(version, self._model)
+        log.info("weights %d%s are served", version, self._of_model)
         return True
 
     def cancel(self, version: int) -> bool:
@@ -87,16 +101,16 @@ class WantedWeights:
         if self._begun is None:
             return False
         self._begun = None
-        self._heap.give_up_update()
-        log.info("weights %d will not come", version)
+        self._heap.give_up_update(model=self._model)
+        log.info("weights %d%s will not come", version, self._of_model)
         return True
 
     def check_none_but(self, version: int | None) -> None:
         begun = self._begun
         if begun is not None and begun.version != version:
             raise UpdateInProgress(
-                f"an update to weights {begun.version} was begun and has not ended; end or cancel it first "
-                f"(`prorl backends end-weights {begun.version}` or `cancel-weights`)",
+                f"an update to weights {begun.version}{self._of_model} was begun and has not ended; end or cancel it "
+                f"first (`prorl backends end-weights {begun.version}` or `cancel-weights`)",
                 weight_version=begun.version,
             )
 
@@ -105,9 +119,12 @@ class WantedWeights:
         if begun is None or begun.until > now:
             return False
         self._begun = None
-        note = f"an update to weights {begun.version} did not end within {begun.limit_s:g} s and was given up"
-        log.warning("%s: all backends get jobs again, with the weights that they have", note)
-        self._heap.give_up_update(note)
+        note = (
+            f"an update to weights {begun.version}{self._of_model} did not end within {begun.limit_s:g} s and was "
+            "given up"
+        )
+        log.warning("%s: all its backends get jobs again, with the weights that they have", note)
+        self._heap.give_up_update(note, self._model)
         return True
 
     def next_deadline(self) -> float | None:
@@ -115,15 +132,18 @@ class WantedWeights:
 
     # What outlives the process ----------------------------------------------------------------------------------------
 
-    def take_change(self) -> WeightsRecord | None:
-        """Return the record for the journal if it changed since the last call."""
-        record = WeightsRecord(self._heap.wanted_version, path=self.path)
+    @property
+    def record(self) -> WeightsRecord:
+        """The record for the journal, as of the last `changed`."""
+        return self._noted
+
+    def changed(self) -> bool:
+        """Return whether the record for the journal changed since the last call."""
+        record = WeightsRecord(self._wanted, path=self.path, model=self._model)
         if self._begun is not None:
             record = msgspec.structs.replace(record, begun=self._begun.version, limit_s=self._begun.limit_s)
-        if record == self._noted:
-            return None
-        self._noted = record
-        return record
+        before, self._noted = self._noted, record
+        return record != before
 
     def restore(self, record: WeightsRecord, now: float, *, of_before: bool = False) -> None:
         """Restore an earlier process's record, after the heap has its wanted version and backends.
@@ -134,3 +154,40 @@ class WantedWeights:
         self._loaded = (record.wanted, record.path)
         if record.begun is not None and not of_before:
             self.begin(record.begun, record.limit_s, now)
+
+
+class ModelUpdates:
+    """The `WantedWeights` of the models that trainers update."""
+
+    def __init__(self, heap: BackendHeap) -> None:
+        self._heap = heap
+        self._models: dict[str, WantedWeights] = {}
+
+    def of(self, model: str) -> WantedWeights:
+        """Return those of a model that some backend serves."""
+        if model not in self._models:
+            self._models[model] = WantedWeights(self._heap, model)
+        return self._models[model]
+
+    def under_way(self, model: str) -> int | None:
+        """Return the version of a model's update in progress; None if there is none."""
+        return self._models[model].version if model in self._models else None
+
+    def tick(self, now: float) -> bool:
+        """Give up updates that are late; return whether there was one."""
+        late = [weights for weights in self._models.values() if weights.tick(now)]
+        return bool(late)
+
+    def next_deadline(self) -> float | None:
+        deadlines = (weights.next_deadline() for weights in self._models.values())
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    def take_change(self) -> tuple[WeightsRecord, ...] | None:
+        """Return the records of all models for the journal if one changed since the last call."""
+        changed = [weights for weights in self._models.values() if weights.changed()]
+        return tuple(weights.record for weights in self._models.values()) if changed else None
+
+    def restore(self, records: Iterable[WeightsRecord], now: float, *, of_before: bool = False) -> None:
+        """Restore an earlier process's records; see `WantedWeights.restore`."""
+        for record in records:
+            self.of(record.model).restore(record, now, of_before=of_before)

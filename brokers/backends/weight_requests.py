@@ -1,4 +1,4 @@
-"""`WeightRequests`: forwards each `WeightUpdate` to every engine host and acts on the answers. Pure.
+"""`WeightRequests`: forwards each `WeightUpdate` to every engine host of its model and acts on the answers. Pure.
 
     step     before every host is asked   after all have answered
     begin    update.begin                 one failed: send every host `cancel`, then update.cancel
@@ -11,8 +11,8 @@ All hosts of a request share one deadline. The reply is `Done` if all did the st
 failure. A resent request joins the one in progress; a completed one gets the same reply again. Calls are resent after a
 lost connection. If the broker dies, the limits of hosts and broker end the update.
 
-A backend that registers with older weights than wanted is asked to load them from the path of the last load. Frozen
-backends take no part.
+A backend that registers with older weights than wanted is asked to load them from the path of its model's last load.
+Frozen backends take no part. Each model has a trainer, an update and a wanted version of its own.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from ...wire.sockets import Frame
     from .backend_heap import BackendHeap
     from .backend_registry import BackendRegistry
-    from .wanted_weights import WantedWeights
+    from .wanted_weights import ModelUpdates
 
 log = logging.getLogger("prorl.backend_broker")
 
@@ -108,11 +108,12 @@ class _UnderWay:
 
 
 class WeightRequests:
-    def __init__(self, heap: BackendHeap, registry: BackendRegistry, update: WantedWeights) -> None:
+    def __init__(self, heap: BackendHeap, registry: BackendRegistry, updates: ModelUpdates) -> None:
         self._heap = heap
         self._registry = registry
-        self._update = update
-        self._trainer = TrainerLease()
+        self._updates = updates
+        self._trainers: dict[str, TrainerLease] = {}
+        """By model."""
         self._under_way: dict[WeightUpdate, _UnderWay] = {}
         self._ended: dict[WeightUpdate, AnyBackendReply] = {}
         self._calls: dict[str, tuple[EngineCall, _UnderWay]] = {}
@@ -125,21 +126,24 @@ class WeightRequests:
     ) -> AnyBackendReply | None:
         """Begin a request; None: the reply follows through `take_answers`."""
         if isinstance(request, HoldWeights):
-            self._trainer.renew(request, now)
+            if self._heap.trained(request.model):
+                self._trainer(request.model).renew(request, now)
             return Done(request.request_id)
         if (request.step == "load") != bool(request.path):
             raise MalformedMessage("the step `load`, and no other one, names a `path`", field="$.path")
         if request.backend_id is not None:
             if request.step != "set":
                 raise MalformedMessage("only the step `set` may name one backend", field="$.backend_id")
-            self._trainer.check(request, now)
-            self._update.check_none_but(request.weight_version)
-            if self._heap.member(request.backend_id).backend.frozen:
+            backend = self._heap.member(request.backend_id).backend
+            if backend.frozen:
                 raise MalformedMessage(
                     f"backend {request.backend_id} is frozen: its weights stay", field="$.backend_id"
                 )
+            trainer = self._trainer(backend.name)
+            trainer.check(request, now)
+            self._updates.of(backend.name).check_none_but(request.weight_version)
             self._registry.set_weight_version(request.weight_version, request.backend_id)
-            self._trainer.begin(request, now)
+            trainer.begin(request, now)
             return Done(request.request_id)
         under_way = self._under_way.get(request)
         if under_way is not None:
@@ -149,9 +153,11 @@ class WeightRequests:
             return self._ended[request]
         if len(self._under_way) >= REQUESTS_LIMIT:
             raise Busy("too many requests about weights are under way", retry_after_s=1.0)
-        self._trainer.check(request, now)
+        self._check_trained(request)
+        trainer = self._trainer(request.model)
+        trainer.check(request, now)
         self._prepare(request, now)
-        self._trainer.begin(request, now)
+        trainer.begin(request, now)
         under_way = self._under_way[request] = _UnderWay(request, envelope, now, now + request.timeout_s, {})
         self._ask(under_way)
         return None
@@ -219,23 +225,36 @@ class WeightRequests:
     def addresses(self) -> set[EngineAddress]:
         return {call.address for call, _ in self._calls.values()}
 
+    def _trainer(self, model: str) -> TrainerLease:
+        if model not in self._trainers:
+            self._trainers[model] = TrainerLease(model)
+        return self._trainers[model]
+
+    def _check_trained(self, request: WeightUpdate) -> None:
+        if self._heap.trained(request.model):
+            return
+        models = sorted(self._heap.models())
+        if request.model in models:
+            missing = f"all backends of the model {request.model} are frozen"
+        elif models:
+            missing = f"no backend serves the model {request.model} (there are {', '.join(models)})"
+        else:
+            missing = "no backend is registered"
+        raise NoBackend(f"{missing}, so none has taken the weights; see `prorl backends list`")
+
     def _prepare(self, request: WeightUpdate, now: float) -> None:
-        version = request.weight_version
-        if request.step in ("begin", "load", "set"):
-            self._update.check_none_but(None if request.step == "set" else version)
-        if not self._heap.trained():
-            frozen = "all backends are frozen" if len(self._heap) else "no backend is registered"
-            raise NoBackend(f"{frozen}, so none has taken the weights; see `prorl backends list`")
+        version, update = request.weight_version, self._updates.of(request.model)
         match request.step:
             case "begin":
-                self._update.begin(version, request.limit_s, now)
+                update.begin(version, request.limit_s, now)
             case "load":
-                self._update.begin(version, min(request.timeout_s + TAKE_BACK_S, LIMIT_MOST_S), now)
+                update.begin(version, min(request.timeout_s + TAKE_BACK_S, LIMIT_MOST_S), now)
             case "set":
-                self._registry.set_weight_version(version, None)
+                update.check_none_but(None)
+                self._registry.set_weight_version(version, None, request.model)
 
     def _ask(self, under_way: _UnderWay) -> None:
-        for backend_id in self._heap.trained():
+        for backend_id in self._heap.trained(under_way.request.model):
             self._ask_one(under_way, backend_id)
 
     def _ask_one(self, under_way: _UnderWay, backend_id: str) -> None:
@@ -249,28 +268,29 @@ class WeightRequests:
 
     def _catch_up(self, backend_id: str, now: float) -> None:
         """Ask a backend with older weights than wanted to load them, unless an update is in progress."""
-        if self._heap.member(backend_id).backend.frozen:
+        backend = self._heap.member(backend_id).backend
+        if backend.frozen:
             return
-        wanted, path = self._heap.wanted_version, self._update.path
+        wanted, update = self._heap.wanted_version(backend.name), self._updates.of(backend.name)
         is_asked = any(backend_id in under_way.missing.values() for under_way in self._under_way.values())
-        is_behind = self._heap.member(backend_id).backend.weight_version < wanted
-        if path and is_behind and not is_asked and self._update.version is None:
-            log.info("backend %s is asked to load weights %d from %s", backend_id, wanted, path)
-            self._heap.note_catch_up(backend_id, f"it is loading them from {path}")
-            request = WeightUpdate(new_id(), "load", wanted, path, timeout_s=CATCH_UP_S)
+        if update.path and backend.weight_version < wanted and not is_asked and update.version is None:
+            log.info("backend %s is asked to load weights %d from %s", backend_id, wanted, update.path)
+            self._heap.note_catch_up(backend_id, f"it is loading them from {update.path}")
+            request = WeightUpdate(new_id(), "load", wanted, update.path, timeout_s=CATCH_UP_S, model=backend.name)
             under_way = self._under_way[request] = _UnderWay(request, None, now, now + CATCH_UP_S, {})
             self._ask_one(under_way, backend_id)
 
     def _caught_up(self, under_way: _UnderWay) -> None:
         del self._under_way[under_way.request]
+        version, model = under_way.request.weight_version, under_way.request.model
         for backend_id, error in under_way.outcomes.items():
             if error is not None:
-                log.warning("weights %d: %s", under_way.request.weight_version, error.message)
+                log.warning("weights %d: %s", version, error.message)
                 with suppress(UnknownBackend):
                     self._heap.note_catch_up(backend_id, f"loading them failed, so update it by hand: {error.message}")
-            elif under_way.request.weight_version == self._heap.wanted_version:
+            elif version == self._heap.wanted_version(model):
                 with suppress(UnknownBackend):
-                    self._registry.set_weight_version(under_way.request.weight_version, backend_id)
+                    self._registry.set_weight_version(version, backend_id)
 
     def _follow(self, under_way: _UnderWay, now: float) -> None:
         request, error = under_way.request, under_way.error()
@@ -279,7 +299,7 @@ class WeightRequests:
             return
         if under_way.failure is not None:
             with suppress(ProrlError):
-                self._cancel(request.weight_version)
+                self._cancel(request)
             error = under_way.failure
         elif error is not None and request.step == "begin":
             under_way.failure, under_way.until, under_way.outcomes = error, now + TAKE_BACK_S, {}
@@ -301,7 +321,7 @@ class WeightRequests:
         if len(self._ended) > REQUESTS_LIMIT:
             del self._ended[next(iter(self._ended))]
         self._answers.append(Answer(under_way.envelope, reply))
-        for backend_id in [*self._heap]:
+        for backend_id in self._heap.trained(request.model):
             if not isinstance(under_way.outcomes.get(backend_id), InvalidWeights):
                 self._catch_up(backend_id, now)  # the backend came or restarted meanwhile
 
@@ -309,20 +329,21 @@ class WeightRequests:
         request, version, done = under_way.request, under_way.request.weight_version, under_way.done()
         match request.step:
             case "end" | "load" if done:
-                self._update.check_none_but(version)
+                update = self._updates.of(request.model)
+                update.check_none_but(version)
                 for backend_id in done:  # heartbeats would report it a second later
                     with suppress(UnknownBackend):  # the backend has left meanwhile
                         self._registry.set_weight_version(version, backend_id)
-                if self._update.end(version, request.path):
+                if update.end(version, request.path):
                     self._registry.note_all()
             case "cancel":
-                self._cancel(version)
+                self._cancel(request)
             case "load":
                 with suppress(ProrlError):
-                    self._cancel(version)
+                    self._cancel(request)
 
-    def _cancel(self, version: int) -> None:
-        if self._update.cancel(version):
+    def _cancel(self, request: WeightUpdate) -> None:
+        if self._updates.of(request.model).cancel(request.weight_version):
             self._registry.note_all()
 
 

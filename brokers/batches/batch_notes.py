@@ -4,7 +4,8 @@
     batch:ID         options, state and stats
     group:ID         its rollouts, running jobs and failures
     prompt:NUMBER    the prompt as fed; prompts without a group wait, in order
-    weights          the current weight version
+    weights          the current weight version of the policy
+    weights:MODEL    that of another model
 
 A damaged note affects only its subject: without its note, a group's running jobs are cancelled and its prompt runs
 again.
@@ -21,7 +22,7 @@ import msgspec
 from msgspec import Meta
 
 from ...errors import ProrlError
-from ...wire.messages.base import BatchIdentifier, GroupIdentifier, Identifier, JobIdentifier  # noqa: TC001 - msgspec reads the annotations at run time
+from ...wire.messages.base import POLICY, BatchIdentifier, GroupIdentifier, Identifier, JobIdentifier
 from ...wire.messages.batches import BatchClosed, BatchOptions, BatchState  # noqa: TC001 - msgspec reads the annotations at run time
 from ..job_frame import read_job
 from .batch_records import BatchRecord, SessionRecord
@@ -111,6 +112,10 @@ def group_note(group: RolloutGroup) -> tuple[str, bytes]:
     return f"group:{group.group_id}", _encode(note)
 
 
+def weights_note(model: str, version: int) -> tuple[str, bytes]:
+    return WEIGHTS if model == POLICY else f"{WEIGHTS}:{model}", _encode(version)
+
+
 def prompt_note(prompt: Prompt, batch_id: str, packed: bytes) -> tuple[str, bytes]:
     return f"prompt:{prompt.number}", _encode(_Prompt(prompt.session, batch_id, packed))
 
@@ -136,7 +141,8 @@ class Restored:
     prompts: dict[int, Prompt] = field(default_factory=dict)
     fed_to: dict[int, str] = field(default_factory=dict)
     """Batch id by prompt number."""
-    weight_version: int = 0
+    versions: dict[str, int] = field(default_factory=dict)
+    """The current weight versions, by model."""
 
 
 def read_notes(notes: Mapping[str, bytes], is_there: Callable[[str], bool], now: float) -> Restored:
@@ -146,8 +152,8 @@ def read_notes(notes: Mapping[str, bytes], is_there: Callable[[str], bool], now:
     for name, note in notes.items():
         kind, _, rest = name.partition(":")
         try:
-            if name == WEIGHTS:
-                restored.weight_version = msgspec.msgpack.decode(note, type=int)
+            if kind == WEIGHTS:
+                restored.versions[rest or POLICY] = msgspec.msgpack.decode(note, type=int)
             elif kind == "prompt":
                 by_kind[kind].append((int(rest), msgspec.msgpack.decode(note, type=_Prompt)))
             else:
@@ -198,7 +204,7 @@ def _read_groups(notes: list[_Group], restored: Restored, is_there: Callable[[st
             continue
         batch_id = one.batch_id if one.batch_id in open_ids else ""
         prompt = restored.prompts[one.prompt]
-        group = RolloutGroup(one.group_id, prompt, one.size, one.number, one.session, batch_id)
+        group = RolloutGroup(one.group_id, prompt, one.size, one.number, one.session, batch_id, prompt.job.model)
         group.rollouts = {index: rollout for index, rollout in one.rollouts.items() if is_there(rollout.job_id)}
         group.running = {job_id: place for job_id, place in one.running.items() if is_there(job_id)}
         group.failures = Counter(one.failures)
@@ -212,4 +218,5 @@ def _read_waiting(restored: Restored) -> None:
     for number, prompt in restored.prompts.items():
         if number not in taken and prompt.session in restored.sessions:
             batch = batches.get(restored.fed_to[number])
-            (batch if batch is not None else restored.sessions[prompt.session]).prompts.append(prompt)
+            left = restored.sessions[prompt.session].prompts
+            (batch.prompts if batch is not None else left[prompt.job.model]).append(prompt)

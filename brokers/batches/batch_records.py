@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
@@ -86,8 +87,8 @@ class SessionRecord:
     session: str
     heard_at: float
     lease_s: float
-    prompts: deque[Any] = field(default_factory=deque)
-    """Prompts that earlier batches were fed and did not use."""
+    prompts: dict[str, deque[Any]] = field(default_factory=lambda: defaultdict(deque))
+    """Prompts that earlier batches were fed and did not use, by model."""
     carried: dict[str, RolloutGroup] = field(default_factory=dict)
     """Groups without a batch, oldest first."""
     batches: set[str] = field(default_factory=set)
@@ -107,6 +108,7 @@ class RememberedBatch(NamedTuple):
     status: BatchStatus
     report: BatchReport
     key: str
+    model: str
     taken_over: tuple[str, ...]
     rollouts: int
     opened_at: float | None
@@ -153,6 +155,11 @@ class BatchRecord:
     """Heap of groups that may need jobs: groups decided to be kept first, then by age."""
 
     @property
+    def model(self) -> str:
+        """The model of its jobs."""
+        return self.options.model
+
+    @property
     def share(self) -> float:
         """Jobs in flight divided by the weight; the batch with the smallest share launches next."""
         return self.in_flight / self.options.weight
@@ -189,8 +196,7 @@ class BatchRecord:
 
     def take_prompts(self, record: SessionRecord) -> None:
         if self.state == "open" and self.options.adopt:
-            self.prompts.extendleft(reversed(record.prompts))
-            record.prompts.clear()
+            self.prompts.extendleft(reversed(record.prompts.pop(self.model, ())))
 
     def leave_prompts(self, record: SessionRecord, fresh: list[Any], name_of: Callable[[Any], str]) -> list[Any]:
         """Return unused prompts to the session for its next batch, those of begun groups first.
@@ -204,16 +210,17 @@ class BatchRecord:
             self.stats.leave(map(name_of, unused))
             return unused
         self.stats.returned_prompts += len(unused)
-        record.prompts.extendleft(reversed(unused))
+        record.prompts[self.model].extendleft(reversed(unused))
         return []
 
     def fitting(self, carried: Iterable[RolloutGroup]) -> list[RolloutGroup]:
-        return [group for group in carried if self.options.adopt and group.size == self.options.group_size]
+        kind = self.options.group_size, self.model
+        return [group for group in carried if self.options.adopt and (group.size, group.model) == kind]
 
     def open_group(self, prompt: Any, number: int) -> RolloutGroup:
         self.opened += 1
-        size = self.options.group_size
-        group = RolloutGroup(f"{self.key}.{self.opened}", prompt, size, number, self.session, self.batch_id)
+        size, model = self.options.group_size, self.model
+        group = RolloutGroup(f"{self.key}.{self.opened}", prompt, size, number, self.session, self.batch_id, model)
         group.find_missing()
         self.groups[group.group_id] = group
         self.put_due(group)
@@ -250,6 +257,7 @@ class BatchRecord:
             replace(self.status(), under_way=0, in_flight=0, prompts=0),
             self.stats.report(),
             self.key,
+            self.model,
             tuple(self.taken_over),
             self.rollouts,
             self.opened_at,
@@ -260,6 +268,7 @@ class BatchRecord:
         return BatchStatus(
             batch_id=self.batch_id,
             session=self.session,
+            model=self.model,
             state=self.state,
             problem=self.problem,
             target_groups=self.options.target_groups,
@@ -305,7 +314,7 @@ class Changes:
         """Record that a session is gone, with its waiting prompts."""
         self.sessions.pop(record.session, None)
         self.gone_sessions.append(record.session)
-        self.gone_prompts += record.prompts
+        self.gone_prompts += chain.from_iterable(record.prompts.values())
 
     def forget_batch(self, batch: BatchRecord) -> None:
         self.batches.pop(batch.batch_id, None)

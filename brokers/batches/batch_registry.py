@@ -1,4 +1,4 @@
-"""`BatchRegistry`: the open batches and their sessions with leases. Pure.
+"""`BatchRegistry`: the open batches, their sessions with leases, and the models' weight versions. Pure.
 
 The last closed batches are remembered in memory, for viewers.
 """
@@ -12,7 +12,7 @@ from ...errors import UnknownBatch
 from .training_steps import TrainingSteps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from ...wire.messages.batches import BatchClosed
     from .batch_records import BatchRecord, RememberedBatch, SessionRecord
@@ -29,13 +29,21 @@ class BatchRegistry:
         """By name, including sessions that only carry groups."""
         self.batches: dict[str, BatchRecord] = {}
         """By id, in order of opening."""
+        self.versions: dict[str, int] = {}
+        """The current weight versions, by model."""
         self.steps = TrainingSteps()
         self._remembered: OrderedDict[str, RememberedBatch] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self.batches)
 
-    def restore(self, sessions: Iterable[SessionRecord], batches: Iterable[BatchRecord]) -> None:
+    def version(self, model: str) -> int:
+        return self.versions.get(model, 0)
+
+    def restore(
+        self, sessions: Iterable[SessionRecord], batches: Iterable[BatchRecord], versions: Mapping[str, int]
+    ) -> None:
+        self.versions.update(versions)
         self.sessions.update((record.session, record) for record in sessions)
         for batch in batches:
             record = self.sessions[batch.session]

@@ -9,8 +9,8 @@ becomes a group of `group_size` jobs.
 - **Carry-over**: the session's next batch of that group size continues them: finished rollouts, and with
   `carry="running"` running jobs too. Carried groups are the oldest, so long ones are late but never left out. With
   `carry="nothing"` only the prompt is carried (see `BatchRecord.leave_prompts`).
-- **Staleness**: rollouts with tokens older than `max_staleness` weight versions are dropped and replaced. If they were
-  too old when they began, their engine never had the announced weights: a failure.
+- **Staleness**: rollouts with tokens older than `max_staleness` weight versions of their model are dropped and
+  replaced. If they were too old when they began, their engine never had the announced weights: a failure.
 - **Failures**: a job without a reward is replaced, up to `max_replacements` per group; then the group is given up. No
   rollout is duplicated to fill a place.
 
@@ -37,6 +37,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ...errors import InvalidBatch
+from ...wire.messages.base import POLICY
 from .batch_records import (
     BatchRecord,
     CancelJobs,
@@ -54,13 +55,12 @@ from .batch_stats import DiscardReason, described_failures
 from .group_filters import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from ...wire.messages.batches import BatchClosed, BatchOptions, BatchState
     from .batch_records import SamplerAction
     from .group_filters import KeepPolicy
     from .rollout_group import Rollout, RolloutGroup
-
 
 PROBLEM_LIMIT = 500
 """Most characters of a policy's error message."""
@@ -70,17 +70,12 @@ class BatchSampler:
     def __init__(
         self, name_of: Callable[[Any], str] = str, worked_s: Callable[[str, float], float] = lambda _, __: 0.0
     ) -> None:
-        self._name_of = name_of
-        self._worked_s = worked_s
+        self._name_of, self._worked_s = name_of, worked_s
         self.registry = BatchRegistry()
-        self._sessions = self.registry.sessions
-        self._batches = self.registry.batches
+        self._sessions, self._batches = self.registry.sessions, self.registry.batches
         self._owners: dict[str, RolloutGroup] = {}
         """The group of each running job."""
-        self._number = 0
-        self.version = 0
-        """The current weight version."""
-        self._now = 0.0
+        self._number, self._now = 0, 0.0
         self._actions: list[SamplerAction] = []
         self._changes = Changes()
 
@@ -101,12 +96,12 @@ class BatchSampler:
         sessions: Iterable[SessionRecord],
         batches: Iterable[BatchRecord],
         groups: Iterable[RolloutGroup],
-        version: int,
+        versions: Mapping[str, int],
         now: float,
     ) -> list[SamplerAction]:
         """Restore an earlier sampler's state before any event; leases start over."""
-        self.version, self._now = version, now
-        self.registry.restore(sessions, batches)
+        self._now = now
+        self.registry.restore(sessions, batches, versions)
         for group in sorted(groups, key=lambda group: group.number):
             self._number = max(self._number, group.number)
             self._owners.update(dict.fromkeys(group.running, group))
@@ -159,7 +154,7 @@ class BatchSampler:
         record = self._sessions[batch.session]
         record.heard_at = now
         new = list(prompts)
-        (batch if batch.state == "open" else record).prompts.extend(new)
+        (batch.prompts if batch.state == "open" else record.prompts[batch.model]).extend(new)
         batch.fed += len(new)
         batch.stream_ended = last
         self._changes.batch(batch)
@@ -201,7 +196,7 @@ class BatchSampler:
             batch.in_flight -= 1
             batch.stats.completed += 1
             self._changes.batch(batch)
-            self._drop(group, batch, batch.stale(self.version))
+            self._drop(group, batch, batch.stale(self.registry.version(group.model)))
             self._judge(batch, group)
             self._end_if_short(batch)
         return self._take_actions()
@@ -222,13 +217,13 @@ class BatchSampler:
             self._lose(group, job_id, reason)
         return self._take_actions()
 
-    def set_version(self, version: int, now: float) -> list[SamplerAction]:
-        """Record new weights and drop rollouts that are now too old."""
-        self._now = now
-        self.version = version
+    def set_version(self, version: int, now: float, model: str = POLICY) -> list[SamplerAction]:
+        """Record new weights of a model and drop its rollouts that are now too old."""
+        self._now, self.registry.versions[model] = now, version
         for batch in self._batches.values():
-            not_given = [group for group in batch.ready.values() if not group.given_to]
-            self._drop_of(batch, not_given, batch.stale(version))
+            if batch.model == model:
+                not_given = [group for group in batch.ready.values() if not group.given_to]
+                self._drop_of(batch, not_given, batch.stale(version))
         return self._take_actions()
 
     def rollout_lost(self, job_id: str, now: float) -> list[SamplerAction]:
@@ -251,7 +246,7 @@ class BatchSampler:
         """Record that a group was sent to a client; new weights no longer make it stale."""
         batch = self._batches.get(group.batch_id)
         if not group.given_to and batch is not None:
-            batch.stats.kept.add(group.rollouts.values(), self.version)
+            batch.stats.kept.add(group.rollouts.values(), self.registry.version(group.model))
             batch.served_at = now
             self._changes.batch(batch)
         group.given_to, group.given_at = client_id, now
@@ -290,7 +285,7 @@ class BatchSampler:
             return []
         for batch_id in sorted(record.batches):
             batch = self.registry.remove(batch_id, now)
-            record.prompts += batch.prompts
+            record.prompts[batch.model] += batch.prompts
             for group in (*batch.groups.values(), *batch.ready.values()):
                 self._abandon(group, DiscardReason.ABANDONED)
             self._changes.forget_batch(batch)
@@ -301,8 +296,7 @@ class BatchSampler:
 
     def tick(self, now: float) -> list[SamplerAction]:
         """Close sessions whose leases have expired."""
-        silent = self.registry.silent_sessions(now)
-        return [action for session in silent for action in self.close_session(session, now)]
+        return [action for session in self.registry.silent_sessions(now) for action in self.close_session(session, now)]
 
     # Groups -----------------------------------------------------------------------------------------------------------
 
@@ -312,7 +306,7 @@ class BatchSampler:
 
     def _start(self, batch: BatchRecord, group: RolloutGroup) -> None:
         job_id = group.start()
-        group.started_with[job_id] = self.version
+        group.started_with[job_id] = self.registry.version(group.model)
         batch.in_flight += 1
         batch.stats.launched += 1
         self._owners[job_id] = group
@@ -330,7 +324,7 @@ class BatchSampler:
     def _adopt(self, batch: BatchRecord, group: RolloutGroup) -> None:
         batch.take_over(group)
         self._changes.group(group)
-        self._drop(group, batch, batch.stale(self.version))
+        self._drop(group, batch, batch.stale(self.registry.version(group.model)))
         batch.put_due(group)
         if group.is_complete or not self._give_up_if_hopeless(batch, group):
             self._judge(batch, group)
@@ -351,7 +345,7 @@ class BatchSampler:
             if verdict == Verdict.KEEP:
                 self._keep(batch, group)
             else:
-                batch.stats.drop(group.rollouts.values(), self.version)
+                batch.stats.drop(group.rollouts.values(), self.registry.version(group.model))
                 self._abandon(group, DiscardReason.NOT_KEPT)
         elif verdict == Verdict.DROP:
             if batch.options.stop_early or not group.running:

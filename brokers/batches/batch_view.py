@@ -24,17 +24,22 @@ OLDEST = 3
 
 
 def batch_view(
-    request_id: str, batch: BatchRecord, status: BatchStatus, version: int, worked_s: Callable[[str], float], wall: Wall
+    request_id: str,
+    batch: BatchRecord,
+    status: BatchStatus,
+    version: Callable[[str], int],
+    worked_s: Callable[[str], float],
+    wall: Wall,
 ) -> BatchView:
-    """Return the view of an open batch; `version` is the current weight version."""
+    """Return the view of an open batch; `version` returns a model's current weight version."""
     groups = [*sorted(batch.groups.values(), key=lambda group: group.number), *batch.ready.values()]
     shown = groups[: CELLS_LIMIT // batch.options.group_size]
-    rows = tuple(_row(group, batch, version, worked_s) for group in shown)
+    rows = tuple(_row(group, batch, version(group.model), worked_s) for group in shown)
     return BatchView(
         request_id,
         status=status,
         report=batch.stats.report(),
-        current_version=version,
+        current_version=version(batch.model),
         waits_for=_waits_for(batch, status, rows),
         groups=rows,
         left_out=len(groups) - len(shown),
@@ -46,13 +51,13 @@ def batch_view(
     )
 
 
-def closed_view(request_id: str, batch: RememberedBatch, version: int, wall: Wall) -> BatchView:
+def closed_view(request_id: str, batch: RememberedBatch, version: Callable[[str], int], wall: Wall) -> BatchView:
     """Return the view of a closed batch."""
     return BatchView(
         request_id,
         status=batch.status,
         report=batch.report,
-        current_version=version,
+        current_version=version(batch.model),
         waits_for="",
         is_closed=True,
         begins=f"{batch.key}.",

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ...wire.messages.base import POLICY
 from .group_filters import Verdict
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class RolloutGroup:
     session: str
     batch_id: str
     """Empty for a carried group without a batch."""
+    model: str = POLICY
+    """The model of its jobs."""
     verdict: Verdict = Verdict.OPEN
     rollouts: dict[int, Rollout] = field(default_factory=dict)
     """By place."""

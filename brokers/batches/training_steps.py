@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from ...wire.messages.base import POLICY
 from ...wire.messages.watching import BATCH_STEPS_LIMIT, BatchStep, StepList
 
 if TYPE_CHECKING:
@@ -19,16 +20,21 @@ class TrainingSteps:
     def __init__(self) -> None:
         self._steps: deque[BatchStep] = deque(maxlen=BATCH_STEPS_LIMIT)
         """With times of the broker's clock."""
-        self._weights: deque[tuple[int, float]] = deque(maxlen=BATCH_STEPS_LIMIT)
+        self._models: deque[str] = deque(maxlen=BATCH_STEPS_LIMIT)
+        """Of each step."""
+        self._weights: dict[str, deque[tuple[int, float]]] = {}
+        """By model."""
 
-    def weights_changed(self, version: int, now: float) -> None:
-        """Record weights that the trainer announced."""
-        if not self._weights or self._weights[-1][0] != version:
-            self._weights.append((version, now))
+    def weights_changed(self, model: str, version: int, now: float) -> None:
+        """Record weights that a model's trainer announced."""
+        known = self._weights.setdefault(model, deque(maxlen=BATCH_STEPS_LIMIT))
+        if not known or known[-1][0] != version:
+            known.append((version, now))
 
     def closed(self, batch: BatchRecord, now: float) -> None:
         """Record a batch that was closed or whose session is gone."""
-        kept = batch.stats.kept.distribution()
+        kept, weights = batch.stats.kept.distribution(), self._weights.get(batch.model)
+        self._models.append(batch.model)
         self._steps.append(
             BatchStep(
                 batch_id=batch.batch_id,
@@ -38,7 +44,7 @@ class TrainingSteps:
                 ended_at=batch.ended_at,
                 served_at=batch.served_at,
                 closed_at=now,
-                weight_version=self._weights[-1][0] if self._weights else 0,
+                weight_version=weights[-1][0] if weights else 0,
                 groups=batch.stats.kept_groups,
                 rollouts=kept.reward.count,
                 failed=batch.stats.failed,
@@ -60,5 +66,11 @@ class TrainingSteps:
         return StepList(
             request_id,
             steps=tuple(replace(step, **{name: wall(getattr(step, name)) for name in TIMES}) for step in self._steps),
-            weights=tuple((version, at - (now - changed)) for version, changed in self._weights),
+            weights=tuple((version, at - (now - changed)) for version, changed in self._weights.get(POLICY, ())),
+            models=tuple(self._models) if {*self._models} - {POLICY} else (),
+            weights_of={
+                model: tuple((version, at - (now - changed)) for version, changed in weights)
+                for model, weights in self._weights.items()
+                if model != POLICY
+            },
         )

@@ -94,7 +94,7 @@ class BatchRequestHandler:
                 if request.step not in SERVED:
                     message = f"a `{request.step}` of weights is asked of the backend broker, which has no batches"
                     raise MalformedMessage(message, field="$.step")
-                self._runner.set_version(request.weight_version, now)
+                self._runner.set_version(request.model, request.weight_version, now)
                 reply = Done(request.request_id)
         self._jobs.writes.then(lambda: self._answer(envelope, reply, ()))
 

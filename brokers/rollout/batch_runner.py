@@ -23,7 +23,7 @@ from ...errors import Busy, InvalidBatch, InvalidJob, JournalFailed, ProrlError
 from ...metrics import catalog
 from ...wire.messages.base import new_id
 from ...wire.messages.batches import BatchClosed
-from ..batches.batch_notes import WEIGHTS, notes_of, prompt_note, read_notes
+from ..batches.batch_notes import notes_of, prompt_note, read_notes, weights_note
 from ..batches.batch_records import CancelJobs, Discard, Launch, RememberedBatch, StartJobs
 from ..batches.batch_sampler import BatchSampler
 from ..batches.batch_view import batch_view, closed_view
@@ -122,7 +122,8 @@ class BatchRunner:
             )
         new = frames[batch.fed - start :]
         stream = _holder(batch.session)
-        waiting = len(batch.prompts if batch.state == "open" else self._batches.sessions[batch.session].prompts)
+        left = self._batches.sessions[batch.session].prompts
+        waiting = len(batch.prompts if batch.state == "open" else left[batch.model])
         if new and waiting + len(new) > PROMPT_LIMIT:
             raise Busy(
                 f"{waiting} prompts wait, and {PROMPT_LIMIT} may; feed them as they are wanted", retry_after_s=1.0
@@ -131,7 +132,7 @@ class BatchRunner:
         self._jobs.quota.check(stream, 0, size_bytes)
         if new:
             self._jobs.writes.check_room(size_bytes)
-        jobs = [self._read(frame, place) for place, frame in enumerate(new, len(frames) - len(new))]
+        jobs = [self._read(batch, frame, place) for place, frame in enumerate(new, len(frames) - len(new))]
         prompts = []
         for job, frame in zip(jobs, new, strict=True):
             self._prompts += 1
@@ -142,10 +143,17 @@ class BatchRunner:
             batch.began_at = now
         self._enqueue(self._sampler.feed(batch.batch_id, prompts, now, last=last))
 
-    def _read(self, frame: bytes, place: int) -> Job:
+    def _read(self, batch: BatchRecord, frame: bytes, place: int) -> Job:
         try:
             job = read_job(frame, self._job_limit_bytes)
             self._catalog.check(job)
+            if job.model != batch.model:
+                raise InvalidJob(
+                    f"job {job.job_id} is of the model {job.model!r}, and the batch of {batch.model!r}: open one with "
+                    f"model={job.model!r}",
+                    job_id=job.job_id,
+                    field="model",
+                )
             if job.outside is not None:
                 raise InvalidJob(
                     "a batch starts its own jobs, whose addresses no program outside knows: open each with "
@@ -221,10 +229,10 @@ class BatchRunner:
         self._enqueue(self._sampler.close_session(session, now))
         return batches
 
-    def set_version(self, weight_version: int, now: float) -> None:
-        self._jobs.writes.note(WEIGHTS, msgspec.msgpack.encode(weight_version))
-        self._batches.steps.weights_changed(weight_version, now)
-        self._enqueue(self._sampler.set_version(weight_version, now))
+    def set_version(self, model: str, weight_version: int, now: float) -> None:
+        self._jobs.writes.note(*weights_note(model, weight_version))
+        self._batches.steps.weights_changed(model, weight_version, now)
+        self._enqueue(self._sampler.set_version(weight_version, now, model))
 
     def status(self, batch: BatchRecord) -> BatchStatus:
         status = batch.status()
@@ -248,7 +256,7 @@ class BatchRunner:
         Raises:
             UnknownBatch: no batch or several batches have an id that begins with the given one.
         """
-        batch, version = self._batches.look_for(request.batch_id), self._sampler.version
+        batch, version = self._batches.look_for(request.batch_id), self._batches.version
 
         def wall(time: float | None) -> float | None:
             return at - (now - time) if time is not None else None
@@ -270,10 +278,12 @@ class BatchRunner:
         result = finished.result
         if result.job_id not in self._sampler:
             self._discard(finished.session, [result.job_id])
-        elif result.reward is not None and (oldest := self._oldest(finished)) is not None:
+            return
+        version = self._batches.version(result.model)
+        if result.reward is not None and (oldest := self._oldest(finished, version)) is not None:
             roles = tuple((name, own) for name, own in trained_rewards(result).items() if own is not None)
             rollout = Rollout(result.job_id, result.reward, result.tokens, oldest, _seconds(finished), roles)
-            catalog.STALENESS.observe(max(0, self._sampler.version - oldest))
+            catalog.STALENESS.observe(max(0, version - oldest), result.model)
             self._enqueue(self._sampler.job_completed(rollout, now))
             if not np.isfinite(result.reward):
                 self._discard(finished.session, [result.job_id])
@@ -328,7 +338,7 @@ class BatchRunner:
         for number, prompt in found.prompts.items():
             self._prompts = max(self._prompts, number)
             self._jobs.quota.prompts(_holder(prompt.session), prompt.size_bytes)
-        actions = self._sampler.restore(found.sessions.values(), found.batches, found.groups, found.weight_version, now)
+        actions = self._sampler.restore(found.sessions.values(), found.batches, found.groups, found.versions, now)
         known = {rollout.job_id for group in found.groups for rollout in group.rollouts.values()}
         self._enqueue(actions)
         for job_id in jobs:
@@ -374,8 +384,8 @@ class BatchRunner:
     def _discard(self, session: str, job_ids: list[str]) -> None:
         self._jobs.discard(_holder(session), job_ids)
 
-    def _oldest(self, finished: Finished) -> int | None:
-        """Return a trajectory's oldest weight version; the current one without generated tokens, None if lost."""
+    def _oldest(self, finished: Finished, version: int) -> int | None:
+        """Return a trajectory's oldest weight version; `version` without generated tokens, None if lost."""
         result = finished.result
         if result.kept is not None:
             oldest = result.kept.oldest_version
@@ -388,7 +398,7 @@ class BatchRunner:
                 return None
             buffer = block.buffer if isinstance(block, zmq.Frame) else block
             oldest = oldest_version(buffer, result.tokens, result.turns)
-        return oldest if oldest >= 0 else self._sampler.version
+        return oldest if oldest >= 0 else version
 
 
 class _RoomByKey(dict[str, int]):

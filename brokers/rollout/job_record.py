@@ -193,6 +193,7 @@ class JobRecord:
             reward=last.reward if last is not None else None,
             error=error,
             stop_reason=run.stop_reason if run is not None else "",
+            model=self.job.model,
             backend=run.backend if run is not None else "",
             metrics=self.metrics,
             timings=self.timings,

@@ -1,7 +1,8 @@
 """`TaskCatalog`: the tasks and models that a service has, and the check of a job against them. Pure.
 
 Known models are those of the topology, the endpoints that stage processes announce, and the backend broker's list. A
-job with another name is answered `busy` until the broker's list is a new one (`wants_models`, `list_models`).
+job with another name is answered `busy` until the broker's list is a new one (`wants_models`, `list_models`). A listed
+name is accepted from an old list too, which is then renewed.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ class TaskCatalog:
         """Types of instances, created with a task's first job."""
         self._harnesses: set[str] = set()
         """Union over all stage processes: nodes may have different ones."""
-        self._models = {POLICY, *models}
-        """Those of the topology."""
+        self._models = {*models} or {POLICY}
+        """Those of the topology; if that has none, engines are expected to register for the policy."""
         self._endpoints: dict[str, str] = {}
         """The models that stage processes reach by endpoints, by their variables (`endpoint_variables`)."""
         self._listed: frozenset[str] = frozenset()
@@ -101,7 +102,7 @@ class TaskCatalog:
             message = f"no stage process serves task {job.task!r}; served: {served}"
             raise UnknownTask(message, task=job.task, job_id=job.job_id)
         self._check_harness(job)
-        if job.models:
+        if job.models or job.model not in self._models:
             self._check_models(job)
         if job.task not in self._instances:
             self._instances[job.task] = _instance_type(self._tasks[job.task])
@@ -129,15 +130,17 @@ class TaskCatalog:
             )
 
     def _check_models(self, job: Job) -> None:
+        if not self._has_backends(job.model):
+            raise InvalidJob(
+                f"job {job.job_id}: no backend serves the model {job.model!r} (model); the service has "
+                f"{', '.join(sorted({*self._models, *self._listed}))}",
+                job_id=job.job_id,
+                field="model",
+            )
         for role, named in job.models.items():
             name = NamedModel.of(named).name
             variables = endpoint_variables(name)
-            if name in self._models or variables in self._endpoints:
-                continue
-            if not self._ticks_left:
-                self.wants_models = True
-                raise Busy("the service is listing its models", retry_after_s=0.2)
-            if name not in self._listed:
+            if variables not in self._endpoints and not self._has_backends(name):
                 there_are = ", ".join(sorted({*self._models, *self._endpoints.values(), *self._listed}))
                 raise InvalidJob(
                     f"job {job.job_id}: no backend and no endpoint serves the model {name!r} (models.{role}); the "
@@ -146,6 +149,15 @@ class TaskCatalog:
                     job_id=job.job_id,
                     field=f"models.{role}",
                 )
+
+    def _has_backends(self, model: str) -> bool:
+        if model in self._models:
+            return True
+        if not self._ticks_left:
+            self.wants_models = True
+            if model not in self._listed:
+                raise Busy("the service is listing its models", retry_after_s=0.2)
+        return model in self._listed
 
 
 def _instance_type(task: Task) -> type[msgspec.Struct]:

@@ -43,8 +43,9 @@ EnginesTimeout = Annotated[
     float, typer.Option("--timeout", min=0.0, metavar="SECONDS", help="How long the engines may take.")
 ]
 TakeOver = Annotated[
-    bool, typer.Option("--take-over", help="Update although a live trainer publishes weights to this service.")
+    bool, typer.Option("--take-over", help="Update although a live trainer publishes the model's weights.")
 ]
+OfModel = Annotated[str, typer.Option(metavar="NAME", help="The model, by the name by which jobs select it.")]
 
 
 @commands.command("list")
@@ -135,14 +136,16 @@ def clear(target: Target) -> None:
 
 
 @commands.command("set-version")
-def set_version(target: Target, weight_version: Version, take_over: TakeOver = False) -> None:
-    """Record that all backends serve these weights from now on; the engines themselves do not change.
+def set_version(
+    target: Target, weight_version: Version, take_over: TakeOver = False, model_name: OfModel = DEFAULTS.name
+) -> None:
+    """Record that all backends of a model serve these weights from now on; the engines themselves do not change.
 
     For engines that are updated by other means than `prorl backends update-weights`.
     """
     with target.client() as client:
-        client.set_weight_version(weight_version, take_over=take_over)
-        print(f"what {len(client.backends.list())} backend(s) generate from now on is of version {weight_version}")
+        client.set_weight_version(weight_version, take_over=take_over, model=model_name)
+        print(f"what {_served(client, model_name)} generate from now on is of version {weight_version}")
 
 
 @commands.command("update-weights")
@@ -153,14 +156,17 @@ def update_weights(
     mode: Mode = "keep",
     timeout_s: EnginesTimeout = 600.0,
     take_over: TakeOver = False,
+    model_name: OfModel = DEFAULTS.name,
 ) -> None:
-    """Load the weights at DIR into every backend. An engine that rejects them keeps its weights."""
+    """Load the weights at DIR into every backend of a model. An engine that rejects them keeps its weights."""
     with target.client() as client:
         started = time.monotonic()
         with Progress("prorl backends", f"loading version {weight_version} from {path}"):
-            client.update_weights(path.absolute(), weight_version, mode=mode, timeout_s=timeout_s, take_over=take_over)
+            client.update_weights(
+                path.absolute(), weight_version, mode=mode, timeout_s=timeout_s, take_over=take_over, model=model_name
+            )
         spent_s = time.monotonic() - started
-        print(f"{len(client.backends.list())} backend(s) serve version {weight_version} after {spent_s:.1f} s")
+        print(f"{_served(client, model_name)} serve version {weight_version} after {spent_s:.1f} s")
 
 
 @commands.command("begin-weights")
@@ -176,15 +182,23 @@ def begin_weights(
     ] = UPDATE_LIMIT_S,
     timeout_s: EnginesTimeout = 600.0,
     take_over: TakeOver = False,
+    model_name: OfModel = DEFAULTS.name,
 ) -> None:
-    """Pause all generation while another program moves new weights into the engines.
+    """Pause all generation of a model while another program moves new weights into the engines.
 
     Jobs that need a backend wait. `end-weights` lets the engines continue with the new weights, `cancel-weights`
     with the old ones.
     """
     with target.client() as client:
         with Progress("prorl backends", "waiting until the engines generate nothing"):
-            client.begin_weights(weight_version, mode, update_limit_s=limit_s, timeout_s=timeout_s, take_over=take_over)
+            client.begin_weights(
+                weight_version,
+                mode,
+                update_limit_s=limit_s,
+                timeout_s=timeout_s,
+                take_over=take_over,
+                model=model_name,
+            )
         print(f"nothing is generated; end or cancel version {weight_version} within {limit_s:g} s")
 
 
@@ -194,12 +208,12 @@ def end_weights(
     weight_version: Version,
     timeout_s: EnginesTimeout = 600.0,
     take_over: TakeOver = False,
+    model_name: OfModel = DEFAULTS.name,
 ) -> None:
     """Resume generation with the weights that `begin-weights` named."""
     with target.client() as client:
-        client.end_weights(weight_version, timeout_s=timeout_s, take_over=take_over)
-        served = sum(one.backend.weight_version == weight_version for one in client.backends.list())
-        print(f"{served} backend(s) serve version {weight_version}")
+        client.end_weights(weight_version, timeout_s=timeout_s, take_over=take_over, model=model_name)
+        print(f"{_served(client, model_name, weight_version)} serve version {weight_version}")
 
 
 @commands.command("cancel-weights")
@@ -208,17 +222,24 @@ def cancel_weights(
     weight_version: Version,
     timeout_s: EnginesTimeout = 600.0,
     take_over: TakeOver = False,
+    model_name: OfModel = DEFAULTS.name,
 ) -> None:
     """Resume generation with the old weights: those that `begin-weights` named will not come."""
     with target.client() as client:
-        client.cancel_weights(weight_version, timeout_s=timeout_s, take_over=take_over)
-        print(f"{len(client.backends.list())} backend(s) continue without version {weight_version}")
+        client.cancel_weights(weight_version, timeout_s=timeout_s, take_over=take_over, model=model_name)
+        print(f"{_served(client, model_name)} continue without version {weight_version}")
 
 
 def backend_list(client: RolloutClient) -> BackendList:
     """Return the backends of a service, and its engines that are not backends yet."""
     listed: BackendList = client.backends.ask(ListBackends(new_id()))
     return listed
+
+
+def _served(client: RolloutClient, model: str, version: int | None = None) -> str:
+    """Return how many backends take a model's weights, or have this version of them."""
+    taking = [one.backend for one in client.backends.list() if one.backend.name == model and not one.backend.frozen]
+    return f"{sum(version in (None, backend.weight_version) for backend in taking)} backend(s)"
 
 
 def _tables(listed: BackendList, *, details: bool) -> Group:

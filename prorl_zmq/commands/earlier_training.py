@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import sys
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 import typer
@@ -109,39 +109,51 @@ def training_before(journals: Journals) -> Training | None:
 
 
 def announced_version(journals: Journals) -> int:
-    """Return the highest weight version in a journal; 0: none, or unreadable."""
+    """Return the highest weight version of any model in a journal; 0: none, or unreadable."""
     from ..brokers.backends.backend_records import WeightsRecord
-    from ..brokers.batches.batch_notes import WEIGHTS
 
     wanted = [record.wanted for record in _read(journals.backends, "SELECT record FROM weights", WeightsRecord)]
     for path in journals.rollouts:
-        wanted += _read(path, f"SELECT note FROM notes WHERE name = '{WEIGHTS}'", int)  # noqa: S608 - a constant
+        wanted += (version for _, version in _read_notes(path))
     return max(wanted, default=0)
 
 
 def forget_weights(journals: Journals) -> None:
     from ..brokers.backends.backend_journal import BackendJournal
-    from ..brokers.backends.backend_records import WeightsRecord
-    from ..brokers.batches.batch_notes import WEIGHTS
     from ..brokers.journal.journal import Journal
     from ..brokers.journal.journal_summary import has_begun
 
     if journals.backends.exists():
         with BackendJournal(journals.backends) as backends:
-            backends.write({}, WeightsRecord())
+            backends.write({}, ())
     for path in journals.rollouts:
         if has_begun(path):
             with Journal(path) as rollouts:
-                rollouts.write([], [], [], notes={WEIGHTS: None})
+                rollouts.write([], [], [], notes={name: None for name, _ in _read_notes(path)})
+
+
+def _read_notes(path: Path) -> list[tuple[str, int]]:
+    """Return the names and versions of a rollout broker's notes of weights."""
+    from ..brokers.batches.batch_notes import WEIGHTS
+
+    query = f"SELECT note, name FROM notes WHERE name = '{WEIGHTS}' OR name GLOB '{WEIGHTS}:*'"  # noqa: S608 - a constant
+    return [(row[1], version) for row, version in _read_rows(path, query, int)]
 
 
 def _read(path: Path, query: str, kind: type[Noted]) -> list[Noted]:
-    """Return the rows of a query, even while a broker writes; the brokers report a damaged journal."""
+    return [noted for _, noted in _read_rows(path, query, kind)]
+
+
+def _read_rows(path: Path, query: str, kind: type[Noted]) -> list[tuple[tuple[Any, ...], Noted]]:
+    """Return the rows of a query and their decoded first columns, even while a broker writes.
+
+    The brokers report a damaged journal.
+    """
     from ..brokers.journal.journal_file import connect
     from ..brokers.journal.journal_summary import has_begun
 
     with contextlib.suppress(sqlite3.Error, msgspec.MsgspecError):
         if has_begun(path):
             with contextlib.closing(connect(path, read_only=True)) as connection:
-                return [msgspec.msgpack.decode(row[0], type=kind) for row in connection.execute(query)]
+                return [(row, msgspec.msgpack.decode(row[0], type=kind)) for row in connection.execute(query)]
     return []

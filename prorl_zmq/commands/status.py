@@ -9,7 +9,7 @@ from rich.console import Group
 
 from ..service.rollout_brokers import summed
 from ..wire.messages.backends import BackendList, ListBackends
-from ..wire.messages.base import new_id
+from ..wire.messages.base import POLICY, new_id
 from ..wire.messages.jobs import Phase
 from . import options
 from .backend_tables import backend_table
@@ -88,11 +88,13 @@ def session_name(session: str) -> str:
 
 
 def batch_table(batches: tuple[BatchStatus, ...]) -> Table:
+    named = any(one.model != POLICY for one in batches)
     rows = (
         (
             *(
                 one.batch_id[:12],
                 session_name(one.session),
+                *([one.model] if named else []),
                 f"{one.state}: {one.problem}" if one.problem else one.state,
             ),
             *(f"{one.kept} of {one.target_groups}", one.group_size, one.dropped, one.given_up, one.under_way),
@@ -101,5 +103,5 @@ def batch_table(batches: tuple[BatchStatus, ...]) -> Table:
         for one in batches
     )
     numbers = (">kept", ">size", ">dropped", ">given\nup", ">under\nway", ">jobs", ">failed", ">prompts")
-    headers = ("=batch", "session", "state", *numbers)
+    headers = ("=batch", "session", *(["model"] if named else []), "state", *numbers)
     return table(*headers, rows=rows, title="batches", box=None, padding=(0, 1, 0, 0))

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ..wire.messages.base import POLICY
 from ..wire.messages.jobs import Outcome, Phase
 from .parts import OWN_CODE, median_parts
 
@@ -57,6 +58,8 @@ class Rollout:
     waits: tuple[Phase, float] | None = None
     """The phase that it waits for now, and since when."""
     outcome: Outcome | None = None
+    model: str = POLICY
+    """The model of its own turns."""
     code: str = ""
     """Of its final error."""
     turns: int = 0
@@ -125,6 +128,7 @@ def rollout_of(trace: JobTrace, result: Result | None = None) -> Rollout:
         works=tuple(works),
         waits=(waiting.phase, trace.accepted_at + waiting.start_s) if waiting and waiting.end_s is None else None,
         outcome=trace.outcome,
+        model=result.model if result is not None else POLICY,
         code=error.code if error is not None else "",
         turns=int(result.metrics.get("turns", 0)) if result is not None else 0,
         tokens=int(result.metrics.get("generated_tokens", 0)) if result is not None else 0,

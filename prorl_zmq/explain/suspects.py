@@ -97,7 +97,7 @@ def _slow_nodes(recording: Recording) -> Iterator[Suspect]:
 
 
 def _slow_backends(recording: Recording) -> Iterator[Suspect]:
-    """Compare backends by the seconds of a token, or of a rollout where tokens are not known."""
+    """Compare a model's backends by the seconds of a token, or of a rollout where tokens are not known."""
     runs = [
         (rollout, work, work.parts["engine"])
         for rollout in recording.rollouts
@@ -105,9 +105,12 @@ def _slow_backends(recording: Recording) -> Iterator[Suspect]:
         if work.backend and work.parts.get("engine")
     ]
     tokens = all(rollout.tokens for rollout, _, _ in runs)
-    works = [(work.backend, rollout.task, s / (rollout.tokens if tokens else 1)) for rollout, work, s in runs]
+    works = [
+        (work.backend, (rollout.task, rollout.model), s / (rollout.tokens if tokens else 1))
+        for rollout, work, s in runs
+    ]
     for slow in slower(works):
-        what = f"a {'token' if tokens else 'rollout'} of task {slow.worst}"
+        what = f"a {'token' if tokens else 'rollout'} of task {slow.worst[0]}"
         yield _slow("backend", slow, what, "engine", partial(_backend_like_peers, slow))
 
 
@@ -256,8 +259,9 @@ def _node_like_peers(slow: Slow[tuple[str, str]], rollout: Rollout, work: Work, 
     return 1.0 / slow.ratios.get((rollout.task, part), 1.0) if work.node == slow.name else 1.0
 
 
-def _backend_like_peers(slow: Slow[str], rollout: Rollout, work: Work, part: str) -> float:
-    return 1.0 / slow.ratios.get(rollout.task, 1.0) if work.backend == slow.name and part == "engine" else 1.0
+def _backend_like_peers(slow: Slow[tuple[str, str]], rollout: Rollout, work: Work, part: str) -> float:
+    kind = rollout.task, rollout.model
+    return 1.0 / slow.ratios.get(kind, 1.0) if work.backend == slow.name and part == "engine" else 1.0
 
 
 def _task_like_others(task: str, factor: float, rollout: Rollout, _work: Work, _part: str) -> float:

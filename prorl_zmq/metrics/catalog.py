@@ -48,7 +48,8 @@ ROLLOUTS_WASTED = Counter(
 ROLLOUTS_WASTED_SECONDS = Counter("prorl_rollouts_wasted_seconds_total", "Work in wasted rollouts.", ("reason",))
 STALENESS = Histogram(
     "prorl_staleness_versions",
-    "Weight versions between a batch rollout's oldest token and the weights at its end.",
+    "Weight versions between a batch rollout's oldest token and its model's weights at its end.",
+    ("model",),
     buckets=VERSIONS,
 )
 JOURNAL_BYTES = Gauge("prorl_journal_bytes", "Size of the journal and of its trajectory files.")
@@ -64,7 +65,9 @@ BACKEND_ASSIGNED = Counter("prorl_backend_assigned_total", "Assignments of jobs 
 BACKEND_FAILURES = Counter(
     "prorl_backend_failures_total", "Failed generations that stage processes have reported.", ("backend",)
 )
-BACKEND_WEIGHT_VERSION = Gauge("prorl_backend_weight_version", "The weights that a backend serves.", ("backend",))
+BACKEND_WEIGHT_VERSION = Gauge(
+    "prorl_backend_weight_version", "The weights that a backend of a model serves.", ("model", "backend")
+)
 WEIGHTS_REQUEST_SECONDS = Histogram(
     "prorl_weights_request_seconds",
     "Duration of a request about weights, until all engine hosts have answered.",

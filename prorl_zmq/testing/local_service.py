@@ -82,7 +82,7 @@ class LocalService:
             service; or instances, which they share. None: the tasks of the installed packages.
         engine: what talks, such as `say("4")`; anything that is an `Engine`, or a function that starts one on the
             service's loop. None: a job that wants to talk ends with `no_backend`.
-        models: engines of other models than the policy, by name, for `Job.models`; they are frozen.
+        models: engines of other models than the policy, by name, for `Job.model` and `Job.models`.
         sandbox: what the jobs' tools act in: `process` isolates nothing; `bubblewrap` and others, if the machine has
             them, as in a service.
         slots: jobs that each of INIT, RUN and EVAL works on at a time.
@@ -227,7 +227,6 @@ class LocalService:
             backend_broker=broker,
             backend_id=backend_id,
             name=model,
-            frozen=model != POLICY,
             node=self._options.node,
             run_dir=self.run_dir,
         )

@@ -12,7 +12,7 @@ from itertools import islice, pairwise, takewhile
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from ..wire.messages.base import Part
+from ..wire.messages.base import POLICY, Part
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -62,11 +62,15 @@ def trainings(listed: dict[str, StepList]) -> list[Training]:
     found = []
     for broker, steps in listed.items():
         sessions: dict[str, list[BatchStep]] = {}
-        for step in steps.steps:
+        models: dict[str, set[str]] = {}
+        for step, model in zip(steps.steps, steps.models or (POLICY,) * len(steps.steps), strict=True):
             if step.rollouts:
                 sessions.setdefault(step.session, []).append(step)
-        changes = [at for _, at in steps.weights]
-        found += [Training(session=name, broker=broker, steps=_steps(own, changes)) for name, own in sessions.items()]
+                models.setdefault(step.session, set()).add(model)
+        announced = {**steps.weights_of, POLICY: steps.weights}
+        for name, own in sessions.items():
+            changes = sorted(at for model in models[name] for _, at in announced.get(model, ()))
+            found.append(Training(session=name, broker=broker, steps=_steps(own, changes)))
     return sorted(found, key=lambda training: -training.steps[-1].at)
 
 

@@ -130,7 +130,7 @@ def test_list_says_what_it_leaves_out_and_shows_it_on_request(service: Service) 
 
 
 @contextmanager
-def answering_host(service: Service, requests: int = 1) -> Iterator[list[AnyEngineRequest]]:
+def answering_host(service: Service, requests: int = 1, *flags: str) -> Iterator[list[AnyEngineRequest]]:
     """Backend `mine`, whose engine host does the first things that it is asked; gives what they were."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     asked: list[AnyEngineRequest] = []
@@ -144,7 +144,7 @@ def answering_host(service: Service, requests: int = 1) -> Iterator[list[AnyEngi
 
     try:
         router = open_socket(context, zmq.ROUTER)
-        service.run("add", "mine", bind(router, f"ipc://{service.folder}/engine"))
+        service.run("add", "mine", bind(router, f"ipc://{service.folder}/engine"), *flags)
         host = threading.Thread(target=answer, args=(router,))
         host.start()
         yield asked
@@ -284,3 +284,17 @@ def test_tables_of_long_names_fit_80_columns_and_lose_nothing() -> None:
         ["idle", "1", "256", "–", "–", "ipc://i"],
         [backend.backend_id, "0.4 s", "9.6 s", "1.5 GiB", "0.1.0"],
     ]
+
+
+def test_weights_are_of_the_model_that_is_named(service: Service, tmp_path: Path) -> None:
+    service.run("add", "policy-1", "ipc:///tmp/policy-1")
+    with answering_host(service, 2, "--model-name", "b") as asked:
+        refused = service.run("set-version", "7", "--model-name", "c")
+        loaded = service.run("update-weights", tmp_path, "7", "--model-name", "b")
+        declared = service.run("set-version", "8", "--model-name", "b")
+    assert "no backend serves the model c (there are b, policy)" in " ".join(refused.stderr.split())
+    assert "1 backend(s) serve version 7" in loaded.stdout
+    assert "what 1 backend(s) generate from now on is of version 8" in declared.stdout
+    assert [request.model for request in asked] == ["b", "b"]  # type: ignore[union-attr]
+    versions = {status.backend.backend_id: status.backend.weight_version for status in service.backends()}
+    assert versions == {"mine": 8, "policy-1": 0}

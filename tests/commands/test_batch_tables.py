@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+from msgspec.structs import replace
 from rich.console import Console, RenderableType
 
 from prorl_zmq.commands.status import batch_table
@@ -37,3 +38,21 @@ def test_a_session_that_people_named_is_listed_whole_and_a_random_one_short() ->
     assert " grpo-qwen3-8b-second-try " in shown
     assert f" {random[:12]} " in shown
     assert random not in shown
+
+
+def test_the_models_of_batches_are_listed_if_one_is_not_the_policys() -> None:
+    one = BatchStatus(
+        batch_id="batch",
+        session="s",
+        state="open",
+        target_groups=4,
+        group_size=2,
+        kept=1,
+        under_way=1,
+        in_flight=2,
+        prompts=0,
+    )
+    assert "model" not in printed(batch_table((one,)))
+    shown = printed(batch_table((one, replace(one, model="critic"))))
+    assert "policy" in shown
+    assert "critic" in shown

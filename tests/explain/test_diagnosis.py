@@ -67,6 +67,15 @@ def test_a_slow_node_that_costs_nothing_is_not() -> None:
     assert diagnose(recording(good, bad, slots=slots), "the run").finding.kind == "engine"
 
 
+def test_a_backend_of_a_larger_model_is_not_slow() -> None:
+    parts = USUAL | {"engine": 1.0}
+    small, large = passing(spread(30, parts)), passing(spread(30, parts | {"engine": 4.0}), backend="large")
+    slots = {(phase, "n"): 8 for phase in Phase}
+    assert diagnose(recording(small, large, slots=slots), "the run").finding.name == "large"
+    of_b = [replace(one, model="b") for one in large]
+    assert diagnose(recording(small, of_b, slots=slots), "the run").finding.kind == "engine"
+
+
 def test_parts_that_take_as_long_as_each_other() -> None:
     """Too few rollouts for a queue, each part a fifth: nothing is to be named."""
     found = diagnose(recording(passing([(0.0, dict.fromkeys(USUAL, 1.0))] * 4)), "the run")

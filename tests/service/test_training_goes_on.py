@@ -185,7 +185,7 @@ def test_a_second_trainer_is_refused_while_the_first_one_lives(tmp_path: Path) -
             lambda: second.cancel_weights(5),
         ]
         for act in acts:
-            with pytest.raises(errors.WeightsHeld, match="session first gives this service its weights") as found:
+            with pytest.raises(errors.WeightsHeld, match="session first gives this service the weights") as found:
                 act()
             assert found.value.session == "first"
         assert [one.backend.weight_version for one in second.backends.list()] == [5]

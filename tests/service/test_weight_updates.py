@@ -13,7 +13,15 @@ from support.waiting import until
 
 from prorl_zmq import AsyncRolloutClient
 from prorl_zmq.brokers.backends.backend_journal import BackendJournal
-from prorl_zmq.errors import InvalidWeights, NoBackend, RequestTimeout, UpdateInProgress, UpdateNotBegun
+from prorl_zmq.errors import (
+    InvalidJob,
+    InvalidWeights,
+    NoBackend,
+    RequestTimeout,
+    UpdateInProgress,
+    UpdateNotBegun,
+    WeightsHeld,
+)
 from prorl_zmq.inference.policy import Policy, PolicyShape
 from prorl_zmq.inference.tokenizer import IM_END
 from prorl_zmq.wire import codec
@@ -39,10 +47,11 @@ TOKENS = 4000
 JOBS = 4
 
 
-def make_policy(folder: Path, version: int) -> Path:
-    """Write weights that draw other tokens than each other version's, and never end a turn."""
+def make_policy(folder: Path, version: int, seed: int = 0) -> Path:
+    """Write weights that draw other tokens than each other version's and seed's, and never end a turn."""
     policy = Policy.initial(PolicyShape(hidden=16), 0)
-    policy.parameters["output_bias"] += np.random.default_rng(version).standard_normal(policy.shape.vocabulary)
+    random = np.random.default_rng([version, seed])
+    policy.parameters["output_bias"] += random.standard_normal(policy.shape.vocabulary)
     policy.parameters["output_bias"][IM_END] = -1000
     path = folder / f"policy-{version}.npz"
     policy.save(path)
@@ -137,6 +146,64 @@ def test_weights_that_come_between_the_halves(service: TestService, tmp_path: Pa
             assert {done[job.job_id].versions for job in late} == {(new,)}
             continued = [done[job.job_id].result.metrics.get("continued_turns", 0) for job in early]
             assert continued == [mode == "abort"] * JOBS
+
+
+def test_two_trainers_update_two_models_beside_each_other(service: TestService, tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "policy", tmp_path / "b"
+    ours.mkdir(), theirs.mkdir()
+
+    def of_b(number: int) -> Job:
+        return msgspec.structs.replace(long_job(number), model="b")
+
+    with service.client(timeout_s=60.0) as first, service.client(timeout_s=60.0) as second:
+        start_engine(service, "p1", make_policy(ours, 0))
+        start_engine(service, "b1", make_policy(theirs, 0, 1), 0, "--model-name", "b")
+        until(lambda: len(first.backends.list()) == 2, "the engines to register")
+        with pytest.raises(InvalidJob, match=r"no backend serves the model 'c' \(model\); the service has b, policy"):
+            first.submit(msgspec.structs.replace(long_job(0), model="c"))
+        first.submit([long_job(number) for number in range(JOBS)])
+        second.submit([of_b(number) for number in range(JOBS)])
+        until_running(first, 2 * JOBS)
+        first.begin_weights(1)
+        assert states(first) == {"p1": ("updating", 0), "b1": ("ready", 0)}
+        done = list(second.stream(timeout_s=60))
+        assert [(one.versions, one.result.backend) for one in done] == [((0,), "b1")] * JOBS, "generated on"
+        with pytest.raises(WeightsHeld, match=f"session {first.session} .* of the model policy"):
+            second.set_weight_version(9)
+        with pytest.raises(NoBackend, match=r"no backend serves the model c \(there are b, policy\)"):
+            second.set_weight_version(9, model="c")
+        second.update_weights(make_policy(theirs, 5, 1), 5, model="b")
+        assert (first.weight_version, second.weight_version) == (None, None), "those of the policy"
+        with pytest.raises(WeightsHeld, match=f"session {second.session} .* of the model b"):
+            first.set_weight_version(9, model="b")
+        second.submit(of_b(JOBS))
+        (later,) = second.stream(timeout_s=60)
+        assert later.versions == (5,)
+        assert states(first) == {"p1": ("updating", 0), "b1": ("ready", 5)}
+        for trajectory in (*done, later):
+            check_tokens(trajectory, theirs)
+        first.update_weights(make_policy(ours, 1), 1)
+        first.end_weights(1)
+        for trajectory in first.stream(timeout_s=60):
+            assert (trajectory.versions, trajectory.result.backend) == ((0, 1), "p1")
+            check_tokens(trajectory, ours)
+        with first.open_batch(1, 2, keep="all", max_staleness=0, max_replacements=0) as batch:
+            batch.feed([long_job(0)], last=True)
+            (group,) = batch
+        assert [trajectory.versions for trajectory in group.trajectories] == [(1,), (1,)], "b's 5 does not make it old"
+        with second.open_batch(1, 2, keep="all", max_staleness=0, max_replacements=0, model="b") as batch:
+            batch.feed([long_job(0)], last=True)
+            with pytest.raises(InvalidJob, match=r"is of the model 'policy', and the batch of 'b'"):
+                batch.next_group()
+        with second.open_batch(1, 2, keep="all", max_staleness=0, max_replacements=0, model="b") as batch:
+            batch.feed([of_b(0)], last=True)
+            (group,) = batch
+        assert [trajectory.versions for trajectory in group.trajectories] == [(5,), (5,)]
+        assert {trajectory.result.model for trajectory in group.trajectories} == {"b"}
+    with service.client(timeout_s=60.0) as third:
+        third.set_weight_version(6, model="b")
+        third.set_weight_version(2)
+        assert states(third) == {"p1": ("ready", 2), "b1": ("ready", 6)}, "closed clients hold no weights"
 
 
 def test_weights_that_a_trainer_moves_itself_have_its_version_from_the_token_on(

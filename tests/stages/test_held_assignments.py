@@ -194,3 +194,16 @@ def test_a_backend_that_served_before_it_was_moved_is_recorded_all_the_same() ->
     assert held.backends() == {"a": "b"}
     held.assigned("a", 2, "c")
     assert held.backends() == {"a": "b"}
+
+
+def test_a_jobs_backend_is_that_of_its_own_model() -> None:
+    held = HeldAssignments(OWNER)
+    for holder, backend_id, own in (("a/b", "b1", True), ("a", "p1", False), ("c", "p2", True)):
+        held.wait(holder, 1, own=own)
+        held.assigned(holder, 1, backend_id)
+    assert held.backends() == {"a": "b1", "c": "p2"}
+    held.release("a", 1)
+    held.wait("a", 2)
+    held.assigned("a", 2, "p1")
+    held.release("a/b", 1)
+    assert held.backends() == {"a": "p1", "c": "p2"}, "run again, by the policy"

@@ -116,6 +116,23 @@ def test_turns_of_a_simulated_user_are_context_for_the_policy_and_not_in_the_arr
     assert np.isfinite(trajectory.logprobs).all()
 
 
+def test_the_model_of_a_job_takes_its_turns_and_the_policy_may_be_another_ones_user(service: LocalService) -> None:
+    trajectory = run(service, model="sim", models={"user": "policy"})
+    assert trajectory.outcome == "completed", trajectory.error
+    assert (trajectory.result.model, trajectory.result.backend) == ("sim", "local-sim")
+    assert trajectory.result.notes["said"] == "answer 2", "the policy plays the user"
+    assert trajectory.result.metrics["turns"] == 2
+    assert len(trajectory.segments()) == 1, "the user is not trained"
+
+
+def test_self_play_of_another_model_trains_both_sides(service: LocalService) -> None:
+    trajectory = run(service, model="sim", models={"user": "sim", "critic": "policy"})
+    assert trajectory.outcome == "completed", trajectory.error
+    trained = {part.name: part.trained for part in trajectory.result.conversations}
+    assert trained == {"main": True, "user": True, "critic": False}
+    assert trajectory.result.backend == "local-sim"
+
+
 def test_an_endpoint_calls_tools_as_the_policy_does(service: LocalService) -> None:
     ChatServer.asked.clear()
     trajectory = run(service, models={"user": NamedModel("sim", Sampling(temperature=0)), "critic": "critic"})

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from ...errors import Busy, ProrlError, RequestTimeout
 from ...security.keyring import CLIENT, Keyring
 from ...system.run_places import front_door_at
-from ...wire.messages.base import new_id
+from ...wire.messages.base import POLICY, new_id
 from ...wire.messages.batches import SessionAlive
 from ...wire.messages.front_door import Cancel, Status, Trace
 from ...wire.messages.jobs import Job, TrainOn
@@ -91,6 +91,7 @@ class AsyncRolloutClient(AsyncWeightUpdates):
         self._collecting = CollectState(self.session, new_id())
         self._collect_turn = Lock()
         self._keep_alive: KeepAlive | None = None
+        self._holding = {}
         self.backends = AsyncBackends(self._service)
         """The inference backends: add, drain, remove, clear, list."""
         self.views = AsyncViews(self._service)
@@ -268,6 +269,7 @@ class AsyncRolloutClient(AsyncWeightUpdates):
         lease_s: float = 60.0,
         batch_id: str | None = None,
         timeout_s: float | None = None,
+        model: str = POLICY,
     ) -> AsyncBatch:
         """Request groups of rollouts as soon as possible: DAPO's dynamic sampling (arXiv 2503.14476, section 3.2).
 
@@ -294,6 +296,7 @@ class AsyncRolloutClient(AsyncWeightUpdates):
                 thread of the client renews the lease, however long the trainer computes.
             batch_id: its name, by which another client of this session can continue it; None: a new name.
             timeout_s: longest wait in seconds until it is open; None: the client's `timeout_s`.
+            model: the `model` of its jobs.
 
         Raises:
             InvalidBatch: an option (`field`) is invalid, or another batch has this name.
@@ -312,6 +315,7 @@ class AsyncRolloutClient(AsyncWeightUpdates):
             adopt=adopt,
             max_given_up=max_given_up,
             lease_s=lease_s,
+            model=model,
         )
         until = self._service.until(timeout_s)
         name = batch_id if batch_id is not None else new_id()
@@ -330,11 +334,13 @@ class AsyncRolloutClient(AsyncWeightUpdates):
                 self._keep_alive.close()
             if self._service.welcome is not None:
                 await self._collect(0, 0.0, timeout_s=1.0, goodbye=True)
-            await self._release_weights()
+            for model in tuple(self._holding):
+                await self._release_weights(model)
         except ProrlError:
             pass  # unacknowledged results stay with the session, where its next client finds them
         finally:
-            self._hold_no_more()
+            for model in tuple(self._holding):
+                self._hold_no_more(model)
             self._service.close()
 
     async def __aenter__(self) -> Self:

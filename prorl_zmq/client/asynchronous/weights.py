@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from ...errors import ProrlError, WeightsHeld
 from ...wire.messages.backends import TAKE_BACK_S, HoldWeights
-from ...wire.messages.base import new_id
+from ...wire.messages.base import POLICY, new_id
 from ...wire.messages.engines import UPDATE_LIMIT_S, WeightUpdate
 from ..keep_alive import KeepAlive
 
@@ -30,19 +30,20 @@ HOLD_S = 8.0
 
 
 class AsyncWeightUpdates:
-    """Updates the weights of a service's engines. The first client that does so holds the weights while it lives.
+    """Updates the weights of a service's engines. The first client to update a model holds its weights while it lives.
 
-    Updates of other clients raise `WeightsHeld`: they would change the version under the first one's batches.
+    Updates of that model by other clients raise `WeightsHeld`: they would change the version under the first one's
+    batches. Each model has weight versions, a holder and updates of its own.
     """
 
     session: str
     timeout_s: float
     backends: AsyncBackends
     _service: AsyncServiceConnection
-    _holding: KeepAlive | None = None
-    """Renews the lease on the weights; None: this client has no lease."""
+    _holding: dict[str, KeepAlive]
+    """Renew the leases on the weights of models, by their names."""
     weight_version: int | None = None
-    """The version that this client last reported as served; None: none yet."""
+    """The version of the policy that this client last reported as served; None: none yet."""
 
     async def begin_weights(
         self,
@@ -52,8 +53,9 @@ class AsyncWeightUpdates:
         update_limit_s: float = UPDATE_LIMIT_S,
         timeout_s: float | None = None,
         take_over: bool = False,
+        model: str = POLICY,
     ) -> None:
-        """Stop all generation, so that you can change the engines' weights yourself: by NCCL, a folder, your own RPC.
+        """Stop all generation of a model, to change its engines' weights yourself: by NCCL, a folder, your own RPC.
 
         When this returns, nothing is generated until `end_weights`. From the call on, jobs get no backend that does not
         serve the new version; those that need one wait for up to their `backend_wait_s`, and a paused generation spends
@@ -69,18 +71,21 @@ class AsyncWeightUpdates:
             timeout_s: longest wait in seconds until generation has stopped; None: the client's `timeout_s`. With
                 `drain`, allow for the longest turn. After it, the update is cancelled.
             take_over: take the weights from another trainer, whose updates are refused from then on.
+            model: whose engines; other models' engines generate on.
 
         Raises:
-            NoBackend: there is no backend.
+            NoBackend: no backend serves the model, or all that do are frozen; so in the methods below.
             UpdateInProgress: another version was begun; its update is unchanged.
-            WeightsHeld: another live trainer (`session`) holds this service's weights; so in the methods below.
+            WeightsHeld: another live trainer (`session`) holds the model's weights; so in the methods below.
             EngineFailed: an engine could not be stopped; `backend` names it, and all continue as before.
             RequestTimeout: the backend broker or an engine did not answer in time.
         """
-        update = self._weight_update("begin", version, timeout_s, take_over=take_over)
+        update = self._weight_update("begin", version, timeout_s, take_over=take_over, model=model)
         await self._ask_engines(replace(update, mode=mode, limit_s=update_limit_s))
 
-    async def end_weights(self, version: int, *, timeout_s: float | None = None, take_over: bool = False) -> None:
+    async def end_weights(
+        self, version: int, *, timeout_s: float | None = None, take_over: bool = False, model: str = POLICY
+    ) -> None:
         """Resume generation with the weights that `begin_weights` named, which the engines now have.
 
         Backends that came after the begin and do not serve them get no jobs until they do. A second call does nothing.
@@ -89,25 +94,26 @@ class AsyncWeightUpdates:
             version: as in `begin_weights`.
             timeout_s: longest wait in seconds for all engines; None: the client's `timeout_s`.
             take_over: as in `begin_weights`.
+            model: as in `begin_weights`.
 
         Raises:
-            NoBackend: there is no backend.
             UpdateNotBegun: this version was not begun, or the engines resumed after their limit.
             UpdateInProgress: another version was begun.
             EngineFailed: an engine could not resume; `backend` names it, the others have.
             RequestTimeout: a broker or an engine did not answer.
         """
-        await self._serve_weights(self._weight_update("end", version, timeout_s, take_over=take_over))
+        await self._serve_weights(self._weight_update("end", version, timeout_s, take_over=take_over, model=model))
 
-    async def cancel_weights(self, version: int, *, timeout_s: float | None = None, take_over: bool = False) -> None:
+    async def cancel_weights(
+        self, version: int, *, timeout_s: float | None = None, take_over: bool = False, model: str = POLICY
+    ) -> None:
         """Cancel `begin_weights`: the weights have not changed, and the engines resume with them.
 
         Raises:
-            NoBackend: there is no backend.
             UpdateInProgress: another version was begun.
             RequestTimeout: the backend broker or an engine did not answer.
         """
-        await self._ask_engines(self._weight_update("cancel", version, timeout_s, take_over=take_over))
+        await self._ask_engines(self._weight_update("cancel", version, timeout_s, take_over=take_over, model=model))
 
     async def update_weights(
         self,
@@ -117,8 +123,9 @@ class AsyncWeightUpdates:
         mode: UpdateMode = "keep",
         timeout_s: float | None = None,
         take_over: bool = False,
+        model: str = POLICY,
     ) -> None:
-        """Have every backend load the weights at `path` (seen from the engine hosts): begin, load and end in one.
+        """Have a model's backends load the weights at `path` (seen from the engine hosts): begin, load and end in one.
 
         Each engine resumes as soon as it has them. An engine that fails while others succeed gets no jobs until it
         serves the version, or others serve its version.
@@ -131,66 +138,70 @@ class AsyncWeightUpdates:
             timeout_s: longest wait in seconds for all backends; None: the client's `timeout_s`. With `drain`, allow for
                 the longest turn.
             take_over: as in `begin_weights`.
+            model: as in `begin_weights`.
 
         Raises:
-            NoBackend: there is no backend.
             UpdateInProgress: another version was begun.
             InvalidWeights: an engine rejected them and serves its old ones; `backend` names it.
             RequestTimeout: an engine did not answer; `backend` names it.
         """
-        update = self._weight_update("load", weight_version, timeout_s, take_over=take_over)
+        update = self._weight_update("load", weight_version, timeout_s, take_over=take_over, model=model)
         await self._serve_weights(replace(update, path=str(path), mode=mode))
 
     async def set_weight_version(
-        self, weight_version: int, *, timeout_s: float | None = None, take_over: bool = False
+        self, weight_version: int, *, timeout_s: float | None = None, take_over: bool = False, model: str = POLICY
     ) -> None:
-        """Declare that all backends serve this version from now on; for engines that were updated while they generated.
+        """Declare that a model's backends serve this version from now on; for engines updated while they generated.
 
         Every token that they generate from now on carries the version, unless a server reports another one itself.
 
         Raises:
-            NoBackend: there is no backend.
             UpdateInProgress: an update was begun; end or cancel it.
             RequestTimeout: the backend broker, or an engine host, did not answer; `backend` names it.
         """
-        await self._serve_weights(self._weight_update("set", weight_version, timeout_s, take_over=take_over))
+        await self._serve_weights(
+            self._weight_update("set", weight_version, timeout_s, take_over=take_over, model=model)
+        )
 
     def _weight_update(
-        self, step: UpdateStep, version: int, timeout_s: float | None, *, take_over: bool
+        self, step: UpdateStep, version: int, timeout_s: float | None, *, take_over: bool, model: str
     ) -> WeightUpdate:
         limit_s = min(max(0.001, self.timeout_s if timeout_s is None else timeout_s), MAX_UPDATE_S)
-        return WeightUpdate(new_id(), step, version, timeout_s=limit_s, trainer=self.session, take_over=take_over)
+        return WeightUpdate(
+            new_id(), step, version, timeout_s=limit_s, trainer=self.session, take_over=take_over, model=model
+        )
 
     async def _serve_weights(self, update: WeightUpdate) -> None:
         """Have all engines serve these weights, then have the batches drop rollouts that are too old for them."""
         await self._ask_engines(update)
-        self.weight_version = update.weight_version
+        if update.model == POLICY:
+            self.weight_version = update.weight_version
         await self._service.ask(update, self._service.until())
 
     async def _ask_engines(self, update: WeightUpdate) -> None:
-        """Send a step to all engines through the backend broker, while this client holds the weights."""
-        place = await self._service.backend_broker_place(self._service.until())
-        if is_first := self._holding is None:
-            self._holding = KeepAlive(*place, partial(HoldWeights, trainer=self.session), HOLD_S)
-            weakref.finalize(self._service, self._holding.stop).atexit = False
+        """Send a step to a model's engines through the backend broker, while this client holds their weights."""
+        place, model = await self._service.backend_broker_place(self._service.until()), update.model
+        if is_first := model not in self._holding:
+            renewal = partial(HoldWeights, trainer=self.session, model=model)
+            holding = self._holding[model] = KeepAlive(*place, renewal, HOLD_S)
+            weakref.finalize(self._service, holding.stop).atexit = False
         try:
             await self.backends.ask(update, update.timeout_s + TAKE_BACK_S + REPLY_SLACK_S)
         except WeightsHeld:
-            self._hold_no_more()
+            self._hold_no_more(model)
             raise
         except ProrlError:
             if is_first:
                 with suppress(ProrlError):
-                    await self._release_weights()
+                    await self._release_weights(model)
             raise
 
-    async def _release_weights(self) -> None:
-        """Release the weights to other trainers, if the service answers within a second."""
-        if self._holding is not None:
-            self._hold_no_more()
-            await self.backends.ask(HoldWeights(new_id(), self.session, goodbye=True), 1.0)
+    async def _release_weights(self, model: str) -> None:
+        """Release a model's weights to other trainers, if the service answers within a second."""
+        if model in self._holding:
+            self._hold_no_more(model)
+            await self.backends.ask(HoldWeights(new_id(), self.session, goodbye=True, model=model), 1.0)
 
-    def _hold_no_more(self) -> None:
-        holding, self._holding = self._holding, None
-        if holding is not None:
+    def _hold_no_more(self, model: str) -> None:
+        if (holding := self._holding.pop(model, None)) is not None:
             holding.close()

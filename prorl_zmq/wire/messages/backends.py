@@ -346,11 +346,12 @@ class ReportStarts(Request, frozen=True):
 
 
 class HoldWeights(Request, frozen=True):
-    """Renew the lease of a trainer that has sent a `WeightUpdate`, or end it."""
+    """Renew the lease of a trainer that has sent a `WeightUpdate` of a model, or end it."""
 
     roles: ClassVar[Roles] = FOR_TRAINERS | FOR_OPERATORS
     trainer: Identifier
     goodbye: bool = False
+    model: ModelName = POLICY
 
 
 class ListKeys(Request, frozen=True):

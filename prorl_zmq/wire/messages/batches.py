@@ -9,11 +9,13 @@ from msgspec import Meta
 from .base import (
     FOR_TRAINERS,
     GROUP_LIMIT,
+    POLICY,
     BatchIdentifier,
     Count,
     GroupIdentifier,
     Identifier,
     JobIdentifier,
+    ModelName,
     Part,
     Reply,
     Request,
@@ -63,6 +65,8 @@ class BatchOptions(Part, frozen=True, kw_only=True):
     """Consecutive groups given up, with none completed between them, at which the batch fails."""
     lease_s: Seconds = 60.0
     """How long its session may be silent before its batches' jobs are stopped."""
+    model: ModelName = POLICY
+    """The model of its jobs; it adopts only what batches of the same model carried over."""
 
 
 class OpenBatch(Request, frozen=True):
@@ -196,6 +200,8 @@ class BatchStatus(Part, frozen=True, kw_only=True):
 
     batch_id: str
     session: str
+    model: ModelName = POLICY
+    """The model of its jobs."""
     state: BatchState
     problem: str = ""
     """Why it failed."""

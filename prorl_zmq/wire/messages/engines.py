@@ -10,8 +10,10 @@ from .base import (
     FOR_OPERATORS,
     FOR_STAGES,
     FOR_TRAINERS,
+    POLICY,
     Identifier,
     JobIdentifier,
+    ModelName,
     Part,
     PathText,
     Refused,
@@ -63,7 +65,7 @@ class EngineHealth(Request, frozen=True):
 
 
 class WeightUpdate(Request, frozen=True):
-    """Do one step of a weight update. The backend broker forwards it to every engine host.
+    """Do one step of an update of a model's weights. The backend broker forwards it to the model's engine hosts.
 
     | step | an engine host |
     |---|---|
@@ -96,6 +98,8 @@ class WeightUpdate(Request, frozen=True):
     """The session of the trainer that holds the weights from then on; empty: an operator."""
     take_over: bool = False
     """Take the weights from another trainer, whose updates are refused from then on (otherwise: `weights_held`)."""
+    model: ModelName = POLICY
+    """With `backend_id`, the model of that backend counts instead."""
 
 
 class VersionSpan(Part, frozen=True):

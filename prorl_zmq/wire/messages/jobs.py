@@ -11,6 +11,7 @@ from msgspec import Meta
 from ...errors import ErrorInfo
 from .base import (
     CONVERSATIONS_LIMIT,
+    POLICY,
     SEGMENTS_LIMIT,
     TURN_REWARDS_LIMIT,
     AnnouncedKey,
@@ -211,8 +212,11 @@ class Job(Part, frozen=True, kw_only=True):
     outside: Outside | None = None
     """An outside program leads the rollout in place of `harness`, at the address in `JobTrace`. Clients fill it in: see
     `RolloutClient.endpoint`."""
+    model: ModelName = POLICY
+    """The model that takes the job's own turns, which are trained on: a `name` of `[[backends]]`. A service may train
+    several models, each with weight versions of its own."""
     models: Annotated[dict[ModelRole, NamedModel | ModelName], Meta(max_length=16)] = {}
-    """Models that the rollout talks to besides the policy, by the task's or the program's own names for them:
+    """Models that the rollout talks to besides `model`, by the task's or the program's own names for them:
     `{"user": "sim"}`. Their turns are context for the policy and are not trained on."""
     mcp: Annotated[tuple[McpServer, ...], Meta(max_length=16)] = ()
     """MCP servers whose tools the policy gets in addition to the task's, in a session of this rollout's own."""
@@ -315,6 +319,8 @@ class Result(Part, frozen=True, kw_only=True):
     error: ErrorInfo | None = None
     stop_reason: str = ""
     """Why the episode stopped (see `stages.episode.StopReason`); empty if RUN did not end."""
+    model: ModelName = POLICY
+    """The model of its own turns, as in the job: the weight versions of its tokens are this model's."""
     backend: str = ""
     """The backend that the job was assigned to."""
     metrics: dict[MeasureName, float] = {}

@@ -19,6 +19,7 @@ from .base import (
     GroupIdentifier,
     Identifier,
     JobIdentifier,
+    ModelName,
     Part,
     Reply,
     Request,
@@ -283,7 +284,11 @@ class StepList(Reply, frozen=True, kw_only=True):
     steps: tuple[BatchStep, ...] = ()
     """The oldest first."""
     weights: tuple[tuple[int, float], ...] = ()
-    """The announced versions and their times, in seconds since 1970."""
+    """The announced versions of the policy and their times, in seconds since 1970."""
+    models: tuple[ModelName, ...] = ()
+    """The model of each step; empty: the policy's are all."""
+    weights_of: dict[ModelName, tuple[tuple[int, float], ...]] = {}
+    """As `weights`, of the other models."""
 
 
 WatchingRequest = Watch | Peek | PeekTurns | ViewBatch | ListSteps

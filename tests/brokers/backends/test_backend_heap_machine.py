@@ -74,8 +74,8 @@ class HeapMachine(RuleBasedStateMachine):
         self.groups: dict[tuple[str, str], list[str]] = {}
         self.clock = 0
         self.requests = 0
-        self.wanted = 0
-        self.begun: int | None = None
+        self.wanted: dict[str, int] = dict.fromkeys(MODELS, 0)
+        self.begun: dict[str, int | None] = dict.fromkeys(MODELS)
 
     def touch(self, name: str) -> None:
         self.clock += 1
@@ -148,21 +148,26 @@ class HeapMachine(RuleBasedStateMachine):
         if member.backend.frozen:
             member.updating, member.needed = False, 0
             return
-        member.updating = self.begun not in (None, member.version)
-        enough = member.version == self.begun or member.version >= max(member.needed, self.wanted)
-        member.needed = 0 if enough else max(member.needed, self.wanted)
+        begun, wanted = self.begun[member.backend.name], self.wanted[member.backend.name]
+        member.updating = begun not in (None, member.version)
+        enough = member.version == begun or member.version >= max(member.needed, wanted)
+        member.needed = 0 if enough else max(member.needed, wanted)
 
-    @rule(name=st.none() | BACKENDS, version=VERSIONS, as_wanted=st.booleans())
-    def set_weight_version(self, name: str | None, version: int, as_wanted: bool) -> None:
+    def trained(self, model: str) -> list[str]:
+        return [
+            name for name, member in self.backends.items() if not member.backend.frozen and member.backend.name == model
+        ]
+
+    @rule(name=st.none() | BACKENDS, version=VERSIONS, as_wanted=st.booleans(), model=st.sampled_from(MODELS))
+    def set_weight_version(self, name: str | None, version: int, as_wanted: bool, model: str) -> None:
         if name is not None and name not in self.backends:
             with pytest.raises(UnknownBackend):
                 self.heap.set_weight_version(version, name, as_wanted=as_wanted)
             return
-        self.heap.set_weight_version(version, name, as_wanted=as_wanted)
+        self.heap.set_weight_version(version, name, as_wanted=as_wanted, model=model)
         if as_wanted and name is None:
-            self.wanted = version
-        trained = [one for one, member in self.backends.items() if not member.backend.frozen]
-        for one in trained if name is None else [name]:
+            self.wanted[model] = version
+        for one in self.trained(model) if name is None else [name]:
             member = self.backends[one]
             state, member.version = member.state, version
             member.needed = 0 if as_wanted else member.needed
@@ -170,31 +175,30 @@ class HeapMachine(RuleBasedStateMachine):
             if member.state != state:
                 self.touch(one)
 
-    @rule(version=VERSIONS)
-    def begin_update(self, version: int) -> None:
-        self.heap.begin_update(version)
-        self.begun = version
-        for name in self.backends:
+    @rule(version=VERSIONS, model=st.sampled_from(MODELS))
+    def begin_update(self, version: int, model: str) -> None:
+        self.heap.begin_update(version, model)
+        self.begun[model] = version
+        for name in self.trained(model):
             self.weigh(name)
             self.touch(name)
 
-    @rule(version=VERSIONS)
-    def end_update(self, version: int) -> None:
-        trained = [member for member in self.backends.values() if not member.backend.frozen]
-        assert self.heap.serves(version) == any(member.version == version for member in trained)
-        self.heap.end_update(version)
-        self.begun, self.wanted = None, version
-        for name, member in self.backends.items():
-            if member.backend.frozen:
-                continue
+    @rule(version=VERSIONS, model=st.sampled_from(MODELS))
+    def end_update(self, version: int, model: str) -> None:
+        trained = [self.backends[name] for name in self.trained(model)]
+        assert self.heap.serves(version, model) == any(member.version == version for member in trained)
+        self.heap.end_update(version, model)
+        self.begun[model], self.wanted[model] = None, version
+        for name in self.trained(model):
+            member = self.backends[name]
             member.needed, member.updating = version if member.version != version else 0, False
             self.touch(name)
 
-    @rule()
-    def give_up_update(self) -> None:
-        self.heap.give_up_update("the trainer died")
-        self.begun = None
-        for name in self.backends:
+    @rule(model=st.sampled_from(MODELS))
+    def give_up_update(self, model: str) -> None:
+        self.heap.give_up_update("the trainer died", model)
+        self.begun[model] = None
+        for name in self.trained(model):
             self.weigh(name)
             self.touch(name)
 
@@ -357,10 +361,10 @@ class HeapMachine(RuleBasedStateMachine):
         chosen = self.backends[given]
         if chosen.backend.frozen:
             assert chosen.state in ("ready", "probation"), "no update concerns it"
-        elif self.begun is not None:
-            assert chosen.version == self.begun, "weights are on their way, and it does not have them"
+        elif self.begun[request.model] is not None:
+            assert chosen.version == self.begun[request.model], "weights are on their way, and it does not have them"
         else:
-            assert chosen.version >= self.wanted, "it is behind"
+            assert chosen.version >= self.wanted[request.model], "it is behind"
         assert chosen.state == "ready" or given in self.offers, "one on probation is given only where it was offered"
         if chosen.state == "probation":
             return

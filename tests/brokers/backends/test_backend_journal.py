@@ -89,7 +89,7 @@ def listed(handler: BackendRequestHandler, now: float) -> set[tuple[Any, ...]]:
 def test_a_restart_changes_nothing(events: list[tuple[Any, bool]]) -> None:
     steady, restarted = BackendRequestHandler(LEASE_S), BackendRequestHandler(LEASE_S)
     remembered: dict[str, BackendRecord] = {}
-    weights = WeightsRecord()
+    weights: tuple[WeightsRecord, ...] = ()
     now = 0.0
     for number, (event, restarts) in enumerate(events):
         if event == "silence":
@@ -131,12 +131,12 @@ def test_the_file_has_what_was_written_in_the_order_in_which_it_first_came(tmp_p
 def test_the_file_has_which_weights_were_wanted_last(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     with BackendJournal(path) as journal:
-        assert journal.load_weights() is None
-        journal.write({}, WeightsRecord(3, 4, 60.0))
-        journal.write({"x": record("x")}, WeightsRecord(4))
+        assert journal.load_weights() == []
+        journal.write({}, [WeightsRecord(3, 4, 60.0)])
+        journal.write({"x": record("x")}, [WeightsRecord(4), WeightsRecord(9, path="/b", model="b")])
         journal.write({"x": record("x", draining=True)})
     with BackendJournal(path) as journal:
-        assert journal.load_weights() == WeightsRecord(4)
+        assert journal.load_weights() == [WeightsRecord(4), WeightsRecord(9, path="/b", model="b")]
         assert journal.load() == [record("x", draining=True)]
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE weights SET record = x'81a16101'")
@@ -150,28 +150,28 @@ def test_a_broker_that_was_restarted_in_the_middle_of_an_update_goes_on_with_it(
     handler.handle([b"c", b""], AddBackend("r", backend("x")), 0.0)
     assert reply_of(handler, WeightUpdate("r", "begin", 5, limit_s=30.0), 1.0) == Done("r")
     records, weights = [one for one in handler.take_changes().values() if one is not None], handler.take_weights()
-    assert weights == WeightsRecord(0, 5, 30.0)
+    assert weights == (WeightsRecord(0, 5, 30.0),)
     assert handler.take_weights() is None
     again = BackendRequestHandler(LEASE_S)
-    again.restore(records, 100.0, weights=weights)
+    again.restore(records, 100.0, weights=weights or ())
     assert again.take_weights() is None, "the file has it already"
     assert {one[1] for one in listed(again, 100.0)} == {"updating"}
     again.tick(129.0)
     assert {one[1] for one in listed(again, 129.0)} == {"updating"}
     again.tick(130.0)
     assert {one[1] for one in listed(again, 130.0)} == {"ready"}, "given up, a whole limit after the restart"
-    assert again.take_weights() == WeightsRecord(0)
+    assert again.take_weights() == (WeightsRecord(0),)
     after = BackendRequestHandler(LEASE_S)
-    after.restore(records, 100.0, weights=WeightsRecord(0, 5, 30.0), of_before=True)
+    after.restore(records, 100.0, weights=[WeightsRecord(0, 5, 30.0)], of_before=True)
     assert {one[1] for one in listed(after, 100.0)} == {"ready"}, "the service that began the update has ended"
-    assert after.take_weights() == WeightsRecord()
+    assert after.take_weights() == (WeightsRecord(),)
 
 
 def test_a_service_that_was_started_again_wants_the_weights_that_were_announced() -> None:
     """It took engines of version 0 for ready, and batches refused each of their rollouts."""
     handler = BackendRequestHandler(LEASE_S)
     known = [record("mine"), record("x", backend=backend("x", 5), heartbeats=True, reported=5)]
-    handler.restore(known, 0.0, weights=WeightsRecord(5), of_before=True)
+    handler.restore(known, 0.0, weights=[WeightsRecord(5)], of_before=True)
     handler.handle([b"c", b""], AddBackend("r", backend("x"), heartbeats=True), 1.0)
     states = {one[0].backend_id: one[1:3] for one in listed(handler, 1.0)}
     assert {state for state, _ in states.values()} == {"behind"}
@@ -186,12 +186,12 @@ def test_a_service_that_was_started_again_wants_the_weights_that_were_announced(
     assert "it serves weights 0 where 5 are wanted: load them with" in refused.reply.error.message
     assert handler.handle([b"c", b""], WeightUpdate("r", "set", 0), 8.0) == []
     assert {one[1] for one in listed(handler, 8.0)} == {"ready"}
-    assert handler.take_weights() == WeightsRecord(0)
+    assert handler.take_weights() == (WeightsRecord(0),)
 
 
 def test_an_engine_of_a_service_that_was_started_again_loads_the_weights_from_their_path() -> None:
     handler = BackendRequestHandler(LEASE_S)
-    handler.restore([], 0.0, weights=WeightsRecord(5, path="/weights/5"), of_before=True)
+    handler.restore([], 0.0, weights=[WeightsRecord(5, path="/weights/5")], of_before=True)
     handler.handle([b"c", b""], AddBackend("r", backend("x"), heartbeats=True), 1.0)
     (call,) = handler.weights.take_calls()
     assert call.request.step == "load"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from prorl_zmq.brokers.backends.backend_records import WeightsRecord
 from prorl_zmq.brokers.backends.request_handler import BackendRequestHandler
 from prorl_zmq.stages.held_assignments import HeldAssignments
 from prorl_zmq.wire.messages.backends import (
@@ -16,6 +17,7 @@ from prorl_zmq.wire.messages.backends import (
     BackendAlive,
     EngineStart,
     GenerationFailed,
+    HoldWeights,
     ListBackends,
     ListModels,
     ModelList,
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 LEASE_S = 10.0
 P1, P2 = Backend(backend_id="p1", endpoint="ipc://p1"), Backend(backend_id="p2", endpoint="ipc://p2")
+B1 = Backend(backend_id="b1", endpoint="ipc://b1", name="b")
 U1, U2 = (Backend(backend_id=name, endpoint=f"ipc://{name}", name="user", frozen=True) for name in ("u1", "u2"))
 
 
@@ -119,7 +122,7 @@ def test_a_release_ends_the_assignment_of_one_model_or_those_of_all() -> None:
 def test_a_broker_that_was_restarted_learns_both_assignments_of_a_job() -> None:
     held = HeldAssignments("run-1")
     for holder, backend_id in (("job", "p1"), ("job/user", "u1")):
-        held.wait(holder, 1)
+        held.wait(holder, 1, own=holder == "job")
         held.assigned(holder, 1, backend_id)
     held.report()
     assert held.backends() == {"job": "p1"}, "what the rollout broker shows"
@@ -166,26 +169,134 @@ def test_a_wait_for_a_model_without_backends_ends_with_its_name() -> None:
     assert "name = 'usr'" in refused.error.message
 
 
-def test_weight_updates_pass_frozen_backends_by() -> None:
-    opponent = Backend(backend_id="o1", endpoint="ipc://o1", name="opponent")
-    broker = handler(P1, U1, opponent)
-    ask(broker, WeightUpdate("begin", "begin", 7, timeout_s=5.0, limit_s=60.0))
+def versions(broker: BackendRequestHandler, now: float = 0.0) -> dict[str, tuple[int, str]]:
+    listed = ask(broker, ListBackends("list"), now)[b"me"].backends
+    return {one.backend.backend_id: (one.backend.weight_version, one.state) for one in listed}
+
+
+def called(broker: BackendRequestHandler) -> dict[str, WeightUpdate]:
+    """Return what engine hosts are asked now, by endpoint; all of them do it."""
     calls = broker.weights.take_calls()
-    assert {call.address.endpoint for call in calls} == {"ipc://p1", "ipc://o1"}
     for call in calls:
         broker.engine_answered(call.request.request_id, None, 0.0)
+    return {call.address.endpoint: call.request for call in calls}
+
+
+def updated(broker: BackendRequestHandler, version: int, model: str = "policy", trainer: str = "") -> dict[str, Any]:
+    path = f"/weights/{model}/{version}"
+    ask(broker, WeightUpdate(f"load-{model}-{version}", "load", version, path, model=model, trainer=trainer))
+    return called(broker)
+
+
+def test_weight_updates_pass_frozen_backends_by() -> None:
+    broker = handler(P1, U1)
+    ask(broker, WeightUpdate("begin", "begin", 7, timeout_s=5.0, limit_s=60.0))
+    assert called(broker).keys() == {"ipc://p1"}
     assert given(broker, assign("user")) == "u1", "it does not wait for the new weights"
     ask(broker, WeightUpdate("end", "end", 7, timeout_s=5.0))
-    for call in broker.weights.take_calls():
-        broker.engine_answered(call.request.request_id, None, 0.0)
-    listed = {one.backend.backend_id: one for one in ask(broker, ListBackends("list"))[b"me"].backends}
-    versions = {name: (one.backend.weight_version, one.state) for name, one in listed.items()}
-    assert versions == {"p1": (7, "ready"), "o1": (7, "ready"), "u1": (0, "ready")}
+    called(broker)
+    assert versions(broker) == {"p1": (7, "ready"), "u1": (0, "ready")}
     ask(broker, AddBackend("back", U1, heartbeats=True))
     ask(broker, BackendAlive("alive", "u1", 0))
     broker.tick(1.0)
     assert broker.weights.take_calls() == [], "it is not asked to catch up"
-    assert listed["u1"].state == "ready"
+    assert versions(broker)["u1"] == (0, "ready")
+
+
+def test_an_update_of_one_model_leaves_the_others_as_they_are() -> None:
+    broker = handler(P1, B1)
+    ask(broker, WeightUpdate("begin", "begin", 7, limit_s=60.0, model="b"))
+    (request,) = called(broker).values()
+    assert (request.model, request.weight_version) == ("b", 7)
+    assert versions(broker) == {"p1": (0, "ready"), "b1": (0, "updating")}
+    assert given(broker, assign()) == "p1"
+    assert ask(broker, assign("b"), client=b"b") == {}, "it waits for the new weights"
+    ask(broker, WeightUpdate("begin", "begin", 3, limit_s=60.0))
+    assert called(broker).keys() == {"ipc://p1"}, "both models are updated at the same time"
+    refused = ask(broker, WeightUpdate("other", "begin", 8, limit_s=60.0, model="b"))[b"me"]
+    assert refused.error.message.startswith("an update to weights 7 of the model b was begun and has not ended")
+    ask(broker, WeightUpdate("cancel", "cancel", 3))
+    called(broker)
+    assert versions(broker) == {"p1": (0, "ready"), "b1": (0, "updating")}
+    ask(broker, WeightUpdate("end", "end", 7, model="b"))
+    (call,) = broker.weights.take_calls()
+    answers = replies(broker.engine_answered(call.request.request_id, None, 0.0))
+    assert answers[b"b"].backend.weight_version == 7
+    assert versions(broker) == {"p1": (0, "ready"), "b1": (7, "ready")}
+
+
+def test_an_update_that_is_late_is_given_up_for_its_model_alone() -> None:
+    broker = handler(P1, B1)
+    ask(broker, WeightUpdate("begin-b", "begin", 7, limit_s=10.0, model="b"))
+    ask(broker, WeightUpdate("begin", "begin", 3, limit_s=60.0))
+    called(broker)
+    broker.tick(11.0)
+    assert versions(broker, 11.0) == {"p1": (0, "updating"), "b1": (0, "ready")}
+
+
+def test_each_model_has_a_trainer_of_its_own() -> None:
+    broker = handler(P1, B1)
+    assert updated(broker, 1, trainer="first").keys() == {"ipc://p1"}
+    assert updated(broker, 9, "b", trainer="second").keys() == {"ipc://b1"}
+    assert versions(broker) == {"p1": (1, "ready"), "b1": (9, "ready")}
+    refused = ask(broker, WeightUpdate("load", "load", 2, "/2", model="b", trainer="first"))[b"me"]
+    assert (refused.error.code, refused.error.fields["session"]) == ("weights_held", "second")
+    assert "the weights of the model b," in refused.error.message
+    ask(broker, HoldWeights("goodbye", "second", goodbye=True, model="policy"))
+    ask(broker, HoldWeights("alive", "second", model="b"), LEASE_S)
+    refused = ask(broker, WeightUpdate("load", "load", 2, "/2", model="b", trainer="first"), LEASE_S + 10)[b"me"]
+    assert refused.error.code == "weights_held", "only the lease of the policy was given back"
+    ask(broker, HoldWeights("goodbye", "second", goodbye=True, model="b"))
+    assert updated(broker, 10, "b", trainer="first").keys() == {"ipc://b1"}
+
+
+def test_a_backend_that_returns_loads_the_weights_of_its_own_model() -> None:
+    broker = handler(P1, B1)
+    updated(broker, 5), updated(broker, 2, "b")
+    records, weights = broker.take_changes(), broker.take_weights()
+    assert weights == (
+        WeightsRecord(5, path="/weights/policy/5"),
+        WeightsRecord(2, path="/weights/b/2", model="b"),
+    )
+    again = BackendRequestHandler(LEASE_S)
+    again.restore([record for record in records.values() if record], 0.0, weights=weights)
+    assert again.take_weights() is None, "the file has them already"
+    for backend in (B1, P1):
+        ask(again, AddBackend("back", backend, heartbeats=True))
+    asked = {endpoint: (one.path, one.weight_version, one.model) for endpoint, one in called(again).items()}
+    assert asked == {"ipc://b1": ("/weights/b/2", 2, "b"), "ipc://p1": ("/weights/policy/5", 5, "policy")}
+    assert versions(again) == {"p1": (5, "ready"), "b1": (2, "ready")}
+
+
+def test_a_host_that_serves_another_model_now_does_not_need_the_weights_of_its_old_one() -> None:
+    broker = handler(P1)
+    updated(broker, 5)
+    ask(broker, AddBackend("add", Backend(backend_id="p1", endpoint="ipc://p1", name="b"), heartbeats=True))
+    assert versions(broker) == {"p1": (0, "ready")}
+
+
+def test_the_version_of_one_backend_is_that_of_its_model() -> None:
+    broker = handler(P1, B1)
+    ask(broker, WeightUpdate("begin", "begin", 3, limit_s=60.0))
+    called(broker)
+    ask(broker, WeightUpdate("set", "set", 4, backend_id="b1"))
+    assert versions(broker) == {"p1": (0, "updating"), "b1": (4, "ready")}
+
+
+def test_weights_of_a_model_that_nobody_serves_are_refused_with_those_there_are() -> None:
+    broker = handler(P1, B1)
+    refused = ask(broker, WeightUpdate("load", "load", 2, "/2", model="c"))[b"me"]
+    assert refused.error.code == "no_backend"
+    assert "no backend serves the model c (there are b, policy)" in refused.error.message
+
+
+def test_a_backend_that_is_behind_says_how_to_update_its_model() -> None:
+    broker = handler(B1)
+    ask(broker, WeightUpdate("set", "set", 4, model="b"))
+    called(broker)
+    ask(broker, AddBackend("add", Backend(backend_id="b2", endpoint="ipc://b2", name="b"), heartbeats=True))
+    (behind,) = [one for one in ask(broker, ListBackends("list"))[b"me"].backends if one.state == "behind"]
+    assert "`prorl backends set-version 4 --model-name b`" in behind.problem
 
 
 def test_weights_of_frozen_backends_cannot_be_set() -> None:
@@ -194,7 +305,9 @@ def test_weights_of_frozen_backends_cannot_be_set() -> None:
     assert refused.error.message == "backend u1 is frozen: its weights stay"
     nobody = ask(broker, WeightUpdate("set", "set", 7))[b"me"]
     assert nobody.error.code == "no_backend"
-    assert "all backends are frozen" in nobody.error.message
+    assert "no backend serves the model policy (there are user)" in nobody.error.message
+    frozen = ask(broker, WeightUpdate("set", "set", 7, model="user"))[b"me"]
+    assert "all backends of the model user are frozen" in frozen.error.message
 
 
 @pytest.mark.parametrize("how", ["registered", "starting", "silent"])

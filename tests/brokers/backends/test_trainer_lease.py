@@ -27,7 +27,7 @@ def asked(trainer: str, *, take_over: bool = False) -> WeightUpdate:
 def test_a_second_trainer_is_refused_by_name_until_the_first_is_gone() -> None:
     lease = TrainerLease()
     ask(lease, asked("a"), 0.0)
-    with pytest.raises(WeightsHeld, match=r"session a gives this service its weights.* heard 4 s ago") as found:
+    with pytest.raises(WeightsHeld, match=r"session a gives .* weights of the model policy.* heard 4 s ago") as found:
         ask(lease, WeightUpdate("r", "begin", 1, limit_s=60.0, trainer="b"), 4.0)
     assert found.value.session == "a"
     lease.renew(HoldWeights("r", "a"), 10.0)

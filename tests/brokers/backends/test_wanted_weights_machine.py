@@ -100,8 +100,8 @@ class UpdateMachine(RuleBasedStateMachine):
         if not other and not none:
             self.begun, self.until = version, self.now + LIMIT_S
         reply = self.ask(WeightUpdate("begin", "begin", version, limit_s=LIMIT_S))
-        assert self.refused(reply, UpdateInProgress) == other
-        assert self.refused(reply, NoBackend) == (none and not other)
+        assert self.refused(reply, UpdateInProgress) == (other and not none)
+        assert self.refused(reply, NoBackend) == none
 
     @rule(version=VERSIONS)
     def end(self, version: int) -> None:
@@ -143,7 +143,7 @@ class UpdateMachine(RuleBasedStateMachine):
     def set_version(self, name: str | None, version: int) -> None:
         names = {status.backend.backend_id for status in self.listed()}
         known = name in names if name is not None else bool(names)
-        refused = self.begun is not None and (name is None or version != self.begun)
+        refused = known and self.begun is not None and (name is None or version != self.begun)
         if name is None and known and not refused:
             self.wanted = version
         reply = self.ask(WeightUpdate("set", "set", version, backend_id=name))

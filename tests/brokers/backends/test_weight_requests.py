@@ -354,7 +354,7 @@ def test_where_weights_are_is_known_to_the_brokers_next_life() -> None:
     loaded(service)
     records, weights = service.handler.take_changes(), service.handler.take_weights()
     assert weights is not None
-    assert weights.path == "/weights-3"
+    assert [one.path for one in weights] == ["/weights-3"]
     later = Service("")
     later.handler.restore([one for one in records.values() if one is not None], 0.0, weights=weights)
     later.add("x")

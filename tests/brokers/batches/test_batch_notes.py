@@ -14,6 +14,7 @@ from prorl_zmq.brokers.batches.batch_notes import (
     prompt_note,
     read_notes,
     session_note,
+    weights_note,
 )
 from prorl_zmq.brokers.batches.batch_records import BatchRecord, SessionRecord
 from prorl_zmq.brokers.batches.group_filters import KeepInformative
@@ -37,7 +38,7 @@ def notes() -> dict[str, bytes]:
     group.failures, group.started = Counter({"timeout": 1}), 3
     kept = [session_note(SessionRecord("s", 0.0, 30.0)), batch_note(batch), group_note(group)]
     kept += [prompt_note(prompt, "b", codec.encode(JOB)) for prompt in prompts]
-    return {**dict(kept), "weights": b"\x05"}
+    return dict([*kept, weights_note("policy", 5), weights_note("b", 8)])
 
 
 def read(kept: dict[str, bytes]) -> Restored:
@@ -53,7 +54,7 @@ def test_everything_comes_back() -> None:
     assert group.rollouts == {0: ROLLOUT}
     assert group.running == {"key.1.1": 1}
     assert (group.failures, group.started) == ({"timeout": 1}, 3)
-    assert restored.weight_version == 5
+    assert restored.versions == {"policy": 5, "b": 8}
 
 
 def test_what_is_not_there_any_more_is_run_again() -> None:
@@ -75,7 +76,7 @@ def test_a_damaged_note_costs_what_it_was_of(name: str, damage: bytes, caplog: p
         assert groups == ["key.1"]
     if kind == "batch":
         assert restored.groups[0].batch_id == ""  # carried over
-        assert [prompt.number for prompt in restored.sessions["s"].prompts] == [8]
+        assert [prompt.number for prompt in restored.sessions["s"].prompts["policy"]] == [8]
     if kind == "group":
         assert [prompt.number for prompt in restored.batches[0].prompts] == [7, 8]  # run again
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prorl_zmq import Job
 from prorl_zmq.brokers.batches.batch_records import (
     CancelJobs,
     Deliver,
@@ -17,9 +18,11 @@ from prorl_zmq.brokers.batches.batch_records import (
     Ended,
     GiveUp,
     Launch,
+    RememberedBatch,
     SamplerAction,
 )
 from prorl_zmq.brokers.batches.batch_sampler import BatchSampler
+from prorl_zmq.brokers.batches.batch_view import batch_view, closed_view
 from prorl_zmq.brokers.batches.group_filters import (
     KeepAll,
     KeepInformative,
@@ -29,6 +32,7 @@ from prorl_zmq.brokers.batches.group_filters import (
     Verdict,
     keep_policy,
 )
+from prorl_zmq.brokers.batches.prompt import Prompt
 from prorl_zmq.brokers.batches.rollout_group import Rollout, RolloutGroup
 from prorl_zmq.errors import InvalidBatch, UnknownBatch
 from prorl_zmq.wire.messages.batches import BatchOptions, GroupFilter
@@ -272,6 +276,57 @@ def test_a_group_that_its_client_was_sent_is_not_taken_back_for_new_weights(trai
     assert {rollout.job_id for rollout in discard.rollouts}.isdisjoint(one.job_id for one in given.rollouts.values())
     assert other.rollouts == {}
     assert list(trainer.sampler.registry.batch(batch).ready.values()) == [given]
+
+
+def test_rollouts_are_as_old_as_the_weights_of_their_own_model_say(trainer: Trainer) -> None:
+    for prompt, model in (("p", "policy"), ("q", "b")):
+        trainer.feed(trainer.open(max_staleness=1, model=model), prompt)
+        assert trainer.launch(2) == [prompt] * 2
+    trainer.note(trainer.sampler.set_version(5, 0.0, "b"))
+    assert trainer.complete(1.0, version=0) == [], "the policy is at version 0"
+    assert trainer.note(trainer.sampler.set_version(7, 0.0, "b")) == []
+    (discard,) = trainer.note(trainer.sampler.set_version(2, 0.0))
+    assert isinstance(discard, Discard)
+    assert discard.why == DiscardReason.STALE
+    assert trainer.complete(0.0, version=2) == []
+    assert kinds(trainer.complete(0.0, version=5)) == ["Discard"], "two versions behind, begun with version 0"
+    assert trainer.complete(1.0, version=6) == []
+    assert sorted(trainer.launch(9)) == ["p", "q"]
+
+
+def test_a_batch_adopts_what_batches_of_its_own_model_carried_over(trainer: Trainer) -> None:
+    first = trainer.open(target=2)
+    trainer.feed(first, "p", "waits")
+    trainer.launch(2)
+    trainer.note(trainer.sampler.close(first, 0.0))
+    other = trainer.sampler.registry.batch(trainer.open(model="b"))
+    assert (other.groups, list(other.prompts)) == ({}, [])
+    trainer.note(trainer.sampler.close(other.batch_id, 0.0))
+    again = trainer.sampler.registry.batch(trainer.open())
+    assert ([group.prompt for group in again.groups.values()], list(again.prompts)) == (["p"], ["waits"])
+
+
+def test_a_batch_knows_the_newest_weights_of_its_model(trainer: Trainer) -> None:
+    registry, worked_s, wall = trainer.sampler.registry, lambda _: 0.0, lambda at: at
+    batch = trainer.open(model="b")
+    prompt = Prompt(1, "s", Job(task="math", instance={}, model="b"), 0)
+    trainer.note(trainer.sampler.feed(batch, [prompt], 0.0))
+    trainer.launch(1)
+    trainer.note(trainer.sampler.set_version(7, 0.0, "b"))
+    trainer.note(trainer.sampler.set_version(3, 0.0))
+    record = registry.batch(batch)
+    view = batch_view("r", record, record.status(), registry.version, worked_s, wall)
+    assert (view.current_version, view.groups[0].cells[0].staleness) == (7, 7)
+    registry.steps.weights_changed("b", 7, 1.0)
+    registry.steps.weights_changed("policy", 3, 2.0)
+    trainer.note(trainer.sampler.close(batch, 12.0))
+    closed = registry.look_for(batch)
+    assert isinstance(closed, RememberedBatch)
+    assert closed_view("r", closed, registry.version, wall).current_version == 7
+    listed = registry.steps.listed("r", 20.0, 1020.0)
+    assert [step.weight_version for step in listed.steps] == [7]
+    assert (listed.models, listed.weights) == (("b",), ((3, 1002.0),))
+    assert listed.weights_of == {"b": ((7, 1001.0),)}
 
 
 def test_a_batch_whose_engines_never_have_the_announced_weights_fails_and_says_why(trainer: Trainer) -> None:
@@ -518,8 +573,8 @@ def test_a_closed_batch_is_listed_as_a_step_of_its_training(trainer: Trainer) ->
     trainer.launch(2)
     trainer.now = 9.0
     trainer.note(trainer.sampler.set_version(3, trainer.now))
-    steps.weights_changed(3, trainer.now)
-    steps.weights_changed(3, 9.5)  # announced again
+    steps.weights_changed("policy", 3, trainer.now)
+    steps.weights_changed("policy", 3, 9.5)  # announced again
     trainer.now = 10.0
     trainer.complete(0.0, 1.0, version=1)
     (group,) = trainer.sampler.registry.batch(batch).ready.values()

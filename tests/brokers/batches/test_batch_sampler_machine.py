@@ -69,7 +69,7 @@ class Kept:
         for old in self.sessions.values():
             place = SessionRecord(old.session, now, old.lease_s)
             mine = [number for number, session in self.prompts.items() if session == old.session]
-            place.prompts.extend(sorted(number for number in mine if number not in taken))
+            place.prompts["policy"].extend(sorted(number for number in mine if number not in taken))
             sessions.append(place)
         batches = []
         for old in self.batches.values():
@@ -80,7 +80,9 @@ class Kept:
             batches.append(batch)
         for batch in batches:
             batch.stats = copy.deepcopy(self.batches[batch.batch_id].stats)
-        return sampler, sampler.restore(sessions, batches, copy.deepcopy(list(self.groups.values())), version, now)
+        return sampler, sampler.restore(
+            sessions, batches, copy.deepcopy(list(self.groups.values())), {"policy": version}, now
+        )
 
 
 class BatchSamplerMachine(RuleBasedStateMachine):

@@ -52,7 +52,7 @@ class Batch:
             self.sampler.job_completed(Rollout(self.running.pop(0), reward, 10, version, 1.5), self.now)
 
     def view(self, name: str = "") -> BatchView:
-        batch, version = self.sampler.registry.look_for(name or self.name), self.sampler.version
+        batch, version = self.sampler.registry.look_for(name or self.name), self.sampler.registry.version
         if isinstance(batch, RememberedBatch):
             view = closed_view("r", batch, version, wall)
         else:

@@ -143,3 +143,39 @@ def test_a_model_that_nobody_serves_is_refused_with_those_there_are() -> None:
         catalog.tick()
     with pytest.raises(Busy):  # the list is old: one may have come since
         check(user="smi")
+    catalog.wants_models = False
+    check(user="sim")
+    assert catalog.wants_models, "it may have gone since: a new list will say"
+
+
+def test_a_job_of_a_model_that_nobody_serves_is_refused_with_those_there_are() -> None:
+    catalog = TaskCatalog(["policy", "b"])
+    catalog.add([Task("task", models=("judge",))])
+
+    def check(model: str) -> None:
+        catalog.check(Job(task="task", instance={}, model=model))
+
+    check("policy")
+    check("b")
+    assert not catalog.wants_models, "nobody had to be asked"
+    with pytest.raises(Busy, match="is listing its models"):
+        check("c")
+    assert catalog.wants_models
+    catalog.list_models(["policy", "c"])
+    check("c")
+    for unknown in ("d", "judge"):  # an endpoint gives no token ids
+        with pytest.raises(InvalidJob, match=rf"'{unknown}' \(model\); the service has b, c, policy$") as caught:
+            check(unknown)
+        assert caught.value.field == "model"
+
+
+def test_without_backends_of_the_policy_in_the_topology_its_jobs_need_one_that_registers() -> None:
+    catalog, job = TaskCatalog(["b"]), Job(task="task", instance={})
+    catalog.add([Task("task")])
+    with pytest.raises(Busy):
+        catalog.check(job)
+    catalog.list_models(["b"])
+    with pytest.raises(InvalidJob, match=r"no backend serves the model 'policy' \(model\); the service has b$"):
+        catalog.check(job)
+    catalog.list_models(["b", "policy"])
+    catalog.check(job)

@@ -73,7 +73,7 @@ function content(view, isOpen) {
       figure(
         "reward of kept",
         report.kept.reward.count ? report.kept.reward.mean.toFixed(3) : "–",
-        `weights are at version ${version}`,
+        `weights of ${status.model ?? "policy"} are at version ${version}`,
       ),
       figure(
         "not used",

@@ -110,7 +110,11 @@ export function job({ path: [id] }) {
           count(trace.tokens || live.tokens || null),
           result?.metrics.generated_tokens != null ? `${count(result.metrics.generated_tokens)} generated` : "",
         ),
-        figure("attempt", trace.spans.at(-1)?.attempt ?? 1, result?.backend ? `backend ${result.backend}` : ""),
+        figure(
+          "attempt",
+          trace.spans.at(-1)?.attempt ?? 1,
+          result?.backend ? `backend ${result.backend} of ${result.model ?? "policy"}` : "",
+        ),
       ),
       trace.error
         ? h("div", { class: "note bad" }, h("b", null, words(trace.error.code)), longText(trace.error.message))
