@@ -101,7 +101,7 @@ BUDGET = {
     "evaluation": 3300,
     "examples": 500,
     "explain": 1650,
-    "gateway": 4200,
+    "gateway": 4600,
     "inference": 1650,
     "inference.chat": 2650,
     "inference.embedded": 200,

@@ -6,7 +6,6 @@ one piece at its end, and events before that keep the connection alive. A client
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -29,7 +28,6 @@ from .openai_bodies import (
     read_chat,
     read_completion,
 )
-from .samples import sample_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +35,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from ..security.rights import Sender
-    from .samples import Sample, Samples
+    from .samples import Samples
 
 _CHAT = ChatCompletions()
 
@@ -62,12 +60,18 @@ class OpenAiApi:
     async def list_models(self, _request: web.Request, _sender: Sender) -> web.Response:
         """List the models that engines of the service serve, in OpenAI's form."""
         try:
-            contexts = await self._samples.models()
+            models = await self._samples.models()
         except ProrlError as error:
             return _refusal(_unavailable(error))
         data = [
-            {"id": name, "object": "model", "created": 0, "owned_by": "prorl", "max_model_len": context or None}
-            for name, context in sorted(contexts.items())
+            {
+                "id": name,
+                "object": "model",
+                "created": 0,
+                "owned_by": "prorl",
+                "max_model_len": one.context_tokens or None,
+            }
+            for name, one in sorted(models.items())
         ]
         return json_response({"object": "list", "data": data})
 
@@ -88,7 +92,7 @@ class OpenAiApi:
             return _refusal(_unavailable(error))
 
     async def _whole(self, sender: Sender, asked: Asked) -> dict[str, Any]:
-        samples = await self._sampled(sender, asked)
+        samples = await self._samples.run_all(sender, asked.model, asked.instances, asked.n, asked.sampling)
         if asked.chat is not None:
             return chat_answer(asked, samples, [new_turn_id() for _ in samples])
         return completion_answer(asked, samples, f"cmpl-{new_id()}")
@@ -101,7 +105,7 @@ class OpenAiApi:
             if chat is not None:
                 writer.write_later(chat.begin(turn_id, 0))
             async with writer.kept_alive((chat or text).waiting):
-                (sample,) = await self._sampled(sender, asked)
+                (sample,) = await self._samples.run_all(sender, asked.model, asked.instances, 1, asked.sampling)
             await writer.finish(chat.end(sample.as_turn(turn_id)) if chat is not None else text.end(sample))
         except (CallRefused, ProrlError) as error:
             if not writer.begun:
@@ -109,20 +113,6 @@ class OpenAiApi:
             refused = error if isinstance(error, CallRefused) else _unavailable(error)
             await writer.finish(event(error_body(refused)))
         return writer.response
-
-    async def _sampled(self, sender: Sender, asked: Asked) -> list[Sample]:
-        """Return the replies, those to one prompt side by side; with the first that fails, the others are cancelled."""
-        tasks: list[asyncio.Task[Sample]] = []
-        try:
-            async with asyncio.TaskGroup() as group:
-                for instance in asked.instances:
-                    group_id = new_id() if asked.n > 1 else ""
-                    for choice in range(asked.n):
-                        job = sample_job(asked.model, instance, asked.sampling_of(choice), group_id=group_id)
-                        tasks.append(group.create_task(self._samples.run(sender, job)))
-        except ExceptionGroup as failed:
-            raise failed.exceptions[0] from None
-        return [task.result() for task in tasks]
 
 
 def _object(data: bytes) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import msgspec
 
 from ..model_proxy.dialects.chat_completions import ChatCompletions
 from ..model_proxy.dialects.common import DONE, converted, error_object, event, invalid, texts, token_limit
-from .samples import LONGEST, checked_sampling
+from .samples import CHOICES_LIMIT, LONGEST, checked_sampling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ..wire.messages.jobs import Sampling
     from .samples import Sample
 
-CHOICES_LIMIT = 128
-"""Most replies to one request."""
 COMPLETION_TOKENS = 16
 """Of a completion that asks for no number, as in OpenAI's API."""
 NAMED_TOKEN = "token_id:{}"  # noqa: S105 - no password
@@ -72,7 +70,7 @@ class _Common(msgspec.Struct):
 
 class _Completion(_Common, kw_only=True):
     prompt: str | list[str | int | list[int]]
-    stream_options: dict[str, Any] = {}
+    stream_options: dict[str, Any] = msgspec.field(default_factory=dict)
     logprobs: int | None = None
 
 
@@ -93,11 +91,6 @@ class Asked:
     token_ids: bool = False
     usage: bool = False
     """Whether a stream ends with the usage."""
-
-    def sampling_of(self, choice: int) -> Sampling:
-        """Return the sampling of a choice: equal prompts have seeds of their own."""
-        seed = self.sampling.seed
-        return self.sampling if seed is None else msgspec.structs.replace(self.sampling, seed=(seed + choice) % 2**63)
 
 
 def read_chat(body: dict[str, Any]) -> Asked:

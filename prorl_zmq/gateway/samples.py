@@ -7,10 +7,11 @@ are dropped at the next use.
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -20,13 +21,13 @@ from ..integrations.single_jobs import SingleJobs
 from ..model_proxy.calls import CallRefused, ModelReply, Problem, ReplyCall, Usage
 from ..security.rights import ANYBODY
 from ..wire.messages.backends import BackendList, ListBackends
-from ..wire.messages.base import POLICY, JobIdentifier, KeyRole, ModelName, new_id
+from ..wire.messages.base import POLICY, KeyRole, ModelName, new_id
 from ..wire.messages.jobs import EpisodeLimits, Job, Outcome, Sampling
 from .connection import check_may
 from .http_errors import STATUSES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -38,10 +39,21 @@ if TYPE_CHECKING:
 
 BACKEND_WAIT_S = 60.0
 """How long a request waits for a backend."""
+CHOICES_LIMIT = 128
+"""Most replies to one request."""
 LONGEST = 2**31 - 1
 """Tokens: more than any context."""
 BUSY = frozenset({"no_backend", "no_stage", "busy"})
 """Codes of errors of a service that is full, or has no engine for the model now."""
+
+
+class Served(NamedTuple):
+    """A model."""
+
+    context_tokens: int = 0
+    """0: not known."""
+    engine: str = ""
+    """The name that its engine reports; empty: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +122,13 @@ class Samples:
         self._jobs: dict[str, SingleJobs] = {}
         """By token."""
 
-    async def models(self) -> dict[str, int]:
-        """Return the models that engines serve, or will once they have started: the context of each in tokens, or 0."""
+    async def models(self) -> dict[str, Served]:
+        """Return the models that engines serve, or will once they have started, by name."""
         listed: BackendList = await self._connection.ask_backend_broker(ANYBODY, ListBackends(new_id()))
-        contexts = dict.fromkeys((POLICY, *(start.name for start in listed.starts)), 0)
-        for one in listed.backends:
-            contexts[one.backend.name] = max(contexts.get(one.backend.name, 0), one.backend.context_tokens)
-        return contexts
+        models = dict.fromkeys((POLICY, *(start.name for start in listed.starts)), Served())
+        return models | {
+            one.backend.name: Served(one.backend.context_tokens, one.backend.model) for one in listed.backends
+        }
 
     async def run(self, sender: Sender, job: Job) -> Sample:
         """Return the reply of a job of the task `sample`. A cancelled call cancels its job.
@@ -138,6 +150,28 @@ class Samples:
                 raise await self.unknown(model_of(job)) from error
             raise _refused(error.info(), STATUSES.get(type(error), 500)) from error
 
+    async def run_all(
+        self, sender: Sender, model: str, instances: Sequence[dict[str, Any]], count: int, sampling: Sampling
+    ) -> list[Sample]:
+        """Return `count` replies to each prompt, those to one prompt side by side.
+
+        With the first that fails the others are cancelled. With a seed, reply i of all has `seed + i`.
+
+        Raises:
+            CallRefused, NotAllowed: as `run`.
+        """
+        tasks: list[asyncio.Task[Sample]] = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                for instance in instances:
+                    group_id = new_id() if count > 1 else ""
+                    for _ in range(count):
+                        job = sample_job(model, instance, _seeded(sampling, len(tasks)), group_id=group_id)
+                        tasks.append(group.create_task(self.run(sender, job)))
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        return [task.result() for task in tasks]
+
     async def unknown(self, model: str) -> CallRefused:
         """Return the refusal of a model that the service does not have."""
         there_are = ", ".join(sorted(await self.models()))
@@ -155,28 +189,29 @@ class Samples:
             await jobs.close()
 
 
-def sample_job(
-    model: str, instance: dict[str, Any], sampling: Sampling, *, job_id: str = "", group_id: str = ""
-) -> Job:
+def sample_job(model: str, instance: dict[str, Any], sampling: Sampling, *, group_id: str = "") -> Job:
     """Return the job of one reply.
 
     Args:
         model: the service's name of it.
         instance: the fields of a `SampleInstance`.
         sampling: of this reply.
-        job_id: empty: a new one.
         group_id: shared by the replies to one prompt.
     """
     return Job(
         task="sample",
         instance=instance,
-        job_id=msgspec.convert(job_id or new_id(), JobIdentifier),
         group_id=group_id,
         sampling=sampling,
         episode=EpisodeLimits(max_turns=1, max_tokens=LONGEST),
         backend_wait_s=BACKEND_WAIT_S,
         models={} if model == POLICY else {POLICY: model},
     )
+
+
+def _seeded(sampling: Sampling, number: int) -> Sampling:
+    seed = sampling.seed
+    return sampling if seed is None else msgspec.structs.replace(sampling, seed=(seed + number) % 2**63)
 
 
 def model_of(job: Job) -> str:

@@ -46,6 +46,7 @@ from .page_token import PageToken
 from .prorl_api import ProrlApi
 from .samples import Samples
 from .stored_state import StoredState
+from .tinker_api import TinkerApi
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 BODY_LIMIT_BYTES = 64 * 2**20
+TINKER_PREFIX = "tml-"
+"""Tinker's client wants its key to begin with this."""
 TEXT, EVENTS = "text/plain", "text/event-stream"
 READING = ("GET", "HEAD")
 REQUESTS_LIMIT = 8192
@@ -93,11 +96,12 @@ class Gateway:
             self._connection, SingleJobs(partial(self._client, name)), state, servers, settings.tokenizer, texts
         )
         self._samples = Samples(self._connection, self._client, name)
+        self._tinker_api = TinkerApi(self._samples)
         self.endpoints = [Endpoint("GET", "/metrics", self._read_metrics, str, name="metrics", content=TEXT, raw=True)]
         if not options.metrics_only:
             self.endpoints += [
                 *(*self._json_api.endpoints, *dashboard.endpoints, *self._prorl_api.endpoints),
-                *OpenAiApi(self._samples).endpoints,
+                *(*OpenAiApi(self._samples).endpoints, *self._tinker_api.endpoints),
                 Endpoint("GET", "/v1/watch", self._watch, str, name="watch", content=EVENTS, raw=True),
                 Endpoint("GET", DOCUMENT, self._document, name="openapi", raw=True, needs="nothing"),
             ]
@@ -131,6 +135,7 @@ class Gateway:
             self._streams.end()
             await self._json_api.rollouts.close()
             await self._prorl_api.close()
+            await self._tinker_api.close()
             await self._samples.close()
             await runner.cleanup()
             await self.close()
@@ -294,7 +299,7 @@ class Gateway:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             token = request.headers.get("x-api-key", "")
-        return self._bearers.sender(token.strip())
+        return self._bearers.sender(token.strip().removeprefix(TINKER_PREFIX))
 
     def _broker_clients(self) -> dict[str, AsyncRolloutClient]:
         """Return the dashboard's clients of all rollout brokers, by name; the first viewer connects them."""
