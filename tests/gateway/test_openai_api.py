@@ -227,6 +227,29 @@ def test_without_a_backend_the_client_is_told_to_try_again(tmp_path: Path, monke
         asked(service, tmp_path, body)
 
 
+def test_a_reply_that_no_result_can_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prorl_zmq.stages.harness.single_reply.NOTE_LIMIT", 2)
+
+    async def body(gpt: openai.AsyncOpenAI) -> None:
+        with pytest.raises(openai.BadRequestError, match="more than 28 characters; ask for fewer tokens"):
+            await gpt.completions.create(model="policy", prompt="hi")
+
+    with two_models() as service:
+        asked(service, tmp_path, body)
+
+
+def test_an_endpoint_of_the_environment_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRORL_MODEL_JUDGE_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("PRORL_MODEL_JUDGE_MODEL", "judge")
+
+    async def body(gpt: openai.AsyncOpenAI) -> None:
+        with pytest.raises(openai.BadRequestError, match="judge is an endpoint without token ids"):
+            await gpt.completions.create(model="judge", prompt="hi")
+
+    with two_models() as service:
+        asked(service, tmp_path, body)
+
+
 def test_200_samples_at_once_over_two_models_each_by_its_own(tmp_path: Path) -> None:
     async def body(gpt: openai.AsyncOpenAI) -> None:
         many = [gpt.completions.create(model=("policy", "teacher")[i % 2], prompt=f"{i}") for i in range(200)]
