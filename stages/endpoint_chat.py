@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from ..data.trajectory import Role
-from ..errors import ConfigError, EngineFailed
+from ..errors import ConfigError, EngineFailed, InvalidJob
 from ..inference.chat import Piece, Prompt, ReadTurn
 from ..inference.engine import Generation
 from ..inference.tool_calls.call import MalformedCall, ToolCall
@@ -122,6 +122,14 @@ class EndpointChat:
             raise EngineFailed(f"a turn of the model {self.name} cannot be read: {error}", model=self.name) from error
         calls = tuple(map(_call, turn.calls))
         return ReadTurn(turn.reasoning or None, turn.content, turn.content, calls, ended=True)
+
+    def encode(self, text: str) -> NDArray[np.int32]:  # noqa: ARG002
+        """Refuse: an endpoint takes messages.
+
+        Raises:
+            InvalidJob: always.
+        """
+        raise InvalidJob(f"the model {self.name} is an endpoint, which takes messages and no text", field="instance")
 
     def decode(self, token_ids: NDArray[np.int32]) -> str:
         """Return the text of whole turns; of a part of one, nothing."""

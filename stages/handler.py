@@ -84,6 +84,10 @@ async def _no_program(_: object) -> PhaseData:
     raise HandlerFailed("this RUN serves no model to programs")
 
 
+async def _no_reply(_: object) -> None:
+    raise HandlerFailed("this RUN replies to no single requests")
+
+
 async def _no_sandbox(_: SandboxSpec) -> Sandbox:
     raise HandlerFailed("this RUN has no fresh sandboxes")
 
@@ -128,6 +132,8 @@ class RunPhase(Generic[Instance]):
     create_sandbox: Callable[[SandboxSpec], Awaitable[Sandbox]] = _no_sandbox
     """Makes a fresh sandbox without any process of the agent, to judge a part of the rollout before its end; the
     service closes it when the phase ends."""
+    reply: Callable[[Any], Awaitable[None]] = _no_reply
+    """Has the model reply to a `SampleInstance`, in place of conversations; the reply is in the result's notes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from ..wire.messages.backends import ChatSettings
     from ..wire.messages.jobs import Job, McpServer
     from .handler import PhaseData
+    from .handlers.sample import SampleInstance
     from .harness.chosen_harness import ChosenHarness
     from .harness.outside_rollout import OutsideRollout
     from .job_backend import PhaseClock
@@ -137,7 +138,7 @@ class Rollout:
     ) -> RunPhase[Any]:
         """Return the handler's input."""
         self._sandbox = sandbox
-        calls = (self._converse, self._conversation, self._serve, create_sandbox)
+        calls = (self._converse, self._conversation, self._serve, create_sandbox, self._reply)
         return RunPhase(self._job, instance, data, sandbox, *calls)
 
     async def close_servers(self) -> None:
@@ -268,6 +269,14 @@ class Rollout:
 
         self.episode, self._serves = Episode(began=self._clock.began), True
         return await serve_program(await self._policy(), play)
+
+    async def _reply(self, asked: SampleInstance) -> None:
+        if self._is_led or self.episode is not NO_EPISODE:
+            raise HandlerFailed("phase.reply was called in a rollout that has a conversation, or that another leads")
+        from .harness.single_reply import reply_to  # imports aiohttp, as above
+
+        self.episode, self._serves = Episode(began=self._clock.began), True
+        await reply_to(replace(await self._policy_of(POLICY), episode=self.episode, others=None), asked)
 
     def _other_models(self) -> OtherModels:
         if self._others is None:

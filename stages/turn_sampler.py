@@ -32,6 +32,8 @@ class TurnSampler:
 
     policy: JobPolicy
     sampling: Sampling
+    turn_ends: bool = True
+    """Whether the ids that end a turn of the chat format end it, besides those of the sampling."""
 
     async def sample(
         self,
@@ -86,7 +88,8 @@ class TurnSampler:
         return self._ended(generation, max_tokens)
 
     def _stop_token_ids(self) -> Sequence[int]:
-        return tuple(dict.fromkeys((*self.policy.chat.stop_token_ids, *self.sampling.stop_token_ids)))
+        of_chat = self.policy.chat.stop_token_ids if self.turn_ends else ()
+        return tuple(dict.fromkeys((*of_chat, *self.sampling.stop_token_ids)))
 
     def _ended(self, generation: Generation, wanted: int) -> Generation:
         """Cut a turn at a stop text; a turn of all `wanted` tokens is complete, even if new weights ended it."""

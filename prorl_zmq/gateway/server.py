@@ -12,7 +12,7 @@ import asyncio
 import errno
 import logging
 import socket
-from functools import cached_property
+from functools import cached_property, partial
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
@@ -40,10 +40,13 @@ from .json_api import JsonApi
 from .llm_servers import LlmServers
 from .message_texts import LoadedTexts
 from .metrics import RequestMetrics, answer_metrics
+from .openai_api import OpenAiApi
 from .openapi import DOCS, DOCUMENT, docs_html, openapi_document
 from .page_token import PageToken
 from .prorl_api import ProrlApi
+from .samples import Samples
 from .stored_state import StoredState
+from .tinker_api import TinkerApi
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -55,6 +58,8 @@ if TYPE_CHECKING:
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 BODY_LIMIT_BYTES = 64 * 2**20
+TINKER_PREFIX = "tml-"
+"""Tinker's client wants its key to begin with this."""
 TEXT, EVENTS = "text/plain", "text/event-stream"
 READING = ("GET", "HEAD")
 REQUESTS_LIMIT = 8192
@@ -88,12 +93,15 @@ class Gateway:
         servers = LlmServers(name, self._engine_flags) if settings.use_llm_servers else None
         state = StoredState(options.run_dir / f"{name}.json")
         self._prorl_api = ProrlApi(
-            self._connection, SingleJobs(self._client), state, servers, settings.tokenizer, texts
+            self._connection, SingleJobs(partial(self._client, name)), state, servers, settings.tokenizer, texts
         )
+        self._samples = Samples(self._connection, self._client, name)
+        self._tinker_api = TinkerApi(self._samples)
         self.endpoints = [Endpoint("GET", "/metrics", self._read_metrics, str, name="metrics", content=TEXT, raw=True)]
         if not options.metrics_only:
             self.endpoints += [
                 *(*self._json_api.endpoints, *dashboard.endpoints, *self._prorl_api.endpoints),
+                *(*OpenAiApi(self._samples).endpoints, *self._tinker_api.endpoints),
                 Endpoint("GET", "/v1/watch", self._watch, str, name="watch", content=EVENTS, raw=True),
                 Endpoint("GET", DOCUMENT, self._document, name="openapi", raw=True, needs="nothing"),
             ]
@@ -127,6 +135,8 @@ class Gateway:
             self._streams.end()
             await self._json_api.rollouts.close()
             await self._prorl_api.close()
+            await self._tinker_api.close()
+            await self._samples.close()
             await runner.cleanup()
             await self.close()
 
@@ -289,7 +299,7 @@ class Gateway:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             token = request.headers.get("x-api-key", "")
-        return self._bearers.sender(token.strip())
+        return self._bearers.sender(token.strip().removeprefix(TINKER_PREFIX))
 
     def _broker_clients(self) -> dict[str, AsyncRolloutClient]:
         """Return the dashboard's clients of all rollout brokers, by name; the first viewer connects them."""
@@ -301,12 +311,12 @@ class Gateway:
         keys = options.keys if self._keyring is not None else None
         return {"rollout broker": AsyncRolloutClient(options.front_door, timeout_s=options.timeout_s, keys=keys)}
 
-    def _client(self) -> AsyncRolloutClient:
-        """Open the client of ProRL's jobs, whose session is this gateway's."""
+    def _client(self, session: str) -> AsyncRolloutClient:
+        """Open a client for jobs of the gateway's own."""
         options = self._options
         return AsyncRolloutClient(
             options.front_door if options.service is None else None,
-            session=f"gateway-{options.own_name}",
+            session=session,
             timeout_s=options.timeout_s,
             keys=options.keys if self._keyring is not None else None,
             service=options.service.path if options.service is not None else None,

@@ -35,8 +35,8 @@ def run(served: SharedService, example: str, folder: Path) -> list[bytes]:
     return [part.strip() for part in done.stdout.split(b"---\n")[:-1]]
 
 
-def test_there_are_examples_of_both_apis() -> None:
-    assert len(EXAMPLES) == 2
+def test_there_are_examples_of_all_apis() -> None:
+    assert len(EXAMPLES) == 3
 
 
 def test_the_json_api(served: SharedService, tmp_path: Path) -> None:
@@ -50,8 +50,16 @@ def test_the_json_api(served: SharedService, tmp_path: Path) -> None:
     assert json.loads(left)["session"] == "http"
 
 
+def test_openais_api(served: SharedService, tmp_path: Path) -> None:
+    models, chat, completion = (json.loads(part) for part in run(served, EXAMPLES[1], tmp_path))
+    assert [model["id"] for model in models["data"]] == ["policy"]
+    (choice,) = chat["choices"]
+    assert len(choice["logprobs"]["content"]) == len(choice["token_ids"]) == chat["usage"]["completion_tokens"]
+    assert [choice["prompt_token_ids"] for choice in completion["choices"]] == [[1, 2, 3]] * 2
+
+
 def test_prorls_api(served: SharedService, tmp_path: Path) -> None:
-    started, answer, status, stopped = (json.loads(part) for part in run(served, EXAMPLES[1], tmp_path))
+    started, answer, status, stopped = (json.loads(part) for part in run(served, EXAMPLES[2], tmp_path))
     assert (started["status"], status["status"], stopped["status"]) == ("Server started", "running", "Server stopped")
     assert {message["role"] for message in answer["messages"]} >= {"user", "assistant"}
 

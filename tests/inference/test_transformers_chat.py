@@ -326,6 +326,12 @@ def test_harmless_opening_has_the_ids_that_transformers_gives_it(name: str, mess
     assert ids_of(conversation.prompt()).tolist() == wanted
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_plain_text_has_the_ids_that_transformers_gives_it(name: str) -> None:
+    text = f"To be {FAMILIES[name].end} or"
+    assert load(name).encode(text).tolist() == oracle(name)(text)["input_ids"]
+
+
 @pytest.mark.few(4)
 @pytest.mark.parametrize("strips", [False, True])
 @pytest.mark.parametrize("name", ["chatml", "qwen3", "llama3", "mistral", "gemma", "phi"])

@@ -160,6 +160,12 @@ class ChatFormat(Protocol):
             InvalidJob: as `opening`.
         """
 
+    def encode(self, text: str) -> NDArray[np.int32]:
+        """Return the ids of a text that is no message, int32 [N], as the model's tokenizer makes them.
+
+        Tokens that the tokenizer begins a text with are included, and special tokens that the text spells are tokens.
+        """
+
     def decode(self, token_ids: NDArray[np.int32]) -> str:
         """Return the text of ids, special tokens included.
 

@@ -248,6 +248,10 @@ class ChatTokenizer:
         """Encode a text that follows a token; also return that token's characters and tokens, to be skipped."""
         return self._encode(after + text), len(after), 1 if after else 0
 
+    def plain(self, text: str) -> NDArray[np.int32]:
+        """Return the ids of a text as the tokenizer itself makes them, int32 [N]: nothing in it is guarded."""
+        return np.array(self._backend.encode(text).ids, np.int32)
+
     def decode(self, token_ids: NDArray[np.int32]) -> str:
         """Return the text of ids, special tokens included.
 

@@ -56,6 +56,10 @@ class EmbeddedChatFormat:
         del tools  # they are in the opening
         return (_end_of_turn(turn.ended), *map(encode_message, messages), Piece(Role.ASSISTANT, generation_prompt()))
 
+    def encode(self, text: str) -> NDArray[np.int32]:
+        """Return the ids of a text, int32 [N]; special tokens that it spells are plain text."""
+        return encode(text)
+
     def decode(self, token_ids: NDArray[np.int32]) -> str:
         return _text(token_ids)
 

@@ -100,6 +100,10 @@ class TemplateParts:
         self.rewrites = rewrites
         self.skeleton = ChatSkeleton(template, traits)
 
+    def encode(self, text: str) -> NDArray[np.int32]:
+        """Return the ids of a text that is no message, int32 [N] (see `chat.ChatFormat.encode`)."""
+        return self.tokenizer.plain(text)
+
     def decode(self, token_ids: NDArray[np.int32]) -> str:
         return self.tokenizer.decode(token_ids)
 

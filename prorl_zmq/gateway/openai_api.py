@@ -1,0 +1,133 @@
+"""`OpenAiApi`: OpenAI's `/v1/completions`, `/v1/chat/completions` and `/v1/models` for the models of the service.
+
+Evaluation tools use the engines of a running training by these. A reply is generated as a whole, so a stream has it in
+one piece at its end, and events before that keep the connection alive. A client that disconnects cancels its jobs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..errors import NotAllowed, ProrlError
+from ..model_proxy.calls import CallRefused, Problem, new_turn_id
+from ..model_proxy.dialect import KEEP_ALIVE_S
+from ..model_proxy.dialects.chat_completions import ChatCompletions
+from ..model_proxy.dialects.common import event, invalid, status_of
+from ..model_proxy.event_writer import EventWriter
+from ..wire.messages.base import new_id
+from .endpoint import Endpoint, decoded_body
+from .http_errors import RETRY_S, STATUSES, json_response
+from .openai_bodies import (
+    Asked,
+    CompletionEvents,
+    chat_answer,
+    completion_answer,
+    error_body,
+    read_chat,
+    read_completion,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aiohttp import web
+
+    from ..security.rights import Sender
+    from .samples import Samples
+
+_CHAT = ChatCompletions()
+
+
+class OpenAiApi:
+    def __init__(self, samples: Samples) -> None:
+        self._samples = samples
+        self.endpoints = (
+            Endpoint("POST", "/v1/chat/completions", self.chat_completions, raw=True),
+            Endpoint("POST", "/v1/completions", self.completions, raw=True),
+            Endpoint("GET", "/v1/models", self.list_models, name="models", raw=True),
+        )
+
+    async def chat_completions(self, request: web.Request, sender: Sender) -> web.StreamResponse:
+        """Have a model of the service answer a chat, as OpenAI's API does."""
+        return await self._answer(request, sender, read_chat)
+
+    async def completions(self, request: web.Request, sender: Sender) -> web.StreamResponse:
+        """Have a model of the service continue texts or token ids, as OpenAI's and vLLM's API does."""
+        return await self._answer(request, sender, read_completion)
+
+    async def list_models(self, _request: web.Request, _sender: Sender) -> web.Response:
+        """List the models that engines of the service serve, in OpenAI's form."""
+        try:
+            models = await self._samples.models()
+        except ProrlError as error:
+            return _refusal(_unavailable(error))
+        data = [
+            {
+                "id": name,
+                "object": "model",
+                "created": 0,
+                "owned_by": "prorl",
+                "max_model_len": one.context_tokens or None,
+            }
+            for name, one in sorted(models.items())
+        ]
+        return json_response({"object": "list", "data": data})
+
+    async def _answer(
+        self, request: web.Request, sender: Sender, read: Callable[[dict[str, Any]], Asked]
+    ) -> web.StreamResponse:
+        try:
+            asked = read(await decoded_body(request, _object))
+            await self._samples.check_model(asked.model)
+            if asked.stream:
+                return await self._stream(request, sender, asked)
+            return json_response(await self._whole(sender, asked))
+        except CallRefused as error:
+            return _refusal(error)
+        except NotAllowed:
+            raise
+        except ProrlError as error:
+            return _refusal(_unavailable(error))
+
+    async def _whole(self, sender: Sender, asked: Asked) -> dict[str, Any]:
+        samples = await self._samples.run_all(sender, asked.model, asked.instances, asked.n, asked.sampling)
+        if asked.chat is not None:
+            return chat_answer(asked, samples, [new_turn_id() for _ in samples])
+        return completion_answer(asked, samples, f"cmpl-{new_id()}")
+
+    async def _stream(self, request: web.Request, sender: Sender, asked: Asked) -> web.StreamResponse:
+        writer, turn_id = EventWriter(request, KEEP_ALIVE_S), new_turn_id()
+        chat = _CHAT.stream(asked.chat, asked.model) if asked.chat is not None else None
+        text = CompletionEvents(asked, f"cmpl-{new_id()}")
+        try:
+            if chat is not None:
+                writer.write_later(chat.begin(turn_id, 0))
+            async with writer.kept_alive((chat or text).waiting):
+                (sample,) = await self._samples.run_all(sender, asked.model, asked.instances, 1, asked.sampling)
+            await writer.finish(chat.end(sample.as_turn(turn_id)) if chat is not None else text.end(sample))
+        except (CallRefused, ProrlError) as error:
+            if not writer.begun:
+                raise
+            refused = error if isinstance(error, CallRefused) else _unavailable(error)
+            await writer.finish(event(error_body(refused)))
+        return writer.response
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(data, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise invalid(f"the body is not a JSON object: {error}") from None
+
+
+def _unavailable(error: ProrlError) -> CallRefused:
+    problem = Problem.FAILED if STATUSES.get(type(error), 500) >= 500 else Problem.INVALID
+    return CallRefused(problem, error.message)
+
+
+def _refusal(error: CallRefused) -> web.Response:
+    status = status_of(error, 400)
+    retry = {"Retry-After": str(round(RETRY_S))} if status in (429, 503) else None
+    return json_response(error_body(error), status, retry)
