@@ -276,7 +276,7 @@ class Rollout:
         from .harness.single_reply import reply_to  # imports aiohttp, as above
 
         self.episode, self._serves = Episode(began=self._clock.began), True
-        await reply_to(replace(await self._policy_of(POLICY), episode=self.episode, others=None), asked)
+        await reply_to(replace(await self._policy(), episode=self.episode, others=None), asked)
 
     def _other_models(self) -> OtherModels:
         if self._others is None:

@@ -146,8 +146,8 @@ class Samples:
         except NotAllowed:
             raise
         except ProrlError as error:
-            if isinstance(error, InvalidJob) and error.fields.get("field") == f"models.{POLICY}":
-                raise await self.unknown(model_of(job)) from error
+            if isinstance(error, InvalidJob) and error.fields.get("field") == "model":
+                raise await self.unknown(job.model) from error
             raise _refused(error.info(), STATUSES.get(type(error), 500)) from error
 
     async def run_all(
@@ -205,17 +205,13 @@ def sample_job(model: str, instance: dict[str, Any], sampling: Sampling, *, grou
         sampling=sampling,
         episode=EpisodeLimits(max_turns=1, max_tokens=LONGEST),
         backend_wait_s=BACKEND_WAIT_S,
-        models={} if model == POLICY else {POLICY: model},
+        model=model,
     )
 
 
 def _seeded(sampling: Sampling, number: int) -> Sampling:
     seed = sampling.seed
     return sampling if seed is None else msgspec.structs.replace(sampling, seed=(seed + number) % 2**63)
-
-
-def model_of(job: Job) -> str:
-    return str(job.models.get(POLICY, POLICY))
 
 
 def checked_sampling(**fields: Any) -> Sampling:

@@ -12,7 +12,6 @@ from ...errors import EngineFailed, InvalidJob
 from ...model_proxy.calls import CallRefused, Problem
 from ...model_proxy.dialects.chat_completions import ChatCompletions
 from ...wire.messages.base import NOTE_LIMIT, NOTES_LIMIT
-from ..endpoint_chat import EndpointChat
 from ..episode import UNLIMITED, StopReason
 from ..turn_sampler import TurnSampler, version_per_token
 from .harness_model import MODEL, HarnessModel
@@ -37,8 +36,6 @@ async def reply_to(policy: JobPolicy, asked: SampleInstance) -> None:
             `tokens` and `limit` are those of a prompt that is too long. Or the reply is too long for a result.
         EngineFailed: the engine failed.
     """
-    if isinstance(policy.chat, EndpointChat):
-        raise refused(Problem.INVALID, f"the model {policy.chat.name} is an endpoint without token ids: call it itself")
     reply = await (_chat_reply(policy, asked.chat) if asked.chat else _continued(policy, asked))
     policy.episode.stop_reason = StopReason.TURN_LENGTH if reply.finish_reason == "length" else StopReason.DONE
     notes = reply.notes(NOTE_LIMIT)
