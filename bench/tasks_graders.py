@@ -12,7 +12,8 @@ from prorl_zmq.stages.grading.grader_pool import GraderPool
 from prorl_zmq.stages.handler import EvalPhase
 from prorl_zmq.stages.handlers.code import CodeHandler
 from prorl_zmq.stages.handlers.math import MathHandler
-from prorl_zmq.stages.judge import Judge, JudgeServer
+from prorl_zmq.stages.judge import judge_of_endpoints
+from prorl_zmq.stages.other_models import ChatEndpoints
 from prorl_zmq.tasks.code import CodeInstance
 from prorl_zmq.tasks.math import MathInstance
 from prorl_zmq.tools.sandbox.sandboxes import Sandboxes
@@ -128,4 +129,4 @@ async def _rate(work: Any, count: int) -> Rate:
 
 def _phase(pool: GraderPool, instance: Any, data: dict[str, Any], create: Any = None) -> EvalPhase[Any]:
     job = Job(task="bench", instance={}, limits=PhaseLimits(eval_s=600))
-    return EvalPhase(job, instance, data, None, create, pool.call, Judge(JudgeServer()))
+    return EvalPhase(job, instance, data, None, create, pool.call, judge_of_endpoints(job, ChatEndpoints()))

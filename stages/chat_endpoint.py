@@ -3,8 +3,8 @@ r"""`ChatEndpoint`: a chat model behind an OpenAI-style server that the environm
     POST {PREFIX_URL}/v1/chat/completions, Authorization: Bearer {PREFIX_KEY}
     {"model": PREFIX_MODEL, "messages": […], …}
 
-The prefix is `PRORL_JUDGE` for the judge, and `PRORL_MODEL_NAME` for the model `name` of a job's `models`. Only the
-environment has the address and the key, never a job. Requests to a busy or broken server are retried. The client is
+The prefix is `PRORL_MODEL_NAME` for the model `name` of a job's `models`. Only the environment has the address and the
+key, never a job. Requests to a busy or broken server are retried. The client is
 written by hand, because importing OpenAI's takes more than a second.
 """
 
@@ -20,7 +20,7 @@ import msgspec
 
 from ..errors import ConfigError, EngineFailed
 from ..system.logs import keep_secret
-from ..wire.messages.base import ENDPOINT_PREFIX, POLICY
+from ..wire.messages.base import ENDPOINT_PREFIX, POLICY, endpoint_variables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,22 +69,21 @@ class ChatEndpoint:
     """Connects with the first question; `close` it.
 
     Args:
-        prefix: of the variables' names.
-        what: the model's name in errors.
-        wanted_by: the processes whose environment needs the variables, in errors.
+        model: its name in the service.
+        environment: has the variables.
+        try_s: limit of one reply.
+        retry_s: how long a busy, broken or unreachable server is retried.
     """
 
     def __init__(
         self,
-        prefix: str,
-        what: str,
-        wanted_by: str,
+        model: str,
         environment: Mapping[str, str] = os.environ,
         *,
         try_s: float = TRY_S,
         retry_s: float = RETRY_S,
     ) -> None:
-        self._prefix, self._what, self._wanted_by = prefix, what, wanted_by
+        self._prefix, self._what = endpoint_variables(model), f"model {model}"
         self._environment = environment
         self._try_s, self._retry_s = try_s, retry_s
         self._connections: Connections | None = None
@@ -137,7 +136,7 @@ class ChatEndpoint:
         if unset := self.unset():
             raise ConfigError(
                 f"no {self._what} is configured: set {unset} (an OpenAI-style server and its model; {key_name}, if it "
-                f"needs a key) in the environment of the {self._wanted_by} stage processes",
+                f"needs a key) in the environment of the stage processes",
                 key=name,
             )
         url, key = (self._environment.get(one, "").strip() for one in (name, key_name))

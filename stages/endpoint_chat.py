@@ -79,7 +79,7 @@ class EndpointChat:
             error.fields["model"] = self.name
             raise
         except ConfigError as error:
-            raise EngineFailed(error.message, model=self.name) from error
+            raise EngineFailed(error.message, model=self.name, refused=True) from error
         except (msgspec.MsgspecError, UnicodeError, IndexError) as error:
             url = f"{endpoint_variables(self.name)}_URL"
             message = f"the model {self.name} did not answer with a chat completion; check {url}: {error}"

@@ -260,6 +260,8 @@ class JobPolicy:
     """The job's other models, for programs that lead; None: the job has none."""
     more_tools: MutableMapping[str, AnyTool] | None = None
     """Tools of MCP servers, in addition to those of a conversation; more may come during the rollout."""
+    served: str = ""
+    """What the server or the backend calls the model."""
 
 
 class OtherPolicies(Protocol):

@@ -231,9 +231,9 @@ class AgentHandler(ABC, Generic[Instance]):
         del instance
         return True
 
-    def lacks(self, instance: Instance) -> str:
-        """Describe what the instance needs and this process's environment lacks; empty: nothing."""
-        del instance
+    def lacks(self, job: Job, instance: Instance) -> str:
+        """Describe what the instance needs, and neither the job nor this process's environment has; empty: nothing."""
+        del job, instance
         return ""
 
     async def init(self, phase: InitPhase[Instance]) -> PhaseData:

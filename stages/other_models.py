@@ -18,7 +18,7 @@ from ..errors import EngineFailed
 from ..inference.chat.loading import chat_format
 from ..wire.messages.base import POLICY, endpoint_variables
 from ..wire.messages.jobs import NamedModel
-from .chat_endpoint import ChatEndpoint, endpoints
+from .chat_endpoint import RETRY_S, TRY_S, ChatEndpoint, endpoints
 from .endpoint_chat import EndpointChat
 from .episode import UNLIMITED, Episode, JobPolicy
 
@@ -36,8 +36,10 @@ if TYPE_CHECKING:
 class ChatEndpoints:
     """The endpoints of a stage process's environment; `close` them."""
 
-    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
-        self._environment = environment
+    def __init__(
+        self, environment: Mapping[str, str] = os.environ, *, try_s: float = TRY_S, retry_s: float = RETRY_S
+    ) -> None:
+        self._environment, self._try_s, self._retry_s = environment, try_s, retry_s
         self._open: dict[str, ChatEndpoint] = {}
 
     def find(self, model: str) -> ChatEndpoint | None:
@@ -46,7 +48,7 @@ class ChatEndpoints:
         if prefix == endpoint_variables(POLICY) or not self._environment.get(f"{prefix}_URL", "").strip():
             return None
         if prefix not in self._open:
-            self._open[prefix] = ChatEndpoint(prefix, f"model {model}", "RUN", self._environment)
+            self._open[prefix] = ChatEndpoint(model, self._environment, try_s=self._try_s, retry_s=self._retry_s)
         return self._open[prefix]
 
     def names(self) -> tuple[str, ...]:
@@ -103,7 +105,8 @@ class OtherModels:
             # Its ids are bytes, so only the server's own limits count.
             episode = msgspec.structs.replace(job.episode, max_tokens=UNLIMITED)
             chat = EndpointChat(endpoint, named.name)
-            return JobPolicy(chat.generate, chat, 0, msgspec.structs.replace(job, episode=episode), Episode())
+            limited = msgspec.structs.replace(job, episode=episode)
+            return JobPolicy(chat.generate, chat, 0, limited, Episode(), served=endpoint.model)
         held = self._held.get(named.name)
         if held is None:
             held = self._held[named.name] = _Held(named.name, self.backend(named.name))
@@ -111,7 +114,15 @@ class OtherModels:
             backend = await held.backend.assigned()
         parser_url = backend.chat.parser_url if parsed else ""
         settings = msgspec.structs.replace(backend.chat, parser_url=parser_url)
-        return JobPolicy(held.generate, await chat_format(settings), backend.context_tokens, job, Episode(), parser_url)
+        return JobPolicy(
+            held.generate,
+            await chat_format(settings),
+            backend.context_tokens,
+            job,
+            Episode(),
+            parser_url,
+            served=backend.model or backend.backend_id,
+        )
 
     def release(self) -> None:
         """Release all backends, or stop waiting for them."""

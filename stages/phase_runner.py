@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ..data.conversations import finite_reward
@@ -17,6 +18,7 @@ from ..errors import (
     Cancelled,
     EngineFailed,
     HandlerFailed,
+    JudgeUnreachable,
     PhaseTimeout,
     ProrlError,
     SandboxBroken,
@@ -43,7 +45,7 @@ from .handler import (
     failure_of,
 )
 from .job_backend import PhaseClock
-from .judge import ENGINE_MOVES, EngineJudge, Judge
+from .judge import Judge
 from .phase_ends import (
     MUST_BE_FINITE,
     checked,
@@ -88,6 +90,7 @@ class PhaseRunner:
         self._phase = command.phase
         self._clock = PhaseClock(job.limits.of(command.phase))
         self.rollout = Rollout(services, job, command.attempt, self._clock, handler)
+        self._judge: Judge | None = None
         self._fresh: list[Sandbox] = []
         """The fresh sandboxes, which are closed when the phase ends."""
 
@@ -163,15 +166,18 @@ class PhaseRunner:
             await rollout.close()
 
     async def _eval(self, instance: Any) -> PhaseDone:
-        job, services, data = self.job, self._services, self._command.phase_data
-        judge = Judge(services.judge, EngineJudge(lambda: self.rollout.new_backend(moves=ENGINE_MOVES)))
-        phase = EvalPhase(job, instance, data, self.sandbox, self._create_fresh_sandbox, services.graders.call, judge)
+        job, data, grade = self.job, self._command.phase_data, self._services.graders.call
+        judge = self._judge = Judge(self.rollout.other_models())
+        phase = EvalPhase(job, instance, data, self.sandbox, self._create_fresh_sandbox, grade, judge)
         reported = data.get(REPORTED_REWARD) if job.outside is not None else None
         with span("grade", {"prorl.task": job.task}):
-            if reported is None:
-                evaluation = checked_evaluation("eval", await self._handler.eval(phase))
-            else:
-                evaluation = Evaluation(reported)
+            try:
+                if reported is None:
+                    evaluation = checked_evaluation("eval", await self._handler.eval(phase))
+                else:
+                    evaluation = Evaluation(reported)
+            finally:
+                judge.models.release()
         shaped = checked_evaluation("final_result", self._handler.final_result(job, evaluation))
         return self._done({}, shaped)
 
@@ -244,6 +250,9 @@ class PhaseRunner:
         if evaluation is not None:
             metrics |= evaluation.metrics
             notes |= evaluation.notes
+        if self._judge is not None:
+            room = NOTES_LIMIT - len(notes)
+            notes = {**dict(islice(self._judge.notes.items(), room)), **notes}
         return {
             "stage_id": self._services.stage_id,
             "job_id": self.job.job_id,
@@ -270,6 +279,9 @@ class PhaseRunner:
             return Failure(Outcome.CANCELLED, Cancelled("the phase was stopped").info())
         if self._clock.expired and isinstance(error, TimeoutError):
             message = f"{phase} took longer than its limit of {limit_s:g} s"
+            if self._judge is not None and self._judge.unanswered:
+                error = JudgeUnreachable(f"{message}, and waited for its judge")
+                return Failure(Outcome.INFRASTRUCTURE_ERROR, error.info(), retry=True)
             is_agents = self.job.outside is None and self.rollout.agents_time_s() > AGENTS_SHARE * limit_s
             reward = 0.0 if is_agents else None
             return Failure(Outcome.TIMEOUT, PhaseTimeout(message, phase=phase, limit_s=limit_s).info(), reward=reward)

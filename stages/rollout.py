@@ -26,7 +26,7 @@ from ..wire.messages.jobs import MAIN
 from .conversation import Conversation, checked_messages, checked_tools
 from .episode import Episode, JobPolicy
 from .handler import AgentHandler, RunPhase
-from .job_backend import MOVE_LIMIT, JobBackend
+from .job_backend import JobBackend
 from .other_models import OtherModels
 
 if TYPE_CHECKING:
@@ -91,11 +91,11 @@ class Rollout:
         self._opened: JobPolicy | None = None
         self._acting_since = math.inf
 
-    def new_backend(self, model: str = "", moves: int = MOVE_LIMIT) -> JobBackend:
+    def new_backend(self, model: str = "") -> JobBackend:
         """Return a backend of a model, not assigned yet; empty: the policy's."""
         services, job = self._services, self._job
         return JobBackend(
-            job, self._attempt, services.backends, services.engines, self._clock, moves, model=model or job.model
+            job, self._attempt, services.backends, services.engines, self._clock, model=model or job.model
         )
 
     def choose(self, instance: Any) -> None:
@@ -257,7 +257,7 @@ class Rollout:
             self._taken |= {tool.name for tool in tools}
         policy: Callable[[], Awaitable[JobPolicy]] = self._policy
         if model != POLICY or self._job.models:
-            policy, trained = partial(self._policy_of, model), trained and self._other_models().is_policy(model)
+            policy, trained = partial(self._policy_of, model), trained and self.other_models().is_policy(model)
         return Conversation(self.episode, policy, opening, tools, name=name, trained=trained)
 
     async def _serve(
@@ -278,14 +278,15 @@ class Rollout:
         self.episode, self._serves = Episode(began=self._clock.began), True
         await reply_to(replace(await self._policy(), episode=self.episode, others=None), asked)
 
-    def _other_models(self) -> OtherModels:
+    def other_models(self) -> OtherModels:
+        """Return the models that the job talks to besides the policy; `close` releases them."""
         if self._others is None:
             self._others = OtherModels(self._job, self._services.endpoints, self.new_backend)
         return self._others
 
     async def _policy_of(self, role: str) -> JobPolicy:
         """Return the policy of a model, by the job's or the service's name for it."""
-        others = self._other_models()
+        others = self.other_models()
         if not others.is_policy(role):
             asked_at = time.monotonic()
             policy = await others.policy(role)
@@ -316,7 +317,7 @@ class Rollout:
         if waited_s >= BACKEND_WAIT_S:
             episode.timings["backend"] = waited_s
         generate, context = self.backend.generate, backend.context_tokens
-        others = self._other_models() if (self._is_led or self._serves) and self._job.models else None
+        others = self.other_models() if (self._is_led or self._serves) and self._job.models else None
         return JobPolicy(generate, chat, context, self._job, episode, parser_url, others, more)
 
     async def _chat(self, settings: ChatSettings) -> ChatFormat:

@@ -63,7 +63,6 @@ from ..wire.sockets import CONTROL_FRAME_BYTES, JOB_FRAME_BYTES, endpoint_beside
 from .backend_client import BackendClient
 from .event_outbox import EventOutbox
 from .grading.grader_pool import GraderPool
-from .judge import JudgeServer
 from .other_models import ChatEndpoints
 from .running_phases import RunningPhases
 from .sandbox_handoff import SandboxHandoff
@@ -140,7 +139,6 @@ class StageProcess:
         self._sandboxes = sandboxes or self._own_sandboxes.enter_context(closing(make_sandboxes(options)))
         self._handoff = SandboxHandoff()
         self._graders = GraderPool()
-        self._judge = JudgeServer()
         self._endpoints = ChatEndpoints()
         self._event_outbox = EventOutbox()
         self._running = RunningPhases(handlers, self._event_outbox, self._send_all)
@@ -305,7 +303,6 @@ class StageProcess:
     async def _close(self) -> None:
         """Close all resources of this process; a failure is logged and skips nothing."""
         awaited: list[tuple[str, Callable[[], Awaitable[None]]]] = [
-            ("connection to the judge", self._judge.close),
             ("endpoints of models", self._endpoints.close),
             ("handoff of sandboxes", self._handoff.release),
             *((f"handler of the task {name}", handler.close) for name, handler in self._handlers.items()),
@@ -377,7 +374,6 @@ class StageProcess:
             self._engines,
             self._handoff,
             self._graders,
-            self._judge,
             self._endpoints,
             self._opened_door,
             options.mcp_keys,

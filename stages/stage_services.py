@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from .backend_client import BackendClient
     from .grading.grader_pool import GraderPool
     from .harness.outside_rollout import RolloutDoor
-    from .judge import JudgeServer
     from .other_models import ChatEndpoints
     from .sandbox_handoff import SandboxHandoff
 
@@ -28,7 +27,6 @@ class StageServices:
     engines: EngineClient
     handoff: SandboxHandoff
     graders: GraderPool
-    judge: JudgeServer
     endpoints: ChatEndpoints
     door: Callable[[], RolloutDoor]
     """Returns the server through which programs outside lead rollouts of this process."""

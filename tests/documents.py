@@ -34,7 +34,7 @@ OWN_TASK_COMMANDS = (
     "prorl tasks try guess_task.py --set seed=4 --say 1 --say 4",
     """prorl tasks try support_task.py --set persona='You lost your key.' --say 'Look on the table.' --say-as \
 user='Where is my key?' --say-as user='[STOP]'""",
-    """prorl tasks try essay_task.py --set topic=rain --set judge=engine --say 'note {"text": "Rain is water."}' --say \
+    """prorl tasks try essay_task.py --set topic=rain --set judge=policy --say 'note {"text": "Rain is water."}' --say \
 'Rain is water that falls.' --say 'RATING: 4'""",
 )
 """Run by `tests/commands/test_own_tasks.py`."""

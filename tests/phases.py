@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from prorl_zmq.stages.grading.grader_pool import GraderPool
 from prorl_zmq.stages.handler import EvalPhase
-from prorl_zmq.stages.judge import Judge, JudgeServer
+from prorl_zmq.stages.judge import judge_of_endpoints
+from prorl_zmq.stages.other_models import ChatEndpoints
 from prorl_zmq.wire.messages.base import new_id
 
 if TYPE_CHECKING:
@@ -45,9 +46,9 @@ async def eval_phase(
         fresh.append(await sandboxes.create(f"{job.job_id}.eval-{new_id()[:8]}", spec))
         return fresh[-1]
 
-    graders, judges = pool or GraderPool(1), JudgeServer()
+    graders, judges = pool or GraderPool(1), ChatEndpoints()
     try:
-        yield EvalPhase(job, instance, data, sandbox, create, graders.call, Judge(judges))
+        yield EvalPhase(job, instance, data, sandbox, create, graders.call, judge_of_endpoints(job, judges))
     finally:
         await judges.close()
         if pool is None:

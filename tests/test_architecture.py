@@ -98,7 +98,7 @@ BUDGET = {
     "demo": 750,
     "dockerfile": 1000,
     "errors": 350,
-    "evaluation": 3300,
+    "evaluation": 3350,
     "examples": 500,
     "explain": 1650,
     "gateway": 4600,

@@ -74,7 +74,7 @@ def check_instances(problems: Sequence[Problem], handlers: Mapping[str, AgentHan
                 instance = handler.parse_instance(problem.job)
             except InvalidJob as error:
                 raise ConfigError(f"{path}, line {problem.line}: {error.message}", key=error.field) from error
-            lacks[handler.lacks(instance)] += 1
+            lacks[handler.lacks(problem.job, instance)] += 1
     del lacks[""]
     return lacks
 

@@ -20,7 +20,8 @@ import msgspec
 from ..errors import ConfigError, ProrlError, SandboxFailed
 from ..stages.grading.grader_pool import GraderPool
 from ..stages.handler import EvalPhase
-from ..stages.judge import Judge, JudgeServer
+from ..stages.judge import judge_of_endpoints
+from ..stages.other_models import ChatEndpoints
 from ..stages.phase_ends import notes_of, reward_of, rewards_of
 from ..tools.sandbox.sandboxes import Sandboxes
 from ..wire.messages.base import new_id
@@ -75,7 +76,7 @@ class Regrading:
     """Rollouts without a reward of EVAL, such as infrastructure errors."""
     failed: list[tuple[str, str]] = field(default_factory=list, init=False)
     """Job ids, and why their graders failed."""
-    _judges: JudgeServer = field(default_factory=JudgeServer, init=False)
+    _endpoints: ChatEndpoints = field(default_factory=ChatEndpoints, init=False)
 
     def run(self) -> None:
         asyncio.run(self._run())
@@ -93,7 +94,7 @@ class Regrading:
                 raise failures.exceptions[0] from None
             finally:
                 sandboxes.close()
-                await self._judges.close()
+                await self._endpoints.close()
                 for handler in self.handlers.values():
                     await handler.close()
         self.differences.sort(key=lambda one: one.job_id)
@@ -131,7 +132,8 @@ class Regrading:
             if data is None:
                 self.not_stored += 1
                 return sample
-            phase = EvalPhase(job, instance, data, None, create, pool.call, Judge(self._judges))
+            judge = judge_of_endpoints(job, self._endpoints)
+            phase = EvalPhase(job, instance, data, None, create, pool.call, judge)
             evaluation: Evaluation = handler.final_result(job, await handler.eval(phase))
             reward = reward_of(evaluation)
             rewards = rewards_of(evaluation, [part.name for part in result.conversations])
@@ -155,6 +157,6 @@ class Regrading:
                     msgspec.structs.replace(part, reward=rewards.get(part.name)) for part in result.conversations
                 ),
                 metrics={**result.metrics, **evaluation.metrics},
-                notes={**result.notes, **notes_of(dict(evaluation.notes))},
+                notes={**result.notes, **notes_of({**judge.notes, **evaluation.notes})},
             ),
         )

@@ -11,6 +11,7 @@ import secrets
 import unicodedata
 
 from ..cut_text import cut_text
+from ..judge import choice
 
 PROBLEM_LIMIT = 16_000
 TRUTH_LIMIT = 16_000
@@ -33,8 +34,7 @@ USER = (
     "PROBLEM\n{problem}\n\nREFERENCE ANSWER\n{truth}\n\nSTUDENT'S ANSWER\n<<<{word}\n{answer}\n{word}>>>\n\n"
     "Is the student's answer correct? End with the line VERDICT: CORRECT or VERDICT: INCORRECT."
 )
-_VERDICT = re.compile(r"\W*VERDICT:\W*(CORRECT|INCORRECT)\W*")
-_THOUGHT_END = "</think>"
+_VERDICT = choice("CORRECT", "INCORRECT")
 _IN_MARK = re.compile(r"(?<=<)(?=[|｜/!?<A-Za-z_])|(?<=[|｜>])(?=>)|(?<=\[)(?=/?[A-Za-z_]{3,}\])")
 """Positions within a possible mark or tag."""
 UNSEEN = frozenset({"Cc", "Cf", "Co", "Cs"})
@@ -55,9 +55,8 @@ def question_of(problem: str, truth: str, answer: str) -> tuple[str, str]:
 
 def read_verdict(reply: str) -> bool | None:
     """Return the verdict in a reply's last line; None: it has none. Reasoning before it does not count."""
-    lines = [line for line in reply.rpartition(_THOUGHT_END)[2].splitlines() if line.strip()]
-    match = _VERDICT.fullmatch(lines[-1]) if lines else None
-    return match[1] == "CORRECT" if match else None
+    verdict = _VERDICT(reply)
+    return None if verdict is None else verdict == "CORRECT"
 
 
 def harmless(answer: str) -> str:

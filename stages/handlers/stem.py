@@ -1,7 +1,7 @@
 """The `stem` task: a science question, optional tools, rules that judge, and a judge model where rules cannot.
 
-Rules run in a grader process (`stem_answers.py`). Other answers go to the judge model (`phase.judge`); without one,
-they end in an infrastructure error. `search` uses the provider that the environment of the stage processes names.
+Rules run in a grader process (`stem_answers.py`). Other answers go to the model named `judge` (`phase.judge`); without
+one, they end in an infrastructure error. `search` uses the provider that the environment of the stage processes names.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
-from ...errors import ConfigError, GraderFailed, InvalidEndpoint
+from ...errors import ConfigError, InvalidEndpoint
 from ...tasks.stem import ROW_FORMATS, StemInstance
 from ...tools.search import SearchTool
 from ...tools.toolbox import ToolName
 from ...wire.messages.jobs import Outcome
+from ..chat_endpoint import ChatEndpoint
 from ..handler import AgentHandler, EvalPhase, Evaluation, Failure, InitPhase, PhaseData, RunPhase
-from ..judge import unset_settings
+from ..judge import JUDGE
 from .llm_judge import question_of, read_verdict
 from .math import FINISH_MESSAGE, GRADE_S, check_ground_truth
 from .math_answers import answer_of
@@ -44,11 +45,13 @@ class StemHandler(AgentHandler[StemInstance]):
     def __init__(self) -> None:
         self._search: SearchProvider | None = None
 
-    def lacks(self, instance: StemInstance) -> str:
-        """Describe the missing judge model, if the instance needs one."""
+    def lacks(self, job: Job, instance: StemInstance) -> str:
+        """Describe the missing judge model, if the instance needs one and the job names none."""
         asked = instance.judge == "always" or (instance.kind == "text" and instance.judge == "undecided")
-        unset = unset_settings() if asked else ""
-        return f"a judge model is needed for answers in words: set {unset}" if unset else ""
+        unset = ChatEndpoint(JUDGE).unset() if asked and JUDGE not in job.models else ""
+        if not unset:
+            return ""
+        return f"a judge model is needed for answers in words: set {unset}, or name a model of the service for `judge`"
 
     async def init(self, phase: InitPhase[StemInstance]) -> PhaseData:
         instance = phase.instance
@@ -88,12 +91,9 @@ class StemHandler(AgentHandler[StemInstance]):
             )
         if verdict != "undecided" or instance.judge == "never":
             return Evaluation(1.0 if verdict == "right" else 0.0, {"judged": 0.0}, notes)
-        if unset := unset_settings():
-            message = f"rules cannot decide on this answer, and no judge is configured: {_ways_out(unset)}"
-            raise GraderFailed(message, reason="raised", output="")
         system, question = question_of(problem_text(instance), instance.ground_truth, answer)
         judgement = await phase.judge(question, system=system, read=read_verdict)
-        return Evaluation(1.0 if judgement.value else 0.0, {"judged": 1.0}, notes | judgement.notes())
+        return Evaluation(1.0 if judgement.value else 0.0, {"judged": 1.0}, notes)
 
     def init_exception(self, job: Job, error: Exception) -> Failure:
         """Return the outcome of a job whose INIT raised: missing settings of the service are not the policy's fault."""
@@ -117,10 +117,6 @@ class StemHandler(AgentHandler[StemInstance]):
             key = next((name for name in (SEARCH_KEY, TAVILY_KEY) if os.environ.get(name, "").strip()), SEARCH_KEY)
             self._search = HttpSearchProvider(os.environ.get(SEARCH_URL, "").strip() or TAVILY, key)
         return self._search
-
-
-def _ways_out(unset: str) -> str:
-    return f"set {unset} for the EVAL stage processes, or give the instance judge='never'"
 
 
 def problem_text(instance: StemInstance) -> str:

@@ -22,7 +22,7 @@ WORDS = {"problem": "Where?", "ground_truth": "the nucleus", "kind": "text"}
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("PRORL_JUDGE_URL", "PRORL_JUDGE_MODEL"):
+    for name in ("PRORL_MODEL_JUDGE_URL", "PRORL_MODEL_JUDGE_MODEL"):
         monkeypatch.delenv(name, raising=False)
     path = tmp_path / "data.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in (WORDS, WORDS | {"kind": "auto"}, WORDS)))
@@ -32,7 +32,9 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_what_the_environment_lacks_is_counted(file: Path) -> None:
     problems = load_problems(file, known_row_formats(), row_format="stem")
     (lack,) = check_instances(problems, load_handlers(), file).items()
-    assert lack == ("a judge model is needed for answers in words: set PRORL_JUDGE_URL and PRORL_JUDGE_MODEL", 2)
+    what, count = lack
+    assert what.startswith("a judge model is needed for answers in words: set PRORL_MODEL_JUDGE_URL and PRORL_MODEL_")
+    assert count == 2
     problems = load_problems(file, known_row_formats(), row_format="stem", options={"judge": "never"})
     assert not check_instances(problems, load_handlers(), file)
 

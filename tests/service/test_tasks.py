@@ -163,7 +163,10 @@ def judging() -> Iterator[dict[str, str]]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Judge) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
-            yield {"PRORL_JUDGE_URL": f"http://127.0.0.1:{server.server_port}", "PRORL_JUDGE_MODEL": "judge-1"}
+            yield {
+                "PRORL_MODEL_JUDGE_URL": f"http://127.0.0.1:{server.server_port}",
+                "PRORL_MODEL_JUDGE_MODEL": "judge-1",
+            }
         finally:
             server.shutdown()
 

@@ -1,4 +1,4 @@
-"""`phase.judge` in a service: an OpenAI-style server, the service's own engine, and what fails."""
+"""`phase.judge` in a service: a named model, an OpenAI-style server, the policy itself, and what fails."""
 
 from __future__ import annotations
 
@@ -11,27 +11,31 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 from aiohttp import web
+from support.waiting import until
 
-from prorl_zmq import Job, Role, Trajectory
-from prorl_zmq.errors import GraderFailed
+from prorl_zmq import Job, NamedModel, PhaseLimits, Role, Sampling, Trajectory
+from prorl_zmq.errors import ConfigError, EngineFailed
 from prorl_zmq.inference.chat import ChatMessage
+from prorl_zmq.stages.chat_endpoint import ChatEndpoint
 from prorl_zmq.stages.handler import AgentHandler, Evaluation
-from prorl_zmq.stages.judge import JudgeServer
 from prorl_zmq.testing import LocalService, say
+from prorl_zmq.testing.scripted_engine import ScriptedEngine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
+    from prorl_zmq.inference.engine import Engine
     from prorl_zmq.stages.handler import EvalPhase, PhaseData, RunPhase
 
-URL, MODEL, KEY = "PRORL_JUDGE_URL", "PRORL_JUDGE_MODEL", "PRORL_JUDGE_KEY"
+URL, MODEL, KEY = "PRORL_MODEL_JUDGE_URL", "PRORL_MODEL_JUDGE_MODEL", "PRORL_MODEL_JUDGE_KEY"
 
 LIMIT_S = 20
 
 
 class EssayInstance(msgspec.Struct, forbid_unknown_fields=True):
     topic: str
-    by: str = "server"
+    model: str = "judge"
+    questions: int = 1
 
 
 def score_of(reply: str) -> float | None:
@@ -50,18 +54,24 @@ class EssayHandler(AgentHandler[EssayInstance]):
         return {"essay": episode.last_text}
 
     async def eval(self, phase: EvalPhase[EssayInstance]) -> Evaluation:
-        by: Any = phase.instance.by
-        judgement = await phase.judge(phase.data["essay"], system="Rate it.", read=score_of, by=by)
-        return Evaluation(judgement.value, notes=judgement.notes())
+        essay, model = phase.data["essay"], phase.instance.model
+        asked = [
+            phase.judge([ChatMessage(Role.USER, essay)], system="Rate it.", read=score_of, model=model)
+            for _ in range(phase.instance.questions)
+        ]
+        judgements = await asyncio.gather(*asked)
+        return Evaluation(sum(one.value for one in judgements) / len(judgements))
 
 
-def rollout(*turns: str, by: str = "server", **options: Any) -> Trajectory:
-    job = Job(task="essay", instance={"topic": "rain", "by": by}, **options)
-    with LocalService(handlers={"essay": EssayHandler}, engine=say(*turns)) as service, service.client() as client:
+def rollout(
+    *turns: str, others: Mapping[str, Engine] | None = None, instance: Mapping[str, Any] | None = None, **options: Any
+) -> Trajectory:
+    job = Job(task="essay", instance={"topic": "rain", **(instance or {})}, **options)
+    handlers = {"essay": EssayHandler}
+    with LocalService(handlers=handlers, engine=say(*turns), models=others) as service, service.client() as client:
         client.submit(job)
         (trajectory,) = client.collect(1, wait_s=LIMIT_S)
-        (backend,) = client.backends.list()
-        assert backend.in_flight == 0
+        until(lambda: not any(one.in_flight for one in client.backends.list()), "the backends are released")
     return trajectory
 
 
@@ -129,33 +139,100 @@ def test_a_judge_that_fails_gives_no_reward(monkeypatch: pytest.MonkeyPatch, rep
 def test_no_judge_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (URL, MODEL):
         monkeypatch.delenv(name, raising=False)
-    trajectory = rollout("It rains.")
-    assert trajectory.outcome == "infrastructure_error"
+    trajectory = rollout("It rains.", backend_wait_s=0.2)
+    assert (trajectory.outcome, trajectory.reward) == ("infrastructure_error", None)
     assert trajectory.error is not None
-    assert f"set {URL} and {MODEL} (an OpenAI-style server" in trajectory.error.message
+    assert "no judge: no backend of the model judge took job" in trajectory.error.message
+    assert f"or set {URL} and {MODEL} for the EVAL stage processes" in trajectory.error.message
 
 
 def test_an_address_with_a_password_is_refused_without_showing_it() -> None:
-    with pytest.raises(GraderFailed, match=f"{URL} contains a user or password; remove it, and set {KEY}") as refused:
-        asyncio.run(JudgeServer({URL: "http://me:hunter2@localhost:8000/v1", MODEL: "judge-1"}).reply("", ""))
+    with pytest.raises(ConfigError, match=f"{URL} contains a user or password; remove it, and set {KEY}") as refused:
+        ChatEndpoint("judge", {URL: "http://me:hunter2@localhost:8000/v1", MODEL: "judge-1"})._opened()
     assert "hunter2" not in str(refused.value)
 
 
-def test_an_engine_of_the_service_judges() -> None:
-    trajectory = rollout("It rains.", "SCORE: 0.5", by="engine")
-    assert (trajectory.outcome, trajectory.reward) == ("completed", 0.5)
-    assert trajectory.result.notes["judge_verdict"] == "SCORE: 0.5"
+@pytest.mark.parametrize(
+    ("name", "models"), [("rm", {"judge": "rm"}), ("judge", {}), ("rm", {"judge": NamedModel("rm", Sampling())})]
+)
+def test_a_named_model_judges(name: str, models: dict[str, Any]) -> None:
+    trajectory = rollout("It rains.", others={name: say("Hm. SCORE: 0.5")}, models=models)
+    assert (trajectory.outcome, trajectory.reward) == ("completed", 0.5), trajectory.error
+    assert trajectory.result.notes["judge_verdict"] == "Hm. SCORE: 0.5"
+    assert trajectory.result.notes["judge_prompt"] == "Rate it.\n\nIt rains."
     assert trajectory.result.metrics["turns"] == 1
-    assert trajectory.result.backend == "local"
+    assert trajectory.result.backend == "local", "the policy's"
+
+
+def test_the_policy_judges_itself_where_a_task_says_so() -> None:
+    trajectory = rollout("It rains.", "SCORE: 0.5", instance={"model": "policy"})
+    assert (trajectory.outcome, trajectory.reward) == ("completed", 0.5), trajectory.error
+
+
+def test_several_questions_are_asked_at_once_and_noted_apart() -> None:
+    judge = say(lambda _: "SCORE: 0.25")
+    trajectory = rollout("It rains.", others={"judge": judge}, instance={"questions": 6})
+    assert trajectory.reward == 0.25, trajectory.error
+    verdicts = {name for name in trajectory.result.notes if name.startswith("judge_verdict")}
+    assert verdicts == {"judge_verdict", "judge_verdict 2", "judge_verdict 3", "judge_verdict 4"}
+
+
+def test_an_evals_questions_are_limited() -> None:
+    trajectory = rollout("It rains.", others={"judge": say(lambda _: "SCORE: 1")}, instance={"questions": 257})
+    assert (trajectory.outcome, trajectory.reward) == ("infrastructure_error", None)
+    assert trajectory.error is not None
+    assert "at most 256 questions" in trajectory.error.message
 
 
 def test_an_engine_that_cannot_judge_gives_no_reward() -> None:
-    trajectory = rollout("It rains.", by="engine", max_attempts=1)  # the script has no second turn
+    def broken(_: str) -> str:
+        raise EngineFailed("out of memory")
+
+    trajectory = rollout("It rains.", others={"judge": say(broken)}, max_attempts=1)
     assert (trajectory.outcome, trajectory.reward) == ("infrastructure_error", None)
+    assert "the judge judge failed: backend local-judge" in str(trajectory.error)
 
 
-def test_a_judge_of_another_name_is_a_fault_of_the_task() -> None:
-    trajectory = rollout("It rains.", by="oracle")
-    assert (trajectory.outcome, trajectory.reward) == ("failed", None)
+def test_unreadable_verdicts_mask_the_rollout_and_the_reply_is_noted() -> None:
+    trajectory = rollout("It rains.", others={"judge": say(lambda _: "I like it.")})
+    assert (trajectory.outcome, trajectory.reward) == ("infrastructure_error", None)
     assert trajectory.error is not None
-    assert 'by="server" or by="engine", not by=\'oracle\'' in trajectory.error.message
+    assert "gave no verdict, asked 2 times; its last reply ends: 'I like it.'" in trajectory.error.message
+    assert trajectory.result.notes["judge_verdict"] == "I like it."
+
+
+class SilentEngine(ScriptedEngine):
+    async def generate(self, *_: Any, **__: Any) -> Any:
+        await asyncio.Event().wait()
+
+
+def test_a_judge_that_never_answers_is_no_timeout_of_the_agent() -> None:
+    limits = PhaseLimits(eval_s=0.5)
+    trajectory = rollout("It rains.", others={"judge": SilentEngine(("",))}, limits=limits, max_attempts=1)
+    assert (trajectory.outcome, trajectory.reward) == ("infrastructure_error", None)
+    assert trajectory.error is not None
+    assert "waited for its judge" in trajectory.error.message
+
+
+def test_a_question_without_room_in_the_judges_context_gives_no_reward() -> None:
+    trajectory = rollout("x" * 200, others={"judge": say(lambda _: "SCORE: 1", context_tokens=64)})
+    assert (trajectory.outcome, trajectory.reward) == ("infrastructure_error", None)
+    assert trajectory.error is not None
+    assert "and the judge's context 64" in trajectory.error.message
+
+
+def test_a_stem_answer_in_words_is_judged_by_a_named_model() -> None:
+    instance = {"problem": "Where is the DNA?", "ground_truth": "the nucleus"}
+    job = Job(task="stem", instance=instance, models={"judge": "rm"})
+    with (
+        LocalService(
+            engine=say("\\boxed{inside of the cell's core}"),
+            models={"rm": say(lambda prompt: f"VERDICT: {'CORRECT' if 'core' in prompt else 'INCORRECT'}")},
+        ) as service,
+        service.client() as client,
+    ):
+        client.submit(job)
+        (trajectory,) = client.collect(1, wait_s=LIMIT_S)
+    assert (trajectory.outcome, trajectory.reward) == ("completed", 1.0), trajectory.error
+    assert trajectory.result.metrics["judged"] == 1.0
+    assert "REFERENCE ANSWER\nthe nucleus" in trajectory.result.notes["judge_prompt"]

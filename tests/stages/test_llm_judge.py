@@ -3,28 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import pytest
 from aiohttp import web
 
+from prorl_zmq import Job
 from prorl_zmq.errors import GraderFailed, JudgeUnreachable
 from prorl_zmq.stages.chat_endpoint import REPLY_LIMIT_BYTES
 from prorl_zmq.stages.handler import failure_of
 from prorl_zmq.stages.handlers.llm_judge import ANSWER_LIMIT, harmless, question_of, read_verdict
-from prorl_zmq.stages.judge import Judge, Judgement, JudgeServer
+from prorl_zmq.stages.judge import Judge, Judgement, choice, json_object, judge_of_endpoints
+from prorl_zmq.stages.other_models import ChatEndpoints
 from prorl_zmq.stages.phase_ends import notes_of
 from prorl_zmq.wire.messages.base import NOTE_LIMIT
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-URL, MODEL = "PRORL_JUDGE_URL", "PRORL_JUDGE_MODEL"
+URL, MODEL = "PRORL_MODEL_JUDGE_URL", "PRORL_MODEL_JUDGE_MODEL"
 
 KEY = "secret-judge-key"
 ANSWER = "The nucleus."
+notes: dict[str, str] = {}
+"""Those of the last question."""
+
+
+@asynccontextmanager
+async def judging(environment: dict[str, str], **options: Any) -> AsyncIterator[Judge]:
+    endpoints = ChatEndpoints(environment, **options)
+    try:
+        yield judge_of_endpoints(Job(task="stem", instance={}), endpoints)
+    finally:
+        await endpoints.close()
+        await endpoints.close()
 
 
 def asked(
@@ -39,15 +55,15 @@ def asked(
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         host, port = runner.addresses[0][:2]
-        environment = {URL: f"http://{host}:{port}{path}", MODEL: "judge-1", "PRORL_JUDGE_KEY": KEY}
-        judge = JudgeServer(environment, **options)
+        environment = {URL: f"http://{host}:{port}{path}", MODEL: "judge-1", "PRORL_MODEL_JUDGE_KEY": KEY}
         system, question = question_of(problem, "In the nucleus", answer)
-        try:
-            return await Judge(judge)(question, read=read_verdict, system=system)
-        finally:
-            await judge.close()
-            await judge.close()
-            await runner.cleanup()
+        async with judging(environment, **options) as judge:
+            try:
+                return await judge(question, read=read_verdict, system=system)
+            finally:
+                notes.clear()
+                notes.update(judge.notes)
+                await runner.cleanup()
 
     return asyncio.run(main())
 
@@ -81,18 +97,19 @@ def test_a_verdict(reply: str, correct: bool, path: str) -> None:
     system, user = (message["content"] for message in request["messages"])
     assert judgement.prompt == f"{system}\n\n{user}"
     assert all(text in user for text in ("Where is the DNA?", "In the nucleus", ANSWER))
-    assert judgement.notes() == {"judge_model": "judge-1", "judge_prompt": judgement.prompt, "judge_verdict": reply}
+    assert notes == {"judge_model": "judge-1", "judge_prompt": judgement.prompt, "judge_verdict": reply}
     assert KEY not in judgement.prompt
 
 
 def test_long_questions_and_replies_keep_the_answer_and_the_verdict() -> None:
     handler, _ = says("<think>" + "so " * 10_000 + "</think>\nIt is the same.\nVERDICT: CORRECT")
     judgement = asked(handler, problem="Where is the DNA? " * 5_000)
-    notes = notes_of(judgement.notes())
-    assert all(len(note) < NOTE_LIMIT + 96 for note in notes.values())
-    assert notes["judge_verdict"].endswith("VERDICT: CORRECT")
-    assert f"\n{ANSWER}\n" in notes["judge_prompt"]
-    assert notes["judge_prompt"].startswith("You grade")
+    assert judgement.value
+    short = notes_of(notes)
+    assert all(len(note) < NOTE_LIMIT + 96 for note in short.values())
+    assert short["judge_verdict"].endswith("VERDICT: CORRECT")
+    assert f"\n{ANSWER}\n" in short["judge_prompt"]
+    assert short["judge_prompt"].startswith("You grade")
 
 
 @pytest.mark.parametrize(
@@ -117,6 +134,36 @@ def test_long_questions_and_replies_keep_the_answer_and_the_verdict() -> None:
 )
 def test_only_the_last_line_is_a_verdict(reply: str, verdict: bool | None) -> None:
     assert read_verdict(reply) is verdict
+
+
+class Rating(msgspec.Struct, forbid_unknown_fields=True):
+    score: Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+@pytest.mark.parametrize(
+    ("reply", "score"),
+    [
+        ('{"score": 0.5}', 0.5),
+        ('Here it is:\n```json\n{"score": 1}\n```\n', 1.0),
+        ('<think>{"score": 1}</think>{"score": 0}', 0.0),
+        ("no object", None),
+        ("} {", None),
+    ],
+)
+def test_a_verdict_may_be_a_json_object(reply: str, score: float | None) -> None:
+    found = json_object(Rating)(reply)
+    assert (found.score if found is not None else None) == score
+
+
+@pytest.mark.parametrize("reply", ['{"score": 2}', '{"score": "high"}', '{"mark": 1}', '{"score": 1} {"score": 0}'])
+def test_an_object_of_another_form_is_no_verdict(reply: str) -> None:
+    with pytest.raises(msgspec.MsgspecError):
+        json_object(Rating)(reply)
+
+
+def test_choices_are_those_that_were_named() -> None:
+    read = choice("A", "B+", label="Better")
+    assert (read("A is longer.\nBetter: B+"), read("Better: A"), read("Better: C"), read("")) == ("B+", "A", None, None)
 
 
 @pytest.mark.parametrize("first", ["I cannot say.", "", None])
@@ -173,11 +220,11 @@ def test_a_server_that_hangs() -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"<html>", b"[]", b'{"choices": []}', b'{"choices": 3}', b"\xff", b"[" * 10**5]
 )
-def test_a_body_of_another_form(body: bytes) -> None:
+def test_a_body_of_another_form_is_an_infrastructure_error(body: bytes) -> None:
     async def handler(request: web.Request) -> web.StreamResponse:
         return web.Response(body=body, content_type="application/json")
 
-    with pytest.raises(GraderFailed, match="no verdict"):
+    with pytest.raises(JudgeUnreachable, match="did not answer with a chat completion; check PRORL_MODEL_JUDGE_URL"):
         asked(handler)
 
 
@@ -189,11 +236,8 @@ def test_a_reply_that_is_too_large() -> None:
 
 def test_no_server_there() -> None:
     async def main() -> None:
-        judge = JudgeServer({URL: "http://127.0.0.1:9", MODEL: "judge-1"}, retry_s=0.1)
-        try:
-            await judge.reply("", "")
-        finally:
-            await judge.close()
+        async with judging({URL: "http://127.0.0.1:9", MODEL: "judge-1"}, retry_s=0.1) as judge:
+            await judge("?", read=read_verdict)
 
     with pytest.raises(JudgeUnreachable, match="cannot be reached"):
         asyncio.run(main())
@@ -252,15 +296,22 @@ def test_long_texts_are_shortened() -> None:
 @pytest.mark.parametrize(
     ("environment", "said"),
     [
-        ({}, "set PRORL_JUDGE_URL and PRORL_JUDGE_MODEL"),
-        ({"PRORL_JUDGE_URL": "http://localhost"}, "set PRORL_JUDGE_MODEL"),
-        ({"PRORL_JUDGE_MODEL": "m", "PRORL_JUDGE_URL": " "}, "set PRORL_JUDGE_URL"),
-        ({"PRORL_JUDGE_MODEL": "m", "PRORL_JUDGE_URL": "localhost:1"}, "PRORL_JUDGE_URL is wrong"),
-        ({"PRORL_JUDGE_MODEL": "m", "PRORL_JUDGE_URL": "http://a", "PRORL_JUDGE_KEY": "a\nb"}, "plain ASCII"),
+        ({}, "set PRORL_MODEL_JUDGE_URL and PRORL_MODEL_JUDGE_MODEL"),
+        ({"PRORL_MODEL_JUDGE_URL": "http://localhost"}, "set PRORL_MODEL_JUDGE_MODEL"),
+        ({"PRORL_MODEL_JUDGE_MODEL": "m", "PRORL_MODEL_JUDGE_URL": " "}, "set PRORL_MODEL_JUDGE_URL"),
+        ({"PRORL_MODEL_JUDGE_MODEL": "m", "PRORL_MODEL_JUDGE_URL": "localhost:1"}, "PRORL_MODEL_JUDGE_URL is wrong"),
+        (
+            {"PRORL_MODEL_JUDGE_MODEL": "m", "PRORL_MODEL_JUDGE_URL": "http://a", "PRORL_MODEL_JUDGE_KEY": "a\nb"},
+            "plain ASCII",
+        ),
     ],
 )
 def test_an_environment_without_a_judge_is_an_infrastructure_error(environment: dict[str, str], said: str) -> None:
+    async def main() -> None:
+        async with judging(environment) as judge:
+            await judge("?", read=read_verdict)
+
     with pytest.raises(GraderFailed, match=said) as caught:
-        asyncio.run(JudgeServer(environment).reply("", ""))
+        asyncio.run(main())
     assert failure_of(caught.value).outcome == "infrastructure_error"
     assert "a\nb" not in caught.value.message

@@ -176,7 +176,7 @@ def test_the_models_of_the_environment_are_named_by_its_variables() -> None:
 
 
 def test_a_conversation_with_an_endpoint_is_lines_of_bytes_and_read_back() -> None:
-    chat = EndpointChat(ChatEndpoint("PRORL_MODEL_X", "model x", "RUN", {}), "x")
+    chat = EndpointChat(ChatEndpoint("x", {}), "x")
     pieces = chat.opening([ChatMessage(Role.USER, "ünï\n{}")], [{"name": "look", "parameters": {}}])
     assert [piece.role for piece in pieces] == [Role.SYSTEM, Role.USER]
     assert all(piece.token_ids.dtype == np.int32 for piece in pieces)
@@ -191,7 +191,7 @@ def test_a_conversation_with_an_endpoint_is_lines_of_bytes_and_read_back() -> No
 
 
 def test_an_endpoints_texts_may_have_any_line_separators() -> None:
-    chat = EndpointChat(ChatEndpoint("PRORL_MODEL_X", "model x", "RUN", {}), "x")
+    chat = EndpointChat(ChatEndpoint("x", {}), "x")
     text = "one\u2028two\u2029three\u0085four\r\nfive"
     line = msgspec.json.encode({"role": "assistant", "content": text}) + b"\n"
     assert chat.decode(np.frombuffer(line, np.uint8).astype(np.int32)) == text

@@ -163,7 +163,7 @@ def outcome(
     async def main() -> PhaseDone | PhaseFailed:
         async with GraderPool(1) as graders, asyncio.timeout(20):
             backends: Any = Reports()
-            services = StageServices("s", unused, backends, unused, unused, graders, unused, unused, unused, {})
+            services = StageServices("s", unused, backends, unused, unused, graders, unused, unused, {})
             runner = PhaseRunner(services, command, job, handler(act))
             event, _ = await runner.run()
             return event
@@ -228,7 +228,7 @@ def test_only_a_backends_own_failure_is_reported_of_it(fields: dict[str, Any], f
     job = Job(task="scripted", instance={}, job_id="j")
 
     async def main() -> PhaseDone | PhaseFailed:
-        services = StageServices("s", unused, reports, *7 * [unused])  # type: ignore[arg-type]
+        services = StageServices("s", unused, reports, *6 * [unused])  # type: ignore[arg-type]
         runner = PhaseRunner(services, command, job, Scripted(fail))
         runner.rollout.backend.current = Backend(backend_id="b", endpoint="ipc://b")
         return (await runner.run())[0]
@@ -259,7 +259,7 @@ def test_time_that_is_added_to_a_phase_that_has_ended_changes_nothing() -> None:
     job = Job(task="scripted", instance={}, job_id="j")
 
     async def main() -> PhaseDone | PhaseFailed:
-        runner: Any = PhaseRunner(StageServices("s", *9 * [unused]), command, job, Scripted(act))
+        runner: Any = PhaseRunner(StageServices("s", *8 * [unused]), command, job, Scripted(act))
         runner.sandbox = Slow()
         running = asyncio.create_task(runner.run())
         await closing.wait()
@@ -371,7 +371,7 @@ def test_a_conversation_left_under_way_ends_with_run() -> None:
             raise EngineFailed("no")
 
         unused: Any = None
-        services = StageServices("s", unused, Reports(), *7 * [unused])  # type: ignore[arg-type]
+        services = StageServices("s", unused, Reports(), *6 * [unused])  # type: ignore[arg-type]
         command = StartPhase(job_id="j", attempt=1, phase=Phase.RUN)
         runner = PhaseRunner(services, command, Job(task="scripted", instance={}, job_id="j"), Scripted(act))
         return (await runner.run())[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from prorl_zmq.stages.handler import Evaluation
     from prorl_zmq.tools.tool import Tool
 
-URL, MODEL, KEY = "PRORL_JUDGE_URL", "PRORL_JUDGE_MODEL", "PRORL_JUDGE_KEY"
+URL, MODEL, KEY = "PRORL_MODEL_JUDGE_URL", "PRORL_MODEL_JUDGE_MODEL", "PRORL_MODEL_JUDGE_KEY"
 
 JOB = Job(task="stem", instance={})
 
@@ -278,7 +279,8 @@ def evaluated(graders: Graders, instance: StemInstance, answer: str) -> Evaluati
         handler = StemHandler()
         try:
             async with eval_phase(JOB, instance, {"answer": answer}, pool=graders.pool) as phase:
-                return await handler.eval(phase)
+                evaluation = await handler.eval(phase)
+                return replace(evaluation, notes={**phase.judge.notes, **evaluation.notes})
         finally:
             await handler.close()
 
@@ -343,13 +345,17 @@ def test_judge_that_will_be_missed_is_said_beforehand(unconfigured: pytest.Monke
     handler = StemHandler()
     words = StemInstance("Where?", "the nucleus", kind="text")
     always = StemInstance("How long?", "1.5 km", judge="always")
-    assert all("set PRORL_JUDGE_URL and PRORL_JUDGE_MODEL" in handler.lacks(each) for each in (words, always))
-    assert handler.lacks(StemInstance("Where?", "the nucleus", kind="text", judge="never")) == ""
-    assert handler.lacks(StemInstance("How long?", "1.5 km")) == ""
+    assert all(
+        "set PRORL_MODEL_JUDGE_URL and PRORL_MODEL_JUDGE_MODEL" in handler.lacks(JOB, each) for each in (words, always)
+    )
+    assert handler.lacks(JOB, StemInstance("Where?", "the nucleus", kind="text", judge="never")) == ""
+    assert handler.lacks(JOB, StemInstance("How long?", "1.5 km")) == ""
     unconfigured.setenv(URL, "http://localhost:1")
-    assert "set PRORL_JUDGE_MODEL" in handler.lacks(words)
+    assert "set PRORL_MODEL_JUDGE_MODEL" in handler.lacks(JOB, words)
     unconfigured.setenv(MODEL, "judge-1")
-    assert handler.lacks(words) == ""
+    assert handler.lacks(JOB, words) == ""
+    unconfigured.delenv(URL)
+    assert handler.lacks(Job(task="stem", instance={}, models={"judge": "rm"}), words) == "", "the job names a model"
 
 
 def test_what_rules_decide_asks_no_judge(unconfigured: pytest.MonkeyPatch, graders: Graders) -> None:
@@ -370,7 +376,7 @@ def test_a_job_may_do_without_the_judge(unconfigured: pytest.MonkeyPatch, grader
 def test_no_judge_where_one_is_needed_is_an_infrastructure_error(
     judge: Any, unconfigured: pytest.MonkeyPatch, graders: Graders
 ) -> None:
-    with pytest.raises(GraderFailed, match="set PRORL_JUDGE_URL and PRORL_JUDGE_MODEL") as caught:
+    with pytest.raises(GraderFailed, match="set PRORL_MODEL_JUDGE_URL and PRORL_MODEL_JUDGE_MODEL") as caught:
         evaluated(graders, StemInstance("Where?", "the nucleus", judge=judge), "\\boxed{the core}")
     failure = StemHandler().eval_exception(JOB, caught.value)
     assert (failure.outcome, failure.retry) == ("infrastructure_error", False)
@@ -423,7 +429,8 @@ def test_tools_work_beside_a_search_at_the_configured_provider(
             data = await handler.init(InitPhase(JOB, instance, create))
             data = await handler.run(RunPhase(JOB, instance, data, made[0], converse))
             async with eval_phase(JOB, instance, data, pool=graders.pool) as phase:
-                return await handler.eval(phase)
+                evaluation = await handler.eval(phase)
+                return replace(evaluation, notes={**phase.judge.notes, **evaluation.notes})
         finally:
             await handler.close()
             for sandbox in made:
