@@ -74,6 +74,7 @@ OF_PATH = {
     "tests/inference/test_engine_kind.py": PROCESS,
     "tests/inference/test_host.py": PROCESS,
     "tests/inference/test_root_cause.py": PROCESS,
+    "tests/inference/test_scores.py": PROCESS,
     "tests/inference/test_transformers_engine.py": PROCESS,
     "tests/inference/test_vllm_processes.py": PROCESS,
     "tests/inference/vllm/": PROOF,
