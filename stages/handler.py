@@ -55,6 +55,7 @@ from .harness.adapter import known_harnesses
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
+    from ..data.scores import Scores
     from ..inference.chat import ChatMessage
     from ..tasks.row_format import RowFormat
     from ..tools.containers.specification import SandboxSpec
@@ -82,6 +83,10 @@ def _no_conversation(*_: object, **__: object) -> Conversation:
 
 async def _no_program(_: object) -> PhaseData:
     raise HandlerFailed("this RUN serves no model to programs")
+
+
+async def _no_scores(*_: object) -> Scores:
+    raise HandlerFailed("this RUN scores no texts")
 
 
 async def _no_sandbox(_: SandboxSpec) -> Sandbox:
@@ -128,6 +133,9 @@ class RunPhase(Generic[Instance]):
     create_sandbox: Callable[[SandboxSpec], Awaitable[Sandbox]] = _no_sandbox
     """Makes a fresh sandbox without any process of the agent, to judge a part of the rollout before its end; the
     service closes it when the phase ends."""
+    score: Callable[..., Awaitable[Scores]] = _no_scores
+    """`score(model, token_ids, segments, top, chat)` scores a text in place of conversations, and records its scores in
+    the trajectory's arrays (`data.scores`). See `JobBackend.score`, whose errors it raises."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,19 @@ def test_users_package_adds_a_task_and_broken_handlers_cost_only_those_who_ask(t
     command = [sys.executable, "-P", "-c", LOAD, "echo", *NO_HANDLERS]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     tasks, problems = json.loads(done.stdout)
-    assert tasks == ["code", "echo", "environment", "harbor", "harness", "math", "outside", "shell", "stem", "swe"]
+    assert tasks == [
+        "code",
+        "echo",
+        "environment",
+        "harbor",
+        "harness",
+        "math",
+        "outside",
+        "score",
+        "shell",
+        "stem",
+        "swe",
+    ]
     assert problems.keys() == NO_HANDLERS.keys()
     for name, (_, said) in NO_HANDLERS.items():
         assert said in problems[name]
