@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 CLOSE = 1e-4
 """Most that a log-prob may differ from that of float64, beside a millionth of its own: float32 has 7 digits."""
-SAMPLING = Sampling(1.0, 20_000)
 
 
 def text(length: int, seed: int = 0, vocabulary: int = 50) -> np.ndarray[Any, Any]:
@@ -275,7 +274,9 @@ def test_texts_wait_for_generations() -> None:
         one.engine.running["r5"].set()
         assert await one.running() == set()
         one.generating = False
-        one.queue.begin_next()
+        one.queue.generations_ended()
+        assert len(await one.running()) <= 1, "others may come soon"
+        await until(lambda: len(one.engine.running) == 4)
         assert await one.running() == {"r6", "r7", "r8", "r9"}, "no generation is left to wait for"
         assert one.answers == names[:6]
         for task in one.queue.close():
@@ -306,32 +307,39 @@ def test_aborted_and_closed_requests() -> None:
 
 
 def test_generations_go_on_beside_scoring(in_world: InWorld) -> None:
-    """Rollouts keep at least the share of an engine's time that scoring was not given."""
+    """Rollouts keep what scoring was not given: counted by this process's CPU time, since the machine may be busy."""
 
     async def test(world: Any) -> None:
-        async def tokens_per_s() -> float:
-            began = time.monotonic()
-            done = await world.client.generate(world.backend, "job", text(10), Sampling(1.0, 1500, 1), ())
-            return float(len(done.token_ids)) / (time.monotonic() - began)
+        generated = scored = 0
 
-        alone = await tokens_per_s()
-        scored = 0
+        async def generate_forever() -> None:
+            nonlocal generated
+            while True:
+                done = await world.client.generate(world.backend, "job", text(10), Sampling(1.0, 50), ())
+                generated += len(done.token_ids)
 
         async def score_forever() -> None:
             nonlocal scored
             while True:
-                await world.client.score(world.backend, "job", text(20_000), 20, 60.0)
+                await world.client.score(world.backend, "job", text(4000), 20, 60.0)
                 scored += 1
 
-        scoring = [asyncio.create_task(score_forever()) for _ in range(8)]
+        async def tokens_per_s() -> float:
+            tokens, began = generated, time.process_time()
+            await until(lambda: time.process_time() - began > 1.5)
+            return (generated - tokens) / (time.process_time() - began)
+
+        tasks = [asyncio.create_task(generate_forever()) for _ in range(8)]
         try:
+            alone = await tokens_per_s()
+            tasks += [asyncio.create_task(score_forever()) for _ in range(8)]
             beside = await tokens_per_s()
-            await until(lambda: scored)
         finally:
-            for task in scoring:
+            for task in tasks:
                 task.cancel()
-            await asyncio.wait(scoring)
-        assert beside > 0.3 * alone, (beside, alone)
+            await asyncio.wait(tasks)
+        assert scored
+        assert beside > 0.6 * alone, (beside, alone)
 
     in_world(test)
 

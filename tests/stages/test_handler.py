@@ -32,7 +32,7 @@ def test_the_tasks_that_come_with_the_package_are_found() -> None:
 
 
 def test_unknown_task() -> None:
-    offered = "code, environment, harbor, harness, math, outside, shell, stem, swe"
+    offered = "code, environment, harbor, harness, math, outside, score, shell, stem, swe"
     with pytest.raises(errors.ConfigError, match=f"no installed package offers task chess; offered: {offered}"):
         load_handlers(["chess"])
 

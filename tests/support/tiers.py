@@ -66,6 +66,7 @@ OF_PATH = {
     "tests/gateway/test_stored_state.py": UNIT,
     "tests/inference/http/test_connections.py": PROCESS,
     "tests/inference/http/test_http_engine.py": PROCESS,
+    "tests/inference/http/test_http_scores.py": PROCESS,
     "tests/inference/http/test_probe.py": PROCESS,
     "tests/inference/http/test_real_vllm.py": PROOF,
     "tests/inference/http/test_turn_parser.py": PROCESS,

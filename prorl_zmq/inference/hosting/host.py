@@ -355,7 +355,7 @@ class EngineHost:
     def _forget(self, request_id: str, _: asyncio.Task[None]) -> None:
         del self._generations[request_id], self._envelopes[request_id]
         if not self._generations:
-            self._scores.begin_next()
+            self._scores.generations_ended()
 
     def _count(self, prompt: NDArray[np.int32], done: Generation) -> None:
         self._prompt_tokens += len(prompt)

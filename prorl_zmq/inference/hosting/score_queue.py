@@ -1,7 +1,7 @@
 """`ScoreQueue`: the scoring requests of one engine host, and when each begins.
 
-Generations come first. While none is under way, `AT_ONCE` texts are scored at a time. Otherwise one is, and after it
-the next one waits so long that scoring takes at most `SHARE` of the time.
+Generations come first. While none is under way, nor was within `QUIET_S`, `AT_ONCE` texts are scored at a time.
+Otherwise one is, and after it the next one waits so long that scoring takes at most `SHARE` of the time.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ AT_ONCE = 4
 """Most texts that are scored at a time."""
 SHARE = 0.25
 """Most of the time that scoring takes while generations are under way."""
+QUIET_S = 1.0
+"""Seconds after the last generation for which others are expected: turns of rollouts end together, or call a tool."""
 WAITING_LIMIT = 4096
 """Most requests that wait."""
 
@@ -70,6 +72,8 @@ class ScoreQueue:
         self._waiting: deque[_Asked] = deque()
         self._rest_until = 0.0
         """When the next text may begin beside generations, on the loop's clock."""
+        self._quiet_at = 0.0
+        """From when on an engine without generations counts as idle."""
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, envelope: Sequence[Frame], request: Score, token_ids: NDArray[np.int32]) -> None:
@@ -101,8 +105,13 @@ class ScoreQueue:
             self._waiting.remove(asked)
             del self._asked[request_id]
 
+    def generations_ended(self) -> None:
+        """Note that no generation is under way any more; the next ones may come soon."""
+        self._quiet_at = asyncio.get_running_loop().time() + QUIET_S
+        self.begin_next()
+
     def begin_next(self) -> None:
-        """Begin what may begin now; called when the last generation has ended, too."""
+        """Begin what may begin now."""
         while self._waiting and self._may_begin():
             asked = self._waiting.popleft()
             with about_job(asked.request.job_id):
@@ -121,19 +130,21 @@ class ScoreQueue:
         return [asked.task for asked in self._asked.values() if asked.task is not None]
 
     def _may_begin(self) -> bool:
-        running = len(self._asked) - len(self._waiting)
-        if not self._generating():
+        loop, running, generating = (
+            asyncio.get_running_loop(),
+            len(self._asked) - len(self._waiting),
+            self._generating(),
+        )
+        now = loop.time()
+        if not generating and now >= self._quiet_at:
             return running < AT_ONCE
-        loop = asyncio.get_running_loop()
-        if running or loop.time() >= self._rest_until:
-            return not running
-        if self._timer is None:
-            self._timer = loop.call_at(self._rest_until, self._rested)
+        if not running and now >= self._rest_until:
+            return True
+        times = [*([] if running else [self._rest_until]), *([] if generating else [self._quiet_at])]
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = loop.call_at(min(times), self.begin_next) if times else None
         return False
-
-    def _rested(self) -> None:
-        self._timer = None
-        self.begin_next()
 
     async def _score(self, asked: _Asked) -> None:
         request, token_ids, engine = asked.request, asked.token_ids, cast("ScoringEngine", self._engine)

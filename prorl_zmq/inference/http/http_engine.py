@@ -164,15 +164,9 @@ class HttpEngine:
         check_scored(token_ids, top, self._description)
         dialect, text = cast("ScoringDialect", self._dialect), Text(token_ids, top)
         while True:
-            updates, version = self._updates_begun, self._weights.weight_version
-            try:
-                scores = await self._pause.pass_one(partial(self._ask_scores, dialect, text))
-            except EngineFailed:
-                if updates == self._updates_begun:
-                    raise
-            else:
-                if scores is not None and (updates, version) == (self._updates_begun, self._weights.weight_version):
-                    return replace(scores, weight_version=version)
+            scores = await self._pause.pass_one(partial(self._ask_scores, dialect, text))
+            if scores is not None:
+                return scores
 
     async def begin_update(self, mode: UpdateMode) -> None:
         async with self._updating:
@@ -254,15 +248,19 @@ class HttpEngine:
             raise EngineFailed(f"{self._connections.url} aborted a generation without being asked: {answer.excerpt()}")
         return checked(generation, sampling.max_tokens, self._description.vocabulary)
 
-    async def _ask_scores(self, dialect: ScoringDialect, text: Text) -> Scores:
+    async def _ask_scores(self, dialect: ScoringDialect, text: Text) -> Scores | None:
+        """Return a text's scores; None: new weights came meanwhile."""
         self._check_open()
+        updates, version = self._updates_begun, self._weights.weight_version
         body, limit_bytes = dialect.scoring(text), text.answer_limit_bytes
         answer = await self._connections.generate(dialect.path, body, limit_bytes=limit_bytes)
         self._check_open()
+        if (updates, version) != (self._updates_begun, self._weights.weight_version):
+            return None
         if answer.status != 200:
             wrong = answer.status in REQUEST_IS_WRONG
             raise EngineFailed(f"{self._connections.url} refused or failed: {answer.excerpt()}", refused=wrong)
-        return await asyncio.to_thread(dialect.scores_of, answer.body, text)
+        return replace(await asyncio.to_thread(dialect.scores_of, answer.body, text), weight_version=version)
 
     def _check_not_closed(self) -> None:
         if self._closed:
