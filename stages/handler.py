@@ -55,6 +55,7 @@ from .harness.adapter import known_harnesses
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
+    from ..data.scores import Scores
     from ..inference.chat import ChatMessage
     from ..tasks.row_format import RowFormat
     from ..tools.containers.specification import SandboxSpec
@@ -86,6 +87,10 @@ async def _no_program(_: object) -> PhaseData:
 
 async def _no_reply(_: object) -> None:
     raise HandlerFailed("this RUN replies to no single requests")
+
+
+async def _no_scores(*_: object) -> Scores:
+    raise HandlerFailed("this RUN scores no texts")
 
 
 async def _no_sandbox(_: SandboxSpec) -> Sandbox:
@@ -134,6 +139,9 @@ class RunPhase(Generic[Instance]):
     service closes it when the phase ends."""
     reply: Callable[[Any], Awaitable[None]] = _no_reply
     """Has the model reply to a `SampleInstance`, in place of conversations; the reply is in the result's notes."""
+    score: Callable[..., Awaitable[Scores]] = _no_scores
+    """`score(model, token_ids, segments, top, chat)` scores a text in place of conversations, and records its scores in
+    the trajectory's arrays (`data.scores`). See `JobBackend.score`, whose errors it raises."""
 
 
 @dataclass(frozen=True, slots=True)

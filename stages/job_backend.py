@@ -7,27 +7,34 @@ import logging
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, TypeVar
 
-from ..errors import EngineFailed
+from ..data.scores import joined_scores
+from ..errors import EngineFailed, InvalidJob
+from ..inference.chat.loading import same_vocabulary
 from ..metrics.catalog import GENERATE_SECONDS
 from ..system.traces import span
 from ..wire.messages.base import POLICY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
+    from ..data.scores import Scores
     from ..inference.client import EngineClient
     from ..inference.engine import Generation
-    from ..wire.messages.backends import Backend
+    from ..wire.messages.backends import Backend, ChatSettings
     from ..wire.messages.jobs import Job, Sampling
     from .backend_client import BackendClient
 
 MOVE_LIMIT = 4
 """Most moves of a phase to another backend after a failed generation; then the attempt has failed."""
+
+Answer = TypeVar("Answer")
+
 log = logging.getLogger("prorl.stage")
 
 
@@ -113,13 +120,74 @@ class JobBackend:
 
         Token ids are all the state that an engine needs, so the attempt continues.
         """
+        job = self._job
+
+        async def generate(backend: Backend) -> Generation:
+            began = time.monotonic()
+            done = await self._engines.generate(
+                backend, job.job_id, token_ids, sampling, stop_token_ids, timeout_s=job.episode.generation_s
+            )
+            GENERATE_SECONDS.observe(time.monotonic() - began, backend.backend_id)
+            return done
+
+        return await self._answered(generate)
+
+    async def score(
+        self, token_ids: NDArray[np.int32], segments: Sequence[int], top: int, chat: ChatSettings
+    ) -> Scores:
+        """Score a text, int32 [T]: one forward pass of the engine for each segment, with the same retries.
+
+        Args:
+            token_ids: the text.
+            segments: where each segment but the first begins.
+            top: how many of the likeliest tokens to list for each position.
+            chat: of the engine whose token ids the text has.
+
+        Raises:
+            InvalidJob: the segments cannot be those of the text; or the model has another vocabulary or too short a
+                context, or its engine cannot score.
+            EngineFailed, NoBackend: no backend of the model answered.
+        """
+        edges = [0, *segments, len(token_ids)]
+        if any(start >= end for start, end in pairwise(edges)):
+            raise InvalidJob(f"segments cannot begin at {list(segments)} in {len(token_ids)} tokens", field="segments")
+        backend = await self.assigned()
+        if not backend.scores:
+            message = f"the model {self.model!r} cannot score texts: backend {backend.backend_id} ({backend.model})"
+            raise InvalidJob(f"{message} has an engine without log-probs of a prompt", field="model")
+        if not await same_vocabulary(chat, backend.chat):
+            raise InvalidJob(
+                f"the model {self.model!r} ({backend.model}) has another vocabulary than the text, whose tokenizer is "
+                f"{chat.tokenizer or chat.kind}: its ids would mean other words",
+                field="model",
+            )
+        longest = max(end - start for start, end in pairwise(edges))
+        if backend.context_tokens and longest >= backend.context_tokens:
+            raise InvalidJob(
+                f"a text of {longest} tokens is too long for the context of {backend.context_tokens} tokens of the "
+                f"model {self.model!r}",
+                field="token_ids",
+            )
+        return joined_scores([await self._score_segment(token_ids[start:end], top) for start, end in pairwise(edges)])
+
+    async def _score_segment(self, token_ids: NDArray[np.int32], top: int) -> Scores:
+        async def score(backend: Backend) -> Scores:
+            # Texts may wait at the engine for long: the phase's limit counts.
+            return await self._engines.score(backend, self._job.job_id, token_ids, top, self._clock.limit_s)
+
+        try:
+            return await self._answered(score)
+        except EngineFailed as error:
+            if error.fields.get("refused"):
+                raise InvalidJob(f"the text cannot be scored: {error.message}", field="token_ids") from error
+            raise
+
+    async def _answered(self, ask: Callable[[Backend], Awaitable[Answer]]) -> Answer:
+        """Return a backend's answer; after a failure ask another one of the same model, or again."""
         backend, job, give_up = await self.assigned(), self._job, 0.0
         while True:
-            began = time.monotonic()
             try:
-                done = await self._engines.generate(
-                    backend, job.job_id, token_ids, sampling, stop_token_ids, timeout_s=job.episode.generation_s
-                )
+                done = await ask(backend)
             except EngineFailed as error:
                 if error.fields.get("refused"):
                     raise
@@ -146,7 +214,6 @@ class JobBackend:
             else:
                 if backend is self.current:
                     self._backends.note_served(job.job_id, self._attempt, self.model)
-                GENERATE_SECONDS.observe(time.monotonic() - began, backend.backend_id)
                 return done
 
     def report(self, error: EngineFailed) -> None:

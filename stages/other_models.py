@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..errors import EngineFailed
+from ..errors import EngineFailed, InvalidJob
 from ..inference.chat.loading import chat_format
 from ..wire.messages.base import POLICY, endpoint_variables
 from ..wire.messages.jobs import NamedModel
@@ -107,9 +107,7 @@ class OtherModels:
             chat = EndpointChat(endpoint, named.name)
             limited = msgspec.structs.replace(job, episode=episode)
             return JobPolicy(chat.generate, chat, 0, limited, Episode(), served=endpoint.model)
-        held = self._held.get(named.name)
-        if held is None:
-            held = self._held[named.name] = _Held(named.name, self.backend(named.name))
+        held = self.held(named.name)
         async with held.opening:
             backend = await held.backend.assigned()
         parser_url = backend.chat.parser_url if parsed else ""
@@ -123,6 +121,26 @@ class OtherModels:
             parser_url,
             served=backend.model or backend.backend_id,
         )
+
+    def scoring(self, role: str) -> JobBackend:
+        """Return the job's backend of a model that is to score texts.
+
+        Raises:
+            InvalidJob: the model is an endpoint.
+        """
+        name = self.named(role).name
+        if self.endpoints.find(name) is not None:
+            raise InvalidJob(
+                f"the model {name!r} is an endpoint, which cannot score texts; use a backend", field="model"
+            )
+        return self.held(name).backend
+
+    def held(self, name: str) -> _Held:
+        """Return the job's backend of a model, which may not be assigned yet."""
+        held = self._held.get(name)
+        if held is None:
+            held = self._held[name] = _Held(name, self.backend(name))
+        return held
 
     def release(self) -> None:
         """Release all backends, or stop waiting for them."""

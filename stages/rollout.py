@@ -16,7 +16,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
+from ..data.scores import scores_in_rows
+from ..data.trajectory import Role
 from ..errors import ConfigError, HandlerFailed, InvalidJob, SandboxFailed
 from ..inference.chat.loading import chat_format
 from ..system.traces import span
@@ -32,6 +35,9 @@ from .other_models import OtherModels
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 
+    from numpy.typing import NDArray
+
+    from ..data.scores import Scores
     from ..errors import EngineFailed
     from ..inference.chat import ChatFormat, ChatMessage
     from ..tools.containers.specification import SandboxSpec
@@ -138,7 +144,7 @@ class Rollout:
     ) -> RunPhase[Any]:
         """Return the handler's input."""
         self._sandbox = sandbox
-        calls = (self._converse, self._conversation, self._serve, create_sandbox, self._reply)
+        calls = (self._converse, self._conversation, self._serve, create_sandbox, self._reply, self._score)
         return RunPhase(self._job, instance, data, sandbox, *calls)
 
     async def close_servers(self) -> None:
@@ -277,6 +283,22 @@ class Rollout:
 
         self.episode, self._serves = Episode(began=self._clock.began), True
         await reply_to(replace(await self._policy(), episode=self.episode, others=None), asked)
+
+    async def _score(
+        self, model: str, token_ids: NDArray[np.int32], segments: Sequence[int], top: int, chat: ChatSettings
+    ) -> Scores:
+        if self._is_led or self.episode is not NO_EPISODE:
+            raise HandlerFailed("phase.score was called in a rollout that has a conversation, or that another leads")
+        self.episode = Episode(began=self._clock.began)
+        asked_at = time.monotonic()
+        scores = await self.other_models().scoring(model).score(token_ids, segments, top, chat)
+        self.episode.spent(f"model.{model[:96]}", asked_at)
+        self.episode.metrics["scored_tokens"] = len(token_ids)
+        ids, logprobs = scores_in_rows(token_ids, scores)
+        self.episode.trajectory.begin_turn(Role.ASSISTANT)
+        versions = np.full(len(ids), scores.weight_version, np.int32)
+        self.episode.trajectory.add_generated(ids, logprobs, versions)
+        return scores
 
     def other_models(self) -> OtherModels:
         """Return the models that the job talks to besides the policy; `close` releases them."""

@@ -1,7 +1,7 @@
 """`EngineClient`: a stage process's connections to engine hosts, one DEALER per endpoint, on asyncio.
 
-    DEALER → engine host's ROUTER     empty frame, `AnyEngineRequest`, for `Generate` the prompt's ids
-    DEALER ← engine host's ROUTER     empty frame, `AnyEngineReply`, for `Generated` the ids and their log-probs
+    DEALER → engine host's ROUTER     empty frame, `AnyEngineRequest`, the ids of a prompt or a text
+    DEALER ← engine host's ROUTER     empty frame, `AnyEngineReply`, the arrays of `Generated` or `Scored`
 
 A request is resent only after its connection was lost and restored, which is safe (see `host`); if the connection is
 down for longer than `RECONNECT_S` its requests fail. Replies are checked before use. The backend broker decides which
@@ -13,23 +13,33 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import zmq
 
+from ..data.scores import Scores
 from ..errors import Closed, EngineFailed, MalformedMessage, ProrlError, from_info
 from ..security.request_connection import AsyncRequestConnection
 from ..system.traces import current_traceparent, span
 from ..wire import codec
 from ..wire.messages.base import Refused, new_id
-from ..wire.messages.engines import Abort, AnyEngineReply, EngineHealth, EngineReady, Generate, Generated
+from ..wire.messages.engines import (
+    Abort,
+    AnyEngineReply,
+    EngineHealth,
+    EngineReady,
+    Generate,
+    Generated,
+    Score,
+    Scored,
+)
 from ..wire.sockets import PROMPT_FRAME_BYTES
-from .engine import Generation, checked
+from .engine import Generation, checked, checked_scores
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -88,6 +98,20 @@ class EngineClient:
                 traced.set_attributes(_answered(done))
         return done
 
+    async def score(
+        self, backend: Backend, job_id: str, token_ids: NDArray[np.int32], top: int, timeout_s: float
+    ) -> Scores:
+        """Have a backend score a text, int32 [T] (`ScoringEngine.score`). Cancelling the call stops the scoring there.
+
+        Raises:
+            EngineFailed, Closed: as `generate`.
+        """
+        request = Score(new_id(), job_id=job_id, top=top, life=backend.life)
+        with span(f"score {backend.model}", {"prorl.backend": backend.backend_id}, kind="client"):
+            reply, frames = await self._request(backend, request, token_ids, timeout_s)
+            with _named(backend):
+                return read_scores(reply, frames, len(token_ids), top)
+
     async def _generated(
         self,
         backend: Backend,
@@ -105,23 +129,24 @@ class EngineClient:
             life=backend.life,
             traceparent=current_traceparent(),
         )
-        prompt = np.ascontiguousarray(token_ids, np.int32).tobytes()
-        name = backend.backend_id
-        try:
+        reply, frames = await self._request(backend, request, token_ids, timeout_s)
+        with _named(backend):
+            return read_generation(reply, frames, sampling.max_tokens)
+
+    async def _request(
+        self, backend: Backend, request: Generate | Score, token_ids: NDArray[np.int32], timeout_s: float
+    ) -> tuple[AnyEngineReply, Sequence[bytes]]:
+        """Return a backend's reply to a request about token ids, and the frames after it."""
+        with _named(backend):
             connection = self._connection(backend.endpoint, backend.curve_key)
+            ids = np.ascontiguousarray(token_ids, np.int32).tobytes()
             try:
-                answer = await connection.ask_frames(request, time.monotonic() + timeout_s, [prompt])
+                answer = await connection.ask_frames(request, time.monotonic() + timeout_s, [ids])
             except (asyncio.CancelledError, ProrlError):
                 with suppress(ProrlError):
                     connection.send([codec.encode(Abort(request.request_id))])
                 raise
-            reply, frames = _read(answer)
-            return read_generation(reply, frames, sampling.max_tokens)
-        except Closed:
-            raise
-        except ProrlError as error:
-            kinds = {kind: bool(error.fields.get(kind)) for kind in ("unreachable", "refused")}
-            raise EngineFailed(f"backend {name}: {error.message}", backend=name, **kinds) from error
+            return _read(answer)
 
     async def health(self, endpoint: str, timeout_s: float) -> EngineReady:
         """Ask an engine host whether it serves.
@@ -172,6 +197,18 @@ class EngineClient:
         for place, connection in list(self._connections.items()):
             if not connection.waiting and connection.requester.down_s(now) > ABANDONED_S:
                 self._connections.pop(place).close()
+
+
+@contextmanager
+def _named(backend: Backend) -> Iterator[None]:
+    """Raise a failure of a request as one of its backend."""
+    try:
+        yield
+    except Closed:
+        raise
+    except ProrlError as error:
+        name, kinds = backend.backend_id, {kind: bool(error.fields.get(kind)) for kind in ("unreachable", "refused")}
+        raise EngineFailed(f"backend {name}: {error.message}", backend=name, **kinds) from error
 
 
 def _read(answer: Sequence[bytes | zmq.Frame]) -> tuple[AnyEngineReply, Sequence[bytes]]:
@@ -226,3 +263,21 @@ def read_generation(reply: Any, frames: Sequence[bytes], max_tokens: int) -> Gen
         raise MalformedMessage(f"a weight version is not an int32 of 0 or more: {reply.spans}")
     token_ids, logprobs = np.frombuffer(frames[0], np.int32), np.frombuffer(frames[1], np.float32)
     return checked(Generation(token_ids, logprobs, reply.spans, reply.finish_reason, reply.cached_tokens), max_tokens)
+
+
+def read_scores(reply: Any, frames: Sequence[bytes], tokens: int, top: int) -> Scores:
+    """Make the `Scores` of a text of a reply and the frames after it.
+
+    Raises:
+        MalformedMessage, EngineFailed: it is another reply, or its parts do not match the text.
+    """
+    if not isinstance(reply, Scored):
+        raise MalformedMessage(f"it answered a text to score with {type(reply).__name__}")
+    sizes = [len(frame) for frame in frames]
+    if sizes != [4 * tokens, 4 * tokens * top, 4 * tokens * top]:
+        raise MalformedMessage(f"the scores of {tokens} tokens with {top} others each do not have {sizes} bytes")
+    logprobs, top_logprobs = (np.frombuffer(frames[at], np.float32) for at in (0, 2))
+    top_ids = np.frombuffer(frames[1], np.int32).reshape(tokens, top)
+    return checked_scores(
+        Scores(logprobs, top_ids, top_logprobs.reshape(tokens, top), reply.weight_version), tokens, top
+    )

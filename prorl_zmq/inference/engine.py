@@ -1,4 +1,4 @@
-"""The engine protocol: token ids in; token ids, log-probs and weight versions out.
+"""The engine protocol: token ids in; token ids, log-probs and weight versions out, or the scores of a text.
 
 An `Engine` runs in the engine host's process (`hosting.host`), behind a ROUTER; a stage process reaches it through an
 `EngineClient` (`client`). The agent loop calls a `Generator`. `checked` checks the answers of all engines that other
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol, get_args
 
 import numpy as np
 
+from ..data.scores import TOP_LIMIT, Scores, first_scores
 from ..errors import EngineFailed
 from ..wire.messages.engines import FinishReason, VersionSpan
 
@@ -66,6 +67,8 @@ class EngineDescription:
     max_in_flight: int
     """Concurrent generations beyond which more would only wait."""
     logprobs_mode: LogprobsMode
+    scores: bool = False
+    """Whether it is a `ScoringEngine`."""
 
 
 class Engine(Protocol):
@@ -149,6 +152,25 @@ class Engine(Protocol):
         """Abort running generations and free the engine's resources. May be called again."""
 
 
+class ScoringEngine(Engine, Protocol):
+    """An engine whose description has `scores`."""
+
+    async def score(self, token_ids: NDArray[np.int32], top: int, job_id: str) -> Scores:
+        """Score the text `token_ids`, int32 [T], in one forward pass.
+
+        The log-probs are the model's own, at temperature 1. Cancelling the call stops the computation.
+
+        Args:
+            token_ids: the text.
+            top: how many of the likeliest tokens to return for each position, from 0.
+            job_id: the job of the text, for the engine's log.
+
+        Raises:
+            EngineFailed: the text is empty, too long, or holds an unknown id; `top` is over a limit of the engine; or
+                the engine failed.
+        """
+
+
 class Generator(Protocol):
     """Generates the policy's next turn for the agent loop: an engine client bound to one job and its backend."""
 
@@ -174,6 +196,45 @@ def check_prompt(token_ids: NDArray[np.int32], description: EngineDescription) -
         )
     if problem:
         raise EngineFailed(problem, refused=True)
+
+
+def check_scored(token_ids: NDArray[np.int32], top: int, description: EngineDescription) -> None:
+    """Raise `EngineFailed` (`refused`) if a text cannot be scored: see `check_prompt`, or `top` is over a limit."""
+    check_prompt(token_ids, description)
+    most = min(TOP_LIMIT, description.vocabulary or TOP_LIMIT)
+    if not 0 <= top <= most:
+        raise EngineFailed(f"top={top}: a position has 0 to {most} likeliest tokens", refused=True)
+
+
+def checked_scores(scores: Scores, tokens: int, top: int, vocabulary: int = 0) -> Scores:
+    """Return the scores of a text if they are valid, with the first token's as `Scores` says.
+
+    Args:
+        scores: the answer of an engine.
+        tokens: of the text.
+        top: as requested.
+        vocabulary: ids must be below this; 0: not known.
+
+    Raises:
+        EngineFailed: an array has the wrong type or shape, an id is outside the vocabulary, or a log-prob is not one.
+    """
+    wanted = {"logprobs": ("f", (tokens,)), "top_ids": ("iu", (tokens, top)), "top_logprobs": ("f", (tokens, top))}
+    for name, (kinds, shape) in wanted.items():
+        array = np.asarray(getattr(scores, name))
+        if array.shape != shape or array.dtype.kind not in kinds:
+            raise EngineFailed(f"the engine scored a text with {name} {array.dtype} {array.shape}, not {shape}")
+    first, ids = first_scores(top), scores.top_ids[1:]
+    if ids.size and not 0 <= ids.min() <= ids.max() < (vocabulary or np.inf):
+        raise EngineFailed(f"the engine scored a text with token ids outside of 0 to {vocabulary - 1}")
+    logprobs = np.concatenate([scores.logprobs[1:], scores.top_logprobs[1:].ravel()])
+    if not bool(np.all((logprobs <= 1e-3) & (logprobs > -np.inf))):
+        raise EngineFailed("the engine scored a text with a log-prob that is not a logarithm of a probability")
+    return Scores(
+        np.concatenate([first.logprobs, scores.logprobs[1:]], dtype=np.float32),
+        np.concatenate([first.top_ids, ids], dtype=np.int32, casting="unsafe"),
+        np.concatenate([first.top_logprobs, scores.top_logprobs[1:]], dtype=np.float32),
+        index(scores.weight_version),
+    )
 
 
 def as_plain(generation: Generation, prompt_tokens: int) -> Generation:

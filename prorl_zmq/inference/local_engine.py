@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..data.scores import Scores, first_scores, joined_scores
 from ..errors import EngineFailed
 from ..wire.messages.engines import VersionSpan
 from .checkpoint import read_in_time
-from .engine import EngineDescription, Generation, check_prompt
+from .engine import EngineDescription, Generation, check_prompt, check_scored
 from .policy import draw
 from .truncation import truncated, truncates
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -115,6 +116,13 @@ class LocalEngine(ABC):
     @abstractmethod
     def _take_weights(self, weights: Any) -> None: ...
 
+    def _score_parts(self, token_ids: NDArray[np.int32], top: int) -> Iterator[Scores]:
+        """Yield the scores of a text from its second token on, in parts: generations continue between two of them.
+
+        Only called if the description has `scores`. The parts are of the weights that the engine has at the first one.
+        """
+        raise NotImplementedError
+
     def _on_new_weights(self) -> None:  # noqa: B027 - not every engine has any
         """Drop results computed with other weights; called before the first step with new ones."""
 
@@ -129,10 +137,7 @@ class LocalEngine(ABC):
     async def generate(
         self, token_ids: NDArray[np.int32], sampling: Sampling, stop_token_ids: Sequence[int], job_id: str
     ) -> Generation:
-        while not self._admits.is_set():
-            await self._admits.wait()
-        if self._closed:
-            raise EngineFailed("the engine was closed", unreachable=True)
+        await self._admitted()
         check_prompt(token_ids, self._description)
         running = Running(
             token_ids.tolist(),
@@ -154,6 +159,16 @@ class LocalEngine(ABC):
         finally:
             if running in self._running:
                 self._running.remove(running)
+
+    async def score(self, token_ids: NDArray[np.int32], top: int, job_id: str) -> Scores:  # noqa: ARG002
+        await self._admitted()
+        check_scored(token_ids, top, self._description)
+        parts, version = [first_scores(top)], self._weight_version
+        for part in self._score_parts(token_ids, top):
+            parts.append(part)
+            await asyncio.sleep(0)
+            self._check_open()
+        return replace(joined_scores(parts), weight_version=version)
 
     async def begin_update(self, mode: UpdateMode) -> None:
         if not self._steps.is_set():
@@ -202,6 +217,16 @@ class LocalEngine(ABC):
         if self._decoding is not None:
             self._decoding.cancel()
             await asyncio.wait([self._decoding])
+
+    async def _admitted(self) -> None:
+        """Wait until no update is in progress."""
+        while not self._admits.is_set():
+            await self._admits.wait()
+        self._check_open()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineFailed("the engine was closed", unreachable=True)
 
     def _draw(self, batch: Sequence[Running], logits: NDArray[np.float32]) -> None:
         """Draw the next token of each generation from its row of `logits`, float32 [B, vocabulary]; modifies them."""

@@ -21,6 +21,7 @@ from torch.nn.functional import pad
 from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.utils.logging import disable_progress_bar
 
+from ..data.scores import Scores
 from ..errors import ConfigError
 from .checkpoint import check_checkpoint, read_tensors
 from .engine import EngineDescription
@@ -28,7 +29,7 @@ from .local_engine import LocalEngine, Running, chances_of
 from .truncation import truncated, truncates
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 PREFILL_TOKENS = 8192
 """Most tokens, padding included, that are prefilled between two steps; one conversation may be longer."""
+SCORED_TOKENS = 512
+"""Tokens of a text that are scored between two steps; their logits over a large vocabulary take 300 MB."""
 ATTENTIONS = {"full_attention", "sliding_attention"}
 """The kinds of layers whose cache can be padded and concatenated."""
 
@@ -78,7 +81,13 @@ class TransformersEngine(LocalEngine):
             raise ConfigError(words, key="model")
         super().__init__(
             EngineDescription(
-                str(folder), chat, text.max_position_embeddings, text.vocab_size, rows, "processed_logprobs"
+                str(folder),
+                chat,
+                text.max_position_embeddings,
+                text.vocab_size,
+                rows,
+                "processed_logprobs",
+                scores=True,
             ),
             weight_version,
         )
@@ -111,6 +120,18 @@ class TransformersEngine(LocalEngine):
         self._keep_running()
         if self._rows:
             self._decode_one()
+
+    def _score_parts(self, token_ids: NDArray[np.int32], top: int) -> Iterator[Scores]:
+        ids = torch.from_numpy(token_ids.astype(np.int64)).to(self._device)
+        model, cache, mask = self._model, DynamicCache(), torch.ones_like(ids)[None]
+        for start in range(0, len(ids) - 1, SCORED_TOKENS):
+            end = min(start + SCORED_TOKENS, len(ids) - 1)
+            with torch.inference_mode():
+                logits = self._logits(model, ids[None, start:end], mask[:, :end], cache)[0]
+                logprobs = logits.log_softmax(1)
+                likeliest = logprobs.topk(top)
+                own = logprobs.gather(1, ids[start + 1 : end + 1, None])[:, 0]
+            yield Scores(own.cpu().numpy(), likeliest.indices.int().cpu().numpy(), likeliest.values.cpu().numpy())
 
     def _on_new_weights(self) -> None:
         self._keep_running()
@@ -183,17 +204,23 @@ class TransformersEngine(LocalEngine):
     @torch.inference_mode()
     def _forward(self, ids: torch.Tensor, mask: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
         """Add ids, int64 [rows, n], to a cache; return the scores of the next tokens, float32 [rows, vocabulary]."""
+        return self._logits(self._model, ids, mask, cache, logits_to_keep=1)[:, -1]
+
+    def _logits(
+        self, model: Any, ids: torch.Tensor, mask: torch.Tensor, cache: DynamicCache, **options: int
+    ) -> torch.Tensor:
+        """Add ids, int64 [rows, n], to a cache; return the logits after each, float32 [rows, n, vocabulary]."""
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        done = self._model(
+        done = model(
             input_ids=ids,
             attention_mask=mask,
             position_ids=positions,
             **{self._cache_argument: cache},
             use_cache=True,
-            logits_to_keep=1,
+            **options,
         )
-        scores: torch.Tensor = done.logits[:, -1].float()
-        return scores
+        logits: torch.Tensor = done.logits.float()
+        return logits
 
 
 def _drawn(

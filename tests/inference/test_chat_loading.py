@@ -11,7 +11,7 @@ from chat_families import FAMILIES, save_tokenizer
 
 from prorl_zmq.errors import ConfigError
 from prorl_zmq.inference.chat import loading as chat_loading
-from prorl_zmq.inference.chat.loading import chat_format, load_chat_format
+from prorl_zmq.inference.chat.loading import chat_format, load_chat_format, same_vocabulary
 from prorl_zmq.wire.messages.backends import ChatSettings
 
 if TYPE_CHECKING:
@@ -94,3 +94,21 @@ def test_a_failure_answers_for_a_while_and_is_tried_again(tmp_path: Path, monkey
         assert await chat_format(settings) is load_chat_format(settings)
 
     asyncio.run(main())
+
+
+def test_vocabularies_are_compared_by_tokens_and_ids(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("one", "same", "other")]
+    families = (FAMILIES["chatml"], FAMILIES["chatml"], FAMILIES["r1"])
+    for family, folder in zip(families, folders, strict=True):
+        save_tokenizer(family, folder)
+    one, same, other = (ChatSettings("transformers", str(folder)) for folder in folders)
+    missing = ChatSettings("transformers", str(tmp_path / "missing"))
+
+    async def compared() -> list[bool]:
+        pairs = [(one, one), (one, same), (one, other), (one, ChatSettings()), (ChatSettings(), ChatSettings())]
+        found = [await same_vocabulary(*pair) for pair in (*pairs, (missing, missing))]
+        with pytest.raises(ConfigError):
+            await same_vocabulary(one, missing)
+        return found
+
+    assert asyncio.run(compared()) == [True, True, False, False, True, True]

@@ -207,3 +207,29 @@ def test_a_gpu_gives_a_trainers_log_probs_and_takes_new_weights(models: list[Pat
         await engine.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("length", [1, 2, 40, 130])
+def test_scores_are_those_of_float64(models: list[Path], length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in parts, each with the cache of those before it, and beside generations."""
+    monkeypatch.setattr(transformers_engine, "SCORED_TOKENS", 48)
+    token_ids = np.random.default_rng(length).integers(0, 1024, length).astype(np.int32)
+
+    async def scored() -> Any:
+        engine = new_engine(models[0], 4)
+        generation = engine.generate(PROMPTS[3], Sampling(1.0, 20, 1), (), "job")
+        return await asyncio.gather(engine.score(token_ids, 20, "job"), generation)
+
+    scores, generation = asyncio.run(scored())
+    model = transformers.AutoModelForCausalLM.from_pretrained(models[0], dtype=torch.float64)
+    with torch.inference_mode():
+        logits = model(torch.from_numpy(token_ids.astype(np.int64))[None]).logits[0, :-1]
+    expected = logits.log_softmax(-1).numpy()
+    own = np.take_along_axis(expected, token_ids[1:, None].astype(np.int64), 1)[:, 0]
+    np.testing.assert_allclose(scores.logprobs[1:], own, atol=1e-4)
+    np.testing.assert_allclose(scores.top_logprobs[1:], -np.sort(-expected, 1)[:, :20], atol=1e-4)
+    named = np.take_along_axis(expected, scores.top_ids[1:].astype(np.int64), 1)
+    np.testing.assert_allclose(scores.top_logprobs[1:], named, atol=1e-4)
+    assert (scores.weight_version, scores.logprobs[0]) == (4, 0)
+    assert np.all(scores.top_ids[0] == -1)
+    np.testing.assert_allclose(generation.logprobs, recomputed(models[0], PROMPTS[3], generation, 1.0), atol=1e-4)

@@ -123,7 +123,7 @@ def test_status_shows_stages_and_backends(served: SharedService) -> None:
         "EVAL",
         "engine-0",
         "ready",
-        "tasks: code, environment, harbor, harness, math, outside, sample, shell, stem, swe",
+        "tasks: code, environment, harbor, harness, math, outside, sample, score, shell, stem, swe",
     ):
         assert word in done.stdout
 

@@ -32,7 +32,7 @@ def test_the_tasks_that_come_with_the_package_are_found() -> None:
 
 
 def test_unknown_task() -> None:
-    offered = "code, environment, harbor, harness, math, outside, sample, shell, stem, swe"
+    offered = "code, environment, harbor, harness, math, outside, sample, score, shell, stem, swe"
     with pytest.raises(errors.ConfigError, match=f"no installed package offers task chess; offered: {offered}"):
         load_handlers(["chess"])
 
@@ -115,6 +115,7 @@ def test_users_package_adds_a_task_and_broken_handlers_cost_only_those_who_ask(t
         "math",
         "outside",
         "sample",
+        "score",
         "shell",
         "stem",
         "swe",

@@ -33,6 +33,7 @@ from ..current_trace import in_current_trace, submit_span
 from ..delivery import CollectState
 from ..keep_alive import KeepAlive
 from ..requests import IDS_PER_REQUEST, NAMELESS_S, POLL_S, check_job_ids, submissions
+from ..score_jobs import IN_FLIGHT, ScoreJobs
 from .backends import Backends
 from .batch import Batch
 from .connection import ServiceConnection
@@ -42,8 +43,9 @@ from .views import Views
 from .weights import WeightUpdates
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from ...data.scores import Scores
     from ...data.trajectory import Trajectory
     from ...wire.messages.batches import CarryOver, GroupFilter
     from ...wire.messages.front_door import Accepted, Cancelled, JobTrace, ServiceStatus, Submit
@@ -88,6 +90,8 @@ class RolloutClient(WeightUpdates):
 
             folder = ServiceFolder.open(Path(service))
             keys = keys if keys is not None else folder.keys("client")
+        self._another = partial(RolloutClient, endpoint, timeout_s=timeout_s, keys=keys, service=service)
+        """Makes a client of the same service, with a session of its own."""
         self._service = ServiceConnection(endpoint, Keyring.load(keys, CLIENT), timeout_s, folder, self.session)
         self._collecting = CollectState(self.session, new_id())
         self._collect_turn = Lock()
@@ -198,6 +202,35 @@ class RolloutClient(WeightUpdates):
                 )
             left = POLL_S if timeout_s is None else timeout_s - (time.monotonic() - last)
             wait = max(0.0, min(left, POLL_S)) if self._collecting.remaining else 0.0
+
+    def score(
+        self,
+        trajectories: Sequence[Trajectory],
+        *,
+        model: str = "teacher",
+        top: int = 20,
+        timeout_s: float | None = None,
+    ) -> list[Scores]:
+        """Return a model's log-probs of each trajectory's tokens, and of the likeliest tokens at each position.
+
+        An engine of the model reads each segment in one forward pass. Scoring has a session of its own, and engines
+        put generations first.
+
+        Args:
+            trajectories: what to score; one without tokens has scores of length 0.
+            model: a model of `[[backends]]` with the tokenizer of the trajectories, or `policy`.
+            top: how many of the likeliest tokens to return for each position, from 0 to 64.
+            timeout_s: longest time in seconds without a new score; None: no limit, since jobs have their own.
+
+        Raises:
+            InvalidJob: no backend serves the model, it cannot score, its tokenizer has other ids for the same tokens,
+                or its context is too short; or `top` is over a limit (`field` names what is wrong).
+            ProrlError: a trajectory (`job_id`) could not be scored, such as `EngineFailed` and `NoBackend`; scores of
+                others are lost.
+            RequestTimeout: no trajectory was scored for that time, or the service did not answer.
+        """
+        with self._another() as client:
+            return client._score(trajectories, model, top, timeout_s)  # noqa: SLF001 - of this class
 
     def cancel(self, job_ids: str | Iterable[str], *, timeout_s: float | None = None) -> dict[str, str]:
         """End jobs with outcome `cancelled`. Return `cancelled`, `finished` or `unknown` for each id.
@@ -359,6 +392,24 @@ class RolloutClient(WeightUpdates):
             self._keep_alive = KeepAlive(*place, renewal, lease_s)
             weakref.finalize(self._service, self._keep_alive.stop).atexit = False
         self._keep_alive.shorten(lease_s)
+
+    def _score(self, trajectories: Sequence[Trajectory], model: str, top: int, timeout_s: float | None) -> list[Scores]:
+        """Score trajectories in the client's session, which has no other jobs."""
+        backends = self.backends.list()
+        jobs = ScoreJobs(trajectories, model, top, [status.backend for status in backends])
+        try:
+            while not jobs.are_over:
+                if part := jobs.take():
+                    self.submit(part)
+                found = self.collect(IN_FLIGHT, wait_s=timeout_s)
+                if not found and timeout_s is not None:
+                    raise RequestTimeout(f"no trajectory was scored for {timeout_s:g} s", timeout_s=timeout_s)
+                for result in found:
+                    jobs.receive(result)
+        finally:
+            if jobs.submitted:
+                self.cancel(jobs.submitted)
+        return jobs.scores
 
     def _submit(self, request: Submit, packed: list[bytes], until: float, busy_until: float) -> Accepted:
         while True:

@@ -85,10 +85,14 @@ class ChatTokenizer:
         """Texts that, between two literals of the template, make a guarded token."""
         ids = {backend.token_to_id(text): text for text in guarded}
         self._guarded_ids = {token_id: text for token_id, text in ids.items() if token_id is not None}
-        known = np.array(sorted(backend.get_vocab(with_added_tokens=True).values()))
+        known = np.array(sorted(self.vocabulary().values()))
         self._in_vocabulary = np.zeros(known[-1] + 1, bool)
         self._in_vocabulary[known] = True
         self._lead = self._find_lead(special)
+
+    def vocabulary(self) -> dict[str, int]:
+        """Return all tokens, special ones included, with their ids."""
+        return dict(self._backend.get_vocab(with_added_tokens=True))
 
     def _find_lead(self, special: set[str]) -> str:
         """Return a lead for a part from the middle of a text, so that it is not encoded as the beginning of a text.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import os
 import time
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ...errors import ConfigError
 from ...system.threads import run_aside
@@ -15,6 +16,7 @@ from ...system.threads import run_aside
 if TYPE_CHECKING:
     from ...wire.messages.backends import ChatSettings
     from . import ChatFormat
+    from .transformers_chat import TransformersChatFormat
 
 log = logging.getLogger("prorl.chat")
 
@@ -33,6 +35,12 @@ _LOADED: dict[ChatSettings, ChatFormat] = {}
 _LOADING: dict[ChatSettings, asyncio.Task[None]] = {}
 _FAILED: dict[ChatSettings, tuple[float, Exception]] = {}
 """Until when (monotonic clock, s) a failure is repeated."""
+
+
+DIGESTS_KEPT = 64
+"""Most digests of vocabularies that are remembered."""
+_DIGESTS: dict[str, bytes] = {}
+"""By tokenizer."""
 
 
 async def chat_format(settings: ChatSettings) -> ChatFormat:
@@ -133,3 +141,33 @@ def _load(settings: ChatSettings) -> ChatFormat:
     from .transformers_chat import TransformersChatFormat
 
     return TransformersChatFormat.load(settings)
+
+
+async def same_vocabulary(one: ChatSettings, other: ChatSettings) -> bool:
+    """Return whether two chat formats have the same ids for the same tokens, special ones included.
+
+    Raises:
+        ConfigError: a tokenizer cannot be loaded here.
+    """
+    if one.kind != other.kind:
+        return False
+    if one.kind == "embedded" or one.tokenizer == other.tokenizer:
+        return True
+    return await _digest(one) == await _digest(other)
+
+
+async def _digest(settings: ChatSettings) -> bytes:
+    if settings.tokenizer not in _DIGESTS:
+        loaded = cast("TransformersChatFormat", await chat_format(settings))
+        digest = await asyncio.to_thread(_digest_of, loaded.tokenizer.vocabulary())
+        while len(_DIGESTS) >= DIGESTS_KEPT:
+            del _DIGESTS[next(iter(_DIGESTS))]
+        _DIGESTS[settings.tokenizer] = digest
+    return _DIGESTS[settings.tokenizer]
+
+
+def _digest_of(vocabulary: dict[str, int]) -> bytes:
+    digest = hashlib.sha256()
+    for token, number in sorted(vocabulary.items()):
+        digest.update(f"{token}\0{number}\0".encode("utf-8", "surrogatepass"))
+    return digest.digest()

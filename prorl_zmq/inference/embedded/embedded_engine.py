@@ -6,21 +6,27 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...data.scores import Scores
 from ...errors import InvalidWeights
 from ...wire.messages.backends import ChatSettings
 from ..engine import EngineDescription
 from ..local_engine import LocalEngine
-from ..policy import Policy
+from ..policy import Policy, log_softmax
 from ..tokenizer import PAD, VOCABULARY_SIZE
 from .base_policy import base_policy
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+    from numpy.typing import NDArray
 
 CONTEXT_LIMIT = 32_768
 """Most tokens of a prompt and its answer together. The window slides, so the limit only keeps requests finite."""
 MAX_IN_FLIGHT = 64
 """Generations at once beyond which each is noticeably slower."""
+SCORED_TOKENS = 512
+"""Tokens of a text that are scored between two steps of generations."""
 
 
 class EmbeddedEngine(LocalEngine):
@@ -29,7 +35,9 @@ class EmbeddedEngine(LocalEngine):
     def __init__(self, policy: Policy, weight_version: int = 0, model: str = "embedded") -> None:
         vocabulary = policy.shape.vocabulary
         super().__init__(
-            EngineDescription(model, ChatSettings(), CONTEXT_LIMIT, vocabulary, MAX_IN_FLIGHT, "processed_logprobs"),
+            EngineDescription(
+                model, ChatSettings(), CONTEXT_LIMIT, vocabulary, MAX_IN_FLIGHT, "processed_logprobs", scores=True
+            ),
             weight_version,
         )
         self._policy = policy
@@ -41,6 +49,16 @@ class EmbeddedEngine(LocalEngine):
             last = running.tokens[-window:]
             contexts[row, window - len(last) :] = last
         self._draw(self._running, self._policy.logits(contexts))
+
+    def _score_parts(self, token_ids: NDArray[np.int32], top: int) -> Iterator[Scores]:
+        policy = self._policy
+        contexts = policy.contexts(token_ids)
+        for start in range(1, len(token_ids), SCORED_TOKENS):
+            part = slice(start, start + SCORED_TOKENS)
+            logprobs = log_softmax(policy.logits(contexts[part]))
+            rows = np.arange(len(logprobs))[:, None]
+            likeliest = np.argsort(-logprobs, axis=1, kind="stable")[:, :top]
+            yield Scores(logprobs[rows[:, 0], token_ids[part]], likeliest.astype(np.int32), logprobs[rows, likeliest])
 
     def _read_weights(self, path: Path) -> Policy:
         return Policy.load(path, self._policy.shape)

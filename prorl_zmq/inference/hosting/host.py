@@ -49,6 +49,7 @@ from ...wire.messages.engines import (
     EngineReady,
     Generate,
     Generated,
+    Score,
     WeightUpdate,
 )
 from ...wire.request_routing import ENGINE_HOST, convert_request
@@ -57,6 +58,7 @@ from ..chat.loading import chat_warning
 from ..engine import as_plain
 from .engine_updates import EngineUpdates
 from .registration import Registration
+from .score_queue import ScoreQueue
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -144,6 +146,7 @@ class EngineHost:
         self._generations: dict[str, asyncio.Task[None]] = {}
         self._envelopes: dict[str, Sequence[Frame]] = {}
         """The envelope for the answer to each generation."""
+        self._scores = ScoreQueue(engine, lambda: bool(self._generations), self._send, self._refuse)
         self._updates = EngineUpdates(engine)
         self._updating: set[asyncio.Task[None]] = set()
         self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
@@ -180,7 +183,7 @@ class EngineHost:
         self._closing = True
         await self._engine.close()
         await self._updates.close()
-        tasks = [*self._generations.values(), *self._updating]
+        tasks = [*self._generations.values(), *self._scores.close(), *self._updating]
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=UPDATES_S)
             for task in late:
@@ -212,6 +215,7 @@ class EngineHost:
             max_in_flight=options.max_in_flight or engine.max_in_flight,
             context_tokens=engine.context_tokens,
             logprobs_mode=engine.logprobs_mode,
+            scores=engine.scores,
             life=self._life,
             version=version("prorl-zmq"),
             warning=options.warning,
@@ -284,7 +288,7 @@ class EngineHost:
             request_id = codec.request_id(content)
             request: AnyEngineRequest = convert_request(content, AnyEngineRequest, ENGINE_HOST)
             self._authenticator.sender(frames[0]).check(request)
-            expected = 2 if isinstance(request, Generate) else 1
+            expected = 2 if isinstance(request, Generate | Score) else 1
             if len(message) != expected:
                 raise MalformedMessage(f"{type(request).__name__} has {expected} frames, not {len(message)}")
             if self._closing:
@@ -296,10 +300,10 @@ class EngineHost:
     def _serve(
         self, envelope: Sequence[Frame], request: AnyEngineRequest, message: Sequence[bytes | zmq.Frame]
     ) -> None:
+        if isinstance(request, Generate | Score) and request.life not in ("", self._life):
+            raise EngineFailed("the engine host was restarted, maybe with older weights", unreachable=True)
         match request:
             case Generate():
-                if request.life not in ("", self._life):
-                    raise EngineFailed("the engine host was restarted, maybe with older weights", unreachable=True)
                 token_ids = token_array(message[1])  # first: a malformed request must leave nothing behind
                 self._envelopes[request.request_id] = envelope
                 if request.request_id not in self._generations:
@@ -308,7 +312,10 @@ class EngineHost:
                     self._generations[request.request_id] = task
                     # Not in the task: one that is cancelled before it begins never runs at all.
                     task.add_done_callback(partial(self._forget, request.request_id))
+            case Score():
+                self._scores.add(envelope, request, token_array(message[1]))
             case Abort():
+                self._scores.abort(request.request_id)
                 task_or_none = self._generations.get(request.request_id)
                 if task_or_none is not None:
                     task_or_none.cancel()
@@ -335,18 +342,20 @@ class EngineHost:
                 request_id, finish_reason=done.finish_reason, spans=done.spans, cached_tokens=done.cached_tokens
             )
             arrays = [done.token_ids.tobytes(), done.logprobs.tobytes()]
-            self._router.send([*self._envelopes[request_id], codec.encode(header), *arrays])
+            self._send(self._envelopes[request_id], header, arrays)
         except asyncio.CancelledError:
             result = "cancelled"
             log.debug("generation %s was aborted", request_id)
         except Exception as error:  # noqa: BLE001 - reported to the client; the host continues
-            self._send(self._envelopes[request_id], Refused(request_id, _describe(error)))
+            self._refuse(self._envelopes[request_id], request_id, error)
         finally:
             catalog.ENGINE_REQUESTS.add(backend_id, result)
             catalog.ENGINE_SECONDS.observe(time.monotonic() - began, backend_id)
 
     def _forget(self, request_id: str, _: asyncio.Task[None]) -> None:
         del self._generations[request_id], self._envelopes[request_id]
+        if not self._generations:
+            self._scores.generations_ended()
 
     def _count(self, prompt: NDArray[np.int32], done: Generation) -> None:
         self._prompt_tokens += len(prompt)
@@ -375,7 +384,7 @@ class EngineHost:
             self._send(envelope, Refused(request.request_id, stopped.info()))
             raise
         except Exception as error:  # noqa: BLE001 - as above
-            self._send(envelope, Refused(request.request_id, _describe(error)))
+            self._refuse(envelope, request.request_id, error)
         else:
             catalog.ENGINE_UPDATE_SECONDS.observe(time.monotonic() - began, self._options.backend_id)
             self._registration.announce(self._weight_version())
@@ -384,8 +393,11 @@ class EngineHost:
     def _ready(self, request_id: str) -> EngineReady:
         return EngineReady(request_id, self._weight_version(), len(self._generations))
 
-    def _send(self, envelope: Sequence[Frame], reply: AnyEngineReply) -> None:
-        self._router.send([*envelope, codec.encode(reply)])
+    def _refuse(self, envelope: Sequence[Frame], request_id: str, error: Exception) -> None:
+        self._send(envelope, Refused(request_id, _describe(error)))
+
+    def _send(self, envelope: Sequence[Frame], reply: AnyEngineReply, arrays: Sequence[bytes] = ()) -> None:
+        self._router.send([*envelope, codec.encode(reply), *arrays])
 
 
 def token_array(frame: bytes | zmq.Frame) -> NDArray[np.int32]:

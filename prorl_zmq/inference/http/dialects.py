@@ -15,12 +15,14 @@ import numpy as np
 from ...errors import EngineFailed
 from ...wire.messages.engines import VersionSpan
 from ..engine import FINISH_REASONS, Generation
+from ..prompt_logprobs import scores_by_rank
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from ...data.scores import Scores
     from ...wire.messages.engines import FinishReason
     from ...wire.messages.jobs import Sampling
 
@@ -34,6 +36,8 @@ _DIGITS: Final = 10
 """Of an int32."""
 _BASE_BYTES: Final = 2**20
 _TOKEN_BYTES: Final = 2**11
+_ENTRY_BYTES: Final = 256
+"""Of an entry of a scored token, which has its text."""
 _PROMPT_TOKEN_BYTES: Final = 16
 """Some servers echo the prompt's ids."""
 _MOST_BYTES: Final = 2**28
@@ -62,6 +66,20 @@ class Turn:
         return min(_BASE_BYTES + tokens, _MOST_BYTES)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Text:
+    """One text to score."""
+
+    token_ids: NDArray[np.int32]
+    """int32 [T]."""
+    top: int
+    """How many of the likeliest tokens to list for each position."""
+
+    @property
+    def answer_limit_bytes(self) -> int:
+        return min(_BASE_BYTES + len(self.token_ids) * (1 + self.top) * _ENTRY_BYTES, _MOST_BYTES)
+
+
 class Dialect(Protocol):
     """The requests and answers of one kind of server that continues token ids."""
 
@@ -71,6 +89,8 @@ class Dialect(Protocol):
     """The path of generations."""
     tells_spans: ClassVar[bool]
     """Whether answers report which weights generated which tokens."""
+    scores: ClassVar[bool]
+    """Whether it is a `ScoringDialect`."""
 
     def request(self, turn: Turn) -> bytes:
         """Return the body of the request."""
@@ -80,6 +100,20 @@ class Dialect(Protocol):
 
         Raises:
             EngineFailed: the body is not JSON, has another form, or holds text only.
+        """
+
+
+class ScoringDialect(Dialect, Protocol):
+    """A dialect in which a server scores texts."""
+
+    def scoring(self, text: Text) -> bytes:
+        """Return the body of the request."""
+
+    def scores_of(self, body: bytes, text: Text) -> Scores:
+        """Decode the body of an answer with status 200.
+
+        Raises:
+            EngineFailed: as `generation`, or it has no log-probs of this text.
         """
 
 
@@ -187,7 +221,13 @@ class _Span(msgspec.Struct):
     end: int
 
 
+class _Entry(msgspec.Struct):
+    logprob: float
+    rank: int
+
+
 class _Choice(msgspec.Struct):
+    prompt_logprobs: list[dict[str, _Entry] | None] | None = None
     token_ids: list[int] | None = None
     logprobs: _LogProbs | None = None
     finish_reason: str | None = None
@@ -195,8 +235,11 @@ class _Choice(msgspec.Struct):
 
 
 class _VllmAnswer(msgspec.Struct):
+    """`prompt_logprobs` is the token API's; completions have them in the choice."""
+
     choices: list[_Choice]
     usage: _Usage | None = None
+    prompt_logprobs: list[dict[str, _Entry] | None] | None = None
 
     def choice(self) -> _Choice:
         if len(self.choices) != 1:
@@ -206,6 +249,17 @@ class _VllmAnswer(msgspec.Struct):
     def cached_tokens(self, turn: Turn) -> int:
         details = self.usage and self.usage.prompt_tokens_details
         return cached((details and details.cached_tokens) or 0, turn)
+
+    def scores(self, text: Text) -> Scores:
+        listed = self.choice().prompt_logprobs or self.prompt_logprobs
+        if not listed:
+            raise EngineFailed("the server gave no log-probs of the text")
+        each = [entries or {} for entries in listed[1:]]
+        counts = [len(entries) for entries in each]
+        ids = [number if (number := small_number(key)) is not None else -1 for entries in each for key in entries]
+        found = [entry for entries in each for entry in entries.values()]
+        numbers = (ids, [entry.logprob for entry in found], [entry.rank for entry in found])
+        return scores_by_rank(text.token_ids, text.top, counts, numbers)
 
 
 class VllmGenerate:
@@ -217,11 +271,19 @@ class VllmGenerate:
     name: ClassVar[str] = "vllm"
     path: ClassVar[str] = "/inference/v1/generate"
     tells_spans: ClassVar[bool] = True
+    scores: ClassVar[bool] = True
 
     def request(self, turn: Turn) -> bytes:
         # Only the requested ids end a turn.
         parameters = {"logprobs": 0, "detokenize": bool(turn.sampling.stop), "ignore_eos": True, **_sampling(turn)}
         return msgspec.json.encode({"token_ids": turn.token_ids.tolist(), "sampling_params": parameters})
+
+    def scoring(self, text: Text) -> bytes:
+        parameters = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": text.top, "detokenize": False}
+        return msgspec.json.encode({"token_ids": text.token_ids.tolist(), "sampling_params": parameters})
+
+    def scores_of(self, body: bytes, text: Text) -> Scores:
+        return decoded(body, _VllmAnswer).scores(text)
 
     def generation(self, body: bytes, turn: Turn) -> Generation:
         answer = decoded(body, _VllmAnswer)
@@ -260,15 +322,26 @@ class Completions:
     name: ClassVar[str] = "completions"
     path: ClassVar[str] = "/v1/completions"
     tells_spans: ClassVar[bool] = False
+    scores: ClassVar[bool] = True
 
     def __init__(self, model: str = "") -> None:
         self._model = model
 
     def request(self, turn: Turn) -> bytes:
         ids = {"return_token_ids": True, "return_tokens_as_token_ids": True}
-        model = {"model": self._model} if self._model else {}
+        model = self._named()
         parameters = {"repetition_penalty": 1.0, "logprobs": 0, "ignore_eos": True, **_sampling(turn)}
         return msgspec.json.encode({"prompt": turn.token_ids.tolist(), **parameters, **ids, **model})
+
+    def scoring(self, text: Text) -> bytes:
+        parameters = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": text.top}
+        return msgspec.json.encode({"prompt": text.token_ids.tolist(), **parameters, **self._named()})
+
+    def scores_of(self, body: bytes, text: Text) -> Scores:
+        return decoded(body, _VllmAnswer).scores(text)
+
+    def _named(self) -> dict[str, str]:
+        return {"model": self._model} if self._model else {}
 
     def generation(self, body: bytes, turn: Turn) -> Generation:
         answer = decoded(body, _VllmAnswer)
@@ -325,6 +398,7 @@ class Sglang:
     name: ClassVar[str] = "sglang"
     path: ClassVar[str] = "/generate"
     tells_spans: ClassVar[bool] = False
+    scores: ClassVar[bool] = False
 
     def request(self, turn: Turn) -> bytes:
         given = _sampling(turn)
@@ -375,6 +449,7 @@ class Prorl:
     name: ClassVar[str] = "prorl"
     path: ClassVar[str] = "/generate"
     tells_spans: ClassVar[bool] = False
+    scores: ClassVar[bool] = False
 
     def __init__(self, context_tokens: int = 0) -> None:
         self._context_tokens = context_tokens

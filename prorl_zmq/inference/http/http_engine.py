@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 import numpy as np
@@ -23,9 +24,9 @@ from ...errors import ConfigError, EngineFailed, InvalidWeights
 from ...wire.messages.backends import ChatSettings
 from ...wire.messages.engines import VersionSpan
 from ..checkpoint import check_checkpoint, read_in_time, read_tensors
-from ..engine import EngineDescription, Generation, check_prompt, checked
+from ..engine import EngineDescription, Generation, check_prompt, check_scored, checked
 from .connections import CONNECTIONS, RETRY_S, Connections
-from .dialects import Turn
+from .dialects import Text, Turn
 from .known_weights import KnownWeights
 from .pause import ServerPause
 from .probe import START_S, probe, vocabulary_of
@@ -37,8 +38,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ...config import ServerApi
+    from ...data.scores import Scores
     from ...wire.messages.engines import UpdateMode
     from ...wire.messages.jobs import Sampling
+    from .dialects import ScoringDialect
     from .probe import Found
     from .weight_updates import WeightUpdates
 
@@ -114,6 +117,7 @@ class HttpEngine:
                 vocabulary=await asyncio.to_thread(vocabulary_of, found.model, chat.tokenizer),
                 max_in_flight=max_in_flight,
                 logprobs_mode=found.logprobs_mode,
+                scores=found.dialect.scores,
             )
         except BaseException:
             await pool.close()
@@ -150,6 +154,19 @@ class HttpEngine:
             if len(part.token_ids):
                 prompt = np.concatenate([prompt, part.token_ids])
                 left = _rest(left, len(part.token_ids))
+
+    async def score(
+        self,
+        token_ids: NDArray[np.int32],
+        top: int,
+        job_id: str,  # noqa: ARG002 - servers log under their own names
+    ) -> Scores:
+        check_scored(token_ids, top, self._description)
+        dialect, text = cast("ScoringDialect", self._dialect), Text(token_ids, top)
+        while True:
+            scores = await self._pause.pass_one(partial(self._ask_scores, dialect, text))
+            if scores is not None:
+                return scores
 
     async def begin_update(self, mode: UpdateMode) -> None:
         async with self._updating:
@@ -230,6 +247,20 @@ class HttpEngine:
         if unasked and not len(generation.token_ids):  # with generated tokens, the trainer may have requested the abort
             raise EngineFailed(f"{self._connections.url} aborted a generation without being asked: {answer.excerpt()}")
         return checked(generation, sampling.max_tokens, self._description.vocabulary)
+
+    async def _ask_scores(self, dialect: ScoringDialect, text: Text) -> Scores | None:
+        """Return a text's scores; None: new weights came meanwhile."""
+        self._check_open()
+        updates, version = self._updates_begun, self._weights.weight_version
+        body, limit_bytes = dialect.scoring(text), text.answer_limit_bytes
+        answer = await self._connections.generate(dialect.path, body, limit_bytes=limit_bytes)
+        self._check_open()
+        if (updates, version) != (self._updates_begun, self._weights.weight_version):
+            return None
+        if answer.status != 200:
+            wrong = answer.status in REQUEST_IS_WRONG
+            raise EngineFailed(f"{self._connections.url} refused or failed: {answer.excerpt()}", refused=wrong)
+        return replace(await asyncio.to_thread(dialect.scores_of, answer.body, text), weight_version=version)
 
     def _check_not_closed(self) -> None:
         if self._closed:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 ABORT_INTERVAL_S = 1.0
 """Seconds after which generations that reached the server after an abort are aborted too."""
 ABORT_S = 60.0
+
+Answer = TypeVar("Answer")
 
 
 class ServerPause:
@@ -64,6 +66,17 @@ class ServerPause:
         Raises:
             EngineFailed: the engine was closed.
         """
+        generation = await self.pass_one(ask)
+        if generation is None:
+            generation = Generation(np.zeros(0, np.int32), np.zeros(0, np.float32), (), "abort")
+        return generation, self._keeping and generation.finish_reason == "abort"
+
+    async def pass_one(self, ask: Callable[[], Awaitable[Answer]]) -> Answer | None:
+        """Request an answer from the server, after waiting for the end of a pause; None: a pause cancelled it.
+
+        Raises:
+            EngineFailed: the engine was closed.
+        """
         while not self._open.is_set():
             await self._open.wait()
         if self._removed:
@@ -73,16 +86,15 @@ class ServerPause:
         self._idle.clear()
         try:
             async with time:
-                generation = await ask()
+                return await ask()
         except TimeoutError:
             if not time.expired():
                 raise
-            generation = Generation(np.zeros(0, np.int32), np.zeros(0, np.float32), (), "abort")
+            return None
         finally:
             self._running.discard(time)
             if not self._running:
                 self._idle.set()
-        return generation, self._keeping and generation.finish_reason == "abort"
 
     async def begin(self, calls: WeightUpdates | None, mode: UpdateMode) -> None:
         """Return when the server generates nothing for this engine; do nothing if a pause has begun already.

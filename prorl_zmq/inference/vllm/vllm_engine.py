@@ -18,6 +18,7 @@ import gc
 import multiprocessing
 import traceback
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -29,7 +30,8 @@ from ...wire.messages.backends import ChatSettings
 from ...wire.messages.engines import VersionSpan
 from ..chat.loading import load_chat_format
 from ..checkpoint import check_checkpoint, read_in_time
-from ..engine import FINISH_REASONS, PAUSES, EngineDescription, Generation, check_prompt
+from ..engine import FINISH_REASONS, PAUSES, EngineDescription, Generation, check_prompt, check_scored
+from ..prompt_logprobs import scores_by_rank
 from .root_cause import root_cause
 from .vllm_processes import Interrupted, interruptible, set_environment, tailed_output
 from .vllm_start import downloaded_folder, model_folder, start_async_llm
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ...data.scores import Scores
     from ...wire.messages.engines import UpdateMode
     from ...wire.messages.jobs import Sampling
 
@@ -133,9 +136,22 @@ class VllmEngine:
     ) -> Generation:
         self._check_open()
         self._check_prompt(token_ids, stop_token_ids)
-        prompt = {"type": "token", "prompt_token_ids": token_ids.tolist()}
         room = self._description.context_tokens - len(token_ids)
-        parameters = _sampling_parameters(sampling, stop_token_ids, room)
+        return _generation(await self._output(token_ids, _sampling_parameters(sampling, stop_token_ids, room), job_id))
+
+    async def score(self, token_ids: NDArray[np.int32], top: int, job_id: str) -> Scores:
+        parameters = _scoring_parameters(top)
+        while True:
+            self._check_open()
+            check_scored(token_ids, top, self._description)
+            version, output = self._weight_version, await self._output(token_ids, parameters, job_id)
+            # Otherwise new weights came meanwhile; vLLM begins the next request with them.
+            if output.outputs[0].finish_reason != "abort" and version == self._weight_version:
+                return replace(_scores(output.prompt_logprobs, token_ids, top), weight_version=version)
+
+    async def _output(self, token_ids: NDArray[np.int32], parameters: Any, job_id: str) -> Any:
+        """Return vLLM's answer to one request."""
+        prompt = {"type": "token", "prompt_token_ids": token_ids.tolist()}
         self._requests += 1
         request_id = f"{job_id}-{self._requests}"
         self._running.add(request_id)
@@ -147,7 +163,7 @@ class VllmEngine:
         finally:
             self._running.discard(request_id)
         self._check_open()  # otherwise it was aborted because of that
-        return _generation(final)
+        return final
 
     async def begin_update(self, mode: UpdateMode) -> None:
         async with self._updating:
@@ -303,6 +319,7 @@ def _description(config: Any, model: str, chat: ChatSettings) -> EngineDescripti
         vocabulary=config.model_config.get_vocab_size(),
         max_in_flight=config.scheduler_config.max_num_seqs,
         logprobs_mode=config.model_config.logprobs_mode,
+        scores=True,
     )
 
 
@@ -333,6 +350,27 @@ def _sampling_parameters(sampling: Sampling, stop_token_ids: Sequence[int], room
         skip_special_tokens=False,  # a stop text may be in one
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
+
+
+def _scoring_parameters(top: int) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        temperature=0.0,
+        max_tokens=1,
+        prompt_logprobs=top,
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def _scores(flat: Any, token_ids: NDArray[np.int32], top: int) -> Scores:
+    if flat is None or len(flat) != len(token_ids):
+        raise EngineFailed("vLLM gave no log-probs of the text")
+    counts = [end - start for start, end in zip(flat.start_indices[1:], flat.end_indices[1:], strict=True)]
+    return scores_by_rank(token_ids, top, counts, (flat.token_ids, flat.logprobs, flat.ranks))
 
 
 def _generation(output: Any) -> Generation:

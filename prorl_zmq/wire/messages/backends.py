@@ -144,6 +144,8 @@ class Backend(Part, frozen=True, kw_only=True):
     context_tokens: Annotated[int, Meta(ge=0)] = 0
     """Most tokens of a prompt and its answer together; 0: not known."""
     logprobs_mode: LogprobsMode = "processed_logprobs"
+    scores: bool = False
+    """Whether it answers `Score`."""
     life: Annotated[str, Meta(max_length=64)] = ""
     """An identifier of its host's current life, which rejects requests for another life. Empty: no engine host."""
     version: ShortText = ""

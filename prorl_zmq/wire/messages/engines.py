@@ -52,8 +52,19 @@ class Generate(Request, frozen=True, kw_only=True):
     """The W3C trace context of the requesting span; empty: none."""
 
 
+class Score(Request, frozen=True, kw_only=True):
+    """Score a text: the log-probs of its tokens at temperature 1. Further frame: its ids, int32 [T]."""
+
+    roles: ClassVar[Roles] = FOR_STAGES
+    job_id: JobIdentifier
+    top: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    """How many of the likeliest tokens to list for each position."""
+    life: Annotated[str, Meta(max_length=64)] = ""
+    """As in `Generate`."""
+
+
 class Abort(Request, frozen=True):
-    """Stop the generation that `request_id` began; neither gets a reply."""
+    """Stop the generation or the scoring that `request_id` began; neither gets a reply."""
 
     roles: ClassVar[Roles] = FOR_STAGES
 
@@ -123,6 +134,16 @@ class Generated(Reply, frozen=True, kw_only=True):
     """Prompt tokens found in the engine's prefix cache."""
 
 
+class Scored(Reply, frozen=True, kw_only=True):
+    """Answer to `Score`. Three further frames.
+
+    They are the log-probs of the tokens, float32 [T]; for each position the likeliest tokens, int32 [T, top]; and their
+    log-probs, float32 [T, top]. Nothing comes before the first token: its row has log-probs 0 and ids -1.
+    """
+
+    weight_version: WeightVersion
+
+
 class EngineReady(Reply, frozen=True):
     """Answer to `EngineHealth`, and to `WeightUpdate` once it is done."""
 
@@ -131,5 +152,5 @@ class EngineReady(Reply, frozen=True):
     """Running generations."""
 
 
-AnyEngineRequest = Generate | Abort | EngineHealth | WeightUpdate
-AnyEngineReply = Generated | EngineReady | Refused
+AnyEngineRequest = Generate | Score | Abort | EngineHealth | WeightUpdate
+AnyEngineReply = Generated | Scored | EngineReady | Refused

@@ -13,6 +13,7 @@ import pytest
 from vllm_python import START_LIMIT_S
 
 from prorl_zmq.errors import EngineFailed, InvalidWeights
+from prorl_zmq.inference.engine import checked_scores
 from prorl_zmq.inference.http.http_engine import HttpEngine
 from prorl_zmq.wire.messages.backends import ChatSettings
 from prorl_zmq.wire.messages.engines import VersionSpan
@@ -260,3 +261,30 @@ def test_wrong_weights_never_reach_the_server(server: VllmServer, tmp_path: Path
             assert same(await likeliest(engine), before)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("top", [0, 20])
+def test_both_dialects_score_alike_and_as_generations_say(server: VllmServer, top: int) -> None:
+    """A turn's text at temperature 1 has the log-probs with which it was generated."""
+
+    async def test() -> None:
+        scored = []
+        for api in APIS:
+            async with engine_of(server, api) as engine:
+                done = await engine.generate(PROMPT, Sampling(1.0, 40, 3), (), "job")
+                text = np.concatenate([PROMPT, done.token_ids])
+                scores = checked_scores(await engine.score(text, top, "job"), len(text), top, 1024)
+                np.testing.assert_allclose(scores.logprobs[len(PROMPT) :], done.logprobs, atol=1e-4)
+                scored.append((text, scores))
+        (one, first), (other, second) = scored
+        common = len(PROMPT)
+        np.testing.assert_array_equal(one[:common], other[:common])
+        np.testing.assert_allclose(first.logprobs[:common], second.logprobs[:common], atol=1e-5)
+        np.testing.assert_allclose(first.top_logprobs[:common], second.top_logprobs[:common], atol=1e-5)
+        assert np.all(np.diff(first.top_logprobs[1:], axis=1) <= 0)
+        async with engine_of(server, "vllm") as engine:
+            with pytest.raises(EngineFailed, match="max allowed") as refused:
+                await engine.score(text, 64, "job")
+            assert refused.value.refused
+
+    asyncio.run(test())

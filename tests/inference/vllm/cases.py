@@ -21,7 +21,7 @@ import uvloop
 from reference import Reference
 
 from prorl_zmq.errors import ProrlError
-from prorl_zmq.inference.engine import Generation, checked
+from prorl_zmq.inference.engine import Generation, checked, checked_scores
 from prorl_zmq.inference.vllm import vllm_engine
 from prorl_zmq.inference.vllm.vllm_engine import VllmEngine
 from prorl_zmq.wire.messages.jobs import Sampling
@@ -113,6 +113,23 @@ class Cases:
         ]
         done = await asyncio.gather(*(self.run(ids, **sampling) for ids, sampling in asked))
         return [self.judged(ids, one, **sampling) for (ids, sampling), one in zip(asked, done, strict=True)]
+
+    async def scores(self) -> Plain:
+        """Texts beside generations, after their prompts are in the prefix cache, and at vLLM's limits."""
+        texts = [prompt(length) for length in (1, 2, 150, 700)]
+        await self.run(texts[-1], max_tokens=4)
+        asked = [(text, top) for text in texts for top in (0, 1, 20, 64)]
+        scored, _ = await asyncio.gather(
+            asyncio.gather(*(self.engine.score(text, top, "job") for text, top in asked)),
+            asyncio.gather(*(self.run(prompt(30), max_tokens=40) for _ in range(8))),
+        )
+        reference = Reference(self.versions)
+        errors = [
+            reference.scores_error(text.tolist(), checked_scores(one, len(text), top, 1024))
+            for one, (text, top) in zip(scored, asked, strict=True)
+        ]
+        wrong = [self.engine.score(*each, "job") for each in ((texts[1], 65), (prompt(2048), 1), (texts[0][:0], 1))]
+        return {"errors": errors, "refused": [await refusal(each) for each in wrong]}
 
     async def seeds(self) -> list[list[int]]:
         done = [await self.run(prompt(20), max_tokens=16, seed=seed) for seed in (2**63 - 1, 2**63 - 1, 5)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from prorl_zmq.data.scores import Scores
     from prorl_zmq.inference.engine import Generation
     from prorl_zmq.wire.messages.jobs import Sampling
 
@@ -42,6 +44,20 @@ class Reference:
             expected = sampled_from(rows, sampling).gather(1, drawn[:, None])[:, 0].numpy()
             worst = max(worst, float(np.abs(expected - generation.logprobs[span.start : span.end]).max()))
         return worst
+
+    def scores_error(self, token_ids: Sequence[int], scores: Scores) -> float:
+        """Give the largest difference of a text's scores from those of version 0, computed in float64."""
+        with torch.inference_mode():
+            wide = copy.deepcopy(self._models[0]).double()
+            expected = wide(torch.tensor([list(token_ids)])).logits[0, :-1].log_softmax(-1).numpy()
+        if not len(expected):
+            return float(np.abs(scores.logprobs).max(initial=0.0))
+        own = np.take_along_axis(expected, np.array(token_ids[1:])[:, None], 1)[:, 0]
+        top_ids, top_logprobs = scores.top_ids[1:], scores.top_logprobs[1:]
+        likeliest = -np.sort(-expected, 1)[:, : top_ids.shape[1]]
+        named = np.take_along_axis(expected, top_ids.astype(np.int64), 1)
+        gaps = (scores.logprobs[1:] - own, top_logprobs - likeliest, top_logprobs - named)
+        return max(float(np.abs(gap).max(initial=0.0)) for gap in gaps)
 
 
 def sampled_from(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:

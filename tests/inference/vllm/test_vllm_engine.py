@@ -43,6 +43,13 @@ def test_exactness(case: Any) -> None:
         assert one["error"] < CLOSE
 
 
+def test_scores(case: Any) -> None:
+    assert len(case["errors"]) == 16
+    assert max(case["errors"]) < CLOSE
+    assert [one["fields"].get("refused") for one in case["refused"]] == [True] * 3
+    assert "0 to 64" in case["refused"][0]["message"]
+
+
 def test_seeds(case: Any) -> None:
     first, same, other = case
     assert first == same

@@ -1,0 +1,166 @@
+"""`ScoreQueue`: the scoring requests of one engine host, and when each begins.
+
+Generations come first. While none is under way, nor was within `QUIET_S`, `AT_ONCE` texts are scored at a time.
+Otherwise one is, and after it the next one waits so long that scoring takes at most `SHARE` of the time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+from ...errors import EngineFailed
+from ...system.logs import about_job
+from ...wire.messages.engines import Scored
+from ..engine import checked_scores
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ...wire.messages.engines import Score
+    from ...wire.sockets import Frame
+    from ..engine import Engine, ScoringEngine
+
+AT_ONCE = 4
+"""Most texts that are scored at a time."""
+SHARE = 0.25
+"""Most of the time that scoring takes while generations are under way."""
+QUIET_S = 1.0
+"""Seconds after the last generation for which others are expected: turns of rollouts end together, or call a tool."""
+WAITING_LIMIT = 4096
+"""Most requests that wait."""
+
+log = logging.getLogger("prorl.engine")
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    request: Score
+    token_ids: NDArray[np.int32]
+    envelope: Sequence[Frame]
+    """Of the answer."""
+    task: asyncio.Task[None] | None = None
+    """None: it waits."""
+
+
+class ScoreQueue:
+    """Scores texts on one engine; made and used on its loop.
+
+    Args:
+        engine: the host's.
+        generating: returns whether a generation is under way.
+        answer: sends a reply and its arrays to the client of an envelope.
+        fail: refuses a request, by its id, because of an error.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        generating: Callable[[], bool],
+        answer: Callable[[Sequence[Frame], Scored, Sequence[bytes]], None],
+        fail: Callable[[Sequence[Frame], str, Exception], None],
+    ) -> None:
+        self._engine, self._generating, self._answer, self._fail = engine, generating, answer, fail
+        self._asked: dict[str, _Asked] = {}
+        self._waiting: deque[_Asked] = deque()
+        self._rest_until = 0.0
+        """When the next text may begin beside generations, on the loop's clock."""
+        self._quiet_at = 0.0
+        """From when on an engine without generations counts as idle."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, envelope: Sequence[Frame], request: Score, token_ids: NDArray[np.int32]) -> None:
+        """Score a text, now or later; a repeated request gets the answer of the first.
+
+        Raises:
+            EngineFailed: the engine cannot score, or too many requests wait.
+        """
+        if not self._engine.description.scores:
+            raise EngineFailed(f"the engine of {self._engine.description.model} cannot score texts", refused=True)
+        asked = self._asked.get(request.request_id)
+        if asked is not None:
+            asked.envelope = envelope
+            return
+        if len(self._waiting) >= WAITING_LIMIT:
+            raise EngineFailed(f"{WAITING_LIMIT} texts wait to be scored here", unreachable=True)
+        asked = self._asked[request.request_id] = _Asked(request, token_ids, envelope)
+        self._waiting.append(asked)
+        self.begin_next()
+
+    def abort(self, request_id: str) -> None:
+        """Stop a request, if there is one of this id; it gets no answer."""
+        asked = self._asked.get(request_id)
+        if asked is None:
+            return
+        if asked.task is not None:
+            asked.task.cancel()
+        else:
+            self._waiting.remove(asked)
+            del self._asked[request_id]
+
+    def generations_ended(self) -> None:
+        """Note that no generation is under way any more; the next ones may come soon."""
+        self._quiet_at = asyncio.get_running_loop().time() + QUIET_S
+        self.begin_next()
+
+    def begin_next(self) -> None:
+        """Begin what may begin now."""
+        while self._waiting and self._may_begin():
+            asked = self._waiting.popleft()
+            with about_job(asked.request.job_id):
+                asked.task = asyncio.create_task(self._score(asked))
+            asked.task.add_done_callback(partial(self._ended, asked, asyncio.get_running_loop().time()))
+
+    def close(self) -> list[asyncio.Task[None]]:
+        """Refuse what waits; return the tasks of what runs, which end with their engine."""
+        waiting, self._waiting = [*self._waiting], deque()
+        for asked in waiting:
+            del self._asked[asked.request.request_id]
+            stopping = EngineFailed("the engine host is stopping", unreachable=True)
+            self._fail(asked.envelope, asked.request.request_id, stopping)
+        if self._timer is not None:
+            self._timer.cancel()
+        return [asked.task for asked in self._asked.values() if asked.task is not None]
+
+    def _may_begin(self) -> bool:
+        loop, running, generating = (
+            asyncio.get_running_loop(),
+            len(self._asked) - len(self._waiting),
+            self._generating(),
+        )
+        now = loop.time()
+        if not generating and now >= self._quiet_at:
+            return running < AT_ONCE
+        if not running and now >= self._rest_until:
+            return True
+        times = [*([] if running else [self._rest_until]), *([] if generating else [self._quiet_at])]
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = loop.call_at(min(times), self.begin_next) if times else None
+        return False
+
+    async def _score(self, asked: _Asked) -> None:
+        request, token_ids, engine = asked.request, asked.token_ids, cast("ScoringEngine", self._engine)
+        try:
+            scores = await engine.score(token_ids, request.top, request.job_id)
+            scores = checked_scores(scores, len(token_ids), request.top, engine.description.vocabulary)
+        except asyncio.CancelledError:
+            log.debug("scoring %s was aborted", request.request_id)
+        except Exception as error:  # noqa: BLE001 - reported to the client; the host continues
+            self._fail(asked.envelope, request.request_id, error)
+        else:
+            arrays = [each.tobytes() for each in (scores.logprobs, scores.top_ids, scores.top_logprobs)]
+            self._answer(asked.envelope, Scored(request.request_id, weight_version=scores.weight_version), arrays)
+
+    def _ended(self, asked: _Asked, began: float, _: asyncio.Task[None]) -> None:
+        del self._asked[asked.request.request_id]
+        now = asyncio.get_running_loop().time()
+        self._rest_until = now + (now - began) * (1 / SHARE - 1)
+        self.begin_next()
