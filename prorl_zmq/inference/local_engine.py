@@ -17,9 +17,11 @@ import numpy as np
 from ..data.scores import Scores, first_scores, joined_scores
 from ..errors import EngineFailed
 from ..wire.messages.engines import VersionSpan
+from ..wire.records import Recorded
 from .checkpoint import read_in_time
-from .engine import EngineDescription, Generation, check_prompt, check_scored
-from .policy import draw
+from .engine import EngineDescription, Generation, Wanted, check_prompt, check_scored
+from .policy import draw, log_softmax
+from .records import asked_records, mask_arrays, top_arrays
 from .truncation import truncated, truncates
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 
 LOAD_S = 60.0
 """Longest reading of new weights: a file on a network may hang, and must not block later updates."""
+
+NOT_RECORDED = Recorded()
 
 
 @dataclass(slots=True, eq=False)
@@ -48,6 +52,10 @@ class Running:
     done: asyncio.Future[Generation]
     job_id: str
     logprobs: list[float] = field(default_factory=list)
+    asked: Recorded = NOT_RECORDED
+    tops: list[dict[str, NDArray[Any]]] = field(default_factory=list)
+    supports: list[NDArray[Any]] = field(default_factory=list)
+    """The records of each generated token."""
     versions: list[tuple[int, int]] = field(default_factory=list)
     """Where in the answer each weight version begins: (version, start)."""
 
@@ -61,6 +69,22 @@ class Running:
         elif len(self.tokens) == self.limit:
             self.end("length")
 
+    def note(self, logits: NDArray[np.float32]) -> None:
+        """Record the distribution, float32 [vocabulary], that the next token is drawn from."""
+        if self.asked.top:
+            logprobs = log_softmax(logits[None], self.sampling.temperature or 1.0)[0]
+            order = np.argsort(-logprobs, kind="stable")[: self.asked.top]
+            self.tops.append(top_arrays(order, logprobs[order]))
+        if self.asked.mask:
+            self.supports.append(np.flatnonzero(np.isfinite(logits)))
+
+    def _records(self) -> dict[str, NDArray[Any]]:
+        records: dict[str, NDArray[Any]] = mask_arrays(self.supports) if self.asked.mask else {}
+        if self.asked.top:
+            empty = top_arrays(np.empty((0, self.asked.top), np.int32), np.empty((0, self.asked.top), np.float32))
+            records |= {name: np.vstack([array, *(top[name] for top in self.tops)]) for name, array in empty.items()}
+        return records
+
     def end(self, finish_reason: FinishReason) -> None:
         if self.done.done():
             return
@@ -71,6 +95,7 @@ class Running:
                 np.array(self.logprobs, np.float32),
                 tuple(VersionSpan(*at, end) for at, end in zip(self.versions, ends, strict=True)),
                 finish_reason,
+                records=self._records(),
             )
         )
 
@@ -135,7 +160,12 @@ class LocalEngine(ABC):
         return self._weight_version
 
     async def generate(
-        self, token_ids: NDArray[np.int32], sampling: Sampling, stop_token_ids: Sequence[int], job_id: str
+        self,
+        token_ids: NDArray[np.int32],
+        sampling: Sampling,
+        stop_token_ids: Sequence[int],
+        job_id: str,
+        wanted: Wanted | None = None,
     ) -> Generation:
         await self._admitted()
         check_prompt(token_ids, self._description)
@@ -148,6 +178,7 @@ class LocalEngine(ABC):
             frozenset(stop_token_ids),
             asyncio.get_running_loop().create_future(),
             job_id,
+            asked=NOT_RECORDED if wanted is None else asked_records(wanted.record, sampling, self._description),
         )
         self._running.append(running)
         self._idle.clear()
@@ -233,6 +264,8 @@ class LocalEngine(ABC):
         for row, running in enumerate(batch):
             if truncates(running.sampling):
                 logits[row] = truncated(logits[row], running.sampling)
+            if running.asked is not NOT_RECORDED:
+                running.note(logits[row])
         tokens, logprobs = draw(logits, *chances_of(batch))
         self._add(batch, tokens.tolist(), logprobs.tolist())
 

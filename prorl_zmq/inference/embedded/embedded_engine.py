@@ -9,6 +9,7 @@ import numpy as np
 from ...data.scores import Scores
 from ...errors import InvalidWeights
 from ...wire.messages.backends import ChatSettings
+from ...wire.records import SAMPLING_MASK, TOP_LOGPROBS
 from ..engine import EngineDescription
 from ..local_engine import LocalEngine
 from ..policy import Policy, log_softmax
@@ -34,12 +35,17 @@ class EmbeddedEngine(LocalEngine):
 
     def __init__(self, policy: Policy, weight_version: int = 0, model: str = "embedded") -> None:
         vocabulary = policy.shape.vocabulary
-        super().__init__(
-            EngineDescription(
-                model, ChatSettings(), CONTEXT_LIMIT, vocabulary, MAX_IN_FLIGHT, "processed_logprobs", scores=True
-            ),
-            weight_version,
+        description = EngineDescription(
+            model,
+            ChatSettings(),
+            CONTEXT_LIMIT,
+            vocabulary,
+            MAX_IN_FLIGHT,
+            "processed_logprobs",
+            records=(TOP_LOGPROBS, SAMPLING_MASK),
+            scores=True,
         )
+        super().__init__(description, weight_version)
         self._policy = policy
 
     def _step(self) -> None:
