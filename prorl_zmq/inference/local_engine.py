@@ -178,7 +178,9 @@ class LocalEngine(ABC):
             frozenset(stop_token_ids),
             asyncio.get_running_loop().create_future(),
             job_id,
-            asked=NOT_RECORDED if wanted is None else asked_records(wanted.record, sampling, self._description),
+            asked=NOT_RECORDED
+            if wanted is None
+            else asked_records(wanted, len(token_ids), sampling, self._description),
         )
         self._running.append(running)
         self._idle.clear()
