@@ -7,9 +7,9 @@ packages and servers provide.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import index
-from typing import TYPE_CHECKING, Final, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Final, Protocol, get_args
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from ..errors import EngineFailed
 from ..wire.messages.engines import FinishReason, VersionSpan
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -50,6 +50,18 @@ class Generation:
     ended."""
     cached_tokens: int = 0
     """Tokens of the prompt found in the engine's prefix cache."""
+    records: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """The arrays that `Wanted.record` asks for, by the names, types and shapes of `wire.records`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a request asks of an engine besides tokens and log-probs."""
+
+    record: tuple[str, ...] = ()
+    """As in `Job.record`; see `wire.records`."""
+    rows_known: int = 0
+    """Rows of experts that the caller has: the engine gives those from this position on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +78,8 @@ class EngineDescription:
     max_in_flight: int
     """Concurrent generations beyond which more would only wait."""
     logprobs_mode: LogprobsMode
+    records: tuple[str, ...] = ()
+    """Names of the records that it gives; see `wire.records`."""
 
 
 class Engine(Protocol):
@@ -90,6 +104,9 @@ class Engine(Protocol):
                 that completes the text; the agent loop cuts what an engine generated beyond it.
             stop_token_ids: all ids that end the turn, including those of `sampling`.
             job_id: the job of the turn, for the engine's log.
+
+        An engine whose description offers more also has the keyword argument `wanted`, a `Wanted`; its host passes it
+        only where a request asks for something.
 
         Raises:
             EngineFailed: the prompt is empty, holds an unknown id, or leaves no room in the context; or the engine
@@ -209,6 +226,7 @@ def as_plain(generation: Generation, prompt_tokens: int) -> Generation:
         spans,
         reason,
         min(max(cached_tokens, 0), prompt_tokens),
+        {name: np.ascontiguousarray(array) for name, array in generation.records.items()},
     )
 
 

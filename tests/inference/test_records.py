@@ -1,0 +1,92 @@
+"""The checks of a generation's records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prorl_zmq.errors import EngineFailed
+from prorl_zmq.inference.records import check_records, mask_arrays, rows_wanted, top_arrays
+
+RECORD = ("top_logprobs:2", "sampling_mask", "experts")
+TOKENS = np.array([4, 5, 6], np.int32)
+
+
+def good() -> dict[str, Any]:
+    return {
+        "top_ids": np.array([[4, 1], [5, 2], [3, 6]], np.int32),
+        "top_logprobs": np.array([[-0.5, -1], [-0.1, -3], [-1, -1]], np.float32),
+        "mask_ids": np.array([1, 4, 5, 3, 6], np.int32),
+        "mask_counts": np.array([2, 1, 2], np.int32),
+        "experts": np.zeros((6, 4, 2), np.uint8),
+    }
+
+
+def check(records: dict[str, Any]) -> None:
+    check_records(records, RECORD, TOKENS, positions=6, vocabulary=9)
+
+
+def test_right_arrays_and_missing_records_pass() -> None:
+    check(good())
+    check({})
+    check({"experts": np.zeros((0, 4, 2), np.uint16)})
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "problem"),
+    [
+        ("top_ids", np.zeros((3, 3), np.int32), "of shape"),
+        ("top_ids", np.zeros((3, 2), np.int64), "of type int64"),
+        ("top_ids", np.full((3, 2), 9, np.int32), "outside of 0 to 8"),
+        ("top_logprobs", np.full((3, 2), -np.inf, np.float32), "not a logarithm"),
+        ("top_logprobs", np.full((3, 2), np.nan, np.float32), "not a logarithm"),
+        ("top_logprobs", np.full((3, 2), 0.5, np.float32), "not a logarithm"),
+        ("top_logprobs", np.array([[-1, -0.5]] * 3, np.float32), "descending"),
+        ("mask_ids", np.array([1, 4, 5, 3, 7], np.int32), "token 6 that was drawn at 2 is missing"),
+        ("mask_ids", np.array([1, 5, 4, 3, 6], np.int32), "token 4 that was drawn at 0 is missing"),
+        ("mask_ids", np.array([1, 4, 5, -3, 6], np.int32), "outside of 0 to 8"),
+        ("mask_counts", np.array([2, 2, 2], np.int32), "do not add up"),
+        ("mask_counts", np.array([2, 0, 3], np.int32), "do not add up"),
+        ("experts", np.zeros((7, 4, 2), np.uint8), "at most 6 rows"),
+        ("experts", np.zeros((6, 8), np.uint8), "at most 6 rows"),
+        ("experts", np.zeros((6, 4, 2), np.int32), "of type int32"),
+        ("other", np.zeros(1), "not asked for"),
+    ],
+)
+def test_a_wrong_array_is_refused(name: str, wrong: Any, problem: str) -> None:
+    with pytest.raises(EngineFailed, match=problem):
+        check({**good(), name: wrong})
+
+
+def test_half_a_record_is_refused() -> None:
+    records = good()
+    del records["mask_counts"]
+    with pytest.raises(EngineFailed, match="only one of mask_ids and mask_counts"):
+        check(records)
+
+
+def test_impossible_candidates_become_no_token() -> None:
+    made = top_arrays(np.array([[3, 8]]), np.array([[0.0, -np.inf]]))
+    assert made["top_ids"].tolist() == [[3, -1]]
+    assert made["top_logprobs"].tolist() == [[0.0, -9999.0]]
+    check_records(made, ("top_logprobs:2",), np.array([3], np.int32), positions=0, vocabulary=9)
+
+
+def test_masks_are_ragged() -> None:
+    made = mask_arrays([[7, 3], [1]])
+    assert made["mask_ids"].tolist() == [7, 3, 1]
+    assert made["mask_counts"].tolist() == [2, 1]
+    assert mask_arrays([])["mask_ids"].dtype == np.int32
+
+
+def test_known_rows_are_left_out_and_a_gap_gives_no_rows() -> None:
+    routes = np.arange(12).reshape(6, 2, 1)
+    assert rows_wanted(routes, 0, 4)["experts"][:, 0, 0].tolist() == [8, 10]
+    assert rows_wanted(routes, 3, 4)["experts"][:, 0, 0].tolist() == [2, 4, 6, 8, 10]
+    assert rows_wanted(routes, 0, 4)["experts"].dtype == np.uint8
+    assert rows_wanted(routes + 250, 0, 0)["experts"].dtype == np.uint16
+    assert not rows_wanted(routes, 5, 4)
+    assert not rows_wanted(routes, 0, 6)
+    assert not rows_wanted(None, 0, 0)
