@@ -102,7 +102,7 @@ BUDGET = {
     "examples": 500,
     "explain": 1650,
     "gateway": 3550,
-    "inference": 1850,
+    "inference": 2000,
     "inference.chat": 2650,
     "inference.embedded": 200,
     "inference.hosting": 950,

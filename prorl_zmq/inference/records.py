@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..wire.messages.jobs import Sampling
-    from .engine import EngineDescription
+    from .engine import EngineDescription, Wanted
 
 Arrays = dict[str, "NDArray[Any]"]
 _DTYPES = {
@@ -31,15 +31,15 @@ _DTYPES = {
 _MASK_GAP = 1e-3
 
 
-def asked_records(record: Sequence[str], sampling: Sampling, description: EngineDescription) -> Recorded:
+def asked_records(wanted: Wanted, prompt_tokens: int, sampling: Sampling, description: EngineDescription) -> Recorded:
     """Return what a request wants recorded.
 
     Raises:
-        EngineFailed: (`refused`) a form is invalid, the engine does not offer a record, or the sampling leaves nothing
-            to record.
+        EngineFailed: (`refused`) a form is invalid, the engine does not offer a record, the sampling leaves nothing to
+            record, or more rows are known than the prompt has.
     """
     try:
-        asked = Recorded.parse(record)
+        asked = Recorded.parse(wanted.record)
     except ValueError as error:
         raise EngineFailed(str(error), refused=True) from None
     missing = [name for name in asked.names if name not in description.records]
@@ -48,6 +48,8 @@ def asked_records(record: Sequence[str], sampling: Sampling, description: Engine
         problem = f"{description.model} as it was started does not give the records {', '.join(missing)}"
     elif description.vocabulary and asked.top > description.vocabulary:
         problem = f"top_logprobs:{asked.top} is more than the vocabulary of {description.vocabulary}"
+    elif not 0 <= wanted.rows_known <= prompt_tokens:
+        problem = f"{wanted.rows_known} rows of experts cannot be known of a prompt of {prompt_tokens} tokens"
     if problem:
         raise EngineFailed(problem, refused=True)
     return asked
@@ -68,9 +70,9 @@ def mask_arrays(supports: Sequence[Sequence[int] | NDArray[Any]]) -> Arrays:
     return {"mask_ids": flat.astype(np.int32), "mask_counts": np.array([len(each) for each in supports], np.int32)}
 
 
-def narrow_experts(routes: NDArray[Any]) -> NDArray[Any]:
-    """Return routes, integers [R, layers, k], in the narrowest type: uint8 if all ids are below 256, else uint16."""
-    return routes.astype(np.uint8 if not routes.size or routes.max() < 256 else np.uint16)
+def narrow_experts(routes: NDArray[Any], experts: int) -> NDArray[Any]:
+    """Return routes, integers [R, layers, k], in the type for that number of experts: uint8 up to 256, else uint16."""
+    return routes.astype(np.uint8 if experts <= 256 else np.uint16)
 
 
 def rows_wanted(routes: NDArray[Any] | None, first: int, rows_known: int) -> Arrays:
@@ -80,7 +82,7 @@ def rows_wanted(routes: NDArray[Any] | None, first: int, rows_known: int) -> Arr
     """
     if routes is None or first > rows_known or len(routes) <= rows_known - first:
         return {}
-    return {EXPERTS: narrow_experts(routes[rows_known - first :])}
+    return {EXPERTS: routes[rows_known - first :]}
 
 
 def check_records(

@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 
 from prorl_zmq.errors import EngineFailed
-from prorl_zmq.inference.records import check_records, mask_arrays, rows_wanted, top_arrays
+from prorl_zmq.inference.engine import EngineDescription, Wanted
+from prorl_zmq.inference.records import (
+    asked_records,
+    check_records,
+    mask_arrays,
+    narrow_experts,
+    rows_wanted,
+    top_arrays,
+)
+from prorl_zmq.wire.messages.backends import ChatSettings
+from prorl_zmq.wire.messages.jobs import Sampling
 
 RECORD = ("top_logprobs:2", "sampling_mask", "experts")
 TOKENS = np.array([4, 5, 6], np.int32)
@@ -85,8 +95,29 @@ def test_known_rows_are_left_out_and_a_gap_gives_no_rows() -> None:
     routes = np.arange(12).reshape(6, 2, 1)
     assert rows_wanted(routes, 0, 4)["experts"][:, 0, 0].tolist() == [8, 10]
     assert rows_wanted(routes, 3, 4)["experts"][:, 0, 0].tolist() == [2, 4, 6, 8, 10]
-    assert rows_wanted(routes, 0, 4)["experts"].dtype == np.uint8
-    assert rows_wanted(routes + 250, 0, 0)["experts"].dtype == np.uint16
     assert not rows_wanted(routes, 5, 4)
     assert not rows_wanted(routes, 0, 6)
     assert not rows_wanted(None, 0, 0)
+
+
+def test_the_number_of_experts_decides_the_type_of_ids() -> None:
+    assert narrow_experts(np.zeros((2, 2, 1), np.int64), 256).dtype == np.uint8
+    assert narrow_experts(np.zeros((2, 2, 1), np.int64), 257).dtype == np.uint16
+
+
+@pytest.mark.parametrize(
+    ("wanted", "problem"),
+    [
+        (Wanted(("routes",)), "unknown record"),
+        (Wanted(("experts",)), "toy as it was started does not give the records experts"),
+        (Wanted(("top_logprobs:10",)), "more than the vocabulary of 9"),
+        (Wanted(("sampling_mask",)), "sampling_mask needs"),
+        (Wanted(("top_logprobs:2",), 6), "6 rows of experts cannot be known of a prompt of 5"),
+    ],
+)
+def test_what_an_engine_cannot_give_is_refused(wanted: Wanted, problem: str) -> None:
+    toy = EngineDescription("toy", ChatSettings(), 50, 9, 4, "processed_logprobs", ("top_logprobs", "sampling_mask"))
+    with pytest.raises(EngineFailed, match=problem) as caught:
+        asked_records(wanted, 5, Sampling(), toy)
+    assert caught.value.fields["refused"]
+    assert asked_records(Wanted(("sampling_mask", "top_logprobs:9")), 5, Sampling(top_k=3), toy).top == 9

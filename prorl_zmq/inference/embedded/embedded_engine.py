@@ -8,6 +8,7 @@ import numpy as np
 
 from ...errors import InvalidWeights
 from ...wire.messages.backends import ChatSettings
+from ...wire.records import SAMPLING_MASK, TOP_LOGPROBS
 from ..engine import EngineDescription
 from ..local_engine import LocalEngine
 from ..policy import Policy
@@ -29,7 +30,15 @@ class EmbeddedEngine(LocalEngine):
     def __init__(self, policy: Policy, weight_version: int = 0, model: str = "embedded") -> None:
         vocabulary = policy.shape.vocabulary
         super().__init__(
-            EngineDescription(model, ChatSettings(), CONTEXT_LIMIT, vocabulary, MAX_IN_FLIGHT, "processed_logprobs"),
+            EngineDescription(
+                model,
+                ChatSettings(),
+                CONTEXT_LIMIT,
+                vocabulary,
+                MAX_IN_FLIGHT,
+                "processed_logprobs",
+                (TOP_LOGPROBS, SAMPLING_MASK),
+            ),
             weight_version,
         )
         self._policy = policy
