@@ -43,7 +43,7 @@ def make_mixture(folder: Path, kind: str, seed: int) -> None:
             num_key_value_heads=2,
             num_experts=EXPERTS,
             num_experts_per_tok=CHOSEN,
-            norm_topk_prob=True,
+            norm_topk_prob=kind == "qwen3_moe",  # vLLM has one form for each family
             max_position_embeddings=4096,
             initializer_range=0.15,
             tie_word_embeddings=False,

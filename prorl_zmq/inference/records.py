@@ -85,6 +85,17 @@ def rows_wanted(routes: NDArray[Any] | None, first: int, rows_known: int) -> Arr
     return {EXPERTS: routes[rows_known - first :]}
 
 
+def joined_records(parts: Sequence[Mapping[str, NDArray[Any]]]) -> Arrays:
+    """Join the records of consecutive parts of one turn; one that a part lacks is left out, except for experts.
+
+    Each part's experts begin where those of the parts before it end.
+    """
+    names = {name for part in parts for name in part}
+    lists = {name: [part[name] for part in parts if name in part] for name in sorted(names)}
+    whole = {name: arrays for name, arrays in lists.items() if len(arrays) == len(parts) or name == EXPERTS}
+    return {name: np.concatenate(arrays) for name, arrays in whole.items()}
+
+
 def check_records(
     records: Mapping[str, NDArray[Any]],
     record: Sequence[str],

@@ -29,9 +29,11 @@ from ...wire.messages.backends import ChatSettings
 from ...wire.messages.engines import VersionSpan
 from ..chat.loading import load_chat_format
 from ..checkpoint import check_checkpoint, read_in_time
-from ..engine import FINISH_REASONS, PAUSES, EngineDescription, Generation, check_prompt
+from ..engine import FINISH_REASONS, NOTHING_MORE, PAUSES, EngineDescription, Generation, Wanted, check_prompt
+from ..records import asked_records
 from .root_cause import root_cause
 from .vllm_processes import Interrupted, interruptible, set_environment, tailed_output
+from .vllm_records import VllmRecords
 from .vllm_start import downloaded_folder, model_folder, start_async_llm
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
     from ...wire.messages.engines import UpdateMode
     from ...wire.messages.jobs import Sampling
+    from ..records import Arrays
 
 CHECK_S = 60.0
 """Longest reading of a checkpoint's headers: a folder on a network may hang."""
@@ -61,6 +64,7 @@ class VllmEngine:
 
     def __init__(self, llm: Any, model: Path, description: EngineDescription, weight_version: int) -> None:
         self._llm = llm
+        self._records = VllmRecords.of(llm.vllm_config)
         self._model = model
         self._description = description
         self._weight_version = weight_version
@@ -129,13 +133,20 @@ class VllmEngine:
         return self._weight_version
 
     async def generate(
-        self, token_ids: NDArray[np.int32], sampling: Sampling, stop_token_ids: Sequence[int], job_id: str
+        self,
+        token_ids: NDArray[np.int32],
+        sampling: Sampling,
+        stop_token_ids: Sequence[int],
+        job_id: str,
+        wanted: Wanted = NOTHING_MORE,
     ) -> Generation:
         self._check_open()
         self._check_prompt(token_ids, stop_token_ids)
+        asked = asked_records(wanted, len(token_ids), sampling, self._description)
         prompt = {"type": "token", "prompt_token_ids": token_ids.tolist()}
         room = self._description.context_tokens - len(token_ids)
-        parameters = _sampling_parameters(sampling, stop_token_ids, room)
+        more = self._records.parameters(asked, wanted)
+        parameters = _sampling_parameters(sampling, stop_token_ids, room, more)
         self._requests += 1
         request_id = f"{job_id}-{self._requests}"
         self._running.add(request_id)
@@ -147,7 +158,7 @@ class VllmEngine:
         finally:
             self._running.discard(request_id)
         self._check_open()  # otherwise it was aborted because of that
-        return _generation(final)
+        return _generation(final, self._records.arrays(final.outputs[0], asked, wanted, len(token_ids)))
 
     async def begin_update(self, mode: UpdateMode) -> None:
         async with self._updating:
@@ -303,6 +314,7 @@ def _description(config: Any, model: str, chat: ChatSettings) -> EngineDescripti
         vocabulary=config.model_config.get_vocab_size(),
         max_in_flight=config.scheduler_config.max_num_seqs,
         logprobs_mode=config.model_config.logprobs_mode,
+        records=VllmRecords.of(config).names,
     )
 
 
@@ -313,7 +325,7 @@ def _shut_down(llm: Any) -> None:
         process.join(REAP_S)  # vLLM leaves processes that it killed as zombies
 
 
-def _sampling_parameters(sampling: Sampling, stop_token_ids: Sequence[int], room: int) -> Any:
+def _sampling_parameters(sampling: Sampling, stop_token_ids: Sequence[int], room: int, records: dict[str, int]) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -327,15 +339,15 @@ def _sampling_parameters(sampling: Sampling, stop_token_ids: Sequence[int], room
         stop=list(sampling.stop),
         stop_token_ids=list(stop_token_ids),
         ignore_eos=True,
-        logprobs=0,  # only of the drawn token
         flat_logprobs=True,
         detokenize=bool(sampling.stop),
         skip_special_tokens=False,  # a stop text may be in one
         output_kind=RequestOutputKind.FINAL_ONLY,
+        **records,  # `logprobs` is 0 if only those of the drawn tokens are asked for
     )
 
 
-def _generation(output: Any) -> Generation:
+def _generation(output: Any, records: Arrays) -> Generation:
     completion = output.outputs[0]
     finish_reason = FINISH_REASONS.get(completion.finish_reason)
     if finish_reason is None:
@@ -351,4 +363,5 @@ def _generation(output: Any) -> Generation:
         tuple(VersionSpan(int(span.version), span.start, span.end) for span in completion.weight_versions or ()),
         finish_reason,
         output.num_cached_tokens or 0,
+        records,
     )
