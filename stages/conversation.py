@@ -11,8 +11,10 @@ import time
 from collections import ChainMap
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..data.records import part_of
 from ..data.rows import TRUNCATING
 from ..data.trajectory import Role, TrajectoryBuilder
 from ..errors import HandlerFailed, InvalidJob
@@ -24,7 +26,7 @@ from ..tools.tool import AnyTool, ToolArgumentsInvalid
 from ..wire.messages.jobs import MAIN
 from .cut_text import cut_text
 from .episode import UNLIMITED, ConversationRecord, StopReason, Turn
-from .turn_sampler import TurnSampler, version_per_token
+from .turn_sampler import TurnSampler, rows_of_experts, version_per_token
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
@@ -275,7 +277,9 @@ class Conversation(ConversationRecord):
             return self._end(after or Turn(), room.limit)
         number = SEEDS_APART * self._number + len(self.turns)
         sampler = TurnSampler(policy, policy.job.sampling)
-        generation = await sampler.sample(self.trajectory.prompt(), room.tokens, number, self._append)
+        rows = self.trajectory.rows_known
+        take = partial(self._append, rows)
+        generation = await sampler.sample(self.trajectory.prompt(), room.tokens, number, rows, take)
         started = time.monotonic()
         read = chat.add_turn(generation.token_ids)
         if self.trained:
@@ -313,10 +317,13 @@ class Conversation(ConversationRecord):
             what, name = f"the engine's context ({policy.context_tokens} tokens)", "messages"
         return InvalidJob(f"the opening messages, {tokens} tokens, leave no room in {what}", field=name)
 
-    def _append(self, turn_so_far: Generation, start: int) -> None:
+    def _append(self, rows_before: int, turn_so_far: Generation, start: int) -> None:
         versions = version_per_token(turn_so_far)
         ids, logprobs = turn_so_far.token_ids[start:], turn_so_far.logprobs[start:]
         self.trajectory.add_generated(ids, logprobs, versions[start:])
+        if records := turn_so_far.records:
+            first_row = self.trajectory.rows_known - rows_before
+            self.trajectory.add_records(part_of(records, start, len(versions), first_row, rows_of_experts(turn_so_far)))
 
     async def _results(self, calls: Sequence[ToolCall | MalformedCall]) -> list[str] | None:
         """Answer a turn's tool calls; return None if one of them ended the conversation."""

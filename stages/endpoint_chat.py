@@ -65,6 +65,7 @@ class EndpointChat:
         token_ids: NDArray[np.int32],
         sampling: Sampling,
         stop_token_ids: Sequence[int],  # noqa: ARG002 - a server ends its turns itself
+        rows_known: int = 0,  # noqa: ARG002 - nothing of it is recorded
     ) -> Generation:
         """Have the endpoint continue a conversation.
 

@@ -7,9 +7,10 @@ import logging
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import EngineFailed
+from ..inference.engine import Wanted
 from ..metrics.catalog import GENERATE_SECONDS
 from ..system.traces import span
 from ..wire.messages.base import POLICY
@@ -94,6 +95,8 @@ class JobBackend:
     _clock: PhaseClock
     _moves_left: int = MOVE_LIMIT
     model: str = POLICY
+    record: tuple[str, ...] = ()
+    """What each generation records (see `Job.record`)."""
     current: Backend | None = None
     _reported: EngineFailed | None = None
     _moving: asyncio.Lock | None = None
@@ -107,18 +110,19 @@ class JobBackend:
         return self.current
 
     async def generate(
-        self, token_ids: NDArray[np.int32], sampling: Sampling, stop_token_ids: Sequence[int]
+        self, token_ids: NDArray[np.int32], sampling: Sampling, stop_token_ids: Sequence[int], rows_known: int = 0
     ) -> Generation:
         """Generate (see `engine.Generator`). After a failure, continue on another backend of the same model, or retry.
 
         Token ids are all the state that an engine needs, so the attempt continues.
         """
         backend, job, give_up = await self.assigned(), self._job, 0.0
+        more: dict[str, Any] = {"wanted": Wanted(self.record, rows_known)} if self.record else {}
         while True:
             began = time.monotonic()
             try:
                 done = await self._engines.generate(
-                    backend, job.job_id, token_ids, sampling, stop_token_ids, timeout_s=job.episode.generation_s
+                    backend, job.job_id, token_ids, sampling, stop_token_ids, timeout_s=job.episode.generation_s, **more
                 )
             except EngineFailed as error:
                 if error.fields.get("refused"):
@@ -162,5 +166,5 @@ class JobBackend:
 
 def _interchangeable(one: Backend, other: Backend) -> bool:
     """Return whether a conversation can move between backends: same policy, tokens, log-probs and context length."""
-    fields = ("model", "chat", "logprobs_mode", "context_tokens")
+    fields = ("model", "chat", "logprobs_mode", "context_tokens", "records")
     return all(getattr(one, name) == getattr(other, name) for name in fields)

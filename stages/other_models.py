@@ -128,11 +128,11 @@ class _Held:
     opening: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def generate(
-        self, token_ids: NDArray[np.int32], sampling: Sampling, stop_token_ids: Sequence[int]
+        self, token_ids: NDArray[np.int32], sampling: Sampling, stop_token_ids: Sequence[int], rows_known: int = 0
     ) -> Generation:
         """Generate as `JobBackend.generate` does; a failure names the model, since it is not the policy's."""
         try:
-            return await self.backend.generate(token_ids, sampling, stop_token_ids)
+            return await self.backend.generate(token_ids, sampling, stop_token_ids, rows_known)
         except EngineFailed as error:
             error.fields["model"] = self.name
             raise

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ..data.conversations import finite_reward
+from ..data.trajectory import block_bytes
 from ..errors import (
     Cancelled,
     EngineFailed,
@@ -31,6 +32,8 @@ from ..tools.processes.child import to_the_end
 from ..wire.messages.base import NOTES_LIMIT, new_id
 from ..wire.messages.jobs import Outcome, Phase
 from ..wire.messages.stages import PhaseDone, PhaseFailed
+from ..wire.records import Recorded
+from ..wire.sockets import MAX_FRAME_BYTES
 from .episode import Named
 from .handler import (
     TASKS_OWN_REASONS,
@@ -62,8 +65,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from ..data.trajectory import TrajectoryBuilder
     from ..tools.sandbox.sandbox import Sandbox
-    from ..wire.messages.jobs import Job
+    from ..wire.messages.jobs import Job, RecordForm
     from ..wire.messages.stages import StartPhase
     from .stage_services import StageServices
 
@@ -73,6 +77,9 @@ AGENTS_SHARE = 0.5
 DESCRIPTORS, DESCRIPTORS_LIMIT_S = 16, 60.0
 """More descriptors than a phase uses in its process at a time; seconds that a phase waits for them."""
 PROBE_S = 10.0
+BLOCK_LIMIT_BYTES = MAX_FRAME_BYTES
+"""Largest trajectory with its records, as one frame; the largest records are dropped first."""
+NOT_GIVEN, TOO_LARGE = "the engine gave none", "the trajectory would be too large"
 NOTHING_NAMED = Named()
 REPORTED_REWARD = "reward reported by the program outside"
 """The key of the reported reward in RUN's data."""
@@ -111,7 +118,7 @@ class PhaseRunner:
         for sandbox in self._fresh:
             with suppress(asyncio.CancelledError):  # too late: the phase has ended, and its event has the outcome
                 await to_the_end(_close(sandbox))
-        block = self.rollout.episode.whole().block() if event.tokens else None
+        block = self.rollout.episode.whole().block(event.records) if event.tokens else None
         return event, block
 
     def add_time(self, seconds: float) -> None:
@@ -241,6 +248,7 @@ class PhaseRunner:
         if episode.conversations or episode.turn_rewards:
             notes |= conversation_notes(episode.conversations, NOTES_LIMIT - len(notes))
             trajectory, named = episode.whole(), episode.named()
+        records, dropped = self._records(trajectory) if self.job.record else ((), {})
         if evaluation is not None:
             metrics |= evaluation.metrics
             notes |= evaluation.notes
@@ -260,8 +268,21 @@ class PhaseRunner:
             "segments": trajectory.segments,
             "conversations": named.conversations,
             "turn_rewards": named.turn_rewards,
+            "records": records,
+            "records_dropped": dropped,
             "logprobs_mode": backend.logprobs_mode if backend is not None and episode.metrics["turns"] else "",
         }
+
+    def _records(self, trajectory: TrajectoryBuilder) -> tuple[tuple[RecordForm, ...], dict[str, str]]:
+        """Return the records that the trajectory has room for, and why others that the job asked for are not there."""
+        if self._phase != Phase.RUN or not trajectory.tokens:
+            return (), {}
+        records = trajectory.records
+        while block_bytes(trajectory.tokens, trajectory.turns, records) > BLOCK_LIMIT_BYTES:
+            records = records[:-1]
+        there, kept = ({one.name for one in forms} for forms in (trajectory.records, records))
+        asked = Recorded.parse(self.job.record).names
+        return records, {name: TOO_LARGE if name in there else NOT_GIVEN for name in asked if name not in kept}
 
     def _failure_of(self, error: BaseException) -> Failure:
         """Return the job's outcome; ask the handler if the error may be the task's own."""

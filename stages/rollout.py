@@ -23,6 +23,7 @@ from ..system.traces import span
 from ..tools.containers.specification import with_address_space
 from ..wire.messages.base import CONVERSATIONS_LIMIT, POLICY
 from ..wire.messages.jobs import MAIN
+from ..wire.records import Recorded
 from .conversation import Conversation, checked_messages, checked_tools
 from .episode import Episode, JobPolicy
 from .handler import AgentHandler, RunPhase
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from ..tools.mcp.toolset import McpTools
     from ..tools.sandbox.sandbox import Sandbox
     from ..tools.tool import AnyTool
-    from ..wire.messages.backends import ChatSettings
+    from ..wire.messages.backends import Backend, ChatSettings
     from ..wire.messages.jobs import Job, McpServer
     from .handler import PhaseData
     from .harness.chosen_harness import ChosenHarness
@@ -73,6 +74,7 @@ class Rollout:
         """The record so far."""
         self._services, self._job, self._attempt, self._clock, self._handler = services, job, attempt, clock, handler
         self.backend = self.new_backend()
+        self.backend.record = job.record
         """The policy's."""
         self._sandbox: Sandbox | None = None
         self._others: OtherModels | None = None
@@ -300,6 +302,8 @@ class Rollout:
         more = await self._more_tools() if self._servers and not self._is_led else None
         asked_at = time.monotonic()
         backend = await self.backend.assigned()
+        if self._job.record:
+            self._check_records(backend)
         waited_s = time.monotonic() - asked_at
         parser_url = backend.chat.parser_url if self._is_led or self._serves else ""
         chat = await self._chat(msgspec.structs.replace(backend.chat, parser_url=parser_url))
@@ -309,6 +313,15 @@ class Rollout:
         generate, context = self.backend.generate, backend.context_tokens
         others = self._other_models() if (self._is_led or self._serves) and self._job.models else None
         return JobPolicy(generate, chat, context, self._job, episode, parser_url, others, more)
+
+    def _check_records(self, backend: Backend) -> None:
+        lacking = [name for name in Recorded.parse(self._job.record).names if name not in backend.records]
+        if lacking:
+            raise InvalidJob(
+                f"backend {backend.backend_id} ({backend.model}) as it was started does not give the records "
+                f"{', '.join(lacking)}",
+                field="record",
+            )
 
     async def _chat(self, settings: ChatSettings) -> ChatFormat:
         arguments = self._job.template_arguments

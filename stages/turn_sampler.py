@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
+from ..data.records import part_of
 from ..errors import EngineFailed
 from ..inference.engine import Generation
 from ..wire.messages.engines import VersionSpan
+from ..wire.records import EXPERTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,6 +40,7 @@ class TurnSampler:
         prompt: NDArray[np.int32],
         wanted: int,
         turn: int,
+        rows_known: int = 0,
         take: Callable[[Generation, int], None] = lambda _turn_so_far, _start: None,
     ) -> Generation:
         """Return a turn of at most `wanted` tokens; after an interruption by new weights it continues with them.
@@ -46,6 +49,7 @@ class TurnSampler:
             prompt: int32 [P].
             wanted: at least 1.
             turn: the turn's number in the job, part of its seed.
+            rows_known: the prompt's first tokens whose experts are recorded.
             take: called with the turn so far, and the index of its first new token.
 
         Raises:
@@ -56,7 +60,7 @@ class TurnSampler:
         metrics = self.policy.episode.metrics
         metrics["turns"] += 1
         number = metrics["turns"]
-        turn_so_far = await self._generated(prompt, wanted, seed, number)
+        turn_so_far = await self._generated(prompt, wanted, seed, number, rows_known)
         metrics["generated_tokens"] += len(turn_so_far.token_ids)
         take(turn_so_far, 0)
         empty = 0
@@ -68,29 +72,33 @@ class TurnSampler:
             metrics["continued_turns"] += 1
             so_far = np.concatenate([prompt, turn_so_far.token_ids])
             seed_of_part = turn_seed(seed, metrics["continued_turns"])
-            part = await self._generated(so_far, wanted - done, seed_of_part, number)
-            turn_so_far = self._ended(joined(turn_so_far, part), wanted)
+            rows = rows_known + rows_of_experts(turn_so_far)
+            part = await self._generated(so_far, wanted - done, seed_of_part, number, rows)
+            turn_so_far = self._ended(joined(turn_so_far, part), wanted, len(prompt) - rows_known)
             metrics["generated_tokens"] += len(turn_so_far.token_ids) - done
             take(turn_so_far, done)
         return turn_so_far
 
-    async def _generated(self, prompt: NDArray[np.int32], max_tokens: int, seed: int | None, number: int) -> Generation:
+    async def _generated(
+        self, prompt: NDArray[np.int32], max_tokens: int, seed: int | None, number: int, rows_known: int
+    ) -> Generation:
         sampling = msgspec.structs.replace(self.sampling, max_tokens=max_tokens, seed=seed)
+        rows = (rows_known,) if rows_known else ()
         started = time.monotonic()
         try:
-            generation = await self.policy.generate(prompt, sampling, self._stop_token_ids())
+            generation = await self.policy.generate(prompt, sampling, self._stop_token_ids(), *rows)
         finally:
             self.policy.episode.spent("engine", started, number)
         self.policy.episode.metrics["prompt_tokens"] += len(prompt)
         self.policy.episode.metrics["cached_tokens"] += generation.cached_tokens
-        return self._ended(generation, max_tokens)
+        return self._ended(generation, max_tokens, len(prompt) - rows_known)
 
     def _stop_token_ids(self) -> Sequence[int]:
         return tuple(dict.fromkeys((*self.policy.chat.stop_token_ids, *self.sampling.stop_token_ids)))
 
-    def _ended(self, generation: Generation, wanted: int) -> Generation:
+    def _ended(self, generation: Generation, wanted: int, prompt_rows: int) -> Generation:
         """Cut a turn at a stop text; a turn of all `wanted` tokens is complete, even if new weights ended it."""
-        cut = cut_at(generation, self.sampling.stop, self.policy.chat.decode)
+        cut = cut_at(generation, self.sampling.stop, self.policy.chat.decode, prompt_rows)
         if cut.finish_reason == "abort" and len(cut.token_ids) >= wanted:
             return replace(cut, finish_reason="length")
         return cut
@@ -101,8 +109,16 @@ def turn_seed(seed: int | None, turn: int) -> int | None:
     return (seed * 1_000_003 + turn) % 2**63 if seed is not None else None
 
 
+def rows_of_experts(generation: Generation) -> int:
+    """Return how many rows of experts an engine gave."""
+    return len(generation.records.get(EXPERTS, ()))
+
+
 def joined(first: Generation, second: Generation) -> Generation:
-    """Return one generation made of two, the second of which continued the first."""
+    """Return one generation made of two, the second of which continued the first.
+
+    A record of generated tokens that only one of them has is left out, since its rows would have no place.
+    """
     start = len(first.token_ids)
     moved = (VersionSpan(span.weight_version, start + span.start, start + span.end) for span in second.spans)
     return Generation(
@@ -111,7 +127,17 @@ def joined(first: Generation, second: Generation) -> Generation:
         (*first.spans, *moved),
         second.finish_reason,
         first.cached_tokens + second.cached_tokens,
+        _joined_records(first, second),
     )
+
+
+def _joined_records(first: Generation, second: Generation) -> dict[str, NDArray[Any]]:
+    found = {}
+    for name in {**first.records, **second.records}:
+        arrays = [one.records[name] for one in (first, second) if name in one.records]
+        if name == EXPERTS or all(name in one.records or not len(one.token_ids) for one in (first, second)):
+            found[name] = np.concatenate(arrays)
+    return found
 
 
 def version_per_token(generation: Generation) -> NDArray[np.int32]:
@@ -125,10 +151,13 @@ def version_per_token(generation: Generation) -> NDArray[np.int32]:
     return versions
 
 
-def cut_at(generation: Generation, texts: Sequence[str], decode: Callable[[NDArray[np.int32]], str]) -> Generation:
+def cut_at(
+    generation: Generation, texts: Sequence[str], decode: Callable[[NDArray[np.int32]], str], prompt_rows: int = 0
+) -> Generation:
     """Return the generation up to the token that completes the first stop text; unchanged if there is none.
 
-    Engines notice a text of `Sampling.stop` late or never; this cut is the same for every engine.
+    Engines notice a text of `Sampling.stop` late or never; this cut is the same for every engine. `prompt_rows` is how
+    many rows of experts are of the prompt.
     """
 
     def ended(count: int) -> bool:
@@ -145,4 +174,5 @@ def cut_at(generation: Generation, texts: Sequence[str], decode: Callable[[NDArr
         logprobs=generation.logprobs[:enough],
         spans=tuple(msgspec.structs.replace(span, end=min(span.end, enough)) for span in kept),
         finish_reason="stop",
+        records=part_of(generation.records, 0, enough, 0, prompt_rows + enough),
     )

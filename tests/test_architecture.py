@@ -83,18 +83,18 @@ OWED: set[tuple[str, str]] = set()
 ALL_TOGETHER = {"commands", "cli", "prorl_zmq"}
 """`prorl_zmq` itself re-exports what trainers need, when it is first asked for."""
 BUDGET = {
-    "brokers": 250,
+    "brokers": 300,
     "brokers.backends": 2350,
     "brokers.batches": 1800,
     "brokers.journal": 1600,
-    "brokers.node": 1300,
-    "brokers.rollout": 6550,
+    "brokers.node": 1350,
+    "brokers.rollout": 6600,
     "cli": 150,
     "client": 2700,
     "cluster": 1000,
     "commands": 7300,
     "config": 500,
-    "data": 1300,
+    "data": 1650,
     "demo": 750,
     "dockerfile": 1000,
     "errors": 350,
@@ -102,10 +102,10 @@ BUDGET = {
     "examples": 500,
     "explain": 1650,
     "gateway": 3550,
-    "inference": 2000,
+    "inference": 2050,
     "inference.chat": 2650,
     "inference.embedded": 200,
-    "inference.hosting": 950,
+    "inference.hosting": 1000,
     "inference.http": 2100,
     "inference.tool_calls": 1600,
     "inference.vllm": 850,
@@ -117,7 +117,7 @@ BUDGET = {
     "security": 1350,
     "service": 2750,
     "service_folder": 400,
-    "stages": 14800,
+    "stages": 14850,
     "system": 2650,
     "tasks": 3050,
     "testing": 850,
@@ -134,7 +134,7 @@ BUDGET = {
     "trackers": 1000,
     "watching": 750,
     "weights_publisher": 350,
-    "wire": 3700,
+    "wire": 3800,
 }
 """Lines that the files of a room may have together; lowered as it shrinks."""
 STAND_ALONE = {

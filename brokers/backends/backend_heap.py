@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import msgspec
 
 from ...errors import DuplicateBackend, UnknownBackend
-from ...wire.messages.backends import BackendStatus, assignment_digest
+from ...wire.messages.backends import BackendStatus, LackedRecord, assignment_digest
 from ...wire.messages.base import POLICY, holder
+from ...wire.records import RECORD_NAMES
 from .backend_member import Assignment, Member, Owned
 from .backend_ranking import BackendRanking
 from .group_memory import GroupMemory
@@ -313,6 +314,15 @@ class BackendHeap:
 
     def models(self) -> set[str]:
         return {member.backend.name for member in self._members.values()}
+
+    def lacking_records(self) -> tuple[LackedRecord, ...]:
+        """Return, of each model, the records that one of its backends does not give, with that backend."""
+        lacking: dict[tuple[str, str], LackedRecord] = {}
+        for one in (member.backend for member in self._members.values()):
+            for name in RECORD_NAMES:
+                if name not in one.records:
+                    lacking[one.name, name] = LackedRecord(one.name, name, one.backend_id, one.model)
+        return tuple(lacking.values())
 
     def holds(self, holder_id: str) -> Assignment | None:
         return self._assignments.get(holder_id)

@@ -186,7 +186,7 @@ class BackendRequestHandler:
                 return self.weights.handle(envelope, request, now)
             case ListModels():
                 models = self.heap.models() | self._starts.models() | self._registry.lost_models()
-                return ModelList(request.request_id, tuple(sorted(models)))
+                return ModelList(request.request_id, tuple(sorted(models)), self.heap.lacking_records())
             case ReportStarts():
                 self._starts.report(request, now)
             case ListBackends():

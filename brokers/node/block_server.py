@@ -18,19 +18,24 @@ from typing import TYPE_CHECKING
 
 import zmq
 
+from ...data.trajectory import oldest_version, records_at
 from ...errors import MalformedMessage, VersionMismatch
 from ...security.rights import Listener
 from ...wire import codec
 from ...wire.messages.base import Refused
-from ...wire.messages.blocks import BlockGiven, FetchBlock
+from ...wire.messages.blocks import BlockGiven, FetchBlock, block_checksum
+from ...wire.messages.jobs import BlockHandle
 from ...wire.request_routing import NODE_BROKER, convert_request
 from ...wire.sockets import CONTROL_FRAME_BYTES, NOBLOCK, open_socket, send, split_envelope
+from ..dropped_records import without_records
 from ..loop import BATCH
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ...security.zap_authenticator import ZapAuthenticator
+    from ...wire.messages.stages import PhaseDone, PhaseFailed
+    from ...wire.sockets import Frame
     from ..loop import Loop
     from .block_store import BlockStore
 
@@ -73,6 +78,34 @@ class BlockServer:
         self._router.close()
         for one in (self._listener, *self._local):
             one.close()
+
+    def keep(
+        self, node: str, broker: str, number: int, end: PhaseDone | PhaseFailed, frame: Frame
+    ) -> tuple[PhaseDone | PhaseFailed, memoryview, BlockHandle | None]:
+        """Store the block of a phase's end, numbered for its broker; drop its records if there is no room for them.
+
+        Return the end and its block, without the records that were dropped, and the handle; None: there is no room.
+        """
+        block = memoryview(frame.buffer if isinstance(frame, zmq.Frame) else frame)
+        version = oldest_version(block, end.tokens, end.turns, end.records)
+        block_id = self._store.keep(broker, number, block)
+        if end.records and (block_id is None or self._store.size(broker, block_id) != len(block)):
+            end, block = without_records(end, block, "the node's disk was full")
+            block_id = self._store.keep(broker, number, block)
+        if block_id is None:
+            return end, block, None
+        start = records_at(end.tokens, end.turns, end.records)
+        handle = BlockHandle(
+            node=node,
+            block_id=block_id,
+            checksum=block_checksum(block, start),
+            records_at=start,
+            endpoint=self.endpoint,
+            curve_key=self.curve_key,
+            socket=self.path,
+            oldest_version=version,
+        )
+        return end, block, handle
 
     def _drain(self) -> None:
         for _ in range(BATCH):

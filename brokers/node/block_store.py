@@ -61,7 +61,7 @@ class BlockStore:
         known = self._unnoted.get((broker, number))
         if known is not None:
             return known
-        if len(self._sizes[broker]) >= BLOCKS_LIMIT or not self._has_room():
+        if len(self._sizes[broker]) >= BLOCKS_LIMIT or not self._has_room(len(block)):
             return None
         block_id = new_id()
         path = self._path(broker, block_id)
@@ -96,6 +96,10 @@ class BlockStore:
     def ids(self, broker: str) -> tuple[str, ...]:
         return tuple(self._sizes[broker])
 
+    def size(self, broker: str, block_id: str) -> int:
+        """Return a stored block's size in bytes."""
+        return self._sizes[broker][block_id]
+
     def kept(self) -> tuple[int, int]:
         """Return the number of blocks and their total size in bytes."""
         sizes = [size for blocks in self._sizes.values() for size in blocks.values()]
@@ -128,8 +132,8 @@ class BlockStore:
         finally:
             os.close(file)
 
-    def _has_room(self) -> bool:
-        return shutil.disk_usage(self._folder).free >= FREE_BYTES
+    def _has_room(self, size_bytes: int) -> bool:
+        return shutil.disk_usage(self._folder).free >= FREE_BYTES + size_bytes
 
     def _path(self, broker: str, block_id: str) -> Path:
         return self._folder / broker / block_id

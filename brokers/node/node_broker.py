@@ -21,15 +21,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import zmq
 
-from ...data.trajectory import oldest_version
 from ...errors import MalformedMessage, from_info
 from ...metrics import catalog
 from ...security.keyring import WORKER, Keyring
 from ...security.rights import Listener
 from ...security.zap_authenticator import ZapAuthenticator
 from ...wire import codec
-from ...wire.messages.blocks import block_checksum
-from ...wire.messages.jobs import BlockHandle, Phase
+from ...wire.messages.jobs import Phase
 from ...wire.messages.nodes import NodeFacts
 from ...wire.messages.stages import (
     BlockSent,
@@ -65,6 +63,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from ...wire.messages.jobs import BlockHandle
     from ...wire.sockets import Frame
     from .node_table import HeldPhase
 
@@ -322,7 +321,7 @@ class NodeBroker:
                 self._table.ended(event.stage_id, event.job_id, event.attempt)
                 link_of = self._links.get(event.origin)
                 if link_of is not None:
-                    link_of.end(event, rest, self._keep(link_of, event, rest))
+                    link_of.end(*self._keep(link_of, event, rest))
                 self._start_waiting()
             case TurnsShown():
                 if (link := self._links.get(event.origin)) is not None:
@@ -344,24 +343,14 @@ class NodeBroker:
             for link in self._links_of(job_id, attempt):
                 link.note_backend(job_id, backend)
 
-    def _keep(self, link: BrokerLink, event: PhaseDone | PhaseFailed, rest: Sequence[Frame]) -> BlockHandle | None:
-        """Store a trajectory's block on this node, if its broker wants that and there is room."""
+    def _keep(
+        self, link: BrokerLink, event: PhaseDone | PhaseFailed, rest: Sequence[Frame]
+    ) -> tuple[PhaseDone | PhaseFailed, Sequence[Frame], BlockHandle | None]:
+        """Store a trajectory's block on this node, if its broker wants that (see `BlockServer.keep`)."""
         if link.keep != "node" or len(rest) != 1:
-            return None
-        block = memoryview(rest[0].buffer if isinstance(rest[0], zmq.Frame) else rest[0])
-        version = oldest_version(block, event.tokens, event.turns)
-        block_id = self._blocks.keep(link.broker, link.number(event), block)
-        if block_id is None:
-            return None
-        return BlockHandle(
-            node=self._node,
-            block_id=block_id,
-            checksum=block_checksum(block),
-            endpoint=self._block_server.endpoint,
-            curve_key=self._block_server.curve_key,
-            socket=self._block_server.path,
-            oldest_version=version,
-        )
+            return event, rest, None
+        event, block, handle = self._block_server.keep(self._node, link.broker, link.number(event), event, rest[0])
+        return event, (block,), handle
 
     def _report_of(self, report: StageReport, now: float) -> None:
         slots = self._table.slots(report.role)

@@ -69,4 +69,4 @@ class BackendLink:
                 log.warning("dropped a reply of the backend broker: %s", error)
                 continue
             if isinstance(reply, ModelList):
-                self._catalog.list_models(reply.models)
+                self._catalog.list_models(reply.models, reply.lacking)

@@ -387,7 +387,7 @@ class BatchRunner:
             except BlockLost:
                 return None
             buffer = block.buffer if isinstance(block, zmq.Frame) else block
-            oldest = oldest_version(buffer, result.tokens, result.turns)
+            oldest = oldest_version(buffer, result.tokens, result.turns, result.records)
         return oldest if oldest >= 0 else self._sampler.version
 
 

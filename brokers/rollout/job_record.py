@@ -204,6 +204,8 @@ class JobRecord:
             conversations=self._conversations(last) if run is not None and run.conversations else (),
             turn_rewards=run.turn_rewards if run is not None else (),
             logprobs_mode=run.logprobs_mode if run is not None else "",
+            records=run.records if run is not None else (),
+            records_dropped=run.records_dropped if run is not None else {},
             kept=run.kept if run is not None else None,
         )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from ...data.records import records_bytes
 from ...errors import Busy
 
 if TYPE_CHECKING:
@@ -68,6 +69,12 @@ class Quota:
         held = self._trajectory_bytes
         return held[ALL] <= self._max_bytes and held[session] <= self._most(held, session, self._max_bytes)
 
+    def has_room(self, session: str, size_bytes: int) -> bool:
+        """Return whether a session's trajectories may grow by so much."""
+        held = self._trajectory_bytes
+        most = self._most(held, session, self._max_bytes)
+        return held[ALL] + size_bytes <= self._max_bytes and held[session] + size_bytes <= most
+
     def submitted(self, session: str, job_id: str, size_bytes: int) -> None:
         """Count a job that was accepted or restored."""
         self._packed_bytes[job_id] = size_bytes
@@ -104,4 +111,6 @@ def _add(held: Counter[str], session: str, more: int) -> None:
 
 
 def _size(finished: Finished) -> int:
-    return len(finished.packed) + (len(finished.block) if finished.block is not None else 0)
+    """Return the bytes that a result takes: here, and on its node for its records."""
+    kept = records_bytes(finished.result.records) if finished.result.kept is not None else 0
+    return len(finished.packed) + kept + (len(finished.block) if finished.block is not None else 0)

@@ -38,7 +38,7 @@ from ...security.zap_authenticator import ZapAuthenticator
 from ...system.logs import of_job
 from ...wire import codec
 from ...wire.messages.base import PROTOCOL_VERSION, UNSAID_PROTOCOL
-from ...wire.messages.blocks import block_checksum
+from ...wire.messages.blocks import is_block
 from ...wire.messages.jobs import Outcome
 from ...wire.messages.stages import (
     BlockSent,
@@ -56,6 +56,7 @@ from ...wire.messages.stages import (
     TurnsShown,
 )
 from ...wire.sockets import CONTROL_FRAME_BYTES, NOBLOCK, NODE_PING_S, open_socket, send
+from ..dropped_records import without_records
 from ..loop import Loop
 from .action_queue import perform_queue
 from .actions import Action, Close, Start, Stop, Unassign
@@ -244,7 +245,10 @@ class RolloutBroker:
                     who = event.member if isinstance(event, MemberAlive) else self._stages.member_of(event.stage_id)
                     self._stages.turn_away(who, sender)
                 else:
-                    self._handle_event(event, _block(event, rest), now, sender.user_id)
+                    block = _block(event, rest)
+                    if block is not None and isinstance(event, PhaseEnd) and event.records:
+                        event, block = self._within_quota(event, block)
+                    self._handle_event(event, block, now, sender.user_id)
                     self._perform(now)
                     if isinstance(event, PhaseEnd) and event.kept is not None:
                         self._note_kept(event.job_id, event.kept)
@@ -253,6 +257,13 @@ class RolloutBroker:
                 self._note_malformed(header, now, sender.user_id)
             except Exception:
                 log.exception("a stage event failed")  # a bug must not affect all jobs
+
+    def _within_quota(self, event: PhaseEnd, block: Frame) -> tuple[PhaseEnd, Frame]:
+        """Drop the records of a phase if its session has no room for them."""
+        table = self._jobs.table
+        if event.job_id not in table or self._jobs.quota.has_room(table.record(event.job_id).holder, len(block)):
+            return event, block
+        return without_records(event, block, "the session's quota was full")
 
     def _handle_event(self, event: StageEvent, block: Any, now: float, key: str) -> None:
         queue, table = self._jobs.queue, self._jobs.table
@@ -313,8 +324,8 @@ class RolloutBroker:
         if job_id is None or finished is None:
             return  # unwanted; an unfinished job is lost with its sandbox if the node leaves
         result = finished.result
-        size_bytes, handle = block_bytes(result.tokens, result.turns), result.kept
-        if block is None or handle is None or len(block) != size_bytes or block_checksum(block) != handle.checksum:
+        size_bytes, handle = block_bytes(result.tokens, result.turns, result.records), result.kept
+        if block is None or handle is None or len(block) != size_bytes or not is_block(block, handle):
             self._jobs.blocks.lose([job_id])
             return
         self._jobs.take_block(finished, block)
@@ -484,6 +495,6 @@ def _block(event: StageEvent, rest: Sequence[Frame]) -> Frame | None:
         return None
     if kept:
         return None
-    if len(rest[0]) != block_bytes(tokens, event.turns):
+    if len(rest[0]) != block_bytes(tokens, event.turns, event.records):
         raise MalformedMessage(f"the trajectory of job {event.job_id} has {len(rest[0])} bytes, not what it claims")
     return rest[0]

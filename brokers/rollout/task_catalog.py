@@ -13,10 +13,12 @@ import msgspec
 from ...errors import Busy, InvalidJob, UnknownTask
 from ...wire.messages.base import POLICY, endpoint_variables
 from ...wire.messages.jobs import Harness, NamedModel
+from ...wire.records import Recorded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from ...wire.messages.backends import LackedRecord
     from ...wire.messages.jobs import Job
     from ...wire.messages.stages import Task
 
@@ -58,6 +60,8 @@ class TaskCatalog:
         """The models that stage processes reach by endpoints, by their variables (`endpoint_variables`)."""
         self._listed: frozenset[str] = frozenset()
         """The backend broker's."""
+        self._lacking: dict[tuple[str, str], LackedRecord] | None = None
+        """The records that not all of a model's backends give; None: not known yet."""
         self._ticks_left = 0
         """How long its list counts as new."""
         self.wants_models = False
@@ -77,9 +81,10 @@ class TaskCatalog:
             del self._tasks[oldest]
             self._instances.pop(oldest, None)
 
-    def list_models(self, models: Sequence[str]) -> None:
-        """Store the backend broker's list of models."""
+    def list_models(self, models: Sequence[str], lacking: Sequence[LackedRecord] = ()) -> None:
+        """Store the backend broker's list of models, and of the records that their backends do not give."""
         self._listed, self._ticks_left = frozenset(models), NEW_TICKS
+        self._lacking = {(one.model, one.record): one for one in lacking}
 
     def tick(self) -> None:
         """Let the backend broker's list grow old."""
@@ -91,8 +96,8 @@ class TaskCatalog:
         Raises:
             Busy: no stage process has announced any task yet, or the backend broker's list of models is needed.
             UnknownTask: no stage process has announced this task.
-            InvalidJob: a field of the instance is missing, unknown or of a wrong type, or the harness or a
-                model is unknown; `field` names it.
+            InvalidJob: a field of the instance is missing, unknown or of a wrong type, the harness or a
+                model is unknown, or the policy's backends do not give a record; `field` names it.
         """
         if not self._tasks:
             raise Busy("no stage process has reported yet; the service is starting", retry_after_s=0.2)
@@ -103,6 +108,8 @@ class TaskCatalog:
         self._check_harness(job)
         if job.models:
             self._check_models(job)
+        if job.record:
+            self._check_records(job)
         if job.task not in self._instances:
             self._instances[job.task] = _instance_type(self._tasks[job.task])
         try:
@@ -146,6 +153,26 @@ class TaskCatalog:
                     job_id=job.job_id,
                     field=f"models.{role}",
                 )
+
+    def _check_records(self, job: Job) -> None:
+        """Check a job's records; what jobs were accepted for is not listed anew, since RUN checks it as well."""
+        try:
+            asked = Recorded.parse(job.record)
+        except ValueError as error:
+            problem = str(error)
+        else:
+            problem = asked.conflict(job.sampling)
+            lacking = self._lacking
+            lacked = [lacking[POLICY, name] for name in asked.names if (POLICY, name) in lacking] if lacking else []
+            if not problem and not self._ticks_left and (lacked or lacking is None):
+                self.wants_models = True
+                raise Busy("the service is listing what its engines record", retry_after_s=0.2)
+            if not problem and lacked:
+                names = ", ".join(one.record for one in lacked)
+                one = lacked[0]
+                problem = f"backend {one.backend_id} ({one.engine}) as it was started does not give the records {names}"
+        if problem:
+            raise InvalidJob(f"job {job.job_id}: {problem}", job_id=job.job_id, field="record")
 
 
 def _instance_type(task: Task) -> type[msgspec.Struct]:

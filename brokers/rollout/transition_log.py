@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from ...errors import UnknownJob
-from ...metrics.catalog import JOBS_ENDED, QUEUE_SECONDS
+from ...metrics.catalog import JOBS_ENDED, QUEUE_SECONDS, RECORDS_DROPPED
 from ...metrics.metric import Metric
 from ...system.logs import of_job
 from ...wire.messages.base import new_id
@@ -181,6 +181,8 @@ class TransitionLog:
         self._intervals[-1][1][result.outcome] += 1
         if Metric.counting:
             JOBS_ENDED.add(result.task, result.outcome, result.error.code if result.error is not None else "")
+            for record in result.records_dropped:
+                RECORDS_DROPPED.add(record)
             for name, phase in QUEUES:
                 if (waited_s := result.timings.get(name)) is not None:
                     QUEUE_SECONDS.observe(waited_s, phase)

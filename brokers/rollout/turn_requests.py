@@ -157,6 +157,6 @@ class TurnRequests:
                 block = None
         if block is None:
             return TurnsSoFar(backend=run.backend, turns=run.turns, tokens=run.tokens), []
-        arrays = array_views(block, run.tokens, run.turns)
+        arrays = array_views(block, run.tokens, run.turns, run.records)
         so_far, shown = turns_so_far(arrays, run.backend, run.steps, known_tokens)
         return so_far, [] if shown is None else [shown.data]

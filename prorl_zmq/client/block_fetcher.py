@@ -23,7 +23,7 @@ from ..security.keyring import connect_to_peer
 from ..system.unix_peers import peer_problem
 from ..wire import codec
 from ..wire.messages.base import Refused, new_id
-from ..wire.messages.blocks import BlockGiven, FetchBlock, block_checksum
+from ..wire.messages.blocks import BlockGiven, FetchBlock, is_block
 from ..wire.sockets import open_socket, receive
 from .requests import MappedBlock
 
@@ -103,7 +103,7 @@ class BlockFetcher:
             return None
         finally:
             os.close(files[0])
-        return block if block_checksum(block.buffer) == handle.checksum else None
+        return block if is_block(block.buffer, handle) else None
 
     def _connected(self, path: str) -> socket.socket:
         client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -165,7 +165,7 @@ class _Node:
         self.found: dict[str, Received] = {}
         self._socket = sock
         self._handles = list(handles.items())
-        self._checksums = {key: handle.checksum for key, handle in handles.items()}
+        self._asked_for = handles
         self._asked: dict[str, str] = {}
         """The key of each request, by request id."""
         self._ask()
@@ -183,7 +183,7 @@ class _Node:
                 log.warning("a block cannot be fetched from %s: %s", self.endpoint, reply.error.message)
             key = self._asked.pop(reply.request_id, None)
             if key is not None:
-                if len(frames) > 2 and block_checksum(frames[2]) == self._checksums[key]:
+                if len(frames) > 2 and is_block(frames[2], self._asked_for[key]):
                     self.found[key] = frames[2]
                 self._ask()
                 return True

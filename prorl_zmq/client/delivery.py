@@ -71,7 +71,7 @@ class Delivery:
 
         for result in self._results:
             block = blocks.get(result.job_id)
-            if block is not None and len(block) == block_bytes(result.tokens, result.turns):
+            if block is not None and len(block) == block_bytes(result.tokens, result.turns, result.records):
                 self._blocks[result.job_id] = block
         lacking = [job_id for job_id in self.handles if job_id not in self._blocks]
         if lacking and isinstance(self.reply, Collected):

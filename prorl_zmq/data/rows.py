@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .group import Group
-    from .trajectory import TokenArrays, Trajectory
+    from .trajectory import Segment, Trajectory
 
 TRUNCATING = frozenset({"max_turns", "max_tokens", "context_length", "turn_length"})
 """Reasons to stop (see `stages.episode.StopReason`) that are limits: the policy had not finished."""
@@ -33,8 +33,8 @@ TRUNCATING = frozenset({"max_turns", "max_tokens", "context_length", "turn_lengt
 class Row:
     """One segment of one trajectory."""
 
-    arrays: TokenArrays
-    """Over the segment's T tokens."""
+    arrays: Segment
+    """Over the segment's T tokens, with its records."""
     first_token: int
     """Where the segment begins in its trajectory."""
     prompt_tokens: int

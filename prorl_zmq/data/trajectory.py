@@ -4,6 +4,7 @@ A trajectory crosses every socket as one frame, and each array is a view of it:
 
     token_ids int32[T] | logprobs float32[T] | weight_versions int32[T] | turns int32[n, 3] | loss_mask bool[T]
 
+Records follow behind, if the job asked for some (see `records`).
 Trainers receive a `Trajectory`; the agent loop writes a `TrajectoryBuilder`. Ids are appended as the engine returned
 them and never re-tokenised.
 """
@@ -18,17 +19,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from ..errors import MalformedMessage, NotTrainable
+from ..errors import EngineFailed, MalformedMessage, NotTrainable
+from ..wire.records import EXPERTS
 from .conversations import labels_of, rewards_problem, trained_rewards
 from .printed import TurnLine, conversation_text, trajectory_html, trajectory_line, turn_label
+from .records import ARRAYS, NO_RECORDS, RecordBuilder, Records, padded, read_records, records_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from ..errors import ErrorInfo
-    from ..wire.messages.jobs import ConversationPart, Result
+    from ..wire.messages.jobs import ConversationPart, RecordForm, Result
 
 TOKEN_BYTES = 13
 """Bytes per token: three 4-byte values and one bool."""
@@ -62,24 +65,35 @@ class TokenArrays(NamedTuple):
     """int32 [n, 3]: per turn its first token, the token after its last, and its `Role`."""
 
 
-def block_bytes(tokens: int, turns: int) -> int:
-    """Return the size in bytes of the block that holds a trajectory of that many tokens and turns."""
-    return tokens * TOKEN_BYTES + turns * TURN_BYTES
+class Segment(TokenArrays):
+    """The five arrays of a segment; with its records."""
+
+    records: Records = NO_RECORDS
+    """Those of the segment's tokens; rows count from its first token."""
 
 
-def array_views(block: Any, tokens: int, turns: int) -> TokenArrays:
-    """Return the five arrays as views of `block` (any buffer); nothing is copied if the block is 4-byte aligned.
+def block_bytes(tokens: int, turns: int, records: Sequence[RecordForm] = ()) -> int:
+    """Return the size in bytes of the block that holds a trajectory of that many tokens and turns, and its records."""
+    arrays = tokens * TOKEN_BYTES + turns * TURN_BYTES
+    return padded(arrays) + records_bytes(records) if records else arrays
+
+
+def records_at(tokens: int, turns: int, records: Sequence[RecordForm]) -> int:
+    """Return the byte of the block at which the records begin; 0: there are none."""
+    return padded(block_bytes(tokens, turns)) if records else 0
+
+
+def array_views(block: Any, tokens: int, turns: int, records: Sequence[RecordForm] = ()) -> TokenArrays:
+    """Return the arrays as views of `block` (any buffer); nothing is copied if the block is 4-byte aligned.
 
     libzmq does not align small received frames, so such a block (always under 8 KB) is copied once.
 
     Raises:
-        MalformedMessage: the block's size is not that of so many tokens and turns.
+        MalformedMessage: the block's size is not that of so many tokens and turns, and of these records.
     """
     flat = np.frombuffer(block, np.uint8)
-    if flat.size != block_bytes(tokens, turns):
-        raise MalformedMessage(
-            f"{tokens} tokens in {turns} turns take {block_bytes(tokens, turns)} bytes, not {flat.size}"
-        )
+    if flat.size != (size := block_bytes(tokens, turns, records)):
+        raise MalformedMessage(f"{tokens} tokens in {turns} turns take {size} bytes, not {flat.size}")
     if flat.ctypes.data % 4:
         flat = flat.copy()
     word = 4 * tokens
@@ -89,7 +103,7 @@ def array_views(block: Any, tokens: int, turns: int) -> TokenArrays:
         logprobs=flat[word : 2 * word].view(np.float32),
         weight_versions=flat[2 * word : 3 * word].view(np.int32),
         turns=flat[3 * word : turns_end].view(np.int32).reshape(turns, 3),
-        loss_mask=flat[turns_end:].view(np.bool_),
+        loss_mask=flat[turns_end : turns_end + tokens].view(np.bool_),
     )
 
 
@@ -102,13 +116,13 @@ def pack_block(arrays: TokenArrays) -> NDArray[np.uint8]:
     return block
 
 
-def oldest_version(block: Any, tokens: int, turns: int) -> int:
+def oldest_version(block: Any, tokens: int, turns: int, records: Sequence[RecordForm] = ()) -> int:
     """Return the oldest weight version of a trajectory's tokens; -1 if none was generated.
 
     Raises:
         MalformedMessage: as `array_views`.
     """
-    versions = array_views(block, tokens, turns).weight_versions
+    versions = array_views(block, tokens, turns, records).weight_versions
     generated = versions[versions >= 0]
     return int(generated.min()) if len(generated) else -1
 
@@ -128,6 +142,8 @@ class Trajectory:
     turns: NDArray[np.int32]
     result: Result
     """Everything about the job that is not an array."""
+    records: Records = NO_RECORDS
+    """What `Job.record` asked for, by the names of its arrays, and the tokens whose rows are known."""
 
     @property
     def job_id(self) -> str:
@@ -209,8 +225,8 @@ class Trajectory:
         mean = float(logprobs.mean()) if len(logprobs) else None
         return TurnLine(name, start, end, len(logprobs), mean)
 
-    def segments(self) -> list[TokenArrays]:
-        """Return the arrays of each segment, as views; nearly all trajectories have one.
+    def segments(self) -> list[Segment]:
+        """Return the arrays and records of each segment, as views; nearly all trajectories have one.
 
         A segment is a prompt as the engine saw it, with what was generated from it: where a chat template changes
         earlier turns, the next prompt does not begin with the last one, and a new segment begins. `turns` count from
@@ -249,13 +265,14 @@ class Trajectory:
             stop_reason=part.stop_reason or self.result.stop_reason,
             tokens=end - start,
             turns=len(arrays.turns),
+            records=(),
             segments=tuple(edge - start for edge in edges[1:-1]),
             conversations=(),
             turn_rewards=tuple(
                 (turn - first, own) for turn, own in self.result.turn_rewards if 0 <= turn - first < len(arrays.turns)
             ),
         )
-        return Trajectory(**arrays._asdict(), result=result)
+        return Trajectory(**arrays._asdict(), result=result, records=arrays.records)
 
     def reward_places(self) -> list[tuple[int, float]]:
         """Return where the turns' rewards belong: the last generated token of each turn that has one, and its reward.
@@ -276,32 +293,37 @@ class Trajectory:
             places.append((start + int(generated[-1]), reward))
         return places
 
-    def _segment(self, start: int, end: int) -> TokenArrays:
+    def _segment(self, start: int, end: int) -> Segment:
         within = (self.turns[:, 0] >= start) & (self.turns[:, 1] <= end)
         if end < len(self.token_ids):
             within &= self.turns[:, 0] < end  # a turn without tokens at the edge is the next segment's
         turns = self.turns[within]
-        return TokenArrays(
+        segment = Segment(
             self.token_ids[start:end],
             self.loss_mask[start:end],
             self.logprobs[start:end],
             self.weight_versions[start:end],
             turns - np.array([start, start, 0], np.int32),
         )
+        if self.records:
+            segment.records = self.records.part(start, end)
+        return segment
 
     @classmethod
     def from_frame(cls, result: Result, block: Any) -> Trajectory:
         """Lay the views over one received frame.
 
         Raises:
-            MalformedMessage: the frame's size is not what `result` says, or its segments cannot be.
+            MalformedMessage: the frame's size is not what `result` says, or its segments or records cannot be.
         """
         if list(result.segments) != sorted(set(result.segments)) or result.segments[-1:] >= (result.tokens or 1,):
             raise MalformedMessage(f"segments cannot begin at {result.segments} in {result.tokens} tokens")
         if (result.conversations or result.turn_rewards) and (problem := rewards_problem(result)):
             raise MalformedMessage(f"job {result.job_id}: {problem}")
-        arrays = array_views(block, result.tokens, result.turns)
-        return cls(**arrays._asdict(), result=result)
+        arrays = array_views(block, result.tokens, result.turns, result.records)
+        forms, at = result.records, records_at(result.tokens, result.turns, result.records)
+        records = read_records(block, at, forms, result.tokens) if forms else NO_RECORDS
+        return cls(**arrays._asdict(), result=result, records=records)
 
 
 class TrajectoryBuilder:
@@ -312,6 +334,9 @@ class TrajectoryBuilder:
         """Arrays over tokens, of which the first `tokens` are written."""
         self._turns: list[list[int]] = []
         self._segments = [0]
+        self._records: RecordBuilder | None = None
+        self.rows_known = 0
+        """The segment's first tokens whose experts are recorded."""
         self.tokens = 0
         """Tokens so far."""
 
@@ -319,6 +344,7 @@ class TrajectoryBuilder:
         """Start a new segment: what is added next is a prompt of its own."""
         if self.tokens > self._segments[-1]:
             self._segments.append(self.tokens)
+            self.rows_known = 0
 
     def begin_turn(self, role: Role) -> None:
         """Start a new turn; what is added next belongs to it."""
@@ -336,6 +362,28 @@ class TrajectoryBuilder:
             raise ValueError("token ids, log-probs and weight versions differ in length")
         self._add(token_ids, True, logprobs, weight_versions)
 
+    def add_records(self, records: Mapping[str, NDArray[Any]]) -> None:
+        """Append the arrays of an engine's records (see `wire.records`).
+
+        Rows of generated tokens are of the last ones added; those of experts follow the `rows_known`.
+
+        Raises:
+            EngineFailed: they have another shape than earlier ones, or more rows than the segment has tokens.
+        """
+        builder = self._records = self._records or RecordBuilder()
+        for name, (first, *_) in ARRAYS.items():
+            if first not in records:
+                continue
+            count, is_experts = len(records[first]), name == EXPERTS
+            start = self._segments[-1] + self.rows_known if is_experts else self.tokens - count
+            if start + count > self.tokens or start < self._segments[-1]:
+                raise EngineFailed(f"the engine gave {count} rows of {name}, more than there are tokens")
+            try:
+                builder.add(name, start, records)
+            except ValueError as error:
+                raise EngineFailed(str(error)) from error
+            self.rows_known += count if is_experts else 0
+
     def append(self, other: TrajectoryBuilder) -> None:
         """Append another conversation, as segments of its own."""
         arrays, start, turns = other.arrays(), self.tokens, len(self._turns)
@@ -344,6 +392,9 @@ class TrajectoryBuilder:
         self._turns += [[start + first, start + end, role] for first, end, role in arrays.turns.tolist()]
         if len(self._turns) > turns:
             self._add(arrays.token_ids, arrays.loss_mask, arrays.logprobs, arrays.weight_versions)
+        if other._records is not None:
+            self._records = self._records or RecordBuilder()
+            self._records.append(other._records, start)
 
     def prompt(self) -> NDArray[np.int32]:
         """Return all ids of the segment so far, int32: the engine's next prompt. A view that stays valid."""
@@ -364,9 +415,24 @@ class TrajectoryBuilder:
         """Tokens of the segment so far."""
         return self.tokens - self._segments[-1]
 
-    def block(self) -> NDArray[np.uint8]:
-        """Return everything in one new block, uint8 [`block_bytes(tokens, turns)`]."""
-        return pack_block(self.arrays())
+    @property
+    def records(self) -> tuple[RecordForm, ...]:
+        """The records so far."""
+        return self._records.forms() if self._records is not None else ()
+
+    def block(self, records: Sequence[RecordForm] = ()) -> NDArray[np.uint8]:
+        """Return everything in one new block, uint8 [`block_bytes(tokens, turns, records)`].
+
+        Args:
+            records: those of `records` that are included.
+        """
+        arrays = pack_block(self.arrays())
+        if not records or self._records is None:
+            return arrays
+        block = np.zeros(block_bytes(self.tokens, self.turns, records), np.uint8)
+        block[: len(arrays)] = arrays
+        self._records.write(block, padded(len(arrays)), records)
+        return block
 
     def arrays(self) -> TokenArrays:
         """Return everything so far; those over tokens are views that stay valid."""

@@ -1,7 +1,7 @@
 """`EngineClient`: a stage process's connections to engine hosts, one DEALER per endpoint, on asyncio.
 
     DEALER → engine host's ROUTER     empty frame, `AnyEngineRequest`, for `Generate` the prompt's ids
-    DEALER ← engine host's ROUTER     empty frame, `AnyEngineReply`, for `Generated` the ids and their log-probs
+    DEALER ← engine host's ROUTER     empty frame, `AnyEngineReply`, for `Generated` ids, log-probs and records
 
 A request is resent only after its connection was lost and restored, which is safe (see `host`); if the connection is
 down for longer than `RECONNECT_S` its requests fail. Replies are checked before use. The backend broker decides which
@@ -14,6 +14,7 @@ import asyncio
 import math
 import time
 from contextlib import suppress
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,8 +26,8 @@ from ..system.traces import current_traceparent, span
 from ..wire import codec
 from ..wire.messages.base import Refused, new_id
 from ..wire.messages.engines import Abort, AnyEngineReply, EngineHealth, EngineReady, Generate, Generated
-from ..wire.sockets import PROMPT_FRAME_BYTES
-from .engine import Generation, checked
+from .engine import Generation, Wanted, checked
+from .records import check_records
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     from ..security.keyring import Keyring
     from ..wire.messages.backends import Backend
-    from ..wire.messages.jobs import Sampling
+    from ..wire.messages.jobs import ArrayForm, Sampling
 
 GENERATE_TIMEOUT_S = 600.0
 """Default limit on one turn of the policy, in seconds."""
@@ -44,6 +45,7 @@ RECONNECT_S = 5.0
 ABANDONED_S = 300.0
 """Seconds that an unused connection is kept while it is down."""
 
+NOTHING_MORE = Wanted()
 INT32_MAX = 2**31 - 1
 """Largest weight version: a trajectory stores versions as int32."""
 
@@ -72,8 +74,11 @@ class EngineClient:
         sampling: Sampling,
         stop_token_ids: Sequence[int],
         timeout_s: float = GENERATE_TIMEOUT_S,
+        wanted: Wanted = NOTHING_MORE,
     ) -> Generation:
         """Have a backend continue the prompt `token_ids`, int32 [P]. Cancelling the call aborts the generation there.
+
+        The arrays of its `records` are views of the received frames.
 
         Raises:
             EngineFailed: the backend failed, or its answer was malformed or late. `unreachable`: the backend went away
@@ -83,7 +88,7 @@ class EngineClient:
         with span(f"chat {backend.model}", kind="client") as traced:
             if traced is not None:
                 traced.set_attributes(_asked(backend, job_id, len(token_ids), sampling))
-            done = await self._generated(backend, job_id, token_ids, sampling, stop_token_ids, timeout_s)
+            done = await self._generated(backend, job_id, token_ids, sampling, stop_token_ids, timeout_s, wanted)
             if traced is not None:
                 traced.set_attributes(_answered(done))
         return done
@@ -96,6 +101,7 @@ class EngineClient:
         sampling: Sampling,
         stop_token_ids: Sequence[int],
         timeout_s: float,
+        wanted: Wanted,
     ) -> Generation:
         request = Generate(
             new_id(),
@@ -104,6 +110,8 @@ class EngineClient:
             stop_token_ids=tuple(stop_token_ids),
             life=backend.life,
             traceparent=current_traceparent(),
+            record=wanted.record,
+            rows_known=wanted.rows_known,
         )
         prompt = np.ascontiguousarray(token_ids, np.int32).tobytes()
         name = backend.backend_id
@@ -116,12 +124,16 @@ class EngineClient:
                     connection.send([codec.encode(Abort(request.request_id))])
                 raise
             reply, frames = _read(answer)
-            return read_generation(reply, frames, sampling.max_tokens)
+            done = read_generation(reply, frames, sampling.max_tokens)
+            positions = len(token_ids) + len(done.token_ids) - wanted.rows_known - 1
+            if done.records:
+                check_records(done.records, wanted.record, done.token_ids, positions=positions)
         except Closed:
             raise
         except ProrlError as error:
             kinds = {kind: bool(error.fields.get(kind)) for kind in ("unreachable", "refused")}
             raise EngineFailed(f"backend {name}: {error.message}", backend=name, **kinds) from error
+        return done
 
     async def health(self, endpoint: str, timeout_s: float) -> EngineReady:
         """Ask an engine host whether it serves.
@@ -159,7 +171,6 @@ class EngineClient:
                     curve_key=curve_key,
                     fail_if_refused=False,
                     hint="",
-                    limit_bytes=PROMPT_FRAME_BYTES,
                     copied=4,
                 )
             except zmq.ZMQError as error:
@@ -174,11 +185,11 @@ class EngineClient:
                 self._connections.pop(place).close()
 
 
-def _read(answer: Sequence[bytes | zmq.Frame]) -> tuple[AnyEngineReply, Sequence[bytes]]:
+def _read(answer: Sequence[bytes | zmq.Frame]) -> tuple[AnyEngineReply, Sequence[bytes | zmq.Frame]]:
     """Return a reply and the frames after it; raise the error of a rejected request."""
-    header, *frames = (frame if isinstance(frame, bytes) else frame.bytes for frame in answer)
+    header, *frames = answer
     try:
-        reply: AnyEngineReply = codec.decode(header, AnyEngineReply)
+        reply: AnyEngineReply = codec.decode(header if isinstance(header, bytes) else header.bytes, AnyEngineReply)
     except MalformedMessage as error:
         raise EngineFailed(f"the answer is malformed: {error.message}") from None
     if isinstance(reply, Refused):
@@ -211,7 +222,7 @@ def _answered(done: Generation) -> dict[str, Any]:
     return {**attributes, "prorl.weight_version": done.spans[-1].weight_version} if done.spans else attributes
 
 
-def read_generation(reply: Any, frames: Sequence[bytes], max_tokens: int) -> Generation:
+def read_generation(reply: Any, frames: Sequence[bytes | zmq.Frame], max_tokens: int) -> Generation:
     """Make a `Generation` of a reply and the frames after it.
 
     Raises:
@@ -219,10 +230,28 @@ def read_generation(reply: Any, frames: Sequence[bytes], max_tokens: int) -> Gen
     """
     if not isinstance(reply, Generated):
         raise MalformedMessage(f"it answered a prompt with {type(reply).__name__}")
-    if len(frames) != 2 or len(frames[0]) != len(frames[1]) or len(frames[0]) % 4:
+    if len(frames) != 2 + len(reply.arrays) or len(frames[0]) != len(frames[1]) or len(frames[0]) % 4:
         sizes = [len(frame) for frame in frames]
-        raise MalformedMessage(f"token ids and log-probs come as two frames of 4 bytes per token, not {sizes} bytes")
+        raise MalformedMessage(
+            f"token ids and log-probs come as two frames of 4 bytes per token, then {len(reply.arrays)} records; not "
+            f"{sizes} bytes"
+        )
     if any(not 0 <= span.weight_version <= INT32_MAX for span in reply.spans):
         raise MalformedMessage(f"a weight version is not an int32 of 0 or more: {reply.spans}")
-    token_ids, logprobs = np.frombuffer(frames[0], np.int32), np.frombuffer(frames[1], np.float32)
-    return checked(Generation(token_ids, logprobs, reply.spans, reply.finish_reason, reply.cached_tokens), max_tokens)
+    token_ids, logprobs = _flat(frames[0]).view(np.int32), _flat(frames[1]).view(np.float32)
+    records = {form.name: _array(form, frame) for form, frame in zip(reply.arrays, frames[2:], strict=True)}
+    parts = (token_ids, logprobs, reply.spans, reply.finish_reason, reply.cached_tokens, records)
+    return checked(Generation(*parts), max_tokens)
+
+
+def _array(form: ArrayForm, frame: bytes | zmq.Frame) -> NDArray[Any]:
+    flat = _flat(frame)
+    if flat.size != prod(form.shape) * np.dtype(form.dtype).itemsize:
+        raise MalformedMessage(f"{form.name}, {form.dtype} {list(form.shape)}, came with {flat.size} bytes")
+    if flat.ctypes.data % 4:
+        flat = flat.copy()  # libzmq does not align small frames
+    return flat.view(form.dtype).reshape(form.shape)
+
+
+def _flat(frame: bytes | zmq.Frame) -> NDArray[np.uint8]:
+    return np.frombuffer(frame if isinstance(frame, bytes) else frame.buffer, np.uint8)

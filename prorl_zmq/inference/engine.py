@@ -173,9 +173,9 @@ class Generator(Protocol):
     """Generates the policy's next turn for the agent loop: an engine client bound to one job and its backend."""
 
     async def __call__(
-        self, token_ids: NDArray[np.int32], sampling: Sampling, stop_token_ids: Sequence[int]
+        self, token_ids: NDArray[np.int32], sampling: Sampling, stop_token_ids: Sequence[int], rows_known: int = 0
     ) -> Generation:
-        """Continue the prompt `token_ids`, int32 [P]; see `Engine.generate`."""
+        """Continue the prompt `token_ids`, int32 [P]; see `Engine.generate` and `Wanted`."""
 
 
 def check_prompt(token_ids: NDArray[np.int32], description: EngineDescription) -> None:

@@ -8,8 +8,9 @@ import numpy as np
 
 from ...data.trajectory import TrajectoryBuilder
 from ...wire.messages.jobs import MAIN
+from ...wire.records import EXPERTS
 from ..episode import ConversationRecord
-from ..turn_sampler import version_per_token
+from ..turn_sampler import rows_of_experts, version_per_token
 from .adapter import CallKind
 
 if TYPE_CHECKING:
@@ -31,6 +32,11 @@ def prompt_behind(parent: Turn | None, context: Collection[Piece]) -> NDArray[np
     for turn in parent.path() if parent is not None else ():
         parts += [*(piece.token_ids for piece in turn.captured.context), turn.captured.generation.token_ids]
     return np.concatenate([*parts, *(piece.token_ids for piece in context)])
+
+
+def rows_behind(parent: Turn | None) -> int:
+    """Return how many of the ids up to a turn have rows of experts."""
+    return sum(rows_of_experts(turn.captured.generation) for turn in (parent.path() if parent is not None else ()))
 
 
 def last_line(tree: CallTree) -> TrajectoryBuilder:
@@ -78,8 +84,12 @@ def _write(trajectory: TrajectoryBuilder, turn: Turn, *, own: bool = True) -> No
     said = turn.captured.generation
     if own:
         trajectory.add_generated(said.token_ids, said.logprobs, version_per_token(said))
+        if said.records:
+            trajectory.add_records(said.records)
     else:
         trajectory.add_context(said.token_ids)
+        if EXPERTS in said.records:
+            trajectory.add_records({EXPERTS: said.records[EXPERTS]})
 
 
 def _shown(turn: Turn, what: str) -> str:

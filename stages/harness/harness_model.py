@@ -29,7 +29,7 @@ from ..turn_sampler import TurnSampler
 from .adapter import CallKind
 from .call_limits import CALLS_AT_ONCE, CallLimits, text_size
 from .call_tree import CallTree, Capture, Said
-from .captured_turns import last_line, prompt_behind, write_episode
+from .captured_turns import last_line, prompt_behind, rows_behind, write_episode
 from .other_calls import OtherCalls
 
 if TYPE_CHECKING:
@@ -244,7 +244,9 @@ class HarnessCall:
         try:
             with turn, model.engine.counted(policy.episode.timings):
                 self.begun = True
-                generation = await TurnSampler(policy, sampling).sample(self.prompt, wanted, number)
+                generation = await TurnSampler(policy, sampling).sample(
+                    self.prompt, wanted, number, rows_behind(self.turn.parent)
+                )
             read = await self._read(generation.token_ids)
         except EngineFailed as error:
             if error.fields.get("refused"):  # the request's own fault, so a program cannot end a rollout with it

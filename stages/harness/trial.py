@@ -57,10 +57,10 @@ class Script:
         self._last = last
 
     async def __call__(
-        self, token_ids: NDArray[np.int32], sampling: Sampling, stop_token_ids: Sequence[int]
+        self, token_ids: NDArray[np.int32], sampling: Sampling, stop_token_ids: Sequence[int], rows_known: int = 0
     ) -> Generation:
         """Return the next scripted turn; see `engine.Generator`."""
-        del sampling, stop_token_ids
+        del sampling, stop_token_ids, rows_known
         self.first_at = self.first_at or time.monotonic()
         self.calls += 1
         named = _TOOLS.search(_CHAT.decode(token_ids))

@@ -20,13 +20,14 @@ from functools import partial
 from importlib.metadata import version
 from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import numpy as np
 import uvloop
 import zmq
 
+from ...data.records import array_form
 from ...errors import ConfigError, EngineFailed, ErrorInfo, InternalError, InvalidWeights, MalformedMessage, ProrlError
 from ...metrics import catalog
 from ...metrics.reporter import MetricsReporter
@@ -54,7 +55,8 @@ from ...wire.messages.engines import (
 from ...wire.request_routing import ENGINE_HOST, convert_request
 from ...wire.sockets import PROMPT_FRAME_BYTES, open_socket, split_envelope
 from ..chat.loading import chat_warning
-from ..engine import as_plain
+from ..engine import Wanted, as_plain
+from ..records import asked_records
 from .engine_updates import EngineUpdates
 from .registration import Registration
 
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ...wire.messages.engines import AnyEngineReply
+    from ...wire.messages.jobs import RecordName
     from ...wire.sockets import Frame
     from ..engine import Engine, Generation
 
@@ -212,6 +215,7 @@ class EngineHost:
             max_in_flight=options.max_in_flight or engine.max_in_flight,
             context_tokens=engine.context_tokens,
             logprobs_mode=engine.logprobs_mode,
+            records=cast("tuple[RecordName, ...]", engine.records),  # checked below
             life=self._life,
             version=version("prorl-zmq"),
             warning=options.warning,
@@ -327,14 +331,24 @@ class EngineHost:
                 if traced is not None:
                     attributes = {"prorl.job.id": request.job_id, "prorl.backend": self._options.backend_id}
                     traced.set_attributes(attributes | {"prorl.engine.running": len(self._generations)})
-                done = await self._engine.generate(token_ids, request.sampling, request.stop_token_ids, request.job_id)
+                more: dict[str, Any] = {}
+                if request.record:
+                    more["wanted"] = Wanted(request.record, request.rows_known)
+                    asked_records(more["wanted"], len(token_ids), request.sampling, self._engine.description)
+                asked = (token_ids, request.sampling, request.stop_token_ids, request.job_id)
+                done = await self._engine.generate(*asked, **more)
             done = as_plain(done, len(token_ids))
             self._count(token_ids, done)
             result = done.finish_reason
             header = Generated(
-                request_id, finish_reason=done.finish_reason, spans=done.spans, cached_tokens=done.cached_tokens
+                request_id,
+                finish_reason=done.finish_reason,
+                spans=done.spans,
+                cached_tokens=done.cached_tokens,
+                arrays=tuple(array_form(name, one) for name, one in done.records.items()),
             )
-            arrays = [done.token_ids.tobytes(), done.logprobs.tobytes()]
+            arrays: list[Frame] = [done.token_ids.tobytes(), done.logprobs.tobytes()]
+            arrays += [one.reshape(-1).view(np.uint8).data for one in done.records.values()]
             self._router.send([*self._envelopes[request_id], codec.encode(header), *arrays])
         except asyncio.CancelledError:
             result = "cancelled"

@@ -40,7 +40,7 @@ from .base import (
     holder,
 )
 from .engines import WeightUpdate
-from .jobs import LogprobsMode
+from .jobs import LogprobsMode, RecordName
 
 TAKE_BACK_S = 5.0
 """How long after its `timeout_s` a `WeightUpdate` may be answered: a failed begin is cancelled first."""
@@ -144,6 +144,8 @@ class Backend(Part, frozen=True, kw_only=True):
     context_tokens: Annotated[int, Meta(ge=0)] = 0
     """Most tokens of a prompt and its answer together; 0: not known."""
     logprobs_mode: LogprobsMode = "processed_logprobs"
+    records: Annotated[tuple[RecordName, ...], Meta(max_length=3)] = ()
+    """The records that its engine gives (see `Job.record`)."""
     life: Annotated[str, Meta(max_length=64)] = ""
     """An identifier of its host's current life, which rejects requests for another life. Empty: no engine host."""
     version: ShortText = ""
@@ -387,10 +389,22 @@ class BackendList(Reply, frozen=True):
     """Engines that have not registered yet."""
 
 
+class LackedRecord(Part, frozen=True, array_like=True):
+    """A backend that does not give a record."""
+
+    model: ModelName
+    record: RecordName
+    backend_id: Identifier
+    engine: str
+    """The model name that its engine reports."""
+
+
 class ModelList(Reply, frozen=True):
     """Answer to `ListModels`."""
 
     models: tuple[ModelName, ...] = ()
+    lacking: tuple[LackedRecord, ...] = ()
+    """The records that not every backend of a model gives; of models without a backend, nothing is known."""
 
 
 class AllowedKey(Part, frozen=True):

@@ -22,7 +22,7 @@ from .base import (
     ShortText,
     WeightVersion,
 )
-from .jobs import Sampling
+from .jobs import ArrayForm, RecordAsked, Sampling
 
 ENGINES_S = 30.0
 """How long the backend broker waits for engine hosts, unless a request says otherwise."""
@@ -48,6 +48,10 @@ class Generate(Request, frozen=True, kw_only=True):
     """The expected life of the host, since a restarted host may have older weights. Empty: any."""
     traceparent: ShortText = ""
     """The W3C trace context of the requesting span; empty: none."""
+    record: Annotated[tuple[RecordAsked, ...], Meta(max_length=3)] = ()
+    """As in `Job`."""
+    rows_known: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    """The rows of experts that the caller has: the engine gives those of the tokens from this one on."""
 
 
 class Abort(Request, frozen=True):
@@ -111,12 +115,14 @@ FinishReason = Literal["stop", "length", "abort"]
 
 
 class Generated(Reply, frozen=True, kw_only=True):
-    """Answer to `Generate`. Further frames: the ids, int32 [G], and their log-probs, float32 [G]."""
+    """Answer to `Generate`. Further frames: the ids, int32 [G], their log-probs, float32 [G], and `arrays`."""
 
     finish_reason: FinishReason
     spans: tuple[VersionSpan, ...]
     cached_tokens: Annotated[int, Meta(ge=0)] = 0
     """Prompt tokens found in the engine's prefix cache."""
+    arrays: Annotated[tuple[ArrayForm, ...], Meta(max_length=8)] = ()
+    """The arrays of the records, one frame each (see `wire.records`)."""
 
 
 class EngineReady(Reply, frozen=True):

@@ -183,6 +183,11 @@ class NamedModel(Part, frozen=True):
         return cls(named) if isinstance(named, str) else named
 
 
+RecordAsked = Annotated[str, Meta(pattern=r"^(top_logprobs:[1-9][0-9]{0,3}|sampling_mask|experts)\Z")]
+RecordName = Literal["top_logprobs", "sampling_mask", "experts"]
+ArrayType = Literal["int32", "float32", "uint8", "uint16"]
+
+
 class Job(Part, frozen=True, kw_only=True):
     """One rollout of one task instance."""
 
@@ -216,6 +221,9 @@ class Job(Part, frozen=True, kw_only=True):
     `{"user": "sim"}`. Their turns are context for the policy and are not trained on."""
     mcp: Annotated[tuple[McpServer, ...], Meta(max_length=16)] = ()
     """MCP servers whose tools the policy gets in addition to the task's, in a session of this rollout's own."""
+    record: Annotated[tuple[RecordAsked, ...], Meta(max_length=3)] = ()
+    """What the trajectory's `records` hold beside its tokens (see `docs/records.md`): `top_logprobs:K`,
+    `sampling_mask`, `experts`. The service refuses what the policy's engines cannot give."""
     traceparent: str = ""
     """The W3C trace context of the parent of the job's span (see `docs/traces.md`): the client fills in that of the
     current OpenTelemetry span. Malformed values are ignored."""
@@ -247,7 +255,7 @@ class BlockHandle(Part, frozen=True, kw_only=True):
     block_id: JobIdentifier
     """A random name, disclosed only with the result."""
     checksum: Annotated[int, Meta(ge=0, le=2**32 - 1)]
-    """CRC-32 of the block."""
+    """CRC-32 of the block; of records, of their sums (see `blocks.block_checksum`)."""
     endpoint: PathText
     """Where the node's broker serves blocks."""
     curve_key: AnnouncedKey = ""
@@ -255,6 +263,8 @@ class BlockHandle(Part, frozen=True, kw_only=True):
     """The Unix socket at which the node's broker serves blocks to programs on its machine."""
     oldest_version: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = -1
     """The oldest weight version of a token; -1: nothing was generated."""
+    records_at: Annotated[int, Meta(ge=0, le=2**40)] = 0
+    """The byte of the block at which records begin (see `block_checksum`); 0: there are none."""
 
 
 STEPS_LIMIT = 512
@@ -302,6 +312,27 @@ TurnIndex = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TurnRewards = Annotated[tuple[tuple[TurnIndex, float], ...], Meta(max_length=TURN_REWARDS_LIMIT)]
 
 
+class ArrayForm(Part, frozen=True, array_like=True):
+    """An array of a record, as it lies in a frame: contiguous, little-endian."""
+
+    name: Annotated[str, Meta(pattern=r"^[a-z_]{1,32}\Z")]
+    dtype: ArrayType
+    shape: Annotated[tuple[Annotated[int, Meta(ge=0, le=2**31 - 1)], ...], Meta(min_length=1, max_length=4)]
+
+
+class RecordForm(Part, frozen=True, array_like=True):
+    """A record behind the five arrays of a trajectory's block (see `data.records`)."""
+
+    name: RecordName
+    runs: Annotated[int, Meta(ge=0, le=2**31 - 1)]
+    """How many ranges of tokens its rows are of."""
+    arrays: Annotated[tuple[ArrayForm, ...], Meta(min_length=1, max_length=4)]
+
+
+RecordForms = Annotated[tuple[RecordForm, ...], Meta(max_length=3)]
+RecordsDropped = Annotated[dict[RecordName, ShortText], Meta(max_length=3)]
+
+
 class Result(Part, frozen=True, kw_only=True):
     """Everything about an ended job except its arrays."""
 
@@ -340,5 +371,9 @@ class Result(Part, frozen=True, kw_only=True):
     conversation's reward."""
     logprobs_mode: LogprobsMode | Literal[""] = ""
     """The distribution of the log-probs; empty if nothing was generated."""
+    records: RecordForms = ()
+    """The records behind the arrays, in the order of the block."""
+    records_dropped: RecordsDropped = {}
+    """Records that the job asked for and that are not there, with the reason of each."""
     kept: BlockHandle | None = None
     """The block's location, if a node keeps it; None: the broker keeps it, or there is none."""

@@ -28,7 +28,18 @@ from .base import (
     ShortText,
     Timings,
 )
-from .jobs import BlockHandle, Conversations, LogprobsMode, Outcome, Phase, SandboxHandle, Steps, TurnRewards
+from .jobs import (
+    BlockHandle,
+    Conversations,
+    LogprobsMode,
+    Outcome,
+    Phase,
+    RecordForms,
+    RecordsDropped,
+    SandboxHandle,
+    Steps,
+    TurnRewards,
+)
 from .nodes import NodeFacts
 from .watching import Tokens, TurnsSoFar
 
@@ -157,6 +168,10 @@ class PhaseEnd(Message, frozen=True, kw_only=True):
     logprobs_mode: LogprobsMode | Literal[""] = ""
     notes: Notes = {}
     """For people, from RUN and EVAL."""
+    records: RecordForms = ()
+    """From RUN, as in `Result`."""
+    records_dropped: RecordsDropped = {}
+    """From RUN, as in `Result`."""
     kept: BlockHandle | None = None
     """From a node's broker: the trajectory's block stays on the node."""
 

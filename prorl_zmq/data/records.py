@@ -1,0 +1,258 @@
+"""Records: arrays beside the tokens, such as the experts that a mixture chose (`wire.records` defines their meaning).
+
+They lie behind the five arrays of a trajectory, in the same block. Each part begins at the next multiple of 64 bytes:
+
+    the five arrays | for each record: runs int32 [n, 2] | its arrays
+
+`runs` are the ranges of tokens that the record has rows of, ascending; the rows follow each other as these tokens do. A
+token outside of them has no row: what the engine did for it is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+
+import numpy as np
+
+from ..errors import MalformedMessage
+from ..wire.messages.jobs import ArrayForm, RecordForm
+from ..wire.records import EXPERTS, RECORD_NAMES, SAMPLING_MASK, TOP_LOGPROBS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from ..wire.messages.jobs import ArrayType
+
+ALIGNMENT = 64
+RUN_BYTES = 8
+ARRAYS: Final = {
+    TOP_LOGPROBS: ("top_ids", "top_logprobs"),
+    SAMPLING_MASK: ("mask_counts", "mask_ids"),
+    EXPERTS: (EXPERTS,),
+}
+"""The arrays of each record; the first one has a row for each known token."""
+RAGGED: Final = {"mask_ids": "mask_counts"}
+"""Arrays whose rows have different lengths, and the arrays of these lengths."""
+
+
+def padded(size_bytes: int) -> int:
+    """Return the next multiple of `ALIGNMENT`."""
+    return -(-size_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def records_bytes(forms: Iterable[RecordForm]) -> int:
+    """Return the size in bytes of records behind the five arrays, a multiple of 64."""
+    return sum(padded(RUN_BYTES * form.runs) + sum(map(_padded_bytes, form.arrays)) for form in forms)
+
+
+class _Part(NamedTuple):
+    runs: NDArray[np.int32]
+    arrays: dict[str, NDArray[Any]]
+
+
+class Records(Mapping[str, "NDArray[Any]"]):
+    """The records of a trajectory, or of a part of one: arrays by name, as views of the block.
+
+    | array | dtype, shape | of each known token |
+    |---|---|---|
+    | `top_ids` | int32 [R, K] | the K likeliest tokens, the likeliest first; -1 where fewer could be drawn |
+    | `top_logprobs` | float32 [R, K] | their log-probs; -9999.0 where fewer could be drawn |
+    | `mask_counts` | int32 [R] | how many tokens top-k, top-p and min-p left |
+    | `mask_ids` | int32 [sum of `mask_counts`] | these tokens, one known token's after the other |
+    | `experts` | uint8 or uint16 [R, layers, k] | the experts that it was sent to as input |
+
+    `rows` says which tokens these are: there are no rows for others, since nothing is known of them.
+    """
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: Mapping[str, _Part]) -> None:
+        self._parts = parts
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The records that there are, as a job names them, without numbers."""
+        return tuple(self._parts)
+
+    def rows(self, name: str) -> NDArray[np.int32]:
+        """Return the token of each row of a record, or of one of its arrays: indices, int32 [R], ascending.
+
+        Raises:
+            KeyError: there is no such record.
+        """
+        record = next((record for record, part in self._parts.items() if name in part.arrays), name)
+        runs = self._parts[record].runs
+        lengths = runs[:, 1] - runs[:, 0]
+        offsets = np.repeat(runs[:, 0] - (np.cumsum(lengths) - lengths), lengths)
+        return (offsets + np.arange(len(offsets))).astype(np.int32)
+
+    def part(self, start: int, end: int) -> Records:
+        """Return the records of the tokens from `start` up to `end`, as views; rows count from `start`."""
+        return Records({name: _cut(part, start, end) for name, part in self._parts.items()})
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        for part in self._parts.values():
+            if name in part.arrays:
+                return part.arrays[name]
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for part in self._parts.values() for name in part.arrays)
+
+    def __len__(self) -> int:
+        return sum(len(part.arrays) for part in self._parts.values())
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in self.items())
+        return f"<Records {shapes or 'none'}>"
+
+
+NO_RECORDS: Final = Records({})
+
+
+def read_records(block: Any, at: int, forms: Sequence[RecordForm], tokens: int) -> Records:
+    """Return the records in a block (any buffer) of `tokens` tokens, from the byte `at` on, as views.
+
+    Raises:
+        MalformedMessage: a record's rows do not match its runs, or its runs the tokens.
+    """
+    parts: dict[str, _Part] = {}
+    flat = np.frombuffer(block, np.uint8)
+    if flat.ctypes.data % 4:
+        flat = flat.copy()  # a small received frame
+    for form in forms:
+        runs = flat[at : at + RUN_BYTES * form.runs].view(np.int32).reshape(-1, 2)
+        at += padded(RUN_BYTES * form.runs)
+        arrays = {}
+        for array in form.arrays:
+            arrays[array.name] = flat[at : at + _bytes(array)].view(array.dtype).reshape(array.shape)
+            at += _padded_bytes(array)
+        part = parts[form.name] = _Part(runs, arrays)
+        if problem := _problem(form.name, part, tokens):
+            raise MalformedMessage(f"the record {form.name} {problem}")
+    return Records(parts)
+
+
+def part_of(
+    records: Mapping[str, NDArray[Any]], first: int, end: int, first_row: int, end_row: int
+) -> dict[str, NDArray[Any]]:
+    """Return a part of an engine's records: of its generated tokens `first` to `end`, and some rows of experts."""
+    cut: dict[str, NDArray[Any]] = {}
+    for name, array in records.items():
+        if name in RAGGED:
+            ends = np.concatenate([[0], np.cumsum(records[RAGGED[name]])])
+            cut[name] = array[ends[min(first, len(ends) - 1)] : ends[min(end, len(ends) - 1)]]
+        else:
+            cut[name] = array[first_row:end_row] if name == EXPERTS else array[first:end]
+    return cut
+
+
+def array_form(name: str, array: NDArray[Any]) -> ArrayForm:
+    """Return how an array is announced in front of its frame."""
+    return ArrayForm(name, cast("ArrayType", array.dtype.name), array.shape)
+
+
+class RecordBuilder:
+    """Collects the rows of a trajectory's records, in the order of the tokens."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, list[list[int]]] = {}
+        self._chunks: dict[str, list[NDArray[Any]]] = {}
+        """By array."""
+
+    def add(self, name: str, start: int, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Append the rows of a record, of the tokens from `start` on.
+
+        Raises:
+            ValueError: they have another number of columns than earlier ones.
+        """
+        count = len(arrays[ARRAYS[name][0]])
+        if not count:
+            return
+        for array in ARRAYS[name]:
+            chunks = self._chunks.setdefault(array, [])
+            if chunks and chunks[0].shape[1:] != arrays[array].shape[1:]:
+                raise ValueError(
+                    f"rows of {array} have the shape {arrays[array].shape[1:]}, and earlier ones {chunks[0].shape[1:]}"
+                )
+            chunks.append(arrays[array])
+        runs = self._runs.setdefault(name, [])
+        if runs and runs[-1][1] == start:
+            runs[-1][1] += count
+        else:
+            runs.append([start, start + count])
+
+    def append(self, other: RecordBuilder, start: int) -> None:
+        """Append another conversation's records; its first token becomes the token `start`."""
+        for name, runs in other._runs.items():
+            self._runs.setdefault(name, []).extend([first + start, end + start] for first, end in runs)
+            for array in ARRAYS[name]:
+                self._chunks.setdefault(array, []).extend(other._chunks[array])
+
+    def forms(self) -> tuple[RecordForm, ...]:
+        return tuple(
+            RecordForm(name, len(self._runs[name]), tuple(map(self._form, ARRAYS[name])))
+            for name in RECORD_NAMES
+            if name in self._runs
+        )
+
+    def write(self, flat: NDArray[np.uint8], at: int, forms: Iterable[RecordForm]) -> None:
+        """Write the records of these forms into a block, from the byte `at` on."""
+        for form in forms:
+            runs = np.array(self._runs[form.name], np.int32)
+            at = _write(flat, at, runs)
+            for array in form.arrays:
+                view = flat[at : at + _bytes(array)].view(array.dtype).reshape(array.shape)
+                np.concatenate(self._chunks[array.name], out=view)
+                at += _padded_bytes(array)
+
+    def _form(self, name: str) -> ArrayForm:
+        chunks = self._chunks[name]
+        shape = (sum(map(len, chunks)), *chunks[0].shape[1:])
+        return ArrayForm(name, np.result_type(*{chunk.dtype for chunk in chunks}).name, shape)  # type: ignore[arg-type]
+
+
+def _write(flat: NDArray[np.uint8], at: int, array: NDArray[Any]) -> int:
+    flat[at : at + array.nbytes] = array.reshape(-1).view(np.uint8)
+    return at + padded(array.nbytes)
+
+
+def _cut(part: _Part, start: int, end: int) -> _Part:
+    runs = part.runs
+    first, last = (int(np.diff(np.minimum(runs, edge), axis=1).sum()) for edge in (start, end))
+    inside = np.clip(runs, start, end) - np.int32(start)
+    cut = part_of(part.arrays, first, last, first, last)
+    return _Part(inside[inside[:, 1] > inside[:, 0]], cut)
+
+
+def _problem(name: str, part: _Part, tokens: int) -> str:
+    """Return what is wrong with a record; empty if nothing is."""
+    flat = part.runs.reshape(-1)
+    if tuple(part.arrays) != ARRAYS[name]:
+        return f"has the arrays {', '.join(part.arrays)}"
+    if len(flat) and (flat[0] < 0 or flat[-1] > tokens or bool(np.any(np.diff(flat) < 0))):
+        return f"has rows of tokens beyond {tokens}, or in another order"
+    rows = int((part.runs[:, 1] - part.runs[:, 0]).sum())
+    for array_name, array in part.arrays.items():
+        expected = int(part.arrays[RAGGED[array_name]].sum()) if array_name in RAGGED else rows
+        if len(array) != expected:
+            return f"has {len(array)} rows of {array_name}, not {expected}"
+    return ""
+
+
+def _bytes(array: ArrayForm) -> int:
+    return int(np.dtype(array.dtype).itemsize) * prod(array.shape)
+
+
+def _padded_bytes(array: ArrayForm) -> int:
+    return padded(_bytes(array))
