@@ -70,7 +70,7 @@ class Feeder:
     Runs in a thread of its own until closed.
     """
 
-    def __init__(self, folder: Path, tokens: int = TOKENS) -> None:
+    def __init__(self, folder: Path, tokens: int = TOKENS, record: tuple[int, int] | None = None) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._events = open_socket(self._context, zmq.PUSH)
         connect(self._events, f"ipc://{folder}/stage_events")
@@ -79,7 +79,7 @@ class Feeder:
             inbox = open_socket(self._context, zmq.PULL)
             endpoint = bind(inbox, f"ipc://{folder}/feeder-{role}")
             self._inboxes[inbox] = (role, endpoint)
-        self._blocks = [make_trajectory(seed, tokens) for seed in range(8)]
+        self._blocks = [make_trajectory(seed, tokens, record) for seed in range(8)]
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -138,13 +138,14 @@ class Feeder:
             timings={start.phase.value: 0.0},
             tokens=len(made.arrays.token_ids) if run else 0,
             turns=len(made.arrays.turns) if run else 0,
+            records=made.records if run else (),
         )
         send(self._events, [codec.encode(done), *((made.block.data,) if run else ())])
 
 
-def prepare(service: BenchService, count: int) -> str:
-    """Have a broker hold `count` finished jobs. Returns their session."""
-    feeder = Feeder(service.folder)
+def prepare(service: BenchService, count: int, play: Callable[[Path], Feeder] = Feeder) -> str:
+    """Have a broker hold `count` finished jobs, played by what `play` makes. Returns their session."""
+    feeder = play(service.folder)
     try:
         with RolloutClient(service.front_door, timeout_s=60) as client:
             client.submit((Job(task="fetch", instance={}) for _ in range(count)), timeout_s=60)
@@ -215,10 +216,11 @@ def http_server() -> Iterator[httpx.Client]:
 
 
 @contextmanager
-def unix_server(folder: str, blocks: int) -> Iterator[socket.socket]:
+def unix_server(folder: str, blocks: int, record: tuple[int, ...] = ()) -> Iterator[socket.socket]:
     """Run the bare peer; gives the connected socket."""
     path = f"{folder}/bare"
-    process = subprocess.Popen([sys.executable, str(PEERS / "unix_server.py"), path, str(TOKENS), str(blocks)])
+    arguments = (path, TOKENS, blocks, *record)
+    process = subprocess.Popen([sys.executable, str(PEERS / "unix_server.py"), *map(str, arguments)])
     try:
         with socket.socket(socket.AF_UNIX) as line:
             _until_up(lambda: line.connect(path), OSError)

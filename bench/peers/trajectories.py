@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from prorl_zmq.data.trajectory import Role, TokenArrays, TrajectoryBuilder, array_views
+from prorl_zmq.data.trajectory import Role, TokenArrays, TrajectoryBuilder, array_views, records_at
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from prorl_zmq.wire.messages.jobs import RecordForm
 
 TURN_TOKENS = 500
 VOCABULARY = 150_000
@@ -21,10 +23,22 @@ class Made(NamedTuple):
     block: NDArray[np.uint8]
     arrays: TokenArrays
     """Views of the block."""
+    records: tuple[RecordForm, ...] = ()
+
+    @property
+    def at(self) -> int:
+        """The byte of the block at which the records begin."""
+        return records_at(len(self.arrays.token_ids), len(self.arrays.turns), self.records)
 
 
-def make_trajectory(seed: int, tokens: int) -> Made:
-    """Make a trajectory of `tokens` tokens: policy and tool take turns."""
+def make_trajectory(seed: int, tokens: int, record: tuple[int, int] | None = None) -> Made:
+    """Make a trajectory of `tokens` tokens: policy and tool take turns.
+
+    Args:
+        seed: of its numbers.
+        tokens: its length.
+        record: layers, and experts of a token, of which there is a record; None: there is none.
+    """
     draw = np.random.default_rng(seed)
     builder = TrajectoryBuilder()
     for turn in range(tokens // TURN_TOKENS):
@@ -35,5 +49,8 @@ def make_trajectory(seed: int, tokens: int) -> Made:
         else:
             logprobs = -draw.exponential(1.0, TURN_TOKENS).astype(np.float32)
             builder.add_generated(ids, logprobs, np.full(TURN_TOKENS, 7, np.int32))
-    block = builder.block()
-    return Made(block, array_views(block, builder.tokens, builder.turns))
+    if record is not None:
+        builder.add_records({"experts": draw.integers(0, 128, (builder.tokens - 1, *record), np.uint8)})
+    records = builder.records
+    block = builder.block(records)
+    return Made(block, array_views(block, builder.tokens, builder.turns, records), records)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from recording_engine import RecordingEngine, experts_of
 
-from prorl_zmq import Group, Job, Role, Sampling
+from prorl_zmq import EpisodeLimits, Group, Job, Role, Sampling
 from prorl_zmq.data.rows import rows_of
 from prorl_zmq.errors import InvalidJob
 from prorl_zmq.inference.chat import ChatMessage
@@ -36,6 +36,7 @@ SAMPLING = Sampling(max_tokens=24, top_p=0.9, top_k=12, temperature=0.8, seed=5)
 class Instance(msgspec.Struct):
     turns: int = 3
     talks: int = 1
+    text: str = ""
 
 
 class Talk(AgentHandler[Instance]):
@@ -46,7 +47,7 @@ class Talk(AgentHandler[Instance]):
 
     async def run(self, phase: RunPhase[Instance]) -> PhaseData:
         for number in range(phase.instance.talks):
-            opening = [ChatMessage(Role.SYSTEM, f"Talk {number}.")]
+            opening = [ChatMessage(Role.SYSTEM, f"Talk {number}.{phase.instance.text}")]
             talk = phase.conversation(opening, name=f"talk-{number}" if number else "main")
             for turn in range(phase.instance.turns):
                 if talk.stop is None:
@@ -199,3 +200,11 @@ def test_records_beyond_the_sessions_quota_are_dropped_by_name() -> None:
         assert trajectory.result.records_dropped == dict.fromkeys(("top_logprobs", "sampling_mask", "experts"), why)
         assert len(trajectory.records) == 0
         assert trajectory.generated_tokens > 0
+
+
+def test_15_mb_of_experts_arrive(service: LocalService) -> None:
+    long = {"turns": 2, "text": "abcdefghij" * 3150}
+    trajectory = run(service, instance=long, episode=EpisodeLimits(max_tokens=40_000), record=("experts",))
+    experts = trajectory.records["experts"]
+    assert experts.nbytes > 12_000_000
+    np.testing.assert_array_equal(experts, experts_of(trajectory.token_ids)[:-1])

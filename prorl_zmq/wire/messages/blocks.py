@@ -41,8 +41,9 @@ def block_checksum(block: Any, records_at: int = 0) -> int:
     words = np.frombuffer(flat[records_at:], np.uint64)
     rows = words[: len(words) // ROW_WORDS * ROW_WORDS].reshape(-1, ROW_WORDS)
     found = zlib.crc32(flat[:records_at])
-    for part in (rows.sum(axis=0), rows.sum(axis=1), words[rows.size :]):
-        found = zlib.crc32(memoryview(part), found)
+    parts: tuple[Any, ...] = (rows.sum(axis=0), rows.sum(axis=1), words[rows.size :])
+    for part in parts:
+        found = zlib.crc32(part, found)
     return found
 
 
