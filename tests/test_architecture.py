@@ -108,7 +108,7 @@ BUDGET = {
     "inference.hosting": 1150,
     "inference.http": 1900,
     "inference.tool_calls": 1600,
-    "inference.vllm": 750,
+    "inference.vllm": 850,
     "integrations": 3900,
     "make_swe": 2550,
     "metrics": 550,

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..wire.records import SAMPLING_MASK
 from .collation import collate
+from .rows import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
     from ..wire.messages.jobs import Sampling
     from .group import Group
+    from .trajectory import Segment
 
 CLIP = 2.0
 WIDE_GAP = 0.5
@@ -60,6 +63,10 @@ def check_logprobs(
     2025) multiplies a token's loss by min(ratio, clip). That is right only if both sides mean the distribution that was
     drawn from: what stands against it is warned of, as `LogprobsWarning`.
 
+    With top-p, top-k or min-p, the trainer's log-probs must be renormalised: its logits divided by the temperature,
+    all but the ids of a token's sampling mask set to minus infinity, and then the softmax. Rows must have the masks:
+    ask for them with `record=("sampling_mask",)`.
+
     Args:
         groups: as a batch gave them.
         trainer_logprobs: float [B, T], rows and columns as `collate(groups)` has them: at a token's own place, not at
@@ -83,7 +90,8 @@ def check_logprobs(
         raise ValueError(f"the trainer's log-probs of row {row} hold values that are not finite numbers")
     ratios = np.exp(np.clip(gaps, -50.0, 50.0))
     mode = next(trajectory.logprobs_mode for group in groups for trajectory in group.trajectories)
-    problems = tuple(_problems(mode, temperature, sampling, float(np.abs(gaps).mean())))
+    masked = all(_has_masks(row.arrays) for row in rows_of(groups))
+    problems = tuple(_problems(mode, temperature, sampling, float(np.abs(gaps).mean()), masked=masked))
     for problem in problems:
         warnings.warn(problem, LogprobsWarning, stacklevel=2)
     return LogprobsCheck(
@@ -97,7 +105,14 @@ def check_logprobs(
     )
 
 
-def _problems(mode: str, temperature: float, sampling: Sampling | None, mean_gap: float) -> list[str]:
+def _has_masks(segment: Segment) -> bool:
+    """Return whether each generated token of a segment has a sampling mask."""
+    if SAMPLING_MASK not in segment.records.names:
+        return False
+    return bool(np.isin(np.flatnonzero(segment.loss_mask), segment.records.rows(SAMPLING_MASK)).all())
+
+
+def _problems(mode: str, temperature: float, sampling: Sampling | None, mean_gap: float, *, masked: bool) -> list[str]:
     found = []
     if mode == "raw_logprobs" and (sampling is None or sampling.temperature != 1.0):
         found.append(
@@ -113,10 +128,12 @@ def _problems(mode: str, temperature: float, sampling: Sampling | None, mean_gap
         if sampling.temperature == 0:
             found.append("tokens were drawn at temperature 0: the likeliest one always, which no ratio corrects")
         cut = {"top_p": sampling.top_p != 1.0, "top_k": sampling.top_k != 0, "min_p": sampling.min_p != 0.0}
-        if names := [name for name, on in cut.items() if on]:
+        names = [name for name, on in cut.items() if on and sampling.temperature > 0 and not masked]
+        if names:
             found.append(
-                f"tokens were drawn from a part of the distribution ({', '.join(names)}), which a trainer's log-probs "
-                "do not know: ratios are too small throughout"
+                f"tokens were drawn from a part of the distribution ({', '.join(names)}), and not all of them have a "
+                'sampling mask: ratios are too small throughout. Record masks, record=("sampling_mask",), and '
+                "renormalise the trainer's log-probs over them, or leave these parameters off"
             )
     if mean_gap > WIDE_GAP and not found:
         found.append(

@@ -65,6 +65,9 @@ class Wanted:
     """Rows of experts that the caller has: the engine gives those from this position on."""
 
 
+NOTHING_MORE: Final = Wanted()
+
+
 @dataclass(frozen=True, slots=True)
 class EngineDescription:
     """An engine's description of itself for its registration."""

@@ -17,9 +17,9 @@ import numpy as np
 from ..data.scores import Scores, first_scores, joined_scores
 from ..errors import EngineFailed
 from ..wire.messages.engines import VersionSpan
-from ..wire.records import Recorded
+from ..wire.records import EXPERTS, Recorded
 from .checkpoint import read_in_time
-from .engine import EngineDescription, Generation, Wanted, check_prompt, check_scored
+from .engine import NOTHING_MORE, EngineDescription, Generation, Wanted, check_prompt, check_scored
 from .policy import draw, log_softmax
 from .records import asked_records, mask_arrays, top_arrays
 from .truncation import truncated, truncates
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 LOAD_S = 60.0
 """Longest reading of new weights: a file on a network may hang, and must not block later updates."""
 
-NOT_RECORDED = Recorded()
-
 
 @dataclass(slots=True, eq=False)
 class Running:
@@ -52,12 +50,51 @@ class Running:
     done: asyncio.Future[Generation]
     job_id: str
     logprobs: list[float] = field(default_factory=list)
-    asked: Recorded = NOT_RECORDED
-    tops: list[dict[str, NDArray[Any]]] = field(default_factory=list)
-    supports: list[NDArray[Any]] = field(default_factory=list)
-    """The records of each generated token."""
     versions: list[tuple[int, int]] = field(default_factory=list)
     """Where in the answer each weight version begins: (version, start)."""
+    asked: Recorded = field(default_factory=Recorded)
+    rows_known: int = 0
+    """As in `Wanted`."""
+    tops: list[tuple[NDArray[Any], NDArray[Any]]] = field(default_factory=list)
+    """Per token of the answer, the ids and log-probs of the likeliest."""
+    supports: list[NDArray[Any]] = field(default_factory=list)
+    routes: list[NDArray[Any]] = field(default_factory=list)
+    """[n, layers, k] each, of consecutive positions from `rows_known` on."""
+    rows: int = 0
+    """Positions from 0 on whose routes are here or known."""
+
+    def note_distribution(self, logits: NDArray[np.float32]) -> None:
+        """Record from which logits, float32 [vocabulary] and truncated, the next token is drawn."""
+        if self.asked.mask:
+            self.supports.append(np.flatnonzero(np.isfinite(logits)))
+        if self.asked.top:
+            logprobs = log_softmax(logits[None], self.sampling.temperature or 1.0)[0]
+            likeliest = np.argpartition(-logprobs, self.asked.top - 1)[: self.asked.top]
+            ids = likeliest[np.argsort(-logprobs[likeliest], kind="stable")]
+            self.tops.append((ids, logprobs[ids]))
+
+    def note_routes(self, start: int, routes: NDArray[Any]) -> None:
+        """Record the routes, [n, layers, k], of the tokens from `start` on, except for rows that are noted or known.
+
+        Those that are recomputed with new weights are not the ones that the tokens were generated with.
+        """
+        new = routes[max(self.rows - start, 0) :]
+        if len(new):
+            self.routes.append(new)
+            self.rows = start + len(routes)
+
+    def records(self) -> dict[str, NDArray[Any]]:
+        count = len(self.logprobs)
+        found: dict[str, NDArray[Any]] = {}
+        if self.asked.top:
+            tops = np.array(self.tops).reshape(count, 2, self.asked.top)
+            found |= top_arrays(tops[:, 0], tops[:, 1])
+        if self.asked.mask:
+            found |= mask_arrays(self.supports)
+        if self.routes:
+            # The last token was an input only if an update ended the turn.
+            found[EXPERTS] = np.concatenate(self.routes)[: len(self.tokens) - 1 - self.rows_known]
+        return found
 
     def add(self, token: int, logprob: float, weight_version: int) -> None:
         if not self.versions or self.versions[-1][0] != weight_version:
@@ -69,22 +106,6 @@ class Running:
         elif len(self.tokens) == self.limit:
             self.end("length")
 
-    def note(self, logits: NDArray[np.float32]) -> None:
-        """Record the distribution, float32 [vocabulary], that the next token is drawn from."""
-        if self.asked.top:
-            logprobs = log_softmax(logits[None], self.sampling.temperature or 1.0)[0]
-            order = np.argsort(-logprobs, kind="stable")[: self.asked.top]
-            self.tops.append(top_arrays(order, logprobs[order]))
-        if self.asked.mask:
-            self.supports.append(np.flatnonzero(np.isfinite(logits)))
-
-    def _records(self) -> dict[str, NDArray[Any]]:
-        records: dict[str, NDArray[Any]] = mask_arrays(self.supports) if self.asked.mask else {}
-        if self.asked.top:
-            empty = top_arrays(np.empty((0, self.asked.top), np.int32), np.empty((0, self.asked.top), np.float32))
-            records |= {name: np.vstack([array, *(top[name] for top in self.tops)]) for name, array in empty.items()}
-        return records
-
     def end(self, finish_reason: FinishReason) -> None:
         if self.done.done():
             return
@@ -95,7 +116,7 @@ class Running:
                 np.array(self.logprobs, np.float32),
                 tuple(VersionSpan(*at, end) for at, end in zip(self.versions, ends, strict=True)),
                 finish_reason,
-                records=self._records(),
+                records=self.records(),
             )
         )
 
@@ -165,10 +186,11 @@ class LocalEngine(ABC):
         sampling: Sampling,
         stop_token_ids: Sequence[int],
         job_id: str,
-        wanted: Wanted | None = None,
+        wanted: Wanted = NOTHING_MORE,
     ) -> Generation:
         await self._admitted()
         check_prompt(token_ids, self._description)
+        asked = asked_records(wanted, len(token_ids), sampling, self._description)
         running = Running(
             token_ids.tolist(),
             len(token_ids),
@@ -178,9 +200,9 @@ class LocalEngine(ABC):
             frozenset(stop_token_ids),
             asyncio.get_running_loop().create_future(),
             job_id,
-            asked=NOT_RECORDED
-            if wanted is None
-            else asked_records(wanted, len(token_ids), sampling, self._description),
+            asked=asked,
+            rows_known=wanted.rows_known,
+            rows=wanted.rows_known,
         )
         self._running.append(running)
         self._idle.clear()
@@ -266,8 +288,7 @@ class LocalEngine(ABC):
         for row, running in enumerate(batch):
             if truncates(running.sampling):
                 logits[row] = truncated(logits[row], running.sampling)
-            if running.asked is not NOT_RECORDED:
-                running.note(logits[row])
+            running.note_distribution(logits[row])
         tokens, logprobs = draw(logits, *chances_of(batch))
         self._add(batch, tokens.tolist(), logprobs.tolist())
 

@@ -10,6 +10,7 @@ throughput.
 from __future__ import annotations
 
 import inspect
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +24,11 @@ from transformers.utils.logging import disable_progress_bar
 
 from ..data.scores import Scores
 from ..errors import ConfigError
+from ..wire.records import EXPERTS, SAMPLING_MASK, TOP_LOGPROBS
 from .checkpoint import check_checkpoint, read_tensors
 from .engine import EngineDescription
 from .local_engine import LocalEngine, Running, chances_of
+from .router_tap import RouterTap
 from .truncation import truncated, truncates
 
 if TYPE_CHECKING:
@@ -79,6 +82,8 @@ class TransformersEngine(LocalEngine):
         if others:
             words = f"{folder} has layers of {', '.join(sorted(others))}, which this engine cannot batch; vLLM can"
             raise ConfigError(words, key="model")
+        self._routers = RouterTap(self._model)
+        experts = (EXPERTS,) if self._routers.complete() else ()
         super().__init__(
             EngineDescription(
                 str(folder),
@@ -87,6 +92,7 @@ class TransformersEngine(LocalEngine):
                 text.vocab_size,
                 rows,
                 "processed_logprobs",
+                records=(TOP_LOGPROBS, SAMPLING_MASK, *experts),
                 scores=True,
             ),
             weight_version,
@@ -113,9 +119,13 @@ class TransformersEngine(LocalEngine):
         if joining:
             self._join(joining)
         for row, running in enumerate(self._rows):
-            if truncates(running.sampling):
-                left = truncated(self._scores[row].cpu().numpy(), running.sampling)
-                self._scores[row] = torch.from_numpy(left).to(self._device)
+            cut = truncates(running.sampling)
+            if cut or running.asked.top:
+                left = self._scores[row].cpu().numpy()
+                if cut:
+                    left = truncated(left, running.sampling)
+                    self._scores[row] = torch.from_numpy(left).to(self._device)
+                running.note_distribution(left)
         self._add(self._rows, *_drawn(self._scores, *chances_of(self._rows)))
         self._keep_running()
         if self._rows:
@@ -150,7 +160,7 @@ class TransformersEngine(LocalEngine):
         )
 
     def _take_weights(self, weights: Any) -> None:
-        self._model = weights
+        self._model, self._routers = weights, RouterTap(weights)
 
     def _loaded(self, model: Any) -> Any:
         return model.to(self._device).eval().requires_grad_(requires_grad=False)
@@ -181,7 +191,7 @@ class TransformersEngine(LocalEngine):
             mask[row, columns - len(running.tokens) :] = 1
         mask = mask.to(self._device)
         cache = DynamicCache()
-        scores = self._forward(ids.to(self._device), mask, cache)
+        scores = self._forward(ids.to(self._device), mask, cache, conversations)
         self._scores = torch.cat([self._scores, scores])
         if self._rows:
             width = max(columns, self._mask.shape[1])
@@ -199,12 +209,26 @@ class TransformersEngine(LocalEngine):
     def _decode_one(self) -> None:
         last = torch.tensor([[running.tokens[-1]] for running in self._rows], device=self._device)
         self._mask = torch.cat([self._mask, torch.ones_like(self._mask[:, :1])], dim=1)
-        self._scores = self._forward(last, self._mask, self._cache)
+        self._scores = self._forward(last, self._mask, self._cache, self._rows)
 
     @torch.inference_mode()
-    def _forward(self, ids: torch.Tensor, mask: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
-        """Add ids, int64 [rows, n], to a cache; return the scores of the next tokens, float32 [rows, vocabulary]."""
-        return self._logits(self._model, ids, mask, cache, logits_to_keep=1)[:, -1]
+    def _forward(
+        self, ids: torch.Tensor, mask: torch.Tensor, cache: DynamicCache, batch: Sequence[Running]
+    ) -> torch.Tensor:
+        """Add ids, int64 [rows, n], of generations to a cache; return the scores of their next tokens.
+
+        The ids are the last ones of each generation's tokens, and the scores float32 [rows, vocabulary].
+        """
+        recording = any(running.asked.experts for running in batch)
+        with self._routers.open() if recording else nullcontext():
+            logits = self._logits(self._model, ids, mask, cache, logits_to_keep=1)
+        if recording:
+            routes = self._routers.routes().reshape(*ids.shape, self._routers.layers, -1)
+            for row, running in enumerate(batch):
+                if running.asked.experts:
+                    start = max(len(running.tokens) - ids.shape[1], 0)
+                    running.note_routes(start, routes[row, ids.shape[1] - len(running.tokens) + start :])
+        return logits[:, -1]
 
     def _logits(
         self, model: Any, ids: torch.Tensor, mask: torch.Tensor, cache: DynamicCache, **options: int

@@ -80,3 +80,6 @@ class Recorded:
         """The names that an engine must offer."""
         asked = (self.top > 0, self.mask, self.experts)
         return tuple(name for name, on in zip(RECORD_NAMES, asked, strict=True) if on)
+
+
+NO_RECORDS: Final = Recorded()

@@ -35,17 +35,19 @@ class EmbeddedEngine(LocalEngine):
 
     def __init__(self, policy: Policy, weight_version: int = 0, model: str = "embedded") -> None:
         vocabulary = policy.shape.vocabulary
-        description = EngineDescription(
-            model,
-            ChatSettings(),
-            CONTEXT_LIMIT,
-            vocabulary,
-            MAX_IN_FLIGHT,
-            "processed_logprobs",
-            records=(TOP_LOGPROBS, SAMPLING_MASK),
-            scores=True,
+        super().__init__(
+            EngineDescription(
+                model,
+                ChatSettings(),
+                CONTEXT_LIMIT,
+                vocabulary,
+                MAX_IN_FLIGHT,
+                "processed_logprobs",
+                records=(TOP_LOGPROBS, SAMPLING_MASK),
+                scores=True,
+            ),
+            weight_version,
         )
-        super().__init__(description, weight_version)
         self._policy = policy
 
     def _step(self) -> None:

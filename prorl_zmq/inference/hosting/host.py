@@ -340,8 +340,8 @@ class EngineHost:
                     traced.set_attributes(attributes | {"prorl.engine.running": len(self._generations)})
                 more: dict[str, Any] = {}
                 if request.record:
-                    wanted = more["wanted"] = Wanted(request.record, request.rows_known)
-                    asked_records(wanted, len(token_ids), request.sampling, self._engine.description)
+                    more["wanted"] = Wanted(request.record, request.rows_known)
+                    asked_records(more["wanted"], len(token_ids), request.sampling, self._engine.description)
                 asked = (token_ids, request.sampling, request.stop_token_ids, request.job_id)
                 done = await self._engine.generate(*asked, **more)
             done = as_plain(done, len(token_ids))

@@ -7,37 +7,37 @@ A dialect encodes the request and decodes the answer of one generation, and does
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 import msgspec
-import numpy as np
 
 from ...errors import EngineFailed
 from ...wire.messages.engines import VersionSpan
-from ..engine import FINISH_REASONS, Generation
+from ...wire.records import EXPERTS, NO_RECORDS, SAMPLING_MASK, TOP_LOGPROBS, Recorded
+from ..engine import Generation
 from ..prompt_logprobs import scores_by_rank
+from ..records import rows_wanted
+from .answers import UNTOLD, decoded, finish, id_array, logprob_array, small_number, version_number, whole_span
+from .record_fields import decoded_npy, decoded_rows, mask_of, top_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from ...data.scores import Scores
     from ...wire.messages.engines import FinishReason
     from ...wire.messages.jobs import Sampling
+    from ..records import Arrays
+    from .record_fields import MixtureShape
 
-UNTOLD: Final = -1
-"""In a dialect's spans: the server reported no number."""
-LOADING: Final = -2
-"""In a dialect's spans: the server was taking new weights."""
-LOADING_WORD: Final = "prorl-loading"
-"""The name of a server's weights during an update; a later engine host finds it if this one dies."""
-_DIGITS: Final = 10
-"""Of an int32."""
 _BASE_BYTES: Final = 2**20
 _TOKEN_BYTES: Final = 2**11
 _ENTRY_BYTES: Final = 256
 """Of an entry of a scored token, which has its text."""
+_CANDIDATE_BYTES: Final = 2**8
+"""Of one of the likeliest tokens, in JSON."""
 _PROMPT_TOKEN_BYTES: Final = 16
 """Some servers echo the prompt's ids."""
 _MOST_BYTES: Final = 2**28
@@ -46,8 +46,10 @@ TOP_K_ALL = -1
 NOT_A_NUMBER = -9999.0
 """vLLM's value for a log-prob that is NaN or minus infinity."""
 _ID = "token_id:"
-
-_Body = TypeVar("_Body", bound=msgspec.Struct)
+TEXT_ONLY = (
+    "the server returned text only, and tokenising text again gives other tokens than were sampled; serve the model "
+    "with vLLM 0.10.2 or later, which has return_token_ids"
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,10 +61,16 @@ class Turn:
     sampling: Sampling
     stop_token_ids: Sequence[int]
     """All of them, including those of the sampling."""
+    asked: Recorded = NO_RECORDS
+    rows_known: int = 0
+    """As in `Wanted`."""
 
     @property
     def answer_limit_bytes(self) -> int:
-        tokens = self.sampling.max_tokens * _TOKEN_BYTES + len(self.token_ids) * _PROMPT_TOKEN_BYTES
+        if self.asked.mask or self.asked.experts:
+            return _MOST_BYTES
+        token_bytes = _TOKEN_BYTES + self.asked.top * _CANDIDATE_BYTES
+        tokens = self.sampling.max_tokens * token_bytes + len(self.token_ids) * _PROMPT_TOKEN_BYTES
         return min(_BASE_BYTES + tokens, _MOST_BYTES)
 
 
@@ -95,8 +103,13 @@ class Dialect(Protocol):
     def request(self, turn: Turn) -> bytes:
         """Return the body of the request."""
 
+    def records(self, body: bytes) -> tuple[str, ...]:
+        """Return the names of the records that the server gives, by its answer to a plain request."""
+
     def generation(self, body: bytes, turn: Turn) -> Generation:
         """Decode the body of an answer with status 200. Spans may have `UNTOLD` or `LOADING` in place of a version.
+
+        Records are those of the answer; what the server left out is missing.
 
         Raises:
             EngineFailed: the body is not JSON, has another form, or holds text only.
@@ -117,79 +130,9 @@ class ScoringDialect(Dialect, Protocol):
         """
 
 
-def decoded(body: bytes, kind: type[_Body]) -> _Body:
-    """Decode an answer; unknown fields are skipped.
-
-    Raises:
-        EngineFailed: it is not JSON, or has another form.
-    """
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError as error:
-        raise EngineFailed(f"the server's answer has another form than expected: {error}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise EngineFailed(f"the server's answer is not JSON ({error}): {body[:120]!r}") from None
-
-
-def id_array(ids: Sequence[int]) -> NDArray[np.int32]:
-    """Return token ids as int32 [G].
-
-    Raises:
-        EngineFailed: one is not an int32.
-    """
-    try:
-        return np.array(ids, np.int32)
-    except OverflowError:
-        raise EngineFailed(f"the server gave the token id {max(ids, key=abs)}, which no vocabulary holds") from None
-
-
-def logprob_array(logprobs: Sequence[float | None]) -> NDArray[np.float32]:
-    """Return log-probs as float32 [G], with NaN for missing ones: JSON has no NaN, and some servers write null."""
-    with np.errstate(over="ignore"):  # values beyond float32 become infinite, and are rejected as such
-        return np.array([np.nan if value is None else value for value in logprobs], np.float32)
-
-
-def version_number(text: str) -> int:
-    """Parse a server's name for its weights: ours are integers; any word (`default`) is `UNTOLD`."""
-    if text == LOADING_WORD:
-        return LOADING
-    number = small_number(text)
-    return UNTOLD if number is None else number
-
-
-def small_number(text: str) -> int | None:
-    """Parse digits; None: they are none, or not an int32."""
-    if not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS):
-        return None
-    return int(text) if int(text) < 2**31 else None
-
-
 def cached(count: int, turn: Turn) -> int:
     """Return the number of cached tokens of the prompt, at most its length."""
     return min(max(count, 0), len(turn.token_ids))
-
-
-def with_version(spans: Sequence[VersionSpan], weight_version: int) -> tuple[VersionSpan, ...]:
-    """Return spans with this version where the server reported none."""
-    return tuple(
-        span if span.weight_version >= 0 else VersionSpan(weight_version, span.start, span.end) for span in spans
-    )
-
-
-def whole_span(count: int, weight_version: int) -> tuple[VersionSpan, ...]:
-    """Return one span of this version over all tokens."""
-    return (VersionSpan(weight_version, 0, count),) if count else ()
-
-
-def finish(reason: str | None) -> FinishReason:
-    """Convert a server's reason for the end of a turn.
-
-    Raises:
-        EngineFailed: it is an error, or unknown.
-    """
-    if reason in FINISH_REASONS:
-        return FINISH_REASONS[reason]
-    raise EngineFailed(f"the server ended the turn for the reason {reason!r}, which means nothing to us")
 
 
 class _PromptDetails(msgspec.Struct):
@@ -202,9 +145,13 @@ class _Usage(msgspec.Struct):
     prompt_tokens_details: _PromptDetails | None = None
 
 
-class _LogProb(msgspec.Struct):
+class _Candidate(msgspec.Struct):
     token_id: int
     logprob: float | None
+
+
+class _LogProb(_Candidate):
+    top_logprobs: list[_Candidate] = []
 
 
 class _LogProbs(msgspec.Struct):
@@ -213,6 +160,7 @@ class _LogProbs(msgspec.Struct):
     content: list[_LogProb] | None = None
     token_logprobs: list[float | None] | None = None
     tokens: list[str] = []
+    top_logprobs: list[dict[str, float | None] | None] | None = None
 
 
 class _Span(msgspec.Struct):
@@ -232,6 +180,21 @@ class _Choice(msgspec.Struct):
     logprobs: _LogProbs | None = None
     finish_reason: str | None = None
     weight_versions: list[_Span] | None = None
+    routed_experts: str | None = None
+    sampling_mask: list[list[int]] | None = None
+
+    def records(self, turn: Turn, candidates: Sequence[Sequence[tuple[int, float | None]]]) -> Arrays:
+        """Return the records of an answer: `candidates` are the likeliest of each token, or more."""
+        found: Arrays = {}
+        if turn.asked.top:
+            found |= top_of(candidates, turn.asked.top)
+        if turn.asked.mask and self.sampling_mask is not None:
+            found |= mask_of(self.sampling_mask)
+        if turn.asked.experts and self.routed_experts is not None:
+            positions = len(turn.token_ids) + len(candidates) - 1
+            routes = decoded_npy(self.routed_experts)[: positions - turn.rows_known]
+            found |= rows_wanted(routes, turn.rows_known, turn.rows_known)
+        return found
 
 
 class _VllmAnswer(msgspec.Struct):
@@ -276,6 +239,10 @@ class VllmGenerate:
     def request(self, turn: Turn) -> bytes:
         # Only the requested ids end a turn.
         parameters = {"logprobs": 0, "detokenize": bool(turn.sampling.stop), "ignore_eos": True, **_sampling(turn)}
+        if turn.asked.top:
+            parameters["logprobs"] = turn.asked.top + 1  # the server counts the drawn token as one of them
+        if turn.asked.experts:
+            parameters["routed_experts_prompt_start"] = turn.rows_known
         return msgspec.json.encode({"token_ids": turn.token_ids.tolist(), "sampling_params": parameters})
 
     def scoring(self, text: Text) -> bytes:
@@ -284,6 +251,11 @@ class VllmGenerate:
 
     def scores_of(self, body: bytes, text: Text) -> Scores:
         return decoded(body, _VllmAnswer).scores(text)
+
+    def records(self, body: bytes) -> tuple[str, ...]:
+        choice = decoded(body, _VllmAnswer).choice()
+        masks = () if choice.sampling_mask is None else (SAMPLING_MASK,)
+        return (TOP_LOGPROBS, *masks, *(() if choice.routed_experts is None else (EXPERTS,)))
 
     def generation(self, body: bytes, turn: Turn) -> Generation:
         answer = decoded(body, _VllmAnswer)
@@ -308,6 +280,7 @@ class VllmGenerate:
             spans,
             finish(choice.finish_reason),
             answer.cached_tokens(turn),
+            choice.records(turn, [[(one.token_id, one.logprob) for one in entry.top_logprobs] for entry in content]),
         )
 
 
@@ -329,9 +302,10 @@ class Completions:
 
     def request(self, turn: Turn) -> bytes:
         ids = {"return_token_ids": True, "return_tokens_as_token_ids": True}
-        model = self._named()
-        parameters = {"repetition_penalty": 1.0, "logprobs": 0, "ignore_eos": True, **_sampling(turn)}
-        return msgspec.json.encode({"prompt": turn.token_ids.tolist(), **parameters, **ids, **model})
+        parameters = {"repetition_penalty": 1.0, "logprobs": turn.asked.top, "ignore_eos": True, **_sampling(turn)}
+        if turn.asked.experts:
+            parameters["routed_experts_prompt_start"] = turn.rows_known
+        return msgspec.json.encode({"prompt": turn.token_ids.tolist(), **parameters, **ids, **self._named()})
 
     def scoring(self, text: Text) -> bytes:
         parameters = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": text.top}
@@ -342,6 +316,10 @@ class Completions:
 
     def _named(self) -> dict[str, str]:
         return {"model": self._model} if self._model else {}
+
+    def records(self, body: bytes) -> tuple[str, ...]:
+        choice = decoded(body, _VllmAnswer).choice()
+        return (TOP_LOGPROBS, *(() if choice.routed_experts is None else (EXPERTS,)))
 
     def generation(self, body: bytes, turn: Turn) -> Generation:
         answer = decoded(body, _VllmAnswer)
@@ -355,18 +333,34 @@ class Completions:
             whole_span(len(token_ids), UNTOLD),
             finish(choice.finish_reason),
             answer.cached_tokens(turn),
+            choice.records(
+                turn,
+                _candidates(choice.logprobs.top_logprobs, len(token_ids)) if turn.asked.top else [()] * len(token_ids),
+            ),
         )
+
+
+def _candidates(
+    rows: Sequence[dict[str, float | None] | None] | None, count: int
+) -> list[list[tuple[int, float | None]]]:
+    if rows is None or len(rows) != count:
+        raise EngineFailed(f"the server gave {len(rows or ())} top_logprobs with {count} tokens")
+    return [list(zip(_numbers([*(row or {})]), (row or {}).values(), strict=True)) for row in rows]
 
 
 def _ids_in_texts(choice: _Choice) -> list[int]:
     tokens = choice.logprobs.tokens if choice.logprobs else []
+    if not tokens:
+        raise EngineFailed(TEXT_ONLY)
+    return _numbers(tokens)
+
+
+def _numbers(tokens: Sequence[str]) -> list[int]:
+    """Return the ids in tokens such as `token_id:7`."""
     numbers = [small_number(token[len(_ID) :]) if token.startswith(_ID) else None for token in tokens]
     ids = [number for number in numbers if number is not None]
-    if not tokens or len(ids) != len(tokens):
-        raise EngineFailed(
-            "the server returned text only, and tokenising text again gives other tokens than were sampled; serve the "
-            "model with vLLM 0.10.2 or later, which has return_token_ids"
-        )
+    if len(ids) != len(tokens):
+        raise EngineFailed(TEXT_ONLY)
     return ids
 
 
@@ -378,6 +372,9 @@ class _Meta(msgspec.Struct):
     finish_reason: _Finish | None = None
     output_token_logprobs: list[tuple[float | None, int, str | None]] | None = None
     """Per token: log-prob, id, text."""
+    output_top_logprobs: list[list[tuple[float | None, int, str | None]] | None] | None = None
+    output_token_sampling_mask: list[list[int]] | None = None
+    routed_experts: str | None = None
     cached_tokens: int = 0
     weight_version: str | int | None = None
 
@@ -400,14 +397,26 @@ class Sglang:
     tells_spans: ClassVar[bool] = False
     scores: ClassVar[bool] = False
 
+    def __init__(self, mixture: MixtureShape | None = None) -> None:
+        self._mixture = mixture
+
     def request(self, turn: Turn) -> bytes:
         given = _sampling(turn)
         names = {"max_tokens": "max_new_tokens", "seed": "sampling_seed"}
         parameters = {"repetition_penalty": 1.0, "skip_special_tokens": False, "no_stop_trim": True}
         parameters |= {names.get(key, key): value for key, value in given.items()}
         # Log-probs of the answer only: those of the prompt would cost a prefill without the cache.
-        logprobs = {"return_logprob": True, "logprob_start_len": -1}
-        return msgspec.json.encode({"input_ids": turn.token_ids.tolist(), "sampling_params": parameters, **logprobs})
+        more = {"return_logprob": True, "logprob_start_len": -1}
+        if turn.asked.top:
+            more["top_logprobs_num"] = turn.asked.top
+        if turn.asked.mask:
+            more["return_sampling_mask"] = True
+        if turn.asked.experts:
+            more |= {"return_routed_experts": True, "routed_experts_start_len": turn.rows_known}
+        return msgspec.json.encode({"input_ids": turn.token_ids.tolist(), "sampling_params": parameters, **more})
+
+    def records(self, body: bytes) -> tuple[str, ...]:  # noqa: ARG002 - the others are asked for by request
+        return (TOP_LOGPROBS,)
 
     def generation(self, body: bytes, turn: Turn) -> Generation:
         answer = decoded(body, _SglangAnswer)
@@ -431,7 +440,25 @@ class Sglang:
             whole_span(len(token_ids), version),
             finish(reason),
             cached(meta.cached_tokens, turn),
+            self._records(meta, len(token_ids), turn),
         )
+
+    def _records(self, meta: _Meta, count: int, turn: Turn) -> Arrays:
+        found: Arrays = {}
+        if turn.asked.top and count:
+            rows = meta.output_top_logprobs or []
+            if len(rows) != count:
+                raise EngineFailed(f"the server gave {len(rows)} output_top_logprobs with {count} tokens")
+            found |= top_of([[(token, value) for value, token, _ in row or ()] for row in rows], turn.asked.top)
+        if turn.asked.mask and meta.output_token_sampling_mask is not None:
+            found |= mask_of(meta.output_token_sampling_mask)
+        if turn.asked.experts and meta.routed_experts is not None and self._mixture is not None:
+            routes = decoded_rows(meta.routed_experts, self._mixture)
+            # Servers that do not know `routed_experts_start_len` give all rows.
+            first = turn.rows_known if len(routes) <= len(turn.token_ids) + count - 1 - turn.rows_known else 0
+            routes = routes[: len(turn.token_ids) + count - 1 - first]
+            found |= rows_wanted(routes, first, turn.rows_known)
+        return found
 
 
 class _ProrlAnswer(msgspec.Struct):
@@ -456,6 +483,9 @@ class Prorl:
 
     def request(self, turn: Turn) -> bytes:
         return msgspec.json.encode({"prompt_ids": turn.token_ids.tolist(), **_sampling(turn)})
+
+    def records(self, body: bytes) -> tuple[str, ...]:  # noqa: ARG002 - it has none
+        return ()
 
     def generation(self, body: bytes, turn: Turn) -> Generation:
         answer = decoded(body, _ProrlAnswer)

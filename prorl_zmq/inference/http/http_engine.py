@@ -23,8 +23,10 @@ import numpy as np
 from ...errors import ConfigError, EngineFailed, InvalidWeights
 from ...wire.messages.backends import ChatSettings
 from ...wire.messages.engines import VersionSpan
+from ...wire.records import EXPERTS
 from ..checkpoint import check_checkpoint, read_in_time, read_tensors
-from ..engine import EngineDescription, Generation, check_prompt, check_scored, checked
+from ..engine import NOTHING_MORE, EngineDescription, Generation, Wanted, check_prompt, check_scored, checked
+from ..records import asked_records, check_records, joined_records
 from .connections import CONNECTIONS, RETRY_S, Connections
 from .dialects import Text, Turn
 from .known_weights import KnownWeights
@@ -118,6 +120,7 @@ class HttpEngine:
                 max_in_flight=max_in_flight,
                 logprobs_mode=found.logprobs_mode,
                 scores=found.dialect.scores,
+                records=found.records,
             )
         except BaseException:
             await pool.close()
@@ -139,16 +142,20 @@ class HttpEngine:
         sampling: Sampling,
         stop_token_ids: Sequence[int],
         job_id: str,  # noqa: ARG002 - servers log under their own names
+        wanted: Wanted = NOTHING_MORE,
     ) -> Generation:
         check_prompt(token_ids, self._description)
+        asked, rows = asked_records(wanted, len(token_ids), sampling, self._description), wanted.rows_known
         if self._description.context_tokens:
             room = self._description.context_tokens - len(token_ids)
             sampling = msgspec.structs.replace(sampling, max_tokens=min(sampling.max_tokens, room))
         parts: list[Generation] = []
         prompt, left = token_ids, sampling
         while True:
-            part, continues = await self._pause.passing(partial(self._ask, prompt, left, stop_token_ids))
+            turn = Turn(prompt, left, stop_token_ids, asked, rows)
+            part, continues = await self._pause.passing(partial(self._ask, turn, wanted.record))
             parts.append(part)
+            rows += len(part.records.get(EXPERTS, ()))
             if not continues or len(part.token_ids) == left.max_tokens:
                 return _joined(parts)
             if len(part.token_ids):
@@ -230,11 +237,10 @@ class HttpEngine:
 
     # Generations ------------------------------------------------------------------------------------------------------
 
-    async def _ask(self, prompt: NDArray[np.int32], sampling: Sampling, stop_token_ids: Sequence[int]) -> Generation:
+    async def _ask(self, turn: Turn, record: Sequence[str]) -> Generation:
         self._check_open()
         asked = self._weights.asked()
         updates, updating = self._updates_begun, self._updating.locked()
-        turn = Turn(prompt, sampling, stop_token_ids)
         answer = await self._connections.generate(
             self._dialect.path, self._dialect.request(turn), limit_bytes=turn.answer_limit_bytes
         )
@@ -246,7 +252,11 @@ class HttpEngine:
         unasked = generation.finish_reason == "abort" and not (updating or updates != self._updates_begun)
         if unasked and not len(generation.token_ids):  # with generated tokens, the trainer may have requested the abort
             raise EngineFailed(f"{self._connections.url} aborted a generation without being asked: {answer.excerpt()}")
-        return checked(generation, sampling.max_tokens, self._description.vocabulary)
+        vocabulary, ids = self._description.vocabulary, generation.token_ids
+        checked(generation, turn.sampling.max_tokens, vocabulary)
+        positions = len(turn.token_ids) + len(ids) - 1 - turn.rows_known
+        check_records(generation.records, record, ids, positions=positions, vocabulary=vocabulary)
+        return generation
 
     async def _ask_scores(self, dialect: ScoringDialect, text: Text) -> Scores | None:
         """Return a text's scores; None: new weights came meanwhile."""
@@ -391,6 +401,7 @@ def _joined(parts: Sequence[Generation]) -> Generation:
         tuple(spans),
         parts[-1].finish_reason,
         parts[0].cached_tokens,
+        joined_records([part.records for part in parts if len(part.token_ids)]),
     )
 
 

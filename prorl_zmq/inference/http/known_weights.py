@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ...errors import EngineFailed
-from .dialects import LOADING, UNTOLD, with_version
+from .answers import LOADING, UNTOLD, with_version
 
 if TYPE_CHECKING:
     from ..engine import Generation

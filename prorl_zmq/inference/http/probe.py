@@ -22,8 +22,11 @@ import numpy as np
 from ...config import ServerApi
 from ...errors import ConfigError, EngineFailed
 from ...wire.messages.jobs import Sampling
+from ...wire.records import EXPERTS, SAMPLING_MASK, Recorded
 from ..engine import checked
-from .dialects import LOADING, UNTOLD, Completions, Prorl, Sglang, Turn, VllmGenerate, version_number, with_version
+from .answers import LOADING, UNTOLD, version_number, with_version
+from .dialects import Completions, Prorl, Sglang, Turn, VllmGenerate
+from .record_fields import MixtureShape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -63,6 +66,8 @@ class Found:
     logprobs_mode: LogprobsMode
     numbered: bool = False
     """Whether its answers report this version."""
+    records: tuple[str, ...] = ()
+    """As in `EngineDescription`."""
 
 
 class _Card(msgspec.Struct):
@@ -82,6 +87,7 @@ class _Info(msgspec.Struct):
     weight_version: str | int | None = None
     context_length: int | None = None
     is_paused: bool = False
+    enable_return_routed_experts: bool = False
 
 
 async def probe(
@@ -106,7 +112,7 @@ async def probe(
     card = cards[0] if cards else _Card()  # of a server with adapters, the first is the base model
     model, context_tokens = card.root or card.id, card.max_model_len or context_tokens
     dialects: list[Dialect] = [VllmGenerate(), Sglang(), Completions(card.id), Prorl(context_tokens)]
-    dialect, generation = await _first_spoken(connections, [d for d in dialects if api in ("auto", d.name)])
+    dialect, generation, records = await _first_spoken(connections, [d for d in dialects if api in ("auto", d.name)])
     version = generation.spans[-1].weight_version
     numbered, info = version >= 0, _Info()
     if dialect.name == "completions":
@@ -115,12 +121,21 @@ async def probe(
         info = await _said(connections, _Info, "/get_model_info", "/model_info")
         server = await _said(connections, _Info, "/get_server_info", "/server_info")
         model, context_tokens = info.model_path or model, context_tokens or server.context_length or 0
+        mixture = MixtureShape.read(model) if server.enable_return_routed_experts else None
+        dialect = Sglang(mixture)
+        masked = Turn(_PROMPT, _SAMPLING, (), Recorded(mask=True))
+        with suppress(EngineFailed):  # older ones do not have it
+            generation, _ = await _generation(connections, dialect, masked)
+            records += (SAMPLING_MASK,) if "mask_ids" in generation.records else ()
+        records += (EXPERTS,) if mixture is not None else ()
     if info.weight_version is not None:
         version = version_number(str(info.weight_version))
     exact = bool(np.all(np.abs(generation.logprobs) < 1e-6))
     other: LogprobsMode = "tempered_logprobs" if dialect.name == "sglang" else "raw_logprobs"
     mode: LogprobsMode = "processed_logprobs" if exact else other
-    return Found(dialect, model, context_tokens, initial_version if version == UNTOLD else version, mode, numbered)
+    return Found(
+        dialect, model, context_tokens, initial_version if version == UNTOLD else version, mode, numbered, records
+    )
 
 
 async def _until_up(connections: Connections, start_s: float) -> None:
@@ -162,12 +177,14 @@ async def _resume_abandoned(connections: Connections) -> None:
     await connections.control("POST", "/resume", timeout_s=ASK_S)
 
 
-async def _first_spoken(connections: Connections, dialects: Iterable[Dialect]) -> tuple[Dialect, Generation]:
-    """Return the first dialect in which the server answers, with its answer."""
+async def _first_spoken(
+    connections: Connections, dialects: Iterable[Dialect]
+) -> tuple[Dialect, Generation, tuple[str, ...]]:
+    """Return the first dialect in which the server answers, with its answer and the records that it gives."""
     tried: list[str] = []
     for dialect in dialects:
         try:
-            generation = await _generation(connections, dialect)
+            generation, records = await _generation(connections, dialect, Turn(_PROMPT, _SAMPLING, ()))
         except EngineFailed as error:
             tried.append(f"{dialect.name}: POST {dialect.path}: {error}")
             if error.fields.get("silent"):
@@ -175,14 +192,13 @@ async def _first_spoken(connections: Connections, dialects: Iterable[Dialect]) -
         else:
             for problem in tried:
                 log.info("%s does not speak %s", connections.url, problem)
-            return dialect, generation
+            return dialect, generation, records
     lines = "".join(f"\n  {problem}" for problem in tried)
     hint = "; its address ends before /v1" if connections.url.endswith("/v1") else ""
     raise EngineFailed(f"{connections.url} answers, but gives no token ids in a way that we know{hint}:{lines}")
 
 
-async def _generation(connections: Connections, dialect: Dialect) -> Generation:
-    turn = Turn(_PROMPT, _SAMPLING, ())
+async def _generation(connections: Connections, dialect: Dialect, turn: Turn) -> tuple[Generation, tuple[str, ...]]:
     limit_bytes = turn.answer_limit_bytes
     try:
         async with asyncio.timeout(GENERATE_S):
@@ -198,7 +214,7 @@ async def _generation(connections: Connections, dialect: Dialect) -> Generation:
     checked(replace(generation, spans=with_version(generation.spans, 0)), _SAMPLING.max_tokens)
     if not generation.spans:
         raise EngineFailed(f"the server aborted: {answer.excerpt()}")
-    return generation
+    return generation, dialect.records(answer.body)
 
 
 async def _said(connections: Connections, kind: type[_Said], *paths: str) -> _Said:

@@ -17,8 +17,8 @@ import msgspec
 from ...errors import EngineFailed
 from ..chat import ReadTurn
 from ..tool_calls.call import MalformedCall, ToolCall
+from .answers import decoded
 from .connections import Connections
-from .dialects import decoded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,7 +14,7 @@ import msgspec
 
 from ...errors import EngineFailed, InvalidWeights
 from ..engine import PAUSES
-from .dialects import LOADING_WORD, decoded
+from .answers import LOADING_WORD, decoded
 
 if TYPE_CHECKING:
     from pathlib import Path

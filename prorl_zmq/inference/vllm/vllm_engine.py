@@ -30,10 +30,21 @@ from ...wire.messages.backends import ChatSettings
 from ...wire.messages.engines import VersionSpan
 from ..chat.loading import load_chat_format
 from ..checkpoint import check_checkpoint, read_in_time
-from ..engine import FINISH_REASONS, PAUSES, EngineDescription, Generation, check_prompt, check_scored
+from ..engine import (
+    FINISH_REASONS,
+    NOTHING_MORE,
+    PAUSES,
+    EngineDescription,
+    Generation,
+    Wanted,
+    check_prompt,
+    check_scored,
+)
 from ..prompt_logprobs import scores_by_rank
+from ..records import asked_records
 from .root_cause import root_cause
 from .vllm_processes import Interrupted, interruptible, set_environment, tailed_output
+from .vllm_records import VllmRecords
 from .vllm_start import downloaded_folder, model_folder, start_async_llm
 
 if TYPE_CHECKING:
@@ -44,6 +55,7 @@ if TYPE_CHECKING:
     from ...data.scores import Scores
     from ...wire.messages.engines import UpdateMode
     from ...wire.messages.jobs import Sampling
+    from ..records import Arrays
 
 CHECK_S = 60.0
 """Longest reading of a checkpoint's headers: a folder on a network may hang."""
@@ -64,6 +76,7 @@ class VllmEngine:
 
     def __init__(self, llm: Any, model: Path, description: EngineDescription, weight_version: int) -> None:
         self._llm = llm
+        self._records = VllmRecords.of(llm.vllm_config)
         self._model = model
         self._description = description
         self._weight_version = weight_version
@@ -132,12 +145,20 @@ class VllmEngine:
         return self._weight_version
 
     async def generate(
-        self, token_ids: NDArray[np.int32], sampling: Sampling, stop_token_ids: Sequence[int], job_id: str
+        self,
+        token_ids: NDArray[np.int32],
+        sampling: Sampling,
+        stop_token_ids: Sequence[int],
+        job_id: str,
+        wanted: Wanted = NOTHING_MORE,
     ) -> Generation:
         self._check_open()
         self._check_prompt(token_ids, stop_token_ids)
+        asked = asked_records(wanted, len(token_ids), sampling, self._description)
         room = self._description.context_tokens - len(token_ids)
-        return _generation(await self._output(token_ids, _sampling_parameters(sampling, stop_token_ids, room), job_id))
+        parameters = _sampling_parameters(sampling, stop_token_ids, room, self._records.parameters(asked, wanted))
+        final = await self._output(token_ids, parameters, job_id)
+        return _generation(final, self._records.arrays(final.outputs[0], asked, wanted, len(token_ids)))
 
     async def score(self, token_ids: NDArray[np.int32], top: int, job_id: str) -> Scores:
         parameters = _scoring_parameters(top)
@@ -320,6 +341,7 @@ def _description(config: Any, model: str, chat: ChatSettings) -> EngineDescripti
         max_in_flight=config.scheduler_config.max_num_seqs,
         logprobs_mode=config.model_config.logprobs_mode,
         scores=True,
+        records=VllmRecords.of(config).names,
     )
 
 
@@ -330,7 +352,7 @@ def _shut_down(llm: Any) -> None:
         process.join(REAP_S)  # vLLM leaves processes that it killed as zombies
 
 
-def _sampling_parameters(sampling: Sampling, stop_token_ids: Sequence[int], room: int) -> Any:
+def _sampling_parameters(sampling: Sampling, stop_token_ids: Sequence[int], room: int, records: dict[str, int]) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -344,11 +366,11 @@ def _sampling_parameters(sampling: Sampling, stop_token_ids: Sequence[int], room
         stop=list(sampling.stop),
         stop_token_ids=list(stop_token_ids),
         ignore_eos=True,
-        logprobs=0,  # only of the drawn token
         flat_logprobs=True,
         detokenize=bool(sampling.stop),
         skip_special_tokens=False,  # a stop text may be in one
         output_kind=RequestOutputKind.FINAL_ONLY,
+        **records,  # `logprobs` is 0 if only those of the drawn tokens are asked for
     )
 
 
@@ -373,7 +395,7 @@ def _scores(flat: Any, token_ids: NDArray[np.int32], top: int) -> Scores:
     return scores_by_rank(token_ids, top, counts, (flat.token_ids, flat.logprobs, flat.ranks))
 
 
-def _generation(output: Any) -> Generation:
+def _generation(output: Any, records: Arrays) -> Generation:
     completion = output.outputs[0]
     finish_reason = FINISH_REASONS.get(completion.finish_reason)
     if finish_reason is None:
@@ -389,4 +411,5 @@ def _generation(output: Any) -> Generation:
         tuple(VersionSpan(int(span.version), span.start, span.end) for span in completion.weight_versions or ()),
         finish_reason,
         output.num_cached_tokens or 0,
+        records,
     )

@@ -9,17 +9,8 @@ import pytest
 
 from prorl_zmq.errors import EngineFailed
 from prorl_zmq.inference.engine import checked
-from prorl_zmq.inference.http.dialects import (
-    LOADING,
-    UNTOLD,
-    Completions,
-    Prorl,
-    Sglang,
-    Turn,
-    VllmGenerate,
-    version_number,
-    with_version,
-)
+from prorl_zmq.inference.http.answers import LOADING, UNTOLD, version_number, with_version
+from prorl_zmq.inference.http.dialects import Completions, Prorl, Sglang, Turn, VllmGenerate
 from prorl_zmq.wire.messages.engines import VersionSpan
 from prorl_zmq.wire.messages.jobs import Sampling
 
