@@ -147,7 +147,7 @@ class EngineClient:
 
     async def _request(
         self, backend: Backend, request: Generate | Score, token_ids: NDArray[np.int32], timeout_s: float
-    ) -> tuple[AnyEngineReply, Sequence[bytes]]:
+    ) -> tuple[AnyEngineReply, Sequence[bytes | zmq.Frame]]:
         """Return a backend's reply to a request about token ids, and the frames after it."""
         with _named(backend):
             connection = self._connection(backend.endpoint, backend.curve_key)
