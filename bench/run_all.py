@@ -21,6 +21,7 @@ BENCHES = (
     "frontdoor",
     "startup",
     "fetch",
+    "records",
     "overlap",
     "dispatch",
     "assign",

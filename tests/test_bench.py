@@ -19,6 +19,7 @@ NAMES = (
     "frontdoor",
     "startup",
     "fetch",
+    "records",
     "overlap",
     "dispatch",
     "assign",

@@ -108,8 +108,8 @@ def test_a_job_whose_stage_process_is_killed_has_all_its_records(shared: Cluster
     with shared.client() as client:
         client.submit(job(number) for number in range(40))
         until(lambda: client.status().running, "jobs run", 30)
-        for process in [one for one in psutil.process_iter() if is_of(one, shared, ".run-")]:
-            process.kill()
+        (process,) = [one for one in psutil.process_iter() if is_of(one, shared, ".stage_run.")]
+        process.kill()
         check(list(client.stream(timeout_s=60)), 40)
 
 
