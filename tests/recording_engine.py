@@ -9,6 +9,7 @@ import numpy as np
 
 from prorl_zmq.inference.embedded.base_policy import base_policy
 from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine
+from prorl_zmq.inference.engine import NOTHING_MORE
 from prorl_zmq.inference.records import rows_wanted
 from prorl_zmq.wire.records import EXPERTS, RECORD_NAMES
 
@@ -59,10 +60,10 @@ class RecordingEngine(EmbeddedEngine):
         sampling: Sampling,
         stop_token_ids: Sequence[int],
         job_id: str,
-        wanted: Wanted | None = None,
+        wanted: Wanted = NOTHING_MORE,
     ) -> Generation:
         done = await super().generate(token_ids, sampling, stop_token_ids, job_id, wanted)
-        if wanted is None or EXPERTS not in wanted.record:
+        if EXPERTS not in wanted.record:
             return done
         self.wanted.append((job_id, len(token_ids), wanted.rows_known))
         routes = experts_of(np.concatenate([token_ids, done.token_ids])[:-1])[:, : self._layers]

@@ -28,7 +28,7 @@ from prorl_zmq.wire.messages.backends import (
 from prorl_zmq.wire.messages.base import KeyRole, Request
 from prorl_zmq.wire.messages.batches import CloseBatch, Feed, NextGroup, OpenBatch, SessionAlive
 from prorl_zmq.wire.messages.blocks import FetchBlock
-from prorl_zmq.wire.messages.engines import Abort, AnyEngineRequest, EngineHealth, Generate, WeightUpdate
+from prorl_zmq.wire.messages.engines import Abort, AnyEngineRequest, EngineHealth, Generate, Score, WeightUpdate
 from prorl_zmq.wire.messages.front_door import (
     Cancel,
     Collect,
@@ -55,7 +55,7 @@ RIGHTS = {
     | {Cancel, Trace, ListSessions, EndSession, Watch, Peek, PeekTurns, ViewBatch, ListSteps}
     | {AddBackend, DrainBackend, RemoveBackend, ClearBackends},
     KeyRole.STAGE: LOOK
-    | {Assign, GenerationFailed, Release, OwnerAlive, ReportStarts, ListKeys, EngineHealth, Generate, Abort}
+    | {Assign, GenerationFailed, Release, OwnerAlive, ReportStarts, ListKeys, EngineHealth, Generate, Score, Abort}
     | {AddBackend, BackendAlive, DrainBackend, RemoveBackend},
 }
 """All that a key of each role may ask for; SECURITY.md says it in words."""

@@ -32,7 +32,6 @@ from ..current_trace import in_current_trace, submit_span
 from ..delivery import CollectState
 from ..keep_alive import KeepAlive
 from ..requests import IDS_PER_REQUEST, NAMELESS_S, POLL_S, check_job_ids, submissions
-from ..score_jobs import IN_FLIGHT, ScoreJobs
 from .backends import AsyncBackends
 from .batch import AsyncBatch
 from .connection import AsyncServiceConnection
@@ -397,6 +396,8 @@ class AsyncRolloutClient(AsyncWeightUpdates):
         self, trajectories: Sequence[Trajectory], model: str, top: int, timeout_s: float | None
     ) -> list[Scores]:
         """Score trajectories in the client's session, which has no other jobs."""
+        from ..score_jobs import IN_FLIGHT, ScoreJobs  # imports numpy, which commands without results do not need
+
         backends = await self.backends.list()
         jobs = ScoreJobs(trajectories, model, top, [status.backend for status in backends])
         try:
