@@ -2,9 +2,8 @@
 
 Each benchmark runs quickly, in its own process. A ratio is to a peer of the same run, so that it depends little on the
 machine; the last ones are in results/guard.json, which `--record` writes. If one is more than 15 % worse, its benchmark
-runs again. If it is as much worse in each of three runs, the exit code is 1: quick runs of the same code differ by a
-fifth on a shared machine. Rates and latencies of several processes depend on the number of free cores, so they are
-shown and not judged; CPU times are. The whole run takes at most three minutes.
+runs once more. If it is as much worse again, the exit code is 1. Rates and latencies of several processes depend on the
+number of free cores, so they are shown and not judged; CPU times are. The whole run takes at most two minutes.
 """
 
 from __future__ import annotations
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     """By the key of what is guarded."""
 
 TOLERANCE = 0.15
-RUNS = 3
-"""Most runs of a benchmark."""
 RUN_S = 60.0
 RECORD = RESULTS / "guard.json"
 
@@ -101,17 +98,15 @@ def ratios_of(bench: str) -> dict[str, float]:
 
 
 def verdicts(before: Ratios, measure: Callable[[str], Ratios]) -> list[Verdict]:
-    """Measure all that is guarded, and again what is too much worse."""
+    """Measure all that is guarded, and once more what is too much worse."""
     found: list[Verdict] = []
     for bench in dict.fromkeys(guarded.bench for guarded in GUARDED):
         mine = [guarded for guarded in GUARDED if guarded.bench == bench]
-        judged = _judge(mine, before, measure(bench))
-        for _ in range(RUNS - 1):
-            if not any(one.fails for one in judged):
-                break
-            anew = _judge(mine, before, measure(bench))
-            judged = [again if one.fails else one for one, again in zip(judged, anew, strict=True)]
-        found += judged
+        first = _judge(mine, before, measure(bench))
+        if any(verdict.fails for verdict in first):
+            second = _judge(mine, before, measure(bench))
+            first = [again if one.fails else one for one, again in zip(first, second, strict=True)]
+        found += first
     return found
 
 
@@ -144,10 +139,7 @@ def main() -> int:
         RECORD.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     failed = [one for one in found if one.fails]
     for one in failed:
-        print(
-            f"{one.guarded.key} is {one.worse:.0%} worse than at the last landing, in each of {RUNS} runs",
-            file=sys.stderr,
-        )
+        print(f"{one.guarded.key} is {one.worse:.0%} worse than at the last landing, twice in a row", file=sys.stderr)
     return 1 if failed else 0
 
 
