@@ -18,6 +18,7 @@ from prorl_zmq.wire.messages.backends import (
     EngineStart,
     GenerationFailed,
     HoldWeights,
+    LackedRecord,
     ListBackends,
     ListModels,
     ModelList,
@@ -28,6 +29,7 @@ from prorl_zmq.wire.messages.backends import (
 )
 from prorl_zmq.wire.messages.base import Done, Refused
 from prorl_zmq.wire.messages.engines import WeightUpdate
+from prorl_zmq.wire.records import RECORD_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -320,8 +322,9 @@ def test_the_models_there_are_include_those_that_will_be_back(how: str) -> None:
     if how == "silent":
         broker.tick(LEASE_S + 1)
     listed = ask(broker, ListModels("models"))[b"me"]
-    assert isinstance(listed, ModelList)
-    assert listed.models == ("policy", "user")
+    live = {"policy": "p1", **({"user": "u1"} if how == "registered" else {})}
+    lacking = (LackedRecord(model, name, backend_id, "") for model, backend_id in live.items() for name in RECORD_NAMES)
+    assert listed == ModelList("models", ("policy", "user"), tuple(lacking))
 
 
 def test_a_host_that_returns_as_another_model_has_none_of_its_old_jobs() -> None:

@@ -130,6 +130,10 @@ def test_a_user_that_another_model_plays_is_context(tmp_path: Path) -> None:
         ) as service,
         service.client() as client,
     ):
+        assert {one.backend.name: one.backend.frozen for one in client.backends.list()} == {
+            "policy": False,
+            "user": False,
+        }
         client.submit(Job(task="environment", instance=TAU2))
         (trajectory,) = client.stream()
     assert (trajectory.outcome, trajectory.reward, trajectory.error) == (Outcome.COMPLETED, 1.0, None)
