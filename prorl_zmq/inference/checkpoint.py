@@ -35,7 +35,7 @@ HEADER_LIMIT_BYTES = 100 * 2**20
 _Read = TypeVar("_Read")
 
 
-class _Entry(msgspec.Struct):
+class Entry(msgspec.Struct):
     """One tensor in a file's header."""
 
     dtype: str
@@ -77,7 +77,7 @@ def check_checkpoint(path: Path, like: Path) -> None:
         (theirs.keys() - ours.keys(), "has tensors that the model lacks"),
     ):
         if names:
-            raise InvalidWeights(f"{path} {problem}: {_some(names)}; is it of this model?", path=str(path))
+            raise InvalidWeights(f"{path} {problem}: {some_names(names)}; is it of this model?", path=str(path))
     differing = [name for name, kind in ours.items() if theirs[name] != kind]
     if differing:
         name = min(differing)
@@ -109,7 +109,7 @@ def read_tensors(path: Path) -> dict[str, TensorKind]:
         raise InvalidWeights(f"{path} cannot be read: {error}", path=str(path)) from error
     lost = [name for name, file in places.items() if name not in headers[file]]
     if lost:
-        raise InvalidWeights(f"{index} names tensors that are not where it says: {_some(lost)}", path=str(path))
+        raise InvalidWeights(f"{index} names tensors that are not where it says: {some_names(lost)}", path=str(path))
     return {name: kind for header in headers.values() for name, kind in header.items()}
 
 
@@ -124,10 +124,21 @@ def _read_index(index: Path) -> dict[str, str]:
 
 
 def _read_header(file: Path) -> dict[str, TensorKind]:
+    _, entries = read_entries(file)
+    return {name: TensorKind(entry.dtype, entry.shape) for name, entry in entries.items()}
+
+
+def read_entries(file: Path) -> tuple[int, dict[str, Entry]]:
     """Read the beginning of a safetensors file: the header's length, and the header, which locates the tensors.
 
     Implemented in Python: the library opens a file with the interpreter's lock held, so a hanging file would block
     everything.
+
+    Returns:
+        The offset of the tensors' data in the file, and the header's entries by name.
+
+    Raises:
+        InvalidWeights: it is not a whole safetensors file.
     """
     try:
         with open(file, "rb", opener=open_regular) as content:
@@ -137,16 +148,17 @@ def _read_header(file: Path) -> dict[str, TensorKind]:
                 raise ValueError("it has no header")
             header = msgspec.json.decode(content.read(length), type=dict[str, Any])
         header.pop("__metadata__", None)
-        entries = msgspec.convert(header, dict[str, _Entry])
+        entries = msgspec.convert(header, dict[str, Entry])
         end = max((entry.data_offsets[1] for entry in entries.values()), default=0)
         if LENGTH_BYTES + length + end != size:
             raise ValueError("its length is not what its header says")
     except (ValueError, msgspec.MsgspecError, RecursionError, OSError) as error:
         raise InvalidWeights(f"{file} is not a whole safetensors file: {error}", path=str(file.parent)) from error
-    return {name: TensorKind(entry.dtype, entry.shape) for name, entry in entries.items()}
+    return LENGTH_BYTES + length, entries
 
 
-def _some(names: set[str] | list[str]) -> str:
+def some_names(names: set[str] | list[str]) -> str:
+    """Return the first names for a message, and how many more there are."""
     first = ", ".join(sorted(names)[:NAMED_LIMIT])
     more = len(names) - NAMED_LIMIT
     return f"{first} and {more} more" if more > 0 else first
