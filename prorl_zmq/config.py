@@ -141,6 +141,15 @@ class StageSettings(Section, frozen=True):
     """Jobs that one process works on at a time."""
 
 
+class LoraSlots(Section, frozen=True):
+    """`lora` of `[[backends]]`: the adapters that an engine takes, as models of their own."""
+
+    slots: Annotated[int, Meta(ge=1, le=1024)] = 8
+    """Adapters that generate at the same time; requests of others wait for a slot."""
+    rank: Annotated[int, Meta(ge=1, le=512)] = 32
+    """Largest rank. vLLM reserves memory for `slots` adapters of it."""
+
+
 class BackendSettings(Section, frozen=True, kw_only=True):
     """One `[[backends]]`: inference engines that the service starts itself, or servers that run already."""
 
@@ -187,6 +196,9 @@ class BackendSettings(Section, frozen=True, kw_only=True):
     context_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     """`http`: most tokens of a prompt and its answer together, for servers that do not say; 0: not known."""
 
+    lora: LoraSlots | None = None
+    """`vllm`, `http` and `transformers`: adapters that the engines take, such as `{ slots = 8, rank = 32 }`."""
+
     options: dict[str, Any] = {}
     """More options, for an engine kind of another package."""
 
@@ -218,7 +230,7 @@ class BackendSettings(Section, frozen=True, kw_only=True):
 ENGINE_KINDS = "prorl_zmq.engines"
 ENGINE_OPTIONS = (
     *("model", "api", "arguments", "tokenizer", "tool_calls", "history", "template_arguments", "parser_url"),
-    "context_tokens",
+    *("context_tokens", "lora"),
 )
 """Keys of `[[backends]]` that are options of some engine kinds; all engines take the others."""
 _DEFAULTS = msgspec.structs.asdict(BackendSettings())

@@ -149,6 +149,7 @@ def _run_engine(plan: EnginePlan) -> None:
         insecure=topology.service.insecure,
         keys=keys,
         run_dir=run_dir,
+        adapters=run_dir / "adapters" / plan.name / os.environ.get(SERVICE_VARIABLE, "none"),
     )
     if backend.cores:
         _use_cores(backend.cores)

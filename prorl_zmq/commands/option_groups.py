@@ -25,7 +25,8 @@ FLAGS = {
     "urls": "--url",
     "arguments": "flags behind --",
     "template_arguments": "--template-argument",
-    **{name: f"--{name.replace('_', '-')}" for name in ENGINE_OPTIONS if not name.endswith("arguments")},
+    "lora": "--option lora",
+    **{name: f"--{name.replace('_', '-')}" for name in ENGINE_OPTIONS if not name.endswith(("arguments", "lora"))},
 }
 """Flags of keys of `[[backends]]`; `--option` sets other options of an engine's kind."""
 

@@ -63,6 +63,8 @@ class Wanted:
     """As in `Job.record`; see `wire.records`."""
     rows_known: int = 0
     """Rows of experts that the caller has: the engine gives those from this position on."""
+    adapter: tuple[str, int] | None = None
+    """Model and version of the loaded adapter that generates; None: the engine's own weights."""
 
 
 NOTHING_MORE: Final = Wanted()
@@ -86,6 +88,8 @@ class EngineDescription:
     """Names of the records that it gives; see `wire.records`."""
     scores: bool = False
     """Whether it is a `ScoringEngine`."""
+    adapter_slots: int = 0
+    """Adapters whose generations run at the same time; 0: it is no `AdapterEngine`."""
 
 
 class Engine(Protocol):
@@ -191,6 +195,35 @@ class ScoringEngine(Engine, Protocol):
         """
 
 
+class AdapterEngine(Engine, Protocol):
+    """An engine with `adapter_slots`: it generates with adapters on its weights, and with the weights alone.
+
+    `generate` takes `wanted.adapter`; its spans then have the adapter's version. It raises `EngineFailed` if this
+    version is not loaded.
+    """
+
+    async def load_adapter(self, model: str, version: int, path: Path) -> None:
+        """Load one version of a PEFT LoRA adapter; others generate meanwhile.
+
+        Args:
+            model: the adapter's name.
+            version: of its weights, new for this name.
+            path: its folder, which must stay unchanged until the adapter is removed. A version that is removed and
+                loaded again needs another path: engines cache results by path.
+
+        Raises:
+            InvalidWeights: it cannot be used with this engine's weights; nothing has changed.
+            EngineFailed: the engine failed.
+        """
+
+    async def remove_adapter(self, model: str, version: int) -> None:
+        """Forget a version, of which no request runs. An unknown one is ignored.
+
+        Raises:
+            EngineFailed: the engine failed.
+        """
+
+
 class Generator(Protocol):
     """Generates the policy's next turn for the agent loop: an engine client bound to one job and its backend."""
 
@@ -255,6 +288,11 @@ def checked_scores(scores: Scores, tokens: int, top: int, vocabulary: int = 0) -
         np.concatenate([first.top_logprobs, scores.top_logprobs[1:]], dtype=np.float32),
         index(scores.weight_version),
     )
+
+
+def whole_span(count: int, weight_version: int) -> tuple[VersionSpan, ...]:
+    """Return one span of this version over all tokens."""
+    return (VersionSpan(weight_version, 0, count),) if count else ()
 
 
 def as_plain(generation: Generation, prompt_tokens: int) -> Generation:

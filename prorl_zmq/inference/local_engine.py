@@ -17,7 +17,7 @@ import numpy as np
 from ..data.scores import Scores, first_scores, joined_scores
 from ..errors import EngineFailed
 from ..wire.messages.engines import VersionSpan
-from ..wire.records import EXPERTS, Recorded
+from ..wire.records import EXPERTS, NO_RECORDS, Recorded
 from .checkpoint import read_in_time
 from .engine import NOTHING_MORE, EngineDescription, Generation, Wanted, check_prompt, check_scored
 from .policy import draw, log_softmax
@@ -49,17 +49,17 @@ class Running:
     stop_token_ids: frozenset[int]
     done: asyncio.Future[Generation]
     job_id: str
+    wanted: Wanted = NOTHING_MORE
     logprobs: list[float] = field(default_factory=list)
     versions: list[tuple[int, int]] = field(default_factory=list)
     """Where in the answer each weight version begins: (version, start)."""
-    asked: Recorded = field(default_factory=Recorded)
-    rows_known: int = 0
-    """As in `Wanted`."""
+    asked: Recorded = NO_RECORDS
+    """What `wanted` has to record."""
     tops: list[tuple[NDArray[Any], NDArray[Any]]] = field(default_factory=list)
     """Per token of the answer, the ids and log-probs of the likeliest."""
     supports: list[NDArray[Any]] = field(default_factory=list)
     routes: list[NDArray[Any]] = field(default_factory=list)
-    """[n, layers, k] each, of consecutive positions from `rows_known` on."""
+    """[n, layers, k] each, of consecutive positions from `wanted.rows_known` on."""
     rows: int = 0
     """Positions from 0 on whose routes are here or known."""
 
@@ -93,7 +93,7 @@ class Running:
             found |= mask_arrays(self.supports)
         if self.routes:
             # The last token was an input only if an update ended the turn.
-            found[EXPERTS] = np.concatenate(self.routes)[: len(self.tokens) - 1 - self.rows_known]
+            found[EXPERTS] = np.concatenate(self.routes)[: len(self.tokens) - 1 - self.wanted.rows_known]
         return found
 
     def add(self, token: int, logprob: float, weight_version: int) -> None:
@@ -172,6 +172,9 @@ class LocalEngine(ABC):
     def _on_new_weights(self) -> None:  # noqa: B027 - not every engine has any
         """Drop results computed with other weights; called before the first step with new ones."""
 
+    def _check_adapter(self, adapter: tuple[str, int] | None) -> None:  # noqa: B027 - most engines have none
+        """Raise `EngineFailed` if an adapter is not loaded."""
+
     @property
     def description(self) -> EngineDescription:
         return self._description
@@ -191,6 +194,7 @@ class LocalEngine(ABC):
         await self._admitted()
         check_prompt(token_ids, self._description)
         asked = asked_records(wanted, len(token_ids), sampling, self._description)
+        self._check_adapter(wanted.adapter)
         running = Running(
             token_ids.tolist(),
             len(token_ids),
@@ -200,8 +204,8 @@ class LocalEngine(ABC):
             frozenset(stop_token_ids),
             asyncio.get_running_loop().create_future(),
             job_id,
+            wanted,
             asked=asked,
-            rows_known=wanted.rows_known,
             rows=wanted.rows_known,
         )
         self._running.append(running)
@@ -294,7 +298,8 @@ class LocalEngine(ABC):
 
     def _add(self, batch: Sequence[Running], tokens: Sequence[int], logprobs: Sequence[float]) -> None:
         for running, token, logprob in zip(batch, tokens, logprobs, strict=True):
-            running.add(token, logprob, self._weight_version)
+            adapter = running.wanted.adapter
+            running.add(token, logprob, self._weight_version if adapter is None else adapter[1])
 
     async def _decode(self) -> None:
         while self._running:

@@ -23,11 +23,11 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.utils.logging import disable_progress_bar
 
 from ..data.scores import Scores
-from ..errors import ConfigError
+from ..errors import ConfigError, EngineFailed
 from ..wire.records import EXPERTS, SAMPLING_MASK, TOP_LOGPROBS
-from .checkpoint import check_checkpoint, read_tensors
+from .checkpoint import check_checkpoint, read_in_time, read_tensors
 from .engine import EngineDescription
-from .local_engine import LocalEngine, Running, chances_of
+from .local_engine import LOAD_S, LocalEngine, Running, chances_of
 from .router_tap import RouterTap
 from .truncation import truncated, truncates
 
@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ..config import LoraSlots
     from ..wire.messages.backends import ChatSettings
+    from .peft_adapters import PeftAdapters
 
 PREFILL_TOKENS = 8192
 """Most tokens, padding included, that are prefilled between two steps; one conversation may be longer."""
@@ -55,6 +57,7 @@ class TransformersEngine(LocalEngine):
         device: such as `cpu` or `cuda:0`.
         dtype: of the weights and the computation, such as `float32`; `auto`: that of the folder.
         rows: concurrent generations; more wait.
+        lora: the adapters that it takes; None: none.
 
     Raises:
         InvalidWeights: the folder has no safetensors files, or they cannot be read.
@@ -62,7 +65,15 @@ class TransformersEngine(LocalEngine):
     """
 
     def __init__(
-        self, folder: Path, chat: ChatSettings, weight_version: int, *, device: str, dtype: str, rows: int
+        self,
+        folder: Path,
+        chat: ChatSettings,
+        weight_version: int,
+        *,
+        device: str,
+        dtype: str,
+        rows: int,
+        lora: LoraSlots | None = None,
     ) -> None:
         self._folder = folder
         self._device = device
@@ -94,9 +105,15 @@ class TransformersEngine(LocalEngine):
                 "processed_logprobs",
                 records=(TOP_LOGPROBS, SAMPLING_MASK, *experts),
                 scores=True,
+                adapter_slots=0 if lora is None else lora.slots,
             ),
             weight_version,
         )
+        self._adapters: PeftAdapters | None = None
+        if lora is not None:
+            from .peft_adapters import PeftAdapters
+
+            self._adapters = PeftAdapters(self._model, folder, lora.rank)
         self._rows: list[Running] = []
         self._cache = DynamicCache()
         self._mask = torch.zeros((0, 0), dtype=torch.int64, device=device)
@@ -104,6 +121,24 @@ class TransformersEngine(LocalEngine):
         self._scores = torch.zeros((0, text.vocab_size), device=device)
         """float32 [rows, vocabulary]: of each row's next token. 64 rows with a large vocabulary take 40 MB, so they
         stay on the device."""
+
+    async def load_adapter(self, model: str, version: int, path: Path) -> None:
+        """Load an adapter between two tokens; see `AdapterEngine.load_adapter`."""
+        adapters = self._own_adapters()
+        weights = await read_in_time(LOAD_S, adapters.read, path)
+        adapters.attach((model, version), weights)
+
+    async def remove_adapter(self, model: str, version: int) -> None:
+        self._own_adapters().detach((model, version))
+
+    def _own_adapters(self) -> PeftAdapters:
+        if self._adapters is None:
+            raise EngineFailed("this engine takes no adapters: start it with the option lora", refused=True)
+        return self._adapters
+
+    def _check_adapter(self, adapter: tuple[str, int] | None) -> None:
+        if adapter is not None:
+            self._own_adapters().check(adapter)
 
     @torch.inference_mode()
     def _step(self) -> None:
@@ -160,6 +195,8 @@ class TransformersEngine(LocalEngine):
         )
 
     def _take_weights(self, weights: Any) -> None:
+        if self._adapters is not None:
+            self._adapters.move_to(weights)
         self._model, self._routers = weights, RouterTap(weights)
 
     def _loaded(self, model: Any) -> Any:
@@ -220,8 +257,11 @@ class TransformersEngine(LocalEngine):
         The ids are the last ones of each generation's tokens, and the scores float32 [rows, vocabulary].
         """
         recording = any(running.asked.experts for running in batch)
+        model: Any = self._model
+        if self._adapters is not None:
+            model = self._adapters.applied([running.wanted.adapter for running in batch])
         with self._routers.open() if recording else nullcontext():
-            logits = self._logits(self._model, ids, mask, cache, logits_to_keep=1)
+            logits = self._logits(model, ids, mask, cache, logits_to_keep=1)
         if recording:
             routes = self._routers.routes().reshape(*ids.shape, self._routers.layers, -1)
             for row, running in enumerate(batch):
@@ -281,7 +321,14 @@ def _wide(tensor: torch.Tensor, columns: int) -> torch.Tensor:
 
 
 def load_transformers_engine(
-    model: str, chat: ChatSettings, weight_version: int, *, device: str, dtype: str, rows: int
+    model: str,
+    chat: ChatSettings,
+    weight_version: int,
+    *,
+    device: str,
+    dtype: str,
+    rows: int,
+    lora: LoraSlots | None = None,
 ) -> TransformersEngine:
     """Load a model of a folder or a hub; blocks.
 
@@ -309,4 +356,6 @@ def load_transformers_engine(
     # cuDNN makes a new plan for each length of the cache, some 60 ms a step; PyTorch's other kernels do not.
     torch.backends.cuda.enable_cudnn_sdp(enabled=False)
     described = chat if chat.tokenizer else msgspec.structs.replace(chat, tokenizer=str(folder.absolute()))
-    return TransformersEngine(folder.absolute(), described, weight_version, device=chosen, dtype=dtype, rows=rows)
+    return TransformersEngine(
+        folder.absolute(), described, weight_version, device=chosen, dtype=dtype, rows=rows, lora=lora
+    )

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import zmq
 
+from prorl_zmq.errors import InvalidWeights
+from prorl_zmq.inference.adapters import WEIGHTS
 from prorl_zmq.inference.client import EngineClient
 from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine
 from prorl_zmq.inference.hosting.host import EngineHost, HostOptions
@@ -91,6 +94,25 @@ class Raw:
         self._socket.close()
 
 
+class AdapterEngine(EmbeddedEngine):
+    """Takes adapters, and generates with the policy for all of them; notes what it is told."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy)
+        self._description = replace(self._description, adapter_slots=2)
+        self.loaded: dict[tuple[str, int], Path] = {}
+        self.removed: list[tuple[str, int]] = []
+
+    async def load_adapter(self, model: str, version: int, path: Path) -> None:
+        if (path / WEIGHTS).read_bytes() == b"wrong":
+            raise InvalidWeights(f"{path} is wrong", path=str(path))
+        self.loaded[model, version] = path
+
+    async def remove_adapter(self, model: str, version: int) -> None:
+        self.removed.append((model, version))
+        assert self.loaded.pop((model, version)).is_dir()
+
+
 class World:
     """An engine host, its backend broker, and a client."""
 
@@ -105,7 +127,7 @@ class World:
         self.start_host()
 
     def start_host(self) -> None:
-        self.engine = EmbeddedEngine(self.policy)
+        self.engine = AdapterEngine(self.policy)
         self.host = EngineHost(
             self.context,
             self.engine,
@@ -114,6 +136,7 @@ class World:
                 backend_broker=self.broker.endpoint,
                 backend_id="engine-0",
                 heartbeat_s=0.1,
+                adapters=self.folder / "adapters" / "service",
             ),
         )
         self.backend = Backend(backend_id="engine-0", endpoint=self.host.endpoint)

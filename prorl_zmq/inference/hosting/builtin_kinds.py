@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
-from ...config import ServerApi  # noqa: TC001 - msgspec reads the annotations at run time
+from ...config import LoraSlots, ServerApi  # noqa: TC001 - msgspec reads the annotations at run time
 from ...errors import ConfigError
 from ...system.installation import how_to_install
 from ...wire.messages.backends import ChatSettings, History, ParserUrl, TemplateArguments, ToolCallFormatName
@@ -52,6 +52,8 @@ class ModelKind(EngineKind, frozen=True):
     history: History = "template"
     template_arguments: TemplateArguments = msgspec.field(default_factory=dict)
     parser_url: ParserUrl = ""
+    lora: LoraSlots | None = None
+    """The adapters that it takes; None: none."""
 
     def chat(self) -> ChatSettings:
         settings = ChatSettings("transformers", self.tokenizer, self.tool_calls, self.history, self.parser_url)
@@ -81,7 +83,7 @@ class VllmKind(ModelKind, frozen=True, kw_only=True):
     async def start(self, weight_version: int) -> Engine:
         from ..vllm.vllm_engine import VllmEngine
 
-        return await VllmEngine.start(self.model, self.arguments, self.chat(), weight_version)
+        return await VllmEngine.start(self.model, self.arguments, self.chat(), weight_version, self.lora)
 
 
 class TransformersKind(ModelKind, frozen=True, kw_only=True):
@@ -105,7 +107,11 @@ class TransformersKind(ModelKind, frozen=True, kw_only=True):
             raise ConfigError(problem, key="kind")
         from ..transformers_engine import load_transformers_engine
 
-        loading = partial(load_transformers_engine, device=self.device, dtype=self.dtype, rows=self.rows)
+        if self.lora is not None and importlib.util.find_spec("peft") is None:
+            raise ConfigError(f"peft not installed: {how_to_install('train')}", key="lora")
+        loading = partial(
+            load_transformers_engine, device=self.device, dtype=self.dtype, rows=self.rows, lora=self.lora
+        )
         return await asyncio.to_thread(loading, self.model, self.chat(), weight_version)
 
 
@@ -130,4 +136,5 @@ class HttpKind(ModelKind, frozen=True, kw_only=True):
             context_tokens=self.context_tokens,
             weight_version=weight_version,
             api_key=os.environ.get(API_KEY),
+            lora=self.lora,
         )

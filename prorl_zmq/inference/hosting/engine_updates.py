@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import EngineFailed, UpdateInProgress, UpdateNotBegun
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ...wire.messages.engines import UpdateMode
+    from ...wire.messages.engines import UpdateMode, WeightUpdate
     from ..engine import Engine
 
 AGAIN_S = 10.0
@@ -42,6 +41,21 @@ class EngineUpdates:
         self._begun: _Begun | None = None
         self._one_change = asyncio.Lock()
         self._giving_up: set[asyncio.Task[None]] = set()
+
+    async def update(self, request: WeightUpdate) -> None:
+        """Do one step of an update; raises as its method does."""
+        version = request.weight_version
+        match request.step:
+            case "load":
+                await self.load(Path(request.path), version, request.mode)
+            case "begin":
+                await self.begin(version, request.mode, request.limit_s)
+            case "end":
+                await self.end(version)
+            case "cancel":
+                await self.cancel(version)
+            case "set":
+                await self.set_version(version)
 
     async def begin(self, weight_version: int, mode: UpdateMode, limit_s: float) -> None:
         """Stop generating, as `mode` says; return when no generation runs. A repeated begin restarts the limit.

@@ -12,14 +12,13 @@ exits with 0. If it is killed, the broker's lease expires and its clients' socke
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from operator import index
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -59,11 +58,13 @@ from ..chat.loading import chat_warning
 from ..engine import Wanted, as_plain
 from ..records import asked_records
 from .engine_updates import EngineUpdates
+from .hosted_adapters import HostedAdapters
 from .registration import Registration
 from .score_queue import ScoreQueue
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -113,6 +114,8 @@ class HostOptions:
     """The run folder whose collector gets metrics; None: none."""
     warning: str = ""
     """A limitation of the chat format of the engine's model; empty: none."""
+    adapters: Path | None = None
+    """The folder for copies of adapters, which the engine sees at the same path; None: the engine gets none."""
 
 
 class EngineHost:
@@ -151,6 +154,7 @@ class EngineHost:
         """The envelope for the answer to each generation."""
         self._scores = ScoreQueue(engine, lambda: bool(self._generations), self._send, self._refuse)
         self._updates = EngineUpdates(engine)
+        self._adapters = HostedAdapters(engine, options.adapters)
         self._updating: set[asyncio.Task[None]] = set()
         self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
         self._reported = (time.monotonic(), 0)
@@ -169,10 +173,11 @@ class EngineHost:
         """
         metrics = asyncio.create_task(self._reporter.report_forever()) if self._reporter is not None else None
         try:
+            await self._adapters.restore()
             while not stop.is_set():
                 problem = await self._ask_health()
-                self._registration.announce(self._weight_version(), self._load(), problem)
-                with contextlib.suppress(TimeoutError):
+                self._registration.announce(self._weight_version(), self._load(), problem, self._adapters.current)
+                with suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), self._options.heartbeat_s)
         finally:
             if metrics is not None:
@@ -192,6 +197,7 @@ class EngineHost:
             for task in late:
                 task.cancel()
             await asyncio.wait(tasks, timeout=UPDATES_S)
+        await self._adapters.close()
         await self._registration.close()
         self._router.close(linger_ms=200)
         self._authenticator.close()
@@ -220,6 +226,7 @@ class EngineHost:
             logprobs_mode=engine.logprobs_mode,
             scores=engine.scores,
             records=cast("tuple[RecordName, ...]", engine.records),  # checked below
+            adapter_slots=engine.adapter_slots,
             life=self._life,
             version=version("prorl-zmq"),
             warning=options.warning,
@@ -338,12 +345,7 @@ class EngineHost:
                 if traced is not None:
                     attributes = {"prorl.job.id": request.job_id, "prorl.backend": self._options.backend_id}
                     traced.set_attributes(attributes | {"prorl.engine.running": len(self._generations)})
-                more: dict[str, Any] = {}
-                if request.record:
-                    more["wanted"] = Wanted(request.record, request.rows_known)
-                    asked_records(more["wanted"], len(token_ids), request.sampling, self._engine.description)
-                asked = (token_ids, request.sampling, request.stop_token_ids, request.job_id)
-                done = await self._engine.generate(*asked, **more)
+                done = await self._answer(request, token_ids)
             done = as_plain(done, len(token_ids))
             self._count(token_ids, done)
             result = done.finish_reason
@@ -366,6 +368,16 @@ class EngineHost:
             catalog.ENGINE_REQUESTS.add(backend_id, result)
             catalog.ENGINE_SECONDS.observe(time.monotonic() - began, backend_id)
 
+    async def _answer(self, request: Generate, token_ids: NDArray[np.int32]) -> Generation:
+        asked = token_ids, request.sampling, request.stop_token_ids, request.job_id
+        own = request.model in ("", self._options.name)
+        with nullcontext() if own else self._adapters.using(request.model, request.weight_version) as adapter:
+            wanted = Wanted(request.record, request.rows_known, adapter)
+            if request.record:
+                asked_records(wanted, len(token_ids), request.sampling, self._engine.description)
+            more: dict[str, Any] = {"wanted": wanted} if request.record or adapter else {}
+            return await self._engine.generate(*asked, **more)
+
     def _forget(self, request_id: str, _: asyncio.Task[None]) -> None:
         del self._generations[request_id], self._envelopes[request_id]
         if not self._generations:
@@ -380,19 +392,14 @@ class EngineHost:
             catalog.ENGINE_TOKENS.add(self._options.backend_id, kind, amount=tokens)
 
     async def _update(self, envelope: Sequence[Frame], request: WeightUpdate) -> None:
-        updates, version, began = self._updates, request.weight_version, time.monotonic()
+        began = time.monotonic()
         try:
-            match request.step:
-                case "load":
-                    await updates.load(Path(request.path), version, request.mode)
-                case "begin":
-                    await updates.begin(version, request.mode, request.limit_s)
-                case "end":
-                    await updates.end(version)
-                case "cancel":
-                    await updates.cancel(version)
-                case "set":
-                    await updates.set_version(version)
+            if request.model != self._options.name:
+                await self._adapters.update(request)
+            else:
+                if request.step in ("load", "begin", "set"):
+                    self._adapters.check_none()
+                await self._updates.update(request)
         except asyncio.CancelledError:
             stopped = EngineFailed(f"the engine host stopped before it served weights {request.weight_version}")
             self._send(envelope, Refused(request.request_id, stopped.info()))
@@ -401,11 +408,12 @@ class EngineHost:
             self._refuse(envelope, request.request_id, error)
         else:
             catalog.ENGINE_UPDATE_SECONDS.observe(time.monotonic() - began, self._options.backend_id)
-            self._registration.announce(self._weight_version())
-            self._send(envelope, self._ready(request.request_id))
+            self._registration.announce(self._weight_version(), adapters=self._adapters.current)
+            self._send(envelope, self._ready(request.request_id, request.model))
 
-    def _ready(self, request_id: str) -> EngineReady:
-        return EngineReady(request_id, self._weight_version(), len(self._generations))
+    def _ready(self, request_id: str, model: str = "") -> EngineReady:
+        version = self._adapters.current.get(model, self._weight_version())
+        return EngineReady(request_id, version, len(self._generations))
 
     def _refuse(self, envelope: Sequence[Frame], request_id: str, error: Exception) -> None:
         self._send(envelope, Refused(request_id, _describe(error)))

@@ -71,6 +71,7 @@ class Registration:
         self._unanswered = 0
         self._load = EngineLoad()
         self._problem = ""
+        self._adapters: dict[str, int] = {}
         self._weight_version = backend.weight_version
         self._registered = False
         self._adding = ""
@@ -85,8 +86,16 @@ class Registration:
             limit_bytes=CONTROL_FRAME_BYTES,
         )
 
-    def announce(self, weight_version: int, load: EngineLoad | None = None, problem: str = "") -> None:
-        """Send one heartbeat now, or request registration."""
+    def announce(
+        self,
+        weight_version: int,
+        load: EngineLoad | None = None,
+        problem: str = "",
+        adapters: dict[str, int] | None = None,
+    ) -> None:
+        """Send one heartbeat now, or request registration; None: as in the last call."""
+        if adapters is not None:
+            self._adapters = adapters
         if load is not None:
             self._heartbeat(load, problem)
         self._weight_version = weight_version
@@ -96,9 +105,11 @@ class Registration:
             if not self._allow_list.list_state:
                 return
         if self._registered:
-            self._send(BackendAlive(new_id(), backend.backend_id, weight_version, self._load, self._problem))
+            self._send(
+                BackendAlive(new_id(), backend.backend_id, weight_version, self._load, self._problem, self._adapters)
+            )
         else:
-            current = msgspec.structs.replace(backend, weight_version=weight_version)
+            current = msgspec.structs.replace(backend, weight_version=weight_version, adapters=self._adapters)
             self._adding = new_id()
             self._send(AddBackend(self._adding, current, heartbeats=True))
 

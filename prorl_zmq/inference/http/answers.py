@@ -84,11 +84,6 @@ def with_version(spans: Sequence[VersionSpan], weight_version: int) -> tuple[Ver
     )
 
 
-def whole_span(count: int, weight_version: int) -> tuple[VersionSpan, ...]:
-    """Return one span of this version over all tokens."""
-    return (VersionSpan(weight_version, 0, count),) if count else ()
-
-
 def finish(reason: str | None) -> FinishReason:
     """Convert a server's reason for the end of a turn.
 

@@ -14,10 +14,10 @@ import msgspec
 from ...errors import EngineFailed
 from ...wire.messages.engines import VersionSpan
 from ...wire.records import EXPERTS, NO_RECORDS, SAMPLING_MASK, TOP_LOGPROBS, Recorded
-from ..engine import Generation
+from ..engine import Generation, whole_span
 from ..prompt_logprobs import scores_by_rank
 from ..records import rows_wanted
-from .answers import UNTOLD, decoded, finish, id_array, logprob_array, small_number, version_number, whole_span
+from .answers import UNTOLD, decoded, finish, id_array, logprob_array, small_number, version_number
 from .record_fields import decoded_npy, decoded_rows, mask_of, top_of
 
 if TYPE_CHECKING:
@@ -64,6 +64,8 @@ class Turn:
     asked: Recorded = NO_RECORDS
     rows_known: int = 0
     """As in `Wanted`."""
+    model: str = ""
+    """The adapter's name at the server; empty: the model that it was started with."""
 
     @property
     def answer_limit_bytes(self) -> int:
@@ -243,7 +245,8 @@ class VllmGenerate:
             parameters["logprobs"] = turn.asked.top + 1  # the server counts the drawn token as one of them
         if turn.asked.experts:
             parameters["routed_experts_prompt_start"] = turn.rows_known
-        return msgspec.json.encode({"token_ids": turn.token_ids.tolist(), "sampling_params": parameters})
+        named = _named(turn.model)
+        return msgspec.json.encode({"token_ids": turn.token_ids.tolist(), "sampling_params": parameters, **named})
 
     def scoring(self, text: Text) -> bytes:
         parameters = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": text.top, "detokenize": False}
@@ -305,17 +308,16 @@ class Completions:
         parameters = {"repetition_penalty": 1.0, "logprobs": turn.asked.top, "ignore_eos": True, **_sampling(turn)}
         if turn.asked.experts:
             parameters["routed_experts_prompt_start"] = turn.rows_known
-        return msgspec.json.encode({"prompt": turn.token_ids.tolist(), **parameters, **ids, **self._named()})
+        return msgspec.json.encode(
+            {"prompt": turn.token_ids.tolist(), **parameters, **ids, **_named(turn.model or self._model)}
+        )
 
     def scoring(self, text: Text) -> bytes:
         parameters = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": text.top}
-        return msgspec.json.encode({"prompt": text.token_ids.tolist(), **parameters, **self._named()})
+        return msgspec.json.encode({"prompt": text.token_ids.tolist(), **parameters, **_named(self._model)})
 
     def scores_of(self, body: bytes, text: Text) -> Scores:
         return decoded(body, _VllmAnswer).scores(text)
-
-    def _named(self) -> dict[str, str]:
-        return {"model": self._model} if self._model else {}
 
     def records(self, body: bytes) -> tuple[str, ...]:
         choice = decoded(body, _VllmAnswer).choice()
@@ -338,6 +340,10 @@ class Completions:
                 _candidates(choice.logprobs.top_logprobs, len(token_ids)) if turn.asked.top else [()] * len(token_ids),
             ),
         )
+
+
+def _named(model: str) -> dict[str, str]:
+    return {"model": model} if model else {}
 
 
 def _candidates(

@@ -24,14 +24,25 @@ from ...errors import ConfigError, EngineFailed, InvalidWeights
 from ...wire.messages.backends import ChatSettings
 from ...wire.messages.engines import VersionSpan
 from ...wire.records import EXPERTS
+from ..adapters import check_adapter
 from ..checkpoint import check_checkpoint, read_in_time, read_tensors
-from ..engine import NOTHING_MORE, EngineDescription, Generation, Wanted, check_prompt, check_scored, checked
+from ..engine import (
+    NOTHING_MORE,
+    EngineDescription,
+    Generation,
+    Wanted,
+    check_prompt,
+    check_scored,
+    checked,
+    whole_span,
+)
 from ..records import asked_records, check_records, joined_records
 from .connections import CONNECTIONS, RETRY_S, Connections
 from .dialects import Text, Turn
 from .known_weights import KnownWeights
 from .pause import ServerPause
 from .probe import START_S, probe, vocabulary_of
+from .server_adapters import ServerAdapters, name_of
 from .weight_updates import SglangUpdates, VllmUpdates
 
 if TYPE_CHECKING:
@@ -39,10 +50,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ...config import ServerApi
+    from ...config import LoraSlots, ServerApi
     from ...data.scores import Scores
     from ...wire.messages.engines import UpdateMode
     from ...wire.messages.jobs import Sampling
+    from .connections import Answer
     from .dialects import ScoringDialect
     from .probe import Found
     from .weight_updates import WeightUpdates
@@ -59,14 +71,17 @@ UPDATES: Final[dict[str, type[WeightUpdates]]] = {
     "sglang": SglangUpdates,
 }
 """By dialect; only their trainer can update servers of other dialects."""
+ADAPTER_DIALECTS = ("vllm", "completions")
 REQUEST_IS_WRONG = frozenset({400, 413, 422})
 """Statuses that blame the request; any other failure is the server's."""
 
 
 class HttpEngine:
-    """Implements `engine.Engine` with requests to one HTTP server. Made by `start`, on a running loop."""
+    """Implements `engine.AdapterEngine` with requests to one HTTP server. Made by `start`, on a running loop."""
 
-    def __init__(self, connections: Connections, found: Found, description: EngineDescription) -> None:
+    def __init__(
+        self, connections: Connections, found: Found, description: EngineDescription, lora: LoraSlots | None = None
+    ) -> None:
         self._connections = connections
         self._dialect = found.dialect
         self._model = found.model
@@ -75,6 +90,8 @@ class HttpEngine:
         self._updates = calls(connections) if calls is not None else None
         self._weights = KnownWeights(connections.url, found.weight_version, numbered=found.numbered)
         self._pause = ServerPause(tells_spans=found.dialect.tells_spans)
+        self._lora = lora
+        self._adapters = ServerAdapters(connections)
         self._updating = asyncio.Lock()
         self._updates_begun = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -95,11 +112,13 @@ class HttpEngine:
         api_key: str | None = None,
         start_s: float = START_S,
         retry_s: float = RETRY_S,
+        lora: LoraSlots | None = None,
     ) -> HttpEngine:
         """Wait until the server is up, find out its dialect and its model, and return the engine.
 
         Raises:
-            ConfigError: the address or `api` is invalid, or the tokenizer is unknown.
+            ConfigError: the address or `api` is invalid, or the tokenizer is unknown; or `lora` is given, the adapters
+                that the server takes, and it is no vLLM.
             EngineFailed: no answer in time, or none in a known dialect.
         """
         pool = Connections(url, limit=connections, api_key=api_key, retry_s=retry_s)
@@ -107,6 +126,10 @@ class HttpEngine:
             found = await probe(
                 pool, api, context_tokens=context_tokens, initial_version=weight_version, start_s=start_s
             )
+            if lora is not None and found.dialect.name not in ADAPTER_DIALECTS:
+                raise ConfigError(
+                    f"{url} speaks {found.dialect.name}; adapters need {' or '.join(ADAPTER_DIALECTS)}", key="lora"
+                )
             chat = chat or ChatSettings("transformers")
             if chat.kind == "transformers" and not chat.tokenizer:
                 if not found.model:
@@ -121,11 +144,12 @@ class HttpEngine:
                 logprobs_mode=found.logprobs_mode,
                 scores=found.dialect.scores,
                 records=found.records,
+                adapter_slots=0 if lora is None else lora.slots,
             )
         except BaseException:
             await pool.close()
             raise
-        return cls(pool, found, description)
+        return cls(pool, found, description, lora)
 
     @property
     def description(self) -> EngineDescription:
@@ -144,16 +168,19 @@ class HttpEngine:
         job_id: str,  # noqa: ARG002 - servers log under their own names
         wanted: Wanted = NOTHING_MORE,
     ) -> Generation:
+        if wanted.adapter is not None:
+            self._adapters.check(wanted.adapter)
         check_prompt(token_ids, self._description)
         asked, rows = asked_records(wanted, len(token_ids), sampling, self._description), wanted.rows_known
         if self._description.context_tokens:
             room = self._description.context_tokens - len(token_ids)
             sampling = msgspec.structs.replace(sampling, max_tokens=min(sampling.max_tokens, room))
+        name = "" if wanted.adapter is None else name_of(wanted.adapter)
         parts: list[Generation] = []
         prompt, left = token_ids, sampling
         while True:
-            turn = Turn(prompt, left, stop_token_ids, asked, rows)
-            part, continues = await self._pause.passing(partial(self._ask, turn, wanted.record))
+            turn = Turn(prompt, left, stop_token_ids, asked, rows, name)
+            part, continues = await self._pause.passing(partial(self._ask, turn, wanted))
             parts.append(part)
             rows += len(part.records.get(EXPERTS, ()))
             if not continues or len(part.token_ids) == left.max_tokens:
@@ -174,6 +201,19 @@ class HttpEngine:
             scores = await self._pause.pass_one(partial(self._ask_scores, dialect, text))
             if scores is not None:
                 return scores
+
+    async def load_adapter(self, model: str, version: int, path: Path) -> None:
+        """Have the server load an adapter, whose folder it sees at the same path; see `AdapterEngine.load_adapter`."""
+        self._check_not_closed()
+        if self._lora is None:
+            raise EngineFailed("this engine takes no adapters: start it with the option lora", refused=True)
+        base = _folder_here(Path(self._model))
+        await read_in_time(CHECK_S, check_adapter, path, base, self._lora.rank)
+        await self._adapters.load((model, version), path)
+
+    async def remove_adapter(self, model: str, version: int) -> None:
+        self._check_not_closed()
+        await self._adapters.remove((model, version))
 
     async def begin_update(self, mode: UpdateMode) -> None:
         async with self._updating:
@@ -237,13 +277,14 @@ class HttpEngine:
 
     # Generations ------------------------------------------------------------------------------------------------------
 
-    async def _ask(self, turn: Turn, record: Sequence[str]) -> Generation:
+    async def _ask(self, turn: Turn, wanted: Wanted) -> Generation:
         self._check_open()
         asked = self._weights.asked()
         updates, updating = self._updates_begun, self._updating.locked()
-        answer = await self._connections.generate(
-            self._dialect.path, self._dialect.request(turn), limit_bytes=turn.answer_limit_bytes
-        )
+        answer = await self._answer(turn)
+        if answer.status == 404 and wanted.adapter is not None:  # the server was started again
+            await self._adapters.restore(wanted.adapter)
+            answer = await self._answer(turn)
         self._check_open()  # the weights may have been lost meanwhile
         if answer.status != 200:
             wrong = answer.status in REQUEST_IS_WRONG
@@ -253,9 +294,11 @@ class HttpEngine:
         if unasked and not len(generation.token_ids):  # with generated tokens, the trainer may have requested the abort
             raise EngineFailed(f"{self._connections.url} aborted a generation without being asked: {answer.excerpt()}")
         vocabulary, ids = self._description.vocabulary, generation.token_ids
+        if wanted.adapter is not None:
+            generation = replace(generation, spans=whole_span(len(ids), wanted.adapter[1]))
         checked(generation, turn.sampling.max_tokens, vocabulary)
         positions = len(turn.token_ids) + len(ids) - 1 - turn.rows_known
-        check_records(generation.records, record, ids, positions=positions, vocabulary=vocabulary)
+        check_records(generation.records, wanted.record, ids, positions=positions, vocabulary=vocabulary)
         return generation
 
     async def _ask_scores(self, dialect: ScoringDialect, text: Text) -> Scores | None:
@@ -271,6 +314,11 @@ class HttpEngine:
             wrong = answer.status in REQUEST_IS_WRONG
             raise EngineFailed(f"{self._connections.url} refused or failed: {answer.excerpt()}", refused=wrong)
         return replace(await asyncio.to_thread(dialect.scores_of, answer.body, text), weight_version=version)
+
+    async def _answer(self, turn: Turn) -> Answer:
+        return await self._connections.generate(
+            self._dialect.path, self._dialect.request(turn), limit_bytes=turn.answer_limit_bytes
+        )
 
     def _check_not_closed(self) -> None:
         if self._closed:
@@ -407,7 +455,13 @@ def _joined(parts: Sequence[Generation]) -> Generation:
 
 def _check_weights(path: Path, model: Path) -> None:
     """Check weights against the server's model, or only by themselves if the model is not a folder on this machine."""
-    if model.is_absolute() and model.is_dir():  # a relative one may be a name on a hub
-        check_checkpoint(path, model)
+    folder = _folder_here(model)
+    if folder is not None:
+        check_checkpoint(path, folder)
     else:
         read_tensors(path)
+
+
+def _folder_here(model: Path) -> Path | None:
+    """Return a model's folder if this machine has it; a relative one may be a name on a hub."""
+    return model if model.is_absolute() and model.is_dir() else None

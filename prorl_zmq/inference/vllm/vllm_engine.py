@@ -8,7 +8,7 @@ New weights are checked against the model's (`checkpoint`); then vLLM pauses, re
 Updates run one at a time, in the order of the calls, and a load continues if its caller is cancelled. A trainer that
 moves weights itself does so inside vLLM's processes (`--worker-extension-cls`). If vLLM's processes die, or a reload
 fails half-way, the engine is lost: all calls raise `EngineFailed` with `fatal=True`. Not supported: prompts other than
-text, and adapters.
+text.
 """
 
 from __future__ import annotations
@@ -39,10 +39,12 @@ from ..engine import (
     Wanted,
     check_prompt,
     check_scored,
+    whole_span,
 )
 from ..prompt_logprobs import scores_by_rank
 from ..records import asked_records
 from .root_cause import root_cause
+from .vllm_adapters import VllmAdapters, lora_flags
 from .vllm_processes import Interrupted, interruptible, set_environment, tailed_output
 from .vllm_records import VllmRecords
 from .vllm_start import downloaded_folder, model_folder, start_async_llm
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ...config import LoraSlots
     from ...data.scores import Scores
     from ...wire.messages.engines import UpdateMode
     from ...wire.messages.jobs import Sampling
@@ -72,9 +75,16 @@ BY_TEMPLATE = ChatSettings("transformers")
 
 
 class VllmEngine:
-    """Implements `engine.Engine` with vLLM; made by `start`, on the loop that uses it."""
+    """Implements `engine.AdapterEngine` with vLLM; made by `start`, on the loop that uses it."""
 
-    def __init__(self, llm: Any, model: Path, description: EngineDescription, weight_version: int) -> None:
+    def __init__(
+        self,
+        llm: Any,
+        model: Path,
+        description: EngineDescription,
+        weight_version: int,
+        lora: LoraSlots | None = None,
+    ) -> None:
         self._llm = llm
         self._records = VllmRecords.of(llm.vllm_config)
         self._model = model
@@ -82,6 +92,7 @@ class VllmEngine:
         self._weight_version = weight_version
         self._running: set[str] = set()
         self._requests = 0
+        self._adapters = VllmAdapters(llm, model, lora)
         self._updating = asyncio.Lock()
         self._paused = False
         """Whether an update was begun."""
@@ -97,10 +108,18 @@ class VllmEngine:
         arguments: Sequence[str] = (),
         chat: ChatSettings = BY_TEMPLATE,
         weight_version: int = 0,
+        lora: LoraSlots | None = None,
     ) -> VllmEngine:
         """Start vLLM; return the engine once it can serve: after half a minute, or more for large models.
 
         Blocks the loop meanwhile, except for SIGTERM and SIGINT, which end the start.
+
+        Args:
+            model: a directory or a hub name.
+            arguments: vLLM's own flags.
+            chat: how conversations become tokens.
+            weight_version: of the weights that it starts with.
+            lora: the adapters that it takes; None: none.
 
         Raises:
             ConfigError: the folder lacks a model, tokenizer or chat template, a flag is wrong, or vLLM is missing.
@@ -116,7 +135,7 @@ class VllmEngine:
         with tailed_output() as tail:
             try:
                 with interruptible():
-                    llm = start_async_llm(name, arguments)
+                    llm = start_async_llm(name, [*lora_flags(lora), *arguments])
                     kept = folder or downloaded_folder(llm)
             except ProrlError:
                 raise
@@ -125,9 +144,10 @@ class VllmEngine:
             except Exception as error:
                 cause = root_cause(f"{tail.text()}\n{''.join(traceback.format_exception(error))}")
                 raise EngineFailed(f"vLLM could not start with {name}: {cause or repr(error)}") from error
-        engine = cls(llm, kept, _description(llm.vllm_config, name, chat), weight_version)
+        engine = cls(llm, kept, _description(llm.vllm_config, name, chat, lora), weight_version, lora)
         try:
             await llm.update_weight_version(str(weight_version))
+            await engine._adapters.load_neutral()
             await llm.get_supported_tasks()  # kept: so the first request, too, reaches vLLM at once, and can be aborted
         except BaseException:
             await engine.close()
@@ -155,29 +175,33 @@ class VllmEngine:
         self._check_open()
         self._check_prompt(token_ids, stop_token_ids)
         asked = asked_records(wanted, len(token_ids), sampling, self._description)
+        adapter = self._adapters.request(wanted.adapter)
         room = self._description.context_tokens - len(token_ids)
         parameters = _sampling_parameters(sampling, stop_token_ids, room, self._records.parameters(asked, wanted))
-        final = await self._output(token_ids, parameters, job_id)
-        return _generation(final, self._records.arrays(final.outputs[0], asked, wanted, len(token_ids)))
+        final = await self._output(token_ids, parameters, job_id, adapter)
+        done = _generation(final, self._records.arrays(final.outputs[0], asked, wanted, len(token_ids)))
+        if wanted.adapter is None:
+            return done
+        return replace(done, spans=whole_span(len(done.token_ids), wanted.adapter[1]))
 
     async def score(self, token_ids: NDArray[np.int32], top: int, job_id: str) -> Scores:
-        parameters = _scoring_parameters(top)
+        parameters, base = _scoring_parameters(top), self._adapters.request(None)
         while True:
             self._check_open()
             check_scored(token_ids, top, self._description)
-            version, output = self._weight_version, await self._output(token_ids, parameters, job_id)
+            version, output = self._weight_version, await self._output(token_ids, parameters, job_id, base)
             # Otherwise new weights came meanwhile; vLLM begins the next request with them.
             if output.outputs[0].finish_reason != "abort" and version == self._weight_version:
                 return replace(_scores(output.prompt_logprobs, token_ids, top), weight_version=version)
 
-    async def _output(self, token_ids: NDArray[np.int32], parameters: Any, job_id: str) -> Any:
+    async def _output(self, token_ids: NDArray[np.int32], parameters: Any, job_id: str, adapter: Any) -> Any:
         """Return vLLM's answer to one request."""
         prompt = {"type": "token", "prompt_token_ids": token_ids.tolist()}
         self._requests += 1
         request_id = f"{job_id}-{self._requests}"
         self._running.add(request_id)
         try:
-            async for output in self._llm.generate(prompt, parameters, request_id):
+            async for output in self._llm.generate(prompt, parameters, request_id, lora_request=adapter):
                 final = output  # the only one
         except Exception as error:  # noqa: BLE001 - vLLM's exceptions are reported to the job
             self._translate(error)
@@ -185,6 +209,16 @@ class VllmEngine:
             self._running.discard(request_id)
         self._check_open()  # otherwise it was aborted because of that
         return final
+
+    async def load_adapter(self, model: str, version: int, path: Path) -> None:
+        self._check_open()
+        with self._translated():
+            await self._adapters.load((model, version), path)
+
+    async def remove_adapter(self, model: str, version: int) -> None:
+        self._check_open()
+        with self._translated():
+            await self._adapters.remove((model, version))
 
     async def begin_update(self, mode: UpdateMode) -> None:
         async with self._updating:
@@ -235,6 +269,7 @@ class VllmEngine:
             self._llm.output_handler.cancel()  # it would log our ending the processes as their failure
         await asyncio.to_thread(_shut_down, self._llm)
         self._llm = None
+        self._adapters.close()
         gc.collect()  # it is in cycles, and fails noisily if collected at the interpreter's exit
         for update in self._updates:
             update.cancel()
@@ -332,7 +367,7 @@ class VllmEngine:
         raise EngineFailed(why, fatal=True, unreachable=True)
 
 
-def _description(config: Any, model: str, chat: ChatSettings) -> EngineDescription:
+def _description(config: Any, model: str, chat: ChatSettings, lora: LoraSlots | None) -> EngineDescription:
     return EngineDescription(
         model=model,
         chat=chat if chat.tokenizer else msgspec.structs.replace(chat, tokenizer=model),
@@ -342,6 +377,7 @@ def _description(config: Any, model: str, chat: ChatSettings) -> EngineDescripti
         logprobs_mode=config.model_config.logprobs_mode,
         scores=True,
         records=VllmRecords.of(config).names,
+        adapter_slots=0 if lora is None else lora.slots,
     )
 
 

@@ -120,6 +120,10 @@ class ChatSettings(Part, frozen=True):
         return decode(self.template_arguments, type=dict[str, Any]) if self.template_arguments else {}
 
 
+Adapters = Annotated[dict[ModelName, WeightVersion], Meta(max_length=4096)]
+"""The adapters that an engine host has loaded: the current version of each, by its model's name."""
+
+
 class Backend(Part, frozen=True, kw_only=True):
     """An inference engine that answers token ids with token ids."""
 
@@ -148,6 +152,9 @@ class Backend(Part, frozen=True, kw_only=True):
     """The records that its engine gives (see `Job.record`)."""
     scores: bool = False
     """Whether it answers `Score`."""
+    adapter_slots: Annotated[int, Meta(ge=0, le=1024)] = 0
+    """Adapters whose generations run at the same time; 0: it takes none."""
+    adapters: Adapters = {}
     life: Annotated[str, Meta(max_length=64)] = ""
     """An identifier of its host's current life, which rejects requests for another life. Empty: no engine host."""
     version: ShortText = ""
@@ -303,6 +310,7 @@ class BackendAlive(Request, frozen=True):
     load: EngineLoad = EngineLoad()
     problem: Annotated[str, Meta(max_length=1000)] = ""
     """Why the engine cannot serve now; empty: it can."""
+    adapters: Adapters = {}
 
 
 class DrainBackend(Request, frozen=True):

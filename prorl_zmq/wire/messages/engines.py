@@ -54,6 +54,10 @@ class Generate(Request, frozen=True, kw_only=True):
     """As in `Job`."""
     rows_known: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     """The rows of experts that the caller has: the engine gives those of the tokens from this one on."""
+    model: ModelName | Literal[""] = ""
+    """The model of an adapter that the host has loaded. Empty, or the backend's `name`: the engine's own weights."""
+    weight_version: WeightVersion | None = None
+    """Of the adapter; None: the version that was loaded last."""
 
 
 class Score(Request, frozen=True, kw_only=True):
@@ -94,6 +98,9 @@ class WeightUpdate(Request, frozen=True):
     `begin` on it assigns no job to a backend that does not serve this version, and it cancels a `begin` if one engine
     cannot stop. The front door accepts `load`, `end` and `set`, after the backend broker has replied: batches drop
     rollouts that are too old for the version.
+
+    For an adapter, a `model` other than the backend's `name`, there is only `load`: its running generations end with
+    the version that they began with, whatever the `mode`.
     """
 
     roles: ClassVar[Roles] = FOR_TRAINERS | FOR_OPERATORS

@@ -1,0 +1,251 @@
+"""The adapters that an engine host serves: its own copies of their folders, and who generates with which.
+
+A version is copied before the engine loads it, so the trainer may delete or overwrite its folder at once. It is copied
+and not linked, since a trainer that saves into the same file again would change a link. The copy has a path of its own
+and stays until the version is retired and none of its generations runs: engines read it again when they have evicted
+it. A host that was killed finds the copies that were in service, and loads them again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import filecmp
+import logging
+import shutil
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from ...errors import EngineFailed, InvalidWeights
+from ...system.files import open_regular
+from ...system.threads import run_aside
+from ...wire.messages.base import new_id
+from ..adapters import CONFIG, WEIGHTS
+from ..checkpoint import read_in_time
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from ...wire.messages.engines import WeightUpdate
+    from ..engine import AdapterEngine, Engine
+
+COPY_S = 300.0
+"""Longest copying of an adapter, in seconds: its folder may be on a network."""
+PER_SLOT = 4
+"""Most loaded versions for each slot of the engine, which keeps some of them in memory."""
+IN_SERVICE = "in-service"
+"""A file beside the copy of a version that is loaded and not retired."""
+
+log = logging.getLogger("prorl.engine")
+
+
+@dataclass(slots=True, eq=False)
+class _Version:
+    folder: Path
+    running: int = 0
+    retired: bool = False
+
+
+class HostedAdapters:
+    """Loads, uses and retires the adapters of one engine; made and used on its loop.
+
+    Args:
+        engine: an `AdapterEngine` if its description has `adapter_slots`; any other takes no adapters.
+        folder: for the copies, which the engine sees at the same path; created when it is needed. `restore` deletes
+            all others beside it, which are of other services' hosts of this name. None: no adapters.
+    """
+
+    def __init__(self, engine: Engine, folder: Path | None) -> None:
+        self._engine = cast("AdapterEngine", engine)
+        self._folder = folder if engine.description.adapter_slots else None
+        self._versions: dict[tuple[str, int], _Version] = {}
+        self._current: dict[str, int] = {}
+        self._one_change = asyncio.Lock()
+        self._removals: set[asyncio.Task[None]] = set()
+
+    @property
+    def current(self) -> dict[str, int]:
+        """The version of each model that requests without one get: the one that was loaded last."""
+        return dict(self._current)
+
+    async def restore(self) -> None:
+        """Load the versions that an earlier host had in service, and delete what else earlier hosts left."""
+        if self._folder is None or not self._folder.parent.is_dir():
+            return
+        for other in self._folder.parent.iterdir():
+            if other != self._folder:
+                _delete(other)
+        found: list[tuple[int, Path]] = []
+        for folder in self._folder.glob("*"):
+            try:
+                found.append(((folder / IN_SERVICE).stat().st_mtime_ns, folder))
+            except OSError:
+                _delete(folder)
+        for _, folder in sorted(found):
+            model, _, version = folder.name.rpartition("-")[0].rpartition("@")
+            (folder / IN_SERVICE).unlink()  # if the engine dies of it, the next host leaves it out
+            try:
+                await self._engine.load_adapter(model, int(version), folder)
+            except (InvalidWeights, ValueError) as error:
+                log.warning("an adapter of an earlier life is not served: %s", error)
+                _delete(folder)
+            else:
+                (folder / IN_SERVICE).touch()
+                self._versions[model, int(version)] = _Version(folder)
+                self._current[model] = int(version)
+
+    async def update(self, request: WeightUpdate) -> None:
+        """Do one step of an update of an adapter, of which there is only `load`; raise as `load` does."""
+        if request.step != "load":
+            raise EngineFailed(
+                f"the step {request.step} is for an engine's own weights; of the adapter {request.model} load a folder",
+                refused=True,
+            )
+        await self.load(request.model, request.weight_version, Path(request.path))
+
+    async def load(self, model: str, version: int, path: Path, keep: Collection[int] = ()) -> None:
+        """Serve a version of a model's adapter from now on; its earlier versions are retired.
+
+        Loading the same files as the same version again changes nothing.
+
+        Args:
+            model: the adapter's name.
+            version: of its weights.
+            path: the folder that PEFT saved.
+            keep: versions that are not retired, because jobs are to end with them.
+
+        Raises:
+            InvalidWeights: it cannot be used, or other weights are loaded as this version. Earlier versions stay.
+            EngineFailed: the engine failed, too many versions are loaded, or the copy cannot be written.
+        """
+        if self._folder is None:
+            raise EngineFailed(f"{model} is not served here, and this engine takes no adapters", refused=True)
+        async with self._one_change:
+            copy = self._folder / f"{model}@{version}-{new_id()[:12]}"
+            try:
+                await read_in_time(COPY_S, _copy, path, copy)
+                await self._take(model, version, path, copy)
+            except BaseException:
+                _delete(copy)
+                raise
+            self._current[model] = version
+        for other in [each for each in self._versions if each[0] == model and each[1] not in (version, *keep)]:
+            self.retire(*other)
+
+    def retire(self, model: str, version: int) -> None:
+        """Refuse new requests for a version, and remove it once none of its generations runs.
+
+        An unknown version is ignored.
+        """
+        found = self._versions.get((model, version))
+        if found is None or found.retired:
+            return
+        found.retired = True
+        (found.folder / IN_SERVICE).unlink(missing_ok=True)
+        if self._current.get(model) == version:
+            del self._current[model]
+        self._remove_idle((model, version), found)
+
+    @contextmanager
+    def using(self, model: str, version: int | None = None) -> Iterator[tuple[str, int]]:
+        """Keep a version loaded while a request generates with it; None: the model's current one.
+
+        Raises:
+            EngineFailed: it is not loaded here.
+        """
+        number = self._current.get(model) if version is None else version
+        found = self._versions.get((model, number)) if number is not None else None
+        if number is None or found is None or found.retired:
+            named = f"the adapter {model}" if version is None else f"version {version} of the adapter {model}"
+            have = ", ".join(f"{name}@{number}" for name, number in sorted(self._current.items()))
+            raise EngineFailed(f"{named} is not loaded here; loaded: {have or 'none'}", unreachable=True)
+        found.running += 1
+        try:
+            yield model, number
+        finally:
+            found.running -= 1
+            self._remove_idle((model, number), found)
+
+    def check_none(self) -> None:
+        """Raise `EngineFailed` while adapters are loaded: they belong to the engine's present weights."""
+        if self._current:
+            raise EngineFailed(
+                f"adapters of the present weights are loaded ({', '.join(sorted(self._current))}): remove them before "
+                "the engine gets others",
+                refused=True,
+            )
+
+    async def close(self) -> None:
+        """Wait for removals; the engine is closed already. The copies stay, for the next host."""
+        if self._removals:
+            await asyncio.wait(self._removals)
+
+    async def _take(self, model: str, version: int, path: Path, copy: Path) -> None:
+        known = self._versions.get((model, version))
+        if known is not None and not known.retired:
+            if not await run_aside(_same, copy, known.folder):
+                raise InvalidWeights(
+                    f"version {version} of {model} is loaded with other weights than those in {path}; publish these as "
+                    "a new version",
+                    path=str(path),
+                )
+            _delete(copy)
+            (known.folder / IN_SERVICE).touch()
+            return
+        if known is not None:
+            raise EngineFailed(f"version {version} of {model} is being retired; publish a new version, or wait")
+        limit = PER_SLOT * self._engine.description.adapter_slots
+        if len(self._versions) >= limit:
+            raise EngineFailed(f"{limit} versions of adapters are loaded, the most for this engine; remove one")
+        try:
+            await self._engine.load_adapter(model, version, copy)
+        except InvalidWeights as error:
+            raise InvalidWeights(error.message.replace(str(copy), str(path)), path=str(path)) from error
+        (copy / IN_SERVICE).touch()
+        self._versions[model, version] = _Version(copy)
+
+    def _remove_idle(self, key: tuple[str, int], version: _Version) -> None:
+        if version.retired and not version.running and self._versions.get(key) is version:
+            del self._versions[key]
+            task = asyncio.get_running_loop().create_task(self._remove(key, version.folder), name="remove an adapter")
+            self._removals.add(task)
+            task.add_done_callback(self._removals.discard)
+
+    async def _remove(self, key: tuple[str, int], folder: Path) -> None:
+        async with self._one_change:
+            with suppress(EngineFailed):  # it has ended, or forgets the adapter by itself
+                if key not in self._versions:  # otherwise it was loaded again, in place of this one
+                    await self._engine.remove_adapter(*key)
+            await run_aside(_delete, folder)
+
+
+def _copy(path: Path, copy: Path) -> None:
+    """Copy an adapter's two files.
+
+    Raises:
+        InvalidWeights: one is missing or cannot be read.
+        EngineFailed: the copy cannot be written.
+    """
+    try:
+        copy.mkdir(parents=True)
+    except OSError as error:
+        raise EngineFailed(f"no copy of an adapter can be kept in {copy.parent}: {error}") from error
+    for name in (CONFIG, WEIGHTS):
+        try:
+            source = open(path / name, "rb", opener=open_regular)  # noqa: SIM115 - closed below
+        except OSError as error:
+            raise InvalidWeights(f"{path} is no adapter that this host can read: {error}", path=str(path)) from error
+        try:
+            with source, (copy / name).open("wb") as target:
+                shutil.copyfileobj(source, target, 2**20)
+        except OSError as error:
+            raise EngineFailed(f"the adapter in {path} cannot be copied to {copy}: {error}") from error
+
+
+def _delete(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _same(one: Path, other: Path) -> bool:
+    return all(filecmp.cmp(one / name, other / name, shallow=False) for name in (CONFIG, WEIGHTS))

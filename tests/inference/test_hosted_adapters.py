@@ -1,0 +1,208 @@
+"""The adapters of an engine host: copies, versions, and requests that name them."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from prorl_zmq.errors import EngineFailed, InvalidWeights
+from prorl_zmq.inference.adapters import CONFIG, WEIGHTS
+from prorl_zmq.inference.hosting import hosted_adapters
+from prorl_zmq.inference.hosting.hosted_adapters import HostedAdapters
+from prorl_zmq.wire import codec
+from prorl_zmq.wire.messages.backends import AddBackend, BackendAlive
+from prorl_zmq.wire.messages.engines import Abort, AnyEngineReply, EngineReady, Generate, Generated, WeightUpdate
+from prorl_zmq.wire.messages.jobs import Sampling
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    InWorld = Callable[[Callable[[Any], Any]], None]
+
+PROMPT = np.arange(5, dtype=np.int32)
+
+
+def saved(folder: Path, content: bytes) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / CONFIG).write_text("{}")
+    (folder / WEIGHTS).write_bytes(content)
+    return folder
+
+
+def generate(name: str, tokens: int, model: str = "", version: int | None = None) -> bytes:
+    sampling = Sampling(max_tokens=tokens, seed=1)
+    return codec.encode(Generate(name, job_id="job", sampling=sampling, model=model, weight_version=version))
+
+
+async def told(client: Any, *frames: bytes) -> Any:
+    client.send(b"", *frames)
+    return await client.receive(AnyEngineReply)
+
+
+async def load(client: Any, folder: Path, version: int, content: bytes = b"one", model: str = "a") -> Any:
+    path = str(saved(folder / "given", content))
+    update = WeightUpdate(f"u{version}", step="load", weight_version=version, path=path, model=model)
+    return await told(client, codec.encode(update))
+
+
+def copies(world: Any, adapters: str = "adapters") -> list[bytes]:
+    return sorted(file.read_bytes() for file in (world.folder / adapters / "service").glob(f"*/{WEIGHTS}"))
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0)
+
+
+def test_tokens_have_their_own_models_version_and_the_trainer_may_delete_its_folder(
+    in_world: InWorld, tmp_path: Path
+) -> None:
+    async def test(world: Any) -> None:
+        client, beats = world.raw(), world.broker.requests
+        assert await load(client, tmp_path, 7) == EngineReady("u7", 7)
+        shutil.rmtree(tmp_path / "given")
+        (path,) = world.engine.loaded.values()
+        assert (path / WEIGHTS).read_bytes() == b"one"
+        for model, version in (("", 0), ("policy", 0), ("a", 7)):
+            reply = await told(client, generate("r", 4, model), PROMPT.tobytes())
+            assert isinstance(reply, Generated)
+            assert [span.weight_version for span in reply.spans] == [version]
+        await world.broker.until(lambda: any(isinstance(b, BackendAlive) and b.adapters == {"a": 7} for b in beats))
+        added = next(request for request in beats if isinstance(request, AddBackend))
+        assert added.backend.adapter_slots == 2
+
+    in_world(test)
+
+
+def test_a_missing_adapter_is_refused_and_never_answered_by_the_base(in_world: InWorld, tmp_path: Path) -> None:
+    async def test(world: Any) -> None:
+        client = world.raw()
+        reply = await told(client, generate("r", 4, "a"), PROMPT.tobytes())
+        assert reply.error.message == "the adapter a is not loaded here; loaded: none"
+        await load(client, tmp_path, 7)
+        reply = await told(client, generate("r", 4, "a", 6), PROMPT.tobytes())
+        assert reply.error.message == "version 6 of the adapter a is not loaded here; loaded: a@7"
+        assert reply.error.fields == {"unreachable": True}
+
+    in_world(test)
+
+
+def test_a_version_stays_until_its_last_generation_ends(in_world: InWorld, tmp_path: Path) -> None:
+    async def test(world: Any) -> None:
+        client = world.raw()
+        await load(client, tmp_path, 1, b"one")
+        client.send(b"", generate("endless", 30_000, "a"), PROMPT.tobytes())
+        await load(client, tmp_path, 2, b"two")
+        assert copies(world) == [b"one", b"two"]
+        assert world.engine.removed == []
+        reply = await told(client, generate("new", 4, "a"), PROMPT.tobytes())
+        assert [span.weight_version for span in reply.spans] == [2]
+        reply = await told(client, generate("old", 4, "a", 1), PROMPT.tobytes())
+        assert "version 1 of the adapter a is not loaded" in reply.error.message
+        client.send(b"", codec.encode(Abort("endless")))
+        await until(lambda: copies(world) == [b"two"])
+        assert world.engine.removed == [("a", 1)]
+
+    in_world(test)
+
+
+def test_a_failed_load_changes_nothing(in_world: InWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(world: Any) -> None:
+        client, given = world.raw(), tmp_path / "given"
+        await load(client, tmp_path, 1)
+        reply = await load(client, tmp_path, 2, b"wrong")
+        assert (reply.error.code, reply.error.message) == ("invalid_weights", f"{given} is wrong")
+        reply = await load(client, tmp_path, 1, b"other")
+        assert reply.error.code == "invalid_weights"
+        assert "version 1 of a is loaded with other weights" in reply.error.message
+        assert await load(client, tmp_path, 1) == EngineReady("u1", 1), "the same again"
+        missing = WeightUpdate("u", step="load", weight_version=2, path=str(tmp_path / "nowhere"), model="a")
+        reply = await told(client, codec.encode(missing))
+        assert "no adapter that this host can read" in reply.error.message
+        reply = await told(client, codec.encode(WeightUpdate("u", step="begin", weight_version=2, model="a")))
+        assert "the step begin is for an engine's own weights" in reply.error.message
+        monkeypatch.setattr(hosted_adapters, "PER_SLOT", 1)
+        await load(client, tmp_path, 1, model="b")
+        reply = await load(client, tmp_path, 1, model="c")
+        assert "2 versions of adapters are loaded, the most" in reply.error.message
+        assert world.host._adapters.current == {"a": 1, "b": 1}
+        assert copies(world) == [b"one", b"one"]
+
+    in_world(test)
+
+
+def test_the_base_keeps_its_weights_while_adapters_of_it_are_loaded(in_world: InWorld, tmp_path: Path) -> None:
+    async def test(world: Any) -> None:
+        client, adapters = world.raw(), world.host._adapters
+        await load(client, tmp_path, 1)
+        for step in ("load", "begin", "set"):
+            reply = await told(client, codec.encode(WeightUpdate("u", step=step, weight_version=9, path="/x")))
+            assert "adapters of the present weights are loaded (a)" in reply.error.message
+        adapters.retire("a", 1)
+        reply = await told(client, codec.encode(WeightUpdate("u", step="set", weight_version=9)))
+        assert reply == EngineReady("u", 9)
+        await until(lambda: copies(world) == [])
+
+    in_world(test)
+
+
+def test_a_new_host_loads_what_was_in_service(in_world: InWorld, tmp_path: Path) -> None:
+    """As after `kill -9`: nothing was closed, and half a copy is left."""
+
+    async def test(world: Any) -> None:
+        folder = world.folder / "others" / "service"
+        before = HostedAdapters(world.engine, folder)
+        for model, version in (("a", 9), ("a", 3), ("b-1", 2)):
+            await before.load(model, version, saved(tmp_path / "given", f"{model} {version}".encode()), keep=(9,))
+        saved(folder / "c@1-half", b"half")
+        saved(folder.parent / "earlier-service", b"earlier")
+        world.engine.loaded.clear()
+        after = HostedAdapters(world.engine, folder)
+        await after.restore()
+        assert after.current == {"a": 3, "b-1": 2}
+        assert set(world.engine.loaded) == {("a", 9), ("a", 3), ("b-1", 2)}
+        assert copies(world, "others") == [b"a 3", b"a 9", b"b-1 2"]
+        assert [each.name for each in folder.parent.iterdir()] == ["service"]
+        with after.using("a", 9) as adapter:
+            assert adapter == ("a", 9)
+        (world.engine.loaded["a", 3] / WEIGHTS).write_bytes(b"wrong")
+        last = HostedAdapters(world.engine, folder)
+        await last.restore()
+        assert last.current == {"a": 9, "b-1": 2}
+        for model, version in (("a", 9), ("b-1", 2)):
+            last.retire(model, version)
+        last.retire("b-1", 2)
+        await last.close()
+        assert copies(world, "others") == []
+
+    in_world(test)
+
+
+def test_a_host_without_a_folder_takes_no_adapters(in_world: InWorld, tmp_path: Path) -> None:
+    async def test(world: Any) -> None:
+        adapters = HostedAdapters(world.engine, None)
+        await adapters.restore()
+        with pytest.raises(EngineFailed, match="this engine takes no adapters"):
+            await adapters.load("a", 1, saved(tmp_path / "given", b"one"))
+        with pytest.raises(EngineFailed, match="is not loaded here"), adapters.using("a"):
+            pass
+
+    in_world(test)
+
+
+def test_a_full_disk_is_not_the_adapters_fault(in_world: InWorld, tmp_path: Path) -> None:
+    async def test(world: Any) -> None:
+        (world.folder / "file").write_text("")
+        adapters = HostedAdapters(world.engine, world.folder / "file" / "x")
+        with pytest.raises(EngineFailed, match="no copy of an adapter can be kept"):
+            await adapters.load("a", 1, saved(tmp_path / "given", b"one"))
+        with pytest.raises(InvalidWeights, match="no adapter that this host can read"):
+            await world.host._adapters.load("a", 1, tmp_path / "nowhere")
+
+    in_world(test)
