@@ -85,10 +85,21 @@ class EngineClient:
         stop_token_ids: Sequence[int],
         timeout_s: float = GENERATE_TIMEOUT_S,
         wanted: Wanted = NOTHING_MORE,
+        adapter: str = "",
+        adapter_version: int | None = None,
     ) -> Generation:
         """Have a backend continue the prompt `token_ids`, int32 [P]. Cancelling the call aborts the generation there.
 
-        The arrays of its `records` are views of the received frames.
+        Args:
+            backend: one that serves the model.
+            job_id: the job of the turn.
+            token_ids: the prompt.
+            sampling: how tokens are drawn.
+            stop_token_ids: all ids that end the turn.
+            timeout_s: the limit on the answer.
+            wanted: the records; their arrays are views of the received frames. The adapter is not taken from it.
+            adapter: the model of an adapter that the backend has loaded; empty: the backend's own weights.
+            adapter_version: of the adapter; None: the version that was loaded last.
 
         Raises:
             EngineFailed: the backend failed, or its answer was malformed or late. `unreachable`: the backend went away
@@ -98,7 +109,19 @@ class EngineClient:
         with span(f"chat {backend.model}", kind="client") as traced:
             if traced is not None:
                 traced.set_attributes(_asked(backend, job_id, len(token_ids), sampling))
-            done = await self._generated(backend, job_id, token_ids, sampling, stop_token_ids, timeout_s, wanted)
+            request = Generate(
+                new_id(),
+                job_id=job_id,
+                sampling=sampling,
+                stop_token_ids=tuple(stop_token_ids),
+                life=backend.life,
+                traceparent=current_traceparent(),
+                record=wanted.record,
+                rows_known=wanted.rows_known,
+                model=adapter,
+                weight_version=adapter_version,
+            )
+            done = await self._generated(backend, request, token_ids, timeout_s)
             if traced is not None:
                 traced.set_attributes(_answered(done))
         return done
@@ -118,31 +141,14 @@ class EngineClient:
                 return read_scores(reply, frames, len(token_ids), top)
 
     async def _generated(
-        self,
-        backend: Backend,
-        job_id: str,
-        token_ids: NDArray[np.int32],
-        sampling: Sampling,
-        stop_token_ids: Sequence[int],
-        timeout_s: float,
-        wanted: Wanted,
+        self, backend: Backend, request: Generate, token_ids: NDArray[np.int32], timeout_s: float
     ) -> Generation:
-        request = Generate(
-            new_id(),
-            job_id=job_id,
-            sampling=sampling,
-            stop_token_ids=tuple(stop_token_ids),
-            life=backend.life,
-            traceparent=current_traceparent(),
-            record=wanted.record,
-            rows_known=wanted.rows_known,
-        )
         reply, frames = await self._request(backend, request, token_ids, timeout_s)
         with _named(backend):
-            done = read_generation(reply, frames, sampling.max_tokens)
+            done = read_generation(reply, frames, request.sampling.max_tokens)
             if done.records:
-                positions = len(token_ids) + len(done.token_ids) - wanted.rows_known - 1
-                check_records(done.records, wanted.record, done.token_ids, positions=positions)
+                positions = len(token_ids) + len(done.token_ids) - request.rows_known - 1
+                check_records(done.records, request.record, done.token_ids, positions=positions)
             return done
 
     async def _request(
