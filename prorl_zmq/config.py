@@ -7,7 +7,6 @@ the service's private folder of sockets. Every table and key has a default, so a
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from .errors import ConfigError, ProrlError
+from .system.http_address import http_address
 from .system.logs import LogFormat, LogLevel, keep_secret
 from .system.node_name import default_node
 from .system.plugins import load_plugin, offered
@@ -37,7 +37,6 @@ token servers."""
 
 SessionPattern = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:*?!\[\]-]{1,128}\Z")]
 """Other characters are in no session's name, so such a pattern would fit none."""
-_PORT = re.compile("[0-9]{1,5}")
 
 JOURNAL_SUFFIX = ".journal"
 """Journals may be moved to a new folder, with the files that SQLite makes next to them."""
@@ -459,18 +458,6 @@ def parse_topology(data: dict[str, object], source: str) -> Topology:
         key = "rollout_broker.lease_s"
         raise ConfigError(f"{source}: {key} must be at least twice heartbeat_s, or live processes lose jobs", key=key)
     return topology
-
-
-def http_address(bind: str, prefix: str = "", key: str = "bind") -> tuple[str, int]:
-    """Return the host and port where an HTTP server listens.
-
-    Raises:
-        ConfigError: `bind` is not HOST:PORT; the message begins with `prefix`, which says where `bind` is from.
-    """
-    host, _, port = bind.rpartition(":")
-    if not host or not _PORT.fullmatch(port) or not 0 < int(port) < 65536:
-        raise ConfigError(f"{prefix}{bind!r} is not HOST:PORT, such as 127.0.0.1:8080 (ports: 1 to 65535)", key=key)
-    return host, int(port)
 
 
 def _check_endpoints(topology: Topology, source: str) -> None:

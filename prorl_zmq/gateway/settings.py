@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from ..config import http_address
 from ..errors import ConfigError
 from ..security.bearer_list import BearerList
 from ..security.keyring import BROKER, Keyring
 from ..security.keys import SECRET, KeyFolder
+from ..system.http_address import http_address
 from ..wire.messages.base import JobIdentifier, KeyRole
 from ..wire.sockets import is_loopback_host
 from .page_token import PageToken
