@@ -14,7 +14,7 @@ from support.later import Later
 from prorl_zmq.config import LoraSlots
 from prorl_zmq.errors import EngineFailed, InvalidWeights
 from prorl_zmq.examples.trainers.shared.make_model import make
-from prorl_zmq.inference.engine import PLAIN, Wanted, checked
+from prorl_zmq.inference.engine import NOTHING_MORE, Wanted, checked
 from prorl_zmq.wire.messages.backends import ChatSettings
 from prorl_zmq.wire.messages.engines import VersionSpan
 from prorl_zmq.wire.messages.jobs import Sampling
@@ -66,7 +66,7 @@ def prompt_of(seed: int) -> Any:
 
 
 async def ask(engine: TransformersEngine, adapter: tuple[str, int] | None, seed: int, tokens: int = TOKENS) -> Any:
-    wanted = PLAIN if adapter is None else Wanted(adapter=adapter)
+    wanted = NOTHING_MORE if adapter is None else Wanted(adapter=adapter)
     sampling = Sampling(1.0, tokens, seed=seed)
     return checked(await engine.generate(prompt_of(seed), sampling, (), "job", wanted=wanted), tokens)
 

@@ -25,8 +25,10 @@ from ...wire.messages.jobs import Sampling
 from ...wire.records import EXPERTS, SAMPLING_MASK, Recorded
 from ..engine import checked
 from .answers import LOADING, UNTOLD, version_number, with_version
-from .dialects import Completions, Prorl, Sglang, Turn, VllmGenerate
+from .dialects import Turn
+from .generate_dialects import Prorl, Sglang
 from .record_fields import MixtureShape
+from .vllm_dialects import Completions, VllmGenerate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -10,7 +10,9 @@ import pytest
 from prorl_zmq.errors import EngineFailed
 from prorl_zmq.inference.engine import checked
 from prorl_zmq.inference.http.answers import LOADING, UNTOLD, version_number, with_version
-from prorl_zmq.inference.http.dialects import Completions, Prorl, Sglang, Turn, VllmGenerate
+from prorl_zmq.inference.http.dialects import Turn
+from prorl_zmq.inference.http.generate_dialects import Prorl, Sglang
+from prorl_zmq.inference.http.vllm_dialects import Completions, VllmGenerate
 from prorl_zmq.wire.messages.engines import VersionSpan
 from prorl_zmq.wire.messages.jobs import Sampling
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 DIALECTS = {"vllm": VllmGenerate(), "completions": Completions("tiny"), "sglang": Sglang(), "prorl": Prorl()}
 PROMPT = np.array([1, 2, 3], np.int32)
 SAMPLING = Sampling(temperature=0.7, top_p=0.9, top_k=5, min_p=0.1, max_tokens=4, stop=("END",), seed=2**62)
-PLAIN = Turn(PROMPT, Sampling(max_tokens=4), (7, 9))
+NOTHING_MORE = Turn(PROMPT, Sampling(max_tokens=4), (7, 9))
 FULL = Turn(PROMPT, SAMPLING, (7, 9))
 
 
@@ -29,7 +31,7 @@ def body(dialect: Dialect, turn: Turn) -> Any:
     return json.loads(dialect.request(turn))
 
 
-def read(name: str, answer: Any, turn: Turn = PLAIN) -> Generation:
+def read(name: str, answer: Any, turn: Turn = NOTHING_MORE) -> Generation:
     data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
     generation = DIALECTS[name].generation(data, turn)
     return checked(replace(generation, spans=with_version(generation.spans, 6)), 4, vocabulary=100)
@@ -46,7 +48,7 @@ def test_vllm_is_asked_by_ids_under_its_own_names() -> None:
         "stop": ["END"],
         "seed": 2**62,
     }
-    plain = body(DIALECTS["vllm"], PLAIN)["sampling_params"]
+    plain = body(DIALECTS["vllm"], NOTHING_MORE)["sampling_params"]
     assert plain["detokenize"] is False
     assert plain["top_k"] == -1
     assert "seed" not in plain
@@ -54,7 +56,7 @@ def test_vllm_is_asked_by_ids_under_its_own_names() -> None:
 
 
 def test_completions_leaves_nothing_to_the_servers_defaults() -> None:
-    asked = body(DIALECTS["completions"], PLAIN)
+    asked = body(DIALECTS["completions"], NOTHING_MORE)
     assert asked == {
         "model": "tiny",
         "prompt": [1, 2, 3],
@@ -209,7 +211,7 @@ def test_older_vllm_gives_ids_in_place_of_texts() -> None:
 )
 def test_the_end_of_a_prorl_turn_is_inferred(ids: list[int], context: int, reason: str) -> None:
     data = json.dumps({"response_ids": ids, "logprobs": [-1.0] * len(ids)}).encode()
-    assert Prorl(context).generation(data, PLAIN).finish_reason == reason
+    assert Prorl(context).generation(data, NOTHING_MORE).finish_reason == reason
 
 
 def test_log_probs_are_needed(speeches: Any) -> None:
@@ -266,7 +268,7 @@ def test_no_more_is_cached_than_the_prompt(speeches: Any, said: int, kept: int) 
 
 
 def test_longer_answers_are_taken_to_longer_questions() -> None:
-    short = PLAIN.answer_limit_bytes
+    short = NOTHING_MORE.answer_limit_bytes
     assert 2**20 < short < 2**21
     assert Turn(PROMPT, Sampling(max_tokens=1000), ()).answer_limit_bytes > short + 996 * 500
     assert Turn(PROMPT, Sampling(max_tokens=2**30), ()).answer_limit_bytes == 2**28

@@ -15,9 +15,11 @@ from aiohttp import web
 
 from prorl_zmq.errors import EngineFailed
 from prorl_zmq.inference.engine import Wanted
-from prorl_zmq.inference.http.dialects import Completions, Prorl, Sglang, Turn, VllmGenerate
+from prorl_zmq.inference.http.dialects import Turn
+from prorl_zmq.inference.http.generate_dialects import Prorl, Sglang
 from prorl_zmq.inference.http.http_engine import HttpEngine
 from prorl_zmq.inference.http.record_fields import MixtureShape
+from prorl_zmq.inference.http.vllm_dialects import Completions, VllmGenerate
 from prorl_zmq.wire.messages.backends import ChatSettings
 from prorl_zmq.wire.messages.jobs import Sampling
 from prorl_zmq.wire.records import Recorded
