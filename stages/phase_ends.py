@@ -245,5 +245,5 @@ def count_phase(task: str, event: PhaseDone | PhaseFailed) -> None:
     metrics = event.metrics
     catalog.TURNS.add(task, amount=metrics.get("turns", 0.0))
     catalog.TOOL_CALLS_MALFORMED.add(task, amount=metrics.get("malformed_tool_calls", 0.0))
-    for kind in ("prompt", "cached", "generated"):
+    for kind in ("prompt", "cached", "generated", "scored"):
         catalog.TOKENS.add(task, kind, amount=metrics.get(f"{kind}_tokens", 0.0))

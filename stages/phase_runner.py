@@ -13,13 +13,17 @@ from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ..data.conversations import finite_reward
 from ..data.trajectory import block_bytes
 from ..errors import (
     Cancelled,
     EngineFailed,
     HandlerFailed,
+    InvalidJob,
     JudgeUnreachable,
+    NoBackend,
     PhaseTimeout,
     ProrlError,
     SandboxBroken,
@@ -31,10 +35,10 @@ from ..system.open_files import wait_for_descriptors
 from ..system.traces import span
 from ..tools.containers.specification import SandboxSpec
 from ..tools.processes.child import to_the_end
-from ..wire.messages.base import NOTES_LIMIT, new_id
+from ..wire.messages.base import METRICS_LIMIT, NOTES_LIMIT, new_id
 from ..wire.messages.jobs import Outcome, Phase
 from ..wire.messages.stages import PhaseDone, PhaseFailed
-from ..wire.records import Recorded
+from ..wire.records import TEACHER, Recorded
 from ..wire.sockets import MAX_FRAME_BYTES
 from .episode import Named
 from .handler import (
@@ -60,6 +64,7 @@ from .phase_ends import (
     readable,
     reward_of,
     rewards_of,
+    sendable,
 )
 from .rollout import Rollout
 
@@ -82,6 +87,9 @@ PROBE_S = 10.0
 BLOCK_LIMIT_BYTES = MAX_FRAME_BYTES
 """Largest trajectory with its records, as one frame; the largest records are dropped first."""
 NOT_GIVEN, TOO_LARGE = "the engine gave none", "the trajectory would be too large"
+NO_REWARD = "the rollout has no reward"
+REASON_LIMIT = 128
+"""Longest reason of a dropped record, in characters."""
 NOTHING_NAMED = Named()
 REPORTED_REWARD = "reward reported by the program outside"
 """The key of the reported reward in RUN's data."""
@@ -97,6 +105,7 @@ class PhaseRunner:
         self._phase = command.phase
         self._clock = PhaseClock(job.limits.of(command.phase))
         self.rollout = Rollout(services, job, command.attempt, self._clock, handler)
+        self._teacher_clock: PhaseClock | None = None
         self._judge: Judge | None = None
         self._fresh: list[Sandbox] = []
         """The fresh sandboxes, which are closed when the phase ends."""
@@ -113,6 +122,9 @@ class PhaseRunner:
                 event = checked(await self._ran())
         except BaseException as error:  # noqa: BLE001 - the boundary between the task's code and the service
             event = readable(self._failed(self._failure_of(error)))
+        trajectory = self.rollout.episode.whole() if event.tokens else None
+        if trajectory is not None and self.job.teacher and self._phase == Phase.RUN:
+            event = await self._scored(event, trajectory)
         if self.sandbox is not None:
             if self._phase == Phase.EVAL or (isinstance(event, PhaseDone) and self._hands_on_sandbox()):
                 self._services.handoff.hold(self.sandbox)
@@ -121,13 +133,50 @@ class PhaseRunner:
         for sandbox in self._fresh:
             with suppress(asyncio.CancelledError):  # too late: the phase has ended, and its event has the outcome
                 await to_the_end(_close(sandbox))
-        block = self.rollout.episode.whole().block(event.records) if event.tokens else None
-        return event, block
+        return event, trajectory.block(event.records) if trajectory is not None and event.tokens else None
 
     def add_time(self, seconds: float) -> None:
         """Extend the phase's limit by a pause of this process."""
         self.rollout.add_time(seconds)
-        self._clock.add(seconds)
+        (self._teacher_clock or self._clock).add(seconds)
+
+    async def _scored(self, event: PhaseDone | PhaseFailed, trajectory: TrajectoryBuilder) -> PhaseDone | PhaseFailed:
+        """Return RUN's end with the teacher's scores among the trajectory's records, or with why they are not there.
+
+        A teacher that cannot score the policy's tokens at all fails the job; another failure costs the record only.
+        """
+        if isinstance(event, PhaseFailed) and event.reward is None:
+            return self._without_scores(event, trajectory, NO_REWARD)
+        clock = self._teacher_clock = PhaseClock(self.job.limits.teacher_s)
+        try:
+            with span("score by the teacher"):
+                async with clock.limit():
+                    metrics = await self.rollout.add_scores(trajectory, clock)
+        except (EngineFailed, NoBackend) as error:
+            return self._without_scores(event, trajectory, f"{error.code}: {error.message}")
+        except BaseException as error:  # noqa: BLE001 - as in `run`
+            if isinstance(error, TimeoutError) and clock.expired:
+                return self._without_scores(event, trajectory, f"the teacher took longer than {clock.limit_s:g} s")
+            if isinstance(error, InvalidJob) and error.fields.get("field") == "token_ids":
+                return self._without_scores(event, trajectory, error.message)
+            return readable(self._failed(self._failure_of(error)))
+        records, dropped = self._records(trajectory)
+        return msgspec.structs.replace(
+            event,
+            records=records,
+            records_dropped=dropped,
+            metrics=event.metrics | metrics if len(event.metrics) + len(metrics) <= METRICS_LIMIT else event.metrics,
+            timings={**event.timings, TEACHER: time.monotonic() - clock.began},
+        )
+
+    def _without_scores(
+        self, event: PhaseDone | PhaseFailed, trajectory: TrajectoryBuilder, why: str
+    ) -> PhaseDone | PhaseFailed:
+        log.warning("the trajectory has no scores of the teacher %s: %s", self.job.teacher, why)
+        records, dropped = self._records(trajectory)
+        return msgspec.structs.replace(
+            event, records=records, records_dropped={**dropped, TEACHER: sendable(why)[:REASON_LIMIT]}
+        )
 
     async def _ran(self) -> PhaseDone:
         job, instance = self.job, self._handler.parse_instance(self.job)
@@ -290,7 +339,7 @@ class PhaseRunner:
         while block_bytes(trajectory.tokens, trajectory.turns, records) > BLOCK_LIMIT_BYTES:
             records = records[:-1]
         there, kept = ({one.name for one in forms} for forms in (trajectory.records, records))
-        asked = Recorded.parse(self.job.record).names
+        asked = Recorded.parse(self.job.record).names + ((TEACHER,) if TEACHER in there else ())
         return records, {name: TOO_LARGE if name in there else NOT_GIVEN for name in asked if name not in kept}
 
     def _failure_of(self, error: BaseException) -> Failure:

@@ -26,7 +26,7 @@ from ..system.traces import span
 from ..tools.containers.specification import with_address_space
 from ..wire.messages.base import CONVERSATIONS_LIMIT, POLICY
 from ..wire.messages.jobs import MAIN
-from ..wire.records import Recorded
+from ..wire.records import Recorded, teacher_of
 from .conversation import Conversation, checked_messages, checked_tools
 from .episode import Episode, JobPolicy
 from .handler import AgentHandler, RunPhase
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..data.scores import Scores
+    from ..data.trajectory import TrajectoryBuilder
     from ..errors import EngineFailed
     from ..inference.chat import ChatFormat, ChatMessage
     from ..tools.containers.specification import SandboxSpec
@@ -99,12 +100,33 @@ class Rollout:
         self._opened: JobPolicy | None = None
         self._acting_since = math.inf
 
-    def new_backend(self, model: str = "") -> JobBackend:
-        """Return a backend of a model, not assigned yet; empty: the policy's."""
+    def new_backend(self, model: str = "", clock: PhaseClock | None = None) -> JobBackend:
+        """Return a backend of a model, not assigned yet; empty: the policy's. None: the phase's clock counts."""
         services, job = self._services, self._job
         return JobBackend(
-            job, self._attempt, services.backends, services.engines, self._clock, model=model or job.model
+            job, self._attempt, services.backends, services.engines, clock or self._clock, model=model or job.model
         )
+
+    async def add_scores(self, trajectory: TrajectoryBuilder, clock: PhaseClock) -> dict[str, float]:
+        """Have the job's teacher score a trajectory, add its scores to the trajectory's records, and return metrics.
+
+        Args:
+            trajectory: the whole one; all other backends of the job are released.
+            clock: limits the call, and has begun.
+
+        Raises:
+            InvalidJob, EngineFailed, NoBackend, ConfigError: as `JobBackend.score`; nothing was added.
+        """
+        model, top = teacher_of(self._job.teacher)
+        own, backend = self.backend.current, self.new_backend(model, clock)
+        if own is None:
+            raise InvalidJob("no backend of the policy gave the tokens of this trajectory", field="token_ids")
+        try:
+            scores = await backend.score(trajectory.arrays().token_ids, trajectory.segments, top, own.chat)
+        finally:
+            backend.release()
+        trajectory.add_scores(scores)
+        return {"scored_tokens": float(trajectory.tokens), "teacher_weight_version": float(scores.weight_version)}
 
     def choose(self, instance: Any) -> None:
         """Find the MCP servers and the harness that the job and its task name.

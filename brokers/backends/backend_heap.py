@@ -27,7 +27,7 @@ import msgspec
 from ...errors import DuplicateBackend, UnknownBackend
 from ...wire.messages.backends import BackendStatus, LackedRecord, assignment_digest
 from ...wire.messages.base import POLICY, holder
-from ...wire.records import RECORD_NAMES
+from ...wire.records import RECORD_NAMES, TEACHER
 from .backend_member import Assignment, Member, Owned
 from .backend_ranking import BackendRanking
 from .group_memory import GroupMemory
@@ -321,11 +321,15 @@ class BackendHeap:
         return {member.backend.name for member in self._members.values()}
 
     def lacking_records(self) -> tuple[LackedRecord, ...]:
-        """Return, of each model, the records that one of its backends does not give, with that backend."""
+        """Return, of each model, the records that one of its backends does not give, with that backend.
+
+        The record `teacher` is that of a backend that can score texts.
+        """
         lacking: dict[tuple[str, str], LackedRecord] = {}
         for one in (member.backend for member in self._members.values()):
-            for name in RECORD_NAMES:
-                if name not in one.records:
+            given = (*one.records, TEACHER) if one.scores else one.records
+            for name in (*RECORD_NAMES, TEACHER):
+                if name not in given:
                     lacking[one.name, name] = LackedRecord(one.name, name, one.backend_id, one.model)
         return tuple(lacking.values())
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ...wire.messages.jobs import Phase
 from .deadlines import Deadlines
 
 if TYPE_CHECKING:
@@ -61,5 +62,7 @@ class HeldJobs:
 
 
 def overdue_at(record: JobRecord) -> float:
-    """Return when a held job's phase exceeds its limit and grace."""
-    return record.since + record.job.limits.of(record.phase) + STOP_GRACE_S
+    """Return when a held job's phase exceeds its limit and grace; RUN includes the teacher's time."""
+    job = record.job
+    teacher_s = job.limits.teacher_s if job.teacher and record.phase == Phase.RUN else 0.0
+    return record.since + job.limits.of(record.phase) + teacher_s + STOP_GRACE_S

@@ -14,7 +14,7 @@ import msgspec
 from ...errors import Busy, InvalidJob, UnknownTask
 from ...wire.messages.base import POLICY, endpoint_variables
 from ...wire.messages.jobs import Harness, NamedModel
-from ...wire.records import Recorded
+from ...wire.records import TEACHER, Recorded, teacher_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -98,7 +98,7 @@ class TaskCatalog:
             Busy: no stage process has announced any task yet, or the backend broker's list of models is needed.
             UnknownTask: no stage process has announced this task.
             InvalidJob: a field of the instance is missing, unknown or of a wrong type, the harness or a
-                model is unknown, or the policy's backends do not give a record; `field` names it.
+                model is unknown, or backends do not give a record or cannot score; `field` names it.
         """
         if not self._tasks:
             raise Busy("no stage process has reported yet; the service is starting", retry_after_s=0.2)
@@ -111,6 +111,8 @@ class TaskCatalog:
             self._check_models(job)
         if job.record:
             self._check_records(job)
+        if job.teacher:
+            self._check_teacher(job)
         if job.task not in self._instances:
             self._instances[job.task] = _instance_type(self._tasks[job.task])
         try:
@@ -137,13 +139,7 @@ class TaskCatalog:
             )
 
     def _check_models(self, job: Job) -> None:
-        if not self._has_backends(job.model):
-            raise InvalidJob(
-                f"job {job.job_id}: no backend serves the model {job.model!r} (model); the service has "
-                f"{', '.join(sorted({*self._models, *self._listed}))}",
-                job_id=job.job_id,
-                field="model",
-            )
+        self._check_backends(job, job.model, "model")
         for role, named in job.models.items():
             name = NamedModel.of(named).name
             variables = endpoint_variables(name)
@@ -156,6 +152,27 @@ class TaskCatalog:
                     job_id=job.job_id,
                     field=f"models.{role}",
                 )
+
+    def _check_teacher(self, job: Job) -> None:
+        model, _ = teacher_of(job.teacher)
+        self._check_backends(job, model, "teacher")
+        lacked = self._lacked(model, (TEACHER,))
+        if lacked:
+            one = lacked[0]
+            raise InvalidJob(
+                f"job {job.job_id}: the teacher {model!r} cannot score texts: backend {one.backend_id} ({one.engine})",
+                job_id=job.job_id,
+                field="teacher",
+            )
+
+    def _check_backends(self, job: Job, model: str, field: str) -> None:
+        if not self._has_backends(model):
+            raise InvalidJob(
+                f"job {job.job_id}: no backend serves the model {model!r} ({field}); the service has "
+                f"{', '.join(sorted({*self._models, *self._listed}))}",
+                job_id=job.job_id,
+                field=field,
+            )
 
     def _has_backends(self, model: str) -> bool:
         if model in self._models:
@@ -174,19 +191,21 @@ class TaskCatalog:
             problem = str(error)
         else:
             problem = asked.conflict(job.sampling)
-            lacking = self._lacking
-            lacked = (
-                [lacking[job.model, name] for name in asked.names if (job.model, name) in lacking] if lacking else []
-            )
-            if not problem and not self._ticks_left and (lacked or lacking is None):
-                self.wants_models = True
-                raise Busy("the service is listing what its engines record", retry_after_s=0.2)
-            if not problem and lacked:
+            if not problem and (lacked := self._lacked(job.model, asked.names)):
                 names = ", ".join(one.record for one in lacked)
                 one = lacked[0]
                 problem = f"backend {one.backend_id} ({one.engine}) as it was started does not give the records {names}"
         if problem:
             raise InvalidJob(f"job {job.job_id}: {problem}", job_id=job.job_id, field="record")
+
+    def _lacked(self, model: str, names: Sequence[str]) -> list[LackedRecord]:
+        """Return the records that a model's backends do not give, by a new list of models if there are some."""
+        lacking = self._lacking
+        lacked = [lacking[model, name] for name in names if (model, name) in lacking] if lacking else []
+        if not self._ticks_left and (lacked or lacking is None):
+            self.wants_models = True
+            raise Busy("the service is listing what its engines record", retry_after_s=0.2)
+        return lacked
 
 
 def _instance_type(task: Task) -> type[msgspec.Struct]:

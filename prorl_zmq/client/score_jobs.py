@@ -32,16 +32,25 @@ class ScoreJobs:
         model: the one that scores.
         top: how many of the likeliest tokens to list for each position.
         backends: those of the service.
+        keep_errors: a trajectory that cannot be scored has its error in place of scores; otherwise it is raised.
 
     Raises:
         InvalidJob: `top` is over its limit, the model cannot score or has too short a context for a segment, or the
             tokenizer of a trajectory is unknown.
     """
 
-    def __init__(self, trajectories: Sequence[Trajectory], model: str, top: int, backends: Sequence[Backend]) -> None:
+    def __init__(
+        self,
+        trajectories: Sequence[Trajectory],
+        model: str,
+        top: int,
+        backends: Sequence[Backend],
+        *,
+        keep_errors: bool = False,
+    ) -> None:
         if not 0 <= top <= TOP_LIMIT:
             raise InvalidJob(f"top={top}: a position has 0 to {TOP_LIMIT} likeliest tokens", field="top")
-        self._trajectories, self._model, self._top = trajectories, model, top
+        self._trajectories, self._model, self._top, self._keep_errors = trajectories, model, top, keep_errors
         self._chats: dict[str, ChatSettings] = {one.backend_id: one.chat for one in backends}
         self._policies = [one.chat for one in backends if one.name == POLICY]
         models = [one for one in backends if one.name == model]
@@ -51,7 +60,7 @@ class ScoreJobs:
         context_tokens = min((one.context_tokens for one in models if one.context_tokens), default=0)
         self._places: dict[str, int] = {}
         """The index of each job's trajectory."""
-        self._scores: list[Scores | None] = [None] * len(trajectories)
+        self._scores: list[Scores | ProrlError | None] = [None] * len(trajectories)
         self._waiting: list[Job] = []
         """Those that are to be submitted, the next one last."""
         self.submitted: set[str] = set()
@@ -61,7 +70,11 @@ class ScoreJobs:
                 none = np.zeros((0, top), np.float32)
                 self._scores[index] = Scores(np.zeros(0, np.float32), none.astype(np.int32), none)
                 continue
-            job = self._job(trajectory, context_tokens)
+            try:
+                job = self._job(trajectory, context_tokens)
+            except InvalidJob as error:
+                self._failed(index, error)
+                continue
             self._places[job.job_id] = index
             self._waiting.append(job)
 
@@ -76,7 +89,7 @@ class ScoreJobs:
         return part
 
     @property
-    def scores(self) -> list[Scores]:
+    def scores(self) -> list[Scores | ProrlError]:
         """One for each trajectory; called when all have been received."""
         return [scores for scores in self._scores if scores is not None]
 
@@ -84,7 +97,7 @@ class ScoreJobs:
         """Take the result of a job.
 
         Raises:
-            ProrlError: the trajectory could not be scored; its job is in the error's fields.
+            ProrlError: the trajectory could not be scored, and errors are not kept; its job is in the error's fields.
         """
         self.submitted.discard(result.job_id)
         index = self._places[result.job_id]
@@ -92,13 +105,19 @@ class ScoreJobs:
         if result.outcome != "completed":
             error = from_info(result.error) if result.error is not None else ProrlError(result.outcome)
             words = f"trajectory {index} (job {trajectory.job_id}) was not scored: {error.message}"
-            raise type(error)(words, **{**error.fields, "job_id": trajectory.job_id})
+            self._failed(index, type(error)(words, **{**error.fields, "job_id": trajectory.job_id}))
+            return
         token_ids, scores = scores_of_rows(
             result.token_ids, result.logprobs, self._top, int(result.weight_versions.min())
         )
         if not np.array_equal(token_ids, trajectory.token_ids):
             raise MalformedMessage(f"the scores of trajectory {index} are of another text")
         self._scores[index] = scores
+
+    def _failed(self, index: int, error: ProrlError) -> None:
+        if not self._keep_errors:
+            raise error
+        self._scores[index] = error
 
     def _job(self, trajectory: Trajectory, context_tokens: int) -> Job:
         segments = trajectory.result.segments

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..errors import MalformedMessage
 from ..wire.messages.jobs import ArrayForm, RecordForm
-from ..wire.records import EXPERTS, RECORD_NAMES, SAMPLING_MASK, TOP_LOGPROBS
+from ..wire.records import EXPERTS, RECORD_NAMES, SAMPLING_MASK, TEACHER, TOP_LOGPROBS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -30,11 +30,12 @@ if TYPE_CHECKING:
 ALIGNMENT = 64
 RUN_BYTES = 8
 ARRAYS: Final = {
+    TEACHER: ("teacher_logprobs", "teacher_top_ids", "teacher_top_logprobs"),
     TOP_LOGPROBS: ("top_ids", "top_logprobs"),
     SAMPLING_MASK: ("mask_counts", "mask_ids"),
     EXPERTS: (EXPERTS,),
 }
-"""The arrays of each record; the first one has a row for each known token."""
+"""The arrays of each record, in the order of a block; the first one has a row for each known token."""
 RAGGED: Final = {"mask_ids": "mask_counts"}
 """Arrays whose rows have different lengths, and the arrays of these lengths."""
 
@@ -64,6 +65,9 @@ class Records(Mapping[str, "NDArray[Any]"]):
     | `mask_counts` | int32 [R] | how many tokens top-k, top-p and min-p left |
     | `mask_ids` | int32 [sum of `mask_counts`] | these tokens, one known token's after the other |
     | `experts` | uint8 or uint16 [R, layers, k] | the experts that it was sent to as input |
+    | `teacher_logprobs` | float32 [R] | its log-prob by the teacher, given the tokens before it |
+    | `teacher_top_ids` | int32 [R, K] | the teacher's K likeliest tokens in its place, the likeliest first |
+    | `teacher_top_logprobs` | float32 [R, K] | their log-probs |
 
     `rows` says which tokens these are: there are no rows for others, since nothing is known of them.
     """
@@ -202,7 +206,7 @@ class RecordBuilder:
     def forms(self) -> tuple[RecordForm, ...]:
         return tuple(
             RecordForm(name, len(self._runs[name]), tuple(map(self._form, ARRAYS[name])))
-            for name in RECORD_NAMES
+            for name in (TEACHER, *RECORD_NAMES)
             if name in self._runs
         )
 

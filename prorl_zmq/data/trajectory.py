@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from ..errors import EngineFailed, MalformedMessage, NotTrainable
-from ..wire.records import EXPERTS
+from ..wire.records import EXPERTS, TEACHER
 from .conversations import labels_of, rewards_problem, trained_rewards
 from .printed import TurnLine, conversation_text, trajectory_html, trajectory_line, turn_label
 from .records import ARRAYS, NO_RECORDS, RecordBuilder, Records, padded, read_records, records_bytes
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from ..errors import ErrorInfo
     from ..wire.messages.jobs import ConversationPart, RecordForm, Result
+    from .scores import Scores
 
 TOKEN_BYTES = 13
 """Bytes per token: three 4-byte values and one bool."""
@@ -383,6 +384,14 @@ class TrajectoryBuilder:
             except ValueError as error:
                 raise EngineFailed(str(error)) from error
             self.rows_known += count if is_experts else 0
+
+    def add_scores(self, scores: Scores) -> None:
+        """Add a teacher's scores of all tokens, as the record `teacher`; the first token of a segment has no row."""
+        builder = self._records = self._records or RecordBuilder()
+        columns = (scores.logprobs, scores.top_ids, scores.top_logprobs)
+        for start, end in pairwise([0, *self.segments, self.tokens]):
+            rows = {name: column[start + 1 : end] for name, column in zip(ARRAYS[TEACHER], columns, strict=True)}
+            builder.add(TEACHER, start + 1, rows)
 
     def append(self, other: TrajectoryBuilder) -> None:
         """Append another conversation, as segments of its own."""

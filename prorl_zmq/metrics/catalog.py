@@ -110,7 +110,9 @@ GENERATE_SECONDS = Histogram(
     "prorl_generate_seconds", "Duration of one generation, as the agent loop sees it.", ("backend",), buckets=STEP_S
 )
 TURNS = Counter("prorl_turns_total", "Turns of the policy in phases that ended.", ("task",))
-TOKENS = Counter("prorl_tokens_total", "Tokens in phases that ended: prompt, cached and generated.", ("task", "kind"))
+TOKENS = Counter(
+    "prorl_tokens_total", "Tokens in ended phases: prompt, cached, generated and scored.", ("task", "kind")
+)
 TOOL_SECONDS = Histogram("prorl_tool_seconds", "Duration of one tool call.", ("tool",), buckets=STEP_S)
 TOOL_CALLS_MALFORMED = Counter(
     "prorl_tool_calls_malformed_total", "Tool calls that are malformed or name an unknown tool.", ("task",)

@@ -1,7 +1,7 @@
 """Records: what a job may have recorded beside its tokens, log-probs and weight versions.
 
 A job names them in its `record`, as `top_logprobs:K`, `sampling_mask` and `experts`. An engine offers a record by its
-name, without the number.
+name, without the number. `Job.teacher` adds the record `teacher`, which another model gives when RUN has ended.
 
     top_logprobs    `top_ids` int32 [G, K], `top_logprobs` float32 [G, K]: of each generated token's distribution the K
                     likeliest tokens, the likeliest first, of the same distribution as the token's own log-prob. Where
@@ -11,6 +11,8 @@ name, without the number.
     experts         `experts` uint8 or uint16 [R, layers, k]: the experts that a mixture's routers chose. Row i is the
                     route of token i as input, that is of the prediction of token i + 1, so the last token has no row.
                     Layers without experts are zero throughout.
+    teacher         `teacher_logprobs` float32 [R], `teacher_top_ids` int32 [R, K], `teacher_top_logprobs` float32
+                    [R, K]: of each token but a segment's first, at temperature 1, given the tokens before it.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ if TYPE_CHECKING:
 TOP_LOGPROBS: Final = "top_logprobs"
 SAMPLING_MASK: Final = "sampling_mask"
 EXPERTS: Final = "experts"
+TEACHER: Final = "teacher"
 RECORD_NAMES: Final = (TOP_LOGPROBS, SAMPLING_MASK, EXPERTS)
+"""Those of engines, which `Job.record` names."""
 TOP_LIMIT: Final = 1024
 """Largest K of `top_logprobs:K`; an engine may have a smaller limit."""
 NO_TOKEN: Final = -1
@@ -83,3 +87,9 @@ class Recorded:
 
 
 NO_RECORDS: Final = Recorded()
+
+
+def teacher_of(asked: str) -> tuple[str, int]:
+    """Return the model and the number of likeliest tokens of a job's `teacher`, which is not empty."""
+    model, _, top = asked.partition(":")
+    return model, int(top or 0)

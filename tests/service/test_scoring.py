@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import pytest
+from teachers import CLOSE, SHORT_CONTEXT, TOP, Moody, check_scores, of_other_words, teacher_policy, without_context
 
 from prorl_zmq import Job, Sampling
-from prorl_zmq.errors import EngineFailed, InvalidJob
+from prorl_zmq.data.scores import Scores
+from prorl_zmq.errors import InvalidJob
 from prorl_zmq.inference.embedded.base_policy import base_policy
 from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine
-from prorl_zmq.inference.policy import Policy
 from prorl_zmq.inference.tokenizer import VOCABULARY_SIZE
 from prorl_zmq.testing import LocalService, say
 from prorl_zmq.wire.messages.backends import ChatSettings
@@ -24,38 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from prorl_zmq import RolloutClient, Trajectory
-    from prorl_zmq.data.scores import Scores
-
-CLOSE = 1e-4
-TOP = 8
-SHORT_CONTEXT = 24
-
-
-def teacher_policy() -> Policy:
-    """A frozen teacher: the base policy with other output weights."""
-    policy, random = base_policy().copy(), np.random.default_rng(11)
-    policy.parameters["output_weight"] += random.normal(0, 0.05, policy.parameters["output_weight"].shape).astype("f4")
-    return policy
-
-
-def check_scores(scores: Scores, trajectory: Trajectory, policy: Policy, top: int = TOP) -> None:
-    """Check each segment's scores against a rescoring in float64."""
-    wide = Policy({name: value.astype(np.float64) for name, value in policy.parameters.items()})  # type: ignore[misc]
-    assert len(scores.logprobs) == len(trajectory.token_ids)
-    edges = [0, *trajectory.result.segments, len(trajectory.token_ids)]
-    for start, end in pairwise(edges):
-        token_ids = trajectory.token_ids[start:end]
-        logits = wide.logits(wide.contexts(token_ids))[1:]
-        logits -= logits.max(1, keepdims=True)
-        expected = logits - np.log(np.exp(logits).sum(1, keepdims=True))
-        own = np.take_along_axis(expected, token_ids[1:, None].astype(np.int64), 1)[:, 0]
-        np.testing.assert_allclose(scores.logprobs[start + 1 : end], own, atol=CLOSE, rtol=1e-6)
-        likeliest = -np.sort(-expected, 1)[:, :top]
-        np.testing.assert_allclose(scores.top_logprobs[start + 1 : end], likeliest, atol=CLOSE, rtol=1e-6)
-        named = np.take_along_axis(expected, scores.top_ids[start + 1 : end].astype(np.int64), 1)
-        np.testing.assert_allclose(named, likeliest, atol=CLOSE, rtol=1e-6)
-        assert scores.logprobs[start] == 0
-        assert np.all(scores.top_ids[start] == -1)
 
 
 def trajectories(client: RolloutClient, count: int = 40) -> list[Trajectory]:
@@ -65,18 +33,6 @@ def trajectories(client: RolloutClient, count: int = 40) -> list[Trajectory]:
         for n in range(count)
     )
     return list(client.stream(timeout_s=60))
-
-
-def without_context() -> EmbeddedEngine:
-    engine = EmbeddedEngine(teacher_policy())
-    engine._description = replace(engine.description, context_tokens=SHORT_CONTEXT)
-    return engine
-
-
-def of_other_words() -> EmbeddedEngine:
-    engine = EmbeddedEngine(teacher_policy())
-    engine._description = replace(engine.description, chat=ChatSettings("transformers", "/models/another"))
-    return engine
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +123,20 @@ def test_ids_beyond_the_vocabulary_are_refused(client: RolloutClient) -> None:
     assert refused.value.job_id == trajectory.job_id
 
 
+def test_scores_are_not_lost_with_those_that_fail(client: RolloutClient) -> None:
+    (trajectory,) = trajectories(client, 1)
+    wrong = replace(trajectory, token_ids=np.full_like(trajectory.token_ids, VOCABULARY_SIZE))
+    first, failed, last = client.score([trajectory, wrong, trajectory], top=TOP, return_errors=True)
+    assert isinstance(failed, InvalidJob)
+    assert (failed.job_id, "trajectory 1 " in failed.message) == (trajectory.job_id, True)
+    for scores in (first, last):
+        assert isinstance(scores, Scores)
+        check_scores(scores, trajectory, teacher_policy())
+    (short,) = client.score([trajectory], model="short", return_errors=True)
+    assert isinstance(short, InvalidJob)
+    assert "too long for the context" in short.message
+
+
 def test_a_malformed_score_job_fails_alone(client: RolloutClient) -> None:
     chat = msgspec.to_builtins(ChatSettings())
     instances = [
@@ -184,20 +154,8 @@ def test_a_malformed_score_job_fails_alone(client: RolloutClient) -> None:
     assert {one.error.code for one in ended if one.error is not None} == {"invalid_job"}
 
 
-class Moody(EmbeddedEngine):
-    """Fails at its first texts."""
-
-    failures = 2
-
-    async def score(self, token_ids: Any, top: int, job_id: str) -> Scores:
-        if self.failures:
-            self.failures -= 1
-            raise EngineFailed("not now")
-        return await super().score(token_ids, top, job_id)
-
-
 def test_a_failed_text_is_scored_again() -> None:
-    models = {"teacher": Moody(teacher_policy())}
+    models = {"teacher": Moody()}
 
     async def scored(service: LocalService) -> list[Scores]:
         async with service.async_client() as client:

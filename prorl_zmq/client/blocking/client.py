@@ -16,7 +16,7 @@ import time
 import weakref
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self, overload
 
 from msgspec.structs import replace
 
@@ -202,6 +202,7 @@ class RolloutClient(WeightUpdates):
             left = POLL_S if timeout_s is None else timeout_s - (time.monotonic() - last)
             wait = max(0.0, min(left, POLL_S)) if self._collecting.remaining else 0.0
 
+    @overload
     def score(
         self,
         trajectories: Sequence[Trajectory],
@@ -209,7 +210,28 @@ class RolloutClient(WeightUpdates):
         model: str = "teacher",
         top: int = 20,
         timeout_s: float | None = None,
-    ) -> list[Scores]:
+    ) -> list[Scores]: ...
+
+    @overload
+    def score(
+        self,
+        trajectories: Sequence[Trajectory],
+        *,
+        model: str = "teacher",
+        top: int = 20,
+        timeout_s: float | None = None,
+        return_errors: bool,
+    ) -> list[Scores | ProrlError]: ...
+
+    def score(
+        self,
+        trajectories: Sequence[Trajectory],
+        *,
+        model: str = "teacher",
+        top: int = 20,
+        timeout_s: float | None = None,
+        return_errors: bool = False,
+    ) -> Any:
         """Return a model's log-probs of each trajectory's tokens, and of the likeliest tokens at each position.
 
         An engine of the model reads each segment in one forward pass. Scoring has a session of its own, and engines
@@ -220,16 +242,17 @@ class RolloutClient(WeightUpdates):
             model: a model of `[[backends]]` with the tokenizer of the trajectories, or `policy`.
             top: how many of the likeliest tokens to return for each position, from 0 to 64.
             timeout_s: longest time in seconds without a new score; None: no limit, since jobs have their own.
+            return_errors: return the error of a trajectory that cannot be scored in the place of its scores, so that
+                the others are not lost; otherwise the first such error is raised.
 
         Raises:
             InvalidJob: no backend serves the model, it cannot score, its tokenizer has other ids for the same tokens,
                 or its context is too short; or `top` is over a limit (`field` names what is wrong).
-            ProrlError: a trajectory (`job_id`) could not be scored, such as `EngineFailed` and `NoBackend`; scores of
-                others are lost.
+            ProrlError: a trajectory (`job_id`) could not be scored, such as `EngineFailed` and `NoBackend`.
             RequestTimeout: no trajectory was scored for that time, or the service did not answer.
         """
         with self._another() as client:
-            return client._score(trajectories, model, top, timeout_s)  # noqa: SLF001 - of this class
+            return client._score(trajectories, model, top, timeout_s, return_errors)  # noqa: SLF001 - of this class
 
     def cancel(self, job_ids: str | Iterable[str], *, timeout_s: float | None = None) -> dict[str, str]:
         """End jobs with outcome `cancelled`. Return `cancelled`, `finished` or `unknown` for each id.
@@ -392,12 +415,15 @@ class RolloutClient(WeightUpdates):
             weakref.finalize(self._service, self._keep_alive.stop).atexit = False
         self._keep_alive.shorten(lease_s)
 
-    def _score(self, trajectories: Sequence[Trajectory], model: str, top: int, timeout_s: float | None) -> list[Scores]:
+    def _score(
+        self, trajectories: Sequence[Trajectory], model: str, top: int, timeout_s: float | None, return_errors: bool
+    ) -> list[Scores | ProrlError]:
         """Score trajectories in the client's session, which has no other jobs."""
         from ..score_jobs import IN_FLIGHT, ScoreJobs  # imports numpy, which commands without results do not need
 
         backends = self.backends.list()
-        jobs = ScoreJobs(trajectories, model, top, [status.backend for status in backends])
+        served = [status.backend for status in backends]
+        jobs = ScoreJobs(trajectories, model, top, served, keep_errors=return_errors)
         try:
             while not jobs.are_over:
                 if part := jobs.take():

@@ -92,6 +92,8 @@ class PhaseLimits(Part, frozen=True):
     init_s: Seconds = 120.0
     run_s: Seconds = 1800.0
     eval_s: Seconds = 600.0
+    teacher_s: Seconds = 600.0
+    """Of the job's `teacher`, after RUN; it counts as RUN's time elsewhere."""
 
     def of(self, phase: Phase) -> float:
         """Return the limit of one phase, in seconds."""
@@ -185,7 +187,8 @@ class NamedModel(Part, frozen=True):
 
 
 RecordAsked = Annotated[str, Meta(pattern=r"^(top_logprobs:[1-9][0-9]{0,3}|sampling_mask|experts)\Z")]
-RecordName = Literal["top_logprobs", "sampling_mask", "experts"]
+RecordName = Literal["top_logprobs", "sampling_mask", "experts", "teacher"]
+TeacherAsked = Annotated[str, Meta(pattern=r"^([A-Za-z0-9_][A-Za-z0-9._-]{0,63}(:([1-9]|[1-5][0-9]|6[0-4]))?)?\Z")]
 ArrayType = Literal["int32", "float32", "uint8", "uint16"]
 
 
@@ -228,6 +231,9 @@ class Job(Part, frozen=True, kw_only=True):
     record: Annotated[tuple[RecordAsked, ...], Meta(max_length=3)] = ()
     """What the trajectory's `records` hold beside its tokens (see `docs/records.md`): `top_logprobs:K`,
     `sampling_mask`, `experts`. The service refuses what the policy's engines cannot give."""
+    teacher: TeacherAsked = ""
+    """The model that scores the trajectory when RUN has ended, as `teacher` or, with the K likeliest tokens at each
+    place (1 to 64), as `teacher:K`; its scores are the record `teacher` (see `docs/models.md`). Empty: none."""
     traceparent: str = ""
     """The W3C trace context of the parent of the job's span (see `docs/traces.md`): the client fills in that of the
     current OpenTelemetry span. Malformed values are ignored."""
@@ -333,8 +339,8 @@ class RecordForm(Part, frozen=True, array_like=True):
     arrays: Annotated[tuple[ArrayForm, ...], Meta(min_length=1, max_length=4)]
 
 
-RecordForms = Annotated[tuple[RecordForm, ...], Meta(max_length=3)]
-RecordsDropped = Annotated[dict[RecordName, ShortText], Meta(max_length=3)]
+RecordForms = Annotated[tuple[RecordForm, ...], Meta(max_length=4)]
+RecordsDropped = Annotated[dict[RecordName, ShortText], Meta(max_length=4)]
 
 
 class Result(Part, frozen=True, kw_only=True):

@@ -29,7 +29,7 @@ from prorl_zmq.wire.messages.backends import (
 )
 from prorl_zmq.wire.messages.base import Done, Refused
 from prorl_zmq.wire.messages.engines import WeightUpdate
-from prorl_zmq.wire.records import RECORD_NAMES
+from prorl_zmq.wire.records import RECORD_NAMES, TEACHER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -323,7 +323,8 @@ def test_the_models_there_are_include_those_that_will_be_back(how: str) -> None:
         broker.tick(LEASE_S + 1)
     listed = ask(broker, ListModels("models"))[b"me"]
     live = {"policy": "p1", **({"user": "u1"} if how == "registered" else {})}
-    lacking = (LackedRecord(model, name, backend_id, "") for model, backend_id in live.items() for name in RECORD_NAMES)
+    names = (*RECORD_NAMES, TEACHER)
+    lacking = (LackedRecord(model, name, backend_id, "") for model, backend_id in live.items() for name in names)
     assert listed == ModelList("models", ("policy", "user"), tuple(lacking))
 
 
