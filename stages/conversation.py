@@ -97,9 +97,10 @@ class Conversation(ConversationRecord):
         *,
         name: str = MAIN,
         trained: bool = True,
+        model: str = "",
     ) -> None:
         first = trained and not any(other.trained for other in episode.conversations)
-        super().__init__(name, trained, episode.trajectory if first else TrajectoryBuilder())
+        super().__init__(name, trained, episode.trajectory if first else TrajectoryBuilder(), model)
         self._number = len(episode.conversations)
         self._episode = episode
         self._counts = episode if trained else episode.apart()
@@ -250,9 +251,9 @@ class Conversation(ConversationRecord):
         if not (self._coming or messages):
             raise HandlerFailed(f"conversation {self.name!r} has no message that the model could answer")
         policy = await self._get_policy()
-        if not self.trained:
+        if self.model or not self.trained:
             policy = replace(policy, episode=self._counts)
-        self._policy = policy
+        self._policy, self.logprobs_mode = policy, policy.logprobs_mode
         if policy.more_tools is not None and self.trained:
             self._tools = ChainMap(self._tools, policy.more_tools)
         self._chat = policy.chat.conversation(

@@ -6,7 +6,9 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+from msgspec.structs import replace
 
 from ..data.conversations import finite_reward
 from ..data.trajectory import TrajectoryBuilder
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from ..inference.engine import Generator
     from ..inference.tool_calls.call import MalformedCall, ToolCall
     from ..tools.tool import AnyTool
-    from ..wire.messages.jobs import Job
+    from ..wire.messages.jobs import Job, LogprobsMode
 
 MOST_TIMINGS = TIMINGS_LIMIT - 8
 """From so many timings on, further tools share one."""
@@ -126,6 +128,10 @@ class ConversationRecord:
     trained: bool
     trajectory: TrajectoryBuilder
     """Its tokens; those of a conversation that is not trained are not part of the result."""
+    model: str = ""
+    """The model that takes its turns; empty: the job's own."""
+    logprobs_mode: LogprobsMode | Literal[""] = ""
+    """The distribution of another model's log-probs."""
     turns: list[Turn] = field(default_factory=list)
     """The model's turns."""
     stop: StopReason | None = None
@@ -136,6 +142,16 @@ class ConversationRecord:
     """The task in which a turn is under way."""
     transcript: list[ChatMessage] = field(default_factory=list)
     """The messages and turns of a conversation that is not trained."""
+
+    def part(self, first: int, segments: int) -> ConversationPart:
+        """Return its part of the result, `segments` from the index `first` on."""
+        part = ConversationPart(self.name, first, segments, self.trained, None, self.stop_reason or "", self.model)
+        if not (self.model and segments):
+            return part
+        versions = self.trajectory.arrays().weight_versions
+        generated = versions[versions >= 0]
+        oldest = int(generated.min()) if len(generated) else -1
+        return replace(part, logprobs_mode=self.logprobs_mode, oldest_version=oldest)
 
     @property
     def rewards(self) -> list[tuple[int, float]]:
@@ -219,13 +235,17 @@ class Episode:
             builder, first = one.trajectory, segments
             is_kept = one.trained and builder.tokens > 0
             segments += len(builder.segments) + 1 if is_kept else 0
-            part = ConversationPart(one.name, first, segments - first, one.trained, stop_reason=one.stop_reason or "")
-            parts.append(part)
+            parts.append(one.part(first, segments - first))
             if is_kept:
                 rewards += [(turns + row, reward) for row, reward in one.rewards]
                 turns += builder.turns
-        is_usual = len(parts) == 1 and parts[0].name == MAIN and parts[0].trained
+        is_usual = len(parts) == 1 and parts[0].name == MAIN and parts[0].trained and not parts[0].model
         return Named(() if is_usual else tuple(parts), tuple(rewards))
+
+    @property
+    def trained_models(self) -> set[str]:
+        """The models of its trained conversations; empty: the job's own."""
+        return {one.model for one in self.conversations if one.trained}
 
     def apart(self) -> Episode:
         """Return the record of a conversation that is not trained: counts of its own, times in common."""
@@ -262,6 +282,8 @@ class JobPolicy:
     """Tools of MCP servers, in addition to those of a conversation; more may come during the rollout."""
     served: str = ""
     """What the server or the backend calls the model."""
+    logprobs_mode: LogprobsMode | Literal[""] = ""
+    """The distribution of another model's log-probs; empty for the job's own model, and for an endpoint."""
 
 
 class OtherPolicies(Protocol):

@@ -122,11 +122,12 @@ class RunPhase(Generic[Instance]):
     `conversation` and one `say`. The chat template describes the tools to the model. A harness that leads the rollout
     gets the user's messages as its task, and has tools of its own."""
     conversation: Callable[..., Conversation] = _no_conversation
-    """`conversation(opening, tools=(), *, name="main", model="policy", trained=True)` begins a conversation that the
+    """`conversation(opening, tools=(), *, name="main", model="policy", trained=None)` begins a conversation that the
     task leads turn by turn (see `Conversation`); several may run at once, under names of their own. `model` is a name
-    that the job maps (`Job.models`), or a model of the service. A conversation with another model than the policy, or
-    with `trained=False`, is context: its text is kept as a note, its tokens are not. Raises `HandlerFailed` if the name
-    is taken, or if a harness or a program outside leads the rollout."""
+    that the job maps (`Job.models`), or a model of the service. By default conversations with the job's own model are
+    trained on; `trained=True` trains another model of the service too, unless it is frozen. Others are context: their
+    text is kept as a note, their tokens are not. Raises `HandlerFailed` if the name is taken, or if a harness or a
+    program outside leads the rollout."""
     serve: Callable[
         [Callable[[str, str, Sequence[str]], Awaitable[tuple[PhaseData, Sequence[tuple[int, float]]]]]],
         Awaitable[PhaseData],

@@ -87,14 +87,16 @@ class OtherModels:
         """Return whether the job maps a name to a model other than the policy."""
         return role in self.job.models and not self.is_policy(role)
 
-    async def policy(self, role: str, *, parsed: bool = False) -> JobPolicy:
+    async def policy(self, role: str, *, parsed: bool = False, trained: bool = False) -> JobPolicy:
         """Return the policy that takes a model's turns, with its own record and limits.
 
         Args:
             role: the task's or the program's name for the model.
             parsed: whether the backend's `parser_url` reads the turns, as those of programs.
+            trained: whether the turns are to be trained on.
 
         Raises:
+            InvalidJob: the turns are to be trained on, and the model is an endpoint or frozen.
             NoBackend: no backend of the model came in the time that the job allows.
             ConfigError: the backend's chat format cannot be loaded here.
         """
@@ -102,6 +104,8 @@ class OtherModels:
         job = self.job if named.sampling is None else msgspec.structs.replace(self.job, sampling=named.sampling)
         endpoint = self.endpoints.find(named.name)
         if endpoint is not None:
+            if trained:
+                raise _not_trained(named.name, "is an endpoint")
             # Its ids are bytes, so only the server's own limits count.
             episode = msgspec.structs.replace(job.episode, max_tokens=UNLIMITED)
             chat = EndpointChat(endpoint, named.name)
@@ -110,6 +114,8 @@ class OtherModels:
         held = self.held(named.name)
         async with held.opening:
             backend = await held.backend.assigned()
+        if trained and backend.frozen and backend.name == named.name:
+            raise _not_trained(named.name, "is frozen")
         parser_url = backend.chat.parser_url if parsed else ""
         settings = msgspec.structs.replace(backend.chat, parser_url=parser_url)
         return JobPolicy(
@@ -120,6 +126,7 @@ class OtherModels:
             Episode(),
             parser_url,
             served=backend.model or backend.backend_id,
+            logprobs_mode=backend.logprobs_mode,
         )
 
     def scoring(self, role: str) -> JobBackend:
@@ -147,6 +154,10 @@ class OtherModels:
         for held in self._held.values():
             held.backend.release()
         self._held.clear()
+
+
+def _not_trained(model: str, why: str) -> InvalidJob:
+    return InvalidJob(f"the model {model!r} {why}, so its conversation cannot be trained on", field="models")
 
 
 @dataclass(slots=True)

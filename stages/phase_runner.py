@@ -290,10 +290,15 @@ class PhaseRunner:
             outcome=failure.outcome,
             error=failure.error,
             retry=failure.retry,
-            reward=failure.reward if self._phase == Phase.EVAL or self.rollout.has_acted else None,
+            reward=failure.reward if self._phase == Phase.EVAL or self._earned else None,
             sandbox_gone=self._command.sandbox is not None and (self.sandbox is None or not self.sandbox.held),
             **self._record(),
         )
+
+    @property
+    def _earned(self) -> bool:
+        """Whether a failure of RUN earns its reward: of several trained models, none knows which one failed."""
+        return self.rollout.has_acted and len(self.rollout.episode.trained_models) < 2
 
     def _record(self, evaluation: Evaluation | None = None) -> dict[str, Any]:
         episode, backend = self.rollout.episode, self.rollout.backend.current

@@ -268,7 +268,7 @@ class Rollout:
         *,
         name: str = MAIN,
         model: str = POLICY,
-        trained: bool = True,
+        trained: bool | None = None,
     ) -> Conversation:
         if self._is_led:
             raise HandlerFailed(f"phase.conversation was called; {LED}")
@@ -286,9 +286,13 @@ class Rollout:
         if self._servers:
             self._taken |= {tool.name for tool in tools}
         policy: Callable[[], Awaitable[JobPolicy]] = self._policy
+        other = ""
         if model != POLICY or self._job.models:
-            policy, trained = partial(self._policy_of, model), trained and self.other_models().is_policy(model)
-        return Conversation(self.episode, policy, opening, tools, name=name, trained=trained)
+            others = self.other_models()
+            other = "" if others.is_policy(model) else others.named(model).name
+            policy = partial(self._policy_of, model, trained=bool(trained))
+        is_trained = not other if trained is None else trained
+        return Conversation(self.episode, policy, opening, tools, name=name, trained=is_trained, model=other)
 
     async def _serve(
         self, play: Callable[[str, str, Sequence[str]], Awaitable[tuple[PhaseData, Sequence[tuple[int, float]]]]]
@@ -330,12 +334,12 @@ class Rollout:
             self._others = OtherModels(self._job, self._services.endpoints, self.new_backend)
         return self._others
 
-    async def _policy_of(self, role: str) -> JobPolicy:
+    async def _policy_of(self, role: str, *, trained: bool) -> JobPolicy:
         """Return the policy of a model, by the job's or the service's name for it."""
         others = self.other_models()
         if not others.is_policy(role):
             asked_at = time.monotonic()
-            policy = await others.policy(role)
+            policy = await others.policy(role, trained=trained)
             self.episode.spent(f"model.{role[:96]}", asked_at)
             return policy
         policy, sampling = await self._policy(), others.named(role).sampling

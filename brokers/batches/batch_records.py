@@ -16,7 +16,7 @@ from .group_filters import Verdict
 from .rollout_group import RolloutGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from ...wire.messages.batches import BatchClosed, BatchOptions, BatchReport, BatchState
     from .group_filters import KeepPolicy
@@ -164,14 +164,17 @@ class BatchRecord:
         """Jobs in flight divided by the weight; the batch with the smallest share launches next."""
         return self.in_flight / self.options.weight
 
-    def is_too_old(self, version: int, now: int) -> bool:
-        """Return whether tokens of `version` are too old for the batch when `now` is the current version."""
-        return self.options.max_staleness is not None and version < now - self.options.max_staleness
-
-    def stale(self, version: int) -> Unusable:
-        """Return the test for rollouts that are too old at weight version `version`."""
+    def is_too_old(self, rollout: Rollout, now: Mapping[str, int]) -> bool:
+        """Return whether a model's tokens are too old for the batch when `now` has the models' current versions."""
         limit = self.options.max_staleness
-        return Unusable(lambda one: limit is not None and one.version < version - limit, DiscardReason.STALE)
+        if limit is None:
+            return False
+        oldest = ((self.model, rollout.version), *rollout.others)
+        return any(version < now.get(model, 0) - limit for model, version in oldest)
+
+    def stale(self, now: Mapping[str, int]) -> Unusable:
+        """Return the test for rollouts that are too old when `now` has the models' current versions."""
+        return Unusable(lambda one: self.is_too_old(one, now), DiscardReason.STALE)
 
     def take_up(self, group: RolloutGroup) -> None:
         """Continue a group of an earlier process."""

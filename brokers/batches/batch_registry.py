@@ -29,8 +29,8 @@ class BatchRegistry:
         """By name, including sessions that only carry groups."""
         self.batches: dict[str, BatchRecord] = {}
         """By id, in order of opening."""
-        self.versions: dict[str, int] = {}
-        """The current weight versions, by model."""
+        self.versions: Mapping[str, int] = {}
+        """The current weight versions, by model; never modified, since jobs keep those that they began with."""
         self.steps = TrainingSteps()
         self._remembered: OrderedDict[str, RememberedBatch] = OrderedDict()
 
@@ -40,10 +40,13 @@ class BatchRegistry:
     def version(self, model: str) -> int:
         return self.versions.get(model, 0)
 
+    def set_version(self, model: str, version: int) -> None:
+        self.versions = {**self.versions, model: version}
+
     def restore(
         self, sessions: Iterable[SessionRecord], batches: Iterable[BatchRecord], versions: Mapping[str, int]
     ) -> None:
-        self.versions.update(versions)
+        self.versions = {**self.versions, **versions}
         self.sessions.update((record.session, record) for record in sessions)
         for batch in batches:
             record = self.sessions[batch.session]

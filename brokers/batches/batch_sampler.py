@@ -185,7 +185,7 @@ class BatchSampler:
             self._lose(group, rollout.job_id, "reward_not_finite")
             return self._take_actions()
         batch = self._batches.get(group.batch_id)
-        if batch is not None and batch.is_too_old(rollout.version, group.started_with.get(rollout.job_id, 0)):
+        if batch is not None and batch.is_too_old(rollout, group.started_with.get(rollout.job_id, {})):
             self._waste(batch, DiscardReason.STALE, [rollout.seconds])
             self._actions.append(Discard((rollout,), DiscardReason.STALE))
             self._lose(group, rollout.job_id, "older_weights_than_announced")
@@ -196,7 +196,7 @@ class BatchSampler:
             batch.in_flight -= 1
             batch.stats.completed += 1
             self._changes.batch(batch)
-            self._drop(group, batch, batch.stale(self.registry.version(group.model)))
+            self._drop(group, batch, batch.stale(self.registry.versions))
             self._judge(batch, group)
             self._end_if_short(batch)
         return self._take_actions()
@@ -219,11 +219,11 @@ class BatchSampler:
 
     def set_version(self, version: int, now: float, model: str = POLICY) -> list[SamplerAction]:
         """Record new weights of a model and drop its rollouts that are now too old."""
-        self._now, self.registry.versions[model] = now, version
+        self._now = now
+        self.registry.set_version(model, version)
         for batch in self._batches.values():
-            if batch.model == model:
-                not_given = [group for group in batch.ready.values() if not group.given_to]
-                self._drop_of(batch, not_given, batch.stale(version))
+            not_given = [group for group in batch.ready.values() if not group.given_to]
+            self._drop_of(batch, not_given, batch.stale(self.registry.versions))
         return self._take_actions()
 
     def rollout_lost(self, job_id: str, now: float) -> list[SamplerAction]:
@@ -306,7 +306,7 @@ class BatchSampler:
 
     def _start(self, batch: BatchRecord, group: RolloutGroup) -> None:
         job_id = group.start()
-        group.started_with[job_id] = self.registry.version(group.model)
+        group.started_with[job_id] = self.registry.versions
         batch.in_flight += 1
         batch.stats.launched += 1
         self._owners[job_id] = group
@@ -324,7 +324,7 @@ class BatchSampler:
     def _adopt(self, batch: BatchRecord, group: RolloutGroup) -> None:
         batch.take_over(group)
         self._changes.group(group)
-        self._drop(group, batch, batch.stale(self.registry.version(group.model)))
+        self._drop(group, batch, batch.stale(self.registry.versions))
         batch.put_due(group)
         if group.is_complete or not self._give_up_if_hopeless(batch, group):
             self._judge(batch, group)

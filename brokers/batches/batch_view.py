@@ -77,7 +77,7 @@ def _row(group: RolloutGroup, batch: BatchRecord, version: int, worked_s: Callab
             return RolloutCell("in", rollout.job_id, rollout.reward, version - rollout.version, rollout.seconds)
         if (job_id := jobs.get(place)) is not None:
             started_with = group.started_with.get(job_id)
-            behind = version - started_with if started_with is not None else None
+            behind = version - started_with.get(group.model, 0) if started_with is not None else None
             return RolloutCell("running", job_id, staleness=behind, seconds=worked_s(job_id))
         return RolloutCell("missing")
 

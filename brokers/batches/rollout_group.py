@@ -10,7 +10,7 @@ from ...wire.messages.base import POLICY
 from .group_filters import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 
 class Rollout(NamedTuple):
@@ -20,11 +20,13 @@ class Rollout(NamedTuple):
     reward: float
     tokens: int
     version: int
-    """The oldest weight version of its tokens."""
+    """The oldest weight version of the tokens of the group's model."""
     seconds: float
     """Time in INIT, RUN and EVAL, without queues."""
     roles: tuple[tuple[str, float], ...] = ()
     """The trained conversations, each with its reward; empty: there is one, `main`."""
+    others: tuple[tuple[str, int], ...] = ()
+    """Other trained models, each with the oldest weight version of its tokens."""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,8 +53,8 @@ class RolloutGroup:
     """Reasons why jobs produced no rollout."""
     started: int = 0
     """Number of jobs so far."""
-    started_with: dict[str, int] = field(default_factory=dict)
-    """Announced weight version when a job began; jobs of an earlier process are missing."""
+    started_with: dict[str, Mapping[str, int]] = field(default_factory=dict)
+    """Announced weight versions, by model, when a job began; jobs of an earlier process are missing."""
     given_to: str = ""
     """The client that was sent the group and has not acknowledged it."""
     given_at: float = 0.0

@@ -87,7 +87,7 @@ class BlockServer:
         Return the end and its block, without the records that were dropped, and the handle; None: there is no room.
         """
         block = memoryview(frame.buffer if isinstance(frame, zmq.Frame) else frame)
-        version = oldest_version(block, end.tokens, end.turns, end.records)
+        version = oldest_version(block, end)
         block_id = self._store.keep(broker, number, block)
         if end.records and (block_id is None or self._store.size(broker, block_id) != len(block)):
             end, block = without_records(end, block, "the node's disk was full")

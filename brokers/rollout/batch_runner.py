@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from ...wire.messages.batches import BatchOptions, BatchReport, BatchStatus
-    from ...wire.messages.jobs import Job
+    from ...wire.messages.jobs import ConversationPart, Job
     from ...wire.messages.watching import BatchView, ListSteps, StepList, ViewBatch
     from ..batches.batch_records import BatchAction, BatchRecord, SamplerAction, SessionRecord
     from ..batches.rollout_group import RolloutGroup
@@ -282,8 +282,11 @@ class BatchRunner:
         version = self._batches.version(result.model)
         if result.reward is not None and (oldest := self._oldest(finished, version)) is not None:
             roles = tuple((name, own) for name, own in trained_rewards(result).items() if own is not None)
-            rollout = Rollout(result.job_id, result.reward, result.tokens, oldest, _seconds(finished), roles)
-            catalog.STALENESS.observe(max(0, version - oldest), result.model)
+            others = _others(result.conversations) if result.conversations else ()
+            seconds = _seconds(finished)
+            rollout = Rollout(result.job_id, result.reward, result.tokens, oldest, seconds, roles, others)
+            for model, version_of in ((result.model, oldest), *others):
+                catalog.STALENESS.observe(max(0, self._batches.version(model) - version_of), model)
             self._enqueue(self._sampler.job_completed(rollout, now))
             if not np.isfinite(result.reward):
                 self._discard(finished.session, [result.job_id])
@@ -397,8 +400,17 @@ class BatchRunner:
             except BlockLost:
                 return None
             buffer = block.buffer if isinstance(block, zmq.Frame) else block
-            oldest = oldest_version(buffer, result.tokens, result.turns, result.records)
+            oldest = oldest_version(buffer, result)
         return oldest if oldest >= 0 else version
+
+
+def _others(parts: Sequence[ConversationPart]) -> tuple[tuple[str, int], ...]:
+    """Return the oldest weight version of each other model's tokens."""
+    oldest: dict[str, int] = {}
+    for part in parts:
+        if part.model and part.oldest_version >= 0:
+            oldest[part.model] = min(part.oldest_version, oldest.get(part.model, part.oldest_version))
+    return (*oldest.items(),)
 
 
 class _RoomByKey(dict[str, int]):

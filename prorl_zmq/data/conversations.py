@@ -6,6 +6,8 @@ import math
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
 
+from ..errors import MalformedMessage
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -49,6 +51,21 @@ def trained_rewards(result: Result) -> dict[str, float | None]:
         return {}
     parts = [part for part in result.conversations if part.trained and part.segments]
     return {part.name: result.reward if part.reward is None else part.reward for part in parts}
+
+
+def tokens_of_own_model(ended: Result | PhaseDone | PhaseFailed) -> list[slice]:
+    """Return where the arrays have tokens of conversations with the job's own model.
+
+    Raises:
+        MalformedMessage: the conversations have more segments than the trajectory.
+    """
+    if not any(part.model for part in ended.conversations):
+        return [slice(0, ended.tokens)]
+    edges = [0, *ended.segments, ended.tokens]
+    own = [part for part in ended.conversations if part.segments and not part.model]
+    if any(part.first_segment + part.segments >= len(edges) for part in own):
+        raise MalformedMessage(f"the conversations have more segments than the trajectory's {len(edges) - 1}")
+    return [slice(edges[part.first_segment], edges[part.first_segment + part.segments]) for part in own]
 
 
 def labels_of(result: Result, turns: NDArray[np.int32]) -> dict[int, tuple[str, float | None]]:

@@ -30,6 +30,11 @@ class Group:
         return len(self.trajectories)
 
     @property
+    def model(self) -> str:
+        """The model of its jobs, whose weights the batch's trainer trains."""
+        return self.trajectories[0].result.model
+
+    @property
     def rewards(self) -> NDArray[np.float64]:
         """The rewards, float64 [n], by place; NaN where a trajectory has none."""
         return np.array([trajectory.reward for trajectory in self.trajectories], np.float64)
@@ -39,19 +44,25 @@ class Group:
         """The weight versions that generated its tokens, ascending; several if weights changed on the way."""
         return tuple(sorted({version for trajectory in self.trajectories for version in trajectory.versions}))
 
-    def split(self) -> list[Group]:
+    def split(self, model: str | None = None) -> list[Group]:
         """Return a group for each role: for each name of a trained conversation, these conversations of all rollouts.
 
         Self-play needs it: a baseline over both players of a zero-sum game is always 0. The groups' ids end with the
-        name, such as `7f3a/white`. A group of rollouts whose conversations have no names is returned as it is.
+        name, such as `7f3a/white`. A group of rollouts whose conversations have no names is returned as it is. A
+        role that two models had in different rollouts is two groups.
+
+        Args:
+            model: only conversations with this model, as a trainer of `group.model` needs them; None: all.
         """
-        roles: dict[str, list[Trajectory]] = {}
+        roles: dict[tuple[str, str], list[Trajectory]] = {}
         for trajectory in self.trajectories:
             for part in trajectory.split():
-                roles.setdefault(part.group_id.removeprefix(trajectory.group_id), []).append(part)
-        if [*roles] == [""]:
-            return [self]
-        return [Group(f"{self.group_id}{role}", self.prompt_id, tuple(parts)) for role, parts in roles.items()]
+                if model is None or part.result.model == model:
+                    roles.setdefault((part.result.agent, part.result.model), []).append(part)
+        if not any(agent for agent, _ in roles):
+            return [self] if roles else []
+        named = {role: f"{self.group_id}/{role[0]}" if role[0] else self.group_id for role in roles}
+        return [Group(named[role], self.prompt_id, tuple(parts)) for role, parts in roles.items()]
 
     def __repr__(self) -> str:
         return f"<Group {self._line()}>"

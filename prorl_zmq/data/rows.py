@@ -164,7 +164,7 @@ def check_sizes(groups: Sequence[Group], size: int, framework: str) -> None:
 def _conversation(trajectory: Trajectory, group: Group) -> Trajectory:
     """Return the only trained conversation."""
     found = trajectory.split()
-    if len(found) > 1:
+    if len(found) > 1 or any(one.result.model != trajectory.result.model for one in found):
         names = ", ".join(trained_rewards(trajectory.result))
         problem = f"has the trained conversations {names}; split its group by role with `Group.split`"
         raise NotTrainable(f"job {trajectory.job_id} {problem}", group_id=group.group_id, job_id=trajectory.job_id)
@@ -179,6 +179,11 @@ def _check(trajectory: Trajectory, group: Group, first: Trajectory) -> None:
         problem = "has no token that the policy generated"
     elif not np.isfinite(trajectory.logprobs[trajectory.loss_mask]).all():
         problem = "has log-probs that are not finite: its engine did not give them for all tokens"
+    elif trajectory.result.model != first.result.model:
+        problem = (
+            f"has tokens of the model {trajectory.result.model}, and job {first.job_id} of {first.result.model}; a "
+            "trainer trains one model: `Group.split(model)`"
+        )
     elif trajectory.logprobs_mode != first.logprobs_mode:
         problem = (
             f"has {trajectory.logprobs_mode or 'unnamed log-probs'}, and job {first.job_id} "

@@ -21,7 +21,7 @@ import numpy as np
 
 from ..errors import EngineFailed, MalformedMessage, NotTrainable
 from ..wire.records import EXPERTS, TEACHER
-from .conversations import labels_of, rewards_problem, trained_rewards
+from .conversations import labels_of, rewards_problem, tokens_of_own_model, trained_rewards
 from .printed import TurnLine, conversation_text, trajectory_html, trajectory_line, turn_label
 from .records import ARRAYS, NO_RECORDS, RecordBuilder, Records, padded, read_records, records_bytes
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from ..errors import ErrorInfo
     from ..wire.messages.jobs import ConversationPart, RecordForm, Result
+    from ..wire.messages.stages import PhaseDone, PhaseFailed
     from .scores import Scores
 
 TOKEN_BYTES = 13
@@ -117,14 +118,15 @@ def pack_block(arrays: TokenArrays) -> NDArray[np.uint8]:
     return block
 
 
-def oldest_version(block: Any, tokens: int, turns: int, records: Sequence[RecordForm] = ()) -> int:
-    """Return the oldest weight version of a trajectory's tokens; -1 if none was generated.
+def oldest_version(block: Any, ended: Result | PhaseDone | PhaseFailed) -> int:
+    """Return the oldest weight version of the tokens that a job's own model generated; -1 if it generated none.
 
     Raises:
-        MalformedMessage: as `array_views`.
+        MalformedMessage: as `array_views` and `tokens_of_own_model`.
     """
-    versions = array_views(block, tokens, turns, records).weight_versions
-    generated = versions[versions >= 0]
+    versions = array_views(block, ended.tokens, ended.turns, ended.records).weight_versions
+    own = _joined([versions[tokens] for tokens in tokens_of_own_model(ended)])
+    generated = own[own >= 0]
     return int(generated.min()) if len(generated) else -1
 
 
@@ -178,8 +180,12 @@ class Trajectory:
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """The weight versions that generated its tokens, ascending; several if weights changed on the way."""
-        return tuple(np.unique(self.weight_versions[self.loss_mask]).tolist())
+        """The weight versions that generated its tokens, ascending; several if weights changed on the way.
+
+        They are those of `result.model`; tokens of other models do not count (see `split`).
+        """
+        own = tokens_of_own_model(self.result)
+        return tuple(np.unique(_joined([self.weight_versions[one][self.loss_mask[one]] for one in own])).tolist())
 
     @property
     def generated_tokens(self) -> int:
@@ -240,8 +246,9 @@ class Trajectory:
         """Return a trajectory for each trained conversation, as views: its arrays, its reward and its stop reason.
 
         Its `group_id` is this one's and the conversation's name, such as `7f3a/white`: a group then has one role, and
-        the baseline of an advantage is that role's. A conversation in which nothing was generated has none. A rollout
-        whose conversations have no names is returned as it is.
+        the baseline of an advantage is that role's. `result.agent` is the conversation's name, and `result.model` the
+        model that generated its tokens. A conversation in which nothing was generated has none. A rollout whose
+        conversations have no names is returned as it is.
         """
         result = self.result
         if not result.conversations:
@@ -259,8 +266,10 @@ class Trajectory:
         start, end = edges[0], edges[-1]
         arrays = self._segment(start, end)
         first = int(np.searchsorted(self.turns[:, 0], start))
+        of_other = {"model": part.model, "logprobs_mode": part.logprobs_mode, "backend": ""} if part.model else {}
         result = msgspec.structs.replace(
             self.result,
+            agent=part.name,
             group_id=f"{self.group_id}/{part.name}",
             reward=reward,
             stop_reason=part.stop_reason or self.result.stop_reason,
@@ -272,6 +281,7 @@ class Trajectory:
             turn_rewards=tuple(
                 (turn - first, own) for turn, own in self.result.turn_rewards if 0 <= turn - first < len(arrays.turns)
             ),
+            **of_other,
         )
         return Trajectory(**arrays._asdict(), result=result, records=arrays.records)
 
@@ -469,6 +479,10 @@ class TrajectoryBuilder:
             room[self.tokens : end] = values
         self.tokens = end
         self._turns[-1][1] = end
+
+
+def _joined(versions: list[NDArray[np.int32]]) -> NDArray[np.int32]:
+    return versions[0] if len(versions) == 1 else np.concatenate([np.empty(0, np.int32), *versions])
 
 
 def _role_name(role: int) -> str:

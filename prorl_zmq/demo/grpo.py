@@ -120,7 +120,7 @@ class Grpo:
         Groups of self-play are split, so that each role's advantages have its own baseline.
         """
         settings = self._settings
-        groups = [role for group in groups for role in group.split()]
+        groups = [role for group in groups for role in group.split(group.model)]
         tokens = self._tokens(groups)
         left = 1 - settings.decay * min(self.weight_version / settings.steps, 1.0)
         self._adam.learning_rate = left * settings.learning_rate

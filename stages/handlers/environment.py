@@ -48,8 +48,9 @@ class Player(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     model: str = "policy"
     """The model that plays it, as in the job's `models`."""
-    trained: bool = True
-    """False: its turns are context."""
+    trained: bool | None = None
+    """False: its turns are context. True: they are trained on, also with another model of the service, unless that is
+    frozen. None: those of the job's own model are."""
     system: str = ""
     """The system message; empty: the instance's."""
 

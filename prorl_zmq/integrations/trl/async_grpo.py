@@ -154,7 +154,7 @@ class RolloutWorker:
         began = time.monotonic()
         wanted = self._samples_per_step // size
         for group in self._session.groups(lambda: (wanted - len(put), self._jobs()), size, **self._options):
-            put.append(sum(self._put(role) for role in group.split()))  # noqa: PERF401 - `wanted` is asked meanwhile
+            put.append(sum(self._put(role) for role in group.split(group.model)))  # noqa: PERF401 - `wanted` is asked meanwhile
         if put and not any(put):
             most = self._args.max_completion_length
             raise NotTrainable(f"all rollouts of a batch have more than max_completion_length = {most} tokens")

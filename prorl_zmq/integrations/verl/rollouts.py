@@ -160,7 +160,7 @@ class RolloutManager(Counts):
         fields: list[dict[str, Any]] = []
         tags: dict[str, dict[str, Any]] = {}
         counts = Counter[str]()
-        for number, role in enumerate(group.split()):
+        for number, role in enumerate(group.split(group.model)):
             uid = prompt.uid + role.group_id.removeprefix(group.group_id)
             samples, counted = self._samples(prompt, role, least=min(2, len(group)))
             counts += counted

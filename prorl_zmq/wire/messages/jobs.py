@@ -225,7 +225,7 @@ class Job(Part, frozen=True, kw_only=True):
     several models, each with weight versions of its own."""
     models: Annotated[dict[ModelRole, NamedModel | ModelName], Meta(max_length=16)] = {}
     """Models that the rollout talks to besides `model`, by the task's or the program's own names for them:
-    `{"user": "sim"}`. Their turns are context for the policy and are not trained on."""
+    `{"user": "sim"}`. Their turns are context for the policy and are not trained on, unless the task says so."""
     mcp: Annotated[tuple[McpServer, ...], Meta(max_length=16)] = ()
     """MCP servers whose tools the policy gets in addition to the task's, in a session of this rollout's own."""
     record: Annotated[tuple[RecordAsked, ...], Meta(max_length=3)] = ()
@@ -315,6 +315,12 @@ class ConversationPart(Part, frozen=True):
     """Its own reward, from EVAL; None: the rollout's reward."""
     stop_reason: ShortText = ""
     """Why it stopped, as in `Result`."""
+    model: ModelName | Literal[""] = ""
+    """The model that took its turns; empty: the job's own. The other fields below are only for another model."""
+    logprobs_mode: LogprobsMode | Literal[""] = ""
+    """The distribution of its log-probs."""
+    oldest_version: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = -1
+    """The oldest weight version of its tokens in the arrays; -1: none was generated."""
 
 
 Conversations = Annotated[tuple[ConversationPart, ...], Meta(max_length=CONVERSATIONS_LIMIT)]
@@ -357,7 +363,10 @@ class Result(Part, frozen=True, kw_only=True):
     stop_reason: str = ""
     """Why the episode stopped (see `stages.episode.StopReason`); empty if RUN did not end."""
     model: ModelName = POLICY
-    """The model of its own turns, as in the job: the weight versions of its tokens are this model's."""
+    """The model of its own turns, as in the job: the weight versions of its tokens are this model's, except in the
+    `conversations` that name another model."""
+    agent: Identifier | Literal[""] = ""
+    """The conversation's name in a trajectory that `Trajectory.split` returned; else empty."""
     backend: str = ""
     """The backend that the job was assigned to."""
     metrics: dict[MeasureName, float] = {}

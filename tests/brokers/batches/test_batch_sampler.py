@@ -418,6 +418,37 @@ def test_a_zero_sum_game_is_informative_if_a_players_rewards_differ(trainer: Tra
     assert ended == Ended(batch, "met")
 
 
+def with_other(trainer: Trainer, version_of_b: int) -> list[SamplerAction]:
+    """Complete a job with tokens of version 0 of the policy, and of another version of the model `b`."""
+    rollout = Rollout(trainer.running.pop(0), float(len(trainer.running)), 10, 0, 1.0, (), (("b", version_of_b),))
+    return trainer.note(trainer.sampler.job_completed(rollout, trainer.now))
+
+
+def test_each_models_tokens_are_as_old_as_that_models_weights_say(trainer: Trainer) -> None:
+    trainer.note(trainer.sampler.set_version(40, trainer.now, "b"))
+    batch = trainer.open(max_staleness=2)
+    trainer.feed(batch, "p")
+    trainer.launch(2)
+    assert kinds(with_other(trainer, 38)) == [], "two versions behind the newest weights of b, none behind the policy's"
+    assert kinds(trainer.note(trainer.sampler.set_version(41, trainer.now, "c"))) == []
+    assert kinds(trainer.note(trainer.sampler.set_version(41, trainer.now, "b"))) == ["Discard"]
+    trainer.launch(1)
+    assert kinds(with_other(trainer, 39)) == []
+    assert kinds(with_other(trainer, 39))[0] == "Deliver"
+
+
+def test_tokens_of_older_weights_than_another_model_had_when_their_job_began_are_refused(trainer: Trainer) -> None:
+    trainer.note(trainer.sampler.set_version(40, trainer.now, "b"))
+    batch = trainer.open(max_staleness=2)
+    trainer.feed(batch, "p")
+    trainer.launch(2)
+    (discard,) = with_other(trainer, 37)
+    assert isinstance(discard, Discard)
+    assert discard.why == DiscardReason.STALE
+    (group,) = trainer.sampler.registry.batch(batch).groups.values()
+    assert group.failures == {"older_weights_than_announced": 1}
+
+
 @given(st.lists(st.tuples(*[st.sampled_from([-1.0, 0.0, 0.5])] * 3), min_size=1, max_size=4))
 def test_a_group_is_informative_if_and_only_if_an_advantage_is_not_zero(
     games: list[Sequence[float]],
