@@ -22,6 +22,7 @@ from ..wire.messages.backends import (
     WaitLonger,
 )
 from ..wire.messages.base import POLICY, Refused, holder, new_id
+from ..wire.messages.jobs import NamedModel
 from ..wire.sockets import CONTROL_FRAME_BYTES
 from .held_assignments import HeldAssignments
 
@@ -96,6 +97,7 @@ class BackendClient:
             node=self._node,
             leaving=leaving,
             model=model,
+            named=model in _named_models(job),
         )
         reply = await self._ask(request, job.backend_wait_s + REPLY_SLACK_S, on_starting)
         if isinstance(reply, Refused):
@@ -166,3 +168,7 @@ class BackendClient:
         if isinstance(reply, WaitLonger) and (wait_longer := self._wait_longer.get(reply.request_id)) is not None:
             wait_longer()
         return isinstance(reply, NameAll | WaitLonger)
+
+
+def _named_models(job: Job) -> set[str]:
+    return {job.model, *(NamedModel.of(named).name for named in job.models.values())}

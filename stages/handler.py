@@ -222,6 +222,8 @@ class AgentHandler(ABC, Generic[Instance]):
     """False: EVAL cannot judge, and a program outside reports the reward."""
     eval_in_sandbox: ClassVar[bool] = False
     """Keep the sandbox after RUN, and run EVAL on its node."""
+    model_fields: ClassVar[tuple[str, ...]] = ()
+    """Fields of an instance that name models (see `Task.model_fields`): the front door refuses unknown ones."""
     file_tasks: Mapping[str, AgentHandler[Any]] = MappingProxyType({})
     """The tasks of Python files (`--task-module`) in this process, for a task that uses another one."""
 
@@ -296,6 +298,7 @@ class AgentHandler(ABC, Generic[Instance]):
             optional=tuple(one.encode_name for one in fields if not one.required),
             harnesses=tuple(known_harnesses()),
             models=endpoints(),
+            model_fields=self.model_fields,
         )
 
     def parse_instance(self, job: Job) -> Instance:

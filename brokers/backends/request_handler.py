@@ -184,14 +184,16 @@ class BackendRequestHandler:
             case HoldWeights() | WeightUpdate():
                 return self.weights.handle(envelope, request, now)
             case ListModels():
-                models = self.heap.models() | self._starts.models() | self._registry.lost_models()
-                return ModelList(request.request_id, tuple(sorted(models)), self.heap.lacking_records())
+                return ModelList(request.request_id, tuple(sorted(self._models())), self.heap.lacking_records())
             case ReportStarts():
                 self._starts.report(request, now)
             case ListBackends():
                 backends = tuple(self._described(status, now) for status in self.heap.status())
                 return BackendList(request.request_id, backends, self.waiting, tuple(self._starts))
         return Done(request.request_id)
+
+    def _models(self) -> set[str]:
+        return self.heap.models() | self._starts.models() | self._registry.lost_models()
 
     def _described(self, status: BackendStatus, now: float) -> BackendStatus:
         status = self._registry.with_host(status, now)
@@ -239,7 +241,7 @@ class BackendRequestHandler:
             return NameAll(alive.request_id)
         return Done(alive.request_id)
 
-    def _assign(self, envelope: Sequence[Frame], request: Assign, now: float) -> Assigned | WaitLonger | None:
+    def _assign(self, envelope: Sequence[Frame], request: Assign, now: float) -> Assigned | WaitLonger | Refused | None:
         self._owners[request.owner] = now
         queue = self._waiting.get(request.model, {})
         waiting = queue.get(request.job_id)
@@ -250,6 +252,8 @@ class BackendRequestHandler:
             if waiting.request.attempt > request.attempt:
                 return None
         assigned = self._try(request, now)
+        if assigned is None and not request.named and request.model not in self._models():
+            return self._at_last(_Waiting(envelope, msgspec.structs.replace(request, wait_s=0.0), now), now)
         if assigned is None:
             self._waiting.setdefault(request.model, {})[request.job_id] = _Waiting(envelope, _settled(request), now)
             return self._wait_longer(request)
@@ -329,8 +333,9 @@ class BackendRequestHandler:
         if begun is not None and any(not one.backend.frozen for one in of_model):
             remedy = f"weights {begun} are on their way, and none serves them yet: let its jobs wait longer"
         what = "inference backend" if request.model == POLICY else f"backend of the model {request.model}"
+        within = f" within {request.wait_s:g} s" if request.wait_s else ""
         error = NoBackend(
-            f"no {what} took job {request.job_id} within {request.wait_s:g} s; {remedy}",
+            f"no {what} took job {request.job_id}{within}; {remedy}",
             job_id=request.job_id,
             waited_s=now - waiting.since,
         )

@@ -17,7 +17,7 @@ from ...wire.messages.jobs import Harness, NamedModel
 from ...wire.records import TEACHER, Recorded, teacher_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ...wire.messages.backends import LackedRecord
     from ...wire.messages.jobs import Job
@@ -107,8 +107,12 @@ class TaskCatalog:
             message = f"no stage process serves task {job.task!r}; served: {served}"
             raise UnknownTask(message, task=job.task, job_id=job.job_id)
         self._check_harness(job)
-        if job.models or job.model not in self._models:
-            self._check_models(job)
+        named = _named(job) if job.models else {}
+        if fields := self._tasks[job.task].model_fields:
+            found = (each for path in fields for each in _values(job.instance, path.split(".")))
+            named |= {path: model for path, model in found if model != POLICY and model not in job.models}
+        if named or job.model not in self._models:
+            self._check_models(job, named)
         if job.record:
             self._check_records(job)
         if job.teacher:
@@ -138,19 +142,18 @@ class TaskCatalog:
                 field="harness",
             )
 
-    def _check_models(self, job: Job) -> None:
+    def _check_models(self, job: Job, named: Mapping[str, str]) -> None:
         self._check_backends(job, job.model, "model")
-        for role, named in job.models.items():
-            name = NamedModel.of(named).name
+        for field, name in named.items():
             variables = endpoint_variables(name)
             if variables not in self._endpoints and not self._has_backends(name):
                 there_are = ", ".join(sorted({*self._models, *self._endpoints.values(), *self._listed}))
                 raise InvalidJob(
-                    f"job {job.job_id}: no backend and no endpoint serves the model {name!r} (models.{role}); the "
+                    f"job {job.job_id}: no backend and no endpoint serves the model {name!r} ({field}); the "
                     f"service has {there_are}; an endpoint of that name needs {variables}_URL and {variables}_MODEL in "
                     "the environment of the RUN stage processes",
                     job_id=job.job_id,
-                    field=f"models.{role}",
+                    field=field,
                 )
 
     def _check_teacher(self, job: Job) -> None:
@@ -206,6 +209,20 @@ class TaskCatalog:
             self.wants_models = True
             raise Busy("the service is listing what its engines record", retry_after_s=0.2)
         return lacked
+
+
+def _named(job: Job) -> dict[str, str]:
+    return {f"models.{role}": NamedModel.of(model).name for role, model in job.models.items()}
+
+
+def _values(content: Any, path: Sequence[str], so_far: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the texts at a path in which `*` is any name, each behind its own path."""
+    if not path:
+        if isinstance(content, str):
+            yield so_far, content
+    elif isinstance(content, dict):
+        for name in content if path[0] == "*" else content.keys() & {path[0]}:
+            yield from _values(content[name], path[1:], f"{so_far}.{name}" if so_far else str(name))
 
 
 def _instance_type(task: Task) -> type[msgspec.Struct]:

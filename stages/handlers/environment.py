@@ -75,6 +75,7 @@ class EnvironmentInstance(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 class EnvironmentHandler(AgentHandler[EnvironmentInstance]):
     task = "environment"
     instance_type = EnvironmentInstance
+    model_fields = ("players.*.model",)
 
     def __init__(self) -> None:
         self._pool: EnvironmentPool | None = None

@@ -139,8 +139,8 @@ def test_a_judge_that_fails_gives_no_reward(monkeypatch: pytest.MonkeyPatch, rep
 def test_no_judge_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (URL, MODEL):
         monkeypatch.delenv(name, raising=False)
-    trajectory = rollout("It rains.", backend_wait_s=0.2)
-    assert (trajectory.outcome, trajectory.reward) == ("infrastructure_error", None)
+    trajectory = rollout("It rains.", backend_wait_s=2 * LIMIT_S)
+    assert (trajectory.outcome, trajectory.reward) == ("infrastructure_error", None), "at once: there is no such model"
     assert trajectory.error is not None
     assert "no judge: no backend of the model judge took job" in trajectory.error.message
     assert f"or set {URL} and {MODEL} for the EVAL stage processes" in trajectory.error.message

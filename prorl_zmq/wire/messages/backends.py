@@ -235,6 +235,9 @@ class Assign(Request, frozen=True, kw_only=True):
     leaving: Identifier | Literal[""] = ""
     """The backend that the job has and cannot continue with: assign another, or wait until that one may be tried."""
     model: ModelName = POLICY
+    named: bool = True
+    """Whether the job names the model, so that the front door has checked it. If not, a model that the service does not
+    have is refused at once."""
 
     @property
     def holder(self) -> str:

@@ -60,6 +60,8 @@ class Task(Part, frozen=True):
     """The agent programs that may lead its rollouts."""
     models: Annotated[tuple[ModelName, ...], Meta(max_length=TASK_LIMIT)] = ()
     """Models that the process reaches by endpoints of its environment, for `Job.models`."""
+    model_fields: Annotated[tuple[ShortText, ...], Meta(max_length=16)] = ()
+    """Fields of an instance that name models, by the job's names or their own, such as `players.*.model`."""
 
 
 class StageReport(Message, frozen=True, kw_only=True):

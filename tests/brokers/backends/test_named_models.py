@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from prorl_zmq.brokers.backends.backend_records import WeightsRecord
 from prorl_zmq.brokers.backends.request_handler import BackendRequestHandler
@@ -169,6 +170,16 @@ def test_a_wait_for_a_model_without_backends_ends_with_its_name() -> None:
     assert refused.error.code == "no_backend"
     assert "no backend of the model usr took job job" in refused.error.message
     assert "name = 'usr'" in refused.error.message
+
+
+def test_a_model_that_no_job_named_is_refused_at_once_unless_the_service_has_it() -> None:
+    broker = handler(P1)
+    unnamed = replace(assign("judge"), named=False)
+    refused = ask(broker, unnamed)[b"me"]
+    assert isinstance(refused, Refused)
+    assert "no backend of the model judge took job job; start one with `name = 'judge'`" in refused.error.message
+    ask(broker, ReportStarts("starts", "serve", (EngineStart("engine-1", "starting", "", "judge"),)))
+    assert isinstance(ask(broker, unnamed)[b"me"], WaitLonger)
 
 
 def versions(broker: BackendRequestHandler, now: float = 0.0) -> dict[str, tuple[int, str]]:

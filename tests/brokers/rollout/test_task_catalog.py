@@ -148,6 +148,22 @@ def test_a_model_that_nobody_serves_is_refused_with_those_there_are() -> None:
     assert catalog.wants_models, "it may have gone since: a new list will say"
 
 
+def test_models_that_an_instance_names_are_checked_as_those_of_the_job() -> None:
+    catalog = TaskCatalog(["policy", "sim"])
+    catalog.add([Task("game", {"players": "any"}, models=("far",), model_fields=("players.*.model",))])
+    catalog.list_models(["policy", "sim"])
+
+    def check(*models: Any, **more: Any) -> None:
+        players = {str(number): {"model": model} for number, model in enumerate(models)}
+        catalog.check(Job(task="game", instance={"players": players}, **more))
+
+    check("policy", "sim", "far", 7, model="sim")
+    check("user", models={"user": "sim"})
+    catalog.check(Job(task="game", instance={"players": {"0": {}, "1": None}}))
+    with pytest.raises(InvalidJob, match=r"serves the model 'smi' \(players\.1\.model\); the service has far, policy"):
+        check("sim", "smi")
+
+
 def test_a_job_of_a_model_that_nobody_serves_is_refused_with_those_there_are() -> None:
     catalog = TaskCatalog(["policy", "b"])
     catalog.add([Task("task", models=("judge",))])
