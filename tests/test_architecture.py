@@ -86,7 +86,7 @@ BUDGET = {
     "brokers": 300,
     "brokers.backends": 2450,
     "brokers.batches": 1850,
-    "brokers.journal": 1600,
+    "brokers.journal": 1650,
     "brokers.node": 1350,
     "brokers.rollout": 6650,
     "cli": 150,

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     Row = tuple[Any, ...]
 
 APPLICATION_ID = int.from_bytes(b"PRLJ", "big")
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """Increment with every change of the tables and of the messages stored in them."""
 TABLES = (
     """CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID""",
@@ -339,7 +339,7 @@ class Journal:
         number = self._segments.emptiest(wanted_share)
         if number is None:
             return False
-        found: dict[int, bytes] = {}
+        found: dict[int, bytes | memoryview] = {}
         moved: dict[int, Place] = {}
         for key, block in self._blocks.items():
             if block.place.segment == number:

@@ -118,7 +118,7 @@ class BlockServer:
                 content = codec.unpack(message[0])
                 request: FetchBlock = convert_request(content, FetchBlock, NODE_BROKER)
             except VersionMismatch as error:
-                reply = [*envelope, codec.encode(Refused(codec.request_id(content), error.info()))]
+                reply: list[Frame] = [*envelope, codec.encode(Refused(codec.request_id(content), error.info()))]
             except (MalformedMessage, IndexError) as error:
                 log.debug("dropped a request for a block: %s", error)  # anybody can send one: no log flood
                 continue

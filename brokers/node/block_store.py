@@ -18,6 +18,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from ...system.node_name import boot_id, short_id
+from ...system.stored_block import read_block
 from ...wire.messages.base import new_id
 
 if TYPE_CHECKING:
@@ -119,13 +120,13 @@ class BlockStore:
         os.close(file)
         return None
 
-    def read(self, block_id: str) -> bytes | None:
+    def read(self, block_id: str) -> bytes | memoryview | None:
         """Return a block; None if the block is missing, truncated or unreadable."""
         file = self.open(block_id)
         if file is None:
             return None
         try:
-            return os.read(file, os.fstat(file).st_size)
+            return read_block(file, 0, os.fstat(file).st_size)
         except OSError as error:
             log.warning("the block %s cannot be read: %s", block_id, error)
             return None

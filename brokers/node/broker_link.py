@@ -212,7 +212,7 @@ class BrokerLink:
         except zmq.Again:
             self._reports.want_full()
 
-    def send_block(self, block_id: str, block: bytes | None) -> None:
+    def send_block(self, block_id: str, block: bytes | memoryview | None) -> None:
         """Send a block that this node stored, or report that the block is lost."""
         sent = BlockSent(stage_id=self.pool(Phase.RUN), block_id=block_id, lost=block is None)
         self.send(sent, () if block is None else (block,))

@@ -108,6 +108,39 @@ def test_segment_that_is_damaged_behind_the_brokers_back_costs_the_jobs_in_it(pa
         assert read(journal, 4) == content(4)
 
 
+@pytest.mark.parametrize("local", [True, False])
+@pytest.mark.parametrize("place", [0, 4095, 4096, 2**20, 2**20 + 403])
+def test_damaged_byte_of_a_large_block_is_noticed_wherever_it_is(
+    path: Path, monkeypatch: pytest.MonkeyPatch, local: bool, place: int
+) -> None:
+    if not local:
+        monkeypatch.setattr(segment_store, "file_system_of", lambda _: "nfs4")
+    size = 2**20 + 404
+    with Journal(path) as journal:
+        end(journal, 1)
+        end(journal, 2, 3, size=size)
+        assert isinstance(journal.block(StoredBlock(2, size)), memoryview) == local
+        for number in (2, 3):
+            assert read(journal, number, size) == content(number, size)
+        (file,) = segment_paths(path)
+        with file.open("r+b") as behind:
+            behind.seek(1000 + place)
+            behind.write(b"\xff")
+        with pytest.raises(BlockLost, match="is not what was written"):
+            read(journal, 2, size)
+        assert read(journal, 3, size) == content(3, size)
+
+
+def test_swapped_pages_of_a_large_block_are_noticed(path: Path) -> None:
+    block = os.urandom(2**21)
+    with Journal(path) as journal:
+        journal.accept([state(1, "job-1")])
+        journal.write([], [finished(1, "job-1", block)], [])
+        segment_paths(path)[0].write_bytes(block[4096:8192] + block[:4096] + block[8192:])
+        with pytest.raises(BlockLost, match="is not what was written"):
+            read(journal, 1, len(block))
+
+
 def test_new_segment_is_never_one_that_rows_name(path: Path) -> None:
     with Journal(path) as journal:
         end(journal, 1)
