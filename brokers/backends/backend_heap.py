@@ -27,7 +27,7 @@ import msgspec
 from ...errors import DuplicateBackend, UnknownBackend
 from ...wire.messages.backends import BackendStatus, LackedRecord, assignment_digest
 from ...wire.messages.base import POLICY, holder
-from ...wire.records import RECORD_NAMES, TEACHER
+from ...wire.records import RECORD_NAMES, TEACHER, TOP_LIMIT, TOP_LOGPROBS
 from .backend_member import Assignment, Member, Owned
 from .backend_ranking import BackendRanking
 from .group_memory import GroupMemory
@@ -321,7 +321,7 @@ class BackendHeap:
         return {member.backend.name for member in self._members.values()}
 
     def lacking_records(self) -> tuple[LackedRecord, ...]:
-        """Return, of each model, the records that one of its backends does not give, with that backend.
+        """Return, of each model, the records that one of its backends does not give or gives least of.
 
         The record `teacher` is that of a backend that can score texts.
         """
@@ -329,8 +329,11 @@ class BackendHeap:
         for one in (member.backend for member in self._members.values()):
             given = (*one.records, TEACHER) if one.scores else one.records
             for name in (*RECORD_NAMES, TEACHER):
-                if name not in given:
-                    lacking[one.name, name] = LackedRecord(one.name, name, one.backend_id, one.model)
+                limit = one.top_limit if name == TOP_LOGPROBS and name in given else 0
+                known = lacking.get((one.name, name))
+                if (name not in given or 0 < limit < TOP_LIMIT) and (known is None or limit < known.top_limit):
+                    reason = one.unrecorded.get(name, "")
+                    lacking[one.name, name] = LackedRecord(one.name, name, one.backend_id, one.model, reason, limit)
         return tuple(lacking.values())
 
     def holds(self, holder_id: str) -> Assignment | None:

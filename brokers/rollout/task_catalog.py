@@ -14,7 +14,7 @@ import msgspec
 from ...errors import Busy, InvalidJob, UnknownTask
 from ...wire.messages.base import POLICY, endpoint_variables
 from ...wire.messages.jobs import Harness, NamedModel
-from ...wire.records import TEACHER, Recorded, teacher_of
+from ...wire.records import TEACHER, TOP_LOGPROBS, Recorded, teacher_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -194,17 +194,16 @@ class TaskCatalog:
             problem = str(error)
         else:
             problem = asked.conflict(job.sampling)
-            if not problem and (lacked := self._lacked(job.model, asked.names)):
-                names = ", ".join(one.record for one in lacked)
-                one = lacked[0]
-                problem = f"backend {one.backend_id} ({one.engine}) as it was started does not give the records {names}"
+            if not problem:
+                problem = "; ".join(map(_refusal, self._lacked(job.model, asked.names, asked.top)))
         if problem:
             raise InvalidJob(f"job {job.job_id}: {problem}", job_id=job.job_id, field="record")
 
-    def _lacked(self, model: str, names: Sequence[str]) -> list[LackedRecord]:
+    def _lacked(self, model: str, names: Sequence[str], top: int = 0) -> list[LackedRecord]:
         """Return the records that a model's backends do not give, by a new list of models if there are some."""
         lacking = self._lacking
-        lacked = [lacking[model, name] for name in names if (model, name) in lacking] if lacking else []
+        found = [lacking.get((model, name)) for name in names] if lacking else []
+        lacked = [one for one in found if one and (one.record != TOP_LOGPROBS or one.top_limit < top)]
         if not self._ticks_left and (lacked or lacking is None):
             self.wants_models = True
             raise Busy("the service is listing what its engines record", retry_after_s=0.2)
@@ -223,6 +222,13 @@ def _values(content: Any, path: Sequence[str], so_far: str = "") -> Iterator[tup
     elif isinstance(content, dict):
         for name in content if path[0] == "*" else content.keys() & {path[0]}:
             yield from _values(content[name], path[1:], f"{so_far}.{name}" if so_far else str(name))
+
+
+def _refusal(lacked: LackedRecord) -> str:
+    engine = f"backend {lacked.backend_id} ({lacked.engine}) as it was started"
+    if lacked.top_limit:
+        return f"{engine} gives at most {TOP_LOGPROBS}:{lacked.top_limit}"
+    return f"{engine} does not give the record {lacked.record}" + (f": {lacked.reason}" if lacked.reason else "")
 
 
 def _instance_type(task: Task) -> type[msgspec.Struct]:

@@ -16,6 +16,7 @@ import numpy as np
 from ..data.scores import TOP_LIMIT, Scores, first_scores
 from ..errors import EngineFailed
 from ..wire.messages.engines import FinishReason, VersionSpan
+from ..wire.records import TOP_LIMIT as TOP_RECORD_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -86,6 +87,10 @@ class EngineDescription:
     logprobs_mode: LogprobsMode
     records: tuple[str, ...] = ()
     """Names of the records that it gives; see `wire.records`."""
+    top_limit: int = TOP_RECORD_LIMIT
+    """The largest K of `top_logprobs:K`."""
+    unrecorded: Mapping[str, str] = field(default_factory=dict)
+    """Why it does not give other records, by their names: at most 256 characters each."""
     scores: bool = False
     """Whether it is a `ScoringEngine`."""
     adapter_slots: int = 0

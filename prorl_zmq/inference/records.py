@@ -48,6 +48,8 @@ def asked_records(wanted: Wanted, prompt_tokens: int, sampling: Sampling, descri
         problem = f"{description.model} as it was started does not give the records {', '.join(missing)}"
     elif description.vocabulary and asked.top > description.vocabulary:
         problem = f"top_logprobs:{asked.top} is more than the vocabulary of {description.vocabulary}"
+    elif asked.top > description.top_limit:
+        problem = f"{description.model} as it was started gives at most top_logprobs:{description.top_limit}"
     elif not 0 <= wanted.rows_known <= prompt_tokens:
         problem = f"{wanted.rows_known} rows of experts cannot be known of a prompt of {prompt_tokens} tokens"
     if problem:

@@ -184,8 +184,12 @@ def test_what_cannot_be_recorded_is_refused(service: LocalService, changes: dict
 def test_a_record_that_the_engine_does_not_give_is_refused_with_its_name() -> None:
     engine = EmbeddedEngine(base_policy(), model="small-7b")
     with LocalService(handlers={"talk": Talk}, engine=engine) as running, running.client(timeout_s=WAIT_S) as client:
-        with pytest.raises(InvalidJob, match=r"backend local \(small-7b\) as it was started does not give .* experts"):
+        said = r"backend local \(small-7b\) as it was started does not give the record experts: its policy is dense$"
+        with pytest.raises(InvalidJob, match=said):
             client.submit(Job(task="talk", instance={}, record=("experts",)))
+        limit = base_policy().shape.vocabulary
+        with pytest.raises(InvalidJob, match=rf"backend local \(small-7b\) .* gives at most top_logprobs:{limit}$"):
+            client.submit(Job(task="talk", instance={}, record=(f"top_logprobs:{limit + 1}",)))
         client.submit(Job(task="talk", instance={}, record=("top_logprobs:3",), sampling=SAMPLING))
         (trajectory,) = client.stream()
         assert trajectory.records["top_ids"].shape == (trajectory.generated_tokens, 3)

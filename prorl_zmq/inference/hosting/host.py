@@ -227,6 +227,8 @@ class EngineHost:
             scores=engine.scores,
             records=cast("tuple[RecordName, ...]", engine.records),  # checked below
             adapter_slots=engine.adapter_slots,
+            top_limit=engine.top_limit,
+            unrecorded=cast("dict[RecordName, str]", dict(engine.unrecorded)),
             life=self._life,
             version=version("prorl-zmq"),
             warning=options.warning,

@@ -23,7 +23,7 @@ import numpy as np
 from ...errors import ConfigError, EngineFailed, InvalidWeights
 from ...wire.messages.backends import ChatSettings
 from ...wire.messages.engines import VersionSpan
-from ...wire.records import EXPERTS
+from ...wire.records import EXPERTS, RECORD_NAMES
 from ..adapters import check_adapter
 from ..checkpoint import check_checkpoint, read_in_time, read_tensors
 from ..engine import (
@@ -145,6 +145,12 @@ class HttpEngine:
                 scores=found.dialect.scores,
                 records=found.records,
                 adapter_slots=0 if lora is None else lora.slots,
+                top_limit=found.top_limit,
+                unrecorded={
+                    name: f"the answers of its server (api {found.dialect.name}) have none"
+                    for name in RECORD_NAMES
+                    if name not in found.records
+                },
             )
         except BaseException:
             await pool.close()

@@ -22,7 +22,7 @@ import numpy as np
 from ...config import ServerApi
 from ...errors import ConfigError, EngineFailed
 from ...wire.messages.jobs import Sampling
-from ...wire.records import EXPERTS, SAMPLING_MASK, Recorded
+from ...wire.records import EXPERTS, SAMPLING_MASK, TOP_LIMIT, TOP_LOGPROBS, Recorded
 from ..engine import checked
 from .answers import LOADING, UNTOLD, version_number, with_version
 from .dialects import Turn
@@ -69,7 +69,8 @@ class Found:
     numbered: bool = False
     """Whether its answers report this version."""
     records: tuple[str, ...] = ()
-    """As in `EngineDescription`."""
+    top_limit: int = TOP_LIMIT
+    """Both as in `EngineDescription`."""
 
 
 class _Card(msgspec.Struct):
@@ -132,12 +133,15 @@ async def probe(
         records += (EXPERTS,) if mixture is not None else ()
     if info.weight_version is not None:
         version = version_number(str(info.weight_version))
+    has_limit = dialect.name != "sglang" and TOP_LOGPROBS in records
+    top_limit = await _top_limit(connections, dialect) if has_limit else TOP_LIMIT
+    if not top_limit:
+        records = tuple(name for name in records if name != TOP_LOGPROBS)
     exact = bool(np.all(np.abs(generation.logprobs) < 1e-6))
     other: LogprobsMode = "tempered_logprobs" if dialect.name == "sglang" else "raw_logprobs"
     mode: LogprobsMode = "processed_logprobs" if exact else other
-    return Found(
-        dialect, model, context_tokens, initial_version if version == UNTOLD else version, mode, numbered, records
-    )
+    version = initial_version if version == UNTOLD else version
+    return Found(dialect, model, context_tokens, version, mode, numbered, records, max(1, top_limit))
 
 
 async def _until_up(connections: Connections, start_s: float) -> None:
@@ -217,6 +221,21 @@ async def _generation(connections: Connections, dialect: Dialect, turn: Turn) ->
     if not generation.spans:
         raise EngineFailed(f"the server aborted: {answer.excerpt()}")
     return generation, dialect.records(answer.body)
+
+
+async def _top_limit(connections: Connections, dialect: Dialect) -> int:
+    """Return the largest number of `top_logprobs` that the server gives, by requests of one token each."""
+    least, most, tried = 0, TOP_LIMIT, TOP_LIMIT
+    while least < most:
+        turn = Turn(_PROMPT, msgspec.structs.replace(_SAMPLING, max_tokens=1), (), Recorded(top=tried))
+        try:
+            await _generation(connections, dialect, turn)
+        except EngineFailed:
+            most = tried - 1
+        else:
+            least = tried
+        tried = (least + most + 1) // 2
+    return least
 
 
 async def _said(connections: Connections, kind: type[_Said], *paths: str) -> _Said:

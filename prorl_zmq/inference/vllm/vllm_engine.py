@@ -368,6 +368,7 @@ class VllmEngine:
 
 
 def _description(config: Any, model: str, chat: ChatSettings, lora: LoraSlots | None) -> EngineDescription:
+    records = VllmRecords.of(config)
     return EngineDescription(
         model=model,
         chat=chat if chat.tokenizer else msgspec.structs.replace(chat, tokenizer=model),
@@ -376,7 +377,9 @@ def _description(config: Any, model: str, chat: ChatSettings, lora: LoraSlots | 
         max_in_flight=config.scheduler_config.max_num_seqs,
         logprobs_mode=config.model_config.logprobs_mode,
         scores=True,
-        records=VllmRecords.of(config).names,
+        records=records.names,
+        top_limit=records.top_limit,
+        unrecorded=records.unrecorded,
         adapter_slots=0 if lora is None else lora.slots,
     )
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import EngineFailed
-from ...wire.records import EXPERTS, SAMPLING_MASK, TOP_LOGPROBS, Recorded
+from ...wire.records import EXPERTS, SAMPLING_MASK, TOP_LIMIT, TOP_LOGPROBS, Recorded
 from ..records import mask_arrays, rows_wanted, top_arrays
 
 if TYPE_CHECKING:
@@ -36,16 +36,24 @@ class VllmRecords:
     processed: bool
     """Whether log-probs are those after truncation."""
     experts: bool
+    no_experts: str = ""
+    """Why it does not give them."""
 
     @classmethod
     def of(cls, config: Any) -> VllmRecords:
         """Read the configuration, a `VllmConfig`; options that this version of vLLM lacks are off."""
         model = config.model_config
+        no_experts = "vLLM was started without --enable-return-routed-experts, which needs a GPU"
+        if not getattr(model, "is_moe", True):
+            no_experts = "its model is dense"
+        elif not config.cache_config.enable_prefix_caching:
+            no_experts = "vLLM was started with --no-enable-prefix-caching, and experts are stored with the cache"
         return cls(
             model.max_logprobs,
             bool(getattr(model, "return_sampling_mask", False)),
             model.logprobs_mode == "processed_logprobs",
             bool(getattr(getattr(config, "aux_output_config", None), "enable_return_routed_experts", False)),
+            no_experts,
         )
 
     @property
@@ -56,6 +64,21 @@ class VllmRecords:
             EXPERTS: self.experts,
         }
         return tuple(name for name, on in given.items() if on)
+
+    @property
+    def unrecorded(self) -> dict[str, str]:
+        """Why the other records are not given."""
+        why = {
+            TOP_LOGPROBS: "vLLM was started with --max-logprobs 0",
+            SAMPLING_MASK: "vLLM needs --return-sampling-mask, or --max-logprobs -1 with --logprobs-mode "
+            "processed_logprobs",
+            EXPERTS: self.no_experts,
+        }
+        return {name: reason for name, reason in why.items() if name not in self.names}
+
+    @property
+    def top_limit(self) -> int:
+        return TOP_LIMIT if self.most == ALL else max(1, min(self.most, TOP_LIMIT))
 
     def parameters(self, asked: Recorded, wanted: Wanted) -> dict[str, int]:
         """Return the sampling parameters that ask for records.

@@ -12,6 +12,7 @@ from msgspec import Meta
 from msgspec.json import decode, encode
 from msgspec.structs import replace
 
+from ..records import TOP_LIMIT
 from .base import (
     FOR_ALL,
     FOR_OPERATORS,
@@ -150,6 +151,10 @@ class Backend(Part, frozen=True, kw_only=True):
     logprobs_mode: LogprobsMode = "processed_logprobs"
     records: Annotated[tuple[RecordName, ...], Meta(max_length=3)] = ()
     """The records that its engine gives (see `Job.record`)."""
+    top_limit: Annotated[int, Meta(ge=1, le=TOP_LIMIT)] = TOP_LIMIT
+    """The largest number of `top_logprobs` that its engine gives, if it gives them."""
+    unrecorded: Annotated[dict[RecordName, Annotated[str, Meta(max_length=256)]], Meta(max_length=3)] = {}
+    """Why its engine does not give other records."""
     scores: bool = False
     """Whether it answers `Score`."""
     adapter_slots: Annotated[int, Meta(ge=0, le=1024)] = 0
@@ -404,13 +409,17 @@ class BackendList(Reply, frozen=True):
 
 
 class LackedRecord(Part, frozen=True, array_like=True):
-    """A backend that does not give a record."""
+    """A backend that does not give a record, or of all backends the fewest `top_logprobs`."""
 
     model: ModelName
     record: RecordName
     backend_id: Identifier
     engine: str
     """The model name that its engine reports."""
+    reason: str = ""
+    """Why it does not; empty: unknown."""
+    top_limit: Annotated[int, Meta(ge=0)] = 0
+    """The largest number of `top_logprobs` that it gives; 0: none."""
 
 
 class ModelList(Reply, frozen=True):
@@ -418,7 +427,8 @@ class ModelList(Reply, frozen=True):
 
     models: tuple[ModelName, ...] = ()
     lacking: tuple[LackedRecord, ...] = ()
-    """The records that not every backend of a model gives; of models without a backend, nothing is known."""
+    """The records that not every backend of a model gives, and each limit of `top_logprobs` below `TOP_LIMIT`; of
+    models without a backend, nothing is known."""
 
 
 class AllowedKey(Part, frozen=True):

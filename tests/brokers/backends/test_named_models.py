@@ -25,6 +25,7 @@ from prorl_zmq.wire.messages.backends import (
     ModelList,
     NameAll,
     Release,
+    RemoveBackend,
     ReportStarts,
     WaitLonger,
 )
@@ -337,6 +338,32 @@ def test_the_models_there_are_include_those_that_will_be_back(how: str) -> None:
     names = (*RECORD_NAMES, TEACHER)
     lacking = (LackedRecord(model, name, backend_id, "") for model, backend_id in live.items() for name in names)
     assert listed == ModelList("models", ("policy", "user"), tuple(lacking))
+
+
+def test_of_each_record_the_backend_that_gives_least_is_listed_with_its_reason() -> None:
+    few = Backend(backend_id="few", endpoint="ipc://few", model="m", records=("top_logprobs",), top_limit=5)
+    fewer = Backend(
+        backend_id="fewer",
+        endpoint="ipc://fewer",
+        model="m",
+        records=("top_logprobs", "sampling_mask", "experts"),
+        top_limit=3,
+    )
+    broker = handler(few, fewer)
+    listed = ask(broker, ListModels("models"))[b"me"]
+    assert set(listed.lacking) == {
+        LackedRecord("policy", "top_logprobs", "fewer", "m", "", 3),
+        LackedRecord("policy", "sampling_mask", "few", "m"),
+        LackedRecord("policy", "experts", "few", "m"),
+    }
+    none = Backend(backend_id="none", endpoint="ipc://none", model="m", unrecorded={"experts": "its model is dense"})
+    ask(broker, AddBackend("add", none))
+    lacking = {one.record: one for one in ask(broker, ListModels("models"))[b"me"].lacking}
+    assert lacking["top_logprobs"] == LackedRecord("policy", "top_logprobs", "none", "m")
+    assert lacking["experts"].backend_id == "few"
+    ask(broker, RemoveBackend("remove", "few"))
+    lacking = {one.record: one for one in ask(broker, ListModels("models"))[b"me"].lacking}
+    assert lacking["experts"] == LackedRecord("policy", "experts", "none", "m", "its model is dense")
 
 
 def test_a_host_that_returns_as_another_model_has_none_of_its_old_jobs() -> None:

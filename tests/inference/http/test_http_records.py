@@ -169,11 +169,44 @@ def test_a_server_offers_what_its_first_answer_has(serving: Any) -> None:
 def test_a_mask_without_its_token_fails_the_turn(serving: Any) -> None:
     async def main() -> None:
         async with serving() as server:
-            answers = [vllm_answer(), vllm_answer(sampling_mask=[[5], [4]])]
-            server.handlers["/inference/v1/generate"] = lambda _: web.json_response(answers.pop(0))
+            server.handlers["/inference/v1/generate"] = lambda _: web.json_response(vllm_answer())
             async with engine_of(server) as engine:
+                wrong = vllm_answer(sampling_mask=[[5], [4]])
+                server.handlers["/inference/v1/generate"] = lambda _: web.json_response(wrong)
                 with pytest.raises(EngineFailed, match="missing in its sampling mask"):
                     await engine.generate(PROMPT, NARROW, (), "job", Wanted(ALL, 1))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("limit", [1, 2, 21, 1025])
+def test_a_servers_limit_of_top_logprobs_is_found_at_the_start(serving: Any, limit: int) -> None:
+    """The token API counts the drawn token as one of them."""
+
+    def answer(body: Any) -> web.Response:
+        count = body["sampling_params"]["logprobs"]
+        if count > limit:
+            return web.json_response({"error": {"message": f"{count} log-probs are over {limit}"}}, status=400)
+        ranked = [(4, -0.5), *((id_, -1.0) for id_ in range(5, 3 + max(count, 1)))]
+        content = [{"token_id": 4, "logprob": -0.5, "top_logprobs": candidates(*ranked)}]
+        choice = {"token_ids": [4], "logprobs": {"content": content}, "finish_reason": "length"}
+        return web.json_response({"choices": [choice]})
+
+    async def main() -> None:
+        async with serving() as server:
+            server.handlers["/inference/v1/generate"] = answer
+            async with engine_of(server) as engine:
+                most = limit - 1
+                assert engine.description.records == (("top_logprobs",) if most else ())
+                sampling = Sampling(max_tokens=1)
+                if most:
+                    done = await engine.generate(PROMPT, sampling, (), "job", Wanted((f"top_logprobs:{most}",)))
+                    assert done.records["top_ids"].shape == (1, most)
+                if 1 <= most < 1024:
+                    said = f"gives at most top_logprobs:{most}"
+                    with pytest.raises(EngineFailed, match=said) as caught:
+                        await engine.generate(PROMPT, sampling, (), "job", Wanted((f"top_logprobs:{most + 1}",)))
+                    assert caught.value.fields["refused"]
 
     asyncio.run(main())
 
