@@ -7,39 +7,29 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from support.rescoring import exact_logprobs, teacher_policy
 
 from prorl_zmq.errors import EngineFailed
-from prorl_zmq.inference.embedded.base_policy import base_policy
 from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine
-from prorl_zmq.inference.policy import Policy
 from prorl_zmq.wire.messages.backends import ChatSettings
 
 if TYPE_CHECKING:
     from prorl_zmq import Trajectory
     from prorl_zmq.data.scores import Scores
+    from prorl_zmq.inference.policy import Policy
 
 CLOSE = 1e-4
 TOP = 8
 SHORT_CONTEXT = 24
 
 
-def teacher_policy() -> Policy:
-    """A frozen teacher: the base policy with other output weights."""
-    policy, random = base_policy().copy(), np.random.default_rng(11)
-    policy.parameters["output_weight"] += random.normal(0, 0.05, policy.parameters["output_weight"].shape).astype("f4")
-    return policy
-
-
 def check_scores(scores: Scores, trajectory: Trajectory, policy: Policy, top: int = TOP) -> None:
     """Check each segment's scores against a rescoring in float64."""
-    wide = Policy({name: value.astype(np.float64) for name, value in policy.parameters.items()})  # type: ignore[misc]
     assert len(scores.logprobs) == len(trajectory.token_ids)
     edges = [0, *trajectory.result.segments, len(trajectory.token_ids)]
     for start, end in pairwise(edges):
         token_ids = trajectory.token_ids[start:end]
-        logits = wide.logits(wide.contexts(token_ids))[1:]
-        logits -= logits.max(1, keepdims=True)
-        expected = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+        expected = exact_logprobs(policy, token_ids)
         own = np.take_along_axis(expected, token_ids[1:, None].astype(np.int64), 1)[:, 0]
         np.testing.assert_allclose(scores.logprobs[start + 1 : end], own, atol=CLOSE, rtol=1e-6)
         likeliest = -np.sort(-expected, 1)[:, :top]

@@ -112,7 +112,7 @@ BUDGET = {
     "integrations": 3900,
     "make_swe": 2550,
     "metrics": 550,
-    "model_proxy": 2450,
+    "model_proxy": 2500,
     "prorl_zmq": 100,
     "security": 1350,
     "service": 2750,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -14,6 +14,8 @@ from ..wire.messages.jobs import Job
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
     from ..data.trajectory import Trajectory
     from ..wire.messages.backends import Backend, ChatSettings
@@ -107,9 +109,7 @@ class ScoreJobs:
             words = f"trajectory {index} (job {trajectory.job_id}) was not scored: {error.message}"
             self._failed(index, type(error)(words, **{**error.fields, "job_id": trajectory.job_id}))
             return
-        token_ids, scores = scores_of_rows(
-            result.token_ids, result.logprobs, self._top, int(result.weight_versions.min())
-        )
+        token_ids, scores = scores_in(result, self._top)
         if not np.array_equal(token_ids, trajectory.token_ids):
             raise MalformedMessage(f"the scores of trajectory {index} are of another text")
         self._scores[index] = scores
@@ -137,10 +137,31 @@ class ScoreJobs:
                 job_id=trajectory.job_id,
                 field="model",
             )
-        instance = {
-            "token_ids": np.ascontiguousarray(trajectory.token_ids, "<i4").tobytes(),
-            "segments": list(segments),
-            "top": self._top,
-            "chat": msgspec.to_builtins(chat),
-        }
-        return Job(task=TASK, instance=instance, models={ROLE: self._model})
+        return score_job(trajectory.token_ids, segments, self._top, chat, self._model)
+
+
+def score_job(
+    token_ids: NDArray[np.int32], segments: Sequence[int], top: int, chat: ChatSettings, model: str, **more: Any
+) -> Job:
+    """Return the job that scores a text.
+
+    Args:
+        token_ids: the text, int32 [T].
+        segments: where each of its segments but the first begins.
+        top: how many of the likeliest tokens to list for each position.
+        chat: of the engine whose token ids the text has.
+        model: the one that scores.
+        **more: fields of the job.
+    """
+    instance = {
+        "token_ids": np.ascontiguousarray(token_ids, "<i4").tobytes(),
+        "segments": list(segments),
+        "top": top,
+        "chat": msgspec.to_builtins(chat),
+    }
+    return Job(task=TASK, instance=instance, models={ROLE: model}, **more)
+
+
+def scores_in(result: Trajectory, top: int) -> tuple[NDArray[np.int32], Scores]:
+    """Return the text of a completed job, and its scores."""
+    return scores_of_rows(result.token_ids, result.logprobs, top, int(result.weight_versions.min()))

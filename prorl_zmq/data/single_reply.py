@@ -30,6 +30,8 @@ class SingleReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     text: str
     """Without reasoning, calls, the token that ended it and the text of `stop` that did."""
     finish_reason: Literal["stop", "tool_calls", "length"]
+    prompt_text: str = ""
+    """Of the prompt, if the request asked for it."""
     reasoning: str = ""
     calls: tuple[RepliedCall, ...] = ()
     stopped_by: str = ""

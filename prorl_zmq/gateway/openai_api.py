@@ -20,8 +20,8 @@ from ..wire.messages.base import new_id
 from .endpoint import Endpoint, decoded_body
 from .http_errors import RETRY_S, STATUSES, json_response
 from .openai_bodies import (
-    Asked,
     CompletionEvents,
+    Request,
     chat_answer,
     completion_answer,
     error_body,
@@ -76,14 +76,14 @@ class OpenAiApi:
         return json_response({"object": "list", "data": data})
 
     async def _answer(
-        self, request: web.Request, sender: Sender, read: Callable[[dict[str, Any]], Asked]
+        self, request: web.Request, sender: Sender, read: Callable[[dict[str, Any]], Request]
     ) -> web.StreamResponse:
         try:
-            asked = read(await decoded_body(request, _object))
-            await self._samples.check_model(asked.model)
-            if asked.stream:
-                return await self._stream(request, sender, asked)
-            return json_response(await self._whole(sender, asked))
+            wanted = read(await decoded_body(request, _object))
+            await self._samples.check(wanted.asked)
+            if wanted.stream:
+                return await self._stream(request, sender, wanted)
+            return json_response(await self._whole(sender, wanted))
         except CallRefused as error:
             return _refusal(error)
         except NotAllowed:
@@ -91,21 +91,21 @@ class OpenAiApi:
         except ProrlError as error:
             return _refusal(_unavailable(error))
 
-    async def _whole(self, sender: Sender, asked: Asked) -> dict[str, Any]:
-        samples = await self._samples.run_all(sender, asked.model, asked.instances, asked.n, asked.sampling)
-        if asked.chat is not None:
-            return chat_answer(asked, samples, [new_turn_id() for _ in samples])
-        return completion_answer(asked, samples, f"cmpl-{new_id()}")
+    async def _whole(self, sender: Sender, wanted: Request) -> dict[str, Any]:
+        samples = await self._samples.run_all(sender, wanted.asked)
+        if wanted.chat is not None:
+            return chat_answer(wanted, samples, [new_turn_id() for _ in samples])
+        return completion_answer(wanted, samples, f"cmpl-{new_id()}")
 
-    async def _stream(self, request: web.Request, sender: Sender, asked: Asked) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, sender: Sender, wanted: Request) -> web.StreamResponse:
         writer, turn_id = EventWriter(request, KEEP_ALIVE_S), new_turn_id()
-        chat = _CHAT.stream(asked.chat, asked.model) if asked.chat is not None else None
-        text = CompletionEvents(asked, f"cmpl-{new_id()}")
+        chat = _CHAT.stream(wanted.chat, wanted.asked.model) if wanted.chat is not None else None
+        text = CompletionEvents(wanted, f"cmpl-{new_id()}")
         try:
             if chat is not None:
                 writer.write_later(chat.begin(turn_id, 0))
             async with writer.kept_alive((chat or text).waiting):
-                (sample,) = await self._samples.run_all(sender, asked.model, asked.instances, 1, asked.sampling)
+                (sample,) = await self._samples.run_all(sender, wanted.asked)
             await writer.finish(chat.end(sample.as_turn(turn_id)) if chat is not None else text.end(sample))
         except (CallRefused, ProrlError) as error:
             if not writer.begun:

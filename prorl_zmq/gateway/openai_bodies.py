@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
+from ..data.scores import TOP_LIMIT
 from ..model_proxy.dialects.chat_completions import ChatCompletions
 from ..model_proxy.dialects.common import DONE, converted, error_object, event, invalid, texts, token_limit
-from .samples import CHOICES_LIMIT, LONGEST, checked_sampling
+from .openai_logprobs import completion_logprobs, prompt_logprobs
+from .samples import CHOICES_LIMIT, LONGEST, Asked, checked_sampling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,8 +27,6 @@ if TYPE_CHECKING:
 
 COMPLETION_TOKENS = 16
 """Of a completion that asks for no number, as in OpenAI's API."""
-NAMED_TOKEN = "token_id:{}"  # noqa: S105 - no password
-"""How vLLM names a token in log-probs where texts would not be unique."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
@@ -33,13 +34,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "logit_bias": ({},),
     "best_of": (1,),
     "suffix": ("",),
-    "echo": (False,),
     "use_beam_search": (False,),
     "min_tokens": (0,),
     "bad_words": ([],),
     "response_format": ({"type": "text"},),
-    "top_logprobs": (0,),
-    "prompt_logprobs": (),
     "guided_json": (),
     "guided_regex": (),
     "guided_choice": (),
@@ -47,8 +45,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "structured_outputs": (),
 }
 """Fields that are not supported, with the values that change nothing; None never does."""
+NEUTRAL_IN_CHATS: dict[str, tuple[Any, ...]] = {**NEUTRAL, "echo": (False,), "ignore_eos": (False,)}
 CHAT_FIELDS = ("messages", "tools", "tool_choice", "stop")
 _CHAT = ChatCompletions()
+_Top = Annotated[int, Meta(ge=0, le=TOP_LIMIT)]
 
 
 class _Common(msgspec.Struct):
@@ -64,114 +64,146 @@ class _Common(msgspec.Struct):
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
-    ignore_eos: bool = False
     return_token_ids: bool = False
+    prompt_logprobs: _Top | None = None
+
+
+class _Chat(_Common, kw_only=True):
+    logprobs: bool = False
+    top_logprobs: _Top = 0
 
 
 class _Completion(_Common, kw_only=True):
     prompt: str | list[str | int | list[int]]
     stream_options: dict[str, Any] = msgspec.field(default_factory=dict)
-    logprobs: int | None = None
+    ignore_eos: bool = False
+    logprobs: _Top | None = None
+    echo: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A request for replies, several of which may share a prompt."""
+class Request:
+    """A request for replies, several of which may share a prompt, and what the answer has of them."""
 
-    model: str
-    instances: tuple[dict[str, Any], ...]
-    """Of each prompt, the fields of a `SampleInstance`."""
-    n: int
-    """Replies to each prompt."""
-    sampling: Sampling
+    asked: Asked
     stream: bool
     chat: ModelRequest | None
     """None: a completion."""
-    logprobs: bool = False
+    logprobs: int | None = None
+    """Of a completion: how many likely tokens to list for each token, with its own log-prob; None: neither."""
+    prompt_logprobs: int | None = None
+    """How many to list for each token of the prompt, in vLLM's form; None: not even its own."""
     token_ids: bool = False
     usage: bool = False
     """Whether a stream ends with the usage."""
+    echo: bool = False
+    """Whether the prompt is a part of the answer."""
+    replies: bool = True
+    """False: only the prompt is."""
 
 
-def read_chat(body: dict[str, Any]) -> Asked:
+def read_chat(body: dict[str, Any]) -> Request:
     """Read the body of a chat completion.
 
     Raises:
         CallRefused: a field is wrong, or not supported.
     """
-    common = _common(body, _Common)
-    if common.ignore_eos:
-        raise invalid("ignore_eos is not supported in chat completions; use completions")
-    request = _CHAT.read({**body, "n": None}, {})
+    common = _common(body, _Chat, NEUTRAL_IN_CHATS)
+    if common.top_logprobs and not common.logprobs:
+        raise invalid("top_logprobs needs logprobs = true")
+    chat = _CHAT.read({**body, "n": None}, {})
     instance = {"chat": {name: body[name] for name in CHAT_FIELDS if body.get(name) is not None}}
-    sampling = _sampling(common, LONGEST, stop=())
-    return Asked(common.model, (instance,), common.n, sampling, request.stream, request)
+    asked = Asked(
+        model=common.model,
+        instances=(instance,),
+        count=common.n,
+        sampling=_sampling(common, LONGEST, stop=()),
+        top=common.top_logprobs,
+        prompt_top=common.prompt_logprobs,
+    )
+    return Request(asked, common.stream, chat, prompt_logprobs=common.prompt_logprobs)
 
 
-def read_completion(body: dict[str, Any]) -> Asked:
+def read_completion(body: dict[str, Any]) -> Request:
     """Read the body of a completion.
 
     Raises:
         CallRefused: a field is wrong, or not supported.
     """
-    common = _common(body, _Completion)
-    if (common.logprobs or 0) > 1:
-        raise invalid("logprobs must be 0 or 1: only the log-prob of the generated token is known")
-    prompts = _prompts(common.prompt)
-    ends = {"turn_ends": False} if common.ignore_eos else {}
-    instances = tuple({"text" if isinstance(one, str) else "token_ids": one, **ends} for one in prompts)
+    common = _common(body, _Completion, NEUTRAL)
+    prompts, replies = _prompts(common.prompt), common.max_tokens != 0
+    if not replies and not common.echo:
+        raise invalid("max_tokens = 0 needs echo = true: otherwise the answer is empty")
+    more = {"turn_ends": not common.ignore_eos, "echo": common.echo}
+    instances = tuple({"text" if isinstance(one, str) else "token_ids": one, **more} for one in prompts)
     if len(instances) * common.n > CHOICES_LIMIT:
         raise invalid(f"there are {len(instances)} prompts; a request gets at most {CHOICES_LIMIT} replies")
-    return Asked(
-        common.model,
-        instances,
-        common.n,
-        _sampling(common, COMPLETION_TOKENS, texts(common.stop)),
+    if common.stream and len(instances) > 1:
+        raise invalid(f"a stream has one prompt, not {len(instances)}")
+    tops = [common.prompt_logprobs, common.logprobs if common.echo else None]
+    asked = Asked(
+        model=common.model,
+        instances=instances,
+        count=common.n,
+        sampling=_sampling(common if replies else _without_reply(common), COMPLETION_TOKENS, texts(common.stop)),
+        top=common.logprobs or 0 if replies else 0,
+        prompt_top=max((top for top in tops if top is not None), default=None),
+    )
+    return Request(
+        asked,
         common.stream,
         None,
-        logprobs=common.logprobs is not None,
+        logprobs=common.logprobs,
+        prompt_logprobs=common.prompt_logprobs,
         token_ids=common.return_token_ids,
         usage=bool(common.stream_options.get("include_usage")),
+        echo=common.echo,
+        replies=replies,
     )
 
 
-def chat_answer(asked: Asked, samples: Sequence[Sample], turn_ids: Sequence[str]) -> dict[str, Any]:
+def chat_answer(request: Request, samples: Sequence[Sample], turn_ids: Sequence[str]) -> dict[str, Any]:
     """Return a chat completion with a choice for each sample."""
-    assert asked.chat is not None
+    assert request.chat is not None
     written = [
-        _CHAT.write(asked.chat, sample.as_turn(turn_id), asked.model)
+        _CHAT.write(request.chat, sample.as_turn(turn_id), request.asked.model)
         for sample, turn_id in zip(samples, turn_ids, strict=True)
     ]
     choices = [{**one["choices"][0], "index": index} for index, one in enumerate(written)]
-    usage = {**written[0]["usage"], **_usage(samples, asked.n)}
-    return {**written[0], "choices": choices, "usage": usage, "system_fingerprint": _fingerprint(asked, samples)}
+    return {
+        **written[0],
+        "choices": choices,
+        "usage": {**written[0]["usage"], **_usage(request, samples)},
+        "system_fingerprint": _fingerprint(request, samples),
+        **_prompt_logprobs(request, samples[0]),
+    }
 
 
-def completion_answer(asked: Asked, samples: Sequence[Sample], answer_id: str) -> dict[str, Any]:
+def completion_answer(request: Request, samples: Sequence[Sample], answer_id: str) -> dict[str, Any]:
     """Return a completion with a choice for each sample, those of a prompt side by side."""
     return {
-        **_head(asked, answer_id, samples),
-        "choices": [_choice(asked, index, sample) for index, sample in enumerate(samples)],
-        "usage": _usage(samples, asked.n),
+        **_head(request, answer_id, samples),
+        "choices": [_choice(request, index, sample) for index, sample in enumerate(samples)],
+        "usage": _usage(request, samples),
     }
 
 
 class CompletionEvents:
     """The stream of one completion, as a `model_proxy.dialect.EventStream` for chats is."""
 
-    def __init__(self, asked: Asked, answer_id: str) -> None:
-        self._asked = asked
+    def __init__(self, request: Request, answer_id: str) -> None:
+        self._request = request
         self._id = answer_id
 
     def waiting(self) -> bytes:
         choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": None}
-        return event({**_head(self._asked, self._id, ()), "choices": [choice]})
+        return event({**_head(self._request, self._id, ()), "choices": [choice]})
 
     def end(self, sample: Sample) -> bytes:
-        head = _head(self._asked, self._id, (sample,))
-        chunks = [event({**head, "choices": [_choice(self._asked, 0, sample)]})]
-        if self._asked.usage:
-            chunks.append(event({**head, "choices": [], "usage": _usage((sample,), 1)}))
+        head = _head(self._request, self._id, (sample,))
+        chunks = [event({**head, "choices": [_choice(self._request, 0, sample)]})]
+        if self._request.usage:
+            chunks.append(event({**head, "choices": [], "usage": _usage(self._request, (sample,))}))
         return b"".join([*chunks, DONE])
 
 
@@ -190,66 +222,77 @@ def _prompts(given: str | list[str | int | list[int]]) -> list[Any]:
     return prompts
 
 
-def _common(body: dict[str, Any], kind: type[Any]) -> Any:
-    for name, neutral in NEUTRAL.items():
+def _without_reply(common: _Completion) -> _Completion:
+    """Return a request for the one token that a reply has at least."""
+    return msgspec.structs.replace(common, max_tokens=1)
+
+
+def _common(body: dict[str, Any], kind: type[Any], neutrals: dict[str, tuple[Any, ...]]) -> Any:
+    for name, neutral in neutrals.items():
         value = body.get(name)
         if value is not None and value not in neutral:
             raise invalid(f"{name} = {value!r:.100} is not supported; leave it out")
-    asked = converted({name: value for name, value in body.items() if value is not None}, kind)
-    if not 1 <= asked.n <= CHOICES_LIMIT:
-        raise invalid(f"n must be 1 to {CHOICES_LIMIT}, not {asked.n}")
-    if asked.stream and asked.n > 1:
-        raise invalid(f"n must be 1 in a stream, not {asked.n}")
-    return asked
+    common = converted({name: value for name, value in body.items() if value is not None}, kind)
+    if not 1 <= common.n <= CHOICES_LIMIT:
+        raise invalid(f"n must be 1 to {CHOICES_LIMIT}, not {common.n}")
+    if common.stream and common.n > 1:
+        raise invalid(f"n must be 1 in a stream, not {common.n}")
+    if common.stream and common.prompt_logprobs is not None:
+        raise invalid("a stream has no prompt_logprobs")
+    return common
 
 
-def _sampling(asked: Any, max_tokens: int, stop: Sequence[str]) -> Sampling:
+def _sampling(common: Any, max_tokens: int, stop: Sequence[str]) -> Sampling:
     return checked_sampling(
-        max_tokens=token_limit(asked.max_completion_tokens, asked.max_tokens) or max_tokens,
-        temperature=asked.temperature,
-        top_p=asked.top_p,
-        top_k=None if asked.top_k == -1 else asked.top_k,
-        min_p=asked.min_p,
-        seed=asked.seed,
-        stop_token_ids=tuple(asked.stop_token_ids or ()),
+        max_tokens=token_limit(common.max_completion_tokens, common.max_tokens) or max_tokens,
+        temperature=common.temperature,
+        top_p=common.top_p,
+        top_k=None if common.top_k == -1 else common.top_k,
+        min_p=common.min_p,
+        seed=common.seed,
+        stop_token_ids=tuple(common.stop_token_ids or ()),
         stop=tuple(stop),
     )
 
 
-def _head(asked: Asked, answer_id: str, samples: Sequence[Sample]) -> dict[str, Any]:
+def _head(request: Request, answer_id: str, samples: Sequence[Sample]) -> dict[str, Any]:
     return {
         "id": answer_id,
         "object": "text_completion",
         "created": int(time.time()),
-        "model": asked.model,
-        "system_fingerprint": _fingerprint(asked, samples),
+        "model": request.asked.model,
+        "system_fingerprint": _fingerprint(request, samples),
     }
 
 
-def _fingerprint(asked: Asked, samples: Sequence[Sample]) -> str | None:
+def _fingerprint(request: Request, samples: Sequence[Sample]) -> str | None:
     """Return the model and the version of its weights, such as `policy@7`."""
-    return f"{asked.model}@{samples[-1].weight_version}" if samples else None
+    return f"{request.asked.name}@{samples[-1].weight_version}" if samples else None
 
 
-def _choice(asked: Asked, index: int, sample: Sample) -> dict[str, Any]:
-    reply, ids = sample.reply, sample.token_ids.tolist()
+def _choice(request: Request, index: int, sample: Sample) -> dict[str, Any]:
+    reply, ids = sample.reply, sample.token_ids.tolist() if request.replies else []
     choice: dict[str, Any] = {
         "index": index,
-        "text": reply.text,
+        "text": reply.prompt_text + (reply.text if request.replies else ""),
         "logprobs": None,
-        "finish_reason": reply.finish_reason,
-        "stop_reason": reply.stopped_by or None,
+        "finish_reason": reply.finish_reason if request.replies else "length",
+        "stop_reason": reply.stopped_by or None if request.replies else None,
     }
-    if asked.logprobs:
-        names = [NAMED_TOKEN.format(token) for token in ids]
-        values = sample.logprobs.tolist()
-        choice["logprobs"] = {"tokens": names, "token_logprobs": values, "top_logprobs": None}
-    if asked.token_ids:
+    if request.logprobs is not None:
+        parts = {"echo": request.echo, "replies": request.replies}
+        choice["logprobs"] = completion_logprobs(sample, request.logprobs, **parts)
+    if request.token_ids:
         choice |= {"prompt_token_ids": sample.prompt_token_ids.tolist(), "token_ids": ids}
-    return choice
+    return choice | _prompt_logprobs(request, sample)
 
 
-def _usage(samples: Sequence[Sample], n: int) -> dict[str, int]:
-    prompt = sum(len(sample.prompt_token_ids) for sample in samples[::n])
-    generated = sum(len(sample.token_ids) for sample in samples)
+def _prompt_logprobs(request: Request, sample: Sample) -> dict[str, Any]:
+    top = request.prompt_logprobs
+    return {} if top is None else {"prompt_logprobs": prompt_logprobs(sample, top)}
+
+
+def _usage(request: Request, samples: Sequence[Sample]) -> dict[str, int]:
+    prompt = sum(len(sample.prompt_token_ids) for sample in samples[:: request.asked.count])
+    generated = sum(len(sample.token_ids) for sample in samples) if request.replies else 0
     return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}

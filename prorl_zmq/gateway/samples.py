@@ -1,38 +1,41 @@
-"""`Samples`: single replies of the service's models, each a job of the task `sample`.
+"""`Samples`: single replies of the service's models, each a job of the task `sample`, and log-probs of their prompts.
 
 So a reply has what a rollout has: its quota, its wait for a backend, another attempt after a lost process, the version
-of the weights. The jobs of a token belong to a session of this gateway alone; results that a killed gateway left there
-are dropped at the next use.
+of the weights. The log-probs of a prompt are a job of the task `score`, once for all replies to it. The jobs of a token
+belong to a session of this gateway alone; results that a killed gateway left there are dropped at the next use.
 """
 
 from __future__ import annotations
 
 import asyncio
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from ..client.score_jobs import score_job, scores_in
 from ..data.single_reply import SingleReply
 from ..errors import ErrorInfo, InvalidJob, MalformedMessage, NotAllowed, ProrlError
 from ..integrations.single_jobs import SingleJobs
 from ..model_proxy.calls import CallRefused, ModelReply, Problem, ReplyCall, Usage
 from ..security.rights import ANYBODY
-from ..wire.messages.backends import BackendList, ListBackends
+from ..wire.messages.backends import BackendList, ChatSettings, ListBackends
 from ..wire.messages.base import POLICY, KeyRole, ModelName, new_id
 from ..wire.messages.jobs import EpisodeLimits, Job, Outcome, Sampling
+from ..wire.records import TOP_LOGPROBS
 from .connection import check_may
 from .http_errors import STATUSES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
     from ..client.asynchronous.client import AsyncRolloutClient
+    from ..data.scores import Scores
     from ..data.trajectory import Trajectory
     from ..security.rights import Sender
     from .connection import GatewayConnection
@@ -54,6 +57,39 @@ class Served(NamedTuple):
     """0: not known."""
     engine: str = ""
     """The name that its engine reports; empty: not known."""
+    versions: frozenset[int] = frozenset()
+    """Of the weights of its engines: one, but while new weights arrive."""
+    scores: bool = False
+    """Whether its engines give the log-probs of a prompt."""
+    chat: ChatSettings = ChatSettings()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Replies to prompts."""
+
+    model: str
+    """The service's name of it, or NAME@VERSION, which only weights of that version answer."""
+    instances: Sequence[dict[str, Any]]
+    """Of each prompt, the fields of a `SampleInstance`."""
+    count: int = 1
+    """Replies to each prompt."""
+    sampling: Sampling
+    """With a seed, reply i of all has `seed + i`."""
+    top: int = 0
+    """How many of the likeliest tokens to return for each token of a reply."""
+    prompt_top: int | None = None
+    """How many to return for each token of a prompt, with the token's own log-prob; None: neither."""
+
+    @property
+    def name(self) -> str:
+        """The model without a version."""
+        return self.model.partition("@")[0]
+
+    @property
+    def version(self) -> str:
+        """Empty: any."""
+        return self.model.partition("@")[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,27 +103,42 @@ class Sample:
     """int32 [G]"""
     logprobs: NDArray[np.float32]
     """float32 [G]"""
-    weight_version: int
-    """Of the last token."""
+    weight_versions: NDArray[np.int32]
+    """int32 [G]"""
+    top_ids: NDArray[np.int32] | None = None
+    """int32 [G, K]: the likeliest tokens, the likeliest first; -1 where fewer could be drawn."""
+    top_logprobs: NDArray[np.float32] | None = None
+    """float32 [G, K]"""
+    prompt_scores: Scores | None = None
 
     @classmethod
-    def of(cls, trajectory: Trajectory) -> Sample:
-        """Return the reply of an ended job.
+    def of(cls, trajectory: Trajectory, *, top: bool = False) -> Sample:
+        """Return the reply of a completed job.
+
+        Args:
+            trajectory: the job's.
+            top: whether the job recorded the likeliest tokens.
 
         Raises:
-            CallRefused: the job has none.
+            CallRefused: their record is missing.
         """
-        result = trajectory.result
-        if result.outcome != Outcome.COMPLETED:
-            raise _refused(result.error or ErrorInfo("no_error", f"the request ended as {result.outcome}"))
-        mask = trajectory.loss_mask
+        result, records, mask = trajectory.result, trajectory.records, trajectory.loss_mask
+        if top and len(records.get("top_ids", ())) != mask.sum():
+            lost = result.records_dropped.get(TOP_LOGPROBS, "the engine did not give all rows")
+            raise CallRefused(Problem.FAILED, f"the likeliest tokens are missing: {lost}")
         return cls(
             SingleReply.of(result.notes),
             trajectory.token_ids[~mask],
             trajectory.token_ids[mask],
             trajectory.logprobs[mask],
-            int(trajectory.weight_versions[mask][-1]),
+            trajectory.weight_versions[mask],
+            *((records["top_ids"], records["top_logprobs"]) if top else ()),
         )
+
+    @property
+    def weight_version(self) -> int:
+        """Of the last token."""
+        return int(self.weight_versions[-1])
 
     def as_turn(self, turn_id: str) -> ModelReply:
         """Return the reply as the dialects of `model_proxy` write it."""
@@ -103,6 +154,8 @@ class Sample:
             token_ids=self.token_ids,
             logprobs=self.logprobs,
             stopped_by=reply.stopped_by,
+            top_ids=self.top_ids,
+            top_logprobs=self.top_logprobs,
         )
 
 
@@ -126,70 +179,134 @@ class Samples:
         """Return the models that engines serve, or will once they have started, by name."""
         listed: BackendList = await self._connection.ask_backend_broker(ANYBODY, ListBackends(new_id()))
         models = dict.fromkeys((POLICY, *(start.name for start in listed.starts)), Served())
-        return models | {
-            one.backend.name: Served(one.backend.context_tokens, one.backend.model) for one in listed.backends
-        }
+        for backend in (one.backend for one in listed.backends):
+            models[backend.name] = Served(
+                backend.context_tokens,
+                backend.model,
+                models.get(backend.name, Served()).versions | {backend.weight_version},
+                backend.scores,
+                backend.chat,
+            )
+        return models
 
-    async def run(self, sender: Sender, job: Job) -> Sample:
-        """Return the reply of a job of the task `sample`. A cancelled call cancels its job.
+    async def run_all(self, sender: Sender, asked: Asked) -> list[Sample]:
+        """Return the replies to each prompt, those to one prompt side by side.
+
+        With the first that fails the others are cancelled. A cancelled call cancels its jobs.
 
         Raises:
-            CallRefused: the model gave none; `Problem.NOT_FOUND`: the service has no such model.
+            CallRefused: the model gave none; `Problem.NOT_FOUND`: the service has no such model, or no such version.
             NotAllowed: the sender's token is no trainer's.
         """
-        check_may(sender, KeyRole.TRAINER)
-        if sender.name not in self._jobs:
-            session = f"{self._prefix}-{sender.name}" if sender.name else self._prefix
-            self._jobs[sender.name] = SingleJobs(partial(self._connect, session))
-        try:
-            return Sample.of(await self._jobs[sender.name].run(job))
-        except NotAllowed:
-            raise
-        except ProrlError as error:
-            if isinstance(error, InvalidJob) and error.fields.get("field") == "model":
-                raise await self.unknown(job.model) from error
-            raise _refused(error.info(), STATUSES.get(type(error), 500)) from error
+        record = (f"{TOP_LOGPROBS}:{asked.top}",) if asked.top else ()
+        jobs: list[Job] = []
+        for instance in asked.instances:
+            group_id = new_id() if asked.count > 1 else ""
+            jobs += [
+                sample_job(asked.name, instance, _seeded(asked.sampling, number), group_id=group_id, record=record)
+                for number in range(len(jobs), len(jobs) + asked.count)
+            ]
+        samples = [Sample.of(ended, top=asked.top > 0) for ended in await self._run(sender, jobs)]
+        for sample in samples:
+            _check_version(asked, sample.weight_versions)
+        if asked.prompt_top is None:
+            return samples
+        prompts = [sample.prompt_token_ids for sample in samples[:: asked.count]]
+        scores = await self.score(sender, asked, [(prompt, ()) for prompt in prompts])
+        return [replace(sample, prompt_scores=scores[at // asked.count]) for at, sample in enumerate(samples)]
 
-    async def run_all(
-        self, sender: Sender, model: str, instances: Sequence[dict[str, Any]], count: int, sampling: Sampling
-    ) -> list[Sample]:
-        """Return `count` replies to each prompt, those to one prompt side by side.
-
-        With the first that fails the others are cancelled. With a seed, reply i of all has `seed + i`.
+    async def score(
+        self, sender: Sender, asked: Asked, texts: Sequence[tuple[NDArray[np.int32], Sequence[int]]]
+    ) -> list[Scores]:
+        """Return the scores of texts: each token ids, int32 [T], and where its segments but the first begin.
 
         Raises:
-            CallRefused, NotAllowed: as `run`.
+            CallRefused, NotAllowed: as `run_all`.
         """
-        tasks: list[asyncio.Task[Sample]] = []
+        top, served = asked.prompt_top or 0, await self.served(asked)
+        jobs = [
+            score_job(ids, segments, top, served.chat, asked.name, backend_wait_s=BACKEND_WAIT_S)
+            for ids, segments in texts
+        ]
+        found = []
+        for ended in await self._run(sender, jobs):
+            found.append(scores_in(ended, top)[1])
+            _check_version(asked, ended.weight_versions)
+        return found
+
+    async def check(self, asked: Asked) -> None:
+        """Raise `CallRefused` for a model that cannot be, a version that is not current, or an engine without scores.
+
+        The service itself checks all other names.
+        """
+        if asked.version or asked.prompt_top is not None:
+            await self.served(asked)
+            return
         try:
-            async with asyncio.TaskGroup() as group:
-                for instance in instances:
-                    group_id = new_id() if count > 1 else ""
-                    for _ in range(count):
-                        job = sample_job(model, instance, _seeded(sampling, len(tasks)), group_id=group_id)
-                        tasks.append(group.create_task(self.run(sender, job)))
-        except ExceptionGroup as failed:
-            raise failed.exceptions[0] from None
-        return [task.result() for task in tasks]
+            msgspec.convert(asked.model, ModelName)  # which has no @
+        except msgspec.ValidationError:
+            raise await self.unknown(asked.model) from None
+
+    async def served(self, asked: Asked) -> Served:
+        """Return what serves a request now.
+
+        Raises:
+            CallRefused: nothing does: see `check`.
+        """
+        served = (await self.models()).get(asked.name)
+        if served is None:
+            raise await self.unknown(asked.name)
+        if asked.version and asked.version not in map(str, served.versions):
+            raise _outdated(asked, served.versions)
+        if asked.prompt_top is not None and served.versions and not served.scores:
+            words = f"the engines of the model {asked.name!r} ({served.engine}) do not give log-probs of a prompt"
+            raise CallRefused(Problem.INVALID, words)
+        return served
 
     async def unknown(self, model: str) -> CallRefused:
         """Return the refusal of a model that the service does not have."""
         there_are = ", ".join(sorted(await self.models()))
         return CallRefused(Problem.NOT_FOUND, f"The model `{model:.100}` does not exist; there are: {there_are}.")
 
-    async def check_model(self, model: str) -> None:
-        """Raise `CallRefused` for a name that no model can have; the service checks the others."""
+    async def _run(self, sender: Sender, jobs: Sequence[Job]) -> list[Trajectory]:
+        check_may(sender, KeyRole.TRAINER)
+        if sender.name not in self._jobs:
+            session = f"{self._prefix}-{sender.name}" if sender.name else self._prefix
+            self._jobs[sender.name] = SingleJobs(partial(self._connect, session))
         try:
-            msgspec.convert(model, ModelName)
-        except msgspec.ValidationError:
-            raise await self.unknown(model) from None
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._ended(self._jobs[sender.name], job)) for job in jobs]
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    async def _ended(self, jobs: SingleJobs, job: Job) -> Trajectory:
+        try:
+            ended = await jobs.run(job)
+        except NotAllowed:
+            raise
+        except ProrlError as error:
+            if isinstance(error, InvalidJob) and error.fields.get("field") == "model":
+                raise await self.unknown(job.model) from error
+            raise _refused(error.info(), STATUSES.get(type(error), 500)) from error
+        result = ended.result
+        if result.outcome != Outcome.COMPLETED:
+            raise _refused(result.error or ErrorInfo("no_error", f"the request ended as {result.outcome}"))
+        return ended
 
     async def close(self) -> None:
         for jobs in self._jobs.values():
             await jobs.close()
 
 
-def sample_job(model: str, instance: dict[str, Any], sampling: Sampling, *, group_id: str = "") -> Job:
+def sample_job(
+    model: str,
+    instance: dict[str, Any],
+    sampling: Sampling,
+    *,
+    group_id: str = "",
+    record: tuple[str, ...] = (),
+) -> Job:
     """Return the job of one reply.
 
     Args:
@@ -197,6 +314,7 @@ def sample_job(model: str, instance: dict[str, Any], sampling: Sampling, *, grou
         instance: the fields of a `SampleInstance`.
         sampling: of this reply.
         group_id: shared by the replies to one prompt.
+        record: what to record of the reply's tokens.
     """
     return Job(
         task="sample",
@@ -206,6 +324,7 @@ def sample_job(model: str, instance: dict[str, Any], sampling: Sampling, *, grou
         episode=EpisodeLimits(max_turns=1, max_tokens=LONGEST),
         backend_wait_s=BACKEND_WAIT_S,
         model=model,
+        record=record,
     )
 
 
@@ -224,6 +343,18 @@ def checked_sampling(**fields: Any) -> Sampling:
         return msgspec.convert({name: value for name, value in fields.items() if value is not None}, Sampling)
     except msgspec.ValidationError as error:
         raise CallRefused(Problem.INVALID, f"the sampling is wrong: {error}") from None
+
+
+def _check_version(asked: Asked, versions: NDArray[np.int32]) -> None:
+    """Raise `CallRefused` if weights of another version answered."""
+    if asked.version and any(str(version) != asked.version for version in versions.tolist()):
+        raise _outdated(asked, {*versions.tolist()})
+
+
+def _outdated(asked: Asked, versions: Iterable[int]) -> CallRefused:
+    there_are = ", ".join(f"{asked.name:.64}@{version}" for version in sorted(versions))
+    words = f"The model `{asked.model:.100}` is not served now; there are: {there_are or 'no engines yet'}."
+    return CallRefused(Problem.NOT_FOUND, words)
 
 
 def _refused(error: ErrorInfo, status: int = 503) -> CallRefused:

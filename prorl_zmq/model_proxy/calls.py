@@ -139,6 +139,10 @@ class ModelReply:
     """float32 [G]"""
     stopped_by: str = ""
     """The text of the request's `stop` that ended the turn; empty if none did."""
+    top_ids: NDArray[np.int32] | None = None
+    """int32 [G, K]: the likeliest tokens in place of each, the likeliest first; -1 where fewer could be drawn."""
+    top_logprobs: NDArray[np.float32] | None = None
+    """float32 [G, K]"""
 
 
 class Problem(StrEnum):

@@ -24,6 +24,8 @@ class SampleInstance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The exact prompt."""
     turn_ends: bool = True
     """Of a text or ids: whether the tokens that end a turn of the model end the reply."""
+    echo: bool = False
+    """Of a text or ids: whether the reply has the prompt's text too."""
 
     def __post_init__(self) -> None:
         if sum(map(bool, (self.chat, self.text, self.token_ids))) != 1:

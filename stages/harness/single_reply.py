@@ -87,6 +87,7 @@ async def _continued(policy: JobPolicy, asked: SampleInstance) -> SingleReply:
     text, stopped_by = _text(policy, generation)
     return SingleReply(
         text=text,
+        prompt_text=policy.chat.decode(prompt) if asked.echo else "",
         finish_reason="length" if generation.finish_reason == "length" else "stop",
         stopped_by=stopped_by,
         cached_tokens=generation.cached_tokens,
@@ -99,6 +100,8 @@ def _write(policy: JobPolicy, prompt: NDArray[np.int32], generation: Generation)
     trajectory.add_context(prompt)
     trajectory.begin_turn(Role.ASSISTANT)
     trajectory.add_generated(generation.token_ids, generation.logprobs, version_per_token(generation))
+    if generation.records:
+        trajectory.add_records(generation.records)
 
 
 def _text(policy: JobPolicy, generation: Generation) -> tuple[str, str]:

@@ -51,11 +51,14 @@ def test_the_json_api(served: SharedService, tmp_path: Path) -> None:
 
 
 def test_openais_api(served: SharedService, tmp_path: Path) -> None:
-    models, chat, completion = (json.loads(part) for part in run(served, EXAMPLES[1], tmp_path))
+    models, chat, completion, scored = (json.loads(part) for part in run(served, EXAMPLES[1], tmp_path))
     assert [model["id"] for model in models["data"]] == ["policy"]
     (choice,) = chat["choices"]
     assert len(choice["logprobs"]["content"]) == len(choice["token_ids"]) == chat["usage"]["completion_tokens"]
     assert [choice["prompt_token_ids"] for choice in completion["choices"]] == [[1, 2, 3]] * 2
+    (prompt,) = scored["choices"]
+    assert prompt["text"] == "1 + 1 = 2"
+    assert [one is None for one in prompt["logprobs"]["token_logprobs"]] == [True, *[False] * 8]
 
 
 def test_prorls_api(served: SharedService, tmp_path: Path) -> None:

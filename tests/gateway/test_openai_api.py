@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.later import Later
-from support.ports import free_port
-from support.waiting import until, until_async
+from support.waiting import until
 
-from prorl_zmq.config import GatewaySettings
-from prorl_zmq.gateway.server import Gateway
-from prorl_zmq.gateway.settings import GatewayOptions
 from prorl_zmq.inference.tokenizer import IM_END, encode
 from prorl_zmq.security.keys import KeyFolder
 from prorl_zmq.testing import LocalService, say, tool_call
 from prorl_zmq.testing.scripted_engine import tokens_of
 from prorl_zmq.wire.messages.base import KeyRole
 
-from .conftest import http
+from .conftest import asked, noted_ends, two_models
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
     import openai
@@ -33,41 +27,6 @@ else:
 pytestmark = pytest.mark.xdist_group("SDKs of models")
 HI: Any = [{"role": "user", "content": "hi"}]
 TOKENS = {"return_token_ids": True}
-
-
-@asynccontextmanager
-async def gateway_of(service: LocalService, folder: Path, **more: Any) -> AsyncIterator[str]:
-    """Run a gateway of a service; yield its URL."""
-    port = free_port()
-    settings = GatewaySettings(bind=f"127.0.0.1:{port}", use_llm_servers=False)
-    gateway = Gateway(GatewayOptions(settings=settings, run_dir=folder, front_door=service.front_door, **more))
-    running = asyncio.create_task(gateway.run())
-    try:
-        async with http(f"http://127.0.0.1:{port}") as client:
-            await until_async(client.is_up, "the gateway")
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        gateway._stopping.set()
-        await running
-
-
-def asked(
-    service: LocalService, folder: Path, body: Callable[[Any], Awaitable[None]], key: str = "-", **more: Any
-) -> None:
-    """Run a body with OpenAI's client of a gateway."""
-
-    async def main() -> None:
-        async with (
-            gateway_of(service, folder, **more) as url,
-            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as gpt,
-        ):
-            await body(gpt)
-
-    asyncio.run(main())
-
-
-def two_models(**more: Any) -> LocalService:
-    return LocalService(engine=say(lambda _: "yes"), models={"teacher": say(lambda _: "no")}, **more)
 
 
 def test_the_official_client_talks_with_two_models(tmp_path: Path) -> None:
@@ -124,14 +83,7 @@ def test_the_ends_of_turns_end_a_completion_unless_it_ignores_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = say(lambda _: "yes")
-    ends: list[tuple[int, ...]] = []
-    generate = engine.generate
-
-    async def noted(ids: Any, sampling: Any, stop_token_ids: Any, job_id: str) -> Any:
-        ends.append(tuple(stop_token_ids))
-        return await generate(ids, sampling, stop_token_ids, job_id)
-
-    monkeypatch.setattr(engine, "generate", noted)
+    ends = noted_ends(engine, monkeypatch)
 
     async def body(gpt: openai.AsyncOpenAI) -> None:
         for more in ({}, {"ignore_eos": True}, {"ignore_eos": True, "stop_token_ids": [7]}):
@@ -186,19 +138,26 @@ def test_what_cannot_be_answered_is_refused_in_openais_form(tmp_path: Path) -> N
             ({"prompt": ""}, "prompt must be"),
             ({"prompt": ["a", 1]}, "prompt must be"),
             ({"prompt": [[]]}, "prompt must be"),
-            ({"prompt": "a", "echo": True}, "echo = True is not supported"),
-            ({"prompt": "a", "logprobs": 5}, "logprobs must be 0 or 1"),
+            ({"prompt": "a", "logprobs": 5}, "does not give the records top_logprobs"),
+            ({"prompt": "a", "logprobs": 65}, "<= 64 - at .*logprobs"),
+            ({"prompt": "a", "logprobs": -1}, ">= 0 - at .*logprobs"),
+            ({"prompt": "a", "logprobs": 0, "echo": True}, "do not give log-probs of a prompt"),
+            ({"prompt": "a", "max_tokens": 0}, "max_tokens = 0 needs echo = true"),
+            ({"prompt": ["a", "b"], "stream": True}, "a stream has one prompt, not 2"),
+            ({"prompt": "a", "stream": True, "extra_body": {"prompt_logprobs": 0}}, "a stream has no prompt_logprobs"),
             ({"prompt": "a", "temperature": 9}, "temperature"),
             ({"prompt": "a", "n": 0}, "n must be 1 to 128"),
             ({"prompt": "a", "n": 2, "stream": True}, "n must be 1 in a stream"),
             ({"prompt": ["a"] * 129}, "129 prompts"),
             ({"prompt": [2**40]}, "token id outside"),
             ({"prompt": [2**31 - 1]}, "token id outside"),
-            ({"prompt": "a", "extra_body": {"prompt_logprobs": 1}}, "prompt_logprobs = 1 is not supported"),
+            ({"prompt": "a", "extra_body": {"prompt_logprobs": 1}}, "do not give log-probs of a prompt"),
         )
         for request, words in wrong:
             with pytest.raises(openai.BadRequestError, match=words):
                 await gpt.completions.create(model="policy", **request)
+        with pytest.raises(openai.BadRequestError, match="top_logprobs needs logprobs"):
+            await gpt.chat.completions.create(model="policy", messages=HI, top_logprobs=2)
         long: Any = [{"role": "user", "content": "a" * 500}]
         for asks in (
             gpt.completions.create(model="policy", prompt="a" * 500),

@@ -11,21 +11,25 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from documents import PAGES, ROOT
 from needed import lacking
+from support.rescoring import exact_logprobs, teacher_policy
 
+from prorl_zmq.inference.embedded.base_policy import base_policy
+from prorl_zmq.inference.embedded.embedded_engine import EmbeddedEngine
 from prorl_zmq.inference.tokenizer import IM_END
 from prorl_zmq.security.keys import KeyFolder
 from prorl_zmq.testing import LocalService, say
 from prorl_zmq.testing.scripted_engine import tokens_of
 from prorl_zmq.wire.messages.base import KeyRole
 
-from .conftest import http
-from .test_openai_api import gateway_of, two_models
+from .conftest import Http, gateway_of, http, noted_ends, two_models
 
 TALK = Path(__file__).parents[1] / "tinker_talk.py"
 TALK_S = 120.0
+CLOSE = 1e-4
 (EXAMPLE,) = re.findall(r"```python\n(import tinker.*?)```", PAGES[ROOT / "docs" / "gateway.md"], re.DOTALL)
 
 
@@ -33,14 +37,7 @@ def test_the_official_client_samples_from_two_models(tmp_path: Path, monkeypatch
     if importlib.util.find_spec("tinker") is None:
         lacking("tinker", "tinker is not installed; see make trainers")
     engine = say(lambda _: "yes")
-    ends: list[tuple[int, ...]] = []
-    generate = engine.generate
-
-    async def noted(ids: Any, sampling: Any, stop_token_ids: Any, job_id: str) -> Any:
-        ends.append(tuple(stop_token_ids))
-        return await generate(ids, sampling, stop_token_ids, job_id)
-
-    monkeypatch.setattr(engine, "generate", noted)
+    ends = noted_ends(engine, monkeypatch)
     alice = KeyFolder(tmp_path / "keys").new_bearer("alice", KeyRole.TRAINER)
 
     async def main() -> dict[str, Any]:
@@ -53,11 +50,12 @@ def test_the_official_client_samples_from_two_models(tmp_path: Path, monkeypatch
             told: dict[str, Any] = json.loads(said)
             return told
 
-    with LocalService(engine=engine, models={"teacher": say(lambda _: "no")}) as service:
+    models = {"teacher": say(lambda _: "no"), "scorer": EmbeddedEngine(teacher_policy(), 5)}
+    with LocalService(engine=engine, models=models) as service:
         told = asyncio.run(main())
     yes, no = tokens_of("yes"), tokens_of("no")
     assert told["example"] == [yes] * 4
-    assert told["models"] == ["policy", "teacher"]
+    assert told["models"] == ["policy", "scorer", "teacher"]
     assert len({one["id"] for one in told["two"]}) == 2
     for one in told["two"]:
         assert (one["tokens"], one["stop"]) == (yes, "stop")
@@ -69,13 +67,63 @@ def test_the_official_client_samples_from_two_models(tmp_path: Path, monkeypatch
     assert set(ends) == {(IM_END,), (), (7,)}  # None keeps what ends a turn, and [] does not
     assert [one[0]["tokens"] for one in told["stops"]] == [yes, yes, yes, yes[:2]]
     for name, error, words in (
-        ("unknown", "NotFoundError", "there are: policy, teacher"),
-        ("version", "BadRequestError", "names a version"),
-        ("scoring", "BadRequestError", "the log-probs of prompts"),
+        ("unknown", "NotFoundError", "there are: policy, scorer, teacher"),
+        ("version", "NotFoundError", "`policy@3` is not served now; there are: policy@0"),
+        ("scoring", "BadRequestError", "do not give log-probs of a prompt"),
         ("wrong id", "RequestFailedError", "outside of 0 to 512"),
     ):
         assert told[name][0] == error
         assert words in told[name][1]
+    assert told["current version"][0]["tokens"] == yes
+    check_scores(told["scores"])
+
+
+def check_scores(told: dict[str, Any]) -> None:
+    """Check the log-probs of the talk by a rescoring in float64."""
+    text, count = told["text"], len(told["text"])
+    exact = exact_logprobs(teacher_policy(), np.array(text, np.int32))
+    own = exact[np.arange(count - 1), text[1:]]
+    assert told["computed"] == told["prompt"]
+    assert told["computed"] == [None, *(pytest.approx(one, abs=CLOSE) for one in own)]
+    assert told["last two"] == [*[None] * (count - 2), *told["computed"][-2:]]
+    check_likely(told["top of the prompt"], 1, exact)
+    check_likely(told["top of the last two"], count - 2, exact[-2:])
+    for tokens, logprobs, likely in told["replies"]:
+        after = exact_logprobs(teacher_policy(), np.array([*text, *tokens], np.int32))[count - 1 :]
+        np.testing.assert_allclose(logprobs, after[np.arange(len(tokens)), tokens], atol=CLOSE)
+        check_likely(likely, 0, after)
+    for at, (ids, values) in enumerate(zip(told["cells"], told["targets"], strict=True)):
+        assert ids[0] == -1
+        assert values == [0.0, pytest.approx(exact[at, ids[1]], abs=CLOSE)]
+    assert told["targets only"] is None
+    expected = [exact[0, text[1]], exact[0, 200], exact[1, text[3]]]
+    data, shape, rows, columns = told["sparse"]
+    np.testing.assert_allclose(data, expected, atol=CLOSE)
+    assert (shape, rows, columns) == ([count - 1, 500], [0, 2, *[3] * (count - 2)], [0, 499, 7])
+    for name, words in (
+        ("too many targets", "at most 64 may be"),
+        ("wrong rows", "has 19 rows, not 1"),
+        ("wrong last", "must be 1 to 19"),
+        ("alternatives", "prompt_alt_tokens_k is not supported"),
+    ):
+        assert words in told[name][1]
+
+
+def check_likely(rows: list[Any], empty: int, exact: Any) -> None:
+    """Check the likeliest tokens of positions, of which the first ones have none."""
+    assert rows[:empty] == [None] * empty
+    assert len(rows) == empty + len(exact)
+    for row, each in zip(rows[empty:], exact, strict=True):
+        likeliest = np.sort(-each)[: len(row)]
+        np.testing.assert_allclose([logprob for _, logprob in row], -likeliest, atol=CLOSE)
+        np.testing.assert_allclose([each[token] for token, _ in row], -likeliest, atol=CLOSE)
+
+
+async def retrieved(client: Http, request_id: str) -> bytes:
+    async with client.session.post("/api/v1/retrieve_future", json={"request_id": request_id}) as answer:
+        assert answer.headers["Content-Type"] == "application/x-protobuf"
+        data: bytes = await answer.read()
+        return data
 
 
 def test_a_repeated_request_gets_the_same_replies(tmp_path: Path) -> None:
@@ -97,15 +145,32 @@ def test_a_repeated_request_gets_the_same_replies(tmp_path: Path) -> None:
             assert await retrieved(client, another["request_id"]) != replies[0]
             assert (await client.post("/api/v1/retrieve_future", {"request_id": "f" * 32}))[0] == 410
 
-    async def retrieved(client: Any, request_id: str) -> bytes:
-        async with client.session.post("/api/v1/retrieve_future", json={"request_id": request_id}) as answer:
-            assert answer.headers["Content-Type"] == "application/x-protobuf"
-            data: bytes = await answer.read()
-            return data
-
     with LocalService(engine=say(lambda _: f"{next(turns)}")) as service:
         asyncio.run(main())
     assert next(turns) == 2
+
+
+def test_a_prompt_of_one_token_has_nothing_to_score(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gateway_of(service, tmp_path) as url, http(url) as client:
+            asks = {
+                "sampling_session_id": "s:0:policy",
+                "prompt": {"chunks": [{"tokens": [5]}]},
+                "prompt_logprobs": True,
+            }
+            empty = {"data": [], "shape": [0, 3]}
+            for number, more in enumerate(({}, {"sparse_crow_indices": [0], "sparse_col_indices": []})):
+                wanted = {
+                    "prompt_logprobs": True,
+                    "target_prompt_logprobs": {**empty, **more},
+                    "sampling_params": {"max_tokens": 1},
+                }
+                _, promise = await client.post("/api/v1/asample", {**asks, **wanted, "seq_id": number})
+                reply = await retrieved(client, promise["request_id"])
+                assert b"\x12\x04" + np.float32("nan").tobytes() in reply  # prompt_logprobs, of the first token
+
+    with LocalService(engine=EmbeddedEngine(base_policy())) as service:
+        asyncio.run(main())
 
 
 def test_a_client_waits_for_a_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

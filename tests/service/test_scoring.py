@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 import pytest
-from teachers import CLOSE, SHORT_CONTEXT, TOP, Moody, check_scores, of_other_words, teacher_policy, without_context
+from support.rescoring import teacher_policy
+from teachers import CLOSE, SHORT_CONTEXT, TOP, Moody, check_scores, of_other_words, without_context
 
 from prorl_zmq import Job, Sampling
 from prorl_zmq.data.scores import Scores

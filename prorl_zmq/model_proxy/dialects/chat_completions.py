@@ -260,12 +260,16 @@ def _tokens(request: ModelRequest, reply: ModelReply) -> dict[str, Any]:
     tokens: dict[str, Any] = {"logprobs": None}
     token_ids = reply.token_ids.tolist()
     if request.extra.logprobs:
-        tokens["logprobs"] = {
-            "content": [
-                {"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []}
-                for token, logprob in zip(token_ids, reply.logprobs.tolist(), strict=True)
-            ]
-        }
+        content = [_logprob(*each) for each in zip(token_ids, reply.logprobs.tolist(), strict=True)]
+        tokens["logprobs"] = {"content": [{**one, "top_logprobs": []} for one in content]}
+    if request.extra.logprobs and reply.top_ids is not None and reply.top_logprobs is not None:
+        rows = zip(reply.top_ids.tolist(), reply.top_logprobs.tolist(), strict=True)
+        for one, (ids, logprobs) in zip(tokens["logprobs"]["content"], rows, strict=True):
+            one["top_logprobs"] = [_logprob(*each) for each in zip(ids, logprobs, strict=True) if each[0] >= 0]
     if request.extra.token_ids:
         tokens["token_ids"] = token_ids
     return tokens
+
+
+def _logprob(token: int, logprob: float) -> dict[str, Any]:
+    return {"token": f"token_id:{token}", "logprob": logprob, "bytes": None}
