@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 import pytest
 from recording_engine import RecordingEngine
-from teachers import TOP, Moody, check_scores, of_other_words, teacher_policy, without_context
+from support.rescoring import teacher_policy
+from teachers import TOP, Moody, check_scores, of_other_words, without_context
 
 from prorl_zmq import Job, PhaseLimits, Role, Sampling
 from prorl_zmq.data.scores import Scores
