@@ -100,7 +100,10 @@ def _key(version: int, tokens: NDArray[Any]) -> bytes:
 
 
 class RoutedVllmEngine(VllmEngine):
-    """A `VllmEngine` that gives experts on a CPU; start it with `FLAGS`."""
+    """A `VllmEngine` that gives experts on a CPU, and takes new weights without them; start it with `FLAGS`."""
+
+    refusal: str
+    """Why the engine itself would take none."""
 
     @classmethod
     async def start(cls, *given: Any, **named: Any) -> RoutedVllmEngine:
@@ -108,6 +111,7 @@ class RoutedVllmEngine(VllmEngine):
         assert isinstance(engine, cls)
         engine._description = replace(engine._description, records=(*engine._description.records, EXPERTS))
         await engine._llm.collective_rpc("note_routes")
+        engine.refusal, engine._no_updates = engine._no_updates, ""  # on a CPU all but the experts are loaded
         return engine
 
     async def generate(

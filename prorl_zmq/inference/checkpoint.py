@@ -88,6 +88,14 @@ def check_checkpoint(path: Path, like: Path) -> None:
         )
 
 
+def no_cpu_updates(model: str) -> str:
+    """Return why vLLM's CPU build takes no new weights of a mixture."""
+    return (
+        f"the mixture {model} takes no new weights with vLLM's CPU build: a reload leaves the old weights of its "
+        "experts. Start the engine again with the new ones, or use a GPU or the engine transformers"
+    )
+
+
 def read_tensors(path: Path) -> dict[str, TensorKind]:
     """Return the tensors of the safetensors files in a folder, by name.
 

@@ -88,6 +88,7 @@ class HttpEngine:
         self._description = description
         calls = UPDATES.get(found.dialect.name)
         self._updates = calls(connections) if calls is not None else None
+        self._no_updates = found.no_updates
         self._weights = KnownWeights(connections.url, found.weight_version, numbered=found.numbered)
         self._pause = ServerPause(tells_spans=found.dialect.tells_spans)
         self._lora = lora
@@ -223,7 +224,7 @@ class HttpEngine:
 
     async def begin_update(self, mode: UpdateMode) -> None:
         async with self._updating:
-            self._check_not_closed()
+            self._check_updatable()
             self._updates_begun += 1
             await self._pause.begin(await self._usable_calls(), mode)
 
@@ -330,6 +331,11 @@ class HttpEngine:
         if self._closed:
             raise EngineFailed("the engine was closed", unreachable=True)
 
+    def _check_updatable(self) -> None:
+        self._check_not_closed()
+        if self._no_updates:
+            raise EngineFailed(self._no_updates, refused=True)
+
     def _check_open(self) -> None:
         self._check_not_closed()
         if self._weights.fault:
@@ -353,6 +359,7 @@ class HttpEngine:
             self._updates_begun += 1
             updates = self._updates
             try:
+                self._check_updatable()
                 if updates is None:
                     raise EngineFailed(
                         f"{self._connections.url} takes no new weights by HTTP: the trainer must update it, "

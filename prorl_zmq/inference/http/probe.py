@@ -23,6 +23,7 @@ from ...config import ServerApi
 from ...errors import ConfigError, EngineFailed
 from ...wire.messages.jobs import Sampling
 from ...wire.records import EXPERTS, SAMPLING_MASK, TOP_LIMIT, TOP_LOGPROBS, Recorded
+from ..checkpoint import no_cpu_updates
 from ..engine import checked
 from .answers import LOADING, UNTOLD, version_number, with_version
 from .dialects import Turn
@@ -71,6 +72,8 @@ class Found:
     records: tuple[str, ...] = ()
     top_limit: int = TOP_LIMIT
     """Both as in `EngineDescription`."""
+    no_updates: str = ""
+    """Why the server takes no new weights; empty: it may take them."""
 
 
 class _Card(msgspec.Struct):
@@ -91,6 +94,7 @@ class _Info(msgspec.Struct):
     context_length: int | None = None
     is_paused: bool = False
     enable_return_routed_experts: bool = False
+    vllm_config: str = ""
 
 
 async def probe(
@@ -141,7 +145,8 @@ async def probe(
     other: LogprobsMode = "tempered_logprobs" if dialect.name == "sglang" else "raw_logprobs"
     mode: LogprobsMode = "processed_logprobs" if exact else other
     version = initial_version if version == UNTOLD else version
-    return Found(dialect, model, context_tokens, version, mode, numbered, records, max(1, top_limit))
+    no_updates = await _no_updates(connections, model) if dialect.name in ("vllm", "completions") else ""
+    return Found(dialect, model, context_tokens, version, mode, numbered, records, max(1, top_limit), no_updates)
 
 
 async def _until_up(connections: Connections, start_s: float) -> None:
@@ -236,6 +241,14 @@ async def _top_limit(connections: Connections, dialect: Dialect) -> int:
             least = tried
         tried = (least + most + 1) // 2
     return least
+
+
+async def _no_updates(connections: Connections, model: str) -> str:
+    """Return why a vLLM server takes no new weights, which it says in its development mode; empty: it may take them."""
+    if MixtureShape.read(model) is None:
+        return ""
+    config = (await _said(connections, _Info, "/server_info")).vllm_config
+    return no_cpu_updates(model) if "device_config=cpu" in config else ""
 
 
 async def _said(connections: Connections, kind: type[_Said], *paths: str) -> _Said:

@@ -29,7 +29,7 @@ from ...errors import EngineFailed, ProrlError
 from ...wire.messages.backends import ChatSettings
 from ...wire.messages.engines import VersionSpan
 from ..chat.loading import load_chat_format
-from ..checkpoint import check_checkpoint, read_in_time
+from ..checkpoint import check_checkpoint, no_cpu_updates, read_in_time
 from ..engine import (
     FINISH_REASONS,
     NOTHING_MORE,
@@ -45,7 +45,7 @@ from ..prompt_logprobs import scores_by_rank
 from ..records import asked_records
 from .root_cause import root_cause
 from .vllm_adapters import VllmAdapters, lora_flags
-from .vllm_processes import Interrupted, interruptible, set_environment, tailed_output
+from .vllm_processes import Interrupted, interruptible, is_cpu_build, set_environment, tailed_output
 from .vllm_records import VllmRecords
 from .vllm_start import downloaded_folder, model_folder, start_async_llm
 
@@ -87,6 +87,9 @@ class VllmEngine:
     ) -> None:
         self._llm = llm
         self._records = VllmRecords.of(llm.vllm_config)
+        is_mixture = getattr(llm.vllm_config.model_config, "is_moe", False)
+        self._no_updates = no_cpu_updates(description.model) if is_mixture and is_cpu_build() else ""
+        """Why it takes no new weights; empty: it takes them."""
         self._model = model
         self._description = description
         self._weight_version = weight_version
@@ -222,7 +225,7 @@ class VllmEngine:
 
     async def begin_update(self, mode: UpdateMode) -> None:
         async with self._updating:
-            self._check_open()
+            self._check_updatable()
             with self._translated():
                 await self._pause(mode)
 
@@ -240,7 +243,8 @@ class VllmEngine:
 
         Raises:
             InvalidWeights: they cannot be used; nothing has changed.
-            EngineFailed: vLLM failed during the update, and is lost (`fatal=True`).
+            EngineFailed: the model is a mixture on vLLM's CPU build (`refused=True`); or vLLM failed during the update,
+                and is lost (`fatal=True`).
         """
         update = asyncio.create_task(self._update(path, weight_version, mode), name="update weights")
         self._updates.add(update)
@@ -279,7 +283,7 @@ class VllmEngine:
     async def _update(self, path: Path, weight_version: int, mode: UpdateMode) -> None:
         async with self._updating:
             try:
-                self._check_open()
+                self._check_updatable()
                 await read_in_time(CHECK_S, check_checkpoint, path, self._model)
                 self._check_open()
                 with self._translated():
@@ -344,6 +348,11 @@ class VllmEngine:
             raise EngineFailed(self._fault, fatal=True, unreachable=True)
         if self._closed:
             raise EngineFailed("the engine was closed", unreachable=True)
+
+    def _check_updatable(self) -> None:
+        self._check_open()
+        if self._no_updates:
+            raise EngineFailed(self._no_updates, refused=True)
 
     def _check_prompt(self, token_ids: NDArray[np.int32], stop_token_ids: Sequence[int]) -> None:
         check_prompt(token_ids, self._description)

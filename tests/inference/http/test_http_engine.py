@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -454,6 +455,36 @@ def test_a_prorl_server_is_updated_by_its_trainer(serving: Any, speeches: Any, w
         async with updating(serving, speeches["prorl"]) as (_, engine):
             with pytest.raises(EngineFailed, match=r"between client.begin_weights and end_weights"):
                 await engine.update_weights(path, 8, "keep")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("device", "experts", "refused"), [("cpu", 16, True), ("cpu", 0, False), ("cuda", 16, False)])
+def test_new_weights_of_a_mixture_are_refused_on_a_cpu(
+    serving: Any, speeches: Any, weights: Callable[..., Path], device: str, experts: int, refused: bool
+) -> None:
+    """vLLM's CPU build would keep the old weights of its experts."""
+
+    async def main() -> None:
+        path = weights("model")
+        shape = {"num_experts": experts, "num_experts_per_tok": 2, "num_hidden_layers": 2}
+        (path / "config.json").write_text(json.dumps({"vocab_size": 100, **shape}))
+        async with serving(speeches["vllm"]) as server:
+            server.handlers["/v1/models"] = lambda _: web.json_response({"data": [{"id": "m", "root": str(path)}]})
+            config = f"model='m', device_config={device}, seed=0"
+            server.handlers["/server_info"] = lambda _: web.json_response({"vllm_config": config, "vllm_env": {}})
+            async with engine_of(server) as engine:
+                Updating(server, speeches["vllm"])
+                if not refused:
+                    await engine.update_weights(path, 8, "keep")
+                    assert engine.weight_version == 8
+                    return
+                for update in (engine.update_weights(path, 8, "keep"), engine.begin_update("abort")):
+                    with pytest.raises(EngineFailed, match=rf"mixture {path} takes no new weights .* CPU") as caught:
+                        await update
+                    assert caught.value.refused
+                assert {called for called, _ in server.requests} == set(), "nothing is paused or loaded"
+                assert engine.weight_version == 0
 
     asyncio.run(main())
 

@@ -147,6 +147,30 @@ class Cases:
                 said.append([error.message, error.fields.get("refused")])
         return said
 
+    async def updates(self) -> Any:
+        """New weights of a mixture are refused on a CPU, and the old ones serve on."""
+        before = await self.turn(prompt(40), Sampling(temperature=0, max_tokens=10))
+        said = []
+        self.engine._no_updates = self.engine.refusal
+        for update in (self.engine.update_weights(self.two, 1, "keep"), self.engine.begin_update("abort")):
+            try:
+                await update
+            except EngineFailed as error:
+                said.append([error.message, error.fields.get("refused")])
+        self.engine._no_updates = ""
+        after = await self.turn(prompt(40), Sampling(temperature=0, max_tokens=10))
+        same = np.array_equal(before.logprobs, after.logprobs) and self.engine.weight_version == 0
+        return {"said": said, "same": bool(same)}
+
+    async def garbage(self) -> Any:
+        """What the refusal is for: after a reload the log-probs are those of neither model."""
+        ids, sampling = prompt(40), Sampling(temperature=0, max_tokens=10)
+        await self.engine.update_weights(self.two, 2, "keep")
+        done = await self.turn(ids, sampling)
+        tokens = np.concatenate([ids, done.token_ids])
+        logits = (one.logits(tokens) for one in (self.trainer, self.other))
+        return [float(np.abs(logprobs_of(one, tokens, 40) - done.logprobs).max()) for one in logits]
+
     async def continued(self) -> Any:
         """A turn that new weights abort, and its rest: each row is of the weights that its token was generated with."""
         ids, sampling = prompt(60, 3), Sampling(max_tokens=400)
@@ -182,7 +206,7 @@ async def main(one: Path, two: Path) -> dict[str, Any]:
     engine = await RoutedVllmEngine.start(str(one), [*FLAGS, *SMALL])
     try:
         cases = Cases(engine, one, two)
-        for name in ("offered", "routes", "masks", "top", "refused", "continued"):
+        for name in ("offered", "routes", "masks", "top", "refused", "updates", "continued", "garbage"):
             print("case", name, file=sys.stderr, flush=True)
             try:
                 async with asyncio.timeout(120):

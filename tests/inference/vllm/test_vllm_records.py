@@ -90,3 +90,15 @@ def test_continued(figure: Any) -> None:
     assert figure["reason"] == "abort"
     assert figure["apart"]
     assert (figure["missing"], figure["old"], figure["new"]) == (0, 0, 0)
+
+
+def test_updates(figure: Any) -> None:
+    assert figure["same"]
+    assert [refused for _, refused in figure["said"]] == [True, True]
+    for message, _ in figure["said"]:
+        assert message.startswith("the mixture ")
+        assert "takes no new weights with vLLM's CPU build" in message
+
+
+def test_garbage(figure: Any) -> None:
+    assert min(figure) > APART, "vLLM's CPU build loads mixtures now: drop the refusal"
