@@ -163,6 +163,10 @@ class WeightsHeld(ProrlError):
     """Another trainer (`session`) announces the weights of this service, and lives."""
 
 
+class ModelInUse(ProrlError):
+    """The model cannot be removed while jobs use it (`model`, `jobs`: how many)."""
+
+
 class UpdateNotBegun(ProrlError):
     """An update to these weights was never begun, or ended by its time limit (`weight_version`)."""
 

@@ -98,13 +98,15 @@ class BackendClient:
             leaving=leaving,
             model=model,
             named=model in _named_models(job),
+            pin=job.pin,
+            pinned=self._held.pinned(holder_id, attempt),
         )
         reply = await self._ask(request, job.backend_wait_s + REPLY_SLACK_S, on_starting)
         if isinstance(reply, Refused):
             raise from_info(reply.error)
         if not isinstance(reply, Assigned):
             raise InternalError(f"the backend broker answered an assignment with {type(reply).__name__}")
-        self._held.assigned(holder_id, attempt, reply.backend.backend_id)
+        self._held.assigned(holder_id, attempt, reply.backend.backend_id, reply.pinned)
         return reply.backend
 
     def report_failure(self, job_id: str, backend: Backend, problem: str) -> None:
@@ -114,6 +116,10 @@ class BackendClient:
     def note_served(self, job_id: str, attempt: int, model: str = POLICY) -> None:
         """Count a generation that the job's backend served; the next message reports it to the broker."""
         self._held.note_served(job_id if model == POLICY else holder(job_id, model), attempt)
+
+    def pinned(self, job_id: str, attempt: int, model: str) -> int | None:
+        """Return the version of a model's adapter on which the attempt is to end; None: it goes by the current one."""
+        return self._held.pinned(job_id if model == POLICY else holder(job_id, model), attempt)
 
     def release(self, job_id: str, attempt: int, model: str = POLICY) -> None:
         """Release the job's assignment of a model, or stop waiting for one. That of a newer attempt stays."""

@@ -28,14 +28,19 @@ class HeldAssignments:
 
     def wait(self, holder_id: str, attempt: int, *, own: bool = True) -> None:
         """Note that a job waits for a backend; `own`: of the model of the job's own turns."""
-        self._held[holder_id] = HeldAssignment(attempt)
+        self._held[holder_id] = HeldAssignment(attempt, pinned=self.pinned(holder_id, attempt))
         if not own:
             self._besides.add(holder_id)
 
-    def assigned(self, holder_id: str, attempt: int, backend_id: str) -> None:
+    def assigned(self, holder_id: str, attempt: int, backend_id: str, pinned: int | None = None) -> None:
         held = self._held.get(holder_id)
         if held is not None and held.attempt == attempt and not held.backend_id:  # it may have been released meanwhile
-            self._held[holder_id] = replace(held, backend_id=backend_id)
+            self._held[holder_id] = replace(held, backend_id=backend_id, pinned=pinned)
+
+    def pinned(self, holder_id: str, attempt: int) -> int | None:
+        """Return the adapter's version to which an attempt is pinned."""
+        held = self._held.get(holder_id)
+        return held.pinned if held is not None and held.attempt == attempt else None
 
     def note_served(self, holder_id: str, attempt: int) -> None:
         held = self._held.get(holder_id)

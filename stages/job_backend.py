@@ -128,6 +128,9 @@ class JobBackend:
 
         async def generate(backend: Backend) -> Generation:
             began = time.monotonic()
+            if backend.name != self.model:
+                version = self._backends.pinned(job.job_id, self._attempt, self.model)
+                more.update(adapter=self.model, adapter_version=version)
             done = await self._engines.generate(
                 backend, job.job_id, token_ids, sampling, stop_token_ids, timeout_s=job.episode.generation_s, **more
             )
@@ -156,6 +159,8 @@ class JobBackend:
         if any(start >= end for start, end in pairwise(edges)):
             raise InvalidJob(f"segments cannot begin at {list(segments)} in {len(token_ids)} tokens", field="segments")
         backend = await self.assigned()
+        if backend.name != self.model:
+            raise InvalidJob(f"{self.model} is an adapter, and only models of their own score texts", field="model")
         if not backend.scores:
             message = f"the model {self.model!r} cannot score texts: backend {backend.backend_id} ({backend.model})"
             raise InvalidJob(f"{message} has an engine without log-probs of a prompt", field="model")
@@ -221,8 +226,8 @@ class JobBackend:
                 return done
 
     def report(self, error: EngineFailed) -> None:
-        """Report a failed generation to the broker, once."""
-        if self.current is not None and error is not self._reported:
+        """Report a failed generation to the broker, once; an engine that only lacks an adapter has not failed."""
+        if self.current is not None and error is not self._reported and not error.fields.get("not_loaded"):
             self._reported = error
             self._backends.report_failure(self._job.job_id, self.current, error.message)
 

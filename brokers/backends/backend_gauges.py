@@ -24,6 +24,8 @@ def set_gauges(handler: BackendRequestHandler) -> None:
     for one in backends:
         catalog.BACKEND_JOBS.set(one.in_flight, one.backend.backend_id)
         catalog.BACKEND_WEIGHT_VERSION.set(one.backend.weight_version, one.backend.name, one.backend.backend_id)
+        for model, versions in one.backend.adapters.items():
+            catalog.BACKEND_WEIGHT_VERSION.set(versions[-1], model, one.backend.backend_id)
     waiting = handler.waiting_by_model()
     for model in models | waiting.keys():
         catalog.BACKEND_JOBS_WAITING.set(waiting.get(model, 0), model)

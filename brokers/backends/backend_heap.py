@@ -14,20 +14,23 @@
 - A backend on probation accepts one job per trial (see `backend_probation`): the next job without a backend, or, if no
   other backend is ready, a job that leaves another one.
 - Frozen backends are never behind and do not wait for weight updates.
+- Backends also serve the adapters that they have loaded (see `adapter_models`); their load counts all assignments. A
+  job that is pinned to a version moves only to backends that have this one.
 
 Assignments belong to an owner (a stage process) and are dropped with that owner.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
 from ...errors import DuplicateBackend, UnknownBackend
-from ...wire.messages.backends import BackendStatus, LackedRecord, assignment_digest
+from ...wire.messages.backends import BackendStatus, assignment_digest
 from ...wire.messages.base import POLICY, holder
-from ...wire.records import RECORD_NAMES, TEACHER, TOP_LIMIT, TOP_LOGPROBS
+from .adapter_models import AdapterModels, having
 from .backend_member import Assignment, Member, Owned
 from .backend_ranking import BackendRanking
 from .group_memory import GroupMemory
@@ -70,6 +73,7 @@ class BackendHeap:
         """By model: its backends with older weights accept no jobs."""
         self._begun: dict[str, int] = {}
         """Weight versions of the updates in progress, by model."""
+        self.adapters = AdapterModels(self._wanted, self._begun)
 
     def add(self, backend: Backend, needed_version: int = 0) -> None:
         """Register a backend, or update a known one at the same endpoint and end its draining or probation.
@@ -93,7 +97,9 @@ class BackendHeap:
         member.problem = member.failure = ""
         self._offers.pop(backend.backend_id, None)
         member.needed_version = needed_version
+        member.adapter_notes.clear()
         self._weigh(member)
+        self._serve(member)
         self._rank(member)
 
     def drain(self, backend_id: str) -> None:
@@ -181,9 +187,49 @@ class BackendHeap:
         """Set the wanted version for backends of a model that are added later."""
         self._wanted[model] = weight_version
 
+    def set_base(self, model: str, base: str | None) -> None:
+        """Make a model an adapter of another one; None: forget the adapter."""
+        if base is not None:
+            self.adapters.bases[model] = base
+            return
+        self.adapters.bases.pop(model, None)
+        self._wanted.pop(model, None)
+        self._begun.pop(model, None)
+        self._serve_adapters()
+        self._rankings.pop(model, None)
+
+    def set_adapters(self, backend_id: str, adapters: Mapping[str, tuple[int, ...]]) -> None:
+        """Record the adapters that a backend has loaded (see `Backend.adapters`)."""
+        member = self.member(backend_id)
+        member.backend = msgspec.structs.replace(member.backend, adapters=dict(adapters))
+        self._serve(member)
+        self._rank(member)
+
+    def note_adapter(self, backend_id: str, model: str, note: str) -> None:
+        """Record why a backend could not load an adapter; empty: it could."""
+        notes = self.member(backend_id).adapter_notes
+        notes.pop(model, None)
+        if note:
+            notes[model] = note
+
+    def _serve(self, member: Member) -> None:
+        """Set which models a backend serves; it must be ranked afterwards."""
+        models = self.adapters.served(member.backend)
+        if models != member.models:
+            self._unrank(member)
+            member.models = models
+
+    def _serve_adapters(self) -> None:
+        for member in self._members.values():
+            if member.backend.adapter_slots:
+                self._serve(member)
+                self._rank(member)
+
     def begin_update(self, weight_version: int, model: str = POLICY) -> None:
         """Allow only backends of a model that serve exactly this version to accept jobs."""
         self._begun[model] = weight_version
+        if model in self.adapters:
+            self._serve_adapters()
         for member in self._trained(model):
             self._weigh(member)
             self._rank(member)
@@ -192,6 +238,8 @@ class BackendHeap:
         """End a model's update: its backends that serve another version accept no jobs."""
         self._begun.pop(model, None)
         self._wanted[model] = weight_version
+        if model in self.adapters:
+            self._serve_adapters()
         for member in self._trained(model):
             member.needed_version = 0 if member.backend.weight_version == weight_version else weight_version
             member.awaited = None
@@ -207,6 +255,8 @@ class BackendHeap:
     def give_up_update(self, note: str = "", model: str = POLICY) -> None:
         """End a model's update without new weights; backends that waited show `note` until their next weights."""
         self._begun.pop(model, None)
+        if model in self.adapters:
+            self._serve_adapters()
         for member in self._trained(model):
             waited = member.awaited is not None
             self._weigh(member)
@@ -234,14 +284,21 @@ class BackendHeap:
             return self._members[held.backend_id].backend
         if held is not None:
             self._release(holder_id)
-        backend_id = self._choose(request, held) or (self._least_bad(request.model) if anyhow else None)
+        pinned = request.pinned
+        if pinned is not None:
+            backend_id = having(self._members.values(), request, pinned)
+        else:
+            backend_id = self._choose(request, held) or (self._least_bad(request.model) if anyhow else None)
         if backend_id is None:
             return None
         member = self._members[backend_id]
         member.assigned += 1
         self._offers.pop(backend_id, None)
         trial = bool(member.failure)
-        self._hold(holder_id, Assignment(backend_id, request.attempt, request.owner, request.request_id, trial))
+        if request.pin and pinned is None:
+            pinned = member.backend.adapters.get(request.model, (None,))[-1]
+        found = Assignment(backend_id, request.attempt, request.owner, request.request_id, trial, pinned=pinned)
+        self._hold(holder_id, found)
         if self._by_group and request.group_id:
             self._groups.add(holder(request.group_id, request.model), backend_id)
         return member.backend
@@ -254,8 +311,9 @@ class BackendHeap:
         backend_id, model = held.backend_id, holder_id.partition("/")[2] or POLICY
         if backend_id is None or backend_id not in self._members or holder_id in self._assignments:
             return
-        if self._members[backend_id].backend.name == model:
-            self._hold(holder_id, Assignment(backend_id, held.attempt, owner, "", served=held.served))
+        if self._members[backend_id].backend.name == self.adapters.base(model):
+            kept = Assignment(backend_id, held.attempt, owner, "", served=held.served, pinned=held.pinned)
+            self._hold(holder_id, kept)
 
     def note_served(self, holder_id: str, attempt: int, served: int) -> Served | None:
         """Record how many generations a holder's backend has completed; return the backend if the number grew."""
@@ -298,6 +356,7 @@ class BackendHeap:
                 backend=member.backend,
                 state=member.state,
                 problem=member.trouble,
+                adapter_problems=self.adapters.problems(member),
                 in_flight=len(member.jobs),
                 assigned=member.assigned,
             )
@@ -314,27 +373,20 @@ class BackendHeap:
         return iter(tuple(self._members))
 
     def trained(self, model: str = POLICY) -> list[str]:
-        """Return the backends that take a model's weight updates."""
-        return [member.backend.backend_id for member in self._trained(model)]
+        """Return the backends that take a model's weight updates, or an adapter's versions."""
+        if model not in self.adapters:
+            return [member.backend.backend_id for member in self._trained(model)]
+        base = self.adapters.base(model)
+        return [one.backend_id for one in self.backends() if one.adapter_slots and one.name == base]
+
+    def backends(self) -> list[Backend]:
+        return [member.backend for member in self._members.values()]
+
+    def in_flight(self, model: str) -> int:
+        return sum((holder_id.partition("/")[2] or POLICY) == model for holder_id in self._assignments)
 
     def models(self) -> set[str]:
         return {member.backend.name for member in self._members.values()}
-
-    def lacking_records(self) -> tuple[LackedRecord, ...]:
-        """Return, of each model, the records that one of its backends does not give or gives least of.
-
-        The record `teacher` is that of a backend that can score texts.
-        """
-        lacking: dict[tuple[str, str], LackedRecord] = {}
-        for one in (member.backend for member in self._members.values()):
-            given = (*one.records, TEACHER) if one.scores else one.records
-            for name in (*RECORD_NAMES, TEACHER):
-                limit = one.top_limit if name == TOP_LOGPROBS and name in given else 0
-                known = lacking.get((one.name, name))
-                if (name not in given or 0 < limit < TOP_LIMIT) and (known is None or limit < known.top_limit):
-                    reason = one.unrecorded.get(name, "")
-                    lacking[one.name, name] = LackedRecord(one.name, name, one.backend_id, one.model, reason, limit)
-        return tuple(lacking.values())
 
     def holds(self, holder_id: str) -> Assignment | None:
         return self._assignments.get(holder_id)
@@ -346,11 +398,11 @@ class BackendHeap:
             raise UnknownBackend(f"no backend is called {backend_id}", backend=backend_id) from None
 
     def _choose(self, request: Assign, held: Assignment | None) -> str | None:
-        kept = held.backend_id if held is not None else ""
-        if kept and kept != request.leaving and self._members[kept].state == "ready":
-            return kept
+        kept = self._members[held.backend_id] if held is not None and held.backend_id != request.leaving else None
+        if kept is not None and kept.state == "ready" and request.model in kept.models:
+            return kept.backend.backend_id
         left = self._members.get(request.leaving)
-        if left is None or left.backend.name != request.model:
+        if left is None or request.model not in left.models:
             return self._offered(request) or self._choose_ready(request)
         self._unrank(left)
         other = self._choose_ready(request) or self._offered(request)
@@ -360,14 +412,12 @@ class BackendHeap:
     def _offered(self, request: Assign) -> str | None:
         for backend_id in self._offers:
             member = self._members[backend_id]
-            if backend_id != request.leaving and member.state == "probation" and member.backend.name == request.model:
+            if backend_id != request.leaving and member.state == "probation" and request.model in member.models:
                 return backend_id
         return None
 
     def _least_bad(self, model: str) -> str | None:
-        tried = [
-            key for key, member in self._members.items() if member.state == "probation" and member.backend.name == model
-        ]
+        tried = [key for key, member in self._members.items() if member.state == "probation" and model in member.models]
         return min(tried, key=lambda backend_id: len(self._members[backend_id].jobs), default=None)
 
     def _choose_ready(self, request: Assign) -> str | None:
@@ -375,7 +425,7 @@ class BackendHeap:
             group_id = holder(request.group_id, request.model)
             for backend_id in self._groups.backends(group_id):
                 member = self._members.get(backend_id)
-                if member is not None and member.backend.name != request.model:
+                if member is not None and request.model not in member.models:
                     member = None
                 if member is not None and member.state == "updating":
                     continue  # the update ends soon
@@ -395,6 +445,8 @@ class BackendHeap:
         owned.digest += assignment_digest(holder_id, held.attempt, held.backend_id)
         if "/" in holder_id:
             self._besides.setdefault(holder_id.partition("/")[0], set()).add(holder_id)
+        if held.pinned is not None:
+            self.adapters.pins[holder_id.partition("/")[2] or POLICY, held.pinned] += 1
         member = self._members[held.backend_id]
         member.jobs.add(holder_id)
         self._rank(member)
@@ -415,23 +467,27 @@ class BackendHeap:
             self._besides[job_id].discard(holder_id)
             if not self._besides[job_id]:
                 del self._besides[job_id]
+        if held.pinned is not None:
+            self.adapters.pins -= Counter([(holder_id.partition("/")[2] or POLICY, held.pinned)])
         member = self._members[held.backend_id]
         member.jobs.discard(holder_id)
         self._rank(member)
 
     def _rank(self, member: Member) -> None:
-        if member.state == "ready":
-            ranking = self._rankings.get(member.backend.name)
-            if ranking is None:
-                ranking = self._rankings[member.backend.name] = BackendRanking()
-            ranking.place(member.backend, len(member.jobs))
-        else:
+        if member.state != "ready":
             self._unrank(member)
+            return
+        for model in member.models:
+            ranking = self._rankings.get(model)
+            if ranking is None:
+                ranking = self._rankings[model] = BackendRanking()
+            ranking.place(member.backend, len(member.jobs))
 
     def _unrank(self, member: Member) -> None:
-        ranking = self._rankings.get(member.backend.name)
-        if ranking is not None:
-            ranking.discard(member.backend.backend_id)
+        for model in member.models:
+            ranking = self._rankings.get(model)
+            if ranking is not None:
+                ranking.discard(member.backend.backend_id)
 
     def _trained(self, model: str) -> list[Member]:
         members = self._members.values()

@@ -28,6 +28,10 @@ class Member:
     """Why the backend is on probation: the error of its last failed generation."""
     problem: str = ""
     """Why the engine cannot serve now, as reported by its host."""
+    models: tuple[str, ...] = ()
+    """The models that the backend serves: its own, and the adapters that it has in the version that jobs get."""
+    adapter_notes: dict[str, str] = field(default_factory=dict)
+    """Why the loading of an adapter failed, by model."""
     assigned: int = 0
     jobs: set[str] = field(default_factory=set)
     """The holders of its assignments."""
@@ -86,3 +90,5 @@ class Assignment:
     """Whether the backend was on probation when the job got it."""
     served: int = 0
     """Generations completed for the job, as last reported."""
+    pinned: int | None = None
+    """The version of the model's adapter that the job is pinned to."""

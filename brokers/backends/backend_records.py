@@ -39,3 +39,5 @@ class WeightsRecord(Part, frozen=True):
     path: PathText = ""
     """Where engines can load the wanted weights; empty if they were not loaded from a path."""
     model: ModelName = POLICY
+    base: ModelName | Literal[""] = ""
+    """The model that an adapter adapts; empty: they are its backends' own weights."""

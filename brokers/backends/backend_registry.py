@@ -23,7 +23,7 @@ from ...wire.sockets import check_endpoint
 from .backend_records import BackendRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from ...wire.messages.backends import AddBackend, Backend, BackendAlive, BackendStatus
     from .backend_heap import BackendHeap
@@ -43,6 +43,8 @@ class _Host:
     reported: int | None
     """Weight version of the last message; None: the next message counts even if the version is the same."""
     load: EngineLoad
+    adapters: Mapping[str, tuple[int, ...]]
+    """The adapters of the last message."""
     of_before: bool = False
     """Whether the host belonged to an earlier service and has not been heard in this one."""
 
@@ -64,6 +66,11 @@ class BackendRegistry:
         backend = request.backend
         backend_id = backend.backend_id
         check_backend(backend)
+        if backend.name in self._heap.adapters:
+            message = (
+                f"{backend.name} is the model of an adapter: give the backend another name, or remove the model first"
+            )
+            raise ConfigError(message, key="name")
         self._end_silent_namesake(request, now)
         lost = self._lost.get(backend_id)
         known = lost.backend.weight_version if lost is not None and lost.backend.name == backend.name else 0
@@ -80,7 +87,7 @@ class BackendRegistry:
             self._end_earlier_lives(backend)
             if lost is not None and lost.draining:  # falling silent does not undo the drain request
                 self._heap.drain(backend_id)
-            self._hosts[backend_id] = _Host(now, backend.weight_version, EngineLoad())
+            self._hosts[backend_id] = _Host(now, backend.weight_version, EngineLoad(), backend.adapters)
         elif backend_id in self._hosts:
             self._hosts[backend_id].reported = None
 
@@ -123,6 +130,10 @@ class BackendRegistry:
                 host.reported = alive.weight_version
                 self._heap.set_weight_version(alive.weight_version, backend_id)
                 self._changed[backend_id] = None
+            if host.adapters != alive.adapters:
+                host.adapters = alive.adapters
+                self._heap.set_adapters(backend_id, alive.adapters)
+                self._changed[backend_id] = None
         elif backend_id not in self._dismissed:
             raise UnknownBackend(f"backend {backend_id} is not registered", backend=backend_id)
 
@@ -145,6 +156,13 @@ class BackendRegistry:
     def set_weight_version(self, weight_version: int, backend_id: str | None, model: str = POLICY) -> None:
         self._heap.set_weight_version(weight_version, backend_id, as_wanted=True, model=model)
         self._changed.update(dict.fromkeys(self._heap.trained(model) if backend_id is None else [backend_id]))
+
+    def adapter_loaded(self, backend_id: str, model: str, version: int) -> None:
+        """Record that a backend has loaded a version of an adapter, before its next heartbeat reports it."""
+        adapters = self._heap.member(backend_id).backend.adapters
+        earlier = tuple(one for one in adapters.get(model, ()) if one != version)
+        self._heap.set_adapters(backend_id, {**adapters, model: (*earlier, version)})
+        self._changed[backend_id] = None
 
     def lost_models(self) -> set[str]:
         """Return the models of hosts that fell silent and may return."""
@@ -199,7 +217,9 @@ class BackendRegistry:
                 if record.draining:
                     self._heap.drain(backend_id)
                 if record.heartbeats:
-                    self._hosts[backend_id] = _Host(now, record.reported, EngineLoad(), of_before or record.of_before)
+                    self._hosts[backend_id] = _Host(
+                        now, record.reported, EngineLoad(), record.backend.adapters, of_before or record.of_before
+                    )
                     self._changed[backend_id] = None
 
     def _known(self, backend_id: str) -> BackendRecord | None:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ...errors import NoBackend, ProrlError
+from ...errors import ModelInUse, NoBackend, ProrlError
 from ...metrics.catalog import BACKEND_ASSIGNED, BACKEND_FAILURES
 from ...system.logs import of_job
 from ...wire.messages.backends import (
+    AdapterModel,
     AddBackend,
     Assign,
     Assigned,
@@ -27,6 +28,7 @@ from ...wire.messages.backends import (
     DrainBackend,
     GenerationFailed,
     HoldWeights,
+    LackedRecord,
     ListBackends,
     ListModels,
     ModelList,
@@ -39,6 +41,7 @@ from ...wire.messages.backends import (
 )
 from ...wire.messages.base import POLICY, Done, Refused, holder
 from ...wire.messages.engines import WeightUpdate
+from ...wire.records import RECORD_NAMES, TEACHER, TOP_LIMIT, TOP_LOGPROBS
 from .backend_heap import BackendHeap
 from .backend_probation import Probation
 from .backend_registry import BackendRegistry
@@ -71,8 +74,8 @@ class BackendRequestHandler:
         self._registry = BackendRegistry(self.heap, lease_s)
         self._probation = Probation()
         self._updates = ModelUpdates(self.heap)
-        self.weights = WeightRequests(self.heap, self._registry, self._updates)
         self._starts = EngineStarts(self.heap, lease_s)
+        self.weights = WeightRequests(self.heap, self._registry, self._updates, self._starts, lease_s)
         self._lease_s = lease_s
         self._waiting: dict[str, dict[str, _Waiting]] = {}
         """By model and job; a queue without jobs is removed."""
@@ -118,7 +121,7 @@ class BackendRequestHandler:
         self._offer(now)
         answers = self._ready_answers(now)
         for model, queue in tuple(self._waiting.items()):
-            if not self._starts.is_starting(model):
+            if not self._is_starting(model):
                 for waiting in [waiting for waiting in queue.values() if self._until(waiting) <= now]:
                     self._forget_waiting(model, waiting.request.job_id)
                     answers.append(Answer(waiting.envelope, self._at_last(waiting, now)))
@@ -129,12 +132,13 @@ class BackendRequestHandler:
         if self._waiting:
             dues += [self._probation.next_due(), self._updates.next_deadline()]
             for model, queue in self._waiting.items():
-                if not self._starts.is_starting(model):
+                if not self._is_starting(model):
                     dues.append(min(self._until(waiting) for waiting in queue.values()))
         return min((due for due in dues if due is not None), default=None)
 
     def _until(self, waiting: _Waiting) -> float:
-        return max(waiting.since, self._starts.last(waiting.request.model)) + waiting.request.wait_s
+        last = self._starts.last(self.heap.adapters.base(waiting.request.model))
+        return max(waiting.since, last) + waiting.request.wait_s
 
     def _ready_answers(self, now: float) -> list[Answer]:
         return self.weights.take_answers() + self._serve_waiting(now)
@@ -155,7 +159,10 @@ class BackendRequestHandler:
     ) -> None:
         """Restore the journal before the first request; see `BackendRegistry.restore`."""
         for record in weights:
-            self.heap.want_version(record.wanted, record.model)
+            if record.base:
+                self.heap.set_base(record.model, record.base)
+            if record.path or not record.base:
+                self.heap.want_version(record.wanted, record.model)
         self._registry.restore(records, now, of_before=of_before)
         self._updates.restore(weights, now, of_before=of_before)
 
@@ -182,18 +189,54 @@ class BackendRequestHandler:
             case ClearBackends():
                 self._registry.clear()
             case HoldWeights() | WeightUpdate():
-                return self.weights.handle(envelope, request, now)
+                return self._weights_asked(envelope, request, now)
             case ListModels():
-                return ModelList(request.request_id, tuple(sorted(self._models())), self.heap.lacking_records())
+                return ModelList(request.request_id, tuple(sorted(self._models())), self._lacking_records())
             case ReportStarts():
                 self._starts.report(request, now)
             case ListBackends():
                 backends = tuple(self._described(status, now) for status in self.heap.status())
-                return BackendList(request.request_id, backends, self.waiting, tuple(self._starts))
+                return BackendList(request.request_id, backends, self.waiting, tuple(self._starts), self._adapters())
         return Done(request.request_id)
 
     def _models(self) -> set[str]:
-        return self.heap.models() | self._starts.models() | self._registry.lost_models()
+        own = self.heap.models() | self._starts.models() | self._registry.lost_models()
+        return own | self.heap.adapters.published().keys()
+
+    def _lacking_records(self) -> tuple[LackedRecord, ...]:
+        """Return, of each model, the records that one of its backends does not give or gives least of.
+
+        The record `teacher` is that of a backend that can score texts, which adapters never do.
+        """
+        lacking: dict[tuple[str, str], LackedRecord] = {}
+        adapters = self.heap.adapters.bases
+        for one in self.heap.backends():
+            for model in (one.name, *(adapter for adapter, base in adapters.items() if base == one.name)):
+                given = (*one.records, TEACHER) if one.scores and model == one.name else one.records
+                for name in (*RECORD_NAMES, TEACHER):
+                    limit = one.top_limit if name == TOP_LOGPROBS and name in given else 0
+                    known = lacking.get((model, name))
+                    if (name not in given or 0 < limit < TOP_LIMIT) and (known is None or limit < known.top_limit):
+                        reason = one.unrecorded.get(name, "")
+                        lacking[model, name] = LackedRecord(model, name, one.backend_id, one.model, reason, limit)
+        return tuple(lacking.values())
+
+    def _adapters(self) -> tuple[AdapterModel, ...]:
+        adapters = self.heap.adapters
+        return tuple(
+            AdapterModel(model, adapters.base(model), version, self.heap.in_flight(model))
+            for model, version in adapters.published().items()
+        )
+
+    def _weights_asked(
+        self, envelope: Sequence[Frame], request: WeightUpdate | HoldWeights, now: float
+    ) -> AnyBackendReply | None:
+        model = request.model
+        if isinstance(request, WeightUpdate) and request.step == "remove" and model in self.heap.adapters:
+            jobs = self.heap.in_flight(model) + len(self._waiting.get(model, ()))
+            if jobs:
+                raise ModelInUse(f"{jobs} jobs use the model {model}; cancel them, or wait", model=model, jobs=jobs)
+        return self.weights.handle(envelope, request, now)
 
     def _described(self, status: BackendStatus, now: float) -> BackendStatus:
         status = self._registry.with_host(status, now)
@@ -256,11 +299,16 @@ class BackendRequestHandler:
             return self._at_last(_Waiting(envelope, msgspec.structs.replace(request, wait_s=0.0), now), now)
         if assigned is None:
             self._waiting.setdefault(request.model, {})[request.job_id] = _Waiting(envelope, _settled(request), now)
+            if request.pinned is not None:
+                self.heap.adapters.waiting[request.holder] = (request.model, request.pinned)
             return self._wait_longer(request)
         return assigned
 
     def _wait_longer(self, request: Assign) -> WaitLonger | None:
-        return WaitLonger(request.request_id) if self._starts.is_starting(request.model) else None
+        return WaitLonger(request.request_id) if self._is_starting(request.model) else None
+
+    def _is_starting(self, model: str) -> bool:
+        return self._starts.is_starting(self.heap.adapters.base(model))
 
     def _try(self, request: Assign, now: float, *, anyhow: bool = False) -> Assigned | None:
         holder_id = request.holder
@@ -275,7 +323,8 @@ class BackendRequestHandler:
             if log.isEnabledFor(logging.DEBUG):
                 fields = of_job(request.job_id, request.attempt, backend=backend.backend_id)
                 log.debug("assigned to backend %s", backend.backend_id, extra=fields)
-        return Assigned(request.request_id, backend)
+        held = self.heap.holds(holder_id)
+        return Assigned(request.request_id, backend, held.pinned if held is not None else None)
 
     def _release(self, release: Release, now: float) -> None:
         """End a job's waits and assignments of one model, or of all."""
@@ -292,7 +341,8 @@ class BackendRequestHandler:
 
     def _forget_waiting(self, model: str, job_id: str) -> None:
         queue = self._waiting[model]
-        del queue[job_id]
+        waiting = queue.pop(job_id)
+        self.heap.adapters.waiting.pop(waiting.request.holder, None)
         if not queue:
             del self._waiting[model]
 
@@ -301,15 +351,17 @@ class BackendRequestHandler:
         if not self._waiting:
             return answers
         for model, queue in tuple(self._waiting.items()):
-            while queue:
-                waiting = next(iter(queue.values()))
-                request = waiting.request
-                assigned = self._try(request, now)
-                if assigned is None:
+            served: list[_Waiting] = []
+            for waiting in queue.values():
+                assigned = self._try(waiting.request, now)
+                if assigned is not None:
+                    served.append(waiting)
+                    answers.append(Answer(waiting.envelope, assigned))
+                elif waiting.request.pinned is None:
                     break
+            for request in (waiting.request for waiting in served):
                 self._forget_waiting(model, request.job_id)
                 self._owners.setdefault(request.owner, now)  # the owner may have fallen silent meanwhile
-                answers.append(Answer(waiting.envelope, assigned))
         return answers
 
     def _at_last(self, waiting: _Waiting, now: float) -> Assigned | Refused:
@@ -318,7 +370,8 @@ class BackendRequestHandler:
         if assigned is not None:
             self._owners.setdefault(request.owner, now)
             return assigned
-        of_model = [status for status in self.heap.status() if status.backend.name == request.model]
+        base = self.heap.adapters.base(request.model)
+        of_model = [status for status in self.heap.status() if status.backend.name == base]
         remedy = "register one with `prorl backends add` or start `prorl-engine`"
         if not of_model and request.model != POLICY:
             remedy = (
@@ -326,11 +379,13 @@ class BackendRequestHandler:
                 "or name a model of the service in the job's `model` or `models`"
             )
         if not of_model:
-            remedy = self._starts.failures(request.model) or remedy
+            remedy = self._starts.failures(base) or remedy
         elif behind := [status for status in of_model if status.state == "behind"]:
             remedy = f"backend {behind[0].backend.backend_id} is behind: {behind[0].problem}"
         begun = self._updates.under_way(request.model)
-        if begun is not None and any(not one.backend.frozen for one in of_model):
+        if base != request.model:
+            remedy = _adapter_remedy(request, of_model) or remedy
+        elif begun is not None and any(not one.backend.frozen for one in of_model):
             remedy = f"weights {begun} are on their way, and none serves them yet: let its jobs wait longer"
         what = "inference backend" if request.model == POLICY else f"backend of the model {request.model}"
         within = f" within {request.wait_s:g} s" if request.wait_s else ""
@@ -340,6 +395,15 @@ class BackendRequestHandler:
             waited_s=now - waiting.since,
         )
         return Refused(request.request_id, error.info())
+
+
+def _adapter_remedy(request: Assign, backends: Iterable[BackendStatus]) -> str:
+    """Return why backends that are ready do not take a job of an adapter; empty: they do, or none is ready."""
+    ready = [one for one in backends if one.state == "ready"]
+    if ready and request.pinned is not None:
+        return f"none has version {request.pinned} of the adapter, on which its attempt is to end"
+    problems = {one.backend.backend_id: one.adapter_problems.get(request.model, "") for one in ready}
+    return "; ".join(f"backend {name}: {problem}" for name, problem in problems.items() if problem)
 
 
 def _settled(request: Assign) -> Assign:

@@ -139,7 +139,8 @@ class WantedWeights:
 
     def changed(self) -> bool:
         """Return whether the record for the journal changed since the last call."""
-        record = WeightsRecord(self._wanted, path=self.path, model=self._model)
+        base = self._heap.adapters.bases.get(self._model, "")
+        record = WeightsRecord(self._wanted, path=self.path, model=self._model, base=base)
         if self._begun is not None:
             record = msgspec.structs.replace(record, begun=self._begun.version, limit_s=self._begun.limit_s)
         before, self._noted = self._noted, record
@@ -162,12 +163,19 @@ class ModelUpdates:
     def __init__(self, heap: BackendHeap) -> None:
         self._heap = heap
         self._models: dict[str, WantedWeights] = {}
+        self._forgotten = False
+        """Whether a model was forgotten since the last `take_change`."""
 
     def of(self, model: str) -> WantedWeights:
         """Return those of a model that some backend serves."""
         if model not in self._models:
             self._models[model] = WantedWeights(self._heap, model)
         return self._models[model]
+
+    def forget(self, model: str) -> None:
+        """Forget an adapter."""
+        self._forgotten = self._models.pop(model, None) is not None or self._forgotten
+        self._heap.set_base(model, None)
 
     def under_way(self, model: str) -> int | None:
         """Return the version of a model's update in progress; None if there is none."""
@@ -185,7 +193,10 @@ class ModelUpdates:
     def take_change(self) -> tuple[WeightsRecord, ...] | None:
         """Return the records of all models for the journal if one changed since the last call."""
         changed = [weights for weights in self._models.values() if weights.changed()]
-        return tuple(weights.record for weights in self._models.values()) if changed else None
+        if not changed and not self._forgotten:
+            return None
+        self._forgotten = False
+        return tuple(weights.record for weights in self._models.values())
 
     def restore(self, records: Iterable[WeightsRecord], now: float, *, of_before: bool = False) -> None:
         """Restore an earlier process's records; see `WantedWeights.restore`."""

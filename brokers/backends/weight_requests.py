@@ -6,13 +6,15 @@
     end                                   one did it: note its version, update.end
     cancel                                update.cancel
     set      note the version
+    remove                                ask for it again whenever a host has the adapter
 
 All hosts of a request share one deadline. The reply is `Done` if all did the step, else the error that explains the
 failure. A resent request joins the one in progress; a completed one gets the same reply again. Calls are resent after a
 lost connection. If the broker dies, the limits of hosts and broker end the update.
 
 A backend that registers with older weights than wanted is asked to load them from the path of its model's last load.
-Frozen backends take no part. Each model has a trainer, an update and a wanted version of its own.
+Frozen backends take no part. Each model has a trainer, an update and a wanted version of its own. A model that is no
+backend's own is an adapter, of which hosts keep earlier versions until nothing needs them (see `adapter_models`).
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from ...wire.sockets import Frame
     from .backend_heap import BackendHeap
     from .backend_registry import BackendRegistry
+    from .engine_starts import EngineStarts
     from .wanted_weights import ModelUpdates
 
 log = logging.getLogger("prorl.backend_broker")
@@ -108,10 +111,23 @@ class _UnderWay:
 
 
 class WeightRequests:
-    def __init__(self, heap: BackendHeap, registry: BackendRegistry, updates: ModelUpdates) -> None:
+    def __init__(
+        self,
+        heap: BackendHeap,
+        registry: BackendRegistry,
+        updates: ModelUpdates,
+        starts: EngineStarts,
+        lease_s: float = 0.0,
+    ) -> None:
         self._heap = heap
         self._registry = registry
         self._updates = updates
+        self._starts = starts
+        self._lease_s = lease_s
+        """After this time a new broker has heard from all stage processes."""
+        self._informed_at: float | None = None
+        self._is_informed = False
+        """Whether it is known to which versions of adapters jobs are pinned."""
         self._trainers: dict[str, TrainerLease] = {}
         """By model."""
         self._under_way: dict[WeightUpdate, _UnderWay] = {}
@@ -153,13 +169,20 @@ class WeightRequests:
             return self._ended[request]
         if len(self._under_way) >= REQUESTS_LIMIT:
             raise Busy("too many requests about weights are under way", retry_after_s=1.0)
-        self._check_trained(request)
+        base = self._base(request)
         trainer = self._trainer(request.model)
         trainer.check(request, now)
+        if base and request.step == "load":
+            self._heap.set_base(request.model, base)
         self._prepare(request, now)
         trainer.begin(request, now)
         under_way = self._under_way[request] = _UnderWay(request, envelope, now, now + request.timeout_s, {})
         self._ask(under_way)
+        if request.step == "remove":
+            self._updates.forget(request.model)
+            del self._trainers[request.model]
+            if not under_way.missing:
+                self._follow(under_way, now)
         return None
 
     def engine_answered(self, request_id: str, error: ProrlError | None, now: float) -> None:
@@ -195,7 +218,7 @@ class WeightRequests:
             request = under_way.request
             taking_back = under_way.failure is not None or request.step == "cancel"
             has_answered = backend_id in under_way.done() and backend_id not in under_way.missing.values()
-            if has_answered and not taking_back and backend.weight_version != request.weight_version:
+            if has_answered and not taking_back and _version(backend, request.model) != request.weight_version:
                 self._ask_one(under_way, backend_id)
         self._catch_up(backend_id, now)
         member = self._heap.member(backend_id)
@@ -210,6 +233,12 @@ class WeightRequests:
                 under_way.outcomes[backend_id] = _named(late, backend_id)
             under_way.missing.clear()
             self._follow(under_way, now)
+        if self._informed_at is None:
+            self._informed_at = now + self._lease_s
+        self._is_informed = self._informed_at <= now
+        for backend in self._heap.backends():
+            if backend.adapters or backend.adapter_slots:
+                self._catch_up(backend.backend_id, now)
 
     def next_deadline(self) -> float | None:
         return min((one.until for one in self._under_way.values()), default=None)
@@ -230,17 +259,20 @@ class WeightRequests:
             self._trainers[model] = TrainerLease(model)
         return self._trainers[model]
 
-    def _check_trained(self, request: WeightUpdate) -> None:
-        if self._heap.trained(request.model):
-            return
-        models = sorted(self._heap.models())
-        if request.model in models:
-            missing = f"all backends of the model {request.model} are frozen"
-        elif models:
-            missing = f"no backend serves the model {request.model} (there are {', '.join(models)})"
-        else:
-            missing = "no backend is registered"
-        raise NoBackend(f"{missing}, so none has taken the weights; see `prorl backends list`")
+    def _base(self, request: WeightUpdate) -> str:
+        """Check that a request has backends; return the base if it is about an adapter, else an empty text."""
+        model, own = request.model, self._heap.models() | self._starts.models() | self._registry.lost_models()
+        if model in self._heap.adapters or model not in own:
+            return self._heap.adapters.find_base(request, self._heap.backends(), own)
+        if request.base or request.step == "remove":
+            raise MalformedMessage(
+                f"{model} is a model of backends, not an adapter; give the adapter another name", field="$.model"
+            )
+        if not self._heap.trained(model):
+            there_are = f"no backend serves the model {model} now"
+            missing = f"all backends of the model {model} are frozen" if model in self._heap.models() else there_are
+            raise NoBackend(f"{missing}, so none has taken the weights; see `prorl backends list`")
+        return ""
 
     def _prepare(self, request: WeightUpdate, now: float) -> None:
         version, update = request.weight_version, self._updates.of(request.model)
@@ -249,6 +281,8 @@ class WeightRequests:
                 update.begin(version, request.limit_s, now)
             case "load":
                 update.begin(version, min(request.timeout_s + TAKE_BACK_S, LIMIT_MOST_S), now)
+            case "remove":
+                update.check_none_but(None)
             case "set":
                 update.check_none_but(None)
                 self._registry.set_weight_version(version, None, request.model)
@@ -259,38 +293,88 @@ class WeightRequests:
 
     def _ask_one(self, under_way: _UnderWay, backend_id: str) -> None:
         step = "cancel" if under_way.failure is not None else under_way.request.step
-        part = replace(under_way.request, request_id=new_id(), step=step)
+        part = replace(under_way.request, request_id=new_id(), step=step, keep=self._kept(under_way, backend_id))
         call = EngineCall(_address(self._heap.member(backend_id).backend), part)
         under_way.outcomes[backend_id] = None
         under_way.missing[call.request.request_id] = backend_id
         self._calls[call.request.request_id] = (call, under_way)
         self._unsent.append(call)
 
+    def _kept(self, under_way: _UnderWay, backend_id: str) -> tuple[int, ...]:
+        """Return the versions of a request's adapter that a backend must not unload."""
+        request = under_way.request
+        if request.step == "remove" and under_way.envelope is not None:
+            return ()
+        return tuple(sorted(self._needed(self._heap.member(backend_id).backend, request.model)))
+
+    def _needed(self, backend: Backend, model: str) -> set[int]:
+        """Return the versions of an adapter that a backend must keep: its last one at least, which its jobs have."""
+        if model not in self._heap.adapters:
+            return set()
+        loaded = backend.adapters.get(model, ())
+        return self._heap.adapters.needed(model).union(loaded[-1:] if self._is_informed else loaded)
+
     def _catch_up(self, backend_id: str, now: float) -> None:
-        """Ask a backend with older weights than wanted to load them, unless an update is in progress."""
-        backend = self._heap.member(backend_id).backend
-        if backend.frozen:
-            return
-        wanted, update = self._heap.wanted_version(backend.name), self._updates.of(backend.name)
-        is_asked = any(backend_id in under_way.missing.values() for under_way in self._under_way.values())
-        if update.path and backend.weight_version < wanted and not is_asked and update.version is None:
-            log.info("backend %s is asked to load weights %d from %s", backend_id, wanted, update.path)
-            self._heap.note_catch_up(backend_id, f"it is loading them from {update.path}")
-            request = WeightUpdate(new_id(), "load", wanted, update.path, timeout_s=CATCH_UP_S, model=backend.name)
-            under_way = self._under_way[request] = _UnderWay(request, None, now, now + CATCH_UP_S, {})
-            self._ask_one(under_way, backend_id)
+        """Ask a backend to load the weights and adapters that it lacks, unless an update of them is in progress.
+
+        Adapters' versions that nothing needs are unloaded.
+        """
+        member = self._heap.member(backend_id)
+        backend, wanted = member.backend, self._heap.wanted_version(member.backend.name)
+        if not backend.frozen and backend.weight_version < wanted and self._load(backend, backend.name, wanted, now):
+            path = self._updates.of(backend.name).path
+            self._heap.note_catch_up(backend_id, f"it is loading them from {path}")
+        for model, version in self._heap.adapters.missing(backend).items():
+            if model not in member.adapter_notes:
+                self._load(backend, model, version, now)
+        for model, versions in backend.adapters.items():
+            if not self._needed(backend, model).issuperset(versions):
+                self._ask_alone(backend, WeightUpdate(new_id(), "remove", 0, model=model), now)
+
+    def _load(self, backend: Backend, model: str, version: int, now: float) -> bool:
+        """Ask a backend to load a model's wanted weights again; return whether it is asked."""
+        update = self._updates.of(model)
+        if not update.path or update.version is not None:
+            return False
+        request = WeightUpdate(new_id(), "load", version, update.path, timeout_s=CATCH_UP_S, model=model)
+        if not self._ask_alone(backend, request, now):
+            return False
+        of_model = "" if model == backend.name else f" of the model {model}"
+        log.info("backend %s is asked to load weights %d%s from %s", backend.backend_id, version, of_model, update.path)
+        return True
+
+    def _ask_alone(self, backend: Backend, request: WeightUpdate, now: float) -> bool:
+        """Ask one backend, without a client; return False if a request for the model is unanswered there."""
+        unanswered = [one for one in self._under_way.values() if one.request.model == request.model]
+        if any(backend.backend_id in one.missing.values() for one in unanswered):
+            return False
+        under_way = self._under_way[request] = _UnderWay(request, None, now, now + request.timeout_s, {})
+        self._ask_one(under_way, backend.backend_id)
+        return True
 
     def _caught_up(self, under_way: _UnderWay) -> None:
-        del self._under_way[under_way.request]
-        version, model = under_way.request.weight_version, under_way.request.model
+        request = under_way.request
+        del self._under_way[request]
+        version, model, is_adapter = request.weight_version, request.model, request.model in self._heap.adapters
         for backend_id, error in under_way.outcomes.items():
-            if error is not None:
-                log.warning("weights %d: %s", version, error.message)
-                with suppress(UnknownBackend):
+            with suppress(UnknownBackend):  # the backend has left meanwhile
+                if error is not None:
+                    log.warning("%s of weights %d of the model %s: %s", request.step, version, model, error.message)
+                if request.step == "remove":
+                    continue
+                if error is not None and is_adapter:
+                    self._heap.note_adapter(backend_id, model, f"loading version {version} failed: {error.message}")
+                elif error is not None:
                     self._heap.note_catch_up(backend_id, f"loading them failed, so update it by hand: {error.message}")
-            elif version == self._heap.wanted_version(model):
-                with suppress(UnknownBackend):
-                    self._registry.set_weight_version(version, backend_id)
+                elif version == self._heap.wanted_version(model):
+                    self._note_loaded(backend_id, model, version)
+
+    def _note_loaded(self, backend_id: str, model: str, version: int) -> None:
+        """Record what a heartbeat would report a second later."""
+        if model in self._heap.adapters:
+            self._registry.adapter_loaded(backend_id, model, version)
+        else:
+            self._registry.set_weight_version(version, backend_id)
 
     def _follow(self, under_way: _UnderWay, now: float) -> None:
         request, error = under_way.request, under_way.error()
@@ -331,11 +415,13 @@ class WeightRequests:
             case "end" | "load" if done:
                 update = self._updates.of(request.model)
                 update.check_none_but(version)
-                for backend_id in done:  # heartbeats would report it a second later
+                for backend_id in done:
                     with suppress(UnknownBackend):  # the backend has left meanwhile
-                        self._registry.set_weight_version(version, backend_id)
+                        self._note_loaded(backend_id, request.model, version)
                 if update.end(version, request.path):
                     self._registry.note_all()
+                if request.model in self._heap.adapters:
+                    self._note_failures(under_way)
             case "cancel":
                 self._cancel(request)
             case "load":
@@ -345,10 +431,22 @@ class WeightRequests:
     def _cancel(self, request: WeightUpdate) -> None:
         if self._updates.of(request.model).cancel(request.weight_version):
             self._registry.note_all()
+        if request.model in self._heap.adapters and request.model not in self._heap.adapters.published():
+            self._updates.forget(request.model)
+
+    def _note_failures(self, under_way: _UnderWay) -> None:
+        for backend_id, error in under_way.outcomes.items():
+            with suppress(UnknownBackend):
+                self._heap.note_adapter(backend_id, under_way.request.model, error.message if error else "")
 
 
 def _address(backend: Backend) -> EngineAddress:
     return EngineAddress(backend.endpoint, backend.curve_key)
+
+
+def _version(backend: Backend, model: str) -> int | None:
+    """Return the version of a model that a backend serves; None: it has none of an adapter."""
+    return backend.weight_version if model == backend.name else backend.adapters.get(model, (None,))[-1]
 
 
 def _named(error: ProrlError, backend_id: str) -> ProrlError:

@@ -90,6 +90,9 @@ class BatchRequestHandler:
             case SessionAlive():
                 self._runner.heard(request.session, now)
                 reply = Done(request.request_id)
+            case WeightUpdate(step="remove"):
+                self._runner.remove_model(request.model)
+                reply = Done(request.request_id)
             case WeightUpdate():
                 if request.step not in SERVED:
                     message = f"a `{request.step}` of weights is asked of the backend broker, which has no batches"

@@ -19,10 +19,11 @@ import zmq
 
 from ...data.conversations import trained_rewards
 from ...data.trajectory import oldest_version
-from ...errors import Busy, InvalidBatch, InvalidJob, JournalFailed, ProrlError
+from ...errors import Busy, InvalidBatch, InvalidJob, JournalFailed, ModelInUse, ProrlError
 from ...metrics import catalog
 from ...wire.messages.base import new_id
 from ...wire.messages.batches import BatchClosed
+from ...wire.messages.jobs import NamedModel
 from ..batches.batch_notes import notes_of, prompt_note, read_notes, weights_note
 from ..batches.batch_records import CancelJobs, Discard, Launch, RememberedBatch, StartJobs
 from ..batches.batch_sampler import BatchSampler
@@ -232,7 +233,27 @@ class BatchRunner:
     def set_version(self, model: str, weight_version: int, now: float) -> None:
         self._jobs.writes.note(*weights_note(model, weight_version))
         self._batches.steps.weights_changed(model, weight_version, now)
+        self._catalog.note_model(model)
         self._enqueue(self._sampler.set_version(weight_version, now, model))
+
+    def remove_model(self, model: str) -> None:
+        """Accept no more jobs of an adapter until it is published again.
+
+        Raises:
+            ModelInUse: unfinished jobs or open batches name it.
+        """
+        jobs = [record.job for record in self._jobs.table.records.values()]
+        users = sum(
+            job.model == model or model in {NamedModel.of(one).name for one in job.models.values()} for job in jobs
+        )
+        batches = sum(batch.model == model and batch.state == "open" for batch in self.statuses())
+        if users or batches:
+            raise ModelInUse(
+                f"{users} unfinished jobs and {batches} open batches use the model {model}; end them first",
+                model=model,
+                jobs=users,
+            )
+        self._catalog.remove_model(model)
 
     def status(self, batch: BatchRecord) -> BatchStatus:
         status = batch.status()

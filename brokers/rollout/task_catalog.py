@@ -87,6 +87,15 @@ class TaskCatalog:
         self._listed, self._ticks_left = frozenset(models), NEW_TICKS
         self._lacking = {(one.model, one.record): one for one in lacking}
 
+    def note_model(self, model: str) -> None:
+        """Have the backend broker's list read again for a model that has weights now, if it is unknown."""
+        if model not in self._models and model not in self._listed:
+            self._ticks_left = 0
+
+    def remove_model(self, model: str) -> None:
+        """Refuse jobs of a model until the backend broker lists it again."""
+        self._listed -= {model}
+
     def tick(self) -> None:
         """Let the backend broker's list grow old."""
         self._ticks_left = max(0, self._ticks_left - 1)

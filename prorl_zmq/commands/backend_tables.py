@@ -13,7 +13,7 @@ from .tables import GIB, NOTHING, table, text
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..wire.messages.backends import BackendStatus, EngineStart
+    from ..wire.messages.backends import BackendList, BackendStatus, EngineStart
 
 NO_BACKENDS = (
     "there are none yet; an engine of `prorl serve` comes once it is ready (its lines say what it waits for), and "
@@ -53,6 +53,26 @@ def backend_table(backends: tuple[BackendStatus, ...], starts: tuple[EngineStart
         "node",
     )
     return table(*headers, rows=rows, title="backends", caption=text("\n".join(map(one_line, said))) if said else None)
+
+
+def adapter_tables(listed: BackendList) -> list[Table]:
+    """Lay out which backends have loaded which version of each adapter, in 80 columns; empty: there are no adapters."""
+    rows = []
+    for adapter in listed.adapters:
+        of_base = [one for one in listed.backends if one.backend.name == adapter.base and one.backend.adapter_slots]
+        where = (
+            f"{one.backend.backend_id}: {', '.join(map(str, one.backend.adapters.get(adapter.model, ()))) or NOTHING}"
+            for one in of_base
+        )
+        rows.append((adapter.model, adapter.base, adapter.weight_version, adapter.in_flight, "; ".join(where)))
+    problems = [
+        f"{one.backend.backend_id}: {model}: {problem}"
+        for one in listed.backends
+        for model, problem in one.adapter_problems.items()
+    ]
+    caption = text("\n".join(map(one_line, problems))) if problems else None
+    headers = ("adapter", "base", ">version", ">in\nflight", "versions loaded")
+    return [table(*headers, rows=rows, title="adapters", caption=caption)] if rows else []
 
 
 def _next_try(status: BackendStatus) -> str:

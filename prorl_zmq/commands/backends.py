@@ -14,7 +14,7 @@ from ..wire.messages.backends import Backend, ChatSettings, ListBackends
 from ..wire.messages.base import new_id
 from ..wire.messages.engines import UPDATE_LIMIT_S, UpdateMode
 from . import options
-from .backend_tables import backend_table, detail_tables
+from .backend_tables import adapter_tables, backend_table, detail_tables
 from .progress_display import Progress
 from .tables import show
 from .target import Target
@@ -157,13 +157,23 @@ def update_weights(
     timeout_s: EnginesTimeout = 600.0,
     take_over: TakeOver = False,
     model_name: OfModel = DEFAULTS.name,
+    base: Annotated[str, typer.Option(metavar="NAME", help="The model that a new adapter adapts.")] = "",
 ) -> None:
-    """Load the weights at DIR into every backend of a model. An engine that rejects them keeps its weights."""
+    """Load the weights at DIR into every backend of a model. An engine that rejects them keeps its weights.
+
+    A model that is no backend's own is a LoRA adapter: it goes to the backends with adapter slots.
+    """
     with target.client() as client:
         started = time.monotonic()
         with Progress("prorl backends", f"loading version {weight_version} from {path}"):
             client.update_weights(
-                path.absolute(), weight_version, mode=mode, timeout_s=timeout_s, take_over=take_over, model=model_name
+                path.absolute(),
+                weight_version,
+                mode=mode,
+                timeout_s=timeout_s,
+                take_over=take_over,
+                model=model_name,
+                base=base,
             )
         spent_s = time.monotonic() - started
         print(f"{_served(client, model_name)} serve version {weight_version} after {spent_s:.1f} s")
@@ -230,6 +240,19 @@ def cancel_weights(
         print(f"{_served(client, model_name)} continue without version {weight_version}")
 
 
+@commands.command("remove-model")
+def remove_model(
+    target: Target,
+    model_name: Annotated[str, typer.Argument(metavar="NAME", help="The model of a LoRA adapter.")],
+    timeout_s: EnginesTimeout = 600.0,
+    take_over: TakeOver = False,
+) -> None:
+    """Unload an adapter from all engines; its jobs are refused from then on."""
+    with target.client() as client:
+        client.remove_model(model_name, timeout_s=timeout_s, take_over=take_over)
+        print(f"the model {model_name} is removed")
+
+
 def backend_list(client: RolloutClient) -> BackendList:
     """Return the backends of a service, and its engines that are not backends yet."""
     listed: BackendList = client.backends.ask(ListBackends(new_id()))
@@ -238,14 +261,16 @@ def backend_list(client: RolloutClient) -> BackendList:
 
 def _served(client: RolloutClient, model: str, version: int | None = None) -> str:
     """Return how many backends take a model's weights, or have this version of them."""
-    taking = [one.backend for one in client.backends.list() if one.backend.name == model and not one.backend.frozen]
-    return f"{sum(version in (None, backend.weight_version) for backend in taking)} backend(s)"
+    backends = [one.backend for one in client.backends.list()]
+    taking = [one.weight_version for one in backends if one.name == model and not one.frozen]
+    taking += [one.adapters[model][-1] for one in backends if model in one.adapters]
+    return f"{sum(version in (None, one) for one in taking)} backend(s)"
 
 
 def _tables(listed: BackendList, *, details: bool) -> Group:
-    table = backend_table(listed.backends, listed.starts)
+    tables = Group(backend_table(listed.backends, listed.starts), *adapter_tables(listed))
     if details:
-        return Group(table, detail_tables(listed.backends))
+        return Group(tables, detail_tables(listed.backends))
     return Group(
-        table, "with weight, limit, context, model, endpoint, memory and version: prorl backends list --details"
+        tables, "with weight, limit, context, model, endpoint, memory and version: prorl backends list --details"
     )

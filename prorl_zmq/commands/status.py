@@ -12,7 +12,7 @@ from ..wire.messages.backends import BackendList, ListBackends
 from ..wire.messages.base import POLICY, new_id
 from ..wire.messages.jobs import Phase
 from . import options
-from .backend_tables import backend_table
+from .backend_tables import adapter_tables, backend_table
 from .tables import end_with, print_json, show, table, text
 from .target import Target
 
@@ -79,7 +79,8 @@ def status_tables(status: ServiceStatus, listed: BackendList) -> Group:
         line += f"; trajectories lost with their nodes: {status.lost_blocks}"
     served = f"tasks: {', '.join(status.tasks) or 'none'}"
     batches = [batch_table(status.batches)] if status.batches else []
-    return Group(stages, backend_table(listed.backends, listed.starts), *batches, line, served)
+    backends = [backend_table(listed.backends, listed.starts), *adapter_tables(listed)]
+    return Group(stages, *backends, *batches, line, served)
 
 
 def session_name(session: str) -> str:

@@ -187,7 +187,10 @@ class Samples:
                 backend.scores,
                 backend.chat,
             )
-        return models
+        return models | {
+            one.model: models.get(one.base, Served())._replace(versions=frozenset({one.weight_version}), scores=False)
+            for one in listed.adapters
+        }
 
     async def run_all(self, sender: Sender, asked: Asked) -> list[Sample]:
         """Return the replies to each prompt, those to one prompt side by side.

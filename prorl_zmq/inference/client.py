@@ -104,6 +104,7 @@ class EngineClient:
         Raises:
             EngineFailed: the backend failed, or its answer was malformed or late. `unreachable`: the backend went away
                 or cannot be connected to. `refused`: the request is wrong, and no backend would accept it.
+                `not_loaded`: the backend has not loaded the adapter.
             Closed: the client was closed.
         """
         with span(f"chat {backend.model}", kind="client") as traced:
@@ -225,6 +226,8 @@ def _named(backend: Backend) -> Iterator[None]:
         raise
     except ProrlError as error:
         name, kinds = backend.backend_id, {kind: bool(error.fields.get(kind)) for kind in ("unreachable", "refused")}
+        if error.fields.get("not_loaded"):
+            kinds["not_loaded"] = True
         raise EngineFailed(f"backend {name}: {error.message}", backend=name, **kinds) from error
 
 

@@ -73,7 +73,7 @@ def test_tokens_have_their_own_models_version_and_the_trainer_may_delete_its_fol
             reply = await told(client, generate("r", 4, model), PROMPT.tobytes())
             assert isinstance(reply, Generated)
             assert [span.weight_version for span in reply.spans] == [version]
-        await world.broker.until(lambda: any(isinstance(b, BackendAlive) and b.adapters == {"a": 7} for b in beats))
+        await world.broker.until(lambda: any(isinstance(b, BackendAlive) and b.adapters == {"a": (7,)} for b in beats))
         added = next(request for request in beats if isinstance(request, AddBackend))
         assert added.backend.adapter_slots == 2
 
@@ -88,7 +88,7 @@ def test_a_missing_adapter_is_refused_and_never_answered_by_the_base(in_world: I
         await load(client, tmp_path, 7)
         reply = await told(client, generate("r", 4, "a", 6), PROMPT.tobytes())
         assert reply.error.message == "version 6 of the adapter a is not loaded here; loaded: a@7"
-        assert reply.error.fields == {"unreachable": True}
+        assert reply.error.fields == {"not_loaded": True}
 
     in_world(test)
 

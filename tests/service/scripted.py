@@ -92,6 +92,11 @@ class ScriptedHandler(AgentHandler[ScriptedInstance]):
             mark(phase.instance)
             episode = await phase.converse([ChatMessage(Role.USER, "go on")], [])
             return {"text": episode.last_text}
+        if phase.instance.run == "two turns":
+            agent = phase.conversation([ChatMessage(Role.SYSTEM, "go on")])
+            first = (await agent.say("one")).text
+            await wait_for_go(phase.instance.mark)
+            return {"text": f"{first} {(await agent.say('two')).text}"}
         if phase.instance.run == "second waits":
             return await act("wait" if place_of(phase.job.job_id) == 1 else "", phase.instance)
         return await act(phase.instance.run, phase.instance)

@@ -125,29 +125,60 @@ class WeightUpdates:
         timeout_s: float | None = None,
         take_over: bool = False,
         model: str = POLICY,
+        base: str = "",
     ) -> None:
         """Have a model's backends load the weights at `path` (seen from the engine hosts): begin, load and end in one.
 
         Each engine resumes as soon as it has them. An engine that fails while others succeed gets no jobs until it
         serves the version, or others serve its version.
 
+        With a `model` that is no backend's own, the path is a LoRA adapter, and the model is this adapter from then on:
+        `Job(model=model)`. Backends that have adapter slots (`lora` in `[[backends]]`) load it while they generate. A
+        backend that fails gets no jobs of this model; its other jobs go on.
+
         Args:
             path: for vLLM a directory with safetensors of the model's own names and shapes; for the embedded engine an
-                .npz file.
+                .npz file; for an adapter the folder that PEFT's `save_pretrained` wrote.
             weight_version: their version, which every token that they generate carries.
-            mode: what happens to running generations; see `begin_weights`.
+            mode: what happens to running generations; see `begin_weights`. With an adapter they end with the version
+                that they began with.
             timeout_s: longest wait in seconds for all backends; None: the client's `timeout_s`. With `drain`, allow for
                 the longest turn.
             take_over: as in `begin_weights`.
             model: as in `begin_weights`.
+            base: for a new adapter, the model that it adapts, if backends of several models have adapter slots.
 
         Raises:
+            NoBackend: no backend serves the model and none takes adapters, or `base` is needed.
             UpdateInProgress: another version was begun.
             InvalidWeights: an engine rejected them and serves its old ones; `backend` names it.
             RequestTimeout: an engine did not answer; `backend` names it.
         """
         update = self._weight_update("load", weight_version, timeout_s, take_over=take_over, model=model)
-        self._serve_weights(replace(update, path=str(path), mode=mode))
+        self._serve_weights(replace(update, path=str(path), mode=mode, base=base))
+
+    def remove_model(self, model: str, *, timeout_s: float | None = None, take_over: bool = False) -> None:
+        """Remove an adapter from all engines; jobs that name it are refused from then on.
+
+        Args:
+            model: the adapter's.
+            timeout_s: longest wait in seconds for all backends; None: the client's `timeout_s`.
+            take_over: as in `begin_weights`.
+
+        Raises:
+            ModelInUse: unfinished jobs or open batches use it.
+            NoBackend: no adapter of this name is published.
+            MalformedMessage: it is the model of backends.
+            WeightsHeld: another live trainer (`session`) publishes it.
+            EngineFailed: an engine failed; `backend` names it. The model is removed, and the engine is asked again.
+            RequestTimeout: a broker or an engine did not answer in time.
+        """
+        update = self._weight_update("remove", 0, timeout_s, take_over=take_over, model=model)
+        self._service.ask(update, self._service.until())
+        try:
+            self._ask_engines(update)
+        finally:
+            self._hold_no_more(model)
 
     def set_weight_version(
         self, weight_version: int, *, timeout_s: float | None = None, take_over: bool = False, model: str = POLICY

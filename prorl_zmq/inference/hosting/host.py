@@ -176,7 +176,7 @@ class EngineHost:
             await self._adapters.restore()
             while not stop.is_set():
                 problem = await self._ask_health()
-                self._registration.announce(self._weight_version(), self._load(), problem, self._adapters.current)
+                self._registration.announce(self._weight_version(), self._load(), problem, self._adapters.loaded)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), self._options.heartbeat_s)
         finally:
@@ -410,7 +410,7 @@ class EngineHost:
             self._refuse(envelope, request.request_id, error)
         else:
             catalog.ENGINE_UPDATE_SECONDS.observe(time.monotonic() - began, self._options.backend_id)
-            self._registration.announce(self._weight_version(), adapters=self._adapters.current)
+            self._registration.announce(self._weight_version(), adapters=self._adapters.loaded)
             self._send(envelope, self._ready(request.request_id, request.model))
 
     def _ready(self, request_id: str, model: str = "") -> EngineReady:

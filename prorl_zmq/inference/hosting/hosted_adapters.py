@@ -69,6 +69,15 @@ class HostedAdapters:
         """The version of each model that requests without one get: the one that was loaded last."""
         return dict(self._current)
 
+    @property
+    def loaded(self) -> dict[str, tuple[int, ...]]:
+        """The versions of each model that are not retired; the current one is the last."""
+        live = [key for key, one in self._versions.items() if not one.retired]
+        return {
+            model: (*(version for name, version in live if name == model and version != current), current)
+            for model, current in self._current.items()
+        }
+
     async def restore(self) -> None:
         """Load the versions that an earlier host had in service, and delete what else earlier hosts left."""
         if self._folder is None or not self._folder.parent.is_dir():
@@ -96,13 +105,17 @@ class HostedAdapters:
                 self._current[model] = int(version)
 
     async def update(self, request: WeightUpdate) -> None:
-        """Do one step of an update of an adapter, of which there is only `load`; raise as `load` does."""
-        if request.step != "load":
-            raise EngineFailed(
-                f"the step {request.step} is for an engine's own weights; of the adapter {request.model} load a folder",
-                refused=True,
-            )
-        await self.load(request.model, request.weight_version, Path(request.path))
+        """Do one step of an update of an adapter, which is `load` or `remove`; raise as `load` does."""
+        match request.step:
+            case "load":
+                await self.load(request.model, request.weight_version, Path(request.path), request.keep)
+            case "remove":
+                self._retire_all_but(request.model, request.keep)
+            case step:
+                raise EngineFailed(
+                    f"the step {step} is for an engine's own weights; of the adapter {request.model} load a folder",
+                    refused=True,
+                )
 
     async def load(self, model: str, version: int, path: Path, keep: Collection[int] = ()) -> None:
         """Serve a version of a model's adapter from now on; its earlier versions are retired.
@@ -130,7 +143,10 @@ class HostedAdapters:
                 _delete(copy)
                 raise
             self._current[model] = version
-        for other in [each for each in self._versions if each[0] == model and each[1] not in (version, *keep)]:
+        self._retire_all_but(model, (version, *keep))
+
+    def _retire_all_but(self, model: str, versions: Collection[int]) -> None:
+        for other in [each for each in self._versions if each[0] == model and each[1] not in versions]:
             self.retire(*other)
 
     def retire(self, model: str, version: int) -> None:
@@ -159,7 +175,7 @@ class HostedAdapters:
         if number is None or found is None or found.retired:
             named = f"the adapter {model}" if version is None else f"version {version} of the adapter {model}"
             have = ", ".join(f"{name}@{number}" for name, number in sorted(self._current.items()))
-            raise EngineFailed(f"{named} is not loaded here; loaded: {have or 'none'}", unreachable=True)
+            raise EngineFailed(f"{named} is not loaded here; loaded: {have or 'none'}", not_loaded=True)
         found.running += 1
         try:
             yield model, number

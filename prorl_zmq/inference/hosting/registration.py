@@ -71,7 +71,7 @@ class Registration:
         self._unanswered = 0
         self._load = EngineLoad()
         self._problem = ""
-        self._adapters: dict[str, int] = {}
+        self._adapters: dict[str, tuple[int, ...]] = {}
         self._weight_version = backend.weight_version
         self._registered = False
         self._adding = ""
@@ -91,7 +91,7 @@ class Registration:
         weight_version: int,
         load: EngineLoad | None = None,
         problem: str = "",
-        adapters: dict[str, int] | None = None,
+        adapters: dict[str, tuple[int, ...]] | None = None,
     ) -> None:
         """Send one heartbeat now, or request registration; None: as in the last call."""
         if adapters is not None:

@@ -121,8 +121,8 @@ class ChatSettings(Part, frozen=True):
         return decode(self.template_arguments, type=dict[str, Any]) if self.template_arguments else {}
 
 
-Adapters = Annotated[dict[ModelName, WeightVersion], Meta(max_length=4096)]
-"""The adapters that an engine host has loaded: the current version of each, by its model's name."""
+Adapters = Annotated[dict[ModelName, tuple[WeightVersion, ...]], Meta(max_length=4096)]
+"""The adapters that an engine host has loaded: the versions of each model. Requests without a version get the last."""
 
 
 class Backend(Part, frozen=True, kw_only=True):
@@ -195,6 +195,8 @@ class BackendStatus(Part, frozen=True, kw_only=True):
     that the engine cannot serve now, so it gets no jobs."""
     problem: str = ""
     """Why it is behind, unwell or on probation."""
+    adapter_problems: dict[ModelName, str] = {}
+    """Why it gets no jobs of an adapter, by the adapter's model."""
     next_try_s: float | None = None
     """Seconds until a job may try a backend on probation; 0: the next job does."""
     in_flight: int
@@ -207,6 +209,18 @@ class BackendStatus(Part, frozen=True, kw_only=True):
     """Seconds since its last heartbeat; None: it sends none."""
     lease_s: float = 0.0
     """Seconds of silence after which it is removed; 0: it sends no heartbeats and is not removed."""
+
+
+class AdapterModel(Part, frozen=True):
+    """An adapter that was published as a model of its own."""
+
+    model: ModelName
+    base: ModelName
+    """The `name` of the backends whose weights it adapts."""
+    weight_version: WeightVersion
+    """The current version: jobs go to backends that have it."""
+    in_flight: Annotated[int, Meta(ge=0)] = 0
+    """Current assignments."""
 
 
 class EngineStart(Part, frozen=True):
@@ -243,6 +257,10 @@ class Assign(Request, frozen=True, kw_only=True):
     named: bool = True
     """Whether the job names the model, so that the front door has checked it. If not, a model that the service does not
     have is refused at once."""
+    pin: bool = False
+    """As `Job.pin`, if the model is an adapter."""
+    pinned: WeightVersion | None = None
+    """The version that the attempt is pinned to already."""
 
     @property
     def holder(self) -> str:
@@ -280,6 +298,8 @@ class HeldAssignment(Part, frozen=True, array_like=True):
     """None: the job waits for one."""
     served: Annotated[int, Meta(ge=0)] = 0
     """Generations that the backend completed for the job."""
+    pinned: WeightVersion | None = None
+    """As in `Assigned`."""
 
 
 class OwnerAlive(Request, frozen=True):
@@ -385,6 +405,8 @@ class Assigned(Reply, frozen=True):
     """Answer to `Assign`."""
 
     backend: Backend
+    pinned: WeightVersion | None = None
+    """The version of the model's adapter that stays loaded for the attempt; None: it goes by the current one."""
 
 
 class WaitLonger(Reply, frozen=True):
@@ -406,6 +428,7 @@ class BackendList(Reply, frozen=True):
     """Jobs that wait for a backend."""
     starts: tuple[EngineStart, ...] = ()
     """Engines that have not registered yet."""
+    adapters: tuple[AdapterModel, ...] = ()
 
 
 class LackedRecord(Part, frozen=True, array_like=True):

@@ -31,7 +31,7 @@ ENGINES_S = 30.0
 UPDATE_LIMIT_S = 600.0
 """Default limit of an update, after which engines consider the trainer dead."""
 
-UpdateStep = Literal["begin", "load", "end", "cancel", "set"]
+UpdateStep = Literal["begin", "load", "end", "cancel", "set", "remove"]
 UpdateMode = Literal["keep", "drain", "abort"]
 """What happens to running generations when new weights come. `keep`: they pause, and resume with the new weights.
 `drain`: they end first, with the old ones, while new requests wait. `abort`: they end at once, and the agent loop has
@@ -93,14 +93,15 @@ class WeightUpdate(Request, frozen=True):
     | `end` | resumes with the weights that the trainer has put into the engine |
     | `cancel` | resumes with the weights that it has; without a `begin` it does nothing |
     | `set` | calls its weights `weight_version` from the next token on: they were changed by other means |
+    | `remove` | unloads all versions of an adapter but those to `keep`, once none of their generations runs |
 
     An engine host replies with `EngineReady` after the step. The backend broker replies after all hosts have; from
     `begin` on it assigns no job to a backend that does not serve this version, and it cancels a `begin` if one engine
     cannot stop. The front door accepts `load`, `end` and `set`, after the backend broker has replied: batches drop
-    rollouts that are too old for the version.
+    rollouts that are too old for the version. It accepts `remove` before the backend broker gets it.
 
-    For an adapter, a `model` other than the backend's `name`, there is only `load`: its running generations end with
-    the version that they began with, whatever the `mode`.
+    For an adapter, a `model` other than the backend's `name`, there are only `load` and `remove`: its running
+    generations end with the version that they began with, whatever the `mode`.
     """
 
     roles: ClassVar[Roles] = FOR_TRAINERS | FOR_OPERATORS
@@ -122,6 +123,10 @@ class WeightUpdate(Request, frozen=True):
     """Take the weights from another trainer, whose updates are refused from then on (otherwise: `weights_held`)."""
     model: ModelName = POLICY
     """With `backend_id`, the model of that backend counts instead."""
+    base: ModelName | Literal[""] = ""
+    """For the first `load` of an adapter: the `name` of the backends that it adapts; empty: the only one with slots."""
+    keep: Annotated[tuple[WeightVersion, ...], Meta(max_length=4096)] = ()
+    """Versions of an adapter that stay loaded. The backend broker sets them, for jobs that end on their version."""
 
 
 class VersionSpan(Part, frozen=True):

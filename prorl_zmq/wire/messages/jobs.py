@@ -226,6 +226,9 @@ class Job(Part, frozen=True, kw_only=True):
     models: Annotated[dict[ModelRole, NamedModel | ModelName], Meta(max_length=16)] = {}
     """Models that the rollout talks to besides `model`, by the task's or the program's own names for them:
     `{"user": "sim"}`. Their turns are context for the policy and are not trained on, unless the task says so."""
+    pin: bool = False
+    """If an adapter takes its turns, an attempt ends on the version that it began with, which stays loaded for it; else
+    the next turn goes to the newest version."""
     mcp: Annotated[tuple[McpServer, ...], Meta(max_length=16)] = ()
     """MCP servers whose tools the policy gets in addition to the task's, in a session of this rollout's own."""
     record: Annotated[tuple[RecordAsked, ...], Meta(max_length=3)] = ()

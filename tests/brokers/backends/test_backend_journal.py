@@ -72,10 +72,11 @@ def reply_of(handler: BackendRequestHandler, request: Any, now: float) -> Any:
     return answers[0].reply
 
 
-def listed(handler: BackendRequestHandler, now: float) -> set[tuple[Any, ...]]:
+def listed(handler: BackendRequestHandler, now: float) -> list[tuple[Any, ...]]:
     (answer,) = handler.handle([b"c", b""], ListBackends("list"), now)
     assert isinstance(answer.reply, BackendList)
-    return {(one.backend, one.state, one.problem, one.load is None) for one in answer.reply.backends}
+    backends = sorted(answer.reply.backends, key=lambda one: one.backend.backend_id)
+    return [(one.backend, one.state, one.problem, one.load is None) for one in backends]
 
 
 @given(st.lists(st.tuples(REQUESTS, st.booleans()), max_size=40))

@@ -150,7 +150,7 @@ def test_the_base_never_answers_for_an_adapter(results: Any, models: list[Path],
     for refusal in results["refused"]["unknown"]:
         assert refusal["type"] == "EngineFailed"
         assert "not loaded" in refusal["message"]
-        assert refusal["fields"]["unreachable"] is True
+        assert refusal["fields"]["not_loaded"] is True
     worst, nearest = errors(PeftReference(models[0]), adapters, [results["refused"]["after"]])
     assert worst < CLOSE
     assert nearest > APART

@@ -96,6 +96,7 @@ function content(drain) {
   return [
     h("p", { class: "quiet" }, `${count(list.waiting)} jobs wait for a backend.`),
     card("Registered", null, table("Backends", columns, rows, "No backend has registered.")),
+    list.adapters?.length ? card("Adapters", null, table("Adapters", ADAPTER_COLUMNS, adapterRows(list))) : null,
     unwell.length
       ? card(
           "Not serving",
@@ -148,6 +149,25 @@ function content(drain) {
         )
       : null,
   ];
+}
+
+const ADAPTER_COLUMNS = [
+  ["model", "text"],
+  ["base", "text"],
+  ["version", "number"],
+  ["in flight", "number"],
+  ["versions loaded", "text long"],
+];
+
+function adapterRows(list) {
+  return list.adapters.map(({ model, base, weight_version: version, in_flight: jobs }) => {
+    const hosts = list.backends.filter(({ backend }) => (backend.name ?? "policy") === base && backend.adapter_slots);
+    const where = hosts.map(({ backend, adapter_problems: problems }) => {
+      const loaded = (backend.adapters?.[model] ?? []).join(", ") || NOTHING;
+      return `${backend.backend_id}: ${loaded}${problems?.[model] ? ` (${problems[model]})` : ""}`;
+    });
+    return [model, base, version, count(jobs ?? 0), where.join("; ")];
+  });
 }
 
 // A backend that was added by hand has no host that would tell these.

@@ -1,0 +1,137 @@
+"""`AdapterModels`: LoRA adapters as models of their own: whose weights they adapt, and which versions must stay. Pure.
+
+An adapter is published by its first load, to the backends with adapter slots of one base model. Its jobs go to backends
+that have loaded its wanted version last; a backend that lacks it is asked to load it (see `WeightRequests`), and gets
+none of its jobs until then. An engine unloads a version that is neither wanted nor on its way once no assignment is
+pinned to it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from ...errors import MalformedMessage, NoBackend
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ...wire.messages.backends import Assign, Backend
+    from ...wire.messages.engines import WeightUpdate
+    from .backend_member import Member
+
+
+class AdapterModels:
+    """The adapters of a heap's backends.
+
+    Args:
+        wanted: the wanted version of each model that was updated.
+        begun: the versions of updates in progress, by model.
+    """
+
+    def __init__(self, wanted: Mapping[str, int], begun: Mapping[str, int]) -> None:
+        self._wanted = wanted
+        self._begun = begun
+        self.bases: dict[str, str] = {}
+        """The models that adapters adapt, by the adapters' models."""
+        self.pins: Counter[tuple[str, int]] = Counter()
+        """Of a model's version, the assignments that are pinned to it."""
+        self.waiting: dict[str, tuple[str, int]] = {}
+        """The model and version of those pinned jobs that wait for another backend, by their holders."""
+
+    def __contains__(self, model: str) -> bool:
+        return model in self.bases
+
+    def base(self, model: str) -> str:
+        """Return the model whose backends serve a model: the one that it adapts, or itself."""
+        return self.bases.get(model, model)
+
+    def published(self) -> dict[str, int]:
+        """Return the current versions of the adapters that have one, by model."""
+        return {model: self._wanted[model] for model in self.bases if model in self._wanted}
+
+    def served(self, backend: Backend) -> tuple[str, ...]:
+        """Return the models whose jobs a backend can get: its own, and the adapters that it has loaded."""
+        adapters = (
+            model
+            for model, versions in backend.adapters.items()
+            if self.bases.get(model) == backend.name and versions[-1] in self._serving(model)
+        )
+        return (backend.name, *adapters)
+
+    def missing(self, backend: Backend) -> dict[str, int]:
+        """Return the adapters that a backend should have loaded last, and their versions."""
+        if not backend.adapter_slots:
+            return {}
+        return {
+            model: version
+            for model, version in self.published().items()
+            if self.bases[model] == backend.name and backend.adapters.get(model, ())[-1:] != (version,)
+        }
+
+    def problems(self, member: Member) -> dict[str, str]:
+        """Return why a backend gets no jobs of adapters of its model, by the adapters' models."""
+        return {
+            model: member.adapter_notes.get(model, f"it has not loaded version {version} yet")
+            for model, version in self.missing(member.backend).items()
+            if model not in member.models
+        }
+
+    def needed(self, model: str) -> set[int]:
+        """Return the versions of an adapter that must stay loaded."""
+        pins = (*self.pins, *self.waiting.values())
+        return {version for of_model, version in pins if of_model == model} | self._serving(model)
+
+    def _serving(self, model: str) -> set[int]:
+        return {one[model] for one in (self._wanted, self._begun) if model in one and model in self.bases}
+
+    def find_base(self, request: WeightUpdate, backends: Iterable[Backend], own: set[str]) -> str:
+        """Return the base of the adapter that a request is about.
+
+        Args:
+            request: its model is no backend's own.
+            backends: all backends.
+            own: the models that are backends' own.
+
+        Raises:
+            NoBackend: no backend takes the adapter, or several bases could be meant.
+            MalformedMessage: the step is not for adapters.
+        """
+        model, known = request.model, self.bases.get(request.model, "")
+        bases = sorted({one.name for one in backends if one.adapter_slots})
+        if request.step == "remove" and not known:
+            adapters = ", ".join(sorted(self.bases)) or "none"
+            raise NoBackend(f"no adapter is published as the model {model}; adapters: {adapters}")
+        if not known and not bases:
+            there_are = f"no backend serves the model {model} (there are {', '.join(sorted(own))})"
+            raise NoBackend(
+                f"{there_are if own else 'no backend is registered'}, so none has taken the weights; see `prorl "
+                "backends list`. An adapter needs backends with `lora` in `[[backends]]`"
+            )
+        if request.step not in ("load", "remove"):
+            raise MalformedMessage(
+                f"{model} is no backend's own model but an adapter, of which only a folder can be loaded: the step "
+                f"`{request.step}` is for engines' own weights",
+                field="$.step",
+            )
+        if request.step == "remove":
+            return known
+        base = request.base or known or (bases[0] if len(bases) == 1 else "")
+        if not base:
+            raise NoBackend(f"the adapter {model} could be of {' or '.join(bases)}: name its base")
+        if known and base != known:
+            raise NoBackend(f"{model} is an adapter of {known}, not of {base}; remove the model first")
+        if base not in bases:
+            others = f"those of {', '.join(bases)} do" if bases else "none does"
+            raise NoBackend(f"no backend of the model {base} takes adapters; {others}")
+        return base
+
+
+def having(members: Iterable[Member], request: Assign, version: int) -> str | None:
+    """Return the least loaded backend that has a version of an adapter, and not the left one if there is another."""
+    found = {
+        (member.backend.backend_id == request.leaving, len(member.jobs) / member.backend.weight): member
+        for member in members
+        if member.state == "ready" and version in member.backend.adapters.get(request.model, ())
+    }
+    return found[min(found)].backend.backend_id if found else None
