@@ -355,6 +355,7 @@ def test_of_each_record_the_backend_that_gives_least_is_listed_with_its_reason()
         LackedRecord("policy", "top_logprobs", "fewer", "m", "", 3),
         LackedRecord("policy", "sampling_mask", "few", "m"),
         LackedRecord("policy", "experts", "few", "m"),
+        LackedRecord("policy", "teacher", "few", "m"),
     }
     none = Backend(backend_id="none", endpoint="ipc://none", model="m", unrecorded={"experts": "its model is dense"})
     ask(broker, AddBackend("add", none))
