@@ -39,9 +39,11 @@ class VllmServer:
 
     Args:
         folder: for its log and models.
+        flags: more of vLLM's.
+        variables: more of its environment.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *flags: str, **variables: str) -> None:
         self.folder = folder
         self.models = [folder / "caller-0", folder / "caller-1"]
         """What it serves at first, and one that differs from it."""
@@ -50,11 +52,11 @@ class VllmServer:
         self.url = f"http://127.0.0.1:{port}"
         self._run("caller_model.py", str(tiny_models(folder, 1)[0]), *map(str, self.models))
         where = ("--host", "127.0.0.1", "--port", str(port), "--model", str(self.models[0]))
-        command = [vllm_python(), "-m", "vllm.entrypoints.openai.api_server", *where, *SERVER, *SMALL]
+        command = [vllm_python(), "-m", "vllm.entrypoints.openai.api_server", *where, *SERVER, *SMALL, *flags]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 command,
-                env={**environment(folder), **ON_CPU},
+                env={**environment(folder), **ON_CPU, **variables},
                 cwd=folder,
                 stdout=log,
                 stderr=log,

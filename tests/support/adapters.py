@@ -64,10 +64,13 @@ def peft_model() -> Iterator[None]:
 
 
 def peft_adapter(base: Path, folder: Path, seed: int, rank: int = 8) -> Path:
-    """Have peft save an adapter with random matrices of all linear layers, which changes every distribution much."""
+    """Have peft save an adapter with random matrices of all linear layers, which changes every distribution much.
+
+    Some log-prob of an answer that another such adapter sampled differs by more than 1.
+    """
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_pretrained(base)
-    config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", init_lora_weights=False)
+    config = peft.LoraConfig(r=rank, lora_alpha=4 * rank, target_modules="all-linear", init_lora_weights=False)
     with peft_model():
         peft.get_peft_model(model, config).save_pretrained(folder)
     return folder

@@ -120,7 +120,8 @@ async def main(model: Path, folder: Path, copies: Path, calls: int) -> dict[str,
             cases.adapters.retire(name, cases.adapters.current[name])
         await cases.adapters.close()
         results["left"] = sum(len(files) for _, _, files in os.walk(copies))
-        results["listed"] = list(await engine._llm.list_loras())
+        neutral = engine._adapters.request(None).lora_int_id
+        results["listed"] = [each for each in await engine._llm.list_loras() if each != neutral]
     finally:
         await engine.close()
     return results

@@ -26,8 +26,8 @@ pytestmark = [
 CALLS = int(os.environ.get("PRORL_ADAPTER_CALLS", "300"))
 CLOSE = 1e-4
 """Most that a log-prob may differ from peft's, in float32."""
-APART = 0.3
-"""Least mean distance of an answer's log-probs from those of another adapter."""
+APART = 1.0
+"""Least that some log-prob of an answer differs from that of any other adapter, and of the base."""
 
 
 @pytest.fixture(scope="module")
@@ -85,21 +85,23 @@ def folder_of(adapters: Path, model: str | None, version: int) -> Path | None:
 
 
 def errors(reference: PeftReference, adapters: Path, answers: list[Any]) -> tuple[float, float]:
-    """Return the largest error against the answers' own adapters, and the least mean distance from another one."""
+    """Return the largest error against the answers' own adapters, and the least largest error against any other."""
     by_folder: dict[Path | None, list[Any]] = defaultdict(list)
     for one in answers:
         ((version, start, end),) = one["spans"]
         assert (start, end) == (0, len(one["ids"]))
         by_folder[folder_of(adapters, one["model"], version)].append(one)
     worst, nearest = 0.0, float("inf")
-    others = [adapters / "a8", adapters / "a9"]
+    everything = {None, adapters / "a0-next", *(adapters / f"a{number}" for number in range(10))}
     for folder, ones in by_folder.items():
         sequences = [[*one["prompt"], *one["ids"]] for one in ones]
         given = np.array([one["logprobs"] for one in ones])
-        own = reference.logprobs(folder, sequences, given.shape[1])
-        other = reference.logprobs(next(each for each in others if each != folder), sequences, given.shape[1])
-        worst = max(worst, float(np.abs(own - given).max()))
-        nearest = min(nearest, float(np.abs(other - given).mean(1).min()))
+        for other in everything:
+            distances = np.abs(reference.logprobs(other, sequences, given.shape[1]) - given).max(1)
+            if other == folder:
+                worst = max(worst, float(distances.max()))
+            else:
+                nearest = min(nearest, float(distances.min()))
     return worst, nearest
 
 
@@ -158,4 +160,4 @@ def test_the_base_never_answers_for_an_adapter(results: Any, models: list[Path],
 
 def test_retired_versions_leave_nothing(results: Any) -> None:
     assert results["left"] == 0
-    assert len(results["listed"]) == 1, "the one of the base's requests, on a CPU"
+    assert results["listed"] == []
