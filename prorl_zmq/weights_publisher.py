@@ -10,9 +10,12 @@ import shutil
 import time
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .errors import ConfigError, EngineFailed, InvalidWeights, NoBackend, RequestTimeout
+from .inference.adapters import CONFIG as ADAPTER_CONFIG
+from .inference.adapters import WEIGHTS as ADAPTER_WEIGHTS
+from .inference.adapters import check_adapter
 from .inference.checkpoint import INDEX, read_tensors
 from .system.held_file import claim_folder
 from .system.installation import how_to_install
@@ -29,7 +32,7 @@ except ImportError as error:
     raise ImportError(message) from error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from typing import Self
 
     from .client.blocking.client import RolloutClient
@@ -102,6 +105,8 @@ class WeightsPublisher:
         part_bytes: a file is ended when it has so many bytes.
         all_ranks: every rank calls `publish`. False: only rank 0 does, with tensors that are whole.
         model: the name of the model that the weights are of.
+        lora: the weights are a LoRA adapter on `served`, which the engines serve as `model`; see `publish`. The folder
+            is then one that PEFT's `save_pretrained` could have written; `rename` and `part_bytes` do not concern it.
 
     Raises:
         ConfigError: another publisher uses the folder, another account could write to it, or a rank has a client that
@@ -121,6 +126,7 @@ class WeightsPublisher:
         part_bytes: int = PART_BYTES,
         all_ranks: bool = True,
         model: str = POLICY,
+        lora: bool = False,
     ) -> None:
         if keep < 1:
             raise ConfigError("keep is at least 1: engines read the newest folder", key="keep")
@@ -134,6 +140,8 @@ class WeightsPublisher:
         self._rename = rename
         self._mode = mode
         self._model = model
+        self._lora = lora
+        self._base = Path(served)
         self._part_bytes = part_bytes
         self._all_ranks = all_ranks
         self._served: dict[str, TensorKind] = {}
@@ -155,26 +163,37 @@ class WeightsPublisher:
         weight_version: int,
         *,
         timeout_s: float = UPDATE_S,
+        lora_config: Mapping[str, Any] | None = None,
     ) -> Published | None:
         """Give the engines new weights; return when all serve them. None on ranks other than 0.
 
         Args:
-            weights: a module, or names and tensors of any shape, dtype and device, each whole or a `DTensor`.
+            weights: a module, or names and tensors of any shape, dtype and device, each whole or a `DTensor`. With
+                `lora`, a `PeftModel`, whose active adapter is published, or what PEFT's `get_peft_model_state_dict`
+                returns.
             weight_version: what to call them, such as the trainer's step; its tokens carry it.
             timeout_s: longest wait until an engine serves them, if all fail or are being started again. Engines that
                 come back later load them then.
+            lora_config: with `lora` and tensors, the `LoraConfig` of the adapter as a dict.
 
         Raises:
-            InvalidWeights: their names or shapes are not the served model's, or they hold values that are not finite;
-                no engine has seen them. Or an engine refused them.
+            ConfigError: with `lora`, the module is no `PeftModel`, or `lora_config` is missing.
+            InvalidWeights: their names or shapes are not the served model's, or they hold values that are not finite,
+                or the adapter is no plain LoRA of linear layers; no engine has seen them. Or an engine refused them.
             ProrlError: as `RolloutClient.update_weights`; the folder stays.
             OSError: the folder cannot be written.
         """
-        pairs = weights.state_dict().items() if isinstance(weights, torch.nn.Module) else weights
-        writer = None
+        if self._lora:
+            lora_config, pairs = _adapter_of(weights, lora_config)
+        else:
+            pairs = weights.state_dict().items() if isinstance(weights, torch.nn.Module) else weights
+        writer: _Writer | _AdapterWriter | None = None
         if self._client is not None:
             partial = self._folder / f".weights-{weight_version:08d}"
-            writer = _Writer(partial, self._served, self._tied, self._part_bytes)
+            if lora_config is not None:
+                writer = _AdapterWriter(partial, self._base, lora_config)
+            else:
+                writer = _Writer(partial, self._served, self._tied, self._part_bytes)
         failure: Exception | None = None
         published = None
         began = time.perf_counter()
@@ -182,7 +201,7 @@ class WeightsPublisher:
             whole = _whole(tensor)  # by all ranks, also after a failure: the others wait for this one
             if writer is not None and failure is None:
                 try:
-                    renamed = name if self._rename is None else self._rename(name)
+                    renamed = name if self._rename is None or self._lora else self._rename(name)
                     if renamed is not None:
                         writer.add(renamed, whole, tensor)
                 except Exception as error:  # noqa: BLE001 - raised below, on all ranks
@@ -215,7 +234,9 @@ class WeightsPublisher:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _finish(self, writer: _Writer, weight_version: int, passed_s: float, timeout_s: float) -> Published:
+    def _finish(
+        self, writer: _Writer | _AdapterWriter, weight_version: int, passed_s: float, timeout_s: float
+    ) -> Published:
         assert self._client is not None, "rank 0 writes"
         gather_s = passed_s - writer.write_s
         writer.finish()
@@ -330,6 +351,58 @@ class _Writer:
     @property
     def _file(self) -> str:
         return f"model-{self._parts:05d}.safetensors"
+
+
+class _AdapterWriter:
+    """Writes one adapter, and checks that the served model can have it."""
+
+    def __init__(self, path: Path, base: Path, config: Mapping[str, Any]) -> None:
+        self.path = path
+        self.tensors = self.size_bytes = 0
+        self.write_s = 0.0
+        self._base = base
+        self._config = config
+        self._held: dict[str, torch.Tensor] = {}
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir()
+
+    def add(self, name: str, tensor: torch.Tensor, given: torch.Tensor) -> None:  # noqa: ARG002 - as `_Writer.add`
+        ours = tensor.detach().to("cpu", copy=True).contiguous()
+        self._held[name] = ours
+        self.tensors += 1
+        self.size_bytes += ours.nbytes
+
+    def finish(self) -> None:
+        began = time.perf_counter()
+        save_file(self._held, self.path / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+        plain = {key: value for key, value in self._config.items() if key != "runtime_config"}  # not PEFT's to save
+        (self.path / ADAPTER_CONFIG).write_text(json.dumps(plain, default=_plain, indent=2), encoding="utf-8")
+        self.write_s = time.perf_counter() - began
+        check_adapter(self.path, self._base, self._config.get("r", 0))
+
+
+def _adapter_of(
+    weights: torch.nn.Module | Iterable[tuple[str, torch.Tensor]], config: Mapping[str, Any] | None
+) -> tuple[Mapping[str, Any], Iterable[tuple[str, torch.Tensor]]]:
+    """Return an adapter's configuration and tensors."""
+    if not isinstance(weights, torch.nn.Module):
+        if config is None:
+            raise ConfigError("an adapter's tensors need lora_config, its LoraConfig as a dict", key="lora_config")
+        return config, weights
+    if not hasattr(weights, "peft_config"):
+        raise ConfigError(f"lora publishes the adapter of a PeftModel; {type(weights).__name__} is none", key="lora")
+    from peft import get_peft_model_state_dict
+
+    module: Any = weights
+    name = module.active_adapter
+    # `save_embedding_layers` would look for the base at the hub.
+    tensors = get_peft_model_state_dict(module, adapter_name=name, save_embedding_layers=False)
+    return module.peft_config[name].to_dict(), tensors.items()
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of a `LoraConfig` that JSON does not have."""
+    return sorted(value) if isinstance(value, set | frozenset) else str(value)
 
 
 def _tied_names(served: Path) -> set[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import random
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Self
 
 from ...client.blocking.client import RolloutClient
@@ -79,7 +79,8 @@ class GrpoRollouts:
             its reward).
         batch_options: options of `open_batch`, such as `keep="informative"` for DAPO's sampling, which also rolls out
             random prompts of TRL's data set.
-        publisher_options: options of `WeightsPublisher`, such as `rename`, `mode` and `keep`.
+        publisher_options: options of `WeightsPublisher`, such as `rename`, `mode` and `keep`. With `lora=True` the
+            adapter of a PEFT model is published as an adapter; otherwise it is merged into the model's weights.
 
     Raises:
         ImportError: TRL is not installed.
@@ -130,7 +131,9 @@ class GrpoRollouts:
         """Publish the model's weights; TRL calls it on all processes at the first rollouts of a step."""
         assert self._publisher is not None, "the first call made it"
         trainer = self._trainer
-        with _plain_weights(trainer.accelerator.unwrap_model(trainer.model)) as weights:
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        as_adapter = self._weights[2].get("lora", False)
+        with nullcontext(model) if as_adapter else _plain_weights(model) as weights:
             self._publisher.publish(weights, trainer.state.global_step)
 
     def take_rewards(self) -> list[float]:
