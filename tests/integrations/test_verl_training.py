@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import subprocess
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +16,7 @@ from verl_runs import EXAMPLE, OURS, VerlRun
 from vllm_python import environment
 
 from prorl_zmq import Job
+from prorl_zmq.examples.trainers.shared.make_model import make
 
 torch = pytest.importorskip("torch", reason="it is of the extra [train]")
 from safetensors.torch import load_file  # noqa: E402
@@ -21,7 +24,6 @@ from trained import CALLING, JOBS, check_rise, kill, models, service_of  # noqa:
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from prorl_zmq.service.child import ChildService
 
@@ -176,6 +178,8 @@ WRONG = {
     "actor_rollout_ref.rollout.name=vllm": "actor_rollout_ref.rollout.name must be prorl; it is vllm",
     "actor_rollout_ref.rollout.agent.agent_loop_manager_class=null": "agent_loop_manager_class must be prorl_zmq",
     "reward.custom_reward_function.path=x.py": "reward.custom_reward_function.path must be None; it is x.py",
+    "actor_rollout_ref.model.lora_rank=4": "here lora=False, merge=False, rank=4",
+    f"+{OURS}.lora=true": "here lora=True, merge=False, rank=0",
 }
 REFUSED = """
 import sys
@@ -203,6 +207,59 @@ def test_keys_that_would_say_nothing_are_refused(tmp_path: Path) -> None:
     for end, words in zip(ends, WRONG.values(), strict=True):
         assert end.startswith("ended by ConfigError")
         assert words in end
+
+
+ADAPTER = """
+import asyncio, sys
+from types import SimpleNamespace
+
+import peft, torch, transformers
+import verl.trainer.ppo.v1
+from prorl_zmq.integrations.verl import trainer
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
+
+class Client:
+    def update_weights(self, path, version, *, model, **_):
+        print("updated", model, version, path)
+    def close(self):
+        pass
+
+trainer.RolloutClient = lambda *_, **__: Client()
+base, folder = sys.argv[1:]
+torch.manual_seed(0)
+model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj"], init_lora_weights=False)
+model = peft.get_peft_model(model, config)
+settings = SimpleNamespace(lora={}, hf_config=model.config)
+engine = SimpleNamespace(
+    module=model,
+    model_config=settings,
+    _uses_fsdp2_cpu_offload_policy=True,
+    _is_offload_param=False,
+    _qat_enabled=False,
+)
+engine.get_per_tensor_param = lambda **options: FSDPEngine.get_per_tensor_param(engine, **options)
+publishing = trainer.ServiceCheckpointEngine(0, True, served=base, folder=folder, model="a", lora=True)
+asyncio.run(publishing.send_weights(engine, 5))
+read = peft.PeftModel.from_pretrained(
+    transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), f"{folder}/weights-00000005"
+)
+ids = torch.arange(10, 34)[None]
+print("distance", float((read(input_ids=ids).logits - model(input_ids=ids).logits).abs().max()))
+"""
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(120)
+def test_verls_adapter_is_published_as_an_adapter(tmp_path: Path) -> None:
+    """By verl's own function that gives a rollout engine its LoRA."""
+    make(tmp_path / "base")
+    found = {**environment(tmp_path), "VERL_USE_EXTERNAL_MODULES": "verl_on_cpu", "VERL_PLATFORM": "cpu"}
+    found["PYTHONPATH"] += f"{os.pathsep}{Path(__file__).parents[1]}"
+    command = [framework_python("trainers"), "-c", ADAPTER, str(tmp_path / "base"), str(tmp_path / "weights")]
+    done = subprocess.run(command, env=found, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100)
+    assert f"updated a 5 {tmp_path}/weights/weights-00000005" in done.stdout, done.stderr
+    assert float(done.stdout.split("distance ")[1].split()[0]) < 1e-5
 
 
 def test_answers_that_are_always_too_long_end_the_training(

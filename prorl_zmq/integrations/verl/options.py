@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from ...errors import ConfigError
+from ...wire.messages.base import POLICY, ModelName
 from ...wire.messages.jobs import EpisodeLimits
 from ..dataset_rows import job_maker
 from ..session import TooLong, load_function
@@ -40,6 +41,10 @@ class ServiceOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """How many folders of weights are kept."""
     mode: Literal["keep", "drain", "abort"] = "keep"
     """What happens to running generations; see `RolloutClient.begin_weights`."""
+    model: ModelName = POLICY
+    """The name of the model that the weights are of."""
+    lora: bool = False
+    """Publish verl's LoRA as an adapter, which engines of `served` serve as `model`; otherwise it must be merged."""
 
 
 class RolloutOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

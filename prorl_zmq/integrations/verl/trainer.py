@@ -6,7 +6,7 @@ Loss, advantages, rollout correction, checkpoints and metrics are verl's own. It
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 import transfer_queue
@@ -21,12 +21,7 @@ from ...errors import ConfigError
 from ...weights_publisher import WeightsPublisher
 from ..session import check_version
 from .buffers import DynamicReplayBuffer, ServiceReplayBuffer
-from .options import NAME, TESTED, job_maker_of, read_service, rollout_options, service_options
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    import torch
+from .options import NAME, SERVICE_KEYS, TESTED, job_maker_of, read_service, rollout_options, service_options
 
 MANAGER = "prorl_zmq.integrations.verl.rollouts.RolloutManager"
 
@@ -110,7 +105,9 @@ class ServiceTrainer(PPOTrainer):  # type: ignore[misc]
 
     def _publish(self) -> dict[str, float]:
         """Publish the actor's weights; return the seconds of each part."""
-        found = ray.get(self.actor_rollout_wg.update_weights(global_steps=self.global_steps, mode=NAME))
+        # In this mode verl hands its engine to the checkpoint engine, and not tensors, of which none are the adapter's.
+        mode = "delta_sharded" if service_options(self.config).lora else NAME
+        found = ray.get(self.actor_rollout_wg.update_weights(global_steps=self.global_steps, mode=mode))
         return next((metrics for metrics in found if metrics), {})
 
 
@@ -132,17 +129,31 @@ class ServiceCheckpointEngine(ColocatedCheckpointEngine):  # type: ignore[misc]
         super().__init__(bucket_size, is_master)
         given = read_service(options)
         connect = partial(RolloutClient, given.endpoint, keys=given.keys)
-        self._publisher = WeightsPublisher(connect, given.served, given.folder, keep=given.keep, mode=given.mode)
+        self._lora = given.lora
+        self._publisher = WeightsPublisher(
+            connect,
+            given.served,
+            given.folder,
+            keep=given.keep,
+            mode=given.mode,
+            model=given.model,
+            lora=given.lora,
+        )
 
-    async def send_weights(
-        self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None
-    ) -> dict[str, float]:
+    async def send_weights(self, weights: Any, global_steps: int | None = None) -> dict[str, float]:
         """Have all engines serve these weights; return the seconds of each part on rank 0, elsewhere an empty dict.
+
+        Args:
+            weights: names and tensors; with the option `lora`, verl's training engine.
+            global_steps: their version.
 
         Raises:
             ProrlError: as `WeightsPublisher.publish`.
         """
-        published = self._publisher.publish(weights, global_steps or 0)
+        config = None
+        if self._lora:
+            weights, config = weights.get_per_tensor_param(base_sync_done=True)
+        published = self._publisher.publish(weights, global_steps or 0, lora_config=config)
         return {f"timing_s/weights/{part}": s for part, s in published.seconds.items()} if published else {}
 
 
@@ -163,3 +174,12 @@ def _check(config: Any) -> None:
     ):
         if value != wanted:
             raise ConfigError(f"with trainer_mode={NAME}, {key} must be {wanted}; it is {value}", key=key)
+    model = config.actor_rollout_ref.model
+    rank = model.get("lora_rank", 0) or model.get("lora", {}).get("rank", 0)
+    merged, as_adapter = model.get("lora", {}).get("merge", False), service_options(config).lora
+    if as_adapter != bool(rank and not merged):
+        raise ConfigError(
+            f"a LoRA is published as an adapter ({SERVICE_KEYS}.lora=true, model.lora.merge=false) or merged "
+            f"({SERVICE_KEYS}.lora=false, model.lora.merge=true); here lora={as_adapter}, merge={merged}, rank={rank}",
+            key=f"{SERVICE_KEYS}.lora",
+        )
