@@ -10,11 +10,13 @@ from typing import Literal
 import msgspec
 from bell import rung
 from dapo_prompts import GROUP, Ran, rollouts_of
+from recorded_tokens import context_of, experts_of
 
 from prorl_zmq.data.trajectory import Role
 from prorl_zmq.inference.chat import ChatMessage
 from prorl_zmq.stages.handler import AgentHandler, EvalPhase, Evaluation, InitPhase, PhaseData, RunPhase
 from prorl_zmq.tools.containers.specification import SandboxSpec
+from prorl_zmq.wire.records import EXPERTS
 
 
 class NothingInstance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -81,6 +83,33 @@ class ConverseHandler(AgentHandler[NothingInstance]):
         return {}
 
     async def eval(self, phase: EvalPhase[NothingInstance]) -> Evaluation:
+        """Find everything right."""
+        del phase
+        return Evaluation(1.0)
+
+
+class RecordedInstance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A rollout of bench/record_losses.py: what determines its tokens, and how many follow the policy's."""
+
+    seed: int
+    tokens: int
+
+
+class RecordedHandler(AgentHandler[RecordedInstance]):
+    """RUN is one turn of the policy, and a long answer to it with experts for all tokens but the last."""
+
+    task = "recorded"
+    instance_type = RecordedInstance
+
+    async def run(self, phase: RunPhase[RecordedInstance]) -> PhaseData:
+        """Write the seed's tokens and experts."""
+        trajectory = (await phase.converse([ChatMessage(Role.USER, "Go on.")], [])).trajectory
+        trajectory.begin_turn(Role.TOOL)
+        trajectory.add_context(context_of(phase.instance.seed, phase.instance.tokens))
+        trajectory.add_records({EXPERTS: experts_of(phase.instance.seed, trajectory.tokens - 1)})
+        return {}
+
+    async def eval(self, phase: EvalPhase[RecordedInstance]) -> Evaluation:
         """Find everything right."""
         del phase
         return Evaluation(1.0)
@@ -166,5 +195,6 @@ class HoldHandler(AgentHandler[HoldInstance]):
 
 
 HANDLERS = {
-    handler.task: handler for handler in (NothingHandler, SleepHandler, ConverseHandler, GradedHandler, HoldHandler)
+    handler.task: handler
+    for handler in (NothingHandler, SleepHandler, ConverseHandler, RecordedHandler, GradedHandler, HoldHandler)
 }

@@ -2,8 +2,8 @@
 
 The real path is timed: `RolloutClient.collect(1)` over ipc from a rollout broker that stores the blocks, and the fetch
 of a block from its node, mapped. The peer transfers the same bytes over a bare Unix socket, read with `recv_into` into
-one reused buffer. The broker's CPU time of a job whose
-block stays on its node is measured with and without records. All sides take turns in one run.
+one reused buffer. The broker's CPU time of a job whose block stays on its node is measured with and without records.
+All sides take turns in one run. Then 1,000 such rollouts run while processes of each kind are killed.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import psutil
 from fetch import Feeder, prepare, receive_block, unix_server
 from fetch_node import KeepingService
 from harness import Row, main
+from record_losses import STRIKES, loss_rows
 from service import BenchService
 
 from prorl_zmq import RolloutClient
@@ -147,6 +148,7 @@ def measure(quick: bool) -> list[Row]:
             target=most(TARGET_MEMORY),
             holds=memory <= TARGET_MEMORY,
         ),
+        *(loss_rows(16, 1000, STRIKES[:1]) if quick else loss_rows(1000, TOKENS, 3 * STRIKES)),
     ]
 
 

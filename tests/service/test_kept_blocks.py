@@ -17,9 +17,9 @@ from prorl_zmq.client.block_fetcher import BlockFetcher
 from .test_node import Cluster, cluster, job
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from prorl_zmq import RolloutClient, Trajectory
+    from prorl_zmq import Job, RolloutClient, Trajectory
 
 KEPT = '[rollout_broker]\nkeep = "node"\nheartbeat_s = 0.2\nlease_s = 2.0\n'
 
@@ -49,6 +49,29 @@ def ended(client: RolloutClient, jobs: int) -> None:
     until(lambda: client.status().uncollected == jobs, f"{jobs} results wait", 60)
 
 
+def fetched(cluster: Cluster, way: str, monkeypatch: pytest.MonkeyPatch, jobs: Sequence[Job]) -> list[Trajectory]:
+    """Run jobs, and collect their results `mapped`, `over TCP` or `by the broker`."""
+    socket = Path(cluster.run_dir("one"), "blocks.socket")
+    hidden = socket.with_name("hidden.socket")
+    if way == "by the broker":
+        monkeypatch.setattr(BlockFetcher, "fetch", lambda *_: {})
+    with cluster.client() as client:
+        client.submit(jobs)
+        ended(client, len(jobs))
+        assert len(blocks(cluster, "one")) == len(jobs)
+        assert not list((cluster.folder / "journals").glob("*.segment-*")), "nothing of them is in the journal"
+        if way == "over TCP":
+            socket.rename(hidden)
+        try:
+            found = list(client.stream(timeout_s=30))
+        finally:
+            if hidden.exists():
+                hidden.rename(socket)
+    assert all((one.result.kept is None) == (way == "by the broker") for one in found)
+    until(lambda: not blocks(cluster, "one"), "what was collected is forgotten", 20)
+    return found
+
+
 def check(trajectories: list[Trajectory], jobs: int) -> None:
     assert [one.outcome for one in trajectories] == ["completed"] * jobs
     assert len({one.job_id for one in trajectories}) == jobs
@@ -74,26 +97,9 @@ def is_of(process: psutil.Process, cluster: Cluster, kind: str) -> bool:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("way", ["mapped", "over TCP", "by the broker"])
 def test_clients_get_what_the_node_keeps(shared: Cluster, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    socket = Path(shared.run_dir("one"), "blocks.socket")
-    hidden = socket.with_name("hidden.socket")
-    if way == "by the broker":
-        monkeypatch.setattr(BlockFetcher, "fetch", lambda *_: {})
-    with shared.client() as client:
-        client.submit(job(number) for number in range(8))
-        ended(client, 8)
-        assert len(blocks(shared, "one")) == 8
-        assert not list((shared.folder / "journals").glob("*.segment-*"))
-        if way == "over TCP":
-            socket.rename(hidden)
-        try:
-            found = list(client.stream(timeout_s=30))
-        finally:
-            if hidden.exists():
-                hidden.rename(socket)
-        check(found, 8)
-        assert all((one.result.kept is None) == (way == "by the broker") for one in found)
-        assert {one.result.attempt for one in found} == {1}
-    until(lambda: not blocks(shared, "one"), "what was collected is forgotten", 20)
+    found = fetched(shared, way, monkeypatch, [job(number) for number in range(8)])
+    check(found, 8)
+    assert {one.result.attempt for one in found} == {1}
 
 
 @pytest.mark.proof

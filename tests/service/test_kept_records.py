@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,12 +10,11 @@ import pytest
 from support.waiting import until
 
 from prorl_zmq import Job, Sampling
-from prorl_zmq.client.block_fetcher import BlockFetcher
 from prorl_zmq.data.trajectory import block_bytes
 from prorl_zmq.inference.embedded.base_policy import base_policy
 from prorl_zmq.inference.policy import log_softmax
 
-from .test_kept_blocks import blocks, ended, is_of, keeping
+from .test_kept_blocks import blocks, ended, fetched, is_of, keeping
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,26 +68,10 @@ def check(trajectories: list[Trajectory], jobs: int) -> None:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("way", ["mapped", "over TCP", "by the broker"])
 def test_clients_get_records_that_the_node_keeps(shared: Cluster, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    socket = Path(shared.run_dir("one"), "blocks.socket")
-    hidden = socket.with_name("hidden.socket")
-    if way == "by the broker":
-        monkeypatch.setattr(BlockFetcher, "fetch", lambda *_: {})
-    with shared.client() as client:
-        client.submit(job(number) for number in range(4))
-        ended(client, 4)
-        assert len(blocks(shared, "one")) == 4
-        assert not list((shared.folder / "journals").glob("*.segment-*")), "nothing of them is in the journal"
-        if way == "over TCP":
-            socket.rename(hidden)
-        try:
-            found = list(client.stream(timeout_s=30))
-        finally:
-            if hidden.exists():
-                hidden.rename(socket)
-        check(found, 4)
-        if way == "mapped":
-            assert {one.records["top_ids"].ctypes.data % 64 for one in found} == {0}
-    until(lambda: not blocks(shared, "one"), "records are gone with the acknowledgement", 20)
+    found = fetched(shared, way, monkeypatch, [job(number) for number in range(4)])
+    check(found, 4)
+    if way == "mapped":
+        assert {one.records["top_ids"].ctypes.data % 64 for one in found} == {0}
 
 
 @pytest.mark.proof

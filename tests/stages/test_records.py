@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import msgspec
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from prorl_zmq.stages.handler import AgentHandler, Evaluation
 from prorl_zmq.testing import LocalService
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from prorl_zmq import Trajectory
     from prorl_zmq.data.trajectory import Segment
@@ -59,12 +60,42 @@ class Talk(AgentHandler[Instance]):
         return Evaluation(1.0)
 
 
+class Program(AgentHandler[Instance]):
+    """A program leads the rollout: it goes on from its first turn twice, as with a subagent."""
+
+    task = "program"
+    instance_type = Instance
+
+    async def run(self, phase: RunPhase[Instance]) -> PhaseData:
+        async def play(url: str, key: str, models: Sequence[str]) -> tuple[PhaseData, Sequence[tuple[int, float]]]:
+            async with httpx.AsyncClient(headers={"Authorization": f"Bearer {key}"}, timeout=WAIT_S) as client:
+
+                async def say(messages: list[dict[str, str]], text: str) -> list[dict[str, str]]:
+                    asked = [*messages, {"role": "user", "content": text}]
+                    body = {"model": models[0], "messages": asked}
+                    answer = (await client.post(f"{url}/chat/completions", json=body)).raise_for_status().json()
+                    return [*asked, answer["choices"][0]["message"]]
+
+                first = await say([{"role": "system", "content": "Talk."}], "Question 0?")
+                for line in ("main", "other"):
+                    messages = first
+                    for turn in range(1, phase.instance.turns):
+                        messages = await say(messages, f"Question {turn} of {line}?")
+            return {}, ()
+
+        return await phase.serve(play)
+
+    async def eval(self, phase: EvalPhase[Instance]) -> Evaluation:
+        del phase
+        return Evaluation(1.0)
+
+
 ENGINE = RecordingEngine()
 
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[LocalService]:
-    with LocalService(handlers={"talk": Talk}, engine=ENGINE) as running:
+    with LocalService(handlers={"talk": Talk, "program": Program}, engine=ENGINE) as running:
         yield running
 
 
@@ -127,6 +158,27 @@ def test_the_arrays_are_the_same_bytes_with_and_without_records(service: LocalSe
         assert getattr(with_records, name).tobytes() == getattr(without, name).tobytes()
     assert len(without.records) == 0
     assert (without.result.records, without.result.records_dropped) == ((), {})
+
+
+@pytest.mark.parametrize("aborts", [0, 2])
+def test_turns_of_a_program_are_joined_with_their_records(service: LocalService, aborts: int) -> None:
+    """Each line of its calls is a segment; the turn that both have in common is generated in the first one only."""
+    ENGINE.aborts = aborts
+    trajectory = run(service, task="program", instance={"turns": 3})
+    assert ENGINE.aborts == 0
+    assert len(trajectory.versions) == 1 + aborts, "new weights came within turns"
+    first, second = trajectory.segments()
+    for segment in (first, second):
+        check(segment)
+    common = int(
+        np.flatnonzero(first.token_ids[: len(second.token_ids)] != second.token_ids[: len(first.token_ids)])[0]
+    )
+    assert first.loss_mask[:common].any()
+    assert not second.loss_mask[:common].any()
+    asked = [rows for job, _, rows in ENGINE.wanted if job == trajectory.job_id]
+    assert len(asked) == 5 + aborts
+    assert asked[0] == 0
+    assert all(asked[1:]), "each turn asks for the rows behind those that it continues"
 
 
 def test_a_rows_records_are_its_segments(service: LocalService) -> None:

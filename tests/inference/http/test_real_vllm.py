@@ -13,7 +13,7 @@ import pytest
 from vllm_python import START_LIMIT_S
 
 from prorl_zmq.errors import EngineFailed, InvalidWeights
-from prorl_zmq.inference.engine import checked_scores
+from prorl_zmq.inference.engine import Wanted, checked_scores
 from prorl_zmq.inference.http.http_engine import HttpEngine
 from prorl_zmq.wire.messages.backends import ChatSettings
 from prorl_zmq.wire.messages.engines import VersionSpan
@@ -286,5 +286,32 @@ def test_both_dialects_score_alike_and_as_generations_say(server: VllmServer, to
             with pytest.raises(EngineFailed, match="max allowed") as refused:
                 await engine.score(text, 64, "job")
             assert refused.value.refused
+
+    asyncio.run(test())
+
+
+def test_both_dialects_give_the_likeliest_tokens_up_to_the_servers_limit(server: VllmServer) -> None:
+    """The limit is found when an engine starts; masks and experts need a GPU here, and are refused."""
+
+    async def test() -> None:
+        found = []
+        for api, limit in (("vllm", 19), ("completions", 20)):
+            async with engine_of(server, api) as engine:
+                assert engine.description.records == ("top_logprobs",)
+                assert engine.description.top_limit == limit, "20 by default; the token API counts the drawn token"
+                done = await engine.generate(PROMPT, Sampling(1.0, 40, seed=3), (), "job", Wanted(("top_logprobs:19",)))
+                text = np.concatenate([PROMPT, done.token_ids])
+                scores = checked_scores(await engine.score(text, 19, "job"), len(text), 19, 1024)
+                np.testing.assert_allclose(
+                    done.records["top_logprobs"], scores.top_logprobs[len(PROMPT) :], atol=1e-4, rtol=0
+                )
+                found.append((done.token_ids, done.records["top_ids"]))
+                cut = Sampling(1.0, 20, seed=3, top_k=5)
+                for record in (f"top_logprobs:{limit + 1}", "sampling_mask", "experts"):
+                    with pytest.raises(EngineFailed) as refused:
+                        await engine.generate(PROMPT, cut, (), "job", Wanted((record,)))
+                    assert refused.value.refused
+        for one, other in zip(*found, strict=True):
+            np.testing.assert_array_equal(one, other)
 
     asyncio.run(test())
