@@ -10,7 +10,20 @@ from ...errors import ErrorInfo
 from ...wire.messages.front_door import JobTrace, Span
 from ...wire.messages.jobs import Phase
 from ...wire.messages.watching import JobRow
-from .transitions import LeftOut, Recovered, ToBackend, ToClient, ToEnd, ToQueue, ToStage, Traced, contents, first, read
+from .transitions import (
+    LeftOut,
+    OfModel,
+    Recovered,
+    ToBackend,
+    ToClient,
+    ToEnd,
+    ToQueue,
+    ToStage,
+    Traced,
+    contents,
+    first,
+    read,
+)
 
 if TYPE_CHECKING:
     from .transitions import Transition
@@ -70,6 +83,8 @@ def job_trace(request_id: str, job_id: str, packed: bytes, at: float) -> JobTrac
                 known["collected_s"] = now_s
             case Traced():
                 known |= {"traceparent": item.traceparent, "parent_span": item.parent_span}
+            case OfModel():
+                known["model"] = item.model
             case Recovered():
                 restarts.append(now_s)
             case LeftOut():
@@ -97,7 +112,7 @@ def job_row(job_id: str, packed: bytes, task: str, group_id: str) -> JobRow | No
     if began is None or now is None:
         return None
     stage, queue = first(newest, ToStage), first(newest, ToQueue)
-    backend, end = first(newest, ToBackend), first(newest, ToEnd)
+    backend, end, named = first(newest, ToBackend), first(newest, ToEnd), first(items[:2], OfModel)
     row = JobRow(
         job_id=job_id,
         task=task,
@@ -111,6 +126,7 @@ def job_row(job_id: str, packed: bytes, task: str, group_id: str) -> JobRow | No
         stage_id=stage.stage_id if stage is not None else "",
         backend=backend.backend if backend is not None else "",
         code=queue.code if queue is not None else "",
+        model=named.model if named is not None else "",
     )
     if end is None:
         return row

@@ -23,7 +23,7 @@ from ...errors import UnknownJob
 from ...metrics.catalog import JOBS_ENDED, QUEUE_SECONDS, RECORDS_DROPPED
 from ...metrics.metric import Metric
 from ...system.logs import of_job
-from ...wire.messages.base import new_id
+from ...wire.messages.base import POLICY, new_id
 from ...wire.messages.jobs import Outcome, Phase
 from ...wire.messages.watching import ENDED_INTERVAL_S, EndedJobs
 from .actions import End, Queued, Start
@@ -32,6 +32,7 @@ from .node_losses import NodeLosses
 from .sized_cache import SizedCache
 from .transitions import (
     LIMIT_BYTES,
+    OfModel,
     Recovered,
     ToBackend,
     ToClient,
@@ -126,9 +127,11 @@ class TransitionLog:
     # What happens -----------------------------------------------------------------------------------------------------
 
     def accepted(self, job: Job, at: float) -> None:
-        """Record the trace of a new job, before its other transitions."""
+        """Record the trace and the model of a new job, before its other transitions."""
         if self.tracer is not None and (traced := self.tracer.accepted(job)) is not None:
             self._append(job.job_id, Traced(at, *traced))
+        if job.model != POLICY:
+            self._append(job.job_id, OfModel(at, job.model))
 
     def note(self, action: Queued | Start | End, at: float) -> None:
         """Record an action of the job table."""

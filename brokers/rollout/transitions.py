@@ -94,7 +94,13 @@ class Traced(Transition, frozen=True, tag=7):
     parent_span: str
 
 
-AnyTransition = ToQueue | ToStage | ToBackend | ToEnd | ToClient | Recovered | LeftOut | Traced
+class OfModel(Transition, frozen=True, tag=8):
+    """A new job of another model than the policy."""
+
+    model: str
+
+
+AnyTransition = ToQueue | ToStage | ToBackend | ToEnd | ToClient | Recovered | LeftOut | Traced | OfModel
 pack = msgspec.msgpack.Encoder().encode
 
 

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from ..system.duration import duration
 from ..system.logs import one_line
+from ..wire.messages.base import POLICY
 from . import options
 from .tables import console
 from .target import Target
@@ -109,6 +110,7 @@ def _head(trace: JobTrace) -> list[Text]:
     names = [f"job {trace.job_id}"]
     names += [f"task {trace.task}"] if trace.task else []
     names += [f"group {trace.group_id}"] if trace.group_id else []
+    names += [f"model {trace.model}"] if trace.model != POLICY else []
     lines = [", ".join(names), f"accepted {accepted} by the broker's clock"]
     if trace.outcome is None or trace.ended_s is None:
         lines.append(f"has not ended after {duration(trace.age_s)}")

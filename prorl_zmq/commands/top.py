@@ -286,7 +286,8 @@ def cells(row: JobRow, at: float) -> list[Text]:
     state = str(row.outcome) if row.outcome is not None else f"{row.phase} {row.place}"
     passed_s = at - row.entered_at if row.ended_at is None else row.ended_at - row.accepted_at
     reward = f"{row.reward:.3g}" if row.reward is not None else ""
-    first = (row.job_id, state, row.task, duration(max(0.0, passed_s)), reward)
+    task = f"{row.task} of {row.model}" if row.model else row.task
+    first = (row.job_id, state, task, duration(max(0.0, passed_s)), reward)
     others = (row.code, row.node, row.backend, str(row.attempt), str(row.tokens or ""), str(row.turns or ""))
     style = "red" if row.outcome not in (None, Outcome.COMPLETED) else ""
     return [Text(one_line(cell), style) for cell in (*first, *others)]
@@ -294,7 +295,18 @@ def cells(row: JobRow, at: float) -> list[Text]:
 
 def _text(row: JobRow) -> str:
     """Return the searchable text."""
-    names = (row.job_id, row.task, row.group_id, row.phase, row.place, row.node, row.backend, row.outcome, row.code)
+    names = (
+        row.job_id,
+        row.task,
+        row.group_id,
+        row.phase,
+        row.place,
+        row.node,
+        row.backend,
+        row.outcome,
+        row.code,
+        row.model,
+    )
     return " ".join(name or "" for name in names).lower()
 
 

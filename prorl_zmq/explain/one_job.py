@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..system.duration import duration
+from ..wire.messages.base import POLICY
 from ..wire.messages.jobs import Outcome
 from .parts import HANDOVER, WAIT, median_parts, work_name
 from .suspects import suspects
@@ -59,7 +60,11 @@ class JobExplanation(msgspec.Struct, frozen=True, kw_only=True):
 
 def explain_job(job: Rollout, others: Sequence[Rollout], recording: Recording | None = None) -> JobExplanation:
     """Explain a job against the ended jobs of its task in `recording`."""
-    peers = [one for one in others if one.task == job.task and one.job_id != job.job_id and one.ended is not None]
+    peers = [
+        one
+        for one in others
+        if (one.task, one.model) == (job.task, job.model) and one.job_id != job.job_id and one.ended is not None
+    ]
     own = _seconds(job)
     usual = median_parts([_seconds(one) for one in peers])
     took_s, usual_s = sum(own.values()), median([_took_s(one) for one in peers] or [0.0])
@@ -105,10 +110,11 @@ def _took_s(job: Rollout) -> float:
 
 def _verdict(job: Rollout, took_s: float, usual_s: float, peers: int, part: str, excess: dict[str, float]) -> str:
     took = f"took {duration(took_s)}" if job.ended is not None else f"has taken {duration(took_s)} so far"
+    kind = f"task {job.task}" + (f" and model {job.model}" if job.model != POLICY else "")
     if peers < LEAST_PEERS:
-        others = f"{peers or 'no'} others of task {job.task} to compare with"
+        others = f"{peers or 'no'} others of {kind} to compare with"
         return f"Job {job.job_id} {took}; there are {others}" + (", which is too few." if peers else ".")
-    usual = f"and the median of {peers} others of task {job.task} is {duration(usual_s)}"
+    usual = f"and the median of {peers} others of {kind} is {duration(usual_s)}"
     if not part:
         return f"Job {job.job_id} {took}, {usual}: nothing stands out."
     return f"Job {job.job_id} {took}, {usual}: {duration(excess[part])} more went into {work_name(part)}."

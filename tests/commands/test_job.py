@@ -75,6 +75,11 @@ def test_a_lost_attempt_is_seen_with_where_and_why() -> None:
     assert lines[13:] == [f"RUN of try 1, run-1: lease_lost: {LOST.message}"]
 
 
+def test_the_model_of_a_job_is_named_unless_it_is_the_policy() -> None:
+    assert shown(TRACE)[0] == "job job-1"
+    assert shown(msgspec.structs.replace(TRACE, task="game", model="b"))[0] == "job job-1, task game, model b"
+
+
 def test_it_fits_a_terminal_of_80_columns() -> None:
     long = msgspec.structs.replace(TRACE.spans[3], stage_id="run-0123456789ab", node="n" * 128)
     lines = shown(msgspec.structs.replace(TRACE, spans=(*TRACE.spans[:3], long, *TRACE.spans[4:])))

@@ -46,6 +46,12 @@ def test_too_few_to_compare_with() -> None:
     assert "there are 2 others of task t to compare with, which is too few" in found.sentences[0]
 
 
+def test_a_job_is_compared_with_jobs_of_its_model() -> None:
+    of_b = [replace(one, model="b") for one in OTHERS]
+    found = explain_job(of_b[0], [*OTHERS, *of_b[1:3]])
+    assert "there are 2 others of task t and model b to compare with" in found.sentences[0]
+
+
 def test_its_backend_is_slow_beside_the_others() -> None:
     slow = passing([(0.0, USUAL | {"engine": 1.0})] * 4, backend="slow")
     usual = passing([(0.0, USUAL)] * 8, backend="usual")

@@ -11,6 +11,7 @@ from .base import (
     FOR_ALL,
     FOR_OPERATORS,
     FOR_TRAINERS,
+    POLICY,
     Attempt,
     Count,
     Done,
@@ -231,12 +232,14 @@ class JobTrace(Reply, frozen=True, kw_only=True):
     restarts: tuple[float, ...] = ()
     """When the broker was restarted."""
     outcome: Outcome | None = None
-    """None: the job has not ended; of the fields below only its task and group are known."""
+    """None: the job has not ended; of the fields below only its task, group and model are known."""
     ended_s: float | None = None
     collected_s: float | None = None
     """When a client acknowledged the result."""
     task: str = ""
     group_id: str = ""
+    model: str = POLICY
+    """The model of its own turns."""
     reward: float | None = None
     stop_reason: str = ""
     tokens: int = 0

@@ -71,6 +71,8 @@ class JobRow(Part, frozen=True, array_like=True):
     reward: float | None = None
     tokens: int = 0
     turns: int = 0
+    model: str = ""
+    """The model of its own turns; empty: the policy."""
 
 
 class EndedJobs(Part, frozen=True, array_like=True):

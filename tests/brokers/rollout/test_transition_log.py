@@ -16,7 +16,7 @@ from prorl_zmq.brokers.rollout.transitions import LIMIT_BYTES
 from prorl_zmq.errors import ErrorInfo, UnknownJob
 from prorl_zmq.wire import codec
 from prorl_zmq.wire.messages.front_door import FrontDoorReply, JobTrace
-from prorl_zmq.wire.messages.jobs import Outcome, Phase, Result
+from prorl_zmq.wire.messages.jobs import Job, Outcome, Phase, Result
 from prorl_zmq.wire.messages.stages import StartPhase
 from prorl_zmq.wire.messages.watching import ENDED_INTERVAL_S, EndedJobs
 
@@ -243,6 +243,19 @@ def test_what_a_journal_kept_goes_on_in_the_next_broker() -> None:
     trace = second.told(104.0, "ended")
     assert (trace.outcome, trace.ended_s, trace.collected_s, trace.restarts) == (Outcome.COMPLETED, 6.0, 103.0, ())
     assert len(second) == 2
+
+
+def test_the_model_of_a_job_is_in_its_trace_and_its_row_also_after_a_restart() -> None:
+    history = History()
+    for job_id, model in (("a", "policy"), ("b", "critic")):
+        history.accepted(Job(job_id=job_id, task="t", instance={}, model=model), BEGAN)
+        history.queue(Phase.INIT, 0.0, job_id=job_id)
+    again = History()
+    again.restore("b", history.packed("b"), BEGAN + 1.0)
+    assert [history.told(1.0, "a").model, history.told(1.0, "b").model] == ["policy", "critic"]
+    rows = [one.row(job_id, "t", "") for one, job_id in ((history, "a"), (history, "b"), (again, "b"))]
+    assert [row.model if row is not None else None for row in rows] == ["", "critic", "critic"]
+    assert again.told(2.0, "b").spans[0].start_s == 0.0
 
 
 EARLIER = (
