@@ -19,6 +19,8 @@ import typer
 from ..config import BackendSettings
 from ..errors import ConfigError
 from ..system.logs import say
+from ..wire.messages.base import POLICY, ModelName
+from ..wire.messages.jobs import ModelRole
 from . import options
 from .option_groups import ModelOptions, OptionGroup, flag_of
 from .target import Target
@@ -65,6 +67,19 @@ class WhatOptions(OptionGroup):
             help="Let an agent program lead the rollouts, such as claude-code, codex or opencode (see prorl harness).",
         ),
     ] = ""
+    model_name: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="The model of a running service that takes the rollouts' turns. [default: the job's]",
+        ),
+    ] = ""
+    models: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ROLE=NAME", help="A model of the service that the rollouts talk to, such as judge=rm; repeatable."
+        ),
+    ] = None
     row_format: options.RowFormatName = ""
     task: options.TaskName = ""
     task_modules: options.TaskModule = None
@@ -80,7 +95,22 @@ class WhatOptions(OptionGroup):
         values["options"] = options.named_values("--set", values.pop("instance_fields"))
         values["template_arguments"] = options.named_values("--template-argument", self.template_arguments)
         modules = tuple(f"{each.name} {checksum(each)[:CHECKSUM_DIGITS]}" for each in self.task_modules or ())
-        return values | {"task_modules": modules}
+        return values | {"task_modules": modules, "models": self.named_models()}
+
+    def named_models(self) -> dict[str, str]:
+        """Return the models that all jobs talk to.
+
+        Raises:
+            ConfigError: a name cannot be one of a model.
+        """
+        models = dict(one.rpartition("=")[::2] for one in self.models or ())
+        try:
+            msgspec.convert(self.model_name or POLICY, ModelName)
+            return msgspec.convert(models, dict[ModelRole, ModelName])
+        except msgspec.ValidationError as error:
+            raise ConfigError(
+                f"--model-name takes a model's name, and --models ROLE=NAME, such as judge=rm: {error}", key="models"
+            ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +240,7 @@ def _check_running(what: WhatOptions, own: OwnOptions) -> None:
 
 def _problems(file: Path, what: WhatOptions, instance_fields: dict[str, Any], *, is_own: bool) -> list[Problem]:
     """Load the data file, and check it with the handlers that are installed here."""
-    from ..evaluation.problems import check_instances, load_problems
+    from ..evaluation.problems import check_instances, load_problems, with_models
     from ..stages.known_row_formats import known_row_formats
     from ..stages.own_tasks import all_handlers, own_handlers
 
@@ -230,6 +260,8 @@ def _problems(file: Path, what: WhatOptions, instance_fields: dict[str, Any], *,
         if not is_own or "row format" not in error.message:
             raise
         raise ConfigError(f"{error.message}{hint}", **error.fields) from error
+    if what.model_name or what.models:
+        problems = with_models(problems, what.model_name, what.named_models())
     unknown = next((one for one in problems if one.job.task not in handlers), None) if is_own else None
     if unknown is not None:
         message = f"{file}, line {unknown.line}: no installed package has the task {unknown.job.task}{hint}"

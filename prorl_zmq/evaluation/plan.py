@@ -67,6 +67,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     image: str = ""
     harness: str = ""
     """NAME or NAME==VERSION of the agent program that leads the rollouts; empty: each job's own."""
+    model_name: str = ""
+    """The service's model that takes the rollouts' turns; empty: each job's own."""
+    models: dict[str, str] = {}
+    """For all jobs, in addition to those of the data file (`Job.models`)."""
 
 
 OPTIONS = {

@@ -64,6 +64,15 @@ def load_problems(
     return _with_own_names(problems)
 
 
+def with_models(problems: Sequence[Problem], model_name: str, models: Mapping[str, str]) -> list[Problem]:
+    """Return problems whose jobs are of a model, unless its name is empty, and talk to these models too."""
+
+    def changed(job: Job) -> Job:
+        return msgspec.structs.replace(job, model=model_name or job.model, models={**job.models, **models})
+
+    return [replace(problem, job=changed(problem.job)) for problem in problems]
+
+
 def check_instances(problems: Sequence[Problem], handlers: Mapping[str, AgentHandler[Any]], path: Path) -> Counter[str]:
     """Check the instances of installed tasks; return how many problems miss what, such as an image."""
     lacks: Counter[str] = Counter()
