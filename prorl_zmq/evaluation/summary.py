@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import msgspec
 import numpy as np
 
+from ..data.conversations import trained_rewards
 from ..wire.messages.jobs import Outcome
 from .passes import Estimate, Tally, mean_estimate, pass_estimate
 from .run_folder import is_solved, says_nothing
@@ -152,6 +153,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     pass_1_with_errors: Estimate | None
     """pass@1 if all infrastructure errors were failures."""
     reward: Estimate | None
+    agents: dict[str, Estimate] = {}
+    """The mean reward of each trained conversation, by its name; empty: rollouts have one, `main`."""
     tokens: tuple[Distribution, ...]
     cost: Cost | None
     times: tuple[Distribution, ...]
@@ -181,6 +184,7 @@ def summarise(plan: Plan, samples: Sequence[Sample], counting: Counting) -> Summ
             [Tally(row.samples + row.infrastructure_errors, row.solved) for row in problems], 1
         ),
         reward=_mean_reward(problems),
+        agents=_agents(by_problem.values()),
         tokens=_tokens(ended),
         cost=_whole_cost(problems),
         times=_times(ended),
@@ -218,8 +222,25 @@ def _pass_row(problems: Sequence[ProblemRow], k: int) -> PassRow:
     return PassRow(k=k, estimate=pass_estimate(tallies, k), left_out=sum(tally.samples < k for tally in tallies))
 
 
+def _agents(by_problem: Iterable[Sequence[Sample]]) -> dict[str, Estimate]:
+    means: defaultdict[str, list[float]] = defaultdict(list)
+    for samples in by_problem:
+        earned: defaultdict[str, list[float]] = defaultdict(list)
+        for sample in samples:
+            for name, reward in trained_rewards(sample.result).items() if counts(sample) else ():
+                earned[name].append(reward or 0.0)
+        for name, rewards in earned.items():
+            means[name].append(float(np.mean(rewards)))
+    estimates = {name: _reward_estimate(means[name]) for name in sorted(means)}
+    return {name: estimate for name, estimate in estimates.items() if estimate is not None}
+
+
 def _mean_reward(problems: Sequence[ProblemRow]) -> Estimate | None:
-    rewards = [row.reward for row in problems if row.reward is not None]
+    return _reward_estimate([row.reward for row in problems if row.reward is not None])
+
+
+def _reward_estimate(rewards: Sequence[float]) -> Estimate | None:
+    """Return the mean of problems' mean rewards."""
     estimate = mean_estimate(rewards)
     if estimate is None or not all(0 <= reward <= 1 for reward in rewards):
         return estimate

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import io
+from typing import TYPE_CHECKING
+
 import msgspec
 import pytest
+from msgspec.structs import replace
+from rich.console import Console
 
 from prorl_zmq.errors import ErrorInfo
+from prorl_zmq.evaluation.display import summary_tables
 from prorl_zmq.evaluation.summary import Counting, default_ks, summarise
-from prorl_zmq.wire.messages.jobs import Outcome
+from prorl_zmq.wire.messages.jobs import ConversationPart, Outcome
 
 from .conftest import made_plan, made_sample
+
+if TYPE_CHECKING:
+    from prorl_zmq.evaluation.run_folder import Sample
 
 
 def test_infrastructure_errors_are_no_answers() -> None:
@@ -95,6 +104,31 @@ def test_graders_that_fail_in_several_ways_are_told_apart() -> None:
         ("infrastructure error: grader_failed (hung)", 2),
         ("infrastructure error: grader_failed (raised)", 1),
     ]
+
+
+def test_each_trained_conversation_has_a_mean_reward_of_its_own() -> None:
+    plan = made_plan(2, 2)
+
+    def game(problem: int, sample: int, white: float) -> Sample:
+        one = made_sample(plan, problem, sample, reward=0.0)
+        parts = (
+            ConversationPart("white", 0, 1, reward=white),
+            ConversationPart("black", 1, 1, reward=-white),
+            ConversationPart("user", 2, 0, trained=False),
+        )
+        return replace(one, result=replace(one.result, conversations=parts))
+
+    samples = [game(0, 0, 1.0), game(0, 1, 0.0), game(1, 0, 1.0)]
+    samples.append(made_sample(plan, 1, 1, outcome=Outcome.INFRASTRUCTURE_ERROR, code="engine_failed"))
+    summary = summarise(plan, samples, Counting())
+    assert {name: (one.value, one.problems) for name, one in summary.agents.items()} == {
+        "black": (-0.75, 2),
+        "white": (0.75, 2),
+    }
+    screen = io.StringIO()
+    Console(file=screen, width=80).print(summary_tables(summary))
+    assert "mean reward of white" in screen.getvalue()
+    assert summarise(plan, samples[3:], Counting()).agents == {}
 
 
 def test_the_interval_of_a_mean_is_within_what_rewards_can_be() -> None:
