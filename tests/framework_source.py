@@ -54,6 +54,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 def _wheel(distribution: str, version: str) -> Path:
     folder = _folder().name
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", "--dest", folder]
+    command.append("--ignore-requires-python")  # only its source is read
     try:
         done = subprocess.run(
             [*command, f"{distribution}=={version}"], capture_output=True, text=True, check=False, timeout=DOWNLOAD_S

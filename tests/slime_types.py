@@ -50,6 +50,16 @@ class NewerSample(Sample):
 
 
 @dataclass
+class RecordingSample(NewerSample):
+    """With the fields for records."""
+
+    rollout_routed_experts: Any = None
+    rollout_top_p_token_ids: list[int] | None = None
+    rollout_top_p_token_offsets: list[int] | None = None
+    teacher_log_probs: list[float] | None = None
+
+
+@dataclass
 class RolloutFnTrainOutput:
     samples: list[list[Any]]
     metrics: dict[str, Any] | None = None
@@ -109,3 +119,16 @@ def check_train_output(output: Any, args: Any) -> None:
             assert all(isinstance(version, str) for version in sample.weight_versions)
     order = [(group[0][0] if isinstance(group[0], list) else group[0]).index for group in output.samples]
     assert order == sorted(order)
+
+
+def check_records(sample: RecordingSample, layers: int, chosen: int) -> None:
+    """Check what slime asserts of a sample's records before it replays them."""
+    experts, offsets = sample.rollout_routed_experts, sample.rollout_top_p_token_offsets
+    assert experts.shape == (len(sample.tokens) - 1, layers, chosen)
+    assert experts.any(axis=(0, 2)).all(), "a layer that is all zero has lost its routes"
+    assert offsets is not None
+    assert sample.rollout_top_p_token_ids is not None
+    assert len(offsets) == sample.response_length + 1
+    assert (offsets[0], offsets[-1]) == (0, len(sample.rollout_top_p_token_ids))
+    assert sample.teacher_log_probs is not None
+    assert len(sample.teacher_log_probs) == sample.response_length

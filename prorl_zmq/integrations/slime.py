@@ -27,11 +27,15 @@ from ..data.rows import check_sizes, rows_of
 from ..errors import ConfigError, InvalidJob, NotTrainable
 from ..wire.messages.base import new_id
 from ..wire.messages.jobs import Job, Sampling
+from ..wire.records import EXPERTS, SAMPLING_MASK
+from .recorded import NOTHING_ASKED, Asked, routes, supports, teacher_scores
 from .sampling import sampling_of
 from .session import Sample, TrainerSession, load_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
 
     from ..data.group import Group
     from ..data.rows import Row
@@ -68,7 +72,7 @@ class _Prompts:
         """Yield the jobs of slime's prompts, endlessly."""
         while groups := data_source.get_samples(1):
             for samples in groups:
-                job = _job(args, samples[0])
+                job = _job(args, samples[0], _asked(args))
                 self.fed[job.job_id] = (self.calls, samples)
                 yield job
 
@@ -112,7 +116,8 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
     if evaluation:
         return RolloutFnEvalOutput(*_evaluate(args))
     size = args.n_samples_per_prompt
-    options = {"keep": _keep(args), "carry": "running", **_options(args)}
+    asked = _asked(args)
+    options = {"keep": _keep(args), "carry": "running", "model": asked.model, **_options(args)}
     prompts = _prompts(args)
     prompts.next_call()
     session, number = prompts.session, args.rollout_batch_size
@@ -122,14 +127,16 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
         raise NotTrainable(
             f"the batch ended {session.batch.state} with {len(groups)} of {number} groups: {session.report}"
         )
-    filled = fill_samples(groups, [prompts.take(group.prompt_id) for group in groups], size)
+    filled = fill_samples(groups, [prompts.take(group.prompt_id) for group in groups], size, asked)
     filled.sort(key=lambda group: _segments(group)[0].index)
     if path := getattr(args, "rollout_sample_filter_path", None):
         load_function(path)(args, filled)
     return RolloutFnTrainOutput(samples=filled, metrics=_metrics(session.report))
 
 
-def fill_samples(groups: Sequence[Group], samples: Sequence[list[Any]], size: int) -> list[list[Any]]:
+def fill_samples(
+    groups: Sequence[Group], samples: Sequence[list[Any]], size: int, asked: Asked = NOTHING_ASKED
+) -> list[list[Any]]:
     """Write each group's trajectories into slime's samples of its prompt, and return them.
 
     A trajectory of several segments becomes a list of copies with one `rollout_id`, by which slime counts it; each has
@@ -139,16 +146,18 @@ def fill_samples(groups: Sequence[Group], samples: Sequence[list[Any]], size: in
         groups: the groups.
         samples: for each group, `size` samples of slime.
         size: `n_samples_per_prompt`: slime finds the members of a group by counting.
+        asked: the records that each rollout must have: `experts`, `sampling_mask`, and the teacher's scores.
 
     Raises:
         NotTrainable: there are no groups, one has another size or is not trainable, or one has several segments and
-            slime's samples have no `rollout_id`.
+            slime's samples have no `rollout_id`; or a record is missing, or a trained token needs a row that is
+            unknown.
     """
     check_sizes(groups, size, "slime")
     filled: list[list[Any]] = [[[] for _ in range(size)] for _ in groups]
     for row in rows_of(groups):
         filled[row.group][row.place].append((row, samples[row.group][row.place]))
-    return [[_filled(pairs) for pairs in group] for group in filled]
+    return [[_filled(pairs, asked) for pairs in group] for group in filled]
 
 
 def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
@@ -192,7 +201,8 @@ def update_weights(args: Any, version_dir: str, rollout_engines: object) -> None
         if number is None:
             raise ConfigError(f"{version_dir} does not end with a number, which is the version", key="version_dir")
         with _connect(args)() as client:
-            client.update_weights(Path(version_dir).absolute(), int(number[1]), timeout_s=UPDATE_S)
+            model = _asked(args).model
+            client.update_weights(Path(version_dir).absolute(), int(number[1]), timeout_s=UPDATE_S, model=model)
         return [None] * ranks()
 
     scatter(update)
@@ -209,9 +219,9 @@ def _rollout_of(sample: Any) -> Any:
     return sample.index if number is None else number
 
 
-def _filled(pairs: list[tuple[Row, Any]]) -> Any:
+def _filled(pairs: list[tuple[Row, Any]], asked: Asked) -> Any:
     if len(pairs) == 1:
-        return _fill(*pairs[0])
+        return _fill(*pairs[0], asked)
     row, sample = pairs[0]
     if "rollout_id" not in type(sample).__dataclass_fields__:
         raise NotTrainable(
@@ -222,14 +232,21 @@ def _filled(pairs: list[tuple[Row, Any]]) -> Any:
         )
     segments = []
     for row, sample in pairs:
-        segment = _fill(row, copy.copy(sample))
+        segment = _fill(row, copy.copy(sample), asked)
         segment.rollout_id = sample.index
         segments.append(segment)
     return segments
 
 
-def _fill(row: Row, sample: Any) -> Any:
+def _fill(row: Row, sample: Any, asked: Asked) -> Any:
     ours = Sample.of(row)
+    asked.check(row.trajectory)
+    if EXPERTS in asked.names:
+        sample.rollout_routed_experts = _padded_routes(routes(ours), len(row) - 1)
+    if SAMPLING_MASK in asked.names:
+        sample.rollout_top_p_token_ids, sample.rollout_top_p_token_offsets = (one.tolist() for one in supports(ours))
+    if asked.teacher:
+        sample.teacher_log_probs = teacher_scores(ours)[0][row.prompt_tokens - 1 :].tolist()
     sample.tokens = row.arrays.token_ids.tolist()
     sample.response_length = ours.length
     sample.loss_mask = ours.response_mask.tolist()
@@ -238,6 +255,13 @@ def _fill(row: Row, sample: Any) -> Any:
     sample.reward = row.reward
     sample.status = type(sample).Status.TRUNCATED if row.truncated else type(sample).Status.COMPLETED
     return sample
+
+
+def _padded_routes(experts: NDArray[Any], rows: int) -> NDArray[Any]:
+    """Return a row for each token but the last; unknown ones, on which no trained token depends, as slime pads."""
+    experts = experts[:rows]
+    shape = (rows - len(experts), *experts.shape[1:])
+    return np.concatenate([experts, np.broadcast_to(np.arange(shape[2], dtype=experts.dtype), shape)])
 
 
 def _evaluate(args: Any) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
@@ -251,12 +275,14 @@ def _evaluate(args: Any) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
         )
     data: dict[str, dict[str, Any]] = {}
     metrics: dict[str, float] = {}
+    only = Asked(_asked(args).model)
     with TrainerSession(_connect(args)) as session:
         for name, samples in load_function(path)(args).items():
-            asked = {job.job_id: (job, sample) for sample in samples for job in [_job(args, sample)]}
-            jobs = [job for job, _ in asked.values()]
-            groups = list(session.groups(lambda: (len(jobs), jobs), 1, keep="all", carry="nothing"))  # noqa: B023
-            done = fill_samples(groups, [[asked[group.prompt_id][1]] for group in groups], 1)
+            given = {job.job_id: (job, sample) for sample in samples for job in [_job(args, sample, only)]}
+            jobs = [job for job, _ in given.values()]
+            options = {"keep": "all", "carry": "nothing", "model": only.model}
+            groups = list(session.groups(lambda: (len(jobs), jobs), 1, **options))  # noqa: B023
+            done = fill_samples(groups, [[given[group.prompt_id][1]] for group in groups], 1)
             ended = sorted((_segments(group)[-1] for group in done), key=lambda sample: sample.index)
             truncated = [sample.status == type(sample).Status.TRUNCATED for sample in ended]
             rewards = [sample.reward for sample in ended]
@@ -302,7 +328,12 @@ def _prompts(args: Any) -> _Prompts:
     return _open[key]
 
 
-def _job(args: Any, sample: Any) -> Job:
+def _asked(args: Any) -> Asked:
+    options = (getattr(args, f"prorl_{name}", None) for name in ("model", "record", "teacher"))
+    return Asked.of("slime", (EXPERTS, SAMPLING_MASK), *options)
+
+
+def _job(args: Any, sample: Any, asked: Asked = NOTHING_ASKED) -> Job:
     """Make a prompt's job with a new id, since a data source may return the same prompt more than once."""
     sampling = sampling_of({ours: getattr(args, theirs, None) for ours, theirs in SAMPLING.items()})
     if path := getattr(args, "prorl_make_job", None):
@@ -311,7 +342,7 @@ def _job(args: Any, sample: Any) -> Job:
         job = _default_job(sample)
     if job.sampling == Sampling():
         job = msgspec.structs.replace(job, sampling=sampling)
-    return msgspec.structs.replace(job, job_id=new_id())
+    return msgspec.structs.replace(asked.job(job), job_id=new_id())
 
 
 def _default_job(sample: Any) -> Job:

@@ -22,9 +22,12 @@ from safetensors import safe_open
 from ...client.blocking.client import RolloutClient
 from ...errors import ConfigError
 from ...weights_publisher import WeightsPublisher
+from ...wire.messages.base import POLICY
 from ...wire.messages.engines import UpdateMode
 from ...wire.messages.jobs import EpisodeLimits, Job
+from ...wire.records import EXPERTS
 from ..dataset_rows import job_maker
+from ..recorded import Asked
 from ..session import check_version
 from .generator import Generator
 
@@ -74,6 +77,11 @@ class ProrlConfig(BaseConfig):  # type: ignore[misc]
     """What happens to running generations; see `RolloutClient.begin_weights`."""
     token_rewards: bool = False
     """Pass the rewards of turns at their tokens; otherwise a rollout's reward is one number, at its end."""
+    model: str = POLICY
+    """The model of the service that rolls out and whose weights are trained: a `name` of `[[backends]]`."""
+    record: list[str] = field(default_factory=list)
+    """Records that each training rollout must have, of those that SkyRL 0.3 takes: `experts`
+    (`generator.inference_engine.enable_return_routed_experts`)."""
     batch: dict[str, Any] = field(default_factory=dict)
     """More options of `open_batch`, such as `max_replacements` and `weight`."""
 
@@ -214,6 +222,7 @@ class ProrlExp(BasePPOExp):  # type: ignore[misc]
             spare=self._spare,
             away_s=cfg.prorl.away_s,
             options=cfg.prorl.batch,
+            asked=Asked.of("SkyRL 0.3", (EXPERTS,), cfg.prorl.model, cfg.prorl.record),
         )
         return self._generator
 
@@ -235,7 +244,13 @@ class ProrlExp(BasePPOExp):  # type: ignore[misc]
         folder = Path(ours.weights_folder or Path(cfg.trainer.export_path, "weights")).absolute()
         served = ours.served_model or cfg.trainer.policy.model.path
         self._publisher = WeightsPublisher(
-            self._connect, served, folder, keep=ours.keep_weights, mode=ours.update_mode, all_ranks=False
+            self._connect,
+            served,
+            folder,
+            keep=ours.keep_weights,
+            mode=ours.update_mode,
+            all_ranks=False,
+            model=ours.model,
         )
         ServedWeights(trainer, self._publisher, folder)
         return trainer

@@ -24,11 +24,15 @@ from ...data.reward_curve import RewardCurve
 from ...data.rows import rows_of, single_rows_of
 from ...errors import InvalidJob
 from ...wire.messages.base import new_id
+from ...wire.records import EXPERTS, SAMPLING_MASK
+from ..recorded import NO_ID, NOTHING_ASKED, Asked, routes, supports
 from ..sampling import sampling_of
 from ..session import Sample, TrainerSession
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from ...data.group import Group
     from ...data.rows import Row
@@ -53,6 +57,8 @@ def generator_output(
     step_wise: bool = False,
     token_rewards: bool = False,
     trajectory_ids: Sequence[Any] | None = None,
+    asked: Asked = NOTHING_ASKED,
+    as_arrays: bool = False,
 ) -> dict[str, Any]:
     """Return the groups with the keys and types of SkyRL's `GeneratorOutput`.
 
@@ -63,15 +69,24 @@ def generator_output(
         token_rewards: `rewards` has a list per row, with the rewards of turns at their tokens; otherwise a number,
             their sum. SkyRL cannot mix the two.
         trajectory_ids: SkyRL's own, one per trajectory; None: made from the groups' ids, which are then the `uids`.
+        asked: the records that each rollout must have. `experts` become `rollout_expert_indices`, of the first tokens
+            of prompt and response. `sampling_mask` becomes SkyRL 0.4's `rollout_sample_support`, int32 [response,
+            top_k] with -1 in unused places.
+        as_arrays: routes are arrays, as SkyRL 0.4 has them; otherwise nested lists, as 0.3 has them.
 
     Raises:
-        NotTrainable: there are no groups, one is not trainable, or one has several segments without `step_wise`.
+        NotTrainable: there are no groups, one is not trainable, or one has several segments without `step_wise`; or a
+            record is missing, or a trained token needs a row that is unknown.
     """
     rows = rows_of(groups) if step_wise else single_rows_of(groups, "SkyRL", "set generator.step_wise_trajectories")
     ids = trajectory_ids or [
         TrajectoryID(group.group_id, place) for group in groups for place in range(len(group.trajectories))
     ]
     samples = [Sample.of(row) for row in rows]
+    for row in rows:
+        asked.check(row.trajectory)
+    experts = [routes(sample) for sample in samples] if EXPERTS in asked.names else None
+    more = {"rollout_sample_support": _sample_support(samples)} if SAMPLING_MASK in asked.names else {}
     return {
         "prompt_token_ids": [sample.prompt_ids.tolist() for sample in samples],
         "response_ids": [sample.response_ids.tolist() for sample in samples],
@@ -82,9 +97,10 @@ def generator_output(
         "rollout_logprobs": [sample.logprobs.tolist() for sample in samples],
         "trajectory_ids": [ids[row.index] for row in rows],
         "trajectory_generation_times": [row.seconds for row in rows],
-        "rollout_expert_indices": None,
+        "rollout_expert_indices": experts if as_arrays or experts is None else [one.tolist() for one in experts],
         "is_last_step": [row.is_last for row in rows] if step_wise else None,
         "env_metrics": [dict(row.trajectory.result.metrics) for row in rows],
+        **more,
     }
 
 
@@ -104,6 +120,8 @@ class Generator:
             None: no prompt is replaced.
         away_s: how long the service may be unavailable, in seconds.
         options: more options of `open_batch`, such as `weight` and `max_replacements`.
+        asked: the model that rolls out, and the records that each training rollout must have, as in
+            `generator_output`.
     """
 
     def __init__(
@@ -116,13 +134,15 @@ class Generator:
         spare: Callable[[], Job] | None = None,
         away_s: float = 600.0,
         options: Mapping[str, Any] | None = None,
+        asked: Asked = NOTHING_ASKED,
     ) -> None:
         self._make_job = make_job
         self._connect = connect
         self._output = {"step_wise": step_wise, "token_rewards": token_rewards}
         self._spare = spare
         self._away_s = away_s
-        self._options = {"carry": "nothing", **(options or {}), "keep": "all"}
+        self._asked = asked
+        self._options = {"carry": "nothing", **(options or {}), "keep": "all", "model": asked.model}
         self.curve = RewardCurve()
         """The rewards of the training batches; each prints a line."""
 
@@ -139,12 +159,14 @@ class Generator:
         given = input_batch.get("sampling_params")
         drawn = {} if given is None else {"sampling": sampling_of(given)}
 
+        phase = getattr(input_batch.get("batch_metadata"), "training_phase", "train")
+        asked = self._asked if phase == "train" else Asked(self._asked.model)
+
         def prompt_of(job: Job) -> Job:
-            return msgspec.structs.replace(job, job_id=new_id(), **drawn)
+            return msgspec.structs.replace(asked.job(job), job_id=new_id(), **drawn)
 
         size, made = self._jobs(input_batch)
         jobs = [prompt_of(job) for job in made]
-        phase = getattr(input_batch.get("batch_metadata"), "training_phase", "train")
         spare = self._spare if phase == "train" else None
         more = None if spare is None else lambda: prompt_of(spare())
         session = TrainerSession(self._connect, self._away_s)
@@ -153,7 +175,7 @@ class Generator:
             line = self.curve.add([reward for group in groups for reward in group.rewards.tolist()])
             print(f"batch {len(self.curve.means)}: {line}", flush=True)
         ids = input_batch.get("trajectory_ids")
-        output = generator_output(groups, **self._output, trajectory_ids=ids)
+        output = generator_output(groups, **self._output, trajectory_ids=ids, asked=asked)
         output["rollout_metrics"]["generate/replaced_prompts"] = float(session.replaced)
         return output
 
@@ -190,6 +212,19 @@ async def _in_thread(session: TrainerSession, collect: Callable[[], list[Group]]
     except asyncio.CancelledError:
         session.stop()
         raise
+
+
+def _sample_support(samples: list[Sample]) -> list[NDArray[np.int32]]:
+    """Return the ids that sampling left for each token of a response, all with the same number of columns."""
+    found = [supports(sample) for sample in samples]
+    width = max(int(np.diff(offsets).max(initial=0)) for _, offsets in found)
+    padded = []
+    for ids, offsets in found:
+        counts = np.diff(offsets)
+        table = np.full((len(counts), width), NO_ID, np.int32)
+        table[np.arange(width) < counts[:, None]] = ids
+        padded.append(table)
+    return padded
 
 
 def _metrics(rows: list[Row]) -> dict[str, float]:

@@ -11,9 +11,11 @@ chat templates, tools and rewards; TRL's loop, loss and optimizer are unchanged.
 from ..dataset_rows import dataset_rows, job_maker
 from .async_grpo import RolloutWorker, WeightTransfer
 from .callbacks import Evaluations, RewardLines, continue_from
+from .distillation import DistillationWorker
 from .grpo import GrpoRollouts, rollout_reward
 
 __all__ = [
+    "DistillationWorker",
     "Evaluations",
     "GrpoRollouts",
     "RewardLines",

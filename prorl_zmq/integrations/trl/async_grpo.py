@@ -21,7 +21,9 @@ from ...client.blocking.client import RolloutClient
 from ...data.rows import rows_of
 from ...errors import Closed, ConfigError, InternalError, NotTrainable, RequestTimeout
 from ...weights_publisher import WeightsPublisher
+from ...wire.messages.base import POLICY
 from ..dataset_rows import job_maker, of_prompt
+from ..recorded import Asked
 from ..session import Sample, TrainerSession, check_too_long, check_version
 from .grpo import TESTED, sampling_of_args
 
@@ -56,6 +58,7 @@ class RolloutWorker:
         seed: of the order of prompts.
         batch_options: options of `open_batch`, such as `keep="all"` (by default groups whose rewards are all equal are
             dropped, since they teach nothing).
+        model: the model of the service that rolls out: a `name` of `[[backends]]`.
 
     Raises:
         ImportError: TRL is not installed.
@@ -74,16 +77,18 @@ class RolloutWorker:
         ahead: float = 1.0,
         seed: int = 0,
         batch_options: Mapping[str, Any] | None = None,
+        model: str = POLICY,
     ) -> None:
         check_version("trl", TESTED)
         check_too_long(too_long)
         if not len(rows):
             raise ConfigError("the data set has no rows", key="rows")
         self._samples_per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-        if self._samples_per_step % args.num_generations:
+        self._size: int = getattr(args, "num_generations", 1)
+        if self._samples_per_step % self._size:
             raise ConfigError(
                 f"a step has {self._samples_per_step} samples, which are not whole groups of num_generations = "
-                f"{args.num_generations}",
+                f"{self._size}",
                 key="num_generations",
             )
         self.rollout_buffer: queue.Queue[Any] = queue.Queue()
@@ -96,7 +101,8 @@ class RolloutWorker:
         self._too_long: TooLong = too_long
         self._ahead = ahead * self._samples_per_step
         self._random = random.Random(seed)  # noqa: S311 - the order of prompts is not secret
-        self._options = {"max_staleness": args.max_staleness, **(batch_options or {})}
+        self._asked = Asked(model)
+        self._options = {"max_staleness": args.max_staleness, "model": model, **(batch_options or {})}
         self._session = TrainerSession(connect, away_s=inf)
         self._group_ids = count()
         self._thread: threading.Thread | None = None
@@ -149,7 +155,7 @@ class RolloutWorker:
         """Collect the groups of one step."""
         while self.rollout_buffer.qsize() >= self._ahead and not self._session.stopped.wait(0.01):
             self._last_s = time.monotonic()
-        size = self._args.num_generations
+        size = self._size
         put: list[int] = []
         began = time.monotonic()
         wanted = self._samples_per_step // size
@@ -164,38 +170,51 @@ class RolloutWorker:
 
     def _jobs(self) -> Iterator[Job]:
         while True:
-            yield of_prompt(self._make_job(self._rows[self._random.randrange(len(self._rows))]), self._sampling)
+            row = self._rows[self._random.randrange(len(self._rows))]
+            yield self._asked.job(of_prompt(self._make_job(row), self._sampling))
 
     def _put(self, group: Group) -> int:
         """Pass a group's samples to the trainer; return how many were not dropped."""
+        samples = [Sample.of(row, self._args.max_completion_length, self._too_long) for row in rows_of([group])]
+        kept = [sample for sample in samples if sample.length]
+        for sample, given in zip(kept, self._given(group, kept), strict=True):
+            self._rewards.append(sample.row.reward)
+            self.rollout_buffer.put(given)
+            self._last_s = time.monotonic()
+        if dropped := len(samples) - len(kept):
+            self.metrics_queue.put({"rollouts/dropped_total": float(dropped)})
+        return len(kept)
+
+    def _given(self, group: Group, samples: Sequence[Sample]) -> list[Any]:
+        """Return TRL's samples of a group."""
         from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
         spread = float(group.rewards.std())
         advantages = (group.rewards - group.rewards.mean()) / (spread + NO_SPREAD)
         group_id = next(self._group_ids)
-        samples = [Sample.of(row, self._args.max_completion_length, self._too_long) for row in rows_of([group])]
-        kept = [sample for sample in samples if sample.length]
-        for sample in kept:
-            row, shown = sample.row, slice(sample.row.prompt_tokens + sample.length)
-            self._rewards.append(row.reward)
-            self.rollout_buffer.put(
-                RolloutSample(
-                    prompt=[],
-                    completion=[],
-                    input_ids=row.arrays.token_ids[shown].astype(np.int64),
-                    completion_mask=row.arrays.loss_mask[shown].astype(np.int64),
-                    old_log_probs=row.arrays.logprobs[shown].astype(np.float32),
-                    advantage=float(advantages[row.place]),
-                    model_version=row.versions[0],
-                    group_id=group_id,
-                    metrics={"reward": row.reward, "reward_std": spread, "truncated": float(row.truncated)},
-                    enqueued_at=time.time(),
-                )
+        return [
+            RolloutSample(
+                **fields_of(sample),
+                old_log_probs=sample.row.arrays.logprobs[: sample.row.prompt_tokens + sample.length].astype(np.float32),
+                advantage=float(advantages[sample.row.place]),
+                group_id=group_id,
+                metrics={"reward": sample.row.reward, "reward_std": spread, "truncated": float(sample.row.truncated)},
             )
-            self._last_s = time.monotonic()
-        if dropped := len(samples) - len(kept):
-            self.metrics_queue.put({"rollouts/dropped_total": float(dropped)})
-        return len(kept)
+            for sample in samples
+        ]
+
+
+def fields_of(sample: Sample) -> dict[str, Any]:
+    """Return the fields that the samples of TRL's asynchronous trainers share."""
+    row, shown = sample.row, slice(sample.row.prompt_tokens + sample.length)
+    return {
+        "prompt": [],
+        "completion": [],
+        "input_ids": row.arrays.token_ids[shown].astype(np.int64),
+        "completion_mask": row.arrays.loss_mask[shown].astype(np.int64),
+        "model_version": row.versions[0],
+        "enqueued_at": time.time(),
+    }
 
 
 class WeightTransfer:
@@ -210,6 +229,7 @@ class WeightTransfer:
         weights_folder: where the weights are written, under the same path on all engine hosts.
         connect: opens the client; by default that of `prorl serve` without a topology file.
         publisher_options: options of `WeightsPublisher`, such as `rename`, `mode` and `keep`.
+        model: the model of the service whose weights these are: a `name` of `[[backends]]`.
     """
 
     def __init__(
@@ -219,9 +239,10 @@ class WeightTransfer:
         *,
         connect: Callable[[], RolloutClient] = RolloutClient,
         publisher_options: Mapping[str, Any] | None = None,
+        model: str = POLICY,
     ) -> None:
         self._arguments = (connect, served, weights_folder)
-        self._options = {"all_ranks": False, **(publisher_options or {})}
+        self._options = {"all_ranks": False, "model": model, **(publisher_options or {})}
         self._publisher: WeightsPublisher | None = None
         self.version = 0
         """Of the last published weights."""

@@ -13,7 +13,9 @@ from ...data.rows import check_sizes, single_rows_of
 from ...errors import ConfigError, InvalidJob, NotTrainable
 from ...system.ranks import gather, scatter
 from ...weights_publisher import WeightsPublisher
+from ...wire.messages.base import POLICY
 from ..dataset_rows import job_maker, of_prompt
+from ..recorded import Asked
 from ..sampling import sampling_of
 from ..session import Sample, TrainerSession, check_too_long, check_version
 
@@ -81,6 +83,8 @@ class GrpoRollouts:
             random prompts of TRL's data set.
         publisher_options: options of `WeightsPublisher`, such as `rename`, `mode` and `keep`. With `lora=True` the
             adapter of a PEFT model is published as an adapter; otherwise it is merged into the model's weights.
+        model: the model of the service that rolls out and whose weights are trained: a `name` of `[[backends]]`, or of
+            an adapter.
 
     Raises:
         ImportError: TRL is not installed.
@@ -97,16 +101,18 @@ class GrpoRollouts:
         too_long: TooLong = "drop",
         batch_options: Mapping[str, Any] | None = None,
         publisher_options: Mapping[str, Any] | None = None,
+        model: str = POLICY,
     ) -> None:
         check_version("trl", TESTED)
         check_too_long(too_long)
         self.__name__ = "prorl_rollouts"
         self._connect = connect
-        self._weights = (served, weights_folder, dict(publisher_options or {}))
+        self._weights = (served, weights_folder, {"model": model, **(publisher_options or {})})
+        self._asked = Asked(model)
         self._make_job = make_job or job_maker()
         self._too_long: TooLong = too_long
         self._rewards: list[float] = []
-        self._options = {"keep": "all", **(batch_options or {})}
+        self._options = {"keep": "all", "model": model, **(batch_options or {})}
         self._session = TrainerSession(connect)
         self._publisher: WeightsPublisher | None = None
         self._trainer: Any = None
@@ -192,11 +198,12 @@ class GrpoRollouts:
 
     def _groups(self, keys: list[str], size: int, sampling: Sampling, training: bool) -> list[Group]:
         """Return a group for each prompt, or for others in place of those that could not be rolled out."""
-        jobs = [of_prompt(self._make_job(self._row(key)), sampling) for key in keys]
+        jobs = [self._asked.job(of_prompt(self._make_job(self._row(key)), sampling)) for key in keys]
         rows = self._trainer.train_dataset
 
         def more() -> Job:
-            return of_prompt(self._make_job(rows[self._random.randrange(len(rows))]), sampling)
+            row = rows[self._random.randrange(len(rows))]
+            return self._asked.job(of_prompt(self._make_job(row), sampling))
 
         def endless() -> Iterator[Job]:
             yield from jobs
@@ -204,7 +211,8 @@ class GrpoRollouts:
                 yield more()
 
         if not training:
-            return self._session.fill(jobs, size, more, keep="all", adopt=False, carry="nothing")
+            model = self._asked.model
+            return self._session.fill(jobs, size, more, keep="all", adopt=False, carry="nothing", model=model)
         if self._options["keep"] == "all":
             return self._session.fill(jobs, size, more, **{**self._options, "carry": "nothing"})
         return list(self._session.groups(lambda: (len(jobs), endless()), size, **self._options))

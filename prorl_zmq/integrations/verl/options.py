@@ -42,7 +42,8 @@ class ServiceOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     mode: Literal["keep", "drain", "abort"] = "keep"
     """What happens to running generations; see `RolloutClient.begin_weights`."""
     model: ModelName = POLICY
-    """The name of the model that the weights are of."""
+    """The model of the service whose weights these are, and which rolls out: a `name` of `[[backends]]`, or of an
+    adapter."""
     lora: bool = False
     """Publish verl's LoRA as an adapter, which engines of `served` serve as `model`; otherwise it must be merged."""
 
@@ -61,6 +62,11 @@ class RolloutOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """Most tokens of one turn; None: `response_length`. Ignored with `make_job`."""
     too_long: TooLong = "drop"
     """What happens to a row of more than `prompt_length + response_length` tokens."""
+    record: tuple[str, ...] = ()
+    """Records that each rollout must have, of those that verl takes: `experts` (`actor.router_replay.mode: R3`). A
+    rollout without one is dropped, and counted as `rollouts/unrecorded_total`."""
+    teacher: str = ""
+    """As in `Job`: its scores are the rows' `teacher_ids` and `teacher_logprobs`; a rollout without them is dropped."""
     keep: str = "all"
     """Which groups are trained on: `all` of verl's requested prompts, or the groups of `open_batch(keep=…)`, such as
     `informative`, of as many prompts as needed."""

@@ -27,7 +27,9 @@ from ...client.blocking.client import RolloutClient
 from ...data.rows import rows_of
 from ...errors import Closed, ConfigError, NotTrainable
 from ...wire.messages.jobs import Sampling
+from ...wire.records import EXPERTS
 from ..dataset_rows import of_prompt
+from ..recorded import NOTHING_ASKED, Asked
 from ..sampling import sampling_of
 from ..session import Counts, Sample, TrainerSession, why_given_up
 from .options import job_maker_of, rollout_options, service_options
@@ -77,6 +79,8 @@ class RolloutManager(Counts):
         self._rollout = config.actor_rollout_ref.rollout
         self._most_tokens = self._rollout.prompt_length + self._rollout.response_length
         self._make_job = job_maker_of(config)
+        self.asked = Asked.of("verl", (EXPERTS,), service.model, self.options.record, self.options.teacher)
+        """What each training rollout must have."""
         self.waiting: deque[Prompt] = deque()
         """Prompts for a `DynamicReplayBuffer`, which rolls them out itself."""
         self._running: dict[threading.Thread, TrainerSession] = {}
@@ -145,7 +149,10 @@ class RolloutManager(Counts):
         sampling = sampling_of({name: drawn.get(name) for name in ("temperature", "top_p", "top_k")})
         if prompt.partition == "train" and not prompt.columns.get("__do_sample__", True):
             sampling = Sampling(temperature=0.0)
-        return msgspec.structs.replace(of_prompt(self._make_job(prompt.columns), sampling), job_id=prompt.uid)
+        asked = self.asked if prompt.partition == "train" else Asked(self.asked.model)
+        return msgspec.structs.replace(
+            asked.job(of_prompt(self._make_job(prompt.columns), sampling)), job_id=prompt.uid
+        )
 
     def put(self, prompt: Prompt, group: Group) -> dict[str, dict[str, Any]]:
         """Put a prompt's rows into verl's queue; return their tags by key: empty if they are too long.
@@ -167,7 +174,8 @@ class RolloutManager(Counts):
             segments = Counter[int]()
             for sample in samples:
                 place = number * len(group) + sample.row.place
-                fields.append({**_fields(sample), **prompt.columns, "uid": uid, "session_id": place})
+                asked = self.asked if prompt.partition == "train" else NOTHING_ASKED
+                fields.append({**_fields(sample, asked), **prompt.columns, "uid": uid, "session_id": place})
                 tags[f"{prompt.uid}_{place}_{segments[place]}"] = _tag(sample, prompt)
                 segments[place] += 1
         if tags:
@@ -203,13 +211,18 @@ class RolloutManager(Counts):
         found: list[Sample] = []
         counts = Counter[str]()
         for row in rows_of([role]):
+            if training and (problem := self.asked.missing(row.trajectory)):
+                log.warning("job %s %s", row.trajectory.job_id, problem)
+                counts["unrecorded"] += 1
+                continue
             most = self._most_tokens - row.prompt_tokens if training else None
             sample = Sample.of(row, most, self.options.too_long)
             counts["dropped" if not sample.length else "truncated" if sample.is_cut else "rows"] += 1
             if sample.length:
                 found.append(sample)
         if len({sample.row.place for sample in found}) < least:
-            return [], Counter(dropped=counts.total())
+            unrecorded = counts["unrecorded"]
+            return [], Counter(dropped=counts.total() - unrecorded, unrecorded=unrecorded)
         return found, counts
 
     def _note(self, prompt: Prompt, counts: Counter[str], is_trainable: bool) -> None:
@@ -218,9 +231,12 @@ class RolloutManager(Counts):
         with self._lock:
             self._untrainable = untrainable = 0 if is_trainable else self._untrainable + 1
         if not is_trainable:
-            log.warning("of prompt %s too few rollouts have at most %d tokens", prompt.uid, self._most_tokens)
+            words = "of prompt %s too few rollouts have at most %d tokens and all records"
+            log.warning(words, prompt.uid, self._most_tokens)
         if untrainable >= GIVEN_UP:
-            raise NotTrainable(f"of the last {untrainable} groups each has too few rollouts that are short enough")
+            raise NotTrainable(
+                f"of the last {untrainable} groups each has too few rollouts that are short enough and have all records"
+            )
 
     def _run(self, session: TrainerSession, asked: dict[str, tuple[Prompt, Job]], size: int) -> None:
         try:
@@ -249,6 +265,7 @@ class RolloutManager(Counts):
                 self._end(prompt, "failure")
 
         options = {**self.options.batch, "keep": "all", "carry": "nothing", "adopt": False, "max_given_up": NEVER}
+        options["model"] = self.asked.model
         came = False
         for group in session.groups(lambda: (len(asked), [job for _, job in asked.values()]), size, **options):
             came = True
@@ -273,9 +290,9 @@ def _value(column: Any, index: int) -> Any:
     return column.data if isinstance(column, NonTensorData) else column[index]
 
 
-def _fields(sample: Sample) -> dict[str, Any]:
+def _fields(sample: Sample, asked: Asked) -> dict[str, Any]:
     """Return the fields that verl's own agent loops put for a text row."""
-    fields = AgentLoopOutput(**output_of(sample)).as_dict()
+    fields = AgentLoopOutput(**output_of(sample, asked)).as_dict()
     input_ids = torch.cat([fields["prompts"], fields["responses"]])
     return {
         **fields,
